@@ -1,0 +1,125 @@
+"""What one update sees: rows of packed examples as tensors.
+
+Letters: R rows, L row length of a decoder-only model, S source and T target row length.
+Segment 0 is padding; the examples of a row are numbered from 1. Tokens attend only within their
+segment. `labels[r, t]` is the token to be predicted *at* position t (already shifted), or IGNORE.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+IGNORE = -100
+"""Label of a position without loss."""
+
+
+@dataclass(frozen=True)
+class _Rows:
+    labels: Tensor
+    example_ids: tuple[tuple[int, ...], ...]
+    """Store indices of the examples in each row, in row order; for replay and error messages."""
+
+    @property
+    def n_rows(self) -> int:
+        """Rows in this batch."""
+        return int(self.labels.shape[0])
+
+    @property
+    def n_examples(self) -> int:
+        """Examples in this batch."""
+        return sum(len(row) for row in self.example_ids)
+
+    @property
+    def n_targets(self) -> int:
+        """Tokens with loss."""
+        return int((self.labels != IGNORE).sum())
+
+    def split(self, micro_batch_rows: int) -> list[Self]:
+        """Consecutive micro-batches of at most `micro_batch_rows` rows."""
+        return [
+            replace(
+                self,
+                example_ids=self.example_ids[i : i + micro_batch_rows],
+                **{name: t[i : i + micro_batch_rows] for name, t in self._tensors().items()},
+            )
+            for i in range(0, self.n_rows, micro_batch_rows)
+        ]
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same batch on `device`; copies from pinned memory do not block."""
+        moved = {n: t.to(device, non_blocking=True) for n, t in self._tensors().items()}
+        return replace(self, **moved)  # type: ignore[arg-type]
+
+    def pin(self) -> Self:
+        """The same batch in page-locked memory."""
+        return replace(self, **{n: t.pin_memory() for n, t in self._tensors().items()})  # type: ignore[arg-type]
+
+    def _tensors(self) -> dict[str, Tensor]:
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+
+@dataclass(frozen=True)
+class DecoderBatch(_Rows):
+    """Rows for a decoder-only model: prompt and target joined, loss on the target.
+
+    An example's last token is only ever predicted, so it is not among the inputs. One row with the
+    examples ([7, 8], [9, 2]) and ([5], [6, 2]), prompt and target of each, L = 8:
+
+        tokens     7 8 9 | 5 6 | 0 0 0
+        labels     . 9 2 | 6 2 | . . .
+        segments   1 1 1 | 2 2 | 0 0 0
+        positions  0 1 2 | 0 1 | 0 0 0
+    """
+
+    tokens: Tensor
+    """[R, L] int64."""
+    segments: Tensor
+    """[R, L] int32."""
+    positions: Tensor
+    """[R, L] int64, from 0 in every example."""
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens that are not padding."""
+        return int((self.segments > 0).sum())
+
+    @property
+    def n_computed(self) -> int:
+        """Tokens the model computes, padding included."""
+        return self.segments.numel()
+
+
+@dataclass(frozen=True)
+class EncoderDecoderBatch(_Rows):
+    """Rows for an encoder-decoder model, packed in two dimensions.
+
+    Segment k of the source belongs to segment k of the target. `target_tokens` are the decoder's
+    inputs: each example's labels shifted right by one, beginning with the start token.
+    """
+
+    source_tokens: Tensor
+    """[R, S] int64."""
+    source_segments: Tensor
+    """[R, S] int32."""
+    target_tokens: Tensor
+    """[R, T] int64."""
+    target_segments: Tensor
+    """[R, T] int32."""
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of both sides that are not padding."""
+        return int((self.source_segments > 0).sum()) + int((self.target_segments > 0).sum())
+
+    @property
+    def n_computed(self) -> int:
+        """Tokens of both sides the model computes, padding included."""
+        return self.source_segments.numel() + self.target_segments.numel()
+
+
+Batch = DecoderBatch | EncoderDecoderBatch

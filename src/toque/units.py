@@ -1,0 +1,116 @@
+"""Durations with units, and the one owner of progress.
+
+`step` is an optimizer update. `epoch` is a fraction: 1.25 is a quarter of the way through the
+second pass. `tokens` are non-padding tokens of both sides, `target_tokens` those with loss.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from toque.errors import ConfigError
+
+Unit = Literal["steps", "epochs", "tokens", "examples", "minutes", "%"]
+UNITS: tuple[str, ...] = get_args(Unit)
+_PATTERN = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:e[0-9]+)?)\s*([a-z]+|%)\s*", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """The next row to train on: row `row` of window `window` of epoch `epoch`.
+
+    A window is a run of consecutive examples of the epoch's order that are packed together;
+    finding a position costs one window's packing, whatever the position.
+    """
+
+    epoch: int = 0
+    window: int = 0
+    row: int = 0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is. All counts are over the whole run and all ranks."""
+
+    step: int = 0
+    epoch: float = 0.0
+    examples: int = 0
+    tokens: int = 0
+    target_tokens: int = 0
+    seconds: float = 0.0
+    """Seconds spent training, over all sessions of the run."""
+
+
+@dataclass(frozen=True)
+class Duration:
+    """An amount of training with its unit.
+
+    >>> str(Duration.parse("3 epochs"))
+    '3 epochs'
+    >>> Duration.parse("200 steps").crossed(Progress(step=199), Progress(step=200))
+    True
+    """
+
+    amount: float
+    unit: Unit
+
+    @classmethod
+    def parse(cls, text: str | Duration) -> Duration:
+        """Read "N unit"; the singular is allowed.
+
+        Raises:
+            ConfigError: the text is not a number and one of the units.
+        """
+        if isinstance(text, Duration):
+            return text
+        match = _PATTERN.fullmatch(str(text))
+        unit = match.group(2).lower() if match else ""
+        unit = unit if unit in UNITS else unit + "s"
+        if match is None or unit not in UNITS:
+            raise ConfigError(
+                f"{text!r} is not a duration. Write a number and a unit, one of "
+                f'{", ".join(UNITS)}, e.g. "200 steps" or "10 %".'
+            )
+        amount = float(match.group(1).replace("_", ""))
+        return cls(amount, unit)  # type: ignore[arg-type]  # checked against UNITS above
+
+    def __str__(self) -> str:
+        return f"{self.amount:g} {self.unit}" if self.amount < 1e6 else f"{self.amount:.0f} {self.unit}"
+
+    def measure(self, progress: Progress, whole: Duration | None = None) -> float:
+        """`progress` in this duration's unit; for "%", per cent of `whole`.
+
+        Raises:
+            ConfigError: the unit is "%" and no whole is known.
+        """
+        if self.unit == "%":
+            if whole is None or whole.unit == "%":
+                raise ConfigError(f'"{self}" is a share of the run, and this run has no known whole.')
+            return 100.0 * whole.measure(progress) / whole.amount
+        value = {
+            "steps": progress.step,
+            "epochs": progress.epoch,
+            "tokens": progress.tokens,
+            "examples": progress.examples,
+            "minutes": progress.seconds / 60.0,
+        }[self.unit]
+        return float(value)
+
+    def reached(self, progress: Progress, whole: Duration | None = None) -> bool:
+        """Whether `progress` is at or past this duration."""
+        return self.measure(progress, whole) >= self.amount
+
+    def crossed(self, before: Progress, after: Progress, whole: Duration | None = None) -> bool:
+        """Whether a multiple of this duration lies in (before, after]."""
+        if self.amount <= 0:
+            return False
+        return math.floor(self.measure(after, whole) / self.amount) > math.floor(
+            self.measure(before, whole) / self.amount
+        )
+
+    def fraction(self, progress: Progress) -> float:
+        """Share of this duration that is done, in [0, 1]."""
+        return min(1.0, self.measure(progress) / self.amount) if self.amount > 0 else 1.0
