@@ -1,0 +1,82 @@
+"""What travels from a source file to the store: blocks of raw lines, then examples.
+
+A record is one entry of a source (a recipe, a document). It gives one example per task, so both
+are counted. A domain is added by writing a `RecordReader`; this module needs neither torch nor
+the tokenizers, so that worker processes start fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Block:
+    """A run of whole records of one file, as raw bytes, read in the main process."""
+
+    source: int
+    """Index of the source in the list given to `prepare`; `blocks` may leave it 0."""
+    path: str
+    first_line: int
+    """Number of the payload's first line in the (uncompressed) file, from 1."""
+    payload: bytes
+
+
+@dataclass(frozen=True)
+class Example:
+    """One prompt and the text that should follow it."""
+
+    prompt: str
+    target: str
+    key: int
+    """Unsigned 64-bit hash that groups examples for the split: examples of one key, whichever
+    record or task they come from, never straddle training and validation (xxh3 of the
+    normalised body)."""
+    title_key: int
+    """Unsigned 64-bit hash of the normalised title, to find near-leaks; 0 when there is none."""
+    record_key: int
+    """Unsigned 64-bit hash of the record's cleaned body: records of one key are duplicates, and
+    the first in source order is kept. All examples of a record carry the same one."""
+    columns: Mapping[str, int | float] = field(default_factory=dict)
+    """Numbers stored per example, e.g. quality. Every example of a reader has the same names."""
+    document: bool = False
+    """A text without a prompt: `prompt` is empty and `target` may be cut into several rows."""
+
+
+@dataclass(frozen=True)
+class BlockExamples:
+    """What a block gave. `read == kept + sum of the dropped`, always."""
+
+    examples: list[Example]
+    """In record order, a record's examples side by side."""
+    read: int
+    """Records met."""
+    kept: int
+    """Records that gave at least one example."""
+    dropped: dict[str, list[int]] = field(default_factory=dict)
+    """Reason to the line numbers of the records dropped for it."""
+    notes: dict[str, int] = field(default_factory=dict)
+    """Counts of things repaired or worth saying, e.g. "control characters removed"."""
+
+
+class RecordReader(Protocol):
+    """Turns files of one kind into examples.
+
+    Given to `prepare` as "module:attribute" and imported in the workers. The attribute is either
+    a reader or, when the sources carry options, a function taking them and returning one.
+    """
+
+    def blocks(self, path: Path) -> Iterator[Block]:
+        """Raw blocks of `path` in order, in bounded memory; cheap, called in the main process.
+
+        Raises:
+            DataError: the file is not of this reader's kind or cannot be read.
+        """
+        ...
+
+    def examples(self, block: Block) -> BlockExamples:
+        """Parse and clean one block; called in a worker. A bad record is dropped, not raised."""
+        ...
