@@ -78,7 +78,11 @@ class Duration:
         return cls(amount, unit)  # type: ignore[arg-type]  # checked against UNITS above
 
     def __str__(self) -> str:
-        return f"{self.amount:g} {self.unit}" if self.amount < 1e6 else f"{self.amount:.0f} {self.unit}"
+        return (
+            f"{self.amount:g} {self.unit}"
+            if self.amount < 1e6
+            else f"{self.amount:.0f} {self.unit}"
+        )
 
     def measure(self, progress: Progress, whole: Duration | None = None) -> float:
         """`progress` in this duration's unit; for "%", per cent of `whole`.
@@ -88,7 +92,9 @@ class Duration:
         """
         if self.unit == "%":
             if whole is None or whole.unit == "%":
-                raise ConfigError(f'"{self}" is a share of the run, and this run has no known whole.')
+                raise ConfigError(
+                    f'"{self}" is a share of the run, and this run has no known whole.'
+                )
             return 100.0 * whole.measure(progress) / whole.amount
         value = {
             "steps": progress.step,

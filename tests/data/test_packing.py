@@ -1,0 +1,49 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toque.data.packing import RowShape, choose_shape, pack, useful_share
+
+pairs = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 60)), min_size=1, max_size=120)
+
+
+@given(pairs, st.booleans())
+def test_rows_hold_every_example_once_and_never_overflow(
+    lengths: list[tuple[int, int]], encoder: bool
+) -> None:
+    source, target = np.array(lengths).T
+    shape = RowShape(48 if encoder else 0, 64)
+    rows = pack(source, target, shape)
+    assert sorted(item for row in rows for item in row) == list(range(len(lengths)))
+    assert all(target[row].sum() <= shape.target for row in rows)
+    assert all(source[row].sum() <= shape.source for row in rows if encoder)
+
+
+def test_one_dimension_is_best_fit_decreasing() -> None:
+    rows = pack(np.zeros(5, np.int64), np.array([6, 4, 5, 5, 3]), RowShape(0, 10))
+    assert rows == [[0, 1], [2, 3], [4]]
+
+
+def recipe_lengths(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Lengths with the spread of real recipes: log-normal, cut at the usual limits."""
+    rng = np.random.default_rng(seed)
+    source = np.clip(rng.lognormal(3.9, 0.45, n), 8, 256).astype(np.int64)
+    return source, np.clip(source * rng.lognormal(1.5, 0.5, n), 16, 512).astype(np.int64)
+
+
+@pytest.mark.parametrize(("encoder", "most_padding"), [(True, 0.08), (False, 0.03)])
+def test_little_padding_on_recipe_like_lengths(encoder: bool, most_padding: float) -> None:
+    source, target = recipe_lengths(2048, seed=1)
+    if not encoder:
+        source, target = np.zeros_like(source), source + target
+    shape = choose_shape(source, target, encoder=encoder)
+    assert 1 - useful_share(source, target, shape) < most_padding
+
+
+def test_a_chosen_row_holds_the_longest_example() -> None:
+    source, target = np.array([3, 200, 5]), np.array([7, 9, 1500])
+    shape = choose_shape(source, target, encoder=True)
+    assert shape.source >= 200
+    assert shape.target >= 1500
+    assert choose_shape(source, target, encoder=False).target >= 1500
