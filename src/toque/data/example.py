@@ -40,6 +40,8 @@ class Example:
     record_key: int
     """Unsigned 64-bit hash of the record's cleaned body: records of one key are duplicates, and
     the first in source order is kept. All examples of a record carry the same one."""
+    task: int = 0
+    """Which of a record's examples this is; a record's examples carry rising numbers."""
     columns: Mapping[str, int | float] = field(default_factory=dict)
     """Numbers stored per example, e.g. quality. Every example of a reader has the same names."""
     document: bool = False
