@@ -1,0 +1,48 @@
+"""What a model is asked: the prompts of each task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+from toque.cooking.ingredients import ingredient_name
+
+Task = Literal["write"]
+TASKS: tuple[Task, ...] = get_args(Task)
+"""`write`: from a title and ingredient names to the whole recipe."""
+
+MAX_PROMPT_INGREDIENTS = 20
+"""More names than this make a prompt longer than the recipes people ask for."""
+
+PROMPT_FORMATS: tuple[str, ...] = (
+    "Create a recipe: {text}",
+    "Generate a detailed recipe: {text}",
+    "Make a dish with: {text}",
+    "Recipe for: {text}",
+    "How to prepare: {text}",
+    "Cooking instructions: {text}",
+    "{text}",
+)
+"""Other wordings of a request, for augmentation; `text` names the dish."""
+
+
+def write_prompt(title: str, ingredients: Sequence[str]) -> str:
+    """The request for a whole recipe. Names only: choosing the amounts is the model's work.
+
+    Args:
+        title: name of the dish.
+        ingredients: ingredient lines, or bare names; each name is written once, at most
+            `MAX_PROMPT_INGREDIENTS` of them. Without any, the request ends after the title.
+
+    >>> write_prompt("Toast", ["2 slices bread", "1 tablespoon butter, softened"])
+    'Generate recipe for: Toast using ingredients: bread, butter'
+    """
+    names: dict[str, str] = {}
+    for line in ingredients:
+        name = ingredient_name(line)
+        names.setdefault(name.casefold(), name)
+    request = f"Generate recipe for: {title}"
+    if not names:
+        return request
+    listed = ", ".join(list(names.values())[:MAX_PROMPT_INGREDIENTS])
+    return f"{request} using ingredients: {listed}"
