@@ -24,15 +24,15 @@ from toque.errors import ConfigError
 from toque.units import Cursor
 
 WINDOW_EXAMPLES = 2048
-"""Of 2,048 real recipes 3 to 4 % of computed tokens are padding, of 4,096 0.1 points less; packing
-this many takes tens of milliseconds, which is what finding any position costs."""
+"""With 2,048 real recipes to choose from 3 to 4 % of the computed tokens are padding, with 4,096
+0.1 points less. Packing this many takes tens of milliseconds: what finding any position costs."""
 
 _KEPT_WINDOWS = 4
 
 
 @dataclass(frozen=True)
 class Update:
-    """The examples of one update, as store rows grouped by packed row, and where the next begins."""
+    """The examples of one update, as store rows by packed row, and where the next begins."""
 
     rows: tuple[tuple[int, ...], ...]
     next: Cursor
@@ -83,8 +83,8 @@ class EpochPlan:
                 else f"{longest_t}"
             )
             raise ConfigError(
-                f"train.row_tokens gives rows of {self.shape.tokens} tokens, and the longest example "
-                f"has {sides} tokens. Raise train.row_tokens (or set it to auto), or lower "
+                f"train.row_tokens gives rows of {self.shape.tokens} tokens, and the longest "
+                f"example has {sides} tokens. Raise train.row_tokens (or set it to auto), or lower "
                 "data.max_prompt_tokens or data.max_target_tokens and prepare again."
             )
 

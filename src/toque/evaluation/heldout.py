@@ -1,0 +1,103 @@
+"""Loss and perplexity on held-out examples: sums over a fixed set, divided once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from toque.batch import Batch
+from toque.data.layout import Layout
+from toque.data.order import key_of, permute
+from toque.data.packing import RowShape, pack
+
+SUBSET_KEY = key_of(0x746F717565)
+"""Which held-out examples are looked at when not all are: the same for every run and seed, so that
+runs over one store can be compared."""
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """A fixed set of held-out examples, packed once.
+
+    Args:
+        layout: how rows become tensors.
+        rows: the packed rows, as store rows.
+        loss_sum: (model, batch) -> nats summed over the batch's targets.
+        autocast: the run's precision.
+        device: where the model is.
+        rows_per_batch: rows computed at once.
+    """
+
+    layout: Layout
+    rows: Sequence[Sequence[int]]
+    loss_sum: Callable[[nn.Module, Batch], Tensor]
+    autocast: Callable[[], AbstractContextManager[object]]
+    device: torch.device
+    rows_per_batch: int = 8
+
+    def __call__(self, model: nn.Module) -> dict[str, float]:
+        """`loss` in nats per target token, `perplexity`, and the tokens they are over.
+
+        Draws nothing at random and leaves the model in the mode it was in.
+        """
+        was_training = model.training
+        model.eval()
+        total, targets = 0.0, 0
+        try:
+            with torch.no_grad():
+                for i in range(0, len(self.rows), self.rows_per_batch):
+                    batch = self.layout.batch(self.rows[i : i + self.rows_per_batch])
+                    with self.autocast():
+                        total += float(self.loss_sum(model, batch.to(self.device)))
+                    targets += batch.n_targets
+        finally:
+            model.train(was_training)
+        loss = total / targets
+        return {"loss": loss, "perplexity": perplexity(loss), "target_tokens": targets}
+
+
+def perplexity(loss: float) -> float:
+    """Exp of the mean cross-entropy in nats; infinity where a float cannot hold it."""
+    return math.exp(loss) if loss < 700 else math.inf
+
+
+def choose_rows(
+    rows: np.ndarray,
+    *,
+    max_examples: int | None,
+    prompt_lengths: np.ndarray,
+    target_lengths: np.ndarray,
+    shape: RowShape,
+) -> list[tuple[int, ...]]:
+    """A fixed subset of held-out store rows, packed.
+
+    Args:
+        rows: store rows of the validation split.
+        max_examples: at most so many; None takes all.
+        prompt_lengths: [all store rows] stored prompt tokens.
+        target_lengths: [all store rows] stored target tokens.
+        shape: what a packed row holds.
+    """
+    chosen = subset(rows, max_examples)
+    source, target = (
+        prompt_lengths[chosen].astype(np.int64),
+        target_lengths[chosen].astype(np.int64),
+    )
+    if shape.source == 0:
+        target = source + target - 1
+    ids = chosen.tolist()
+    return [tuple(ids[item] for item in row) for row in pack(source, target, shape)]
+
+
+def subset(rows: np.ndarray, n: int | None) -> np.ndarray:
+    """At most `n` of `rows`, the same ones every time, in a mixed order."""
+    count = len(rows) if n is None else min(n, len(rows))
+    if count == 0:
+        return rows[:0]
+    return rows[permute(np.arange(count), n=len(rows), key=SUBSET_KEY)]
