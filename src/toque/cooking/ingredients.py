@@ -36,7 +36,9 @@ _PREPARED = (
     "boiling|lukewarm|chilled|squeezed|cut|torn|packed|frozen|boneless|skinless|unsalted|fresh"
 )
 _FLAGS = re.IGNORECASE
-_SIZED = re.compile(rf"[(\[][^)\]]*[)\]]|\b{_NUMBER}[- ]?(?:inch|ounce|oz|pound|lb|g)\b[- ]?", _FLAGS)
+_SIZED = re.compile(
+    rf"[(\[][^)\]]*[)\]]|\b{_NUMBER}[- ]?(?:inch|ounce|oz|pound|lb|g)\b[- ]?", _FLAGS
+)
 _LEAD = re.compile(
     rf"\A(?:[-*•~\s.,/]+|{_NUMBER}(?:\s*(?:-|–|to|or)\s*{_NUMBER})?\s*[\"”x×+]?\s*"
     rf"|(?:{_WORD_NUMBERS}|{_UNITS}|{_SIZES})\.?(?=[\s,/]|$))+",
@@ -107,7 +109,7 @@ def stem(word: str) -> str:
         return word[:-3] + "f"
     if word.endswith(("oes", "ches", "shes", "sses", "xes")):
         return word[:-2]
-    return word[:-1] if word.endswith("s") else word
+    return word.removesuffix("s")
 
 
 def has_quantity(line: str) -> bool:

@@ -41,7 +41,7 @@ ACTION_VERBS: frozenset[str] = frozenset(
     sprinkle squeeze stack stand steam steep stew stir strain stretch stuff sweat swirl taste tear
     temper tenderize thaw thicken thin thread tilt tip toast top toss transfer trim truss turn
     twist uncover unmold unroll unwrap use warm wash weigh whip whirl whisk wilt wipe work wrap zest
-    """.split()
+    """.split()  # noqa: SIM905  # a block of words can be read; a list of 270 strings cannot
 )
 """Verbs a cook acts with, in the imperative."""
 
@@ -53,7 +53,7 @@ def _verb_forms() -> frozenset[str]:
     """Every verb with its -s, -ed and -ing forms, spelling doubled or shortened as English does."""
     forms = set(ACTION_VERBS)
     for verb in ACTION_VERBS:
-        root = verb[:-1] if verb.endswith("e") else verb
+        root = verb.removesuffix("e")
         if verb.endswith("y") and verb[-2] not in _VOWELS:
             forms |= {verb[:-1] + "ies", verb[:-1] + "ied", verb + "ing"}
             continue
@@ -109,9 +109,9 @@ def overall_quality(recipe: ParsedRecipe, n_chars: int) -> float:
 
 
 def evaluate_recipe(text: str) -> dict[str, float]:
-    """All five scores of a recipe's text, title not included.
+    r"""All five scores of a recipe's text, title not included.
 
-    >>> evaluate_recipe("Ingredients:\\n- 2 eggs\\n\\nInstructions:\\n1. Boil the eggs.")
+    >>> evaluate_recipe("Ingredients:\n- 2 eggs\n\nInstructions:\n1. Boil the eggs.")
     ... # doctest: +NORMALIZE_WHITESPACE
     {'ingredient_coherence': 1.0, 'instruction_quality': 1.0, 'completeness': 0.66,
      'format_correctness': 1.0, 'overall_quality': 0.915}

@@ -1,12 +1,12 @@
 """A recipe, and its plain-text form that the models read and write.
 
-    Ingredients:
-    - 2 large eggs
-    - 1 tablespoon butter
+Ingredients:
+- 2 large eggs
+- 1 tablespoon butter
 
-    Instructions:
-    1. Whisk the eggs.
-    2. Melt the butter in a skillet, pour in the eggs and stir until just set.
+Instructions:
+1. Whisk the eggs.
+2. Melt the butter in a skillet, pour in the eggs and stir until just set.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ def difficulty_of(n_ingredients: int, n_steps: int) -> Difficulty:
 
 
 def to_text(recipe: Recipe) -> str:
-    """The text a model learns to write: two headed lists, without the title.
+    r"""The text a model learns to write: two headed lists, without the title.
 
     >>> to_text(Recipe("Toast", ("1 slice bread",), ("Toast the bread.",)))
-    'Ingredients:\\n- 1 slice bread\\n\\nInstructions:\\n1. Toast the bread.'
+    'Ingredients:\n- 1 slice bread\n\nInstructions:\n1. Toast the bread.'
     """
     ingredients = "\n".join(f"- {line}" for line in recipe.ingredients)
     steps = "\n".join(f"{n}. {step}" for n, step in enumerate(recipe.steps, start=1))

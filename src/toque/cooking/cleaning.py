@@ -1,0 +1,134 @@
+"""Repairs the text of a scraped recipe: markup, entities, controls, white space, numbering.
+
+What was repaired is counted in `notes`, so that the data report can say it. Fractions such as
+"½" stay: the tokenizer's codec knows whether its vocabulary can hold them.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable
+
+_CLEAN = re.compile(r"[ -%'-;=-~]*")  # ASCII without "&" and "<"
+_LINE_MARKUP = re.compile(r"<\s*/?\s*(?:br|p|li|div|ol|ul|tr|h\d)\b[^<>]*>", re.IGNORECASE)
+_MARKUP = re.compile(r"<[a-zA-Z/!][^<>]*>")
+_BLANKS = re.compile(r"[^\S\n]+")
+_LINE_ENDS = re.compile(r"\r\n?|[\u2028\u2029\x0b\x0c\x85]")
+_INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060\ufeff\ufe0e\ufe0f]")
+_CONTROLS = re.compile(r"[\x00-\x09\x0e-\x1f\x7f-\x9f]")
+# Windows-1252 read as Latin-1 leaves its punctuation among the C1 controls.
+_WINDOWS_1252 = {0x91: "'", 0x92: "'", 0x93: '"', 0x94: '"', 0x96: "–", 0x97: "—", 0x09: " "}
+# One U+FFFD per lost byte of UTF-8: the degree sign had two, the apostrophe and the dash three.
+_LOST_DEGREE = re.compile(r"(?<=\d)\ufffd{1,2}(?=\s?[FC]\b)")
+_LOST_DASH = re.compile(r"(?<=\d)\ufffd{1,3}(?=\d)")
+_LOST_APOSTROPHE = re.compile(r"(?<=[^\W\d_])\ufffd{1,3}(?=(?:s|t|re|ve|ll|d)\b)")
+
+_BULLET = re.compile(r"(?:[-–—*•·▪●□]+\s+|[•·▪●□]+)")
+_STEP_NUMBER = re.compile(
+    r"(?:step\s*\d{1,2}\s*(?:[:.)–-]|(?=[A-Z]|$))|\d{1,2}\s*(?:[.:](?!\d)|\))|\(\d{1,2}\))\s*",
+    re.IGNORECASE,
+)
+_WORD = re.compile(r"[^\W\d_]")
+_FOR_THE = re.compile(r"(?:for )(?:the )?(?:[^\W\d_]+[ '&-]*){1,4}", re.IGNORECASE)
+_FOR_A_USE = re.compile(
+    r"for (?:garnish|serving|dusting|frying|greasing|rolling|brushing|topping)", re.IGNORECASE
+)
+
+
+def clean_text(text: str, notes: Counter[str]) -> str:
+    r"""One string of a record, repaired; line breaks that meant something are kept as "\n".
+
+    >>> clean_text("Mom&#39;s <b>best</b>\u00a0 pie", Counter())
+    "Mom's best pie"
+    """
+    if not _CLEAN.fullmatch(text):
+        text = _repair(text, notes)
+    text = _BLANKS.sub(" ", text)
+    return "\n".join(line.strip() for line in text.split("\n")) if "\n" in text else text.strip()
+
+
+def _repair(text: str, notes: Counter[str]) -> str:
+    text = _LINE_ENDS.sub("\n", text)
+    if "&" in text:
+        unescaped = html.unescape(html.unescape(text))  # "&amp;frac12;" occurs: escaped twice
+        notes["HTML entities decoded"] += unescaped != text
+        text = _LINE_ENDS.sub("\n", unescaped)
+    if "<" in text:
+        bare = _MARKUP.sub(" ", _LINE_MARKUP.sub("\n", text))
+        notes["HTML tags removed"] += bare != text
+        text = bare
+    if text.isascii() and text.isprintable():
+        return text
+    if "\ufffd" in text:
+        notes["texts with lost characters (U+FFFD)"] += 1
+        text = _LOST_DASH.sub("-", _LOST_DEGREE.sub("°", text))
+        text = _LOST_APOSTROPHE.sub("'", text).replace("\ufffd", "")
+    if _CONTROLS.search(text):
+        notes["texts with control characters"] += 1
+        text = _CONTROLS.sub("", text.translate(_WINDOWS_1252))
+    # A surrogate has no UTF-8; json lets "\ud800" through.
+    text = text.encode("utf-8", "ignore").decode()
+    return unicodedata.normalize("NFC", _INVISIBLE.sub("", text))
+
+
+def clean_title(text: str, notes: Counter[str]) -> str:
+    """A title on one line."""
+    return " ".join(clean_text(text, notes).split())
+
+
+def clean_ingredients(items: Iterable[str], notes: Counter[str]) -> tuple[str, ...]:
+    """Ingredient lines without bullets, empty items and sub-headings such as "For the sauce:"."""
+    lines: list[str] = []
+    for line in _item_lines(items, notes):
+        line = _BULLET.sub("", line, count=1) if _BULLET.match(line) else line  # noqa: PLW2901
+        if not _WORD.search(line):
+            notes["ingredient lines without a word"] += 1
+        elif is_subheading(line):
+            notes["ingredient sub-headings"] += 1
+        else:
+            lines.append(line)
+    return tuple(lines)
+
+
+def is_subheading(line: str) -> bool:
+    """Whether an ingredient line names a part of the dish and no ingredient.
+
+    >>> [is_subheading(x) for x in ("Filling:", "For the sauce", "For garnish: dill", "For frying")]
+    [True, True, False, False]
+    """
+    if any(character.isdigit() for character in line):
+        return False
+    bare = line.strip(" *_#-=")
+    if bare.endswith(":"):
+        return len(bare.split()) <= 6
+    return _FOR_THE.fullmatch(bare) is not None and _FOR_A_USE.match(bare) is None
+
+
+def clean_steps(items: Iterable[str], notes: Counter[str]) -> tuple[str, ...]:
+    """Steps without their numbers; a heading ("Make the sauce:") opens the step it introduces."""
+    steps: list[str] = []
+    heading = ""
+    for line in _item_lines(items, notes):
+        bare = _BULLET.sub("", line, count=1) if _BULLET.match(line) else line
+        bare = _STEP_NUMBER.sub("", bare, count=1) if _STEP_NUMBER.match(bare) else bare
+        if not _WORD.search(bare):
+            continue
+        if bare.endswith(":") and len(bare.split()) <= 6:
+            heading = f"{bare} "
+            notes["step sub-headings joined to their step"] += 1
+            continue
+        steps.append(heading + bare)
+        heading = ""
+    return tuple(steps)
+
+
+def _item_lines(items: Iterable[str], notes: Counter[str]) -> Iterable[str]:
+    for item in items:
+        for line in clean_text(item, notes).split("\n"):
+            if line:
+                yield line
+            else:
+                notes["empty lines"] += 1
