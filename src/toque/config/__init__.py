@@ -1,0 +1,49 @@
+"""The configuration: one typed tree, YAML files, presets and overrides. Never imports torch.
+
+`load_config("my.yaml", ["optim.peak_lr=1e-4"])` gives the settings and where each came from.
+"""
+
+from toque.config.load import Resolved, load_config, presets, resolve_values
+from toque.config.page import configuration_page
+from toque.config.text import (
+    SAFE_TO_CHANGE,
+    Difference,
+    config_sha256,
+    differences,
+    resolved_yaml,
+    to_yaml,
+)
+from toque.config.tree import (
+    DataConfig,
+    EarlyStopping,
+    EvaluationConfig,
+    ModelConfig,
+    ObserveConfig,
+    OptimConfig,
+    RunConfig,
+    SourceConfig,
+    TrainConfig,
+)
+
+__all__ = [
+    "SAFE_TO_CHANGE",
+    "DataConfig",
+    "Difference",
+    "EarlyStopping",
+    "EvaluationConfig",
+    "ModelConfig",
+    "ObserveConfig",
+    "OptimConfig",
+    "Resolved",
+    "RunConfig",
+    "SourceConfig",
+    "TrainConfig",
+    "config_sha256",
+    "configuration_page",
+    "differences",
+    "load_config",
+    "presets",
+    "resolve_values",
+    "resolved_yaml",
+    "to_yaml",
+]

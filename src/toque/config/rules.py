@@ -1,0 +1,82 @@
+"""Combinations of settings that are each allowed and together impossible."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from toque.config.tree import RunConfig
+
+
+@dataclass(frozen=True)
+class Problem:
+    """An impossible combination."""
+
+    paths: tuple[str, ...]
+    """The settings involved; the first is the one to change."""
+    message: str
+
+
+def impossible(config: RunConfig) -> Iterator[Problem]:
+    """Every impossible combination in `config`."""
+    yield from _model(config)
+    yield from _learning_rate(config)
+    yield from _held_out(config)
+
+
+def _model(config: RunConfig) -> Iterator[Problem]:
+    model = config.model
+    scratch = model.start_from == "scratch"
+    if scratch and model.family == "auto":
+        yield Problem(
+            ("model.family", "model.start_from"),
+            "`model.family` is auto and `model.start_from` is scratch: with no checkpoint there is "
+            "nothing to read the family from. Name one of t5, gpt2, neox, llama.",
+        )
+    if not scratch and model.shape:
+        yield Problem(
+            ("model.shape", "model.start_from"),
+            f"`model.shape` is given and `model.start_from` is {model.start_from!r}: a checkpoint "
+            "brings its own shape. Remove `model.shape`, or set `model.start_from` to scratch.",
+        )
+    if config.train.precision == "fp16" and model.family == "t5":
+        yield Problem(
+            ("train.precision", "model.family"),
+            "`train.precision` is fp16 and `model.family` is t5: activations of T5 models pass "
+            "65504, the largest fp16 number, and the loss becomes NaN. Use bf16, float32 or auto.",
+        )
+
+
+def _learning_rate(config: RunConfig) -> Iterator[Problem]:
+    optim, stop_after = config.optim, config.train.stop_after
+    if optim.min_lr > optim.peak_lr:
+        yield Problem(
+            ("optim.min_lr", "optim.peak_lr"),
+            f"`optim.min_lr` is {optim.min_lr:g}, above `optim.peak_lr`, {optim.peak_lr:g}. The "
+            "rate falls from the peak to the minimum; lower `optim.min_lr`.",
+        )
+    if optim.schedule == "constant" and optim.min_lr > 0:
+        yield Problem(
+            ("optim.min_lr", "optim.schedule"),
+            f"`optim.min_lr` is {optim.min_lr:g} and `optim.schedule` is constant, which never "
+            "falls to it. Set `optim.min_lr` to 0 or take the schedule linear or cosine.",
+        )
+    same_unit = optim.warmup.unit == stop_after.unit and optim.warmup.amount >= stop_after.amount
+    if same_unit or (optim.warmup.unit == "%" and optim.warmup.amount >= 100):
+        yield Problem(
+            ("optim.warmup", "train.stop_after"),
+            f"`optim.warmup` is {str(optim.warmup)!r} of a run of {str(stop_after)!r}: the run "
+            'would end before its learning rate is reached. Warm up for less, e.g. "5 %".',
+        )
+
+
+def _held_out(config: RunConfig) -> Iterator[Problem]:
+    if config.train.early_stopping is not None and config.data.validation_fraction == 0:
+        yield Problem(
+            ("train.early_stopping", "data.validation_fraction"),
+            "`train.early_stopping` is set and `data.validation_fraction` is 0: without held-out "
+            "examples there is no loss to watch. Hold some out, e.g. 0.05, or set "
+            "`train.early_stopping` to null.",
+        )

@@ -1,0 +1,244 @@
+"""Every setting of a run: one frozen tree, strict about names and values.
+
+The text under a field is its help, and its line in `docs/configuration.md`. A name that the
+contract reserves for a later version is here with its neutral value only, so that a file written
+for a later version is refused with the reason instead of being half obeyed.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from toque.config.rules import impossible
+from toque.config.values import (
+    Allowed,
+    AnyDuration,
+    AsTuple,
+    Auto,
+    BatchSize,
+    Fraction,
+    Interval,
+    Planned,
+    RunLength,
+    TokenizerName,
+)
+from toque.units import Duration
+
+DEFAULT_VOCABULARY = 8192
+"""Pieces learnt when a model from scratch names no tokenizer; small models spend little on them."""
+
+
+class Config(BaseModel):
+    """Base of every section."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        protected_namespaces=(),
+    )
+
+
+class ModelConfig(Config):
+    """Which model, and what it starts from."""
+
+    family: Literal["t5", "gpt2", "neox", "llama", "auto"] = "t5"
+    """Architecture. auto: read from the checkpoint that `start_from` names."""
+    start_from: Annotated[
+        str, Field(min_length=1), Allowed("scratch, a Hugging Face folder or a hub name")
+    ] = "scratch"
+    """scratch (random weights), a Hugging Face folder, or a hub name."""
+    shape: dict[str, Any] = {}
+    """Arguments of the family's Hugging Face config, e.g. {d_model: 256}; from scratch only."""
+    tokenizer: TokenizerName = "auto"
+    """A Hugging Face folder, a hub name, or trained:N (learnt from the data and kept in the store).
+    auto: the checkpoint's own; from scratch, trained:8192."""
+
+    @property
+    def tokenizer_source(self) -> str:
+        """`tokenizer` with auto resolved: a folder, a hub name or "trained:N"."""
+        if self.tokenizer != "auto":
+            return self.tokenizer
+        scratch = self.start_from == "scratch"
+        return f"trained:{DEFAULT_VOCABULARY}" if scratch else self.start_from
+
+
+class SourceConfig(Config):
+    """One file, folder or pattern of raw data."""
+
+    path: Annotated[str, Field(min_length=1), Allowed("a file, a folder or a pattern")]
+    """A file, a folder or a pattern such as "dump/*.jsonl.gz"."""
+    format: Annotated[
+        Literal["auto", "recipes", "text"], Planned(("foodcom", "recipenlg", "tokens"))
+    ] = "auto"
+    """recipes: JSON lines, one recipe each; text: plain text documents; auto: by the file name."""
+    weight: Annotated[float, Field(ge=1.0, le=1.0), Allowed("1.0"), Planned()] = 1.0
+    """Share of this source in the mixture. Only 1.0 in this version: every example, once."""
+
+
+class DataConfig(Config):
+    """From raw files to the store."""
+
+    sources: Annotated[
+        tuple[SourceConfig, ...], AsTuple, Allowed("a list such as [{path: recipes.jsonl.gz}]")
+    ] = ()
+    """Raw files. May stay empty when the store exists already."""
+    store: Annotated[str, Field(min_length=1), Allowed("a folder")] = "stores/cookbook"
+    """Folder of the prepared, tokenised data."""
+    tasks: Annotated[
+        tuple[Literal["write"], ...],
+        AsTuple,
+        Field(min_length=1, max_length=1),
+        Allowed("[write]"),
+        Planned(),
+    ] = ("write",)
+    """What a recipe is turned into. write: the recipe from its title and ingredients.
+    Text sources always make documents."""
+    max_prompt_tokens: Annotated[int, Field(ge=8)] = 256
+    """Longest prompt, in tokens."""
+    max_target_tokens: Annotated[int, Field(ge=8)] = 512
+    """Longest target, in tokens."""
+    on_overlong: Literal["auto", "error", "drop", "truncate", "split"] = "auto"
+    """What happens to an example that is longer; what was done is counted and printed.
+    auto: recipes are truncated, documents are split."""
+    validation_fraction: Fraction = 0.1
+    """Share of the recipes or documents held out from training."""
+    max_examples: Annotated[int, Field(ge=1)] | None = None
+    """Use only this many examples, the first ones; null for all."""
+    min_quality: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Leave out recipes whose quality score is below this."""
+    dedup: Annotated[Literal["none", "exact"], Planned(("near",))] = "exact"
+    """exact: of equal recipes, apart from case and spacing, only one is kept."""
+    engine: Annotated[Literal["local"], Planned(("ray",))] = "local"
+    """Where preparing runs. local: the cores of this machine."""
+
+
+class OptimConfig(Config):
+    """The optimizer and its learning rate."""
+
+    name: Literal["adamw"] = "adamw"
+    """AdamW with decoupled weight decay (Loshchilov and Hutter 2019)."""
+    peak_lr: Annotated[float, Field(gt=0)] = 3e-4
+    """Highest learning rate, reached when warmup ends."""
+    schedule: Literal["constant", "linear", "cosine"] = "cosine"
+    """How the rate goes from the peak to `min_lr` by the end of the run."""
+    warmup: AnyDuration = Duration(100, "steps")
+    """Time in which the rate rises linearly to the peak."""
+    min_lr: Annotated[float, Field(ge=0)] = 0.0
+    """Learning rate at the end of a linear or cosine schedule."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    """Applied to matrices; never to biases and norms."""
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    """A longer gradient is scaled down to this norm."""
+    label_smoothing: Fraction = 0.0
+    """Share of the target probability spread over the vocabulary (Szegedy et al. 2016)."""
+    gradient_noise: Annotated[None, Planned()] = None
+    """Noise added to gradients."""
+
+
+class EarlyStopping(Config):
+    """When to stop before `stop_after`."""
+
+    patience: Annotated[int, Field(ge=1)] = 3
+    """Evaluations in a row without improvement that end the run."""
+    min_delta: Annotated[float, Field(ge=0)] = 0.0
+    """Nats by which the held-out loss must fall to count as an improvement."""
+
+
+class TrainConfig(Config):
+    """The loop: how long, how much at a time, when to evaluate and save."""
+
+    stop_after: RunLength = Duration(3, "epochs")
+    """Length of the whole run."""
+    batch: BatchSize = Duration(16384, "tokens")
+    """What one update sees. Changing it changes the result."""
+    micro_batch_rows: Annotated[int, Field(ge=1)] | Auto = "auto"
+    """Rows computed at once. Less needs less memory; the update stays the same."""
+    row_tokens: Annotated[int, Field(ge=16)] | Auto = "auto"
+    """Length of a packed row, in tokens; for T5, of its target side. auto: chosen from the data."""
+    pack: bool = True
+    """Put several examples in one row; attention never crosses examples."""
+    precision: Literal["auto", "bf16", "fp16", "float32"] = "auto"
+    """Number format of the matrix products; weights stay float32. auto: bf16 where it is fast."""
+    compile: bool | Auto = "auto"
+    """torch.compile. auto: where it pays on this machine."""
+    gradient_checkpointing: Annotated[Auto, Planned(("true", "false"))] = "auto"
+    """Recompute activations to save memory. auto: never, in this version."""
+    evaluate_every: Interval = Duration(200, "steps")
+    """Time between evaluations on the held-out examples; the end is always evaluated."""
+    save_every: Interval = Duration(200, "steps")
+    """Time between checkpoints; the end is always saved."""
+    keep_last: Annotated[int, Field(ge=1)] = 2
+    """Newest checkpoints that are kept."""
+    keep_best: Annotated[int, Field(ge=0)] = 1
+    """Checkpoints with the lowest held-out loss that are kept besides."""
+    early_stopping: EarlyStopping | None = None
+    """End the run when the held-out loss stops falling; null: never."""
+    deterministic: bool = True
+    """The same bits in every run on the same machine; costs a little speed on some GPUs."""
+    strategy: Annotated[Auto, Planned(("single", "ddp", "fsdp"))] = "auto"
+    """How several GPUs share the work. auto: one process, in this version."""
+
+
+class EvaluationConfig(Config):
+    """What is measured on held-out examples."""
+
+    max_examples: Annotated[int, Field(ge=1)] | None = 512
+    """Held-out examples per evaluation; null for all."""
+    generate: Annotated[int, Field(ge=0)] = 16
+    """Held-out prompts to write recipes for in the final evaluation; their texts are scored."""
+    prompts: Annotated[tuple[str, ...], AsTuple] = ()
+    """Own prompts to write samples for, besides the held-out ones."""
+    metrics: Annotated[Auto, Planned()] = "auto"
+    """auto: loss and perplexity, and the recipe metrics for what is generated."""
+
+
+class ObserveConfig(Config):
+    """What is written while training; nothing here can change a number."""
+
+    log_every: Interval = Duration(10, "steps")
+    """Time between lines of `metrics.jsonl`."""
+    trackers: Annotated[
+        tuple[str, ...], AsTuple, Field(max_length=0), Allowed("[]"), Planned()
+    ] = ()
+    """Experiment trackers fed with copies of `metrics.jsonl`."""
+    webhook: Annotated[None, Planned()] = None
+    """Address told about the end of a run."""
+    profile: Annotated[None, Planned()] = None
+    """Steps to profile."""
+    system: Annotated[Literal[True], Planned()] = True
+    """Hardware facts in the start line of `metrics.jsonl`."""
+
+
+class RunConfig(Config):
+    """A whole run."""
+
+    run_dir: Annotated[str, Field(min_length=1), Allowed("a folder")] = "runs/cookbook"
+    """Folder of the run: checkpoints, metrics, the finished model."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 17
+    """Where all randomness comes from: weights, data order, dropout, sampling."""
+    model: ModelConfig = ModelConfig()
+    adapter: Annotated[None, Planned()] = None
+    """Train a small adapter (LoRA) instead of all weights."""
+    data: DataConfig = DataConfig()
+    curriculum: Annotated[None, Planned()] = None
+    """Begin with easy examples."""
+    augmentation: Annotated[None, Planned()] = None
+    """Vary prompts and texts while training."""
+    optim: OptimConfig = OptimConfig()
+    train: TrainConfig = TrainConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    observe: ObserveConfig = ObserveConfig()
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        for problem in impossible(self):
+            raise PydanticCustomError(
+                "impossible", "{message}", {"message": problem.message, "paths": problem.paths}
+            )
+        return self

@@ -1,0 +1,166 @@
+"""YAML as plain values, with the line of each.
+
+Differs from `yaml.safe_load` where that surprises: `3e-4` is a number, `no` and `on` are text,
+`1:30` and `2024-01-01` are text, a key given twice is an error, and nothing but null, booleans,
+numbers, text, lists and mappings can be written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from toque.errors import ConfigError
+
+Path = tuple[str | int, ...]
+MAX_NODES = 20_000
+"""A configuration has about a hundred; aliases can make a small file grow without end."""
+
+_INT = re.compile(r"[-+]?[0-9][0-9_]*")
+_FLOAT = re.compile(
+    r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?"
+    r"|[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
+)
+_BOOL = re.compile(r"true|True|TRUE|false|False|FALSE")
+_NULL = re.compile(r"~|null|Null|NULL|")
+_TAG = "tag:yaml.org,2002:"
+
+
+class _Loader(yaml.SafeLoader):
+    """The safe loader with the scalar rules of YAML 1.2; only its `compose` is used."""
+
+
+_Loader.yaml_implicit_resolvers = {}
+
+for _name, _pattern in (("null", _NULL), ("bool", _BOOL), ("int", _INT), ("float", _FLOAT)):
+    _Loader.add_implicit_resolver(_TAG + _name, re.compile(rf"(?:{_pattern.pattern})\Z"), None)
+
+
+@dataclass
+class Document:
+    """Values of one YAML text and the line, from 1, where each stands."""
+
+    name: str
+    value: Any = None
+    lines: dict[Path, int] = field(default_factory=dict)
+    _nodes: int = 0
+
+    def origin(self, path: Path) -> str:
+        """Where the value at `path`, or the nearest thing around it, is written."""
+        while path and path not in self.lines:
+            path = path[:-1]
+        return f"{self.name}:{self.lines.get(path, 1)}"
+
+
+def read_yaml(text: str, name: str) -> Document:
+    """Read one YAML document.
+
+    Args:
+        text: the YAML.
+        name: what to call it in messages.
+
+    Raises:
+        ConfigError: the text is not YAML, or uses a part of YAML that is not allowed here.
+    """
+    document = Document(name)
+    try:
+        node = yaml.compose(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise ConfigError(_not_yaml(error, text, name)) from error
+    except RecursionError as error:
+        raise ConfigError(f"{name} is nested too deeply. Settings need three levels.") from error
+    if node is not None:
+        document.value = _value(node, (), document, ())
+    return document
+
+
+def _value(node: yaml.Node, path: Path, document: Document, above: tuple[int, ...]) -> Any:
+    line = node.start_mark.line + 1
+    document.lines.setdefault(path, line)
+    document._nodes += 1  # noqa: SLF001 - this module's own class
+    if id(node) in above or document._nodes > MAX_NODES:  # noqa: SLF001
+        raise ConfigError(
+            f"{document.name}:{line}: an alias (*name) here repeats itself without end. "
+            "Write the values out."
+        )
+    above = (*above, id(node))
+    if isinstance(node, yaml.MappingNode):
+        return _mapping(node, path, document, above)
+    if isinstance(node, yaml.SequenceNode):
+        return [_value(item, (*path, i), document, above) for i, item in enumerate(node.value)]
+    return _scalar(node, document.name)
+
+
+def _mapping(
+    node: yaml.MappingNode, path: Path, document: Document, above: tuple[int, ...]
+) -> Mapping[str, Any]:
+    values: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        line = key_node.start_mark.line + 1
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise ConfigError(
+                f"{document.name}:{line}: a list or mapping stands where a setting's name belongs. "
+                "Write `name: value`."
+            )
+        key = str(key_node.value)
+        if key in values:
+            raise ConfigError(
+                f"{document.name}:{line}: `{_dotted((*path, key))}` is given twice, first in line "
+                f"{document.lines[(*path, key)]}. Remove one of the two."
+            )
+        document.lines[(*path, key)] = line
+        values[key] = _value(value_node, (*path, key), document, above)
+    return values
+
+
+def _scalar(node: yaml.Node, name: str) -> Any:
+    text, kind = str(node.value), node.tag.removeprefix(_TAG)
+    plain = text.replace("_", "")
+    try:
+        if kind == "str":
+            return text
+        if kind == "int":
+            return int(plain)
+        if kind == "float":
+            return float(plain.replace(".inf", "inf").replace(".nan", "nan"))
+    except ValueError:
+        kind = ""
+    if kind == "bool" and _BOOL.fullmatch(text):
+        return text.lower() == "true"
+    if kind == "null":
+        return None
+    line = node.start_mark.line + 1
+    raise ConfigError(
+        f"{name}:{line}: `{node.tag} {text}` is not a value that can be written here. Allowed are "
+        "text, numbers, true, false, null, lists and mappings."
+    )
+
+
+def _not_yaml(error: yaml.YAMLError, text: str, name: str) -> str:
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    if mark is None:
+        return (
+            f"{name} is not YAML text: {str(error).splitlines()[0]}. "
+            "Save the file as plain UTF-8 text."
+        )
+    problem = str(getattr(error, "problem", ""))
+    if problem.startswith("but "):
+        problem = f"{getattr(error, 'context', '')}, {problem}"
+    lines = text.splitlines()
+    line = lines[mark.line] if mark.line < len(lines) else ""
+    where = f"{name}:{mark.line + 1}"
+    if "\\t" in problem or "\t" in line[: len(line) - len(line.lstrip())]:
+        return f"{where}: the line is indented with a tab. YAML allows only spaces; use two."
+    shown = f" in `{line.strip()[:60]}`" if line.strip() else ""
+    return (
+        f"{where}: this is not YAML: {problem}{shown}. Write `name: value`, indent with spaces, "
+        "and quote text that holds a colon, a quote, # or %."
+    )
+
+
+def _dotted(path: Path) -> str:
+    return ".".join(str(part) for part in path)
