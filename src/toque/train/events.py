@@ -1,0 +1,88 @@
+"""What the loop tells its callbacks, and what they may ask of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from toque.units import Duration, Progress
+
+
+@dataclass(frozen=True)
+class StepInfo:
+    """One update, seen from outside. Counts are over all ranks."""
+
+    before: Progress
+    progress: Progress
+    loss: Tensor
+    """[] nats per target token over the whole update. On CUDA, reading it waits for the device."""
+    grad_norm: Tensor
+    """[] before clipping."""
+    lr: float
+    n_targets: int
+    n_tokens: int
+    n_examples: int
+    n_computed: int
+    seconds: float
+    """Wall seconds of the whole update, waiting for data included."""
+    data_wait_seconds: float
+
+
+@dataclass(frozen=True)
+class RunStart:
+    """Where a session begins."""
+
+    progress: Progress
+    stop_after: Duration
+    notes: tuple[str, ...] = ()
+    """What the user should know: choices made, checkpoints skipped, leftovers removed."""
+
+
+@dataclass(frozen=True)
+class Best:
+    """The lowest evaluation loss of the run."""
+
+    step: int
+    loss: float
+
+
+@dataclass(frozen=True)
+class RunEnd:
+    """How a session ended."""
+
+    reason: str
+    """finished | early_stopping | interrupted | non_finite | what a callback or an error named."""
+    progress: Progress
+    seconds: float
+    """Wall seconds of this session, evaluating and saving included."""
+    best: Best | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Requests:
+    """What an observer asks for; only the loop acts.
+
+    >>> Requests(save=True) | Requests(stop=True, reason="early_stopping")
+    Requests(stop=True, evaluate=False, save=True, reason='early_stopping')
+    """
+
+    stop: bool = False
+    evaluate: bool = False
+    save: bool = False
+    reason: str = ""
+    """Why to stop, in one word for logs and exit codes."""
+
+    def __or__(self, other: Requests) -> Requests:
+        return Requests(
+            stop=self.stop or other.stop,
+            evaluate=self.evaluate or other.evaluate,
+            save=self.save or other.save,
+            reason=self.reason or other.reason,
+        )
+
+
+State = dict[str, Any]
+"""JSON."""

@@ -1,0 +1,96 @@
+"""Stopping at a loss or gradient that is not a number, with what is needed to replay it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from toque.errors import NonFiniteError
+
+DUMP: Final = "non_finite.json"
+_SHOWN: Final = 12
+
+
+@dataclass(frozen=True)
+class _Update:
+    step: int
+    lr: float
+    loss: Tensor
+    grad_norm: Tensor
+    example_ids: tuple[tuple[int, ...], ...]
+
+
+@dataclass
+class NonFiniteGuard:
+    """Collects updates and judges them together, so that CUDA is waited for rarely.
+
+    An update that is not finite has not been applied (see `Runtime.update`): being told of it a few
+    steps later harms nothing, provided nothing was saved in between.
+    """
+
+    run_folder: Path | None = None
+    norm_may_be_infinite: bool = False
+    """With a float16 loss scaler an overflow is ordinary: the step is skipped, the scale halved."""
+    _waiting: list[_Update] = field(default_factory=list)
+
+    def add(
+        self,
+        *,
+        step: int,
+        lr: float,
+        loss: Tensor,
+        grad_norm: Tensor,
+        example_ids: tuple[tuple[int, ...], ...],
+    ) -> None:
+        """Take note of one update."""
+        self._waiting.append(_Update(step, lr, loss, grad_norm, example_ids))
+
+    def check(self) -> None:
+        """Judge every update since the last check.
+
+        Raises:
+            NonFiniteError: naming the first bad one; it is described in `non_finite.json`.
+        """
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        losses = torch.stack([u.loss for u in waiting]).tolist()
+        norms = torch.stack([u.grad_norm.to(u.loss.device) for u in waiting]).tolist()
+        for update, loss, norm in zip(waiting, losses, norms, strict=True):
+            if not math.isfinite(loss) or not (self.norm_may_be_infinite or math.isfinite(norm)):
+                raise self._error(update, loss, norm)
+
+    def _error(self, update: _Update, loss: float, norm: float) -> NonFiniteError:
+        ids = [i for row in update.example_ids for i in row]
+        shown = ", ".join(map(str, ids[:_SHOWN])) + (", …" if len(ids) > _SHOWN else "")
+        where = ""
+        if self.run_folder is not None:
+            path = self.run_folder / DUMP
+            with contextlib.suppress(OSError):  # the error itself matters more than its record
+                path.write_text(_record(update, loss, norm), encoding="utf-8")
+                where = f" (all in {path})"
+        return NonFiniteError(
+            f"Step {update.step} has loss {loss:g} and gradient norm {norm:g} at learning rate "
+            f"{update.lr:.3g}, over {len(ids)} examples: {shown}{where}. The update was not "
+            "applied and the last checkpoint stands. Lower optim.peak_lr or lengthen "
+            "optim.warmup; if precision is fp16, use bf16; if it returns at the same step, look "
+            "at those examples."
+        )
+
+
+def _record(update: _Update, loss: float, norm: float) -> str:
+    record = {
+        "step": update.step,
+        "loss": repr(loss),  # JSON has no word for NaN
+        "grad_norm": repr(norm),
+        "lr": update.lr,
+        "example_ids": update.example_ids,
+    }
+    return json.dumps(record, indent=1) + "\n"

@@ -1,0 +1,340 @@
+"""The loop. What changes the numbers stands in `step`, what happens in order stands in `fit`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from toque.batch import Batch
+from toque.data.stream import Step
+from toque.errors import CheckpointError, DataError, NonFiniteError
+from toque.train.callbacks import Callbacks
+from toque.train.checkpoint import Checkpoint, CheckpointStore, SaveError
+from toque.train.events import Best, Requests, RunEnd, RunStart, State, StepInfo
+from toque.train.manifest import differences
+from toque.train.nonfinite import NonFiniteGuard
+from toque.train.optim import load_optimizer_tensors, optimizer_tensors
+from toque.train.prefetch import Batches, Prefetch
+from toque.train.runtime import Runtime
+from toque.train.signals import INTERRUPTED
+from toque.train.tensors import load_model_tensors, model_tensors
+from toque.units import Cursor, Duration, Progress
+
+LossFn = Callable[[nn.Module, Batch], Tensor]
+"""(model, micro-batch) -> [] nats summed over its targets; never a mean."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When things happen. "%" is a share of `stop_after`; None is never, save at the end."""
+
+    stop_after: Duration
+    evaluate_every: Duration | None = None
+    save_every: Duration | None = None
+    check_every: Duration = Duration(10, "steps")
+    """How often CUDA is waited for to see whether losses are finite; on a CPU it is every step."""
+
+
+@dataclass
+class Trainer:
+    """Updates a model until `schedule.stop_after`. Everything it holds arrives built.
+
+    `Progress.seconds` is time in updates, waiting for data included, evaluating and saving not: a
+    run "for 30 minutes" trains for 30 minutes.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    batches: Batches
+    loss_fn: LossFn
+    lr_at: Callable[[Progress], float]
+    evaluator: Callable[[], dict[str, float]]
+    checkpoints: CheckpointStore
+    callbacks: Callbacks
+    runtime: Runtime
+    schedule: Schedule
+    micro_batch_rows: int
+    max_grad_norm: float | None
+    seed: int
+    run_folder: Path | None = None
+    """Where `non_finite.json` goes; None for nowhere."""
+    progress: Progress = Progress()
+    cursor: Cursor = Cursor()
+    best: Best | None = None
+    stop_reason: str | None = None
+    """Why a callback asked to end before `stop_after`."""
+    owes_evaluation: bool = False
+    """An interruption came before an evaluation that was due; continuing begins with it."""
+    notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._guard = NonFiniteGuard(
+            self.run_folder, norm_may_be_infinite=self.runtime.scaler is not None
+        )
+        self._session_began = time.perf_counter()
+
+    def fit(self) -> RunEnd:
+        """Train until the end, or until a callback asks to stop; the end is evaluated and saved.
+
+        Raises:
+            NonFiniteError: a loss or gradient is not a number; nothing of it was applied.
+            CheckpointError: another process holds the run folder, or the final save failed.
+        """
+        self._session_began = time.perf_counter()
+        with (
+            self.checkpoints.claimed() as leftovers,
+            self.callbacks.around(self._start(leftovers), self._end) as wants,
+        ):
+            self._heed(wants)
+            self._pay_owed_evaluation()
+            if not self.finished:
+                self._train()
+        return self._end(None)
+
+    def _train(self) -> None:
+        pin = self.runtime.device.type == "cuda"
+        with Prefetch(self.batches, self.cursor, pin=pin) as ahead:
+            while not self.finished:
+                started = time.perf_counter()
+                planned, batch, waited = ahead.next()
+                info = self.step(planned, batch, started=started, data_wait_seconds=waited)
+                self.progress, self.cursor = info.progress, planned.cursor
+                self._check_finite(info)
+                wants = self.callbacks.on_step(info)  # observers may ask; only the loop acts
+                self._heed(wants)
+                self._evaluate_and_save(info.before, wants)
+
+    def _evaluate_and_save(self, before: Progress, wants: Requests) -> None:
+        scheduled = self._due(self.schedule.evaluate_every, before) or self._reached
+        if self.stop_reason == INTERRUPTED:
+            # The machine may be taken away within seconds: save now, evaluate on the way back.
+            self.owes_evaluation = scheduled
+        elif scheduled or wants.evaluate or self.finished:
+            wants |= self._evaluate()
+        if wants.save or self.finished or self._due(self.schedule.save_every, before):
+            self._save(final=self.finished)
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is nothing more to do in this session."""
+        return self.stop_reason is not None or self._reached
+
+    @property
+    def _reached(self) -> bool:
+        return self.schedule.stop_after.reached(self.progress)
+
+    def _due(self, every: Duration | None, before: Progress) -> bool:
+        return every is not None and every.crossed(before, self.progress, self.schedule.stop_after)
+
+    def step(
+        self,
+        planned: Step,
+        batch: Batch | None = None,
+        *,
+        started: float | None = None,
+        data_wait_seconds: float = 0.0,
+    ) -> StepInfo:
+        """One update; the same update for every `micro_batch_rows`, dropout aside.
+
+        Args:
+            planned: what the update sees.
+            batch: `planned.batch`, perhaps in other memory.
+            started: `perf_counter` when the update began, before waiting for its data.
+            data_wait_seconds: of that, the seconds waited.
+
+        Raises:
+            DataError: no token of the batch has loss, so there is nothing to learn from.
+        """
+        started = time.perf_counter() if started is None else started
+        if planned.n_targets < 1:
+            raise DataError(
+                f"Step {self.progress.step} has no target token, so its loss is undefined. Prepare "
+                "the data again; examples without a target belong out of the store."
+            )
+        self.runtime.seed(self.seed, self.progress.step)  # dropout depends on the step alone
+        self.model.train()
+        loss_sum = torch.zeros((), device=self.runtime.device)
+        for rows in (batch or planned.batch).split(self.micro_batch_rows):
+            with self.runtime.autocast():
+                loss = self.loss_fn(self.model, rows.to(self.runtime.device))  # [] nats, summed
+            self.runtime.backward(loss / planned.n_targets)
+            loss_sum += loss.detach()
+        mean_loss = loss_sum / planned.n_targets
+        lr = self.lr_at(self.progress)  # no scheduler object to restore
+        grad_norm = self.runtime.update(
+            self.optimizer, lr=lr, max_grad_norm=self.max_grad_norm, loss=mean_loss
+        )
+        self._guard.add(
+            step=self.progress.step,
+            lr=lr,
+            loss=mean_loss,
+            grad_norm=grad_norm,
+            example_ids=planned.batch.example_ids,
+        )
+        seconds = time.perf_counter() - started
+        return StepInfo(
+            before=self.progress,
+            progress=_after(self.progress, planned, seconds),
+            loss=mean_loss,
+            grad_norm=grad_norm,
+            lr=lr,
+            n_targets=planned.n_targets,
+            n_tokens=planned.n_tokens,
+            n_examples=planned.n_examples,
+            n_computed=planned.n_computed,
+            seconds=seconds,
+            data_wait_seconds=data_wait_seconds,
+        )
+
+    def _check_finite(self, info: StepInfo) -> None:
+        on_cpu = self.runtime.device.type == "cpu"
+        if on_cpu or self.finished or self._due(self.schedule.check_every, info.before):
+            self._judge()
+
+    def _judge(self) -> None:
+        self._guard.check()
+        if self.runtime.scale_is_hopeless:
+            raise NonFiniteError(
+                f"Step {self.progress.step} overflows float16 at every loss scale. Use precision "
+                "bf16 or float32."
+            )
+
+    def _heed(self, wants: Requests) -> None:
+        if wants.stop and self.stop_reason is None:
+            self.stop_reason = wants.reason or "stopped"
+
+    def _evaluate(self) -> Requests:
+        self._judge()
+        metrics = self.evaluator()
+        loss = metrics.get("loss")
+        if loss is not None and (self.best is None or loss < self.best.loss):
+            self.best = Best(self.progress.step, loss)
+        self._save_best(metrics)
+        wants = self.callbacks.on_evaluate(self.progress, metrics)
+        self._heed(wants)
+        return wants
+
+    def _pay_owed_evaluation(self) -> None:
+        if not self.owes_evaluation:
+            return
+        self.owes_evaluation = False
+        self._evaluate()
+        if self.finished:
+            self._save(final=True)
+
+    def _save_best(self, metrics: dict[str, float]) -> None:
+        try:
+            self.checkpoints.save_best(
+                self.progress.step,
+                self._model_tensors(),
+                progress=asdict(self.progress),
+                metrics=metrics,
+            )
+        except SaveError as error:
+            self.callbacks.on_warning(self.progress, str(error))
+
+    def _save(self, *, final: bool) -> None:
+        self._judge()
+        self.callbacks.on_before_save(self.progress)
+        tensors = {
+            "model": self._model_tensors(),
+            "optimizer": optimizer_tensors(self.optimizer, self.model),
+        }
+        try:
+            saved = self.checkpoints.save(self.progress.step, tensors, self.state_dict())
+        except SaveError as error:
+            if final:
+                raise
+            self.callbacks.on_warning(self.progress, str(error))
+        else:
+            self.callbacks.on_save(self.progress, saved)
+
+    def _model_tensors(self) -> dict[str, Tensor]:
+        return model_tensors(self.model, trainable_only=self._has_frozen)
+
+    @property
+    def _has_frozen(self) -> bool:
+        return any(not p.requires_grad for p in self.model.parameters())
+
+    def state_dict(self) -> State:
+        """What a step reads and a restart cannot recompute, tensors aside: no rate, no order."""
+        return {
+            "progress": asdict(self.progress),
+            "cursor": asdict(self.cursor),
+            "callbacks": self.callbacks.state_dict(),
+            "runtime": self.runtime.state_dict(),
+            "best": asdict(self.best) if self.best else None,
+            "owes_evaluation": self.owes_evaluation,
+            "threads": torch.get_num_threads(),
+        }
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Continue from `checkpoint`; whether it belongs to this run is for the caller to judge.
+
+        Raises:
+            CheckpointError: it does not fit the model or the optimizer, or its state is no state.
+        """
+        where = str(checkpoint.path)
+        state = checkpoint.state()
+        load_model_tensors(
+            self.model, checkpoint.tensors("model"), trainable_only=self._has_frozen, where=where
+        )
+        load_optimizer_tensors(
+            self.optimizer, self.model, checkpoint.tensors("optimizer"), where=where
+        )
+        try:
+            self.progress, self.cursor = Progress(**state["progress"]), Cursor(**state["cursor"])
+            self.best = Best(**state["best"]) if state["best"] else None
+            self.owes_evaluation = bool(state["owes_evaluation"])
+            self.runtime.load_state_dict(state["runtime"])
+            self.callbacks.load_state_dict(state["callbacks"])
+            threads = int(state["threads"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"{where} has a state this Toque cannot read: {error}."
+            ) from error
+        self.notes += _notes(checkpoint, self.checkpoints.identity.versions, threads)
+
+    def _start(self, leftovers: list[str]) -> RunStart:
+        removed = [f"removed what a killed save left: {', '.join(leftovers)}"] if leftovers else []
+        notes = (*self.runtime.warnings, *self.notes, *removed)
+        return RunStart(self.progress, self.schedule.stop_after, notes)
+
+    def _end(self, error: BaseException | None) -> RunEnd:
+        reason = self.stop_reason or "finished"
+        if error is not None:
+            reason = "non_finite" if isinstance(error, NonFiniteError) else type(error).__name__
+        return RunEnd(
+            reason=reason,
+            progress=self.progress,
+            seconds=time.perf_counter() - self._session_began,
+            best=self.best,
+            error=str(error) if error is not None else None,
+        )
+
+
+def _after(before: Progress, planned: Step, seconds: float) -> Progress:
+    return Progress(
+        step=before.step + 1,
+        epoch=planned.epoch,
+        examples=before.examples + planned.n_examples,
+        tokens=before.tokens + planned.n_tokens,
+        target_tokens=before.target_tokens + planned.n_targets,
+        seconds=before.seconds + seconds,
+    )
+
+
+def _notes(checkpoint: Checkpoint, versions: Any, threads: int) -> list[str]:
+    notes = [f"skipped {skipped.path.name}: {skipped.reason}" for skipped in checkpoint.skipped]
+    changed = differences(checkpoint.manifest.versions, versions)
+    if threads != torch.get_num_threads():
+        changed.append(f"threads: {threads} -> {torch.get_num_threads()}")
+    if changed:
+        notes.append(f"the bits may differ from an undisturbed run's: {'; '.join(changed)}")
+    return notes
