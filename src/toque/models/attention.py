@@ -1,0 +1,73 @@
+"""Who may attend whom in packed rows: masks of segments, built once per forward.
+
+Letters: R rows, L row length of a decoder-only model, S source and T target row length.
+A mask is bool, True where attention is allowed, with a head dimension of 1.
+
+Every query must see at least one key, or the softmax of its row is NaN. Padding is segment 0, so
+within one side it attends padding; across sides a row may hold no source padding, and padded
+targets attend everything. Nothing reads what padding computes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig
+
+from toque.errors import ConfigError
+
+
+def same_segment(segments: Tensor) -> Tensor:
+    """[R, S] segment numbers -> [R, 1, S, S]: an encoder over packed examples."""
+    return segments[:, None, :, None] == segments[:, None, None, :]
+
+
+def causal_same_segment(segments: Tensor) -> Tensor:
+    """[R, L] segment numbers -> [R, 1, L, L]: a decoder over packed examples.
+
+    >>> causal_same_segment(torch.tensor([[1, 1, 2]]))[0, 0].int().tolist()
+    [[1, 0, 0], [1, 1, 0], [0, 0, 1]]
+    """
+    length = segments.shape[1]
+    causal = torch.ones(length, length, dtype=torch.bool, device=segments.device).tril()
+    return same_segment(segments) & causal
+
+
+def cross_segment(target_segments: Tensor, source_segments: Tensor) -> Tensor:
+    """[R, T] and [R, S] segment numbers -> [R, 1, T, S]: segment k reads the source's segment k.
+
+    Every target segment needs at least one source token of the same number.
+    """
+    target = target_segments[:, None, :, None]
+    return (target == source_segments[:, None, None, :]) | (target == 0)
+
+
+def left_padded_causal(lengths: Tensor, width: int) -> Tensor:
+    """[R] prompt lengths -> [R, 1, width, width]: prompts that end together at the right edge."""
+    positions = torch.arange(width, device=lengths.device)
+    real = positions[None, :] >= (width - lengths)[:, None]
+    return causal_same_segment(real.int())
+
+
+def for_model(mask: Tensor, config: PretrainedConfig, dtype: torch.dtype) -> Tensor:
+    """`mask` as the model's attention implementation reads it.
+
+    Args:
+        mask: [R, 1, queries, keys] bool, True where attention is allowed.
+        config: The model's config, which names the implementation.
+        dtype: Of the model's weights; additive masks use its smallest number, not -inf, so that
+            adding a position bias cannot make NaN.
+
+    Raises:
+        ConfigError: the implementation cannot take a mask of our own.
+    """
+    implementation = config._attn_implementation  # noqa: SLF001  # transformers has no public name
+    if implementation == "sdpa":
+        return mask
+    if implementation == "eager":
+        blocked = torch.zeros((), dtype=dtype, device=mask.device)
+        return torch.where(mask, blocked, torch.finfo(dtype).min)
+    raise ConfigError(
+        f'The model was loaded with attn_implementation="{implementation}", which cannot keep '
+        "packed examples apart with a mask. Load it with sdpa or eager."
+    )

@@ -1,0 +1,112 @@
+"""The model families: which checkpoints belong to each, and what differs between them.
+
+Adding a family is one entry in `FAMILIES`, plus the parity and packing tests of tests/models.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from torch import nn
+from transformers import (
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    T5Config,
+)
+
+from toque.errors import ConfigError
+
+FamilyName = Literal["t5", "gpt2", "neox", "llama"]
+
+
+@dataclass(frozen=True)
+class Family:
+    """What the rest of the package needs to know about one kind of model."""
+
+    name: FamilyName
+    is_encoder_decoder: bool
+    model_types: tuple[str, ...]
+    """`model_type` values of config.json that belong here; the first is built from scratch."""
+    config_class: type[PretrainedConfig]
+    """What a from-scratch model is made with; its arguments are `model.shape`."""
+
+
+FAMILIES: dict[str, Family] = {
+    family.name: family
+    for family in (
+        Family("t5", True, ("t5",), T5Config),
+        Family("gpt2", False, ("gpt2",), GPT2Config),
+        Family("neox", False, ("gpt_neox",), GPTNeoXConfig),
+        # Same forward, same module names: rotary positions, grouped keys, gated MLP, RMS norm.
+        Family("llama", False, ("llama", "mistral", "qwen2", "qwen3"), LlamaConfig),
+    )
+}
+
+
+def family_named(name: str) -> Family:
+    """The family called `name` in a configuration.
+
+    Raises:
+        ConfigError: there is no such family.
+    """
+    if name not in FAMILIES:
+        raise ConfigError(
+            f"model.family is {name!r}, which is not a family this project trains. "
+            f"Use one of {', '.join(FAMILIES)}, or auto with a checkpoint in model.start_from."
+        )
+    return FAMILIES[name]
+
+
+def family_of(config: PretrainedConfig) -> Family:
+    """The family of a model's config, by its `model_type`.
+
+    Raises:
+        ConfigError: no family holds this type, or it uses an attention we cannot isolate.
+    """
+    model_type = config.model_type
+    for family in FAMILIES.values():
+        if model_type in family.model_types:
+            _refuse_sliding_window(config)
+            return family
+    known = ", ".join(t for family in FAMILIES.values() for t in family.model_types)
+    raise ConfigError(
+        f'The model\'s config.json says model_type "{model_type}", which no family here covers. '
+        f"Model types that work: {known}."
+    )
+
+
+def _refuse_sliding_window(config: PretrainedConfig) -> None:
+    """Our masks give every layer full attention, so a window would silently be ignored."""
+    window = getattr(config, "sliding_window", None)
+    if window is not None and getattr(config, "use_sliding_window", True):
+        raise ConfigError(
+            f"This {config.model_type} checkpoint limits attention to a sliding window of {window} "
+            "tokens, which packed training here does not reproduce. Use a checkpoint without one, "
+            'or, when all rows are shorter than the window, set "sliding_window": null in its '
+            "config.json: the two are then the same model."
+        )
+
+
+def unwrapped(model: nn.Module) -> PreTrainedModel:
+    """The transformers model inside a PEFT or data-parallel wrapper, adapters still in place."""
+    inner: object = getattr(model, "module", model) if _is_parallel(model) else model
+    base = getattr(inner, "get_base_model", None)
+    return cast("PreTrainedModel", base() if callable(base) else inner)
+
+
+def _is_parallel(model: nn.Module) -> bool:
+    return isinstance(model, nn.parallel.DistributedDataParallel)
+
+
+def max_positions(config: PretrainedConfig) -> int | None:
+    """How many tokens of a row have a position of their own; None for T5, which has no such limit.
+
+    For GPT-2 a longer row cannot be computed at all. Rotary models can compute one, but were
+    never trained there; the config's number is the length they are made for.
+    """
+    limit = getattr(config, "max_position_embeddings", None)
+    return None if limit is None else int(limit)

@@ -1,0 +1,121 @@
+"""The forward of a packed batch, up to the tensor the output head reads.
+
+Stock transformers modules do the work; what is ours is the masks that keep packed examples apart,
+and that the logits of a whole batch never exist.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from toque.batch import Batch, DecoderBatch, EncoderDecoderBatch
+from toque.errors import ConfigError
+from toque.models.attention import causal_same_segment, cross_segment, for_model, same_segment
+from toque.models.families import family_of, max_positions, unwrapped
+
+
+def hidden_states(model: nn.Module, batch: Batch) -> Tensor:
+    """What the output head reads at every position.
+
+    Examples that share a row do not influence each other: in the encoder, the decoder and the
+    attention between them, tokens see only their own segment.
+
+    Args:
+        model: A transformers model of one of the families, bare or wrapped by PEFT.
+        batch: On the model's device; of the kind that fits the family.
+
+    Returns:
+        [R, L, D] or [R, T, D], after the final norm, and for a T5 with scaled outputs after the
+        factor d_model ** -0.5, so that `output_head` applied to it gives the stock logits.
+
+    Raises:
+        TypeError: the batch is of the other kind.
+        ConfigError: the model's attention implementation cannot take masks.
+    """
+    core = unwrapped(model)
+    family = family_of(core.config)
+    if isinstance(batch, EncoderDecoderBatch):
+        if not family.is_encoder_decoder:
+            raise TypeError(
+                f"a {family.name} model reads a DecoderBatch, not {type(batch).__name__}"
+            )
+        return _encoder_decoder(core, batch)
+    if family.is_encoder_decoder:
+        raise TypeError(f"a {family.name} model reads an EncoderDecoderBatch, not a DecoderBatch")
+    return _decoder_only(core, batch)
+
+
+def output_head(model: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """The output head's weight [V, D] and bias [V], if it has one.
+
+    Raises:
+        ConfigError: the head is not a plain linear layer, so its weight alone is not the head.
+    """
+    head = unwrapped(model).get_submodule("lm_head")
+    if not isinstance(head, nn.Linear):
+        raise ConfigError(
+            f"The model's output head is a {type(head).__name__}, and the loss needs a plain "
+            "linear layer. Leave the output head out of the adapter's target modules."
+        )
+    return head.weight, head.bias
+
+
+def scale_decoder_outputs(model: nn.Module, hidden: Tensor) -> Tensor:
+    """The factor between the last norm and the head that only some T5 models have.
+
+    T5 shares its embeddings with the head and scales by d_model ** -0.5; T5 v1.1 and FLAN-T5 do
+    neither. transformers keeps the fact as `scale_decoder_outputs`, whatever the weights say.
+    """
+    config = unwrapped(model).config
+    return hidden * config.d_model**-0.5 if config.scale_decoder_outputs else hidden
+
+
+def _encoder_decoder(core: PreTrainedModel, batch: EncoderDecoderBatch) -> Tensor:
+    def prepared(mask: Tensor) -> Tensor:
+        return for_model(mask, core.config, core.dtype)
+
+    source = core.get_submodule("encoder")(
+        input_ids=batch.source_tokens,
+        attention_mask=prepared(same_segment(batch.source_segments)),
+    ).last_hidden_state
+    hidden = core.get_submodule("decoder")(
+        input_ids=batch.target_tokens,
+        attention_mask=prepared(causal_same_segment(batch.target_segments)),
+        encoder_hidden_states=source,
+        encoder_attention_mask=prepared(
+            cross_segment(batch.target_segments, batch.source_segments)
+        ),
+        use_cache=False,
+    ).last_hidden_state
+    return scale_decoder_outputs(core, hidden)
+
+
+def _decoder_only(core: PreTrainedModel, batch: DecoderBatch) -> Tensor:
+    if _purely_causal(core, batch):
+        # No mask at all lets the fused causal kernels run. Embeddings instead of tokens, because
+        # GPT-2 would otherwise look into the tokens for padding, which waits for the device.
+        embeddings = core.get_input_embeddings()(batch.tokens)
+        output = core.base_model(inputs_embeds=embeddings, use_cache=False)
+    else:
+        mask = for_model(causal_same_segment(batch.segments), core.config, core.dtype)
+        output = core.base_model(
+            input_ids=batch.tokens,
+            attention_mask=mask,
+            position_ids=batch.positions,
+            use_cache=False,
+        )
+    return cast("Tensor", output.last_hidden_state)
+
+
+def _purely_causal(core: PreTrainedModel, batch: DecoderBatch) -> bool:
+    """Whether each row holds one example and then padding, which causality alone hides.
+
+    Read from the example ids, which live on the host: looking at the segments would wait for the
+    device in every micro-batch.
+    """
+    limit = max_positions(core.config)
+    fits = limit is None or batch.tokens.shape[1] <= limit
+    return fits and all(len(row) <= 1 for row in batch.example_ids)

@@ -1,0 +1,171 @@
+"""The output head and its loss in one: the logits of a batch never exist at once.
+
+Letters: N positions with a label, D hidden size, V vocabulary, C rows of one chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from toque.batch import IGNORE
+
+_CHUNK_ELEMENTS = {"cpu": 1 << 23, "cuda": 1 << 27}
+"""Logits held at once when the caller does not say: float32, 32 MiB on a CPU, 512 MiB."""
+
+
+def cross_entropy_sum(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    *,
+    bias: Tensor | None = None,
+    smoothing: float = 0.0,
+    chunk_rows: int | None = None,
+) -> Tensor:
+    """Cross-entropy of `softmax(hidden @ weight.T + bias)` in nats, summed over labelled positions.
+
+    With smoothing e, the target distribution is (1 - e) * onehot + e / V (Szegedy et al. 2016,
+    arXiv 1512.00567, section 7), as in `F.cross_entropy(..., label_smoothing=e, reduction="sum")`.
+    Positions without a label cost nothing: they are removed before the matrix product. Gradients
+    are computed with the loss, chunk by chunk, and only for what requires one. Under autocast the
+    products run in its dtype; softmax, loss and the weight's gradient sum are float32. On a GPU
+    one wait for the device tells how many labels there are.
+
+    Args:
+        hidden: [..., D], what the head reads.
+        weight: [V, D].
+        labels: [...] int64, a token id or IGNORE.
+        bias: [V] or None.
+        smoothing: e above, in [0, 1].
+        chunk_rows: Positions per chunk; by default as many as make chunks efficient.
+
+    Returns:
+        [] float32 (float64 when `hidden` is). Zero, with zero gradients, without any label.
+
+    Raises:
+        ValueError: shapes that do not fit, or a smoothing outside [0, 1].
+    """
+    if not 0.0 <= smoothing <= 1.0:
+        raise ValueError(f"smoothing is {smoothing}; it must be in [0, 1]")
+    if hidden.shape[:-1] != labels.shape or hidden.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            f"hidden {tuple(hidden.shape)}, weight {tuple(weight.shape)} and labels "
+            f"{tuple(labels.shape)} do not fit: expected [..., D], [V, D] and [...]"
+        )
+    if chunk_rows is None:
+        elements = _CHUNK_ELEMENTS.get(hidden.device.type, _CHUNK_ELEMENTS["cuda"])
+        chunk_rows = max(64, elements // weight.shape[0])
+    return _apply(
+        hidden.reshape(-1, hidden.shape[-1]),
+        weight,
+        bias,
+        labels.reshape(-1),
+        smoothing,
+        chunk_rows,
+        torch.is_grad_enabled(),
+    )
+
+
+class _CrossEntropySum(torch.autograd.Function):
+    """See `cross_entropy_sum`. The gradients are computed in forward and scaled in backward.
+
+    So each chunk's logits are computed once. Recomputing them in backward would cost a third
+    matrix product of the head's size for each of the two that a gradient needs.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        smoothing: float,
+        chunk_rows: int,
+        grad_enabled: bool,  # noqa: FBT001  # autograd functions take arguments by position
+    ) -> Tensor:
+        wants = [grad_enabled and needed for needed in ctx.needs_input_grad[:3]]
+        exact = torch.promote_types(hidden.dtype, torch.float32)
+        grad_hidden = torch.zeros_like(hidden) if wants[0] else None
+        grad_weight = torch.zeros_like(weight, dtype=exact) if wants[1] else None
+        grad_bias = torch.zeros_like(bias, dtype=exact) if wants[2] and bias is not None else None
+        loss = torch.zeros((), dtype=exact, device=hidden.device)
+
+        kind = hidden.device.type
+        compute = (
+            torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+        )
+        with torch.autocast(kind, enabled=False):
+            matrix = weight.to(compute)  # once, not once a chunk
+            for rows in torch.split((labels != IGNORE).nonzero().squeeze(1), chunk_rows):
+                chunk = hidden.index_select(0, rows).to(compute)
+                logits = (chunk @ matrix.T).to(exact)
+                if bias is not None:
+                    logits += bias
+                targets = labels.index_select(0, rows)
+                if not any(wants):
+                    loss += _loss_of(logits, targets, smoothing)[0]
+                    continue
+                part, grad_logits = _loss_and_gradient(logits, targets, smoothing)
+                loss += part
+                if grad_bias is not None:
+                    grad_bias += grad_logits.sum(0)
+                slope = grad_logits.to(compute)
+                if grad_hidden is not None:
+                    grad_hidden.index_copy_(0, rows, (slope @ matrix).to(grad_hidden.dtype))
+                if grad_weight is not None:
+                    _add_product(grad_weight, slope, chunk)
+
+        ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
+        ctx.dtypes = (hidden.dtype, weight.dtype, None if bias is None else bias.dtype)
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad_loss,) = grads
+        scaled = (
+            None if gradient is None else (gradient * grad_loss).to(dtype)
+            for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        )
+        return (*scaled, None, None, None, None)
+
+
+# Data-dependent shapes: a compiled caller breaks its graph here instead of tracing into it.
+_apply: Callable[..., Tensor] = torch.compiler.disable(_CrossEntropySum.apply)  # type: ignore[no-untyped-call]
+
+
+def _loss_of(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    """The sum in nats, and the rows' log-normalisers [C, 1].
+
+    -(1 - e) * log p[y] - e/V * sum(log p) = lse - (1 - e) * z[y] - e * mean(z).
+    """
+    normaliser = logits.logsumexp(1, keepdim=True)
+    losses = normaliser - (1.0 - smoothing) * logits.gather(1, targets[:, None])
+    if smoothing > 0.0:
+        losses = losses - smoothing * logits.mean(1, keepdim=True)
+    return losses.sum(), normaliser
+
+
+def _loss_and_gradient(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    """The sum, and its gradient p - (1 - e) * onehot - e/V [C, V], which overwrites `logits`."""
+    loss, normaliser = _loss_of(logits, targets, smoothing)
+    gradient = logits.sub_(normaliser).exp_()
+    if smoothing > 0.0:
+        gradient -= smoothing / logits.shape[1]
+    column = targets[:, None]
+    gradient.scatter_(1, column, gradient.gather(1, column) - (1.0 - smoothing))
+    return loss, gradient
+
+
+def _add_product(total: Tensor, slope: Tensor, chunk: Tensor) -> None:
+    """`total += slope.T @ chunk`, the sum over chunks in `total`'s dtype."""
+    if slope.dtype == total.dtype:
+        total.addmm_(slope.T, chunk)
+    else:
+        total += slope.T @ chunk

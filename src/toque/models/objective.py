@@ -1,0 +1,29 @@
+"""The training loss: a sum over target tokens, to be divided once by the update's count."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from toque.batch import Batch
+from toque.models.forward import hidden_states, output_head
+from toque.models.head import cross_entropy_sum
+
+
+def loss_sum(model: nn.Module, batch: Batch, *, smoothing: float = 0.0) -> Tensor:
+    """Cross-entropy of the batch's labels in nats, summed, never averaged.
+
+    The sum over a batch equals the sum over any split of it into micro-batches, and over its
+    examples alone, so the one division by the update's target tokens is left to the caller.
+
+    Args:
+        model: A transformers model of one of the families.
+        batch: On the model's device.
+        smoothing: Label smoothing, see `cross_entropy_sum`; 0 when evaluating.
+
+    Returns:
+        [] float32.
+    """
+    weight, bias = output_head(model)
+    return cross_entropy_sum(
+        hidden_states(model, batch), weight, batch.labels, bias=bias, smoothing=smoothing
+    )

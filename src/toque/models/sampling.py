@@ -1,0 +1,98 @@
+"""Choosing the next token from its logits: the largest, or drawn by a counter, not a state.
+
+Letters: R rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from toque.errors import ConfigError
+
+_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True)
+class TokenChooser:
+    """How a token is chosen. Filters apply in the order temperature, top_k, top_p."""
+
+    strategy: Literal["greedy", "sample"] = "greedy"
+    temperature: float = 1.0
+    top_k: int | None = None
+    """Keep the k likeliest tokens; None or 0 keeps all."""
+    top_p: float = 1.0
+    """Keep the fewest likeliest tokens whose probabilities reach p (Holtzman et al. 2020)."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.strategy not in {"greedy", "sample"}:
+            raise ConfigError(f"strategy is {self.strategy!r}; use greedy or sample.")
+        if self.strategy == "sample" and not self.temperature > 0.0:
+            raise ConfigError(
+                f"temperature is {self.temperature}; it must be above 0. For the likeliest token "
+                "every time, use the strategy greedy."
+            )
+        if self.top_k is not None and self.top_k < 0:
+            raise ConfigError(f"top_k is {self.top_k}; use a count of tokens, or 0 to keep all.")
+        if not 0.0 < self.top_p <= 1.0:
+            raise ConfigError(f"top_p is {self.top_p}; it must be above 0 and at most 1.")
+
+    def choose(self, logits: Tensor, *, prompts: Sequence[int], position: int) -> Tensor:
+        """One token id a row.
+
+        A row's draw depends on its logits and on (seed, prompt, position) alone, so neighbours
+        and the size of the batch do not change it.
+
+        Args:
+            logits: [R, V].
+            prompts: The rows' prompt numbers.
+            position: How many tokens the rows have been given already.
+
+        Returns:
+            [R] int64, on the device of `logits`.
+        """
+        logits = logits.float()
+        if self.strategy == "greedy":
+            return logits.argmax(-1)
+        draws = [uniform(self.seed, prompt, position) for prompt in prompts]
+        return self._draw(logits / self.temperature, torch.tensor(draws, dtype=torch.float64))
+
+    def _draw(self, logits: Tensor, draws: Tensor) -> Tensor:
+        """Inverse the cumulative distribution at `draws` [R], likeliest tokens first if sorted."""
+        ids: Tensor | None = None
+        if self.top_k:
+            logits, ids = logits.topk(min(self.top_k, logits.shape[-1]), dim=-1)
+        elif self.top_p < 1.0:
+            logits, ids = logits.sort(dim=-1, descending=True, stable=True)
+        probabilities = logits.softmax(-1)
+        if self.top_p < 1.0:
+            before = probabilities.cumsum(-1) - probabilities
+            probabilities = probabilities.masked_fill(before >= self.top_p, 0.0)
+        # float64: with a large vocabulary, the sum of small float32 terms loses the tail.
+        cumulative = probabilities.double().cumsum(-1)
+        goal = draws.to(logits.device)[:, None] * cumulative[:, -1:]
+        index = torch.searchsorted(cumulative, goal, right=True)
+        # Rounding may put the goal at the very end: the last token that has a probability.
+        last = (probabilities > 0.0).int().cumsum(-1).argmax(-1, keepdim=True)
+        index = torch.minimum(index, last)
+        return (index if ids is None else ids.gather(-1, index)).squeeze(-1)
+
+
+def uniform(seed: int, prompt: int, position: int) -> float:
+    """A number in [0, 1) that is a function of its arguments: SplitMix64 (Steele et al. 2014)."""
+    state = _mixed(seed & _MASK)
+    state = _mixed(state ^ (prompt & _MASK))
+    state = _mixed(state ^ (position & _MASK))
+    return (state >> 11) / (1 << 53)
+
+
+def _mixed(value: int) -> int:
+    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
