@@ -50,10 +50,10 @@ def _value(detail: ErrorDetails, given: Mapping[str, Any], origin: Origin) -> st
     found = _found(_at(given, path))
     allowed = "text" if field is None else allowed_words(field.annotation, field.metadata)
     verdict = f"{origin(path)}: `{name}` is {found}"
-    if isinstance(path[-1], int):
-        return f"{verdict}, which does not fit in its list. Allowed there: {allowed}."
     if field is not None and _is_planned(field, _at(given, path)):
         return f"{verdict}, which is not built yet in this version; allowed: {allowed}."
+    if isinstance(path[-1], int):
+        return f"{verdict}, which does not fit in its list. Allowed there: {allowed}."
     quote = " Quote it to make it text." if _is_unquoted(allowed, _at(given, path)) else ""
     return f"{verdict}. Allowed: {allowed}.{quote} {_help(field)}".rstrip()
 

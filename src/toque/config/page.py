@@ -46,7 +46,7 @@ def _section(section: type[BaseModel], prefix: str) -> Iterator[str]:
         yield f"{(section.__doc__ or '').strip()}\n"
     yield "| setting | default | allowed | what it does |\n|---|---|---|---|"
     for name, field in section.model_fields.items():
-        if isinstance(field.default, BaseModel):
+        if field.default_factory is not None:
             continue
         default = "required" if field.is_required() else f"`{_default(section, name)}`"
         later = "*later* " if any(_is_later(item) for item in field.metadata) else ""

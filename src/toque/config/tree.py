@@ -41,6 +41,7 @@ class Config(BaseModel):
         allow_inf_nan=False,
         use_attribute_docstrings=True,
         protected_namespaces=(),
+        defer_build=True,  # importing stays cheap; the validator is built when first used
     )
 
 
@@ -95,7 +96,7 @@ class DataConfig(Config):
         AsTuple,
         Field(min_length=1, max_length=1),
         Allowed("[write]"),
-        Planned(),
+        Planned(("nutrition", "difficulty")),
     ] = ("write",)
     """What a recipe is turned into. write: the recipe from its title and ingredients.
     Text sources always make documents."""
@@ -222,18 +223,18 @@ class RunConfig(Config):
     """Folder of the run: checkpoints, metrics, the finished model."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 17
     """Where all randomness comes from: weights, data order, dropout, sampling."""
-    model: ModelConfig = ModelConfig()
+    model: ModelConfig = Field(default_factory=ModelConfig)
     adapter: Annotated[None, Planned()] = None
     """Train a small adapter (LoRA) instead of all weights."""
-    data: DataConfig = DataConfig()
+    data: DataConfig = Field(default_factory=DataConfig)
     curriculum: Annotated[None, Planned()] = None
     """Begin with easy examples."""
     augmentation: Annotated[None, Planned()] = None
     """Vary prompts and texts while training."""
-    optim: OptimConfig = OptimConfig()
-    train: TrainConfig = TrainConfig()
-    evaluation: EvaluationConfig = EvaluationConfig()
-    observe: ObserveConfig = ObserveConfig()
+    optim: OptimConfig = Field(default_factory=OptimConfig)
+    train: TrainConfig = Field(default_factory=TrainConfig)
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+    observe: ObserveConfig = Field(default_factory=ObserveConfig)
 
     @model_validator(mode="after")
     def _possible(self) -> Self:

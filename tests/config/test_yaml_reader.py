@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from toque.config.yaml_reader import read_yaml
+from toque.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3e-4", 3e-4),
+        ("1e5", 1e5),
+        ("1.", 1.0),
+        ("-.5e3", -500.0),
+        ("1_000", 1000),
+        ("-7", -7),
+        ("true", True),
+        ("FALSE", False),
+        ("yes", "yes"),
+        ("on", "on"),
+        ("~", None),
+        ("", None),
+        ("null", None),
+        ("1:30", "1:30"),
+        ("2024-01-01", "2024-01-01"),
+        ("'3'", "3"),
+        ("3 epochs", "3 epochs"),
+        ("10 %", "10 %"),
+        ("0x10", "0x10"),
+        ("!!str 5", "5"),
+        ("½ cup", "½ cup"),
+    ],
+)
+def test_scalars(text, value):
+    read = read_yaml(f"k: {text}", "f").value["k"]
+    assert read == value
+    assert type(read) is type(value)
+
+
+def test_infinity_and_nan():
+    value = read_yaml("[.inf, -.inf, .nan]", "f").value
+    assert value[:2] == [math.inf, -math.inf]
+    assert math.isnan(value[2])
+
+
+def test_lines_of_everything():
+    document = read_yaml("a: 1\nb:\n  c:\n  - x\n  - d: 2\n", "f.yaml")
+    assert document.value == {"a": 1, "b": {"c": ["x", {"d": 2}]}}
+    assert document.lines[("b", "c", 1, "d")] == 5
+    assert document.origin(("b", "c", 1, "d")) == "f.yaml:5"
+    assert document.origin(("b", "c", 0)) == "f.yaml:4"
+    assert document.origin(("b", "nothing")) == "f.yaml:2"
+
+
+def test_an_alias_may_repeat_a_value_but_not_without_end():
+    assert read_yaml("a: &x [1]\nb: *x", "f").value == {"a": [1], "b": [1]}
+    rows = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
+    rows += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
+    with pytest.raises(ConfigError, match="alias"):
+        read_yaml("\n".join(rows), "f")
