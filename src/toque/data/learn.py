@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
@@ -16,6 +18,7 @@ from toque.errors import DataError
 
 Kind = Literal["unigram", "bpe"]
 _END = "<|endoftext|>"
+_UNIGRAM_SPECIALS = ("<pad>", "</s>", "<unk>")
 _N_EXTRA = 100
 SMALLEST: dict[Kind, int] = {"bpe": 257, "unigram": 300}
 """Fewest entries: all bytes and the end; or T5's specials and room for an alphabet."""
@@ -76,25 +79,54 @@ def _bpe(lines: Iterator[str], vocab_size: int) -> Tokenizer:
 
 def _unigram(lines: Iterator[str], vocab_size: int) -> Tokenizer:
     tokenizer = Tokenizer(models.Unigram())
-    tokenizer.normalizer = normalizers.NFC()
+    n_pieces = vocab_size - _N_EXTRA - len(_UNIGRAM_SPECIALS)
+    trainer = UnigramTrainer(
+        vocab_size=n_pieces + len(_UNIGRAM_SPECIALS) + n_pieces // 16,  # the excess is cut below
+        special_tokens=list(_UNIGRAM_SPECIALS),
+        unk_token=_UNIGRAM_SPECIALS[2],
+        show_progress=False,
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(prepend_scheme="always")]
     )
+    tokenizer.train_from_iterator(_within_alphabet(list(lines), n_pieces // 2), trainer)
+    tokenizer.model = _settled(tokenizer, n_pieces)
+    tokenizer.normalizer = normalizers.NFC()
     tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
-    trainer = UnigramTrainer(
-        vocab_size=vocab_size - _N_EXTRA,
-        special_tokens=["<pad>", "</s>", "<unk>"],
-        unk_token="<unk>",  # noqa: S106 - a vocabulary entry
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(lines, trainer)
     tokenizer.add_special_tokens(
-        [
+        [AddedToken(token, special=True, normalized=False) for token in _UNIGRAM_SPECIALS]
+        + [
             AddedToken(f"<extra_id_{n}>", special=True, normalized=False)
             for n in reversed(range(_N_EXTRA))
         ]
     )
     return tokenizer
+
+
+def _within_alphabet(lines: list[str], limit: int) -> list[str]:
+    """The lines without their rarest characters, which would crowd out the words."""
+    counts = Counter(char for line in lines for char in line if not char.isspace())
+    rare = sorted(counts, key=lambda char: (-counts[char], char))[limit:]
+    return [line.translate(dict.fromkeys(map(ord, rare), "")) for line in lines] if rare else lines
+
+
+def _settled(tokenizer: Tokenizer, n_pieces: int) -> models.Unigram:
+    """The learnt pieces in an order that does not depend on the process.
+
+    The trainer walks hash tables with a seed of their own: equal scores come in another order, and
+    differ in their last bits, every time. Scores are rounded, ties sorted by piece, the list
+    cut here rather than in the middle of a tie; characters the trainer only appended for cover
+    share one score below the rest.
+    """
+    learnt = json.loads(tokenizer.to_str())["model"]["vocab"][len(_UNIGRAM_SPECIALS) :]
+    lowest = min((score for piece, score in learnt if len(piece) > 1), default=0.0)
+    scores = {p: round(s, 3) if s >= lowest else round(lowest - 1.0, 3) for p, s in learnt}
+    ranked = sorted(scores, key=lambda p: (-scores[p], p))
+    letters = [piece for piece in ranked if len(piece) == 1]
+    words = [piece for piece in ranked if len(piece) > 1][: max(0, n_pieces - len(letters))]
+    pieces = sorted(letters + words, key=lambda p: (-scores[p], p))
+    vocabulary = [(special, 0.0) for special in _UNIGRAM_SPECIALS]
+    return models.Unigram(vocabulary + [(p, scores[p]) for p in pieces], 2, byte_fallback=False)
 
 
 def _lines(texts: Iterable[str]) -> Iterator[str]:

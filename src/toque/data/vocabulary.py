@@ -34,6 +34,7 @@ _STAND_INS: dict[str, tuple[str, ...]] = {
     "^": ("",),
     "|": ("/",),
     "`": ("'",),
+    "_": ("-", " "),
     "´": ("'",),
     "’": ("'",),
     "‘": ("'",),
@@ -126,8 +127,8 @@ class Rewriter:
         """How often each character without a stand-in occurs in texts already rewritten."""
         counts: Counter[str] = Counter()
         for text in texts:
-            if self._limited and not text.isascii():
-                counts.update(c for c in text if not c.isascii() and c in self._table.lost)
+            if self._limited and not self._table.lost.isdisjoint(text):
+                counts.update(c for c in text if c in self._table.lost)
         return counts
 
     def _rewritten(self, text: str) -> str:
