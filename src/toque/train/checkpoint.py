@@ -65,7 +65,10 @@ class RunIdentity:
     config_sha256: str = ""
     data_fingerprint: str = ""
     versions: Mapping[str, str] = field(
-        default_factory=lambda: {"torch": torch.__version__, "python": platform.python_version()}
+        default_factory=lambda: {
+            "torch": str(torch.__version__),
+            "python": platform.python_version(),
+        }
     )
 
 
@@ -322,7 +325,7 @@ class CheckpointStore:
             cursor=dict(state.get("cursor", {})),
             config_sha256=self.identity.config_sha256,
             data_fingerprint=self.identity.data_fingerprint,
-            versions=dict(self.identity.versions),
+            versions={name: str(v) for name, v in self.identity.versions.items()},
             files=tuple(files),
             metrics=metrics,
         )

@@ -87,6 +87,7 @@ class Trainer:
             CheckpointError: another process holds the run folder, or the final save failed.
         """
         self._session_began = time.perf_counter()
+        self.stop_reason = None
         with (
             self.checkpoints.claimed() as leftovers,
             self.callbacks.around(self._start(leftovers), self._end) as wants,
