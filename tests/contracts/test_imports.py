@@ -14,7 +14,7 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 PACKAGE = REPOSITORY / "src" / "toque"
 LEVEL = {
-    "errors": 0,
+    "errors": -1,  # even units and batch may say what is wrong
     "units": 0,
     "batch": 0,
     "config": 1,
@@ -110,14 +110,21 @@ def test_files_are_short():
     assert long == {}
 
 
+def code_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of a function without its docstring: saying more must not cost anything."""
+    assert function.end_lineno is not None
+    first = function.body[0]
+    documented = ast.get_docstring(function, clean=False) is not None
+    said = (first.end_lineno or 0) - first.lineno + 1 if documented else 0
+    return function.end_lineno - function.lineno + 1 - said
+
+
 def test_functions_are_short():
     long = [
-        f"{name}.{node.name}: {node.end_lineno - node.lineno + 1} lines"
+        f"{name}.{node.name}: {code_lines(node)} lines"
         for name, tree in modules().items()
         for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.end_lineno is not None
-        and node.end_lineno - node.lineno + 1 > 60
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and code_lines(node) > 60
     ]
     assert long == []
 

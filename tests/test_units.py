@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toque.errors import ConfigError
+from toque.units import UNITS, Duration, Progress
+
+
+@pytest.mark.parametrize(
+    ("text", "amount", "unit"),
+    [
+        ("3 epochs", 3, "epochs"),
+        ("1 epoch", 1, "epochs"),
+        ("0.5 EPOCHS", 0.5, "epochs"),
+        ("200steps", 200, "steps"),
+        ("1_000 examples", 1000, "examples"),
+        ("5e6 tokens", 5e6, "tokens"),
+        ("10%", 10, "%"),
+        (" 10 % ", 10, "%"),
+        ("30 minutes", 30, "minutes"),
+    ],
+)
+def test_parse(text, amount, unit):
+    assert Duration.parse(text) == Duration(amount, unit)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "3", "epochs", "-3 epochs", "3 days", "3 %s", "three epochs", "3 4 epochs", "nan steps"],
+)
+def test_what_is_no_duration_is_refused(text):
+    with pytest.raises(ConfigError, match="Write a number and a unit"):
+        Duration.parse(text)
+
+
+@given(
+    st.one_of(st.integers(0, 10**12).map(float), st.floats(0, 1e4).map(lambda x: round(x, 2))),
+    st.sampled_from(UNITS),
+)
+def test_text_reads_back(amount, unit):
+    duration = Duration(amount, unit)
+    assert Duration.parse(str(duration)) == duration
+
+
+def test_measure_in_each_unit():
+    progress = Progress(step=7, epoch=1.25, examples=50, tokens=900, target_tokens=400, seconds=90)
+    measured = {unit: Duration(1, unit).measure(progress) for unit in UNITS if unit != "%"}
+    assert measured == {"steps": 7, "epochs": 1.25, "tokens": 900, "examples": 50, "minutes": 1.5}
+    assert Duration(1, "%").measure(progress, Duration(28, "steps")) == 25.0
+
+
+@pytest.mark.parametrize("whole", [None, Duration(50, "%")])
+def test_a_share_needs_a_whole(whole):
+    with pytest.raises(ConfigError, match="no known whole"):
+        Duration(10, "%").measure(Progress(step=1), whole)
+
+
+@given(st.integers(1, 50), st.integers(0, 300))
+def test_every_multiple_is_crossed_once(every, until):
+    duration = Duration(every, "steps")
+    crossed = [
+        step
+        for step in range(1, until + 1)
+        if duration.crossed(Progress(step=step - 1), Progress(step=step))
+    ]
+    assert crossed == list(range(every, until + 1, every))
+
+
+def test_a_jump_over_a_multiple_counts_once():
+    every = Duration(100, "tokens")
+    assert every.crossed(Progress(tokens=90), Progress(tokens=410))
+    assert not every.crossed(Progress(tokens=110), Progress(tokens=199))
+
+
+def test_zero_is_never_crossed_and_always_reached():
+    zero = Duration(0, "steps")
+    assert not zero.crossed(Progress(step=0), Progress(step=5))
+    assert zero.reached(Progress())
+    assert zero.fraction(Progress()) == 1.0
+
+
+def test_reached_and_fraction():
+    whole = Duration(4, "epochs")
+    assert not whole.reached(Progress(epoch=3.999))
+    assert whole.reached(Progress(epoch=4.0))
+    assert whole.fraction(Progress(epoch=1.0)) == 0.25
+    assert whole.fraction(Progress(epoch=9.0)) == 1.0
