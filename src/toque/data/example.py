@@ -23,6 +23,8 @@ class Block:
     first_line: int
     """Number of the payload's first line in the (uncompressed) file, from 1."""
     payload: bytes
+    last: bool = True
+    """For documents: whether the payload reaches the end of its file."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +45,11 @@ class Example:
     task: int = 0
     """Which of a record's examples this is; a record's examples carry rising numbers."""
     columns: Mapping[str, int | float] = field(default_factory=dict)
-    """Numbers stored per example, e.g. quality. Every example of a reader has the same names."""
+    """Numbers stored per example as float32, e.g. quality. Every example of a reader has the same names."""
     document: bool = False
     """A text without a prompt: `prompt` is empty and `target` may be cut into several rows."""
+    ends: bool = True
+    """Whether the target reaches the true end of its text; if not, no end token is written."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,8 @@ class RecordReader(Protocol):
     """Turns files of one kind into examples.
 
     Given to `prepare` as "module:attribute" and imported in the workers. The attribute is either
-    a reader or, when the sources carry options, a function taking them and returning one.
+    a reader, or a function of the tasks (tuple of words) that returns one. A reader may have an
+    integer attribute `version`, raised when its examples change: older stores are then not reused.
     """
 
     def blocks(self, path: Path) -> Iterator[Block]:

@@ -1,0 +1,142 @@
+"""What a store says about itself: `manifest.json`, written last."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from toque.errors import DataError
+
+FORMAT = 1
+"""Raised when a store of the new kind cannot be read by the old code."""
+NAME = "manifest.json"
+
+
+class TokenizerEntry(msgspec.Struct, frozen=True):
+    """The tokenizer whose ids the store holds; its folder is `tokenizer/` in the store."""
+
+    name: str
+    sha256: str
+    vocab_size: int
+
+
+class FileEntry(msgspec.Struct, frozen=True):
+    """One file of the store; `examples` is the rows it describes, 0 when it has none."""
+
+    file: str
+    bytes: int
+    sha256: str
+    examples: int = 0
+
+
+class SourceEntry(msgspec.Struct, frozen=True):
+    """One source file and what became of its records (before duplicates and limits)."""
+
+    path: str
+    reader: str
+    source: int
+    weight: float
+    sha256: str
+    bytes: int
+    read: int
+    kept: int
+
+
+class Tokens(msgspec.Struct, frozen=True):
+    """Tokens of the rows in use."""
+
+    prompt: int
+    target: int
+
+
+class Splits(msgspec.Struct, frozen=True):
+    """Examples in each split."""
+
+    train: int
+    validation: int
+
+
+class Records(msgspec.Struct, frozen=True):
+    """Records met and used; `read == kept + sum of the manifest's dropped`."""
+
+    read: int
+    kept: int
+
+
+class StoreManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """The contract of a store on disk.
+
+    `examples` counts the rows in use, `rows` those on disk; the rest are left out by
+    duplicates or `max_examples` and carry 255 in `split.npy`.
+    """
+
+    format: int
+    fingerprint: str
+    family_kind: str
+    tokenizer: TokenizerEntry
+    examples: int
+    rows: int
+    tokens: Tokens
+    splits: Splits
+    records: Records
+    dropped: dict[str, int]
+    sources: list[SourceEntry]
+    shards: list[FileEntry]
+    files: list[FileEntry]
+    """What lies outside the shards: the split and the tokenizer."""
+    columns: dict[str, str]
+    """Per-example columns and their numpy dtypes."""
+    settings: dict[str, Any]
+    cut: dict[str, int]
+    """Sides cut to their limit and tokens lost by it."""
+
+
+def read_manifest(folder: Path) -> StoreManifest:
+    """The manifest of the store at `folder`.
+
+    Raises:
+        DataError: no folder, no manifest, not JSON, of another kind, or of a newer format.
+    """
+    path = folder / NAME
+    if not folder.is_dir():
+        raise DataError(
+            f"There is no token store at {folder}. Write it with `toque prepare CONFIG`, or "
+            "correct data.store."
+        )
+    if not path.is_file():
+        unfinished = (folder / "building.json").is_file()
+        state = (
+            "holds an unfinished token store; run `toque prepare` again to finish it"
+            if unfinished
+            else f"holds no token store (no {NAME}). Write one with `toque prepare CONFIG`, or "
+            "correct data.store"
+        )
+        raise DataError(f"{folder} {state}.")
+    try:
+        data = path.read_bytes()
+        found = msgspec.json.decode(data)
+    except (msgspec.DecodeError, OSError) as error:
+        raise DataError(
+            f"{path} is not a token store's description: {error}. The file is damaged; write the "
+            "store again with `toque prepare CONFIG` after removing it."
+        ) from error
+    version = found.get("format") if isinstance(found, dict) else None
+    if not isinstance(version, int) or version > FORMAT:
+        raise DataError(
+            f"{path} is of format {version!r}; this toque reads up to {FORMAT}. Use the toque that "
+            "wrote it or a newer one, or prepare the data again."
+        )
+    try:
+        return msgspec.json.decode(data, type=StoreManifest)
+    except msgspec.ValidationError as error:
+        raise DataError(
+            f"{path} is not a token store's description: {error}. Write the store again with "
+            "`toque prepare CONFIG` after removing it."
+        ) from error
+
+
+def manifest_bytes(manifest: StoreManifest) -> bytes:
+    """The manifest as it is written: indented, keys in the declared order."""
+    return msgspec.json.format(msgspec.json.encode(manifest, order="deterministic"), indent=1)

@@ -1,0 +1,97 @@
+"""What `prepare` is asked to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from toque.errors import ConfigError
+
+FamilyKind = Literal["decoder", "encoder-decoder"]
+OnOverlong = Literal["error", "drop", "truncate", "split", "auto"]
+Dedup = Literal["none", "exact"]
+ProgressSink = Callable[[int, int, str], None]
+"""Called with (bytes done, bytes in all, what is being done)."""
+TRAINED = "trained:"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Files of one kind.
+
+    Attributes:
+        path: a file, a glob pattern, or a folder (every file in it, hidden ones left out).
+        reader: "module:attribute" of a `RecordReader`, imported in the workers.
+        weight: kept in the manifest for whoever mixes sources.
+    """
+
+    path: str
+    reader: str
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareSettings:
+    """Everything that changes what a store holds.
+
+    `on_overlong` "auto" truncates pairs and splits documents. `max_bad_share` is the share of
+    a source's records its reader may refuse before the source is taken to be of another kind.
+    """
+
+    family_kind: FamilyKind
+    tokenizer: str
+    max_prompt_tokens: int = 256
+    max_target_tokens: int = 512
+    on_overlong: OnOverlong = "auto"
+    validation_fraction: float = 0.1
+    max_examples: int | None = None
+    min_quality: float = 0.0
+    dedup: Dedup = "exact"
+    tasks: tuple[str, ...] = ("write",)
+    max_bad_share: float = 0.5
+
+    def __post_init__(self) -> None:
+        """Refuse what no data could satisfy."""
+        for name, value, allowed in (
+            ("family_kind", self.family_kind, get_args(FamilyKind)),
+            ("on_overlong", self.on_overlong, get_args(OnOverlong)),
+            ("dedup", self.dedup, get_args(Dedup)),
+        ):
+            if value not in allowed:
+                raise ConfigError(f"data.{name} is {value!r}; it can be {', '.join(allowed)}.")
+        for name, number in (
+            ("max_prompt_tokens", self.max_prompt_tokens),
+            ("max_target_tokens", self.max_target_tokens),
+        ):
+            if number < 4:
+                raise ConfigError(
+                    f"data.{name} is {number}; fewer than 4 tokens hold no text beside the "
+                    "special ones. A usual value is 256."
+                )
+        if not 0.0 <= self.validation_fraction < 1.0:
+            raise ConfigError(
+                f"data.validation_fraction is {self.validation_fraction}; it is a share, at least "
+                "0 and below 1, e.g. 0.1."
+            )
+        if self.max_examples is not None and self.max_examples < 1:
+            raise ConfigError(
+                f"data.max_examples is {self.max_examples}; give a positive number, or null for all."
+            )
+
+    @property
+    def trained_vocab_size(self) -> int | None:
+        """Size of the vocabulary to learn, None when the tokenizer is given.
+
+        Raises:
+            ConfigError: "trained:" is not followed by a whole number.
+        """
+        if not self.tokenizer.startswith(TRAINED):
+            return None
+        size = self.tokenizer.removeprefix(TRAINED)
+        if not size.isdecimal():
+            raise ConfigError(
+                f"model.tokenizer is {self.tokenizer!r}; after trained: comes the size of the "
+                'vocabulary, e.g. "trained:8192".'
+            )
+        return int(size)

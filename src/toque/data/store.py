@@ -1,0 +1,168 @@
+"""A token store: memory-mapped columns of examples, readable with plain numpy.
+
+    store/manifest.json                   written last; a folder without it is no store
+    store/shards/00000/prompt_tokens.npy  uint16 (vocabularies up to 65,536) or uint32, joined
+    store/shards/00000/prompt_ends.npy    int64: where each row's prompt ends
+    store/shards/00000/target_tokens.npy, target_ends.npy, and one file per column
+    store/split.npy                       uint8 per row: 0 train, 1 validation, 255 left out
+    store/tokenizer/                      a Hugging Face tokenizer folder
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toque.data.files import sha256_of
+from toque.data.manifest import FileEntry, StoreManifest, read_manifest
+from toque.errors import DataError
+
+if TYPE_CHECKING:
+    from toque.data.codec import Codec
+
+Split = Literal["train", "validation"]
+SPLIT_CODES: dict[Split, int] = {"train": 0, "validation": 1}
+LEFT_OUT = 255
+SIDES = ("prompt", "target")
+
+
+class TokenStore:
+    """Rows of prompt and target ids; `TokenStore.open` makes one. Maps open when first read."""
+
+    def __init__(self, folder: Path, manifest: StoreManifest) -> None:
+        self.path = folder
+        self.manifest = manifest
+        self.fingerprint = manifest.fingerprint
+        self.n_rows = manifest.rows
+        shards = [(f.file.split("/")[1], f.examples) for f in manifest.shards]
+        self._shards = [name for name, _ in dict(shards).items()]
+        counts = np.array([dict(shards)[name] for name in self._shards], np.int64)
+        self._starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+        self._maps: dict[tuple[int, str], tuple[NDArray[np.generic], NDArray[np.int64]]] = {}
+
+    @classmethod
+    def open(cls, folder: Path | str, *, verify: bool = False) -> TokenStore:
+        """The store at `folder`, every file checked for its size, with `verify` for its hash too.
+
+        Raises:
+            DataError: no store there, a newer format, or a file that is missing, cut short or
+                changed; the file and the cause are named.
+        """
+        folder = Path(folder)
+        manifest = read_manifest(folder)
+        check_files(folder, [*manifest.shards, *manifest.files], verify=verify)
+        store = cls(folder, manifest)
+        if int(store._starts[-1]) != manifest.rows:
+            raise DataError(
+                f"{folder}/manifest.json speaks of {manifest.rows} rows and lists shards with "
+                f"{int(store._starts[-1])}. It is damaged; prepare the data again."
+            )
+        return store
+
+    @cached_property
+    def prompt_lengths(self) -> NDArray[np.int32]:
+        """Prompt tokens of every row, int32 [n_rows]."""
+        return self._lengths("prompt")
+
+    @cached_property
+    def target_lengths(self) -> NDArray[np.int32]:
+        """Target tokens of every row, int32 [n_rows]."""
+        return self._lengths("target")
+
+    @cached_property
+    def split(self) -> NDArray[np.uint8]:
+        """0 train, 1 validation, 255 left out; uint8 [n_rows]."""
+        return np.asarray(self._array(self.path / "split.npy"), np.uint8)
+
+    def rows(self, split: Split) -> NDArray[np.int64]:
+        """Rows of a split, ascending."""
+        return np.flatnonzero(self.split == SPLIT_CODES[split])
+
+    def prompt(self, row: int, /) -> NDArray[np.generic]:
+        """Prompt ids of a row; a view of the map."""
+        return self._side(int(row), "prompt")
+
+    def target(self, row: int, /) -> NDArray[np.generic]:
+        """Target ids of a row; a view of the map."""
+        return self._side(int(row), "target")
+
+    def column(self, name: str) -> NDArray[np.generic]:
+        """A per-example column of all rows.
+
+        Raises:
+            DataError: there is no such column; those there are listed.
+        """
+        if name not in self.manifest.columns:
+            raise DataError(
+                f"The store {self.path} has no column {name!r}; it has "
+                f"{', '.join(sorted(self.manifest.columns))}."
+            )
+        parts = [self._array(self._shard(i) / f"{name}.npy") for i in range(len(self._shards))]
+        return np.concatenate(parts) if parts else np.empty(0, self.manifest.columns[name])
+
+    def codec(self) -> Codec:
+        """The tokenizer the ids belong to."""
+        from toque.data.codec import load_codec
+
+        return load_codec(self.path / "tokenizer")
+
+    def _shard(self, index: int) -> Path:
+        return self.path / "shards" / self._shards[index]
+
+    def _array(self, path: Path) -> NDArray[np.generic]:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+
+    def _lengths(self, side: str) -> NDArray[np.int32]:
+        parts = [
+            np.diff(self._array(self._shard(i) / f"{side}_ends.npy"), prepend=0)  # type: ignore[call-overload]
+            for i in range(len(self._shards))
+        ]
+        return np.concatenate([np.empty(0, np.int64), *parts]).astype(np.int32)
+
+    def _side(self, row: int, side: str) -> NDArray[np.generic]:
+        if not 0 <= row < self.n_rows:
+            raise IndexError(f"row {row} of a store with {self.n_rows} rows")
+        shard = int(np.searchsorted(self._starts, row, side="right")) - 1
+        tokens, ends = self._maps.get((shard, side)) or self._map(shard, side)
+        local = row - int(self._starts[shard])
+        return tokens[int(ends[local - 1]) if local else 0 : int(ends[local])]
+
+    def _map(self, shard: int, side: str) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
+        folder = self._shard(shard)
+        tokens = self._array(folder / f"{side}_tokens.npy")
+        # The ends are read whole: 8 bytes a row, and a page fault less per example.
+        ends = np.load(folder / f"{side}_ends.npy", allow_pickle=False)
+        # A plain view: indexing a memmap object costs a Python-level call for every slice.
+        self._maps[shard, side] = (np.asarray(tokens), ends)
+        return self._maps[shard, side]
+
+
+def check_files(folder: Path, entries: list[FileEntry], *, verify: bool) -> None:
+    """Compare files with what a manifest says of them, before any is mapped.
+
+    Reading past the end of a map whose file was cut short kills the process, so sizes come first.
+
+    Raises:
+        DataError: naming the first file that is missing, of another size or of other content.
+    """
+    again = "Restore the file, or remove the store and prepare the data again."
+    for entry in entries:
+        path = folder / entry.file
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise DataError(f"{path} is missing from the store ({error.strerror}). {again}") from error
+        if size != entry.bytes:
+            raise DataError(
+                f"{path} has {size:,} bytes where the manifest says {entry.bytes:,}: it was cut "
+                f"short or replaced. {again}"
+            )
+        if verify and sha256_of(path) != entry.sha256:
+            raise DataError(
+                f"{path} has the right size and the wrong content: its SHA-256 is not the "
+                f"manifest's {entry.sha256[:12]}…. {again}"
+            )
