@@ -192,8 +192,8 @@ def _refuse_name(path: SettingPath, origin: str) -> None:
     close = nearest(path)
     hint = f" Nearest: `{close}`." if close else ""
     raise ConfigError(
-        f"{origin}: `{dotted(path)}` is not a setting.{hint} `toque show` prints every setting "
-        "with its value."
+        f"{origin}: `{dotted(path)}` is not a setting.{hint} `toque show demo` prints every "
+        "setting; docs/configuration.md explains them."
     )
 
 
