@@ -10,6 +10,7 @@ ends, both in [0, 1]:
 
 In steps this is the textbook's: peak * (step + 1) / warmup, then the decay over
 (step - warmup) / (total - warmup), ending at min_lr. Cosine: Loshchilov & Hutter 2017, eq. 5.
+A run shorter than its warmup never decays.
 """
 
 from __future__ import annotations
@@ -53,19 +54,13 @@ def make_schedule(
             without it the decay runs from the beginning and warmup multiplies it.
 
     Raises:
-        ConfigError: the name is unknown, or warmup fills the whole run.
+        ConfigError: the name is unknown.
     """
     if name not in _DECAYS:
         raise ConfigError(f"{name!r} is no learning rate schedule. Use {', '.join(SCHEDULES)}.")
     decay, totals = _DECAYS[name], dict(expected or {})
     warmup = _in_units(warmup, stop_after)
     warm_share = _share(warmup, stop_after, totals)
-    if warm_share >= 1.0 and name != "constant":
-        raise ConfigError(
-            f'Warmup takes "{warmup}" and the whole run is "{stop_after}", so no time is left for '
-            f"the {name} decay. Shorten optim.warmup, lengthen train.stop_after, or use the "
-            "constant schedule."
-        )
     one_update = _one_update(warmup, totals)
 
     def lr_at(progress: Progress) -> float:
@@ -73,7 +68,7 @@ def make_schedule(
         if warmup.amount > 0:
             warm = min(1.0, (warmup.measure(progress) + one_update) / warmup.amount)
         done = 0.0
-        if name != "constant":
+        if name != "constant" and warm_share < 1.0:
             beyond = stop_after.fraction(progress) - warm_share
             done = min(1.0, max(0.0, beyond) / (1.0 - warm_share))
         return warm * (min_lr + (peak_lr - min_lr) * decay(done))
