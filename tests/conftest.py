@@ -20,7 +20,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 GOLDEN = REPOSITORY / "tests" / "golden"
 
 # The same examples on every machine and in every run; no time limit, machines are shared.
-settings.register_profile("toque", derandomize=True, deadline=None, max_examples=50, database=None)
+settings.register_profile("toque", derandomize=True, deadline=None, max_examples=30, database=None)
 settings.load_profile("toque")
 
 

@@ -35,6 +35,7 @@ LIGHT = [
     "toque.units",
     "toque.config",
     "toque.cli",
+    "toque.cli.app",
     "toque.data.*",
     "toque.cooking.*",
 ]
