@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from toque.config import RunConfig, load_config, preset_summaries, resolve_values
+from toque.config import RunConfig, load_config, presets, resolve_values
 from toque.errors import ConfigError
 from toque.units import Duration
 
@@ -275,13 +275,13 @@ def test_values_need_no_file():
 
 
 def test_every_preset_says_what_it_is():
-    assert set(preset_summaries()) >= {
+    assert set(presets()) >= {
         "demo",
         "recipes-t5-small",
         "recipes-gpt2-small",
         "finetune-folder",
     }
-    assert all(line.endswith(".") for line in preset_summaries().values())
+    assert all(line.endswith(".") for line in presets().values())
 
 
 def test_tokenizer_auto_is_resolved():

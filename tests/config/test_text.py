@@ -14,7 +14,7 @@ from toque.config import (
     configuration_page,
     differences,
     load_config,
-    preset_summaries,
+    presets,
     resolve_values,
     resolved_yaml,
     to_yaml,
@@ -32,7 +32,7 @@ texts = st.text(
 
 
 @pytest.mark.golden
-@pytest.mark.parametrize("name", sorted(preset_summaries()))
+@pytest.mark.parametrize("name", sorted(presets()))
 def test_preset_in_full(name: str, golden_text: Golden) -> None:
     """A moved default shows up here as a changed line."""
     path = REPOSITORY / "tests" / "golden" / "presets" / f"{name}.yaml"
@@ -51,7 +51,7 @@ def test_every_setting_has_help():
     assert [row for row in rows if row.split("|")[-2].strip() in ("", "*later*")] == []
 
 
-@pytest.mark.parametrize("name", sorted(preset_summaries()))
+@pytest.mark.parametrize("name", sorted(presets()))
 def test_resolved_text_is_itself_runnable(name, tmp_path):
     resolved = load_config(name, ["train.early_stopping={patience: 2}", "model.family=t5"][:1])
     path = tmp_path / "config.yaml"

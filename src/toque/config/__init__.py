@@ -3,7 +3,7 @@
 `load_config("my.yaml", ["optim.peak_lr=1e-4"])` gives the settings and where each came from.
 """
 
-from toque.config.load import Resolved, load_config, preset_summaries, resolve_values
+from toque.config.load import Resolved, load_config, presets, resolve_values
 from toque.config.page import configuration_page
 from toque.config.text import (
     SAFE_TO_CHANGE,
@@ -42,7 +42,7 @@ __all__ = [
     "configuration_page",
     "differences",
     "load_config",
-    "preset_summaries",
+    "presets",
     "resolve_values",
     "resolved_yaml",
     "to_yaml",

@@ -63,7 +63,7 @@ def resolve_values(values: Mapping[str, Any], name: str = "values") -> Resolved:
     return _resolve(dict(values), Document(name), frozenset())
 
 
-def preset_summaries() -> dict[str, str]:
+def presets() -> dict[str, str]:
     """Name of each preset -> its first comment line."""
     files = sorted(PRESETS.glob("*.yaml"))
     firsts = {file.stem: file.read_text(encoding="utf-8").splitlines()[0] for file in files}
@@ -119,7 +119,7 @@ def _replaced(path: SettingPath, overridden: frozenset[SettingPath]) -> bool:
 
 
 def _read(name: str) -> Document:
-    known = preset_summaries()
+    known = presets()
     if name in known:
         text = (PRESETS / f"{name}.yaml").read_text(encoding="utf-8")
         return _mapping(text, f"presets/{name}.yaml")
@@ -151,7 +151,7 @@ def _mapping(text: str, name: str) -> Document:
         raise ConfigError(
             f"{name} is empty. Write the settings that differ from their defaults, e.g. "
             "`data: {sources: [{path: my-recipes.jsonl}]}`, or use a preset: "
-            f"{', '.join(preset_summaries())}."
+            f"{', '.join(presets())}."
         )
     if not isinstance(document.value, Mapping):
         raise ConfigError(
