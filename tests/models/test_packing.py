@@ -32,9 +32,7 @@ def stock_sum(model, example, smoothing):
         logits = output.logits[0, len(prompt) - 1 : -1]
     if smoothing == 0.0:
         return output.loss * len(target)
-    return F.cross_entropy(
-        logits, torch.tensor(target), label_smoothing=smoothing, reduction="sum"
-    )
+    return F.cross_entropy(logits, torch.tensor(target), label_smoothing=smoothing, reduction="sum")
 
 
 def gradients(model):

@@ -183,9 +183,8 @@ class _EncoderDecoder:
         self.real = torch.arange(width, device=core.device)[None, :] < lengths[:, None]  # [R, S]
         start = core.config.decoder_start_token_id
         self.start = pad_id if start is None else int(start)
-        self.cache = EncoderDecoderCache(
-            DynamicCache(config=core.config), DynamicCache(config=core.config)
-        )
+        # Without a config: it would count the encoder's layers, and the decoder may have more.
+        self.cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         self.source = torch.empty(0)
 
     def first(self) -> Tensor:

@@ -6,7 +6,7 @@ Letters: N positions with a label, D hidden size, V vocabulary, C rows of one ch
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,10 +14,20 @@ from torch.autograd.function import once_differentiable
 
 from toque.batch import IGNORE
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 _CHUNK_ELEMENTS = {"cpu": 1 << 23, "cuda": 1 << 27}
 """Logits held at once when the caller does not say: float32, 32 MiB on a CPU, 512 MiB."""
 
 
+def _outside_graphs(function: Callable[P, R]) -> Callable[P, R]:
+    """Data-dependent shapes: a compiled caller breaks its graph instead of tracing into this."""
+    disabled: Callable[P, R] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+    return disabled
+
+
+@_outside_graphs
 def cross_entropy_sum(
     hidden: Tensor,
     weight: Tensor,
@@ -60,7 +70,7 @@ def cross_entropy_sum(
     if chunk_rows is None:
         elements = _CHUNK_ELEMENTS.get(hidden.device.type, _CHUNK_ELEMENTS["cuda"])
         chunk_rows = max(64, elements // weight.shape[0])
-    return _apply(
+    loss: Tensor = _CrossEntropySum.apply(  # type: ignore[no-untyped-call]
         hidden.reshape(-1, hidden.shape[-1]),
         weight,
         bias,
@@ -69,6 +79,7 @@ def cross_entropy_sum(
         chunk_rows,
         torch.is_grad_enabled(),
     )
+    return loss
 
 
 class _CrossEntropySum(torch.autograd.Function):
@@ -134,10 +145,6 @@ class _CrossEntropySum(torch.autograd.Function):
             for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         )
         return (*scaled, None, None, None, None)
-
-
-# Data-dependent shapes: a compiled caller breaks its graph here instead of tracing into it.
-_apply: Callable[..., Tensor] = torch.compiler.disable(_CrossEntropySum.apply)  # type: ignore[no-untyped-call]
 
 
 def _loss_of(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
