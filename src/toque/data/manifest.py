@@ -37,7 +37,6 @@ class SourceEntry(msgspec.Struct, frozen=True):
     path: str
     reader: str
     source: int
-    weight: float
     sha256: str
     bytes: int
     read: int

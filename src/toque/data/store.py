@@ -42,6 +42,7 @@ class TokenStore:
         self._shards = [name for name, _ in dict(shards).items()]
         counts = np.array([dict(shards)[name] for name in self._shards], np.int64)
         self._starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+        self._files = {f.file for f in manifest.shards}
         self._maps: dict[tuple[int, str], tuple[NDArray[np.generic], NDArray[np.int64]]] = {}
 
     @classmethod
@@ -91,7 +92,7 @@ class TokenStore:
         return self._side(int(row), "target")
 
     def column(self, name: str) -> NDArray[np.generic]:
-        """A per-example column of all rows.
+        """A per-example column of all rows; NaN where a row's source has no such number.
 
         Raises:
             DataError: there is no such column; those there are listed.
@@ -101,8 +102,14 @@ class TokenStore:
                 f"The store {self.path} has no column {name!r}; it has "
                 f"{', '.join(sorted(self.manifest.columns))}."
             )
-        parts = [self._array(self._shard(i) / f"{name}.npy") for i in range(len(self._shards))]
-        return np.concatenate(parts) if parts else np.empty(0, self.manifest.columns[name])
+        counts = np.diff(self._starts)
+        parts = [
+            self._array(self._shard(i) / f"{name}.npy")
+            if f"shards/{shard}/{name}.npy" in self._files
+            else np.full(counts[i], np.nan, np.float32)
+            for i, shard in enumerate(self._shards)
+        ]
+        return np.concatenate([np.empty(0, self.manifest.columns[name]), *parts])
 
     def codec(self) -> Codec:
         """The tokenizer the ids belong to."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from toque.data.files import sha256_of
 from toque.errors import DataError
 
 _KEPT = ("model_max_length", "chat_template")
@@ -81,6 +83,21 @@ def read_folder(folder: Path) -> TokenizerFolder:
     # A folder inside a store is called "tokenizer": its own name was kept in the settings.
     name = str(config.get("toque_name", folder.name))
     return TokenizerFolder(name, text, specials, {**settings, "toque_name": name})
+
+
+def hash_of_folder(folder: Path) -> str:
+    """SHA-256 over the files a codec is made from; without reading the vocabulary.
+
+    Raises:
+        DataError: there is no tokenizer in the folder.
+    """
+    if not (folder / "tokenizer.json").is_file():
+        read_folder(folder)  # says what is missing
+    digest = hashlib.sha256()
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        path = folder / name
+        digest.update((sha256_of(path) if path.is_file() else "").encode())
+    return digest.hexdigest()
 
 
 def resolve_tokenizer(name: str) -> Path:

@@ -1,0 +1,98 @@
+"""Groups of blocks to shards, in this process or in several, with bounded memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import connection, get_context, parent_process
+
+from toque.data.example import Block
+from toque.data.worker import Job, Kitchen, ShardResult
+from toque.errors import DataError
+
+Groups = Iterator[tuple[int, list[Block]]]
+_AHEAD = 1
+"""Groups waiting beyond one for each worker: enough that none idles, few enough to hold."""
+
+
+def usable_cores() -> int:
+    """CPU cores this process may use, at most 16: reading is one process and feeds no more."""
+    return min(16, len(os.sched_getaffinity(0)))
+
+
+def write_shards(job: Job, groups: Groups, *, workers: int) -> Iterator[ShardResult]:
+    """Shards as they are finished, in any order.
+
+    Raises:
+        DataError: a worker was killed; what is finished is kept.
+    """
+    if workers <= 1:
+        kitchen = Kitchen(job)
+        for number, blocks in groups:
+            yield kitchen.write_shard(number, blocks)
+        return
+    # The tokenizer would start a thread for every core in every worker.
+    before = os.environ.get("TOKENIZERS_PARALLELISM")
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    try:
+        yield from _write_in_processes(job, groups, workers)
+    except BrokenProcessPool as error:
+        raise DataError(
+            "A worker process was killed, most likely by the system for want of memory. Run the "
+            "same command again: finished shards are kept. With less memory, use fewer workers."
+        ) from error
+    finally:
+        if before is None:
+            del os.environ["TOKENIZERS_PARALLELISM"]
+        else:
+            os.environ["TOKENIZERS_PARALLELISM"] = before
+
+
+def _write_in_processes(job: Job, groups: Groups, workers: int) -> Iterator[ShardResult]:
+    # Not fork: tokenizers and torch hold threads, and a forked lock stays locked.
+    pool = ProcessPoolExecutor(
+        workers, mp_context=get_context("spawn"), initializer=_start, initargs=(job,)
+    )
+    running: set[Future[ShardResult]] = set()
+    try:
+        for number, blocks in groups:
+            running.add(pool.submit(_write, number, blocks))
+            while len(running) >= workers + _AHEAD:
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    yield future.result()
+        while running:
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                yield future.result()
+    finally:
+        # Also on an error and on Ctrl-C: running shards are finished, waiting ones forgotten.
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+_kitchen: Kitchen | None = None
+
+
+def _start(job: Job) -> None:
+    """Make this worker process ready."""
+    global _kitchen  # noqa: PLW0603 - a pool's worker has no other place for its tools
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process decides what Ctrl-C means
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _kitchen = Kitchen(job)
+
+
+def _write(number: int, blocks: list[Block]) -> ShardResult:
+    assert _kitchen is not None
+    return _kitchen.write_shard(number, blocks)
+
+
+def _end_with_parent() -> None:
+    """End this process when the main one is gone: a killed main process closes no queue."""
+    parent = parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os._exit(1)

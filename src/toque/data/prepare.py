@@ -1,0 +1,298 @@
+"""Raw files to a token store: once, in parallel, resumable, and reused when nothing changed.
+
+    sources -> groups of raw blocks -> a shard each (workers) -> one look at all rows -> manifest
+
+A store's fingerprint covers the format, the code that reads, every source file's content, the
+settings and the tokenizer. A killed `prepare` keeps its whole shards and ends with the same bytes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from toque.data.codec import Codec, load_codec
+from toque.data.example import Block, RecordReader
+from toque.data.files import disk_faults, whole_folder, write_whole
+from toque.data.finish import Ending
+from toque.data.learn_from import learn_tokenizer
+from toque.data.manifest import FORMAT, NAME, StoreManifest, read_manifest
+from toque.data.pool import usable_cores, write_shards
+from toque.data.report import Report
+from toque.data.settings import PrepareSettings, ProgressSink, Source
+from toque.data.sources import SourceFile, find_files, groups, plain_bytes
+from toque.data.store import TokenStore, check_files
+from toque.data.tokenizer_folder import hash_of_folder, resolve_tokenizer
+from toque.data.worker import SIDECAR, Job, ShardResult, load_reader, shard_folder
+from toque.errors import DataError
+
+CODE_VERSION = 1
+"""Raised when the same inputs and settings would give other rows: older stores are not reused."""
+BUILDING = "building.json"
+_SMALL = 4 << 20
+"""Plain bytes that one process has read before others have started."""
+
+
+@dataclass(frozen=True)
+class PrepareResult:
+    """A whole store, what was done, and whether it was there already."""
+
+    store: TokenStore
+    report: Report
+    reused: bool
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Everything known before the first record is read."""
+
+    store: Path
+    settings: PrepareSettings
+    files: list[SourceFile]
+    readers: list[RecordReader]
+    tokenizer: Path | None
+    """None: it is to be learnt."""
+    recorded: dict[str, Any]
+    fingerprint: str
+
+
+def prepare(
+    sources: Sequence[Source],
+    *,
+    store: Path,
+    settings: PrepareSettings,
+    workers: int | None = None,
+    progress: ProgressSink | None = None,
+    replace: bool = False,
+) -> PrepareResult:
+    """Write the store of `sources` at `store`, or reuse the one that is there.
+
+    Args:
+        sources: read in this order; the first of equal records is kept.
+        store: folder; made when absent.
+        settings: what the rows are to be.
+        workers: processes that parse and tokenise; None for the cores at hand. The result
+            does not depend on it.
+        progress: told how far reading has come.
+        replace: remove a store made from other inputs instead of refusing.
+
+    Raises:
+        DataError: a source, a tokenizer or the store cannot be used; the disk is full.
+        ConfigError: the settings contradict themselves or the data.
+    """
+    started = time.perf_counter()
+    told = progress or (lambda done, total, message: None)
+    told(0, 0, "hashing the sources")
+    plan = _plan(sources, Path(store), settings)
+    found = _reusable(plan, told, replace=replace)
+    if found is not None:
+        return found
+    with disk_faults(plan.store, "preparing the data"):
+        plan.store.mkdir(parents=True, exist_ok=True)
+        with _alone(plan.store):
+            _begin(plan)
+            codec = _tokenizer(plan, told)
+            shards = _write_all(plan, told, workers)
+            ending = Ending(
+                plan.store, plan.fingerprint, settings, plan.recorded, codec, plan.files, shards
+            )
+            report = ending.finish(seconds=time.perf_counter() - started)
+            _remove_leftovers(plan.store, len(shards))
+    return PrepareResult(TokenStore.open(plan.store), report, reused=False)
+
+
+def _plan(sources: Sequence[Source], store: Path, settings: PrepareSettings) -> _Plan:
+    files = find_files(sources)
+    readers = [load_reader(source.reader, settings.tasks) for source in sources]
+    learnt = settings.trained_vocab_size is not None
+    tokenizer = None if learnt else resolve_tokenizer(settings.tokenizer)
+    recorded = asdict(settings) | {
+        "tasks": list(settings.tasks),
+        "tokenizer_sha256": None if tokenizer is None else hash_of_folder(tokenizer),
+        "code_version": CODE_VERSION,
+        "reader_versions": [int(getattr(reader, "version", 1)) for reader in readers],
+    }
+    # Where the tokenizer and the sources lie is no part of what the store holds.
+    counted = recorded | ({} if learnt else {"tokenizer": None})
+    inputs = [FORMAT, counted, [[f.sha256, f.reader, f.source] for f in files]]
+    digest = hashlib.sha256(msgspec.json.encode(inputs, order="deterministic")).hexdigest()
+    return _Plan(store, settings, files, readers, tokenizer, recorded, digest)
+
+
+def _reusable(plan: _Plan, told: ProgressSink, *, replace: bool) -> PrepareResult | None:
+    """The store that is there, when it is this one and whole.
+
+    Raises:
+        DataError: another store, or other files, are in the way.
+    """
+    folder = plan.store
+    if not folder.is_dir():
+        return None
+    if not (folder / NAME).is_file():
+        if any(folder.iterdir()) and not (folder / BUILDING).is_file():
+            raise DataError(
+                f"{folder} is not empty and holds no token store. Choose an empty or new folder "
+                "for data.store, so that nothing of yours is overwritten."
+            )
+        return None
+    manifest = read_manifest(folder)
+    if manifest.fingerprint != plan.fingerprint:
+        if not replace:
+            raise DataError(
+                f"{folder} holds a token store made from something else: "
+                f"{'; '.join(_differences(manifest, plan))}. Choose another data.store, or run "
+                "prepare with --replace to make it anew."
+            )
+        return None
+    report = Report.read_from(folder)
+    try:
+        check_files(folder, [*manifest.shards, *manifest.files], verify=False)
+    except DataError as error:
+        told(0, 0, f"repairing the store: {error}")
+        return None
+    if report is None:
+        return None
+    return PrepareResult(TokenStore(folder, manifest), report, reused=True)
+
+
+def _differences(manifest: StoreManifest, plan: _Plan) -> list[str]:
+    """What sets an existing store apart from the one asked for, in words."""
+    there, here = manifest.settings, msgspec.to_builtins(plan.recorded)
+    told = []
+    if there.get("tokenizer_sha256") != here["tokenizer_sha256"]:
+        told.append(f"its tokenizer is {manifest.tokenizer.name}, not {here['tokenizer']}")
+    paths = ("tokenizer", "tokenizer_sha256") if here["tokenizer_sha256"] else ("tokenizer_sha256",)
+    for name in sorted(set(there) | set(here)):
+        if name not in paths and there.get(name) != here.get(name):
+            told.append(f"{name} is {there.get(name)} there and {here.get(name)} here")
+    known = {entry.sha256 for entry in manifest.sources}
+    wanted = {file.sha256 for file in plan.files}
+    told += [f"{f.path.name} is new or changed" for f in plan.files if f.sha256 not in known]
+    gone = [entry.path for entry in manifest.sources if entry.sha256 not in wanted]
+    told += [f"{Path(path).name} as it was then is not among the sources" for path in gone]
+    return told or ["its sources are in another order or read by another reader"]
+
+
+@contextmanager
+def _alone(store: Path) -> Iterator[None]:
+    """Hold the store's lock, so that two commands do not write one store.
+
+    Raises:
+        DataError: another process holds it.
+    """
+    with (store / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise DataError(
+                f"Another process is preparing {store}. Wait for it to end, or choose another "
+                "data.store."
+            ) from error
+        yield
+
+
+def _begin(plan: _Plan) -> None:
+    """Mark the folder as unfinished, keeping shards that belong to these inputs."""
+    store = plan.store
+    (store / NAME).unlink(missing_ok=True)
+    mark = msgspec.json.encode({"fingerprint": plan.fingerprint})
+    building = store / BUILDING
+    kept = [p for p in store.glob(f"shards/*/{SIDECAR}") if _fingerprint(p) == plan.fingerprint]
+    if not kept and (not building.is_file() or building.read_bytes() != mark):
+        for name in ("shards", "tokenizer"):
+            shutil.rmtree(store / name, ignore_errors=True)
+    write_whole(building, mark)
+    (store / "shards").mkdir(exist_ok=True)
+
+
+def _fingerprint(sidecar: Path) -> str:
+    result = _sidecar(sidecar)
+    return result.fingerprint if result else ""
+
+
+def _tokenizer(plan: _Plan, told: ProgressSink) -> Codec:
+    """The codec, copied or learnt into the store; one learnt by an earlier start is kept."""
+    folder = plan.store / "tokenizer"
+    if folder.is_dir():
+        return load_codec(folder)
+    if plan.tokenizer is not None:
+        codec = load_codec(plan.tokenizer)
+    else:
+        size = plan.settings.trained_vocab_size or 0
+        told(0, 0, f"learning a tokenizer of {size} entries")
+        codec = learn_tokenizer(
+            plan.files, plan.readers, vocab_size=size, family_kind=plan.settings.family_kind
+        )
+    with whole_folder(folder) as partial:
+        codec.save(partial)
+    return codec
+
+
+def _write_all(plan: _Plan, told: ProgressSink, workers: int | None) -> list[ShardResult]:
+    total = sum(map(plain_bytes, plan.files))
+    if workers is None:
+        workers = 1 if total <= _SMALL else usable_cores()
+    job = Job(
+        store=plan.store,
+        fingerprint=plan.fingerprint,
+        readers=tuple(_reader_specs(plan.files)),
+        settings=plan.settings,
+    )
+    results: dict[int, ShardResult] = {}
+    sizes: dict[int, int] = {}
+
+    def to_do() -> Iterator[tuple[int, list[Block]]]:
+        for number, blocks in groups(plan.files, plan.readers):
+            sizes[number] = sum(len(block.payload) for block in blocks)
+            kept = _kept_shard(plan, number)
+            if kept is None:
+                yield number, blocks
+            else:
+                results[number] = kept
+
+    for result in write_shards(job, to_do(), workers=workers):
+        results[result.group] = result
+        done = sum(sizes[number] for number in results)
+        told(done, max(total, done), f"{sum(r.rows for r in results.values()):,} examples")
+    return [results[number] for number in sorted(results)]
+
+
+def _reader_specs(files: Sequence[SourceFile]) -> list[str]:
+    by_source = {file.source: file.reader for file in files}
+    return [by_source[number] for number in sorted(by_source)]
+
+
+def _kept_shard(plan: _Plan, number: int) -> ShardResult | None:
+    """The shard an earlier start left, when it is whole and of these inputs."""
+    result = _sidecar(shard_folder(plan.store, number) / SIDECAR)
+    if result is None or result.fingerprint != plan.fingerprint:
+        return None
+    try:
+        check_files(plan.store, result.files, verify=True)
+    except DataError:
+        return None
+    return result
+
+
+def _sidecar(path: Path) -> ShardResult | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=ShardResult)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _remove_leftovers(store: Path, n_shards: int) -> None:
+    (store / BUILDING).unlink(missing_ok=True)
+    known = {shard_folder(store, number).name for number in range(n_shards)}
+    for folder in (store / "shards").iterdir():
+        if folder.name not in known:
+            shutil.rmtree(folder, ignore_errors=True)

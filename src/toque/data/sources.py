@@ -1,0 +1,125 @@
+"""Which files the sources name, their groups of blocks, and how far reading has come."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from toque.data.example import Block, RecordReader
+from toque.data.files import sha256_of
+from toque.data.settings import Source
+from toque.errors import DataError
+
+GROUP_BYTES = 8 << 20
+"""Raw bytes that become one shard: about 6,000 recipes; small enough to hold several at once."""
+_GZIP = b"\x1f\x8b"
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file to read."""
+
+    path: Path
+    source: int
+    reader: str
+    weight: float
+    sha256: str
+    bytes: int
+
+
+def find_files(sources: Sequence[Source]) -> list[SourceFile]:
+    """The files of all sources in order, hashed.
+
+    Raises:
+        DataError: a source names nothing, an empty file, or one that cannot be read.
+    """
+    if not sources:
+        raise DataError("data.sources is empty. Name at least one file, folder or pattern.")
+    files: list[SourceFile] = []
+    for number, source in enumerate(sources):
+        for path in _matches(source.path):
+            try:
+                size, digest = path.stat().st_size, sha256_of(path)
+            except OSError as error:
+                raise DataError(
+                    f"The source {path} cannot be read ({error.strerror}). Check data.sources and "
+                    "the file's permissions."
+                ) from error
+            if size == 0:
+                raise DataError(
+                    f"The source {path} is empty (0 bytes). Fetch it again, or take it out of "
+                    "data.sources."
+                )
+            files.append(SourceFile(path, number, source.reader, source.weight, digest, size))
+    return files
+
+
+def _matches(pattern: str) -> list[Path]:
+    path = Path(pattern).expanduser()
+    if path.is_file():
+        return [path]
+    if path.is_dir():
+        inside = (p for p in path.rglob("*") if p.is_file())
+        found = sorted(p for p in inside if not _is_hidden(p.relative_to(path)))
+        if not found:
+            raise DataError(f"The source folder {path} holds no files. Correct data.sources.")
+        return found
+    if any(sign in pattern for sign in "*?["):
+        anchor = Path(path.anchor) if path.anchor else Path()
+        found = sorted(p for p in anchor.glob(str(path.relative_to(anchor))) if p.is_file())
+        if not found:
+            raise DataError(f"No file matches the source {pattern!r}. Correct data.sources.")
+        return found
+    near = sorted(p.name for p in path.parent.iterdir())[:8] if path.parent.is_dir() else []
+    beside = f" Beside it: {', '.join(near)}." if near else ""
+    raise DataError(
+        f"There is no source file {path}. Give a file, a folder or a pattern such as "
+        f'"recipes/*.jsonl.gz" in data.sources.{beside}'
+    )
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def blocks_of(file: SourceFile, reader: RecordReader) -> Iterator[Block]:
+    """The file's blocks, numbered with its source.
+
+    Raises:
+        DataError: what the reader found wrong, or a file damaged on the way.
+    """
+    try:
+        for block in reader.blocks(file.path):
+            yield replace(block, source=file.source)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(
+            f"The source {file.path} cannot be read to its end: {error}. It may be cut short or "
+            "damaged; fetch it again."
+        ) from error
+
+
+def groups(
+    files: Sequence[SourceFile], readers: Sequence[RecordReader]
+) -> Iterator[tuple[int, list[Block]]]:
+    """(number, blocks) of about GROUP_BYTES, over all files; one group becomes one shard."""
+    number, size, group = 0, 0, list[Block]()
+    for file in files:
+        for block in blocks_of(file, readers[file.source]):
+            if group and size + len(block.payload) > GROUP_BYTES:
+                yield number, group
+                number, size, group = number + 1, 0, []
+            group.append(block)
+            size += len(block.payload)
+    if group:
+        yield number, group
+
+
+def plain_bytes(file: SourceFile) -> int:
+    """Bytes of the uncompressed file; for gzip what its last four bytes say (modulo 4 GiB)."""
+    with file.path.open("rb") as stream:
+        if stream.read(2) != _GZIP or file.bytes < 18:
+            return file.bytes
+        stream.seek(-4, 2)
+        return max(file.bytes, int.from_bytes(stream.read(4), "little"))
