@@ -103,7 +103,7 @@ def test_a_checkpoint_with_other_parameters_is_refused_by_name(make_run):
 
 
 def test_early_stopping_keeps_its_count_through_a_resume(make_run):
-    def rising(model):
+    def rising(_model):
         rising.calls += 1
         return {"loss": float(rising.calls)}
 
@@ -128,17 +128,17 @@ def test_sums_in_the_metrics_are_totals_over_a_run_killed_between_saves(make_run
     def log():
         return MetricsLog(path, log_every=Duration(4, "steps"))
 
-    class PowerCut(Exception):
+    class PowerCutError(Exception):
         pass
 
     def until_13(model, batch):
         if run.trainer.progress.step == 13:
-            raise PowerCut
+            raise PowerCutError
         return loss_fn(model, batch)
 
     run = make_run(save_every="5 steps", callbacks=(log(),))
     loss_fn, run.trainer.loss_fn = run.trainer.loss_fn, until_13
-    with pytest.raises(PowerCut):
+    with pytest.raises(PowerCutError):
         run.trainer.fit()
     with path.open("a") as file:
         file.write('{"event": "step", "st')  # half a line, as a kill leaves it

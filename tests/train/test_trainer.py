@@ -142,24 +142,25 @@ def test_interrupted_at_the_last_step_the_owed_evaluation_is_all_that_is_left(ma
     assert third.recorder.events == ["start", "end finished"]
 
 
-def poisoned_at(step):
-    def spoil(trainer):
-        loss_fn = trainer.loss_fn
+def poison(trainer, step):
+    loss_fn = trainer.loss_fn
 
-        def spoiled(model, batch):
-            loss = loss_fn(model, batch)
-            return loss * math.nan if trainer.progress.step == step else loss
+    def spoiled(model, batch):
+        loss = loss_fn(model, batch)
+        return loss * math.nan if trainer.progress.step == step else loss
 
-        trainer.loss_fn = spoiled
-
-    return spoil
+    trainer.loss_fn = spoiled
 
 
 def test_a_loss_that_is_no_number_stops_before_the_update(make_run):
-    run = make_run(save_every="2 steps")
-    poisoned_at(5)(run.trainer)
     weights = []
-    run.trainer.callbacks._callbacks[0].on_step = lambda info: weights.append(run.weights())  # type: ignore[method-assign]
+
+    class Watch(Callback):
+        def on_step(self, info):
+            weights.append(run.weights())
+
+    run = make_run(save_every="2 steps", callbacks=(Watch(),))
+    poison(run.trainer, step=5)
     with pytest.raises(NonFiniteError, match=r"Step 5 has loss nan.*learning rate.*examples") as e:
         run.trainer.fit()
     assert e.value.exit_code == 5
@@ -177,7 +178,7 @@ def test_an_infinite_gradient_stops_before_the_update(make_run):
     parameter = run.trainer.model.norm.weight
     parameter.register_hook(lambda grad: grad * math.inf)
     before = run.weights()
-    with pytest.raises(NonFiniteError, match="gradient norm (nan|inf)"):
+    with pytest.raises(NonFiniteError, match=r"gradient norm (nan|inf)"):
         run.trainer.fit()
     assert all(torch.equal(w, before[n]) for n, w in run.weights().items())
 
@@ -232,7 +233,7 @@ def test_the_best_models_are_kept_apart_from_the_checkpoints(make_run):
         evaluate_every="1 steps",
         save_every=None,
         keep_best=2,
-        evaluator=lambda model: {"loss": next(losses)},
+        evaluator=lambda _model: {"loss": next(losses)},
     )
     end = run.trainer.fit()
     assert (end.best.step, end.best.loss) == (4, 2.0)

@@ -183,7 +183,6 @@ class CheckpointStore:
         """
         with locked(self.folder):
             assert self.best_folder is not None
-            self.best_folder.mkdir(parents=True, exist_ok=True)
             yield sweep(self.folder) + sweep(self.best_folder)
 
     def save(

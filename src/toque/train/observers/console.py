@@ -78,7 +78,7 @@ class ConsoleProgress(Callback):
         """One line that stays, with the change since the evaluation before."""
         loss = metrics.get("loss")
         parts = [f"{self._place(at)}  evaluation"]
-        parts += [f"{name} {value:.4g}" for name, value in metrics.items() if name in _SHOWN]
+        parts += [f"{name} {metrics[name]:{form}}" for name, form in _SHOWN if name in metrics]
         if loss is not None and self._last_loss is not None:
             parts.append(f"({loss - self._last_loss:+.4f})")
         self._last_loss = loss
@@ -124,7 +124,7 @@ class ConsoleProgress(Callback):
         self._console.print(Text(line), soft_wrap=True)
 
 
-_SHOWN = ("loss", "perplexity")
+_SHOWN = (("loss", ".4f"), ("perplexity", ".2f"))
 
 
 def _clock(seconds: float) -> str:
