@@ -11,6 +11,9 @@ Task = Literal["write"]
 TASKS: tuple[Task, ...] = get_args(Task)
 """`write`: from a title and ingredient names to the whole recipe."""
 
+ASKS_FOR = "Generate recipe for:"
+WITH_INGREDIENTS = " using ingredients: "
+
 MAX_PROMPT_INGREDIENTS = 20
 """More names than this make a prompt longer than the recipes people ask for."""
 
@@ -41,8 +44,8 @@ def write_prompt(title: str, ingredients: Sequence[str]) -> str:
     for line in ingredients:
         name = ingredient_name(line)
         names.setdefault(name.casefold(), name)
-    request = f"Generate recipe for: {title}"
+    request = f"{ASKS_FOR} {title}"
     if not names:
         return request
     listed = ", ".join(list(names.values())[:MAX_PROMPT_INGREDIENTS])
-    return f"{request} using ingredients: {listed}"
+    return f"{request}{WITH_INGREDIENTS}{listed}"

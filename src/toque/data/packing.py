@@ -6,7 +6,6 @@ dimension (decoder-only) and for two (encoder and decoder side at once).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -106,7 +105,9 @@ def useful_share(source: Lengths, target: Lengths, shape: RowShape) -> float:
     return useful / (len(pack(source, target, shape)) * shape.tokens)
 
 
-def choose_shape(source: Lengths, target: Lengths, *, encoder: bool) -> RowShape:
+def choose_shape(
+    source: Lengths, target: Lengths, *, encoder: bool, at_most: float = np.inf
+) -> RowShape:
     """The row that computes least for these examples.
 
     Padding falls with longer rows and attention's cost rises with them. A candidate's cost is its
@@ -115,30 +116,26 @@ def choose_shape(source: Lengths, target: Lengths, *, encoder: bool) -> RowShape
     positions, and masks are half empty).
 
     Args:
-        source: encoder lengths of a sample of examples.
+        source: encoder lengths of a sample of examples, among them the longest.
         target: decoder lengths of the same examples.
         encoder: whether the model has an encoder side.
+        at_most: tokens a row may hold, as far as the longest example allows.
     """
-    longest_s, longest_t = (
-        _round_up(int(source.max(initial=1))),
-        _round_up(int(target.max(initial=1))),
-    )
+    longest_s = _round_up(int(source.max(initial=1)))
+    longest_t = _round_up(int(target.max(initial=1)))
     if not encoder:
-        lengths: Sequence[int] = [n for n in (256, 512, 1024, 2048) if n >= longest_t] or [
-            longest_t
-        ]
-        return min(
-            (RowShape(0, n) for n in lengths), key=lambda shape: _cost(source, target, shape)
-        )
-    ratio = max(1.0, float(source.sum())) / max(1.0, float(target.sum()))
-    shapes = {
-        RowShape(max(longest_s, _round_up(int(n * ratio * slack))), n)
-        for n in (longest_t, 256, 384, 512, 640, 768, 1024)
-        if n >= longest_t
-        for slack in (0.95, 1.0, 1.06)
-    }
-    ordered = sorted(shapes, key=lambda shape: (shape.target, shape.source))
-    return min(ordered, key=lambda shape: _cost(source, target, shape))
+        shapes = {RowShape(0, n) for n in (longest_t, 256, 512, 1024, 2048) if n >= longest_t}
+    else:
+        ratio = max(1.0, float(source.sum())) / max(1.0, float(target.sum()))
+        shapes = {
+            RowShape(max(longest_s, _round_up(int(n * ratio * slack))), n)
+            for n in (longest_t, 256, 384, 512, 640, 768, 1024)
+            if n >= longest_t
+            for slack in (0.95, 1.0, 1.06)
+        }
+    ordered = sorted(shapes, key=lambda shape: (shape.tokens, shape.source))
+    allowed = [shape for shape in ordered if shape.tokens <= at_most] or ordered[:1]
+    return min(allowed, key=lambda shape: _cost(source, target, shape))
 
 
 def _cost(source: Lengths, target: Lengths, shape: RowShape) -> float:

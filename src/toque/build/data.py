@@ -1,0 +1,137 @@
+"""From the configuration's data section to sources, settings and the opened store."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from toque.config import RunConfig, SourceConfig
+from toque.data.codec import load_codec
+from toque.data.manifest import StoreManifest
+from toque.data.settings import TRAINED, PrepareSettings, Source
+from toque.data.sources import files_of
+from toque.data.store import TokenStore
+from toque.data.tokenizer_folder import resolve_tokenizer
+from toque.errors import ConfigError, DataError
+
+READERS = {"recipes": "toque.cooking.sources:recipe_reader", "text": "toque.data.text:text_reader"}
+
+
+def family_kind(config: RunConfig) -> Literal["decoder", "encoder-decoder"]:
+    """Which sides an example of this model has; reads a checkpoint's config.json when it must."""
+    family = config.model.family
+    if family == "auto":
+        from toque.models.hub import resolve_folder
+
+        file = resolve_folder(config.model.start_from) / "config.json"
+        try:
+            encoder = bool(json.loads(file.read_text()).get("is_encoder_decoder"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"model.start_from is {config.model.start_from}, and its config.json cannot be "
+                f"read: {error}. Name a whole Hugging Face model folder."
+            ) from error
+        return "encoder-decoder" if encoder else "decoder"
+    return "encoder-decoder" if family == "t5" else "decoder"
+
+
+def sources_of(config: RunConfig) -> list[Source]:
+    """What `prepare` reads, each with its reader.
+
+    Raises:
+        ConfigError: no source is named.
+    """
+    if not config.data.sources:
+        raise ConfigError(
+            "data.sources is empty, so there is nothing to prepare. Name at least one file: "
+            "data.sources=[{path: recipes.jsonl}]."
+        )
+    return [
+        Source(path=s.path, reader=READERS[_format_of(s)], weight=s.weight)
+        for s in config.data.sources
+    ]
+
+
+def _format_of(source: SourceConfig) -> str:
+    """The format by content: JSON lines hold recipes, anything else is text."""
+    if source.format != "auto":
+        return source.format
+
+    first = files_of(source.path)[0]
+    opener: Callable[..., Any] = gzip.open if first.suffix == ".gz" else open
+    try:
+        with opener(first, "rb") as file:
+            head = file.read(4096)
+    except (OSError, EOFError) as error:
+        raise DataError(
+            f"{first} cannot be read: {error}. Check the file and its folder."
+        ) from error
+    return "recipes" if head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"[") else "text"
+
+
+def prepare_settings(config: RunConfig) -> PrepareSettings:
+    """The settings that decide what a store holds."""
+    data = config.data
+    return PrepareSettings(
+        family_kind=family_kind(config),
+        tokenizer=config.model.tokenizer_source,
+        max_prompt_tokens=data.max_prompt_tokens,
+        max_target_tokens=data.max_target_tokens,
+        on_overlong=data.on_overlong,
+        validation_fraction=data.validation_fraction,
+        max_examples=data.max_examples,
+        dedup=data.dedup,
+        min_quality=data.min_quality,
+        tasks=data.tasks,
+    )
+
+
+def open_store(config: RunConfig) -> TokenStore:
+    """The prepared store, every file hashed, checked against the configuration.
+
+    Raises:
+        DataError: not prepared, damaged, or prepared with other settings.
+    """
+    folder = Path(config.data.store)
+    if not (folder / "manifest.json").exists():
+        raise DataError(
+            f"{folder} holds no prepared store. Run `toque prepare` with this configuration first; "
+            "training never prepares data by itself."
+        )
+    store = TokenStore.open(folder, verify=True)
+    wrong = settings_differences(store.manifest, prepare_settings(config))
+    if wrong:
+        raise DataError(
+            f"The store {folder} was prepared with other settings: {'; '.join(wrong)}. Run "
+            "`toque prepare` again with another data.store (or --replace), or set these back."
+        )
+    return store
+
+
+def settings_differences(manifest: StoreManifest, asked: PrepareSettings) -> list[str]:
+    """What a store was prepared with that is not what is asked for, in words."""
+    there = manifest.settings
+    return [
+        f"{name} was {there.get(name)} and is {value}"
+        for name, value in msgspec.to_builtins(asdict(asked)).items()
+        # A tokenizer is known by its content; where it lay when preparing is no difference.
+        if there.get(name) != value and name != "tokenizer"
+    ] + _tokenizer_difference(manifest, asked)
+
+
+def _tokenizer_difference(manifest: StoreManifest, asked: PrepareSettings) -> list[str]:
+    there = str(manifest.settings.get("tokenizer"))
+    if there == asked.tokenizer:
+        return []
+    learnt = asked.trained_vocab_size is not None or there.startswith(TRAINED)
+    if not learnt:
+        theirs = load_codec(resolve_tokenizer(asked.tokenizer))
+        if theirs.sha256 == manifest.tokenizer.sha256:
+            return []
+    return [f"the tokenizer was {there} and is {asked.tokenizer}"]

@@ -1,0 +1,95 @@
+"""From the configuration to what is measured on held-out examples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from toque.build.batches import CPU_MICRO_BATCH_TOKENS, Lengths
+from toque.config import RunConfig
+from toque.cooking.scoring import text_metrics
+from toque.data.layout import Layout
+from toque.data.packing import choose_shape
+from toque.data.rows import prompt_ids
+from toque.data.store import TokenStore
+from toque.data.stream import BatchStream
+from toque.errors import ConfigError
+from toque.evaluation.heldout import HeldOut, choose_rows, subset
+from toque.evaluation.sampling import Prompt, Sampler
+from toque.models.generate import generate
+from toque.models.objective import loss_sum
+from toque.train.runtime import Runtime
+
+
+def build_heldout(
+    config: RunConfig, store: TokenStore, stream: BatchStream, runtime: Runtime
+) -> HeldOut:
+    """Held-out loss over the fixed subset that evaluation.max_examples asks for.
+
+    Raises:
+        ConfigError: the store has no held-out example.
+    """
+    rows, encoder = store.rows("validation"), stream.layout.shape.source > 0
+    if len(rows) == 0:
+        raise ConfigError(
+            "The store has no held-out example, so nothing can be evaluated. Prepare with a "
+            "data.validation_fraction above 0."
+        )
+    shape = choose_shape(*Lengths.of(store, rows, encoder=encoder).sample(), encoder=encoder)
+    trained = stream.layout
+    return HeldOut(
+        layout=Layout(
+            store,
+            shape=shape,
+            pad_id=trained.pad_id,
+            start_id=trained.start_id,
+            packed=trained.packed,
+        ),
+        rows=choose_rows(
+            rows,
+            max_examples=config.evaluation.max_examples,
+            prompt_lengths=store.prompt_lengths,
+            target_lengths=store.target_lengths,
+            shape=shape,
+        ),
+        loss_sum=loss_sum,
+        autocast=runtime.autocast,
+        device=runtime.device,
+        rows_per_batch=max(1, CPU_MICRO_BATCH_TOKENS // shape.tokens),
+    )
+
+
+def held_out_prompts(store: TokenStore, n: int) -> list[Prompt]:
+    """The first `n` of the fixed held-out order that have a prompt, with their references."""
+    codec = store.codec()
+    prompts = []
+    for row in subset(store.rows("validation"), None)[: 4 * n].tolist():
+        ids = tuple(int(i) for i in store.prompt(row))
+        text = codec.decode(ids)
+        if text.strip() and len(prompts) < n:
+            prompts.append(Prompt(ids, text, codec.decode(store.target(row))))
+    return prompts
+
+
+def own_prompts(config: RunConfig, store: TokenStore) -> list[Prompt]:
+    """The prompts of evaluation.prompts, as the model reads them."""
+    codec, kind = store.codec(), store.manifest.family_kind
+    return [
+        Prompt(tuple(prompt_ids(codec, text, kind)), text) for text in config.evaluation.prompts
+    ]
+
+
+def build_sampler(config: RunConfig, store: TokenStore, prompts: Sequence[Prompt]) -> Sampler:
+    """Greedy texts for `prompts`, scored by the recipe metrics."""
+    codec = store.codec()
+    return Sampler(
+        prompts=prompts,
+        codec=codec,
+        generate=partial(
+            generate,
+            max_new_tokens=config.data.max_target_tokens,
+            eos_id=codec.eos_id,
+            pad_id=codec.pad_id,
+        ),
+        metrics=text_metrics,
+    )

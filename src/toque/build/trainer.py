@@ -1,0 +1,121 @@
+"""The loop with everything it holds, and what a run says of itself."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from toque import __version__
+from toque.build.batches import expected_totals, micro_batch_rows
+from toque.config import RunConfig, config_sha256
+from toque.data.store import TokenStore
+from toque.data.stream import BatchStream
+from toque.models.load import flops_per_token, parameter_counts
+from toque.models.objective import loss_sum
+from toque.train.callbacks import Callback, Callbacks
+from toque.train.checkpoint import CheckpointStore, RunIdentity
+from toque.train.optim import build_optimizer
+from toque.train.runtime import Runtime
+from toque.train.schedules import make_schedule
+from toque.train.trainer import Schedule, Trainer
+
+
+def build_trainer(
+    config: RunConfig,
+    *,
+    store: TokenStore,
+    model: PreTrainedModel,
+    runtime: Runtime,
+    evaluator: Callable[[], dict[str, float]],
+    stream: BatchStream,
+    callbacks: Sequence[Callback],
+) -> Trainer:
+    """The loop with everything it holds."""
+    run, optim, train = Path(config.run_dir), config.optim, config.train
+    return Trainer(
+        model=model,
+        optimizer=build_optimizer(model, name=optim.name, weight_decay=optim.weight_decay),
+        batches=stream,
+        loss_fn=partial(loss_sum, smoothing=optim.label_smoothing),
+        lr_at=make_schedule(
+            optim.schedule,
+            peak_lr=optim.peak_lr,
+            min_lr=optim.min_lr,
+            warmup=optim.warmup,
+            stop_after=train.stop_after,
+            expected=expected_totals(config, stream),
+        ),
+        evaluator=evaluator,
+        checkpoints=CheckpointStore(
+            run / "checkpoints",
+            keep_last=train.keep_last,
+            keep_best=train.keep_best,
+            identity=RunIdentity(
+                config_sha256=config_sha256(config), data_fingerprint=store.fingerprint
+            ),
+        ),
+        callbacks=Callbacks(callbacks),
+        runtime=runtime,
+        schedule=Schedule(train.stop_after, train.evaluate_every, train.save_every),
+        micro_batch_rows=micro_batch_rows(config, stream, runtime),
+        max_grad_norm=optim.max_grad_norm,
+        seed=config.seed,
+        run_folder=run,
+    )
+
+
+def about_run(
+    config: RunConfig, model: PreTrainedModel, stream: BatchStream, runtime: Runtime
+) -> dict[str, Any]:
+    """What the start event of metrics.jsonl tells: hash, versions, hardware, sizes, arithmetic."""
+    counts, shape = parameter_counts(model), stream.layout.shape
+    cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "config_sha256": config_sha256(config),
+        "versions": {
+            "toque": __version__,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "python": platform.python_version(),
+        },
+        "hardware": {
+            "device": cuda or platform.processor() or platform.machine(),
+            "threads": torch.get_num_threads(),
+            "memory_bytes": psutil.virtual_memory().total,
+        },
+        "parameters": {
+            "total": counts.total,
+            "non_embedding": counts.non_embedding,
+            "trainable": counts.trainable,
+        },
+        "row": {"source": shape.source, "target": shape.target},
+        "flops_per_token": flops_of(model, stream),
+        "precision": runtime.precision,
+        "deterministic": runtime.deterministic,
+        "compile": config.train.compile is True,
+        "micro_batch_rows": micro_batch_rows(config, stream, runtime),
+    }
+
+
+def flops_of(model: PreTrainedModel, stream: BatchStream) -> float:
+    """Forward and backward arithmetic of one useful token of this data."""
+    source, target = stream.plan.source_lengths, stream.plan.target_lengths
+
+    def context(lengths: np.ndarray) -> float:  # tokens in the example of an average token
+        return float((lengths.astype(float) ** 2).sum() / max(1.0, float(lengths.sum())))
+
+    if stream.layout.shape.source == 0:
+        return flops_per_token(model, context=context(target) / 2)
+    share = float(source.sum()) / float(source.sum() + target.sum())
+    return flops_per_token(
+        model, context=context(target) / 2, source_share=share, source_context=context(source)
+    )

@@ -1,0 +1,5 @@
+"""The commands."""
+
+from toque.cli.app import main
+
+__all__ = ["main"]

@@ -1,0 +1,229 @@
+"""The commands: `toque VERB [CONFIG] [section.field=value ...]`.
+
+Everything heavy is imported inside a command, so `--help` and a mistyped key answer at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, CycloptsError, Parameter
+
+from toque import __version__
+from toque.errors import ConfigError, Interrupted, ToqueError
+
+HELP = """Train language models that write recipes, and any other text, on the machine you have.
+
+CONFIG is a YAML file or a preset's name (`toque presets`). Settings are changed at the end of the
+line: `toque train my.yaml train.stop_after="1 epoch" optim.peak_lr=1e-3`.
+
+Start here: `toque demo`, then `toque prepare my.yaml` and `toque train my.yaml`.
+
+Exit codes: 0 done; 2 wrong usage or config; 3 data; 4 checkpoint; 5 loss not finite; 75
+interrupted, saved and resumable. `--traceback` after any command shows where an error came from.
+"""
+
+app = App(
+    name="toque",
+    help=HELP,
+    version=__version__,
+    default_parameter=Parameter(negative=()),
+    result_action="return_value",
+)
+Overrides = Annotated[str, Parameter(help="Settings to change, as section.field=value.")]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    show_traceback = "--traceback" in words
+    try:
+        app([word for word in words if word != "--traceback"], exit_on_error=False)
+    except CycloptsError:
+        return ConfigError.exit_code  # already printed, with the nearest command or option
+    except ToqueError as error:
+        if show_traceback:
+            raise
+        print(f"toque: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("toque: stopped by the keyboard before anything needed saving.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `toque presets | head`: the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+@app.command
+def demo(*overrides: Overrides, n: int = 4000) -> None:
+    """Do the whole job on the embedded cookbook: prepare, train, evaluate, write three recipes.
+
+    Args:
+        overrides: settings to change, as section.field=value.
+        n: recipes to write into the cookbook.
+    """
+    from toque.cli.demo import run_demo
+
+    run_demo(list(overrides), n=n)
+
+
+@app.command
+def prepare(config: str, /, *overrides: Overrides, replace: bool = False) -> None:
+    """Turn raw data into a token store, once, and print the data report.
+
+    A killed prepare continues where it stopped; an unchanged one reuses its store.
+
+    Args:
+        config: YAML file or preset.
+        overrides: settings to change, as section.field=value.
+        replace: delete a store made from other data or settings instead of refusing.
+    """
+    from toque.cli.preparing import run_prepare
+    from toque.config import load_config
+
+    print(run_prepare(load_config(config, list(overrides)).config, replace=replace))
+
+
+@app.command
+def train(
+    config: str,
+    /,
+    *overrides: Overrides,
+    start: Annotated[str | None, Parameter(name="--from")] = None,
+) -> None:
+    """Train, or continue: a run folder that holds a whole checkpoint continues exactly.
+
+    Args:
+        config: YAML file or preset; a run's own config.yaml will do.
+        overrides: settings to change, as section.field=value.
+        start: begin a new run from this checkpoint's weights.
+    """
+    from toque.cli.training import run_training
+    from toque.config import load_config
+
+    run = run_training(load_config(config, list(overrides)), start=start)
+    if run.interrupted:
+        again = " ".join(["toque", "train", config, *overrides])
+        raise Interrupted(
+            f"Stopped by a signal and saved at step {run.step}. Continue with: {again}"
+        )
+
+
+@app.command
+def evaluate(run_or_model: str, config: str | None = None, /, *overrides: Overrides) -> None:
+    """Score a run or a model folder on held-out data and write evaluation.json.
+
+    Args:
+        run_or_model: run folder, or a Hugging Face model folder.
+        config: YAML file or preset; a run's own is the default.
+        overrides: settings to change, as section.field=value.
+    """
+    from toque.cli.scoring import run_evaluation
+
+    if config is not None and "=" in config and not Path(config).exists():
+        overrides, config = (config, *overrides), None
+    print(run_evaluation(run_or_model, config, list(overrides)))
+
+
+@app.command
+def generate(
+    run_or_model: str,
+    /,
+    *,
+    prompt: list[str] | None = None,
+    file: Path | None = None,
+    n: int = 1,
+    max_new_tokens: int | None = None,
+    temperature: float = 0.7,
+    top_p: float = 0.95,
+    seed: int = 0,
+    raw: bool = False,
+    json: bool = False,
+) -> None:
+    """Write text for one or more prompts.
+
+    Args:
+        run_or_model: run folder, or a Hugging Face model folder.
+        prompt: what to write for, e.g. "lentil soup" or "lentil soup: lentils, carrots, cumin"; may
+            be given several times.
+        file: a prompt a line, or JSON lines with `prompt`, or with `title` and `ingredients`.
+        n: texts for each prompt.
+        max_new_tokens: longest text; what the model was trained on when left out.
+        temperature: 0 takes the likeliest token every time.
+        top_p: sample from the likeliest tokens that together have this probability.
+        seed: the same seed writes the same texts.
+        raw: send the prompt as it is, not in the form the model was trained on.
+        json: one JSON object a line.
+    """
+    from toque.cli.writing import run_generation
+
+    texts = run_generation(
+        run_or_model,
+        prompts=prompt or [],
+        file=file,
+        n=n,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+        raw=raw,
+        as_json=json,
+    )
+    for text in texts:
+        print(text, flush=True)
+
+
+@app.command
+def verify(path: Path, /) -> None:
+    """Check a store, a checkpoint or a run against its hashes.
+
+    Args:
+        path: the folder.
+    """
+    from toque.cli.verifying import run_verification
+
+    print(run_verification(path))
+
+
+@app.command
+def show(config: str, /, *overrides: Overrides) -> None:
+    """Print the resolved configuration with the origin of every value.
+
+    Args:
+        config: YAML file or preset.
+        overrides: settings to change, as section.field=value.
+    """
+    from toque.config import load_config, resolved_yaml
+
+    print(resolved_yaml(load_config(config, list(overrides))), end="")
+
+
+@app.command
+def presets() -> None:
+    """List the complete runs that come with Toque."""
+    from toque.config import presets as known
+
+    for name, summary in known().items():
+        print(f"{name:24}{summary}")
+
+
+@app.command
+def cookbook(*, out: Path, n: int = 20_000, seed: int = 17) -> None:
+    """Write synthetic recipes from the embedded grammar, as JSON lines.
+
+    Args:
+        out: the file to write, .jsonl or .jsonl.gz.
+        n: how many.
+        seed: recipe i depends on the seed and i alone.
+    """
+    from toque.cooking.cookbook import write_cookbook
+
+    write_cookbook(out, n=n, seed=seed)
+    print(f"{n:,} synthetic recipes in {out}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

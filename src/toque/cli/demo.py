@@ -1,0 +1,50 @@
+"""`toque demo`: the main job on the embedded cookbook, from nothing to written recipes."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from toque.config import load_config
+from toque.cooking.cookbook import write_cookbook
+
+
+def run_demo(overrides: list[str], *, n: int) -> None:
+    """Write the cookbook, prepare, train, evaluate, and show three recipes."""
+    started = time.perf_counter()
+    resolved = load_config("demo", overrides)
+    config = resolved.config
+    cookbook = Path(config.data.sources[0].path)
+    if not cookbook.exists():
+        cookbook.parent.mkdir(parents=True, exist_ok=True)
+        write_cookbook(cookbook, n=n, seed=config.seed)
+    print(f"1/4  {cookbook}: synthetic recipes from the embedded grammar", flush=True)
+    from toque.cli.preparing import run_prepare
+
+    report = run_prepare(config)
+    print(f"2/4  {report.splitlines()[-1]} Its report: {config.data.store}/report.md", flush=True)
+    from toque.cli.training import run_training
+    from toque.cli.writing import run_generation
+
+    outcome = run_training(resolved)
+    if outcome.interrupted:
+        print("Stopped and saved; `toque demo` continues.")
+        return
+    print(f"3/4  trained {outcome.step} steps\n4/4  three recipes for dishes it has not seen:\n")
+    asked = [
+        "Smoky Lentil Soup: lentils, carrots, onion, garlic, smoked paprika, vegetable stock",
+        "Lemon Chicken Rice: chicken, rice, lemon, garlic, spinach, olive oil",
+        "Blueberry Oat Muffins: flour, oats, blueberries, eggs, milk, butter, sugar",
+    ]
+    texts = run_generation(
+        str(outcome.folder), prompts=asked, file=None, n=1, max_new_tokens=None, temperature=0.0,
+        top_p=1.0, seed=config.seed, raw=False, as_json=False,
+    )  # fmt: skip
+    for text in texts:
+        print(text)
+    minutes = (time.perf_counter() - started) / 60
+    print(
+        f"Done in {minutes:.1f} minutes. The run folder is {outcome.folder}: model/, "
+        "evaluation.json, samples.jsonl, metrics.jsonl.\n"
+        "Your turn: toque prepare my.yaml && toque train my.yaml"
+    )

@@ -1,0 +1,267 @@
+"""`toque train` and `toque demo`: a run from its folder's state to its finished model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from torch import nn
+from transformers import PreTrainedModel
+
+from toque import __version__
+from toque.build.batches import build_language_model, build_stream, expected_totals
+from toque.build.data import open_store
+from toque.build.evaluation import build_heldout, build_sampler, held_out_prompts, own_prompts
+from toque.build.trainer import about_run, build_trainer, flops_of
+from toque.cli.scoring import Evaluation
+from toque.config import Resolved, RunConfig, differences, load_config, resolved_yaml
+from toque.data.store import TokenStore
+from toque.errors import CheckpointError
+from toque.evaluation.sampling import Sampler, append_samples, mean_metrics
+from toque.models.export import save_model
+from toque.models.families import family_of
+from toque.models.load import parameter_counts
+from toque.train.callbacks import Callback, EarlyStopping
+from toque.train.checkpoint import Checkpoint, CheckpointStore, verify_checkpoint
+from toque.train.observers.console import ConsoleProgress
+from toque.train.observers.metrics import MetricsLog
+from toque.train.runtime import Runtime
+from toque.train.signals import INTERRUPTED, Interrupt
+from toque.train.tensors import load_model_tensors
+from toque.train.trainer import Trainer
+
+LOOKS = 2
+"""Texts written at every evaluation for the eye; the scored ones come at the end."""
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """How `toque train` ended."""
+
+    folder: Path
+    step: int
+    reason: str
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal ended the session before the run was done."""
+        return self.reason == INTERRUPTED
+
+
+def run_training(resolved: Resolved, *, start: str | None = None) -> RunOutcome:
+    """Train from the beginning, or continue from the run folder's newest whole checkpoint.
+
+    Args:
+        resolved: the configuration and the origin of its values.
+        start: a checkpoint folder whose weights a new run begins with.
+
+    Raises:
+        ConfigError: settings that do not fit each other, the model or the data.
+        DataError: the store is missing, damaged, or prepared with other settings.
+        CheckpointError: the run folder belongs to another run, or cannot be used.
+        NonFiniteError: the loss is not a number.
+    """
+    config, console = resolved.config, Console(stderr=True)
+    run = Path(config.run_dir)
+    store = open_store(config)
+    found = _continued(config, store, run)
+    if start is not None and found is not None:
+        raise CheckpointError(
+            f"{run} already holds a run at step {found.step}, and --from begins a new one. Choose "
+            "another folder: run_dir=runs/another."
+        )
+    _write_config(resolved, run)
+    trainer, sampler = _assemble(config, store, console)
+    if found is not None:
+        trainer.load(found)
+    elif start is not None:
+        _start_from(trainer.model, Path(start))
+    before = trainer.progress.step
+    end = trainer.fit()
+    if end.reason != INTERRUPTED and (end.progress.step > before or not (run / "model").exists()):
+        _finish(config, store, trainer, sampler, console)
+    return RunOutcome(run, end.progress.step, end.reason)
+
+
+def _assemble(config: RunConfig, store: TokenStore, console: Console) -> tuple[Trainer, Sampler]:
+    model = build_language_model(config, store)
+    family = family_of(model.config)
+    runtime = Runtime.detect(
+        precision=config.train.precision,
+        deterministic=config.train.deterministic,
+        fp16_is_safe=family.name != "t5",
+    )
+    model.to(runtime.device)  # type: ignore[arg-type]  # transformers annotates it away
+    stream = build_stream(config, store, model)
+    heldout = build_heldout(config, store, stream, runtime)
+    looks = own_prompts(config, store) or held_out_prompts(store, LOOKS)
+    sampler = build_sampler(config, store, looks if config.evaluation.generate else [])
+    run = Path(config.run_dir)
+    callbacks: list[Callback] = [
+        Interrupt(),
+        ConsoleProgress(log_every=config.observe.log_every, console=console),
+        MetricsLog(
+            run / "metrics.jsonl",
+            log_every=config.observe.log_every,
+            about=about_run(config, model, stream, runtime),
+            flops_per_token=flops_of(model, stream),
+            peak=runtime.peak,
+        ),
+        SampleWriter(sampler, model, run / "samples.jsonl"),
+    ]
+    if config.train.early_stopping is not None:
+        stopping = config.train.early_stopping
+        callbacks.append(EarlyStopping(patience=stopping.patience, min_delta=stopping.min_delta))
+    if config.train.compile is True:
+        _compile(model)
+    trainer = build_trainer(
+        config,
+        store=store,
+        model=model,
+        runtime=runtime,
+        evaluator=lambda: heldout(model),
+        stream=stream,
+        callbacks=callbacks,
+    )
+    _banner(config, store, trainer, console)
+    return trainer, sampler
+
+
+class SampleWriter(Callback):
+    """At every evaluation writes a few texts to samples.jsonl; never changes a training number."""
+
+    def __init__(self, sampler: Sampler, model: nn.Module, path: Path) -> None:
+        self.sampler, self.model, self.path = sampler, model, path
+
+    def on_evaluate(self, at: object, metrics: Mapping[str, float]) -> None:
+        """Write texts with the weights just evaluated."""
+        append_samples(self.path, self.sampler(self.model), step=getattr(at, "step", 0))
+
+
+def _compile(model: PreTrainedModel) -> None:
+    """Compile in place what the packed forward calls, so that parameter names stay as they are."""
+    parts = ["encoder", "decoder"] if model.config.is_encoder_decoder else [model.base_model_prefix]
+    for part in parts:
+        model.get_submodule(part).compile()
+
+
+def _banner(config: RunConfig, store: TokenStore, trainer: Trainer, console: Console) -> None:
+    counts, stream = parameter_counts(trainer.model), trainer.batches
+    splits, tokens = store.manifest.splits, store.manifest.tokens
+    shape, runtime = stream.layout.shape, trainer.runtime  # type: ignore[attr-defined]
+    rows = f"{shape.source} + {shape.target}" if shape.source else f"{shape.target}"
+    steps = expected_totals(config, stream).get("steps")  # type: ignore[arg-type]
+    console.print(
+        f"toque {__version__}: {counts.total / 1e6:,.1f} M parameters "
+        f"({counts.non_embedding / 1e6:,.1f} M without embeddings), {runtime.precision} on "
+        f"{runtime.device}\n"
+        f"{splits.train:,} examples to train on, {splits.validation:,} held out; "
+        f"{tokens.prompt + tokens.target:,} tokens; rows of {rows} tokens, "
+        f"{trainer.micro_batch_rows} at once\n"
+        f"until {config.train.stop_after}"
+        + (
+            f", about {steps:,.0f} steps"
+            if steps and config.train.stop_after.unit != "steps"
+            else ""
+        )
+        + f"; run folder {config.run_dir}",
+        highlight=False,
+    )
+
+
+def _continued(config: RunConfig, store: TokenStore, run: Path) -> Checkpoint | None:
+    """The checkpoint to continue from, after asking whether this is the same run."""
+    found = CheckpointStore(run / "checkpoints").newest_valid() if run.exists() else None
+    if found is None:
+        return None
+    if found.manifest.data_fingerprint != store.fingerprint:
+        raise CheckpointError(
+            f"{run} was trained on another store (then {found.manifest.data_fingerprint[:12]}, now "
+            f"{store.fingerprint[:12]}): the data or the tokenizer changed. Set data.store back, "
+            "or begin a new run: run_dir=runs/another."
+        )
+    old = load_config(str(run / "config.yaml"), []).config
+    # Where the data lies may change: the fingerprint above holds it to its content.
+    unsafe = [
+        d
+        for d in differences(old, config)
+        if not d.is_safe and not d.path.startswith(("data.store", "data.sources"))
+    ]
+    if unsafe:
+        listed = "; ".join(f"{d.path}: {d.old} -> {d.new}" for d in unsafe)
+        raise CheckpointError(
+            f"{run} holds a run at step {found.step} with other settings: {listed}. Continuing "
+            "with these would be neither run. Set them back to continue, or begin a new run from "
+            f"its weights: run_dir=runs/another --from {found.path}."
+        )
+    return found
+
+
+def _write_config(resolved: Resolved, run: Path) -> None:
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        aside = run / ".config.yaml.partial"  # a kill leaves the old file or the new, never half
+        aside.write_text(resolved_yaml(resolved), encoding="utf-8")
+        aside.replace(run / "config.yaml")
+    except OSError as error:
+        raise CheckpointError(
+            f"The run folder {run} cannot be written: {error.strerror}. Choose another with "
+            "run_dir=... or mend its permissions."
+        ) from error
+
+
+def _start_from(model: nn.Module, path: Path) -> None:
+    folder = path
+    if not (folder / "manifest.json").exists():
+        newest = CheckpointStore(path / "checkpoints").newest_valid() if path.exists() else None
+        if newest is None:
+            raise CheckpointError(
+                f"--from {path}: no checkpoint there. Name a folder such as "
+                "runs/cookbook/checkpoints/step-00000200, or a run."
+            )
+        folder = newest.path
+    checkpoint = verify_checkpoint(folder)
+    load_model_tensors(
+        model, checkpoint.tensors("model"), trainable_only=False, where=str(checkpoint.path)
+    )
+
+
+def _finish(
+    config: RunConfig, store: TokenStore, trainer: Trainer, sampler: Sampler, console: Console
+) -> None:
+    """The best model as a Hugging Face folder, scored on held-out data."""
+    run, model = Path(config.run_dir), trainer.model
+    step = trainer.progress.step
+    best = trainer.checkpoints.best()
+    if best is not None:
+        tensors = best.tensors("model")
+        load_model_tensors(model, tensors, trainable_only=False, where=str(best.path))
+        step = best.step
+    heldout = trainer.evaluator()
+    prompts = held_out_prompts(store, config.evaluation.generate)
+    scored = build_sampler(config, store, prompts) if prompts else sampler
+    with console.status(f"writing {len(scored.prompts)} held-out recipes"):
+        samples = scored(model)
+    result = Evaluation(step, heldout, mean_metrics(samples), len(samples))
+    (run / "evaluation.json").write_text(result.to_json(), encoding="utf-8")
+    append_samples(run / "samples.jsonl", samples, step=step)
+    card = model_card(config, step=step, metrics=heldout | mean_metrics(samples))
+    save_model(model, store.path / "tokenizer", run / "model", card=card)  # type: ignore[arg-type]
+    console.print(result.table(), highlight=False)
+    console.print(f"The model is in {run / 'model'} (step {step}, lowest held-out loss).")
+
+
+def model_card(config: RunConfig, *, step: int, metrics: Mapping[str, float]) -> str:
+    """README.md of the finished model: what it is, how it was made, how good it is."""
+    scores = "\n".join(f"| {name} | {value:.4g} |" for name, value in metrics.items())
+    sources = ", ".join(s.path for s in config.data.sources) or config.data.store
+    return (
+        f"---\nlibrary_name: transformers\ntags: [toque, {config.model.family}]\n---\n\n"
+        f"# {Path(config.run_dir).name}\n\nTrained with Toque {__version__} from "
+        f"{config.model.start_from} on {sources}; weights of step {step}, the lowest held-out "
+        "loss. `config.yaml` of the run repeats it.\n\n"
+        "The prompt it was trained on: `Generate recipe for: NAME using ingredients: a, b, c`.\n\n"
+        f"| held-out metric | value |\n|---|---|\n{scores}\n"
+    )

@@ -1,0 +1,221 @@
+"""No setting without an effect: change each field in a tiny run and demand a difference.
+
+A new field without a row here fails the test. Fields that later versions fill must refuse
+everything but their neutral value.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from toque.cli import main
+from toque.config import RunConfig
+from toque.cooking.cookbook import write_cookbook
+
+BASE = """
+run_dir: {run}
+model: {{family: gpt2, tokenizer: "trained:420",
+  shape: {{n_embd: 16, n_layer: 1, n_head: 2, n_positions: 512, resid_pdrop: 0.0, embd_pdrop: 0.0,
+    attn_pdrop: 0.0}}}}
+data: {{sources: [{{path: "{source}"}}], store: "{store}", max_prompt_tokens: 64,
+  max_target_tokens: 256, dedup: exact}}
+optim: {{warmup: "2 steps", peak_lr: 1e-2}}
+train: {{stop_after: "6 steps", batch: "1024 tokens", evaluate_every: "3 steps", precision: float32,
+  save_every: "2 steps"}}
+evaluation: {{max_examples: 4, generate: 1}}
+observe: {{log_every: "1 step"}}
+"""
+
+# field: (a value that is not the base's, what must differ)
+EFFECTS: dict[str, tuple[str, str]] = {
+    "run_dir": ("other-run", "folder"),
+    "seed": ("18", "losses"),
+    "model.family": ("llama", "refusal"),  # GPT-2's shape is no Llama's
+    "model.start_from": ("no/such/folder", "refusal"),
+    "model.shape": ("{n_embd: 32, n_layer: 1, n_head: 2, n_positions: 512}", "losses"),
+    "model.tokenizer": ("trained:500", "store"),
+    "data.sources": ('[{path: "OTHER"}]', "store"),
+    "data.sources.path": ('[{path: "OTHER"}]', "store"),
+    "data.sources.format": ('[{path: "SOURCE", format: text}]', "store"),
+    "data.store": ("other-store", "store_folder"),
+    "data.max_prompt_tokens": ("12", "store"),
+    "data.max_target_tokens": ("40", "store"),
+    "data.on_overlong": ("drop", "store"),
+    "data.validation_fraction": ("0.3", "store"),
+    "data.max_examples": ("20", "store"),
+    "data.min_quality": ("1.0", "store"),
+    "data.dedup": ("none", "store"),
+    "optim.peak_lr": ("2e-2", "losses"),
+    "optim.schedule": ("constant", "losses"),
+    "optim.warmup": ("4 steps", "losses"),
+    "optim.min_lr": ("5e-3", "losses"),
+    "optim.weight_decay": ("0.9", "losses"),
+    "optim.max_grad_norm": ("0.01", "losses"),
+    "optim.label_smoothing": ("0.1", "losses"),
+    "train.stop_after": ("4 steps", "losses"),
+    "train.batch": ("8 examples", "losses"),
+    "train.micro_batch_rows": ("1", "banner"),
+    "train.row_tokens": ("512", "rows"),
+    "train.pack": ("false", "padding"),
+    "train.precision": ("bf16", "precision"),
+    "train.compile": ("true", "compiled"),
+    "train.evaluate_every": ("2 steps", "evaluations"),
+    "train.save_every": ("3 steps", "saves"),
+    "train.keep_last": ("1", "checkpoints"),
+    "train.keep_best": ("0", "best"),
+    "train.early_stopping": ("{patience: 1, min_delta: 9.0}", "losses"),
+    "train.early_stopping.patience": ("{patience: 1, min_delta: 9.0}", "losses"),
+    "train.early_stopping.min_delta": ("{patience: 1, min_delta: 9.0}", "losses"),
+    "train.deterministic": ("false", "deterministic"),
+    "evaluation.max_examples": ("2", "evaluations"),
+    "evaluation.generate": ("2", "samples"),
+    "evaluation.prompts": ('["toast: bread, butter"]', "samples"),
+    "observe.log_every": ("3 steps", "losses"),
+}
+PLANNED = {
+    "adapter": "{kind: lora}",
+    "curriculum": "{stages: []}",
+    "augmentation": "{tips: 0.1}",
+    "data.tasks": "[nutrition]",
+    "data.engine": "ray",
+    "data.sources.weight": '[{path: "SOURCE", weight: 2.0}]',
+    "optim.name": "sgd",
+    "optim.gradient_noise": "{eta: 0.3}",
+    "train.gradient_checkpointing": "true",
+    "train.strategy": "ddp",
+    "evaluation.metrics": "[bleu]",
+    "observe.trackers": "[wandb]",
+    "observe.webhook": "http://localhost",
+    "observe.profile": "10 steps",
+    "observe.system": "false",
+}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Everything a run shows of itself."""
+
+    code: int
+    said: str
+    facts: dict[str, object]
+
+
+def leaf_fields(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        inner = [t for t in (field.annotation, *getattr(field.annotation, "__args__", ())) if _is_model(t)]
+        nested = [t for t in inner] or [a for a in _deep(field.annotation) if _is_model(a)]
+        path = f"{prefix}{name}"
+        if nested and _is_model(field.annotation):
+            yield from leaf_fields(nested[0], f"{path}.")
+        else:
+            yield path
+            if nested:
+                yield from leaf_fields(nested[0], f"{path}.")
+
+
+def _is_model(t: object) -> bool:
+    return isinstance(t, type) and issubclass(t, BaseModel)
+
+
+def _deep(t: object) -> Iterator[object]:
+    for part in getattr(t, "__args__", ()):
+        yield part
+        yield from _deep(part)
+
+
+@pytest.fixture(scope="module")
+def kitchen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("settings")
+    write_cookbook(folder / "a.jsonl", n=60, seed=3)
+    lines = (folder / "a.jsonl").read_text()
+    poor = json.dumps({"title": "Toast", "ingredients": ["bread"], "directions": ["Look at the bread for a while."]})
+    (folder / "a.jsonl").write_text(lines + lines.splitlines()[0] + "\n" + poor + "\n")
+    write_cookbook(folder / "b.jsonl", n=60, seed=4)
+    return folder
+
+
+def run_tiny(kitchen: Path, name: str, path: str | None, value: str, *, prepare: bool, capfd: pytest.CaptureFixture[str]) -> Seen:
+    store = kitchen / (f"store-{name}" if prepare else "store-base")
+    text = BASE.format(run=kitchen / name, source=kitchen / "a.jsonl", store=store)
+    config = kitchen / f"{name}.yaml"
+    config.write_text(text)
+    value = value.replace("OTHER", str(kitchen / "b.jsonl")).replace("SOURCE", str(kitchen / "a.jsonl"))
+    section = path if path is None else ".".join(path.split(".")[:2])
+    if path in ("run_dir", "data.store"):
+        value = str(kitchen / value)
+    words = [str(config)] if section is None else [str(config), f"{section}={value}"]
+    code = main(["prepare", *words]) if prepare else 0
+    code = code or main(["train", *words])
+    said = "".join(capfd.readouterr())
+    return Seen(code, said, facts_of(kitchen, name, store, said) if code == 0 else {})
+
+
+def facts_of(kitchen: Path, name: str, store: Path, said: str) -> dict[str, object]:
+    run = kitchen / name if (kitchen / name).exists() else kitchen / "other-run"
+    store = store if store.exists() else kitchen / "other-store"
+    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    start = next(e for e in events if e["event"] == "start")
+    steps = [e for e in events if e["event"] == "step"]
+    manifest = json.loads((store / "manifest.json").read_text())
+    return {
+        "folder": run.name,
+        "store_folder": store.name,
+        "losses": [(e["step"], e["loss"], e["lr"]) for e in steps],
+        "padding": [e["pad_fraction"] for e in steps],
+        "rows": start["row"],
+        "precision": start["precision"],
+        "deterministic": start["deterministic"],
+        "compiled": start["compile"],
+        "banner": start["micro_batch_rows"],
+        "evaluations": [(e["step"], e["metrics"]) for e in events if e["event"] == "evaluation"],
+        "saves": [e["step"] for e in events if e["event"] == "save"],
+        "checkpoints": sorted(p.name for p in (run / "checkpoints").glob("step-*")),
+        "best": sorted(p.name for p in (run / "best").glob("step-*")),
+        "samples": hashlib.sha256((run / "samples.jsonl").read_bytes()).hexdigest(),
+        "store": (manifest["fingerprint"], manifest["tokens"], manifest["splits"]),
+    }
+
+
+@cache
+def _base(kitchen: Path) -> dict[str, Seen]:
+    return {}
+
+
+@pytest.fixture
+def base(kitchen: Path, capfd: pytest.CaptureFixture[str]) -> Seen:
+    known = _base(kitchen)
+    if "base" not in known:
+        known["base"] = run_tiny(kitchen, "base", None, "", prepare=True, capfd=capfd)
+    assert known["base"].code == 0, known["base"].said
+    return known["base"]
+
+
+def test_every_setting_has_a_row() -> None:
+    assert set(EFFECTS) | set(PLANNED) == set(leaf_fields(RunConfig))
+
+
+@pytest.mark.parametrize("path", EFFECTS)
+def test_a_setting_has_its_effect(path: str, base: Seen, kitchen: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    value, what = EFFECTS[path]
+    prepare = path.startswith("data.") or path == "model.tokenizer"
+    seen = run_tiny(kitchen, path.replace(".", "-"), path, value, prepare=prepare, capfd=capfd)
+    if what == "refusal":
+        assert seen.code in (2, 3), seen.said
+        return
+    assert seen.code == 0, seen.said
+    assert seen.facts[what] != base.facts[what]
+    if what == "store":  # not only the hash of the settings: what lies in the store
+        assert seen.facts["store"][1:] != base.facts["store"][1:] or path == "model.tokenizer"  # type: ignore[index]
+
+
+@pytest.mark.parametrize("path", PLANNED)
+def test_a_planned_setting_is_refused_until_it_works(path: str, base: Seen, kitchen: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    seen = run_tiny(kitchen, "planned", path, PLANNED[path], prepare=False, capfd=capfd)
+    assert seen.code == 2
+    assert path.split(".")[-1] in seen.said
