@@ -32,6 +32,7 @@ _STEP_NUMBER = re.compile(
     re.IGNORECASE,
 )
 _WORD = re.compile(r"[^\W\d_]")
+_DIGIT = re.compile(r"\d")
 _FOR_THE = re.compile(r"(?:for )(?:the )?(?:[^\W\d_]+[ '&-]*){1,4}", re.IGNORECASE)
 _FOR_A_USE = re.compile(
     r"for (?:garnish|serving|dusting|frying|greasing|rolling|brushing|topping)", re.IGNORECASE
@@ -44,8 +45,9 @@ def clean_text(text: str, notes: Counter[str]) -> str:
     >>> clean_text("Mom&#39;s <b>best</b>\u00a0 pie", Counter())
     "Mom's best pie"
     """
-    if not _CLEAN.fullmatch(text):
-        text = _repair(text, notes)
+    if _CLEAN.fullmatch(text):
+        return " ".join(text.split()) if "  " in text else text.strip()
+    text = _repair(text, notes)
     text = _BLANKS.sub(" ", text)
     return "\n".join(line.strip() for line in text.split("\n")) if "\n" in text else text.strip()
 
@@ -99,7 +101,7 @@ def is_subheading(line: str) -> bool:
     >>> [is_subheading(x) for x in ("Filling:", "For the sauce", "For garnish: dill", "For frying")]
     [True, True, False, False]
     """
-    if any(character.isdigit() for character in line):
+    if _DIGIT.search(line):
         return False
     bare = line.strip(" *_#-=")
     if bare.endswith(":"):
@@ -127,7 +129,11 @@ def clean_steps(items: Iterable[str], notes: Counter[str]) -> tuple[str, ...]:
 
 def _item_lines(items: Iterable[str], notes: Counter[str]) -> Iterable[str]:
     for item in items:
-        for line in clean_text(item, notes).split("\n"):
+        text = clean_text(item, notes)
+        if "\n" not in text and text:
+            yield text
+            continue
+        for line in text.split("\n"):
             if line:
                 yield line
             else:

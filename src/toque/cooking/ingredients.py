@@ -56,13 +56,16 @@ _TRAIL = re.compile(
     _FLAGS,
 )
 _PIECES = re.compile(r"(?<=garlic|celery) (?:cloves?|stalks?|ribs?|sticks?)$", _FLAGS)
-_QUANTITY = re.compile(
-    rf"\d|[{FRACTIONS}]|\bto taste\b|\bas (?:needed|required)\b|\b(?:a|an|one|two|three|four|five|"
-    r"six|seven|eight|nine|ten|eleven|twelve|half|few|couple|several|some|pinch(?:es)?|dash(?:es)?|"
-    r"handfuls?|splash|drizzle|sprigs?|bunch|dozen|knob)\b",
-    _FLAGS,
-)
+_DIGIT = re.compile(rf"[\d{FRACTIONS}]")
+_QUANTITY_WORDS = {
+    "a", "an", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten",
+    "eleven", "twelve", "half", "few", "couple", "several", "some", "bunch", "dozen", "knob",
+    "pinch", "pinches", "dash", "dashes", "handful", "handfuls", "splash", "drizzle", "sprig",
+    "sprigs",
+}  # fmt: skip
+_AT_WILL = re.compile(r"\b(?:to taste|as needed|as required)\b", _FLAGS)
 _WORD = re.compile(r"[^\W\d_]{2,}")
+_WORD_OR_LETTER = re.compile(r"[^\W\d_]+")
 
 
 @lru_cache(maxsize=65536)
@@ -118,5 +121,7 @@ def has_quantity(line: str) -> bool:
     >>> has_quantity("1/2 cup rice"), has_quantity("salt to taste"), has_quantity("rice")
     (True, True, False)
     """
-    amount = _QUANTITY.search(line)
-    return amount is not None and _WORD.search(_QUANTITY.sub(" ", line)) is not None
+    words = _WORD_OR_LETTER.findall(line.casefold())
+    if not (_DIGIT.search(line) or _AT_WILL.search(line) or not _QUANTITY_WORDS.isdisjoint(words)):
+        return False
+    return any(len(word) > 1 and word not in _QUANTITY_WORDS for word in words)
