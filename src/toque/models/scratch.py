@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -28,6 +30,17 @@ _FROM_TOKENIZER = (
 )
 _OLDER_NAMES = ("rope_theta", "rope_scaling", "rotary_pct", "rotary_emb_base")
 """Names that configs still read and turn into `rope_parameters`."""
+
+_SIZE = re.compile(r"(n|num|d)_.*|.*_(size|dim|positions|embeddings)")
+"""Arguments that count something."""
+
+_DEFAULTS_TOO_LARGE = {
+    "neox": ("GPT-NeoX-20B", "80 GB"),
+    "llama": ("Llama-2-7B", "27 GB"),
+}
+"""What a family's config describes by default, and its weights in float32."""
+
+_MUST_SAY = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
 
 def build_model(
@@ -61,6 +74,7 @@ def build_model(
     """
     found = family_named(family)
     _check_names(found, shape)
+    _check_sizes(found, shape)
     own_head = found.name == "t5" and shape.get("tie_word_embeddings") is False
     arguments: dict[str, Any] = {
         **shape,
@@ -73,13 +87,13 @@ def build_model(
         arguments["decoder_start_token_id"] = pad_id
     try:
         config = found.config_class(**arguments)
+        _check_heads(config)
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             torch.manual_seed(seed)
             model = _construct(found, config)
             if own_head:
                 give_own_head(model)
-    # huggingface_hub's strict dataclasses raise subclasses of ValueError and TypeError.
-    except (ValueError, TypeError, ZeroDivisionError, KeyError) as error:
+    except (StrictDataclassError, ValueError, TypeError, ZeroDivisionError, KeyError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(
             f"model.shape does not make a {found.name} model: {reason} See the arguments of "
@@ -140,3 +154,29 @@ def _check_names(family: Family, shape: Mapping[str, Any]) -> None:
                 f"model.shape.{name} is not an argument of a {family.name} model. {hint}"
                 f"Allowed: {', '.join(sorted(own))}."
             )
+
+
+def _check_sizes(family: Family, shape: Mapping[str, Any]) -> None:
+    """Before anything is allocated: an absent size can mean tens of gigabytes."""
+    for name, value in shape.items():
+        if _SIZE.fullmatch(name) and type(value) is int and value < 1:
+            raise ConfigError(f"model.shape.{name} is {value}; it must be at least 1.")
+    unsaid = [name for name in _MUST_SAY if name not in shape]
+    if unsaid and family.name in _DEFAULTS_TOO_LARGE:
+        name, size = _DEFAULTS_TOO_LARGE[family.name]
+        raise ConfigError(
+            f"model.shape lacks {', '.join(unsaid)}. A {family.name} model from scratch must say "
+            f"them, for the defaults are those of {name}, {size} of weights alone. A small start: "
+            "hidden_size=256, intermediate_size=1024, num_hidden_layers=6, num_attention_heads=8."
+        )
+
+
+def _check_heads(config: Any) -> None:
+    """What Llama's own checks leave for the first forward to stumble over."""
+    heads = config.num_attention_heads
+    shared = getattr(config, "num_key_value_heads", None) or heads
+    if heads % shared != 0:
+        raise ConfigError(
+            f"model.shape.num_attention_heads is {heads}, which num_key_value_heads, {shared}, "
+            "does not divide. Use a divisor, or leave num_key_value_heads out."
+        )
