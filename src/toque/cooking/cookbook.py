@@ -113,7 +113,7 @@ def _whole_or_absent(path: Path) -> Iterator[BinaryIO]:
             if path.suffix == ".gz":
                 # No name and no time inside, so that equal content is equal bytes.
                 with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as packed:
-                    yield io.BufferedWriter(packed)  # type: ignore[arg-type]
+                    yield io.BufferedWriter(packed)
             else:
                 yield file
             file.flush()

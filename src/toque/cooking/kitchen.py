@@ -20,6 +20,19 @@ _MASK = (1 << 64) - 1
 _SLOT = re.compile(r"\{([^{}:]+)(?::(\w+))?\}")
 _SMALL_WORDS = {"with", "and", "of", "in", "the", "a", "on", "for"}
 # Words that are plural although they count as one dish, or end in "s" and are not.
+_TITLE_WORDS = {
+    "lemon juice": "lemon", "lemon zest": "lemon", "lime juice": "lime", "orange juice": "orange",
+    "maple syrup": "maple", "vanilla extract": "vanilla", "cocoa powder": "cocoa",
+    "cheddar cheese": "cheddar", "feta cheese": "feta", "Parmesan cheese": "Parmesan",
+    "mozzarella cheese": "mozzarella", "ricotta cheese": "ricotta", "pumpkin puree": "pumpkin",
+    "chicken breast": "chicken", "chicken thigh": "chicken", "pork tenderloin": "pork",
+    "beef sirloin": "beef", "salmon fillet": "salmon", "cod fillet": "cod", "ground beef": "beef",
+    "ground turkey": "turkey", "jalapeno pepper": "jalapeno", "red pepper flake": "chili",
+    "chili powder": "chili", "curry powder": "curry", "diced tomato": "tomato",
+    "crushed tomato": "tomato", "arborio rice": "rice",
+}  # fmt: skip
+"""What a title calls a food, where that is not what a step calls it."""
+
 _SINGULAR_IN_S = {"asparagus", "couscous", "swiss"}
 
 
@@ -165,7 +178,8 @@ class Kitchen:
                 return "are" if len(keys) > 1 or self._is_plural(keys[0]) else "is"
             if used is not None:
                 used.update(keys)
-            return join_words([self._name(key, match[2]) for key in keys])
+            names = [self._name(key, match[2], in_title=used is None) for key in keys]
+            return join_words(list(dict.fromkeys(names)))
 
         return _SLOT.sub(written, template)
 
@@ -177,8 +191,10 @@ class Kitchen:
         assert found, f"a step of {self._title or 'a dish'} uses {{{names}}}, which is not listed"
         return found
 
-    def _name(self, key: str, form: str | None) -> str:
+    def _name(self, key: str, form: str | None, *, in_title: bool = False) -> str:
         food = PANTRY[key]
+        if in_title and key in _TITLE_WORDS:
+            return _TITLE_WORDS[key]
         return food.name if form == "one" or self._measured[key].is_single else food.plural
 
     def _is_plural(self, key: str) -> bool:

@@ -67,7 +67,7 @@ def boil_pasta(k: Kitchen, name: str = "pasta") -> None:
 
 def pasta_water(k: Kitchen) -> None:
     """List the water and salt that pasta is boiled in; little of the salt is eaten."""
-    k.add("2 cup water")
+    k.add("2 cup water", eaten=0.2)
     k.add("1/4 tsp salt", eaten=0.25)
 
 
