@@ -15,7 +15,7 @@ EOS, PAD, VOCAB = 1, 0, 61
 IDS = {"eos_id": EOS, "pad_id": PAD}
 
 
-def prompts(n=9, seed=0):
+def prompts(n=7, seed=0):
     drawn = random.Random(seed)
     return [[drawn.randrange(2, VOCAB) for _ in range(drawn.randint(1, 12))] for _ in range(n)]
 
@@ -49,33 +49,28 @@ def stock(model, prompt, max_new_tokens):
     return new[: new.index(EOS)] if EOS in new else new
 
 
-@pytest.mark.parametrize("batch_rows", [1, 4, 16])
-def test_greedy_ids_are_those_of_transformers(kind, batch_rows, tiny):
+def test_greedy_ids_are_those_of_transformers(kind, tiny):
     model = tiny(kind)
     make_eager_to_end(model)
-    expected = [stock(model, prompt, 20) for prompt in prompts()]
+    expected = [stock(model, prompt, 16) for prompt in prompts()]
     lengths = {len(answer) for answer in expected}
     assert len(lengths) > 2, "the test model should stop at different lengths"
-    assert min(lengths) < 20
-    got = generate(model, prompts(), max_new_tokens=20, batch_rows=batch_rows, **IDS)
-    assert got == expected
-
-
-def test_greedy_without_ends_too(kind, tiny):
-    model = tiny(kind, seed=5)
-    expected = [stock(model, prompt, 24) for prompt in prompts()]
-    assert generate(model, prompts(), max_new_tokens=24, **IDS) == expected
+    assert min(lengths) < 16
+    for rows in (1, 4, 16):
+        got = generate(model, prompts(), max_new_tokens=16, batch_rows=rows, **IDS)
+        assert got == expected
 
 
 def test_equal_lengths_go_without_a_mask_and_agree(kind, tiny):
-    model = tiny(kind)
-    even = [prompt + [7] * (12 - len(prompt)) for prompt in prompts()]
-    assert generate(model, even, max_new_tokens=10, **IDS) == [
-        stock(model, prompt, 10) for prompt in even
+    model = tiny(kind, seed=5)
+    even = [(prompt + [7] * 12)[:12] for prompt in prompts(4)]
+    assert generate(model, even, max_new_tokens=8, **IDS) == [
+        stock(model, prompt, 8) for prompt in even
     ]
 
 
-@pytest.mark.parametrize("settings", [{}, {"top_k": 5}, {"top_p": 0.8}, {"temperature": 0.7}])
+@pytest.mark.parametrize("kind", ["t5", "gpt2", "llama"])
+@pytest.mark.parametrize("settings", [{}, {"top_k": 9, "top_p": 0.8, "temperature": 0.7}])
 def test_a_draw_depends_on_seed_prompt_and_position_alone(kind, settings, tiny):
     model = tiny(kind)
     make_eager_to_end(model)
@@ -145,8 +140,8 @@ def test_progress_counts_to_all(tiny):
     )
     counts = [done for done, _ in seen]
     assert counts == sorted(set(counts))
-    assert seen[-1] == (9, 9)
-    assert {whole for _, whole in seen} == {9}
+    assert seen[-1] == (7, 7)
+    assert {whole for _, whole in seen} == {7}
 
 
 def test_nothing_to_do(tiny):
