@@ -1,8 +1,8 @@
-"""Text to ids and back, for one tokenizer, with line breaks that survive.
+r"""Text to ids and back, for one tokenizer, with line breaks that survive.
 
 Structure is the product here, and T5 cannot write a newline. Where a vocabulary does not hold
-"\\n", a marker stands for it: the highest spare `<extra_id_N>` as it is written in text, or else a
-token `<newline>` that is added. Vocabularies of bytes (GPT-2, NeoX, Llama) hold "\\n" themselves.
+"\n", a marker stands for it: the highest spare `<extra_id_N>` as it is written in text, or else a
+token `<newline>` that is added. Vocabularies of bytes (GPT-2, NeoX, Llama) hold "\n" themselves.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _SAMPLE = 32
 
 
 class Codec:
-    """Text <-> ids for one tokenizer; `load_codec` and `train_codec` make one.
+    r"""Text <-> ids for one tokenizer; `load_codec` and `train_codec` make one.
 
     Attributes:
         name: what it was loaded as, for people.
         vocab_size: ids are below it; a marker that had to be added is counted.
         pad_id, eos_id: always there; where a vocabulary has no padding token, pad is eos.
         bos_id, unk_id: None when the vocabulary has none.
-        newline_id: the line-break marker, None when the vocabulary holds "\\n" itself.
+        newline_id: the line-break marker, None when the vocabulary holds "\n" itself.
         sha256: of `tokenizer.json` as `save` writes it.
     """
 
@@ -53,7 +53,7 @@ class Codec:
         self.newline_id = None if _holds_newline(tokenizer) else _newline_token(tokenizer)
         if self.newline_id is None and not _holds_newline(tokenizer):
             tokenizer.add_special_tokens([AddedToken(NEWLINE, special=True, normalized=False)])
-            self.newline_id = int(tokenizer.token_to_id(NEWLINE))
+            self.newline_id = _id_of(tokenizer, NEWLINE)
             tokenizer_json = tokenizer.to_str()
         self._json = tokenizer_json
         self._settings = settings
@@ -61,19 +61,17 @@ class Codec:
         self._tokenizer = tokenizer
         self.sha256 = hashlib.sha256(tokenizer_json.encode()).hexdigest()
         self.vocab_size = max(tokenizer.get_vocab().values()) + 1
-        self.eos_id: int = tokenizer.token_to_id(specials.eos)
-        self.pad_id: int = tokenizer.token_to_id(specials.pad)
-        self.bos_id: int | None = specials.bos and tokenizer.token_to_id(specials.bos)
-        self.unk_id: int | None = specials.unk and tokenizer.token_to_id(specials.unk)
+        self.eos_id = _id_of(tokenizer, specials.eos)
+        self.pad_id = _id_of(tokenizer, specials.pad)
+        self.bos_id = _id_of(tokenizer, specials.bos) if specials.bos else None
+        self.unk_id = _id_of(tokenizer, specials.unk) if specials.unk else None
         self._silent = {self.pad_id, self.eos_id, self.bos_id}
         added = tokenizer.get_added_tokens_decoder().values()
         self.rewriter = Rewriter(
             tokenizer, unk_id=self.unk_id, specials=[t.content for t in added if t.special]
         )
         kind = kind_of(tokenizer)
-        self._words = (
-            WordTable(self._tokenize, kind=kind, break_id=self.newline_id) if kind else None
-        )
+        self._words = WordTable(tokenizer, kind=kind, break_id=self.newline_id) if kind else None
 
     def normalise(self, text: str) -> str:
         """`text` with what this vocabulary cannot hold replaced: 1½ -> 1 1/2, ñ -> n, { -> (.
@@ -83,7 +81,7 @@ class Codec:
         return self.rewriter(text)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text` without special tokens; "\\n" becomes `newline_id` where there is one."""
+        r"""Ids of `text` without special tokens; "\n" becomes `newline_id` where there is one."""
         return self._encode_plainly([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
@@ -114,8 +112,16 @@ class Codec:
             rows[i] = np.array(ids, np.uint32)
         return _joined(rows)
 
+    @property
+    def break_id(self) -> int | None:
+        """The one token that writes a line break; None when it takes several."""
+        if self.newline_id is not None:
+            return self.newline_id
+        ids = self.encode("\n")
+        return ids[-1] if self.decode(ids[-1:]) == "\n" else None
+
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of `ids`; padding, end and begin are skipped, `newline_id` becomes "\\n"."""
+        r"""Text of `ids`; padding, end and begin are skipped, `newline_id` becomes "\n"."""
         lines: list[list[int]] = [[]]
         for token in ids:
             if token == self.newline_id:
@@ -170,6 +176,10 @@ def load_codec(folder: Path | str) -> Codec:
 def _holds_newline(tokenizer: Tokenizer) -> bool:
     ids = tokenizer.encode(_PROBE, add_special_tokens=False).ids
     return bool(tokenizer.decode(ids, skip_special_tokens=False) == _PROBE)
+
+
+def _id_of(tokenizer: Tokenizer, token: str) -> int:
+    return tokenizer.get_vocab()[token]
 
 
 def _newline_token(tokenizer: Tokenizer) -> int | None:

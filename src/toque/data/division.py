@@ -116,4 +116,4 @@ def mixed(values: Keys) -> Keys:
 
 
 def _count(records: NDArray[np.int64], keep: NDArray[np.bool_]) -> int:
-    return int(len(np.unique(records[keep])))
+    return len(np.unique(records[keep]))

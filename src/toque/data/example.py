@@ -45,7 +45,7 @@ class Example:
     task: int = 0
     """Which of a record's examples this is; a record's examples carry rising numbers."""
     columns: Mapping[str, int | float] = field(default_factory=dict)
-    """Numbers stored per example as float32, e.g. quality. Every example of a reader has the same names."""
+    """Numbers stored per example as float32, e.g. quality; one reader, one set of names."""
     document: bool = False
     """A text without a prompt: `prompt` is empty and `target` may be cut into several rows."""
     ends: bool = True

@@ -80,26 +80,25 @@ class Ending:
         return report
 
     def _columns(self) -> Columns:
-        def joined(name: str, dtype: type[np.generic]) -> NDArray[Any]:
+        def joined(name: str) -> NDArray[Any]:
             folders = (shard_folder(self.store, shard.group) for shard in self.shards)
-            parts = [np.load(f / f"{name}.npy", allow_pickle=False) for f in folders]
-            return np.concatenate([np.empty(0, dtype), *parts])
+            return np.concatenate([np.load(f / f"{name}.npy", allow_pickle=False) for f in folders])
 
         return Columns(
-            key=joined("key", np.uint64),
-            title_key=joined("title_key", np.uint64),
-            record_key=joined("record_key", np.uint64),
-            task=joined("task", np.uint8),
-            starts_record=joined("starts_record", np.uint8),
+            key=joined("key"),
+            title_key=joined("title_key"),
+            record_key=joined("record_key"),
+            task=joined("task"),
+            starts_record=joined("starts_record"),
         )
 
     def _lengths(self, side: str, division: Division) -> NDArray[np.int64]:
         folders = (shard_folder(self.store, shard.group) for shard in self.shards)
         parts = [
-            np.diff(np.load(f / f"{side}_ends.npy", allow_pickle=False), prepend=0)
-            for f in folders
+            np.diff(np.load(f / f"{side}_ends.npy", allow_pickle=False), prepend=0) for f in folders
         ]
-        return np.concatenate([np.empty(0, np.int64), *parts])[division.split != LEFT_OUT]
+        used: NDArray[np.int64] = np.concatenate(parts)[division.split != LEFT_OUT]
+        return used
 
     def _dropped(self) -> tuple[Counter[str], dict[str, list[str]]]:
         dropped: Counter[str] = Counter()

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from toque.data.codec import Codec
 from toque.data.example import Block, Example, RecordReader
-from toque.data.rows import PIECES_PER_GROUP, Ids, Side, pieces, wrap
+from toque.data.rows import PIECES_PER_GROUP, Ids, Side, pieces, prompt_bounds, wrap
 from toque.data.settings import PrepareSettings
 from toque.errors import ConfigError, DataError
 
@@ -61,8 +61,8 @@ class Group:
         if given.read != given.kept + n_dropped or n_records != given.kept:
             raise DataError(
                 f"The reader of {block.path} (lines from {block.first_line}) read {given.read} "
-                f"records, kept {given.kept}, dropped {n_dropped} and gave examples of {n_records}: "
-                "it lost count. This is a fault of the reader, not of the file."
+                f"records, kept {given.kept}, dropped {n_dropped} and gave examples of {n_records}"
+                ": it lost count. This is a fault of the reader, not of the file."
             )
         self._examples += given.examples
         self._sources += [block.source] * len(given.examples)
@@ -136,13 +136,9 @@ class Group:
         codec, settings = self._codec, self._settings
         prompts = self._encoded("prompt", [self._examples[i].prompt for i in pairs])
         targets = self._encoded("target", [self._examples[i].target for i in pairs])
-        decoder = settings.family_kind == "decoder"
+        begin, end = prompt_bounds(codec, settings.family_kind)
         prompt = wrap(
-            prompts,
-            limit=settings.max_prompt_tokens,
-            begin=codec.bos_id if decoder else None,
-            end=None if decoder else codec.eos_id,
-            end_after_cut=True,
+            prompts, limit=settings.max_prompt_tokens, begin=begin, end=end, end_after_cut=True
         )
         target = wrap(
             targets,
@@ -272,7 +268,7 @@ class Group:
 
 
 def _ordinals(examples: list[Example]) -> list[int]:
-    """Number of the record of each example, from 0: a new one begins where the task does not rise."""
+    """The record of each example, from 0: a new one begins where the task does not rise."""
     ordinals: list[int] = []
     for before, example in zip([None, *examples], examples, strict=False):
         same = (

@@ -130,7 +130,7 @@ def _settled(tokenizer: Tokenizer, n_pieces: int) -> models.Unigram:
 
 
 def _lines(texts: Iterable[str]) -> Iterator[str]:
-    """Lines with their newline, composed; what a byte-level vocabulary should learn "\\n" from."""
+    r"""Lines with their newline, composed; what a byte-level vocabulary should learn "\n" from."""
     for text in texts:
         yield from unicodedata.normalize("NFC", text).splitlines(keepends=True)
 

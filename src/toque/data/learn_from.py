@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from toque.data.codec import Codec
 from toque.data.example import Block, RecordReader
-from toque.data.learn import train_codec
+from toque.data.learn import Kind, train_codec
 from toque.data.settings import FamilyKind
 from toque.data.sources import SourceFile, blocks_of, plain_bytes
 from toque.errors import DataError
@@ -37,7 +37,7 @@ def learn_tokenizer(
             f"No tokenizer can be learnt: none of the {len(files)} source files gives an example. "
             "Look at a line of them, and at the format of data.sources."
         )
-    kind = "bpe" if family_kind == "decoder" else "unigram"
+    kind: Kind = "bpe" if family_kind == "decoder" else "unigram"
     return train_codec(texts, vocab_size=vocab_size, kind=kind)
 
 

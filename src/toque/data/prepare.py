@@ -90,7 +90,7 @@ def prepare(
         ConfigError: the settings contradict themselves or the data.
     """
     started = time.perf_counter()
-    told = progress or (lambda done, total, message: None)
+    told = progress or _silent
     told(0, 0, "hashing the sources")
     plan = _plan(sources, Path(store), settings)
     found = _reusable(plan, told, replace=replace)
@@ -108,6 +108,10 @@ def prepare(
             report = ending.finish(seconds=time.perf_counter() - started)
             _remove_leftovers(plan.store, len(shards))
     return PrepareResult(TokenStore.open(plan.store), report, reused=False)
+
+
+def _silent(done: int, total: int, message: str) -> None:
+    """The progress sink of who wants none."""
 
 
 def _plan(sources: Sequence[Source], store: Path, settings: PrepareSettings) -> _Plan:
@@ -171,9 +175,11 @@ def _differences(manifest: StoreManifest, plan: _Plan) -> list[str]:
     if there.get("tokenizer_sha256") != here["tokenizer_sha256"]:
         told.append(f"its tokenizer is {manifest.tokenizer.name}, not {here['tokenizer']}")
     paths = ("tokenizer", "tokenizer_sha256") if here["tokenizer_sha256"] else ("tokenizer_sha256",)
-    for name in sorted(set(there) | set(here)):
-        if name not in paths and there.get(name) != here.get(name):
-            told.append(f"{name} is {there.get(name)} there and {here.get(name)} here")
+    told += [
+        f"{name} is {there.get(name)} there and {here.get(name)} here"
+        for name in sorted(set(there) | set(here))
+        if name not in paths and there.get(name) != here.get(name)
+    ]
     known = {entry.sha256 for entry in manifest.sources}
     wanted = {file.sha256 for file in plan.files}
     told += [f"{f.path.name} is new or changed" for f in plan.files if f.sha256 not in known]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -92,10 +92,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         lines = [
             "# Data report",
             "",
-            f"Read {self.read:,} records: kept {self.kept:,}, dropped "
-            f"{self.read - self.kept:,}. {self.examples:,} examples, {self.train:,} to train on and "
-            f"{self.validation:,} held out. {tokens:,} tokens ({self.prompt_tokens:,} in prompts, "
-            f"{self.target_tokens:,} in targets) of {self.tokenizer}. {self.seconds:.1f} seconds.",
+            (
+                f"Read {self.read:,} records: kept {self.kept:,}, dropped "
+                f"{self.read - self.kept:,}. {self.examples:,} examples, {self.train:,} to train "
+                f"on and {self.validation:,} held out. {tokens:,} tokens of {self.tokenizer} "
+                f"({self.prompt_tokens:,} in prompts, {self.target_tokens:,} in targets). "
+                f"{self.seconds:.1f} seconds."
+            ),
             "",
             *_table(("source", "read", "kept"), [(s.path, s.read, s.kept) for s in self.sources]),
             *self._dropped(),
@@ -110,8 +113,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
                 ],
             ),
             *self._cuts(),
-            f"Split: {self.split_rule}. Of the held-out examples, {self.leaked_bodies:,} have a "
-            f"body that is trained on, {self.leaked_titles:,} only a title.",
+            (
+                f"Split: {self.split_rule}. Of the held-out examples, {self.leaked_bodies:,} have "
+                f"a body that is trained on and {self.leaked_titles:,} a title that is."
+            ),
             "",
             *_table(("repaired or noted", "count"), sorted(self.notes.items())),
         ]
@@ -144,7 +149,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return [" ".join(sentences), ""]
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[object, ...]]) -> list[str]:
+def _table(head: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> list[str]:
     if not rows:
         return []
 

@@ -1,9 +1,9 @@
 """From encoded texts to stored rows: special tokens, limits, pieces of documents.
 
-    decoder-only      prompt [bos] + ids            target ids + [eos]
+    decoder-only      prompt [bos] + ids + [break]  target ids + [eos]
     encoder-decoder   prompt ids + [eos]            target ids + [eos]
 
-A target that is cut gets no eos: a false end would teach the model to stop in mid-recipe.
+The line break keeps the end of a prompt apart from the beginning of its answer. A target that is cut gets no eos: a false end would teach the model to stop in mid-recipe.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from toque.data.codec import Codec
 from toque.data.settings import FamilyKind
 
 Ids = NDArray[np.uint32]
@@ -60,6 +61,20 @@ class Wrapped:
     """Rows that lost tokens."""
     lost: NDArray[np.int64]
     """Text tokens each row lost."""
+
+
+def prompt_bounds(codec: Codec, family_kind: FamilyKind) -> tuple[int | None, int | None]:
+    """The tokens that begin and end a prompt."""
+    if family_kind == "encoder-decoder":
+        return None, codec.eos_id
+    return codec.bos_id, codec.break_id
+
+
+def prompt_ids(codec: Codec, text: str, family_kind: FamilyKind) -> list[int]:
+    """A prompt as the store holds it, for asking a model in the form it was trained on."""
+    begin, end = prompt_bounds(codec, family_kind)
+    ids = codec.encode(codec.normalise(text))
+    return [i for i in (begin, *ids, end) if i is not None]
 
 
 def wrap(

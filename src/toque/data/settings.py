@@ -76,7 +76,8 @@ class PrepareSettings:
             )
         if self.max_examples is not None and self.max_examples < 1:
             raise ConfigError(
-                f"data.max_examples is {self.max_examples}; give a positive number, or null for all."
+                f"data.max_examples is {self.max_examples}; give a positive number, or null for "
+                "all."
             )
 
     @property

@@ -39,7 +39,7 @@ def find_files(sources: Sequence[Source]) -> list[SourceFile]:
         raise DataError("data.sources is empty. Name at least one file, folder or pattern.")
     files: list[SourceFile] = []
     for number, source in enumerate(sources):
-        for path in _matches(source.path):
+        for path in files_of(source.path):
             try:
                 size, digest = path.stat().st_size, sha256_of(path)
             except OSError as error:
@@ -56,7 +56,7 @@ def find_files(sources: Sequence[Source]) -> list[SourceFile]:
     return files
 
 
-def _matches(pattern: str) -> list[Path]:
+def files_of(pattern: str) -> list[Path]:
     path = Path(pattern).expanduser()
     if path.is_file():
         return [path]

@@ -1,5 +1,7 @@
 """A token store: memory-mapped columns of examples, readable with plain numpy.
 
+What lies in its folder:
+
     store/manifest.json                   written last; a folder without it is no store
     store/shards/00000/prompt_tokens.npy  uint16 (vocabularies up to 65,536) or uint32, joined
     store/shards/00000/prompt_ends.npy    int64: where each row's prompt ends
@@ -121,11 +123,12 @@ class TokenStore:
         return self.path / "shards" / self._shards[index]
 
     def _array(self, path: Path) -> NDArray[np.generic]:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
+        array: NDArray[np.generic] = np.load(path, mmap_mode="r", allow_pickle=False)
+        return array
 
     def _lengths(self, side: str) -> NDArray[np.int32]:
         parts = [
-            np.diff(self._array(self._shard(i) / f"{side}_ends.npy"), prepend=0)  # type: ignore[call-overload]
+            np.diff(self._array(self._shard(i) / f"{side}_ends.npy"), prepend=0)
             for i in range(len(self._shards))
         ]
         return np.concatenate([np.empty(0, np.int64), *parts]).astype(np.int32)
@@ -162,7 +165,9 @@ def check_files(folder: Path, entries: list[FileEntry], *, verify: bool) -> None
         try:
             size = path.stat().st_size
         except OSError as error:
-            raise DataError(f"{path} is missing from the store ({error.strerror}). {again}") from error
+            raise DataError(
+                f"{path} is missing from the store ({error.strerror}). {again}"
+            ) from error
         if size != entry.bytes:
             raise DataError(
                 f"{path} has {size:,} bytes where the manifest says {entry.bytes:,}: it was cut "

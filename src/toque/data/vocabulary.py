@@ -43,6 +43,12 @@ _STAND_INS: dict[str, tuple[str, ...]] = {
     "“": ('"',),
     "”": ('"',),
     "″": ('"',),
+    "‟": ('"',),
+    "‚": (",",),
+    "‹": ("'",),
+    "›": ("'",),
+    "‧": ("-",),
+    "§": ("",),
     "«": ('"',),
     "»": ('"',),
     "~": ("about ", "-"),
@@ -95,7 +101,9 @@ class Rewriter:
     its first character where the tokenizer would otherwise read it as the token itself.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, unk_id: int | None, specials: Iterable[str]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, unk_id: int | None, specials: Iterable[str]
+    ) -> None:
         self._tokenizer = tokenizer
         self._unk_id = unk_id
         self._table = _Table(self)

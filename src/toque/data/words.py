@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -17,42 +17,44 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 Kind = Literal["sentencepiece", "byte-level"]
-Encode = Callable[[list[str]], list[list[int]]]
 _LARGEST = 400_000
 """Words held before starting afresh: about 100 MB."""
+# Spaces that Python and the tokenizers do not cut at alike, and the mark used below.
 _ODD_SPACE = re.compile(r"[^\S \n]")
+_ODD_ASCII = "\0\t\r\x0b\x0c\x1c\x1d\x1e\x1f"
+# GPT-2's own rule with its three classes of visible characters taken as one: a word may hold
+# several of its pieces, and no piece reaches into two words.
+_BYTE_LEVEL_WORDS = re.compile(r" ?\S+|\s+(?!\S)|\s+")
 
 
 class WordTable:
-    """Ids of whole texts from the ids of their words.
+    r"""Ids of whole texts from the ids of their words.
 
-    `encode` gives the ids of a list of words, `kind` says how words are cut: "sentencepiece"
-    drops spaces and writes "▁" at each word (T5), "byte-level" keeps a space with the word it
-    leads (GPT-2, NeoX). `break_id` is the marker written for a line break, None when the
-    vocabulary holds "\\n" as any other word.
+    `kind` says how words are cut: "sentencepiece" drops spaces and writes "▁" at each word (T5),
+    "byte-level" keeps a space with the word it leads (GPT-2, NeoX). `break_id` is the marker
+    written for a line break, None when the vocabulary holds "\n" as any other word.
     """
 
-    def __init__(self, encode: Encode, *, kind: Kind, break_id: int | None) -> None:
-        self._encode = encode
+    def __init__(self, tokenizer: Tokenizer, *, kind: Kind, break_id: int | None) -> None:
+        self._tokenizer = tokenizer
         self._kind = kind
+        # NeoX has tokens of several spaces that are found before words are cut.
+        added = tokenizer.get_added_tokens_decoder().values()
+        self._any_spaces = not any(char.isspace() for token in added for char in token.content)
         self._break_id = break_id
+        self._index: dict[str, int] = {}
+        self._pool = np.empty(0, np.uint32)
+        self._starts = np.empty(0, np.int64)
+        self._lengths = np.empty(0, np.int64)
         self._forget()
 
     def usable(self, text: str) -> bool:
         """Whether cutting `text` into words is sure to be exact; the others go the long way."""
-        if "\x00" in text:
-            return False
-        if self._kind == "sentencepiece":
-            return text.isascii() or _ODD_SPACE.search(text) is None
-        return not (
-            "  " in text
-            or "\n " in text
-            or " \n" in text
-            or "\n\n\n" in text
-            or text.endswith((" ", "\n"))
-            or text.startswith("\n\n")
-            or _ODD_SPACE.search(text) is not None
-        )
+        if text.isascii():
+            odd = any(space in text for space in _ODD_ASCII)
+        else:
+            odd = "\0" in text or _ODD_SPACE.search(text) is not None
+        return not odd and (self._any_spaces or _single_spaces(text))
 
     def encode_flat(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """All ids joined, and for each text the position after its last id."""
@@ -78,9 +80,11 @@ class WordTable:
         if self._kind == "sentencepiece":
             if self._break_id is None:
                 return text.split()
-            return text.replace("\n", " \x00 ").split()
-        spaced = text.replace("\n", "\x00\n\x00").replace(" ", "\x00 ")
-        return [word for word in spaced.split("\x00") if word]
+            return text.replace("\n", " \0 ").split()
+        if not _single_spaces(text):
+            return _BYTE_LEVEL_WORDS.findall(text)
+        spaced = text.replace("\n", "\0\n\0").replace(" ", "\0 ")
+        return [word for word in spaced.split("\0") if word]
 
     def _learn(self, words: list[str]) -> None:
         new = list(dict.fromkeys(word for word in words if word not in self._index))
@@ -90,7 +94,8 @@ class WordTable:
             self._forget()
             self._learn(words)
             return
-        ids = self._encode(new)
+        encodings = self._tokenizer.encode_batch_fast(new, add_special_tokens=False)
+        ids = [encoding.ids for encoding in encodings]
         lengths = np.fromiter(map(len, ids), np.int64, len(ids))
         starts = len(self._pool) + np.cumsum(lengths) - lengths
         flat = np.fromiter((i for word in ids for i in word), np.uint32, int(lengths.sum()))
@@ -101,15 +106,22 @@ class WordTable:
         self._lengths = np.concatenate([self._lengths, lengths])
 
     def _forget(self) -> None:
-        self._index: dict[str, int] = {}
-        self._pool = np.empty(0, np.uint32)
-        self._starts = np.empty(0, np.int64)
-        self._lengths = np.empty(0, np.int64)
-        if self._break_id is not None:
-            self._index["\x00"] = 0
-            self._pool = np.array([self._break_id], np.uint32)
-            self._starts = np.zeros(1, np.int64)
-            self._lengths = np.ones(1, np.int64)
+        # The marker is the word "\0"; a slot without a marker is never looked up.
+        self._index = {"\0": 0}
+        self._pool = np.array([self._break_id or 0], np.uint32)
+        self._starts = np.zeros(1, np.int64)
+        self._lengths = np.ones(1, np.int64)
+
+
+def _single_spaces(text: str) -> bool:
+    """Whether every space and line break of `text` stands alone or before a word."""
+    return not (
+        "  " in text
+        or "\n " in text
+        or " \n" in text
+        or "\n\n\n" in text
+        or text.endswith((" ", "\n"))
+    )
 
 
 def kind_of(tokenizer: Tokenizer) -> Kind | None:
