@@ -9,8 +9,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
-
 from toque.config import RunConfig, SourceConfig
 from toque.data.codec import load_codec
 from toque.data.manifest import StoreManifest
@@ -119,7 +117,7 @@ def settings_differences(manifest: StoreManifest, asked: PrepareSettings) -> lis
     there = manifest.settings
     return [
         f"{name} was {there.get(name)} and is {value}"
-        for name, value in msgspec.to_builtins(asdict(asked)).items()
+        for name, value in json.loads(json.dumps(asdict(asked))).items()
         # A tokenizer is known by its content; where it lay when preparing is no difference.
         if there.get(name) != value and name != "tokenizer"
     ] + _tokenizer_difference(manifest, asked)

@@ -98,7 +98,6 @@ def about_run(
             "trainable": counts.trainable,
         },
         "row": {"source": shape.source, "target": shape.target},
-        "flops_per_token": flops_of(model, stream),
         "precision": runtime.precision,
         "deterministic": runtime.deterministic,
         "compile": config.train.compile is True,

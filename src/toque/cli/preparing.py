@@ -26,7 +26,7 @@ def run_prepare(config: RunConfig, *, replace: bool = False) -> str:
             replace=replace,
         )
     verb = "Reused" if result.reused else "Prepared"
-    return f"{result.report_text()}\n{verb} {result.store}."
+    return f"{result.report.markdown()}\n{verb} {result.store.path}."
 
 
 @contextmanager
