@@ -109,19 +109,29 @@ def _whole_or_absent(path: Path) -> Iterator[BinaryIO]:
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
+        file = partial.open("wb")
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    try:
+        with file:
             if path.suffix == ".gz":
                 # No name and no time inside, so that equal content is equal bytes.
-                with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as packed:
-                    yield io.BufferedWriter(packed)
+                packed = gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0)
+                with io.BufferedWriter(packed) as buffered:
+                    yield buffered
             else:
                 yield file
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
     except OSError as error:
+        raise _unwritable(path, error) from error
+    finally:
         partial.unlink(missing_ok=True)
-        raise DataError(
-            f"The cookbook cannot be written to {path}: {error.strerror or error}. Check the "
-            f"folder's permissions and the free space, or name another file with --out."
-        ) from error
+
+
+def _unwritable(path: Path, error: OSError) -> DataError:
+    return DataError(
+        f"The cookbook cannot be written to {path}: {error.strerror or error}. Check the "
+        f"folder's permissions and the free space, or name another file with --out."
+    )

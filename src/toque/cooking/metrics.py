@@ -57,7 +57,7 @@ def _verb_forms() -> frozenset[str]:
         if verb.endswith("y") and verb[-2] not in _VOWELS:
             forms |= {verb[:-1] + "ies", verb[:-1] + "ied", verb + "ing"}
             continue
-        doubled = len(verb) > 2 and verb[-1] in "bgmnpt" and verb[-2] in _VOWELS
+        doubled = len(verb) > 2 and verb[-1] in "bgmnprt" and verb[-2] in _VOWELS
         if doubled and verb[-3] not in _VOWELS:
             forms |= {verb + verb[-1] + "ed", verb + verb[-1] + "ing"}
         forms |= {verb + "s", verb + "es", root + "ed", root + "ing"}

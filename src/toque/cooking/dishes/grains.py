@@ -26,12 +26,15 @@ def risotto(k: Kitchen) -> None:
     k.tag("rice")
     k.step("Heat the {broth} in a saucepan and keep it warm.",
            "Bring the {broth} to a simmer in a small pot and keep hot.")
+    # Shrimp would turn to rubber if it cooked as long as the rice.
+    early = ["allium"] if k.has("shrimp") else ["allium", "main"]
     if k.has("butter"):
-        k.step("Melt the {fat} in a wide pan and cook the {allium, main} for {min}.",
-               "In a heavy pot, melt the {fat} and cook the {allium, main} until soft, {min}.",
+        names = ", ".join(early)
+        k.step(f"Melt the {{fat}} in a wide pan and cook the {{{names}}} for {{min}}.",
+               f"In a heavy pot, melt the {{fat}} and cook the {{{names}}} until soft, {{min}}.",
                minutes=(4, 6, 1))
     else:
-        soften(k, k.pick("a wide pan", "a heavy pot"), "fat", "allium", "main")
+        soften(k, k.pick("a wide pan", "a heavy pot"), "fat", *early)
     k.step("Add the {arborio rice} and stir for {min}, then pour in the {white wine} and let it "
            "cook away.",
            "Stir in the {arborio rice}, toast for {min}, add the {white wine}, and stir until "
@@ -40,6 +43,9 @@ def risotto(k: Kitchen) -> None:
            "about {min}.",
            "Stir in the {broth} little by little, letting it absorb, for {min}.",
            minutes=(18, 22, 1))
+    if k.has("shrimp"):
+        k.step("Stir in the {main} and cook until pink, {min}.",
+               "Add the {main} and cook for {min}.", minutes=(3, 4, 1))
     k.step("Stir in the {Parmesan cheese, last}, season with the {salt, black pepper}, and serve.",
            "Off the heat, stir in the {Parmesan cheese, last, salt, black pepper}. Serve at "
            "once.")
@@ -69,8 +75,12 @@ def fried_rice(k: Kitchen) -> None:
         k.step("Heat the remaining oil and stir-fry the {main} for {min}.",
                "Add the rest of the oil and cook the {main} for {min}, stirring.",
                minutes=(3, 4, 1) if k.has("shrimp", "ham") else (5, 6, 1))
-    k.step("Add the {veg, garlic} and stir-fry until tender, {min}.",
-           "Stir in the {veg, garlic} and cook over high heat for {min}.", minutes=(3, 5, 1))
+        k.step("Add the {veg, garlic} and stir-fry until tender, {min}.",
+               "Stir in the {veg, garlic} and cook over high heat for {min}.", minutes=(3, 5, 1))
+    else:
+        k.step("Heat the remaining oil and stir-fry the {veg, garlic} until tender, {min}.",
+               "Add the rest of the oil and cook the {veg, garlic} over high heat for {min}.",
+               minutes=(3, 5, 1))
     k.step("Add the {cooked rice}, press out the lumps, and fry for {min}.",
            "Stir in the {cooked rice} and fry for {min}, tossing often.", minutes=(3, 5, 1))
     k.step("Stir in the cooked {egg, soy sauce, last}, and serve.",
@@ -140,7 +150,7 @@ def grain_bowl(k: Kitchen) -> None:
     if k.has("egg"):
         k.step("Boil the {egg} for {min}, cool, peel, and halve.", minutes=(7, 9, 1))
     elif k.has("salmon fillet"):
-        k.step("Broil the {salmon fillet} for {min}, until it flakes.", minutes=(8, 10, 1))
+        k.step("Broil the {salmon fillet} for {min}, until the fish flakes.", minutes=(8, 10, 1))
     elif k.has("tofu"):
         k.step("Brown the {tofu} in a dry nonstick skillet for {min}, turning often.",
                minutes=(7, 9, 1))

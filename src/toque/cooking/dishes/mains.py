@@ -127,7 +127,7 @@ def baked_fish(k: Kitchen) -> None:
             *(["Baked {fish} with {bed}"] * 2 if k.has("bed") else ["Baked {fish} with {herb}"]),
             *(["{crust:one} Crusted {fish}"] if k.has("crust") else []))
     k.tag("main", "fish")
-    preheat(k, 400, 425, "oil a baking dish")
+    preheat(k, 400, 425, "grease a baking dish")
     if k.has("bed"):
         k.step("Spread the {bed} in the dish and lay the {fish} on top.",
                "Arrange the {bed} in the dish and place the {fish} over them."

@@ -116,7 +116,7 @@ def pesto_pasta(k: Kitchen) -> None:
         k.call("hot", "pea", "green bean", "corn")
         k.step("Cook the {hot} in a little boiling water for {min} and drain.",
                "Steam the {hot} for {min}, until just tender.", minutes=(3, 5, 1))
-    sauce = "fresh pesto" if own else "{pesto}"
+    sauce = "green paste" if own else "{pesto}"
     k.step(f"Toss the {{pasta}} with the {sauce} and {{lemon juice}}.",
            f"Mix the {{pasta}} with the {sauce} and {{lemon juice}}.")
     k.step("Fold in the {veg}, season with the {black pepper}, and serve.",
@@ -126,8 +126,9 @@ def pesto_pasta(k: Kitchen) -> None:
 def macaroni_and_cheese(k: Kitchen) -> None:
     """Baked macaroni in cheese sauce."""
     k.serves(4, 6, 8)
+    k.add("1/2 cup macaroni")
     k.add("2 cup water", eaten=0.15)
-    k.add("1/2 cup macaroni", "3/4 tbsp butter", "3/4 tbsp flour", "1/2 cup milk")
+    k.add("3/4 tbsp butter", "3/4 tbsp flour", "1/2 cup milk")
     k.group("cheese", 1, 2, "1/3 cup cheddar cheese", "1/4 cup Swiss cheese",
             "1/3 cup mozzarella cheese")
     k.group("spice", 1, 1, "1/4 tsp Dijon mustard", "1/8 tsp paprika", "1/16 tsp nutmeg",

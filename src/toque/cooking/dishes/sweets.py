@@ -97,8 +97,8 @@ def cake(k: Kitchen) -> None:
     k.add("1/4 cup powdered sugar" if k.has("cream") else "1 cup powdered sugar")
     glaze = ("Cream Cheese Frosting" if k.has("cream cheese") else "Whipped Cream"
              if k.has("cream") else "Glaze")
-    k.title("{flavor:one} Cake", f"{{flavor:one}} Cake with {glaze}", "{milk:one} Cake with {flavor}",
-            "{flavor:one} and {milk:one} Cake")
+    k.title("{flavor:one} Cake", f"{{flavor:one}} Cake with {glaze}",
+            "{milk:one} Cake with {flavor}", "{flavor:one} and {milk:one} Cake")
     k.tag("dessert", "cake", "baked")
     pans = "a 9-inch cake pan" if k.servings == 10 else "two 9-inch cake pans"
     preheat(k, 325, 350, f"grease {pans}")

@@ -177,7 +177,7 @@ def roasted_vegetables(k: Kitchen) -> None:
             "3/4 cup butternut squash, cubed", "1 beet, cut into wedges",
             "3/4 cup green beans, trimmed", "3/4 cup asparagus, trimmed",
             "3/4 cup mushrooms, halved")
-    k.group("onion", 0, 1, "1/4 red onion, cut into wedges", "1/2 clove garlic, sliced")
+    k.group("onion", 0, 1, "1/4 red onion, cut into wedges", "1/2 shallot, halved")
     k.add("1/2 tbsp olive oil")
     k.group("spice", 1, 1, "1/4 tsp cumin", "1/4 tsp smoked paprika", "1/4 tsp thyme",
             "1/4 tsp rosemary", "1/4 tsp curry powder", "1/4 tsp coriander")
@@ -216,7 +216,7 @@ def gratin(k: Kitchen) -> None:
             "2 tbsp Parmesan cheese")
     if k.chance(40):
         k.add("1 tbsp bread crumbs")
-    k.call("top", *(["Swiss cheese", "cheddar cheese", "Parmesan cheese", "bread crumb"]))
+    k.call("top", "Swiss cheese", "cheddar cheese", "Parmesan cheese", "bread crumb")
     k.title("{veg:one} Gratin", "{veg:one} Gratin with {cheese}", "Creamy {veg:one} Gratin",
             "{veg:one} and {cheese:one} Gratin")
     k.tag("side", "baked")
@@ -249,14 +249,13 @@ def mashed_potatoes(k: Kitchen) -> None:
     k.group("fat", 1, 1, "1/2 tbsp butter", "1/2 tbsp olive oil")
     k.group("milk", 1, 1, "2 tbsp milk", "1 tbsp cream", "2 tbsp buttermilk", "1 tbsp sour cream")
     k.group("flavor", 1, 2, "1/2 clove garlic, peeled", "1/2 tbsp chives, chopped",
-            "1 tbsp Parmesan cheese", "1/16 tsp nutmeg", "1/2 tsp Dijon mustard",
-            "1/2 green onion, sliced")
+            "1 tbsp Parmesan cheese", "1/16 tsp nutmeg", "1/2 tsp Dijon mustard")
     salt_and_pepper(k)
     k.title("Mashed {root} with {flavor}", "Creamy Mashed {root}", "{flavor:one} Mashed {root}"
             if k.count("flavor") == 1 else "Mashed {root}")
     k.tag("side")
-    k.call("boiled", *(["potato", "sweet potato", "cauliflower", "carrot", "garlic"]))
-    k.call("late", *(["chive", "Parmesan cheese", "nutmeg", "Dijon mustard", "green onion"]))
+    k.call("boiled", "potato", "sweet potato", "cauliflower", "carrot", "garlic")
+    k.call("late", "chive", "Parmesan cheese", "nutmeg", "Dijon mustard")
     k.step("Simmer the {boiled} in the {water} until very tender, about {min}, and drain.",
            "Put the {boiled, water} in a pot, boil for {min}, and drain well.",
            minutes=(15, 20, 1))
