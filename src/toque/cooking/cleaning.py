@@ -24,7 +24,7 @@ _WINDOWS_1252 = {0x91: "'", 0x92: "'", 0x93: '"', 0x94: '"', 0x96: "–", 0x97: 
 # One U+FFFD per lost byte of UTF-8: the degree sign had two, the apostrophe and the dash three.
 _LOST_DEGREE = re.compile(r"(?<=\d)\ufffd{1,2}(?=\s?[FC]\b)")
 _LOST_DASH = re.compile(r"(?<=\d)\ufffd{1,3}(?=\d)")
-_LOST_APOSTROPHE = re.compile(r"(?<=[^\W\d_])\ufffd{1,3}(?=(?:s|t|re|ve|ll|d)\b)")
+_LOST_APOSTROPHE = re.compile(r"(?<=[^\W\d_])(?:\ufffd{3}|\ufffd)(?=(?:s|t|re|ve|ll|d)\b)")
 
 _BULLET = re.compile(r"(?:[-–—*•·▪●□]+\s+|[•·▪●□]+)")
 _STEP_NUMBER = re.compile(
@@ -48,8 +48,8 @@ def clean_text(text: str, notes: Counter[str]) -> str:
     if _CLEAN.fullmatch(text):
         return " ".join(text.split()) if "  " in text else text.strip()
     text = _repair(text, notes)
-    text = _BLANKS.sub(" ", text)
-    return "\n".join(line.strip() for line in text.split("\n")) if "\n" in text else text.strip()
+    lines = _BLANKS.sub(" ", text).split("\n")
+    return "\n".join(line.strip() for line in lines).strip()
 
 
 def _repair(text: str, notes: Counter[str]) -> str:
