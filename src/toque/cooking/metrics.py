@@ -69,7 +69,7 @@ _VERB_FORMS = _verb_forms()
 
 def has_action_verb(step: str) -> bool:
     """Whether a step holds one of `ACTION_VERBS`, in any of its regular forms."""
-    return any(word in _VERB_FORMS for word in _WORD.findall(step.casefold()))
+    return any(word[0] in _VERB_FORMS for word in _WORD.finditer(step.casefold()))
 
 
 def _share(items: Sequence[str], good: Sequence[bool]) -> float:

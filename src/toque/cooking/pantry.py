@@ -117,7 +117,7 @@ flour|all-purpose|364 1 0.3 2|125|0
 whole wheat flour||340 2.5 0.4 2|120|0
 cornmeal|yellow|370 3.6 0.6 7|140|0
 cornstarch||381 0.1 0 9|128|0
-pie crust/s|9-inch|480 28 6 420|0|180
+pie crust/s|prepared|480 28 6 420|0|180
 tofu|extra-firm|100 5.5 0.6 8|0|0
 black bean/s||91 0.3 0.3 300|172|255
 chickpea/s||130 2.6 3 280|164|255

@@ -213,7 +213,10 @@ def _items(value: Any) -> Iterator[str]:
         yield value
     elif isinstance(value, list):
         for item in value:
-            yield from _items(item)
+            if isinstance(item, str):
+                yield item
+            else:
+                yield from _items(item)
     elif isinstance(value, dict):
         if nested := value.get("itemListElement") or value.get("steps"):
             yield from _items(nested)

@@ -100,7 +100,7 @@ def pancakes(k: Kitchen) -> None:
            "Mix the {flour, dry}.")
     k.step("Beat the {wet} with half of the {butter}, pour over the dry mixture, and stir until "
            "just combined.",
-           "Stir in the {wet} and half of the {butter}; a few lumps are fine.")
+           "Stir in half of the {butter} and the {wet}; a few lumps are fine.")
     if k.has("add"):
         k.step("Fold in the {add}.", "Gently stir in the {add}.")
     k.step("Brush a hot skillet with butter and pour in 1/4 cup of batter for each pancake.",

@@ -100,7 +100,8 @@ def burgers(k: Kitchen) -> None:
                "Put the {cheese} on the patties and cover until melted.")
     k.step("Toast the {burger bun} and spread with the {sauce}.",
            "Spread the {sauce} over the toasted {burger bun}.")
-    k.step("Fill with the patties and {top}.", "Add the patties, top with the {top}, and serve.")
+    k.step("Fill with the patties and top with the {top}.",
+           "Add the patties, top with the {top}, and serve.")
 
 
 def bean_burgers(k: Kitchen) -> None:
@@ -211,7 +212,7 @@ def loaded_toast(k: Kitchen) -> None:
     k.group("fat", 1, 1, "1/2 tbsp olive oil", "1/2 tbsp butter")
     k.add("1/16 tsp salt")
     k.title("{spread:one} Toast with {top}", "{spread:one} and {top:one} Toast",
-            "Toast with {spread, top}")
+            "Toast with {spread:one} and {top}")
     k.tag("breakfast")
     if k.has("strawberry", "pear"):
         k.step("Brush the {bread} with the {fat} and toast in a skillet for {min} per side.",

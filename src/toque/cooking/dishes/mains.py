@@ -82,7 +82,7 @@ def roast_chicken(k: Kitchen) -> None:
     k.add("1/4 chicken")
     k.group("fat", 1, 1, "3/4 tbsp butter, softened", "3/4 tbsp olive oil")
     k.group("herb", 1, 2, "1/4 tsp thyme", "1/4 tsp rosemary", "1/4 tsp paprika",
-            "1/4 tsp oregano", "1/4 tsp smoked paprika")
+            "1/4 tsp oregano")
     k.group("flavor", 1, 2, "1 clove garlic, minced|crushed", "1/2 tsp lemon zest",
             "1/2 tsp Dijon mustard", "1/2 tbsp honey")
     salt_and_pepper(k, "1/4")
