@@ -155,7 +155,7 @@ def _refuse_other_json(path: Path, payload: bytes, *, is_whole_file: bool) -> No
     """Refuse a file that is one JSON value over many lines, or no JSON at all."""
     lines = [line.strip() for line in payload.splitlines() if line.strip()]
     first = lines[0]
-    found = ""
+    found, how = "", f"e.g. `jq -c '.[]' {path.name} > recipes.jsonl`"
     if first.startswith(b"["):
         found = "begins with '[': it is one JSON array, not one object a line"
     elif first == TOO_LONG:
@@ -166,10 +166,11 @@ def _refuse_other_json(path: Path, payload: bytes, *, is_whole_file: bool) -> No
         found = "is one JSON object holding many, not one object a line"
     elif not any(line.startswith((b"{", TOO_LONG)) for line in lines):
         found = f"holds no line that begins with '{{' (the first begins {first[:40]!r})"
+        how = "with the fields title, ingredients and directions"
     if found:
         raise DataError(
-            f"{path} {found}. Write one recipe a line, e.g. "
-            f"`jq -c '.[]' {path.name} > recipes.jsonl`, and name that file as the source."
+            f"{path} {found}. Write one JSON object a line, {how}, and name that file as the "
+            f"source."
         )
 
 

@@ -198,7 +198,7 @@ def pizza(k: Kitchen) -> None:
 def loaded_toast(k: Kitchen) -> None:
     """Toast with a spread and something on it."""
     k.serves(1, 2, 4)
-    k.add("2 slice bread")
+    k.add("2 slice bread" if k.chance(60) else "1 slice bread")
     k.group("spread", 1, 1, "1/2 avocado, mashed", "1/4 cup ricotta cheese", "1 oz goat cheese",
             "2 tbsp cream cheese", "1/4 can white beans, drained and mashed")
     k.group("sour", 1, 1, "1 tsp lemon juice", "1/2 tsp lemon zest", "1 tsp balsamic vinegar")

@@ -12,7 +12,7 @@ from toque.cooking.kitchen import Family, Kitchen
 def scrambled_eggs(k: Kitchen) -> None:
     """Scrambled eggs with one addition."""
     k.serves(1, 2, 4)
-    k.add("2 egg")
+    k.add("2 egg" if k.chance(70) else "3 egg")
     k.group("milk", 0, 1, "1 tbsp milk", "1 tbsp cream", "1 tbsp sour cream")
     k.add("1/8 tsp salt")
     k.group("fat", 1, 1, "1/2 tbsp butter", "1/2 tbsp olive oil")
@@ -45,11 +45,13 @@ def hummus(k: Kitchen) -> None:
     k.group("rich", 1, 1, "1/4 cup tahini", "3 tbsp olive oil", "1/4 cup Greek yogurt")
     k.group("sour", 1, 1, "2 tbsp lemon juice", "2 tbsp lime juice")
     k.add("1 clove garlic, peeled|minced", "1/2 tsp salt")
-    k.group("flavor", 0, 1, "1/2 tsp cumin", "1/2 tsp smoked paprika", "1/4 cup cilantro, chopped",
+    k.group("flavor", 0, 2, "1/2 tsp cumin", "1/2 tsp smoked paprika", "1/4 cup cilantro, chopped",
             "1/4 cup parsley, chopped", "1 red bell pepper, roasted", "1 beet, cooked and chopped",
             "1 jalapeno pepper, chopped")
     word = "Hummus" if k.has("chickpea") else "Dip"
-    k.title(f"{{bean:one}} {word}", *([f"{{flavor:one}} {{bean:one}} {word}",
+    k.title(f"{{bean:one}} {word}",
+            *([f"{{flavor:one}} {{bean:one}} {word}" if k.count("flavor") == 1 else
+            f"{{bean:one}} {word} with {{flavor}}",
             f"{{bean:one}} {word} with {{flavor}}"] if k.has("flavor") else
             [f"Simple {{bean:one}} {word}", f"{{bean:one}} and {{rich:one}} {word}"]))
     k.tag("dip", "no-cook")
@@ -58,9 +60,10 @@ def hummus(k: Kitchen) -> None:
            if k.has("flavor") else
            "Place the {bean, garlic} in a food processor with the {rich, sour, salt}.")
     k.step("Process until very smooth, {min}, adding a spoonful of water if too thick.",
-           "Blend for {min}, scraping down the sides, until smooth.", minutes=(2, 4, 1))
+           "Blend for {min}, scraping down the sides, until smooth.",
+           "Pulse, then blend for {min}, until creamy.", minutes=(2, 5, 1))
     k.step("Chill for {min} before serving.", "Spoon into a bowl, rest for {min}, and serve.",
-           minutes=(15, 30, 15))
+           "Cover and refrigerate for {min}.", minutes=(15, 45, 5))
 
 
 def fruit_salad(k: Kitchen) -> None:
@@ -136,20 +139,22 @@ def guacamole(k: Kitchen) -> None:
     k.add("1/2 avocado, halved and pitted", "1/2 tbsp lime juice" if k.chance(70) else
           "1/2 tbsp lemon juice", "1/8 tsp salt")
     k.call("sour", "lime juice", "lemon juice")
-    k.group("onion", 0, 1, "1/8 red onion, finely chopped", "1/2 green onion, sliced",
-            "1/4 clove garlic, minced")
-    k.group("add", 1, 2, "1/4 tomato, diced", "1 tbsp cilantro, chopped",
-            "1/4 jalapeno pepper, minced", "1/4 mango, diced", "2 tbsp corn, thawed",
+    k.group("onion", 0, 1, "1/8 red onion, finely chopped|minced",
+            "1/2 green onion, sliced|chopped",
+            "1/4 clove garlic, minced|grated")
+    k.group("add", 1, 2, "1/4 tomato, diced|chopped", "1 tbsp cilantro, chopped",
+            "1/4 jalapeno pepper, minced|diced", "1/4 mango, diced|chopped", "2 tbsp corn, thawed",
             "1/8 tsp cumin", "1 tbsp feta cheese", "2 tbsp Greek yogurt")
     k.title("Guacamole with {add}", "{add:one} Guacamole" if k.count("add") == 1 else
             "Chunky Guacamole with {add}", "{sour:one} Guacamole with {add}")
     k.tag("dip", "no-cook")
     k.step("Scoop the {avocado} into a bowl and mash with the {sour, salt}.",
-           "Mash the {avocado, sour, salt} with a fork, leaving some chunks.")
+           "Mash the {avocado, sour, salt} with a fork, leaving some chunks.",
+           "Put the {avocado, sour, salt} in a bowl and crush with a fork.")
     k.step("Stir in the {onion, add}." if k.has("onion") else "Stir in the {add}.",
            "Fold in the {onion, add}." if k.has("onion") else "Fold in the {add}.")
     k.step("Let stand for {min}, then serve.", "Cover, chill for {min}, and serve.",
-           minutes=(5, 15, 5))
+           "Rest for {min} before serving.", minutes=(5, 30, 5))
 
 
 def glazed_vegetables(k: Kitchen) -> None:
