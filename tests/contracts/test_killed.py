@@ -59,7 +59,8 @@ def toque(folder: Path, *words: str) -> None:
 def fingerprint(run: Path) -> dict[str, str]:
     """SHA-256 of the last checkpoint's tensors and of the finished model."""
     last = run / "checkpoints" / f"step-{STEPS:08d}"
-    files = [last / "model.safetensors", last / "optimizer.safetensors", run / "model" / "model.safetensors"]
+    model = "model.safetensors"
+    files = [last / model, last / "optimizer.safetensors", run / "model" / model]
     return {str(f.relative_to(run)): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
 
 
@@ -77,7 +78,7 @@ def kill_somewhere(process: subprocess.Popen[bytes], run: Path, chance: random.R
     began, seen = log.stat().st_size if log.exists() else 0, None
     while process.poll() is None:
         folders = set((run / "checkpoints").glob("*")) if run.exists() else set()
-        if during_save and any(not f.name.startswith(("step-", ".", "lock")) for f in folders - saved):
+        if during_save and any(f.name.startswith("temp-") for f in folders - saved):
             break
         if seen is None and log.exists() and log.stat().st_size > began:
             seen = time.monotonic()
@@ -95,7 +96,8 @@ def run_with_kills(kitchen: Path, name: str, kills: int, seed: int, *words: str)
     while done < kills:
         process = start(kitchen, "train", "run.yaml", f"run_dir={name}", *words)
         if not kill_somewhere(process, run, chance):
-            pytest.fail(f"the run ended after {done} of {kills} kills: raise STEPS\n" + (kitchen / "log.txt").read_text()[-2000:])
+            log = (kitchen / "log.txt").read_text()[-2000:]
+            pytest.fail(f"the run ended after {done} of {kills} kills: raise STEPS\n{log}")
         done += 1
     toque(kitchen, "train", "run.yaml", f"run_dir={name}", *words)
     return run

@@ -8,7 +8,6 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ from toque.cooking.cookbook import write_cookbook
 
 BASE = """
 run_dir: {run}
-model: {{family: gpt2, tokenizer: "trained:420",
+model: {{family: gpt2, tokenizer: "trained:512",
   shape: {{n_embd: 16, n_layer: 1, n_head: 2, n_positions: 512, resid_pdrop: 0.0, embd_pdrop: 0.0,
     attn_pdrop: 0.0}}}}
 data: {{sources: [{{path: "{source}"}}], store: "{store}", max_prompt_tokens: 64,
@@ -39,7 +38,7 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "model.family": ("llama", "refusal"),  # GPT-2's shape is no Llama's
     "model.start_from": ("no/such/folder", "refusal"),
     "model.shape": ("{n_embd: 32, n_layer: 1, n_head: 2, n_positions: 512}", "losses"),
-    "model.tokenizer": ("trained:500", "store"),
+    "model.tokenizer": ("trained:600", "store"),
     "data.sources": ('[{path: "OTHER"}]', "store"),
     "data.sources.path": ('[{path: "OTHER"}]', "store"),
     "data.sources.format": ('[{path: "SOURCE", format: text}]', "store"),
@@ -108,25 +107,22 @@ class Seen:
 
 def leaf_fields(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     for name, field in model.model_fields.items():
-        inner = [t for t in (field.annotation, *getattr(field.annotation, "__args__", ())) if _is_model(t)]
-        nested = [t for t in inner] or [a for a in _deep(field.annotation) if _is_model(a)]
         path = f"{prefix}{name}"
-        if nested and _is_model(field.annotation):
-            yield from leaf_fields(nested[0], f"{path}.")
-        else:
-            yield path
-            if nested:
-                yield from leaf_fields(nested[0], f"{path}.")
+        section = next(filter(_is_model, [field.annotation, *_parts(field.annotation)]), None)
+        if section is not field.annotation:
+            yield path  # a list of sections, or one that may be null, is a setting itself too
+        if section is not None:
+            yield from leaf_fields(section, f"{path}.")  # type: ignore[arg-type]
 
 
 def _is_model(t: object) -> bool:
     return isinstance(t, type) and issubclass(t, BaseModel)
 
 
-def _deep(t: object) -> Iterator[object]:
+def _parts(t: object) -> Iterator[object]:
     for part in getattr(t, "__args__", ()):
         yield part
-        yield from _deep(part)
+        yield from _parts(part)
 
 
 @pytest.fixture(scope="module")
@@ -134,18 +130,28 @@ def kitchen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("settings")
     write_cookbook(folder / "a.jsonl", n=60, seed=3)
     lines = (folder / "a.jsonl").read_text()
-    poor = json.dumps({"title": "Toast", "ingredients": ["bread"], "directions": ["Look at the bread for a while."]})
+    steps = ["Look at the bread for a while."]
+    poor = json.dumps({"title": "Toast", "ingredients": ["bread"], "directions": steps})
     (folder / "a.jsonl").write_text(lines + lines.splitlines()[0] + "\n" + poor + "\n")
     write_cookbook(folder / "b.jsonl", n=60, seed=4)
     return folder
 
 
-def run_tiny(kitchen: Path, name: str, path: str | None, value: str, *, prepare: bool, capfd: pytest.CaptureFixture[str]) -> Seen:
+def run_tiny(
+    kitchen: Path,
+    name: str,
+    path: str | None,
+    value: str,
+    *,
+    prepare: bool,
+    capfd: pytest.CaptureFixture[str],
+) -> Seen:
     store = kitchen / (f"store-{name}" if prepare else "store-base")
     text = BASE.format(run=kitchen / name, source=kitchen / "a.jsonl", store=store)
     config = kitchen / f"{name}.yaml"
     config.write_text(text)
-    value = value.replace("OTHER", str(kitchen / "b.jsonl")).replace("SOURCE", str(kitchen / "a.jsonl"))
+    value = value.replace("OTHER", str(kitchen / "b.jsonl"))
+    value = value.replace("SOURCE", str(kitchen / "a.jsonl"))
     section = path if path is None else ".".join(path.split(".")[:2])
     if path in ("run_dir", "data.store"):
         value = str(kitchen / value)
@@ -153,10 +159,10 @@ def run_tiny(kitchen: Path, name: str, path: str | None, value: str, *, prepare:
     code = main(["prepare", *words]) if prepare else 0
     code = code or main(["train", *words])
     said = "".join(capfd.readouterr())
-    return Seen(code, said, facts_of(kitchen, name, store, said) if code == 0 else {})
+    return Seen(code, said, facts_of(kitchen, name, store) if code == 0 else {})
 
 
-def facts_of(kitchen: Path, name: str, store: Path, said: str) -> dict[str, object]:
+def facts_of(kitchen: Path, name: str, store: Path) -> dict[str, object]:
     run = kitchen / name if (kitchen / name).exists() else kitchen / "other-run"
     store = store if store.exists() else kitchen / "other-store"
     events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -182,18 +188,15 @@ def facts_of(kitchen: Path, name: str, store: Path, said: str) -> dict[str, obje
     }
 
 
-@cache
-def _base(kitchen: Path) -> dict[str, Seen]:
-    return {}
+_BASES: dict[Path, Seen] = {}
 
 
 @pytest.fixture
 def base(kitchen: Path, capfd: pytest.CaptureFixture[str]) -> Seen:
-    known = _base(kitchen)
-    if "base" not in known:
-        known["base"] = run_tiny(kitchen, "base", None, "", prepare=True, capfd=capfd)
-    assert known["base"].code == 0, known["base"].said
-    return known["base"]
+    if kitchen not in _BASES:
+        _BASES[kitchen] = run_tiny(kitchen, "base", None, "", prepare=True, capfd=capfd)
+    assert _BASES[kitchen].code == 0, _BASES[kitchen].said
+    return _BASES[kitchen]
 
 
 def test_every_setting_has_a_row() -> None:
@@ -201,7 +204,9 @@ def test_every_setting_has_a_row() -> None:
 
 
 @pytest.mark.parametrize("path", EFFECTS)
-def test_a_setting_has_its_effect(path: str, base: Seen, kitchen: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_setting_has_its_effect(
+    path: str, base: Seen, kitchen: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     value, what = EFFECTS[path]
     prepare = path.startswith("data.") or path == "model.tokenizer"
     seen = run_tiny(kitchen, path.replace(".", "-"), path, value, prepare=prepare, capfd=capfd)
@@ -214,8 +219,11 @@ def test_a_setting_has_its_effect(path: str, base: Seen, kitchen: Path, capfd: p
         assert seen.facts["store"][1:] != base.facts["store"][1:] or path == "model.tokenizer"  # type: ignore[index]
 
 
+@pytest.mark.usefixtures("base")
 @pytest.mark.parametrize("path", PLANNED)
-def test_a_planned_setting_is_refused_until_it_works(path: str, base: Seen, kitchen: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_planned_setting_is_refused_until_it_works(
+    path: str, kitchen: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     seen = run_tiny(kitchen, "planned", path, PLANNED[path], prepare=False, capfd=capfd)
     assert seen.code == 2
-    assert path.split(".")[-1] in seen.said
+    assert path.rpartition(".")[2] in seen.said

@@ -11,6 +11,7 @@ from toque.cooking.scoring import text_metrics
 from toque.data.layout import Layout
 from toque.data.packing import choose_shape
 from toque.data.rows import prompt_ids
+from toque.data.settings import FamilyKind
 from toque.data.store import TokenStore
 from toque.data.stream import BatchStream
 from toque.errors import ConfigError
@@ -62,7 +63,7 @@ def build_heldout(
 def held_out_prompts(store: TokenStore, n: int) -> list[Prompt]:
     """The first `n` of the fixed held-out order that have a prompt, with their references."""
     codec = store.codec()
-    prompts = []
+    prompts: list[Prompt] = []
     for row in subset(store.rows("validation"), None)[: 4 * n].tolist():
         ids = tuple(int(i) for i in store.prompt(row))
         text = codec.decode(ids)
@@ -71,9 +72,10 @@ def held_out_prompts(store: TokenStore, n: int) -> list[Prompt]:
     return prompts
 
 
-def own_prompts(config: RunConfig, store: TokenStore) -> list[Prompt]:
+def own_prompts(config: RunConfig, store: TokenStore, *, encoder: bool) -> list[Prompt]:
     """The prompts of evaluation.prompts, as the model reads them."""
-    codec, kind = store.codec(), store.manifest.family_kind
+    codec = store.codec()
+    kind: FamilyKind = "encoder-decoder" if encoder else "decoder"
     return [
         Prompt(tuple(prompt_ids(codec, text, kind)), text) for text in config.evaluation.prompts
     ]

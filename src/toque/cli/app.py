@@ -223,4 +223,3 @@ def cookbook(*, out: Path, n: int = 20_000, seed: int = 17) -> None:
 
     write_cookbook(out, n=n, seed=seed)
     print(f"{n:,} synthetic recipes in {out}")
-

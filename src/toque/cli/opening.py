@@ -77,5 +77,5 @@ def _from_checkpoint(folder: Path, config: RunConfig) -> OpenedModel:
     model = build_language_model(config, store)
     tensors = found.tensors("model")
     load_model_tensors(model, tensors, trainable_only=False, where=str(found.path))
-    model.eval()
+    model.train(mode=False)
     return OpenedModel(model, store.codec(), config, found.step)

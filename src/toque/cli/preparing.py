@@ -11,7 +11,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from toque.build.data import prepare_settings, sources_of
 from toque.config import RunConfig
-from toque.data.prepare import ProgressSink, prepare
+from toque.data.prepare import prepare
+from toque.data.settings import ProgressSink
 
 
 def run_prepare(config: RunConfig, *, replace: bool = False) -> str:

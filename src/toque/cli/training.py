@@ -96,7 +96,9 @@ def _assemble(config: RunConfig, store: TokenStore, console: Console) -> tuple[T
     model.to(runtime.device)  # type: ignore[arg-type]  # transformers annotates it away
     stream = build_stream(config, store, model)
     heldout = build_heldout(config, store, stream, runtime)
-    looks = own_prompts(config, store) or held_out_prompts(store, LOOKS)
+    looks = own_prompts(config, store, encoder=family.is_encoder_decoder) or held_out_prompts(
+        store, LOOKS
+    )
     sampler = build_sampler(config, store, looks if config.evaluation.generate else [])
     run = Path(config.run_dir)
     callbacks: list[Callback] = [

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from toque.batch import IGNORE, Batch, DecoderBatch, EncoderDecoderBatch
 from toque.data.packing import RowShape
 
-Ids = NDArray[np.integer]
+Ids = NDArray[np.generic]
 
 
 class Examples(Protocol):
