@@ -11,10 +11,8 @@ import pytest
 from toque.data.learn import train_codec
 from toque.data.settings import PrepareSettings
 
-WORDS = """
-stir the soup and add salt pepper flour butter sugar 2 eggs cups of milk until smooth bake for 30
-minutes let cool serve warm with bread chopped onion garlic oil
-""".split()
+LINE = "stir the soup and add salt pepper flour butter sugar 2 eggs cups of milk until smooth warm"
+WORDS = LINE.split()
 READER = "line_reader:line_reader"
 
 

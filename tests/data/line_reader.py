@@ -32,8 +32,8 @@ class LineReader:
             except ValueError:
                 dropped.setdefault("not JSON", []).append(number)
                 continue
-            body = xxhash.xxh3_64_intdigest(record["target"])
-            title = xxhash.xxh3_64_intdigest(record["prompt"])
+            body = xxhash.xxh3_64_intdigest(record["target"].encode())
+            title = xxhash.xxh3_64_intdigest(record["prompt"].encode())
             targets = [record["target"]] + ([record["extra"]] if "extra" in record else [])
             examples += [
                 Example(

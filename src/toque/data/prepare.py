@@ -172,13 +172,14 @@ def _differences(manifest: StoreManifest, plan: _Plan) -> list[str]:
     """What sets an existing store apart from the one asked for, in words."""
     there, here = manifest.settings, msgspec.to_builtins(plan.recorded)
     told = []
-    if there.get("tokenizer_sha256") != here["tokenizer_sha256"]:
-        told.append(f"its tokenizer is {manifest.tokenizer.name}, not {here['tokenizer']}")
-    paths = ("tokenizer", "tokenizer_sha256") if here["tokenizer_sha256"] else ("tokenizer_sha256",)
+    digest, asked = here["tokenizer_sha256"], here["tokenizer"]
+    if there.get("tokenizer_sha256") != digest or (not digest and there["tokenizer"] != asked):
+        same_name = " of other content" if there.get("tokenizer") == asked else ""
+        told.append(f"its tokenizer is {there.get('tokenizer')}, not {asked}{same_name}")
     told += [
         f"{name} is {there.get(name)} there and {here.get(name)} here"
-        for name in sorted(set(there) | set(here))
-        if name not in paths and there.get(name) != here.get(name)
+        for name in sorted((set(there) | set(here)) - {"tokenizer", "tokenizer_sha256"})
+        if there.get(name) != here.get(name)
     ]
     known = {entry.sha256 for entry in manifest.sources}
     wanted = {file.sha256 for file in plan.files}
@@ -212,7 +213,7 @@ def _begin(plan: _Plan) -> None:
     (store / NAME).unlink(missing_ok=True)
     mark = msgspec.json.encode({"fingerprint": plan.fingerprint})
     building = store / BUILDING
-    kept = [p for p in store.glob(f"shards/*/{SIDECAR}") if _fingerprint(p) == plan.fingerprint]
+    kept = any(_fingerprint(p) == plan.fingerprint for p in store.glob(f"shards/*/{SIDECAR}"))
     if not kept and (not building.is_file() or building.read_bytes() != mark):
         for name in ("shards", "tokenizer"):
             shutil.rmtree(store / name, ignore_errors=True)

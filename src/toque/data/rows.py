@@ -3,7 +3,8 @@
     decoder-only      prompt [bos] + ids + [break]  target ids + [eos]
     encoder-decoder   prompt ids + [eos]            target ids + [eos]
 
-The line break keeps the end of a prompt apart from the beginning of its answer. A target that is cut gets no eos: a false end would teach the model to stop in mid-recipe.
+The line break keeps the end of a prompt apart from the beginning of its answer. A target that is
+cut gets no eos: a false end would teach the model to stop in mid-recipe.
 """
 
 from __future__ import annotations

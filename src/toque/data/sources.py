@@ -57,6 +57,11 @@ def find_files(sources: Sequence[Source]) -> list[SourceFile]:
 
 
 def files_of(pattern: str) -> list[Path]:
+    """The files a source's path names: itself, those in a folder, or those of a pattern.
+
+    Raises:
+        DataError: there is none.
+    """
     path = Path(pattern).expanduser()
     if path.is_file():
         return [path]

@@ -1,0 +1,131 @@
+import json
+import random
+import resource
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from toque.data.prepare import prepare
+from toque.data.settings import PrepareSettings, Source
+from toque.data.store import TokenStore
+from toque.errors import DataError
+
+READER = "line_reader:line_reader"
+Make = Callable[..., PrepareSettings]
+
+
+@pytest.fixture
+def store(tmp_path: Path, lines_file: Path, settings_for: Make) -> TokenStore:
+    source = Source(str(lines_file), READER)
+    return prepare([source], store=tmp_path / "store", settings=settings_for()).store
+
+
+def records(path: Path) -> dict[str, str]:
+    lines = [line for line in path.read_text().splitlines() if line.startswith('{"')]
+    return {r["prompt"]: r["target"] for r in map(json.loads, lines)}
+
+
+def test_plain_numpy_reads_it(store: TokenStore) -> None:
+    folder = store.path / "shards" / "00000"
+    arrays = {p.stem: np.load(p, allow_pickle=False) for p in folder.glob("*.npy")}
+    assert arrays["target_tokens"].dtype == np.uint16
+    row = arrays["target_tokens"][arrays["target_ends"][4] : arrays["target_ends"][5]]
+    assert row.tolist() == store.target(5).tolist()
+
+
+def test_every_row_reads_back(store: TokenStore, lines_file: Path) -> None:
+    codec, written = store.codec(), records(lines_file)
+    rows = np.concatenate([store.rows("train"), store.rows("validation")])
+    assert len(rows) == len(written) == store.manifest.examples
+    for row in rows:
+        prompt, target = store.prompt(row), store.target(row)
+        assert (prompt[0], target[-1]) == (codec.bos_id, codec.eos_id)
+        assert codec.decode(target) == written[codec.decode(prompt).removesuffix("\n")]
+        assert store.prompt_lengths[row] == len(prompt)
+        assert store.target_lengths[row] == len(target)
+
+
+def test_the_manifest_adds_up(store: TokenStore) -> None:
+    manifest = store.manifest
+    assert manifest.records.read == manifest.records.kept + sum(manifest.dropped.values()) == 33
+    assert manifest.dropped == {"duplicate": 1, "not JSON": 2}
+    assert manifest.splits.train + manifest.splits.validation == manifest.examples
+    used = store.split != 255
+    assert manifest.tokens.prompt == store.prompt_lengths[used].sum()
+    assert manifest.tokens.target == store.target_lengths[used].sum()
+    assert (store.n_rows, manifest.examples) == (31, 30)
+    assert set(store.rows("train")).isdisjoint(store.rows("validation"))
+
+
+def test_columns_and_what_there_is_of_them(store: TokenStore) -> None:
+    assert store.column("id").tolist()[:3] == [0.0, 1.0, 2.0]
+    assert store.column("quality").dtype == np.float32
+    assert store.column("key").dtype == np.uint64
+    with pytest.raises(DataError, match=r"no column 'cuisine'; it has id, key, quality"):
+        store.column("cuisine")
+
+
+def test_a_folder_without_a_store_is_said(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="There is no token store at"):
+        TokenStore.open(tmp_path / "absent")
+    with pytest.raises(DataError, match=r"holds no token store \(no manifest"):
+        TokenStore.open(tmp_path)
+    (tmp_path / "building.json").write_text("{}")
+    with pytest.raises(DataError, match="holds an unfinished token store"):
+        TokenStore.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not a token store's description"),
+        ("[]", "is of format None"),
+        ('{"format": 2}', "is of format 2; this toque reads up to 1"),
+        ('{"format": 1}', "is not a token store's description"),
+    ],
+)
+def test_a_damaged_or_newer_manifest_is_said(store: TokenStore, text: str, message: str) -> None:
+    (store.path / "manifest.json").write_text(text)
+    with pytest.raises(DataError, match=message):
+        TokenStore.open(store.path)
+
+
+def all_files(store: TokenStore) -> list[str]:
+    return [entry.file for entry in [*store.manifest.shards, *store.manifest.files]]
+
+
+def test_every_missing_short_or_changed_file_is_named(store: TokenStore) -> None:
+    TokenStore.open(store.path, verify=True)
+    for name in all_files(store):
+        path = store.path / name
+        data = path.read_bytes()
+        path.unlink()
+        with pytest.raises(DataError, match=f"{name} is missing"):
+            TokenStore.open(store.path)
+        path.write_bytes(data[:-1])
+        with pytest.raises(DataError, match=f"{name} has .* bytes where the manifest says"):
+            TokenStore.open(store.path)
+        at = random.Random(name).randrange(len(data))
+        path.write_bytes(data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :])
+        TokenStore.open(store.path)
+        with pytest.raises(DataError, match=f"{name} has the right size and the wrong content"):
+            TokenStore.open(store.path, verify=True)
+        path.write_bytes(data)
+    TokenStore.open(store.path, verify=True)
+
+
+def test_opening_maps_no_file(store: TokenStore) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    opened = TokenStore.open(store.path)
+    assert not opened._maps
+    opened.target(0)
+    assert list(opened._maps) == [(0, "target")]
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (soft, hard)
+
+
+def test_a_row_that_is_not_there(store: TokenStore) -> None:
+    for row in (-1, store.n_rows):
+        with pytest.raises(IndexError):
+            store.prompt(row)
