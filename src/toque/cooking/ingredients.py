@@ -50,8 +50,8 @@ _PREPARED_LEAD = re.compile(
     _FLAGS,
 )
 _TRAIL = re.compile(
-    r"\s*(?:,|;|\s[-–—]+\s|--|\bto taste\b|\bfor (?:the |serving|garnish|frying|dusting|brushing|"
-    r"greasing)|\bor (?:more|to taste|as needed|\d)|\bas needed\b|\bif desired\b|\bplus\b|"
+    r"\s*(?:,|;|\s[-–—]+\s|--|\bto taste\b|\bfor (?:the |garnish|[a-z-]+ing\b)|"
+    r"\bor (?:more|to taste|as needed|\d)|\bas needed\b|\bif desired\b|\bplus\b|"
     r"\bcut (?:into|in|up)\b|\bat room temperature\b|\bdivided\b).*$",
     _FLAGS,
 )
