@@ -87,7 +87,7 @@ def test_other_inputs_are_refused_with_what_differs(
         prepared(lines_file, store, settings_for(max_target_tokens=99))
     with pytest.raises(DataError, match="family_kind is decoder there and encoder-decoder here"):
         prepared(lines_file, store, settings_for("encoder-decoder"))
-    with pytest.raises(DataError, match="its tokenizer is .*bpe, not trained:400"):
+    with pytest.raises(DataError, match=r"its tokenizer is .*bpe, not trained:400"):
         prepared(lines_file, store, settings_for(tokenizer="trained:400"))
     lines_file.write_text(
         lines_file.read_text() + "\n".join(lines_file.read_text().split("\n")[:1])

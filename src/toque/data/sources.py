@@ -24,7 +24,6 @@ class SourceFile:
     path: Path
     source: int
     reader: str
-    weight: float
     sha256: str
     bytes: int
 
@@ -52,7 +51,7 @@ def find_files(sources: Sequence[Source]) -> list[SourceFile]:
                     f"The source {path} is empty (0 bytes). Fetch it again, or take it out of "
                     "data.sources."
                 )
-            files.append(SourceFile(path, number, source.reader, source.weight, digest, size))
+            files.append(SourceFile(path, number, source.reader, digest, size))
     return files
 
 

@@ -140,8 +140,7 @@ class Rewriter:
         return counts
 
     def _rewritten(self, text: str) -> str:
-        trouble = self._ascii_trouble
-        if trouble is None or (text.isascii() and trouble.search(text) is None):
+        if self._is_plain(text):
             return text
         if self._splits_fractions:
             text = _MIXED_NUMBER.sub(" ", text)
@@ -155,8 +154,13 @@ class Rewriter:
 
     def _fold(self, text: str) -> str:
         # Line by line: the folding of some vocabularies (T5's) would turn "\n" into a space.
-        normalizer = self._tokenizer.normalizer
-        return "\n".join(normalizer.normalize_str(line) for line in text.split("\n"))
+        fold = self._tokenizer.normalizer.normalize_str
+        return "\n".join(line if self._is_plain(line) else fold(line) for line in text.split("\n"))
+
+    def _is_plain(self, text: str) -> bool:
+        """Whether `text` is sure to stay as it is."""
+        trouble = self._ascii_trouble
+        return trouble is None or (text.isascii() and trouble.search(text) is None)
 
     def stand_in(self, char: str) -> str | None:
         """What replaces `char`: itself when held, None when nothing fits."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -67,7 +68,7 @@ class WordTable:
             counts[i] = len(own)
         self._learn(words)
         index = self._index
-        rows = np.fromiter((index[word] for word in words), np.int64, len(words))
+        rows = np.fromiter(map(index.__getitem__, words), np.int64, len(words))
         lengths = self._lengths[rows]
         ends = np.cumsum(lengths)
         # Position in the pool of every id: its word's start, plus its place within the word.
@@ -87,7 +88,7 @@ class WordTable:
         return [word for word in spaced.split("\0") if word]
 
     def _learn(self, words: list[str]) -> None:
-        new = list(dict.fromkeys(word for word in words if word not in self._index))
+        new = [word for word in dict.fromkeys(words) if word not in self._index]
         if not new:
             return
         if len(self._index) + len(new) > _LARGEST and len(self._index) > 1:
@@ -98,7 +99,7 @@ class WordTable:
         ids = [encoding.ids for encoding in encodings]
         lengths = np.fromiter(map(len, ids), np.int64, len(ids))
         starts = len(self._pool) + np.cumsum(lengths) - lengths
-        flat = np.fromiter((i for word in ids for i in word), np.uint32, int(lengths.sum()))
+        flat = np.fromiter(chain.from_iterable(ids), np.uint32, int(lengths.sum()))
         first = len(self._lengths)
         self._index.update((word, first + i) for i, word in enumerate(new))
         self._pool = np.concatenate([self._pool, flat])
