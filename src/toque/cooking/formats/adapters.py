@@ -1,0 +1,246 @@
+"""A raw record of any known schema as the one record that cleaning and example-making read.
+
+The result has a title, `ingredients` and `directions` as lists of lines, and what else is known
+in the field names of `toque.cooking.sources`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from toque.cooking.formats.cells import BrokenListError, ingredient_lines, step_lines, text_of
+from toque.cooking.formats.literals import looks_like_literal, parse_literal
+from toque.cooking.formats.repairs import (
+    only_a_link,
+    rejoined,
+    untokenised,
+    without_boilerplate,
+    without_repeat,
+)
+from toque.cooking.formats.schema_org import (
+    is_schema_org,
+    nutrition_of,
+    recipe_nodes,
+    record_of_node,
+)
+from toque.cooking.formats.shapes import Shape, shape_of
+
+BROKEN_LIST = "broken list"
+NO_NODE = "no recipe in record"
+
+# Daily values Food.com divided by: the US label before 2016, and 25 g of sugar, which is not on
+# that label; with them energy agrees with 9/4/4 kcal per gram (tests/cooking/formats).
+DAILY_VALUES = {
+    "fat_g": 65.0,
+    "sugar_g": 25.0,
+    "sodium_mg": 2400.0,
+    "protein_g": 50.0,
+    "saturated_fat_g": 20.0,
+    "carbohydrate_g": 300.0,
+}
+_FOODCOM_NUTRIENTS = {
+    "Calories": "energy_kcal",
+    "FatContent": "fat_g",
+    "SaturatedFatContent": "saturated_fat_g",
+    "SodiumContent": "sodium_mg",
+    "CarbohydrateContent": "carbohydrate_g",
+    "FiberContent": "fibre_g",
+    "SugarContent": "sugar_g",
+    "ProteinContent": "protein_g",
+}
+_API_DEFAULT_MINUTES = 45
+"""What Spoonacular answers when a recipe says nothing of its time."""
+
+Record = dict[str, Any]
+
+
+def records_of(
+    raw: Mapping[str, Any], columns: tuple[tuple[str, str], ...], notes: Counter[str]
+) -> Iterator[Record | str]:
+    """The records in a raw one (a page's graph may hold several), or why there is none."""
+    if not columns and is_schema_org(raw):
+        found = False
+        for node in recipe_nodes(raw):
+            found = True
+            yield _repaired(record_of_node(node, notes), notes)
+        if not found:
+            yield NO_NODE
+        return
+    shape = shape_of(tuple(raw), columns)
+    try:
+        record = _ADAPTERS.get(shape.schema, _generic)(raw, shape, notes)
+    except BrokenListError:
+        yield BROKEN_LIST
+        return
+    yield _repaired(record, notes)
+
+
+def _repaired(record: Record, notes: Counter[str]) -> Record | str:
+    record["ingredients"] = without_boilerplate(record.get("ingredients") or [], notes)
+    steps = without_boilerplate(record.get("directions") or [], notes)
+    if len(steps) == 1 and "\n" in steps[0]:
+        steps = [line for line in steps[0].splitlines() if line.strip()]
+    steps = without_repeat(steps, notes)
+    if only_a_link(steps):
+        notes["steps that only link to a page"] += 1
+        steps = []
+    record["directions"] = steps
+    return record
+
+
+def _generic(raw: Mapping[str, Any], shape: Shape, notes: Counter[str]) -> Record:
+    roles = shape.roles
+    record = {role: raw[name] for role, name in roles.items() if name in raw}
+    record["title"] = text_of(record.get("title"))
+    record["ingredients"] = ingredient_lines(record.get("ingredients"))
+    record["directions"] = step_lines(record.pop("steps", None))
+    record["tags"] = _words(record.get("tags"))
+    record["source"] = text_of(raw.get("source"))
+    for name in ("difficulty", "nutrition_class"):
+        record[name] = raw.get(name)
+    nutrients = raw.get("nutrition") or raw.get("nutrients")
+    if isinstance(nutrients, dict):
+        record["nutrition"] = {**nutrients, **nutrition_of(nutrients)}
+    else:
+        # sources.recipe_of knows the names that stand beside the others.
+        record = {**{k: v for k, v in raw.items() if k not in record}, **record}
+        record.pop("nutrition", None)
+    return record
+
+
+def _foodcom_raw(raw: Mapping[str, Any], shape: Shape, notes: Counter[str]) -> Record:
+    """RAW_recipes.csv: nutrition is kcal, then percent of daily values per serving."""
+    record: Record = {
+        "title": text_of(raw.get("name")),
+        "ingredients": untokenised(ingredient_lines(raw.get("ingredients")), notes),
+        "directions": untokenised(step_lines(raw.get("steps")), notes),
+        "tags": _words(raw.get("tags")),
+        "minutes": raw.get("minutes"),
+        "source": "food.com",
+    }
+    numbers = _list_of(raw.get("nutrition"))
+    if len(numbers) == 1 + len(DAILY_VALUES) and all(
+        isinstance(number, int | float) for number in numbers
+    ):
+        record["nutrition"] = {"energy_kcal": numbers[0]} | {
+            name: round(percent / 100 * daily, 2)
+            for (name, daily), percent in zip(DAILY_VALUES.items(), numbers[1:], strict=True)
+        }
+    return record
+
+
+def _foodcom(raw: Mapping[str, Any], shape: Shape, notes: Counter[str]) -> Record:
+    """recipes.csv and recipes.parquet: vectors of R, nutrients per serving in own columns.
+
+    Most quantities have lost their unit there ("1/4" for a quarter cup). An amount without its
+    unit is wrong, so a quantity is joined to its ingredient only when it carries one.
+    """
+    parts = ingredient_lines(raw.get("RecipeIngredientParts"))
+    quantities = _list_of(raw.get("RecipeIngredientQuantities"))
+    if len(quantities) == len(parts):
+        joined = [
+            f"{quantity.strip()} {part}" if _has_unit(quantity) else part
+            for quantity, part in zip(quantities, parts, strict=True)
+        ]
+        notes["quantities without a unit left out"] += sum(
+            bool(quantity) and not _has_unit(quantity) for quantity in quantities
+        )
+        parts = joined
+    nutrients = {
+        name: number
+        for field, name in _FOODCOM_NUTRIENTS.items()
+        if (number := _float(raw.get(field))) is not None
+    }
+    return {
+        "title": text_of(raw.get("Name")),
+        "ingredients": parts,
+        "directions": step_lines(raw.get("RecipeInstructions")),
+        "tags": _words(raw.get("Keywords")),
+        "servings": _float(raw.get("RecipeServings")),
+        "minutes": _known(raw.get("TotalTime")),
+        "prep_time": _known(raw.get("PrepTime")),
+        "cook_time": _known(raw.get("CookTime")),
+        "nutrition": nutrients,
+        "source": "food.com",
+    }
+
+
+def _recipenlg(raw: Mapping[str, Any], shape: Shape, notes: Counter[str]) -> Record:
+    return {
+        "title": text_of(raw.get("title")),
+        "ingredients": ingredient_lines(raw.get("ingredients")),
+        "directions": rejoined(step_lines(raw.get("directions")), notes),
+        "source": text_of(raw.get("link")) or text_of(raw.get("source")),
+    }
+
+
+def _spoonacular(raw: Mapping[str, Any], shape: Shape, notes: Counter[str]) -> Record:
+    """The API's answer, whole or flattened to a table with reprs in its cells."""
+    try:
+        ingredients = ingredient_lines(raw.get("extendedIngredients"))
+    except BrokenListError:  # numpy leaves out the middle of a long list
+        ingredients = ingredient_lines(raw.get("ingredients"))
+    steps = step_lines(raw.get("instructions"))
+    if not any(step.strip() for step in steps):
+        try:
+            steps = step_lines(raw.get("analyzedInstructions"))
+        except BrokenListError:
+            steps = []
+    minutes = raw.get("readyInMinutes")
+    if minutes == _API_DEFAULT_MINUTES and not raw.get("cookingMinutes"):
+        notes["times that are only the API's default"] += 1
+        minutes = None
+    return {
+        "title": text_of(raw.get("title")),
+        "ingredients": ingredients,
+        "directions": steps,
+        "tags": [tag for n in ("cuisines", "dishTypes", "diets") for tag in _words(raw.get(n))],
+        "servings": raw.get("servings"),
+        "minutes": minutes,
+        "source": text_of(raw.get("sourceUrl")),
+    }
+
+
+_ADAPTERS: dict[str, Callable[[Mapping[str, Any], Shape, Counter[str]], Record]] = {
+    "foodcom-raw": _foodcom_raw,
+    "foodcom": _foodcom,
+    "recipenlg": _recipenlg,
+    "spoonacular": _spoonacular,
+}
+
+
+def _list_of(value: Any) -> list[Any]:
+    """A list, printed or real; empty when it is neither."""
+    if isinstance(value, str) and looks_like_literal(value):
+        try:
+            value = parse_literal(value)
+        except ValueError:
+            return []
+    if isinstance(value, str):
+        return [value]
+    return value if isinstance(value, list) else []
+
+
+def _words(value: Any) -> list[str]:
+    """Tags of a list, a printed list, or a text with commas."""
+    if isinstance(value, str) and not looks_like_literal(value):
+        return [word.strip() for word in value.split(",") if word.strip()]
+    return [word for word in _list_of(value) if isinstance(word, str)]
+
+
+def _has_unit(quantity: Any) -> bool:
+    return isinstance(quantity, str) and any(c.isalpha() for c in quantity)
+
+
+def _float(value: Any) -> float | None:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if abs(number) < 1e9 else None  # also false for NaN
+
+
+def _known(value: Any) -> Any:
+    return None if value == "NA" else value

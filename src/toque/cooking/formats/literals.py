@@ -1,0 +1,180 @@
+"""Lists as other programs print them into a cell: Python, numpy, R and JSON, without evaluating.
+
+RAW_recipes.csv holds `['a', "b"]`, Food.com's recipes.csv `c("a", NA)`, RecipeNLG `["a", "b"]`,
+Spoonacular's Parquet `[{'name': 'a', 'meta': array([], dtype=object)}\\n {'name': 'b'}]`.
+On what `ast.literal_eval` reads, the values are the same; the rest it cannot read at all.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+MAX_DEPTH = 24
+"""Recipes nest three deep; deeper is damage or malice, and would exhaust the stack."""
+
+_TOKEN = re.compile(
+    r"""\s*+(?:
+      (?P<string>[uUbB]?+(?:'(?:[^'\\]++|\\.)*+'|"(?:[^"\\]++|\\.)*+"))
+    | (?P<number>[-+]?(?:\d++(?:\.\d*+)?+|\.\d++)(?:[eE][-+]?\d++)?+)
+    | (?P<name>[A-Za-z_][\w.]*+)
+    | (?P<mark>[\[\]{}(),:=])
+    | (?P<end>\Z)
+    )""",
+    re.VERBOSE | re.DOTALL,
+)
+_ESCAPE = re.compile(
+    r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([0-7]{1,3})|(\n)|(.))", re.DOTALL
+)
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_SHORT = {"n": "\n", "t": "\t", "r": "\r", "a": "", "b": "", "f": "\n", "v": "\n", "/": "/"}
+_NAMES: dict[str, Any] = {
+    **dict.fromkeys(("None", "null", "NULL", "NA", "NA_character_", "nan", "NaN", "inf")),
+    **dict.fromkeys(("True", "true", "TRUE"), True),
+    **dict.fromkeys(("False", "false", "FALSE"), False),
+}
+_CLOSING = {"[": "]", "(": ")", "{": "}"}
+_LOOKS_LIKE = re.compile(
+    r"""\s*(?:\[|\{|c\(|list\(|array\(|character\(0\)|["'].*["']\s*\Z)""", re.S
+)
+
+
+def looks_like_literal(text: str) -> bool:
+    """Whether a cell claims to be a list, a dict or a quoted string.
+
+    >>> [looks_like_literal(t) for t in ('["a"]', 'c("a")', "character(0)", "a cup of tea")]
+    [True, True, True, False]
+    """
+    return _LOOKS_LIKE.match(text) is not None
+
+
+def parse_literal(text: str) -> Any:
+    """The value of a printed list, dict, string or number; several values make a list.
+
+    >>> parse_literal('''['a', "it's"]'''), parse_literal('c("1/2", NA)')
+    (['a', "it's"], ['1/2', None])
+    >>> parse_literal("[{'n': 1, 'meta': array(['x'], dtype=object)} {'n': 2}]")
+    [{'n': 1, 'meta': ['x']}, {'n': 2}]
+
+    Raises:
+        ValueError: it is none, e.g. because it was cut.
+    """
+    if text.startswith(('["', "[{")):
+        try:
+            return msgspec.json.decode(text)
+        except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+            pass  # a Python list may begin like that too
+    values = _Parser(text).all()
+    return values[0] if len(values) == 1 else values
+
+
+class _Parser:
+    """Recursive descent over the tokens; commas between elements are optional, as in numpy."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+        self._kind = ""
+        self._token = ""
+        self._advance()
+
+    def all(self) -> list[Any]:
+        values: list[Any] = []
+        while self._kind != "end":
+            values.append(self._value(0))
+            self._skip(",")
+        if not values:
+            raise ValueError("empty")
+        return values
+
+    def _advance(self) -> None:
+        match = _TOKEN.match(self._text, self._at)
+        if match is None:
+            raise ValueError(f"unexpected text at {self._at}: {self._text[self._at :][:20]!r}")
+        self._kind = str(match.lastgroup)
+        self._token = match[self._kind]
+        self._at = match.end()
+
+    def _skip(self, mark: str) -> bool:
+        if self._kind == "mark" and self._token == mark:
+            self._advance()
+            return True
+        return False
+
+    def _value(self, depth: int) -> Any:
+        if depth > MAX_DEPTH:
+            raise ValueError("nested too deeply")
+        kind, token = self._kind, self._token
+        self._advance()
+        if kind == "string":
+            return _unquoted(token)
+        if kind == "number":
+            return float(token) if set(token) & set(".eE") or len(token) > 18 else int(token)
+        if kind == "name":
+            return self._named(token, depth)
+        if token in ("[", "("):
+            return self._elements(_CLOSING[token], depth)
+        if token == "{":
+            return self._pairs(depth)
+        raise ValueError(f"unexpected {token!r}" if token else "it ends in the middle")
+
+    def _elements(self, closing: str, depth: int) -> list[Any]:
+        """Elements up to the closing bracket; keyword arguments such as dtype=object are left."""
+        found: list[Any] = []
+        while not self._skip(closing):
+            if self._kind == "name" and self._text[self._at :].lstrip()[:1] == "=":
+                self._advance()
+                self._advance()
+                self._advance()  # the argument's value: always a bare name
+            else:
+                found.append(self._value(depth + 1))
+            self._skip(",")
+        return found
+
+    def _pairs(self, depth: int) -> Any:
+        found: dict[Any, Any] = {}
+        while not self._skip("}"):
+            key = self._value(depth + 1)
+            if not self._skip(":"):
+                raise ValueError("a key without a value")
+            if not isinstance(key, str | int | float | bool | None):
+                raise ValueError("a key that is no plain value")  # noqa: TRY004
+            found[key] = self._value(depth + 1)
+            self._skip(",")
+        return found
+
+    def _named(self, name: str, depth: int) -> Any:
+        if not self._skip("("):
+            if name not in _NAMES:
+                raise ValueError(f"unexpected {name!r}")
+            return _NAMES[name]
+        values = self._elements(")", depth)
+        if name == "character":  # R's character(0)
+            return []
+        # array([...]) and np.str_('x') wrap one value; c(...) and list(...) are the list.
+        return values if name in ("c", "list") else next(iter(values), None)
+
+
+def _unquoted(token: str) -> str:
+    body = token[1 if token[0] in "'\"" else 2 : -1]
+    if "\\" not in body:
+        return body
+    text = _ESCAPE.sub(_unescaped, body)
+    if _SURROGATE.search(text):
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    for group, base in ((1, 16), (2, 16), (3, 16), (4, 8)):
+        if match[group]:
+            code = int(match[group], base)
+            return chr(code) if code <= 0x10FFFF else "\ufffd"
+    if match[5]:
+        return ""  # a line that goes on
+    character = match[6]
+    if character in "\\'\"":
+        return character
+    return _SHORT.get(character, "\\" + character)

@@ -1,0 +1,168 @@
+"""Any source file as plain bytes in bounded memory: plain, gzip or zstd, known by its first bytes.
+
+What is plainly something else (UTF-16, archives) is refused with the way out.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, cast
+
+from toque.errors import DataError
+
+CHUNK_BYTES = 1 << 20
+HEAD_BYTES = 1 << 18
+"""What recognition looks at."""
+
+MAX_EXPANSION = 200
+"""Recipes shrink tenfold when compressed, never more than this; a bomb does a thousandfold."""
+MIN_BOMB_BYTES = 256 << 20
+"""Below this much plain text the ratio says nothing and costs nothing."""
+
+_GZIP = b"\x1f\x8b"
+_ZSTD = b"\x28\xb5\x2f\xfd"
+_UTF8_MARK = b"\xef\xbb\xbf"
+_NOT_READ = {
+    b"\xff\xfe": "UTF-16 text. Convert it first: iconv -f UTF-16 -t UTF-8",
+    b"\xfe\xff": "UTF-16 text. Convert it first: iconv -f UTF-16 -t UTF-8",
+    b"PK\x03\x04": "a ZIP archive. Unpack it first: unzip",
+    b"BZh": "compressed with bzip2. Decompress it first: bunzip2",
+    b"\xfd7zXZ": "compressed with xz. Decompress it first: unxz",
+    b"7z\xbc\xaf": "a 7-Zip archive. Unpack it first: 7z x",
+    b"SQLite format 3": "an SQLite database. Export its table as CSV first",
+}
+
+
+def chunks(path: Path, size: int = CHUNK_BYTES) -> Iterator[bytes]:
+    """The decompressed bytes of a file, without a byte-order mark.
+
+    Raises:
+        DataError: missing, unreadable, damaged, a bomb, or of a kind that is not read.
+    """
+    with _opened(path) as (stream, packed_bytes):
+        plain_bytes = 0
+        chunk = stream.read(size)
+        _refuse_other_kinds(path, chunk)
+        chunk = chunk.removeprefix(_UTF8_MARK)
+        while chunk:
+            plain_bytes += len(chunk)
+            if packed_bytes and plain_bytes > max(MIN_BOMB_BYTES, MAX_EXPANSION * packed_bytes):
+                raise DataError(
+                    f"{path} holds {packed_bytes:,} bytes that expand to more than "
+                    f"{plain_bytes:,}, over {MAX_EXPANSION} times as many. No recipes shrink "
+                    "that well: it is damaged or a decompression bomb. Take it out of "
+                    "data.sources, or decompress it yourself if you trust it."
+                )
+            yield chunk
+            chunk = stream.read(size)
+
+
+def head(path: Path, size: int = HEAD_BYTES) -> tuple[bytes, bool]:
+    """The first decompressed bytes of a file and whether they are the whole of it.
+
+    Raises:
+        DataError: as `chunks`; also when the file is empty.
+    """
+    start = b""
+    for chunk in chunks(path, size):
+        start += chunk
+        if len(start) > size:
+            break
+    if not start.strip():
+        raise DataError(
+            f"{path} is empty. Check that the download or export that wrote it has finished, or "
+            "take it out of data.sources."
+        )
+    return start[:size], len(start) <= size
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[IO[bytes], int]]:
+    """The stream of plain bytes and the size of the compressed file (0 when it is plain)."""
+    if path.is_dir():
+        raise DataError(f"{path} is a folder where a file is expected. Name the files in it.")
+    try:
+        with path.open("rb") as raw:
+            magic = raw.peek(4)[:4]
+            if magic.startswith(_GZIP):
+                with gzip.GzipFile(fileobj=raw) as plain:
+                    yield cast(IO[bytes], plain), path.stat().st_size
+            elif magic.startswith(_ZSTD):
+                with _zstd(path, raw) as stream:
+                    yield stream, path.stat().st_size
+            else:
+                yield raw, 0
+    except FileNotFoundError as error:
+        raise DataError(
+            f"{path} does not exist. Check data.sources: paths are relative to the folder the "
+            f"command runs in ({Path.cwd()})."
+        ) from error
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(
+            f"{path} is a damaged or truncated gzip file ({error}). Download or compress it "
+            "again; `gzip -t` on the file tells whether it is whole."
+        ) from error
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be read: {error.strerror or error}. Check that it is whole, its "
+            "permissions and the disk."
+        ) from error
+
+
+@contextmanager
+def _zstd(path: Path, raw: IO[bytes]) -> Iterator[IO[bytes]]:
+    """A zstd stream through whichever of the three libraries is installed."""
+    try:
+        import zstandard
+    except ImportError:
+        with _zstd_of_another(path, raw) as stream:
+            yield stream
+        return
+    try:
+        with zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True) as stream:
+            yield cast(IO[bytes], stream)
+    except zstandard.ZstdError as error:
+        raise _damaged_zstd(path, error) from error
+
+
+@contextmanager
+def _zstd_of_another(path: Path, raw: IO[bytes]) -> Iterator[IO[bytes]]:
+    library: Any
+    try:
+        from backports import zstd as library
+    except ImportError:
+        try:
+            import pyarrow as library
+        except ImportError as error:
+            raise DataError(
+                f"{path} is compressed with zstd, and no library that reads it is installed. "
+                "Run: pip install zstandard (or decompress the file first: zstd -d)."
+            ) from error
+        with library.CompressedInputStream(raw, "zstd") as stream:
+            yield cast(IO[bytes], stream)
+        return
+    try:
+        with library.ZstdFile(raw) as stream:
+            yield cast(IO[bytes], stream)
+    except (library.ZstdError, EOFError) as error:
+        raise _damaged_zstd(path, error) from error
+
+
+def _damaged_zstd(path: Path, error: Exception) -> DataError:
+    return DataError(
+        f"{path} is a damaged or truncated zstd file ({error}). Download or compress it again; "
+        "`zstd -t` on the file tells whether it is whole."
+    )
+
+
+def _refuse_other_kinds(path: Path, start: bytes) -> None:
+    for magic, what in _NOT_READ.items():
+        if start.startswith(magic):
+            raise DataError(
+                f"{path} is {what}. Recipes are read from JSON, JSON lines, CSV, Parquet, web "
+                "pages and Meal-Master text, plain or compressed with gzip or zstd."
+            )

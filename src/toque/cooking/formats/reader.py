@@ -1,0 +1,134 @@
+"""The reader of recipe files of every known schema, given to `prepare` by name."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from toque.cooking.formats.adapters import records_of
+from toque.cooking.formats.json_files import json_records
+from toque.cooking.formats.mealmaster import mealmaster_records
+from toque.cooking.formats.parquet import parquet_records
+from toque.cooking.formats.payload import Header, Numbered, unpack
+from toque.cooking.formats.recognise import recognise
+from toque.cooking.formats.shapes import ROLES
+from toque.cooking.formats.tables import table_records
+from toque.cooking.formats.web import page_records
+from toque.cooking.recipe import Recipe
+from toque.cooking.sources import recipe_of, write_example
+from toque.data.example import Block, BlockExamples, Example
+from toque.errors import ConfigError
+
+_MODULE = "toque.cooking.formats"
+
+
+def _unreadable_records(header: Header, body: memoryview, first_line: int) -> Numbered:
+    del body
+    yield first_line, str(header.meta["reason"])
+
+
+_READ: dict[str, Callable[[Header, memoryview, int], Numbered]] = {
+    "json-lines": json_records,
+    "json": json_records,
+    "table": table_records,
+    "parquet": parquet_records,
+    "page": page_records,
+    "mealmaster": mealmaster_records,
+    "unreadable": _unreadable_records,
+}
+
+
+@dataclass(frozen=True)
+class FormatReader:
+    """Reads every format this package knows; a `RecordReader`.
+
+    Attributes:
+        columns: "title", "ingredients" or "steps" to the field that holds it, for files whose
+            own names are not known.
+        version: raised when the same bytes would give other examples.
+    """
+
+    columns: Mapping[str, str] = field(default_factory=dict)
+    version: int = 1
+
+    def blocks(self, path: Path) -> Iterator[Block]:
+        """Blocks of `path`, by the schema its content shows.
+
+        Raises:
+            DataError: the file is of no known kind, lacks a part of a recipe, or is damaged.
+        """
+        return recognise(Path(path), self.columns).blocks()
+
+    def examples(self, block: Block) -> BlockExamples:
+        """One "write" example per usable recipe, and why the others were dropped."""
+        examples: list[Example] = []
+        dropped: dict[str, list[int]] = {}
+        notes: Counter[str] = Counter()
+        read = 0
+        for number, recipe in self.recipes(block, notes):
+            read += 1
+            if isinstance(recipe, Recipe):
+                examples.append(write_example(recipe, source=block.source))
+            else:
+                dropped.setdefault(recipe, []).append(number)
+        return BlockExamples(
+            examples=examples,
+            read=read,
+            kept=len(examples),
+            dropped=dropped,
+            notes={what: count for what, count in notes.items() if count},
+        )
+
+    def recipes(self, block: Block, notes: Counter[str]) -> Iterator[tuple[int, Recipe | str]]:
+        """The cleaned recipe of each record with its number, or why there is none."""
+        header, body = unpack(block)
+        columns = tuple(sorted(self.columns.items()))
+        for number, raw in _READ[header.kind](header, body, block.first_line):
+            if isinstance(raw, str):
+                yield number, raw
+                continue
+            for record in records_of(raw, columns, notes):
+                yield number, record if isinstance(record, str) else recipe_of(record, notes)
+
+
+recipe_reader = FormatReader()
+
+
+def schema_of(path: Path, columns: Mapping[str, str] | None = None) -> str:
+    """The name of a file's schema, for the report: "recipenlg", "mealmaster", "csv" ...
+
+    Raises:
+        DataError: the file is of no known kind, lacks a part of a recipe, or is damaged.
+    """
+    return recognise(Path(path), columns or {}).schema
+
+
+def reader_spec(columns: Mapping[str, str]) -> str:
+    """The name by which `prepare` and its workers load a reader with these columns.
+
+    Raises:
+        ConfigError: `columns` names something that is no part of a recipe.
+    """
+    unknown = sorted(columns.keys() - set(ROLES))
+    if unknown:
+        raise ConfigError(
+            f"columns of a source names {', '.join(unknown)}; it can name {', '.join(ROLES)}."
+        )
+    if not columns:
+        return f"{_MODULE}:recipe_reader"
+    return f"{_MODULE}:columns={json.dumps(dict(columns), sort_keys=True)}"
+
+
+def reader_named(attribute: str) -> FormatReader:
+    """The reader that the part of a `reader_spec` after the colon names.
+
+    Raises:
+        AttributeError: it names none.
+    """
+    name, _, columns = attribute.partition("=")
+    if name != "columns" or not columns:
+        raise AttributeError(f"module {_MODULE!r} has no attribute {attribute!r}")
+    return FormatReader(columns=json.loads(columns))

@@ -1,0 +1,106 @@
+"""What a source file is, by its content: how it is laid out and whose schema its records have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from toque.cooking.formats.json_files import json_blocks, layout_of, sample_records
+from toque.cooking.formats.mealmaster import is_mealmaster, mealmaster_blocks
+from toque.cooking.formats.opening import head
+from toque.cooking.formats.parquet import MAGIC, columns_of, parquet_blocks
+from toque.cooking.formats.shapes import refuse_cut_schema, schema_of_records, shape_of
+from toque.cooking.formats.tables import dialect_of, table_blocks
+from toque.cooking.formats.web import is_page, page_blocks
+from toque.data.example import Block
+from toque.errors import DataError
+
+_MARKUP_NAMES = ("@type", "@graph", "@context")
+_EXTRA_PARQUET = {
+    "nutrition", "nutrients", "tags", "cuisines", "dishTypes", "diets", "sourceUrl", "readyInMinutes",
+    "cookingMinutes", "instructions", "analyzedInstructions", "ingredients", "difficulty", "link",
+    "calories", "Keywords", "RecipeIngredientQuantities", "PrepTime", "CookTime", "TotalTime",
+    "RecipeServings", "Calories", "FatContent", "SaturatedFatContent", "SodiumContent",
+    "CarbohydrateContent", "FiberContent", "SugarContent", "ProteinContent", "minutes", "NER",
+    "n_steps", "n_ingredients", "contributor_id", "nutrition_class",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Recognised:
+    """A file's schema, by the name the report says it with, and its blocks."""
+
+    schema: str
+    blocks: Callable[[], Iterator[Block]]
+
+
+def recognise(path: Path, columns: Mapping[str, str]) -> Recognised:
+    """What `path` holds.
+
+    Args:
+        path: the file, plain or compressed.
+        columns: "title", "ingredients", "steps" to the fields that hold them, where the user
+            has named them.
+
+    Raises:
+        DataError: it cannot be read, is of no known kind, or lacks a part of a recipe.
+    """
+    start, whole = head(path)
+    bare = start.lstrip()
+    if start.startswith(MAGIC):
+        return _parquet(path, columns)
+    if bare[:1] in (b"{", b"["):
+        return _json(path, start, columns, whole=whole)
+    if is_page(start):
+        return Recognised("web-page", lambda: page_blocks(path))
+    if is_mealmaster(start):
+        return Recognised("mealmaster", lambda: mealmaster_blocks(path))
+    dialect = dialect_of(path, start, whole=whole)
+    if dialect is None:
+        raise _unknown(path, start)
+    shape = shape_of(dialect.columns)
+    if len(shape.missing) == 3 and not columns and not _like_names(dialect.columns):
+        raise _unknown(path, start)
+    what = "a table of tab-separated values" if dialect.name == "tsv" else "a CSV table"
+    refuse_cut_schema(path, what, dialect.columns, columns)
+    schema = dialect.name if shape.schema == "generic" or columns else shape.schema
+    return Recognised(schema, lambda: table_blocks(path, dialect))
+
+
+def _json(path: Path, start: bytes, columns: Mapping[str, str], *, whole: bool) -> Recognised:
+    layout = layout_of(start, whole=whole)
+    sample = sample_records(start, layout, whole=whole)
+    fields = list(dict.fromkeys(name for record in sample for name in record))
+    marked = any(name in fields for name in _MARKUP_NAMES)
+    if sample and not marked:
+        what = "a file of JSON lines" if layout.form == "lines" else "a JSON file of records"
+        refuse_cut_schema(path, what, fields, columns)
+    schema: str = schema_of_records(sample, in_dict=layout.form == "dict")
+    if schema == "generic" or columns:
+        schema = "json-lines" if layout.form == "lines" else "json"
+    return Recognised(schema, lambda: json_blocks(path, layout))
+
+
+def _parquet(path: Path, columns: Mapping[str, str]) -> Recognised:
+    there = columns_of(path)
+    refuse_cut_schema(path, "a Parquet table", there, columns)
+    shape = shape_of(there, tuple(columns.items()))
+    wanted = set(shape.roles.values()) | _EXTRA_PARQUET
+    schema = "parquet" if shape.schema == "generic" else shape.schema
+    read = [name for name in there if name in wanted]
+    return Recognised(schema, lambda: parquet_blocks(path, read))
+
+
+def _like_names(columns: tuple[str, ...]) -> bool:
+    """Whether a first row reads as column names rather than as prose."""
+    return all(len(name) <= 40 and len(name.split()) <= 4 for name in columns)
+
+
+def _unknown(path: Path, start: bytes) -> DataError:
+    first = next(line for line in start.splitlines() if line.strip())[:60]
+    return DataError(
+        f"{path} is of no known recipe format: it begins {first!r}. Recipes are read from JSON, "
+        "JSON lines, CSV or TSV with a header row, Parquet, web pages with schema.org data, and "
+        "Meal-Master text. For plain text to pretrain on, give the source format: text."
+    )

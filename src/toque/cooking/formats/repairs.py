@@ -1,0 +1,142 @@
+"""Repairs of faults that belong to the way a collection was gathered; each one is counted.
+
+Repairs of characters and markup belong to `toque.cooking.cleaning` and come after these.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+BOILERPLATE = frozenset(
+    {
+        "Add all ingredients to list",
+        "Add all ingredients to shopping list",
+        "Add ingredients to shopping list",
+        "Add to shopping list",
+        "ADVERTISEMENT",
+        "Advertisement",
+        "Watch Now",
+        "Print Recipe",
+        "Save Recipe",
+    }
+)
+"""Buttons and notices of web pages that scrapers took for an ingredient or a step."""
+
+MIN_DOUBLED_CHARS = 40
+"""A shorter text may repeat itself with a meaning ("Stir. Stir.")."""
+
+_ENDS_SENTENCE = re.compile(r"[.!?:;)\]\"'’”…*]\s*\Z")
+_BEGINS_LOWER = re.compile(r"\s*[a-zß-öø-ÿ]")
+_LOST_SPACE = re.compile(r"[\W_]+")
+_SPACED_MARK = re.compile(r"(?<=\S) +([,;:.!?)])(?=\s|\Z)")
+_ONLY_A_LINK = re.compile(
+    r"\W*(?:(?:please )?(?:find|see|get|view|read|click|visit|check|go|head|for|full|complete)\b)"
+    r"[^.]{0,80}\b(?:recipes?|instructions?|directions?|method|website|blog|site|link|here)\b"
+    r"[^.]{0,60}[.!]?\W*\Z",
+    re.IGNORECASE,
+)
+_TAGS = re.compile(r"<[^<>]*>")
+
+
+def without_boilerplate(lines: list[str], notes: Counter[str]) -> list[str]:
+    """Lines that are not a button or notice of the page they came from."""
+    found = lines
+    if not BOILERPLATE.isdisjoint(found):
+        found = [line for line in found if line not in BOILERPLATE]
+        notes["boilerplate lines"] += len(lines) - len(found)
+    if any("ADVERTISEMENT" in line for line in found):
+        notes["boilerplate lines"] += 1
+        found = [line.replace("ADVERTISEMENT", "").strip() for line in found]
+    return found
+
+
+def without_repeat(steps: list[str], notes: Counter[str]) -> list[str]:
+    """Steps of a recipe whose instructions were written down twice, once.
+
+    >>> from collections import Counter
+    >>> once = ["Beat the egg whites until stiff.", "Fold in the sugar gradually."]
+    >>> without_repeat(once * 2, Counter()) == once
+    True
+    """
+    if len(steps) > 1:
+        found = _steps_once(steps)
+    elif steps and len(steps[0]) >= 2 * MIN_DOUBLED_CHARS:
+        found = [_text_once(steps[0])]
+    else:
+        return steps
+    if found != steps:
+        notes["doubled instructions"] += 1
+    return found
+
+
+def _steps_once(steps: list[str]) -> list[str]:
+    """Without a run at the end that repeats the beginning.
+
+    The repeat must cover most of what comes before it: a recipe may well begin two parts alike.
+    """
+    if steps.count(steps[0]) < 2:
+        return steps
+    bare = [_LOST_SPACE.sub("", step).casefold() for step in steps]
+    for at in range(-(-len(steps) // 2), len(steps)):
+        n_repeated = len(steps) - at
+        if (
+            bare[at:] == bare[:n_repeated]
+            and 3 * n_repeated >= 2 * at
+            and sum(map(len, bare[at:])) >= MIN_DOUBLED_CHARS
+        ):
+            return steps[:at]
+    return steps
+
+
+def _text_once(text: str) -> str:
+    """The first half of a text that is the same text twice, with or without a gap."""
+    start = text[:MIN_DOUBLED_CHARS].strip()
+    at = text.find(start, len(text) // 2 - MIN_DOUBLED_CHARS)
+    if at <= 0 or abs(2 * at - len(text)) > MIN_DOUBLED_CHARS:
+        return text
+    first, second = text[:at], text[at:]
+    if _LOST_SPACE.sub("", first) == _LOST_SPACE.sub("", second):
+        return first.rstrip()
+    return text
+
+
+def rejoined(steps: list[str], notes: Counter[str]) -> list[str]:
+    """Steps of which one ended in the middle of a sentence that the next one goes on with.
+
+    RecipeNLG's gatherers broke lines where the web page did.
+
+    >>> from collections import Counter
+    >>> rejoined(["Bake for 20", "minutes at 350°.", "Cool."], Counter())
+    ['Bake for 20 minutes at 350°.', 'Cool.']
+    """
+    found: list[str] = []
+    for step in steps:
+        if found and _BEGINS_LOWER.match(step) and not _ENDS_SENTENCE.search(found[-1]):
+            found[-1] = f"{found[-1].rstrip()} {step.lstrip()}"
+            notes["sentences split in the middle rejoined"] += 1
+        else:
+            found.append(step)
+    return found
+
+
+def untokenised(lines: list[str], notes: Counter[str]) -> list[str]:
+    """Lines without the space Food.com's export put before each comma.
+
+    >>> from collections import Counter
+    >>> untokenised(["cook , covered , for 5 minutes"], Counter())
+    ['cook, covered, for 5 minutes']
+    """
+    found = [_SPACED_MARK.sub(r"\1", line) for line in lines]
+    notes["recipes with spaces before punctuation"] += found != lines
+    return found
+
+
+def only_a_link(steps: list[str]) -> bool:
+    """Whether the steps say no more than where the steps are.
+
+    >>> only_a_link(["Find complete instructions on a cook's recipes"]), only_a_link(["Bake."])
+    (True, False)
+    """
+    text = " ".join(_TAGS.sub(" ", " ".join(steps)).split())
+    return bool(text) and _ONLY_A_LINK.match(text) is not None
