@@ -25,7 +25,7 @@ model: {{family: gpt2, tokenizer: "trained:512",
 data: {{sources: [{{path: "{source}"}}], store: "{store}", max_prompt_tokens: 64,
   max_target_tokens: 256, dedup: exact}}
 optim: {{warmup: "2 steps", peak_lr: 1e-2}}
-train: {{stop_after: "6 steps", batch: "1024 tokens", evaluate_every: "3 steps", precision: float32,
+train: {{stop_after: "6 steps", batch: "1024 tokens", evaluate_every: "2 steps", precision: float32,
   save_every: "2 steps"}}
 evaluation: {{max_examples: 4, generate: 1}}
 observe: {{log_every: "1 step"}}
@@ -64,7 +64,7 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "train.pack": ("false", "padding"),
     "train.precision": ("bf16", "precision"),
     "train.compile": ("true", "compiled"),
-    "train.evaluate_every": ("2 steps", "evaluations"),
+    "train.evaluate_every": ("3 steps", "evaluations"),
     "train.save_every": ("3 steps", "saves"),
     "train.keep_last": ("1", "checkpoints"),
     "train.keep_best": ("0", "best"),
@@ -130,8 +130,8 @@ def kitchen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("settings")
     write_cookbook(folder / "a.jsonl", n=60, seed=3)
     lines = (folder / "a.jsonl").read_text()
-    steps = ["Look at the bread for a while."]
-    poor = json.dumps({"title": "Toast", "ingredients": ["bread"], "directions": steps})
+    steps = ["Bread and butter belong together, as everybody knows.", "Such is life in a kitchen."]
+    poor = json.dumps({"title": "Toast", "ingredients": ["bread", "butter"], "directions": steps})
     (folder / "a.jsonl").write_text(lines + lines.splitlines()[0] + "\n" + poor + "\n")
     write_cookbook(folder / "b.jsonl", n=60, seed=4)
     return folder
@@ -203,7 +203,16 @@ def test_every_setting_has_a_row() -> None:
     assert set(EFFECTS) | set(PLANNED) == set(leaf_fields(RunConfig))
 
 
-@pytest.mark.parametrize("path", EFFECTS)
+# torch's compiler reads .grad of every tensor it meets, and warns itself about it.
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+@pytest.mark.parametrize(
+    "path",
+    [
+        # Compiling takes minutes on two busy cores.
+        pytest.param(path, marks=pytest.mark.slow if path == "train.compile" else ())
+        for path in EFFECTS
+    ],
+)
 def test_a_setting_has_its_effect(
     path: str, base: Seen, kitchen: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from rich.console import Console
 from torch import nn
-from transformers import PreTrainedModel
 
 from toque import __version__
 from toque.build.batches import build_language_model, build_stream, expected_totals
@@ -20,6 +19,7 @@ from toque.config import Resolved, RunConfig, differences, load_config, resolved
 from toque.data.store import TokenStore
 from toque.errors import CheckpointError
 from toque.evaluation.sampling import Sampler, append_samples, mean_metrics
+from toque.models.compile import compile_blocks
 from toque.models.export import save_model
 from toque.models.families import family_of
 from toque.models.load import parameter_counts
@@ -117,7 +117,7 @@ def _assemble(config: RunConfig, store: TokenStore, console: Console) -> tuple[T
         stopping = config.train.early_stopping
         callbacks.append(EarlyStopping(patience=stopping.patience, min_delta=stopping.min_delta))
     if config.train.compile is True:
-        _compile(model)
+        compile_blocks(model)
     trainer = build_trainer(
         config,
         store=store,
@@ -140,13 +140,6 @@ class SampleWriter(Callback):
     def on_evaluate(self, at: object, metrics: Mapping[str, float]) -> None:
         """Write texts with the weights just evaluated."""
         append_samples(self.path, self.sampler(self.model), step=getattr(at, "step", 0))
-
-
-def _compile(model: PreTrainedModel) -> None:
-    """Compile in place what the packed forward calls, so that parameter names stay as they are."""
-    parts = ["encoder", "decoder"] if model.config.is_encoder_decoder else [model.base_model_prefix]
-    for part in parts:
-        model.get_submodule(part).compile()
 
 
 def _banner(config: RunConfig, store: TokenStore, trainer: Trainer, console: Console) -> None:

@@ -15,6 +15,7 @@ from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 
 from toque.errors import ConfigError
 from toque.models.attention import for_model, left_padded_causal, same_segment
+from toque.models.compile import eagerly
 from toque.models.families import family_of, max_positions, unwrapped
 from toque.models.forward import output_head, scale_decoder_outputs
 from toque.models.sampling import TokenChooser
@@ -71,7 +72,7 @@ def generate(
     model.eval()
     done = 0
     try:
-        with torch.inference_mode():
+        with torch.inference_mode(), eagerly(model):
             for start in range(0, len(order), batch_rows):
                 numbers = order[start : start + batch_rows]
                 rows = decoding(core, [prompts[i] for i in numbers], pad_id=pad_id)
@@ -161,9 +162,7 @@ class _DecoderOnly:
         # Embeddings instead of tokens: without a mask GPT-2 would look for padding among them.
         output = self.core.base_model(
             inputs_embeds=self.core.get_input_embeddings()(tokens),
-            attention_mask=None
-            if self.even
-            else for_model(mask, self.core.config, self.core.dtype),
+            attention_mask=None if self.even else for_model(mask, self.core),
             position_ids=positions,
             past_key_values=self.cache,
             use_cache=True,
@@ -189,7 +188,8 @@ class _EncoderDecoder:
 
     def first(self) -> Tensor:
         self.source = self.core.get_submodule("encoder")(
-            input_ids=self.tokens, attention_mask=self._prepared(same_segment(self.real.int()))
+            input_ids=self.tokens,
+            attention_mask=for_model(same_segment(self.real.int()), self.core),
         ).last_hidden_state
         return self.following(torch.full_like(self.tokens[:, 0], self.start))
 
@@ -197,7 +197,7 @@ class _EncoderDecoder:
         output = self.core.get_submodule("decoder")(
             input_ids=tokens[:, None],
             encoder_hidden_states=self.source,
-            encoder_attention_mask=self._prepared(self.real[:, None, None, :]),
+            encoder_attention_mask=for_model(self.real[:, None, None, :], self.core),
             past_key_values=self.cache,
             use_cache=True,
         )
@@ -207,9 +207,6 @@ class _EncoderDecoder:
     def keep(self, rows: Tensor) -> None:
         self.real, self.source = self.real[rows], self.source[rows]
         self.cache.batch_select_indices(rows)
-
-    def _prepared(self, mask: Tensor) -> Tensor:
-        return for_model(mask, self.core.config, self.core.dtype)
 
 
 def _limits(
