@@ -9,10 +9,18 @@ import torch
 from torch.nn import functional as F
 
 from toque.batch import IGNORE, EncoderDecoderBatch
+from toque.models import forward
 from toque.models.forward import hidden_states
 from toque.models.objective import loss_sum
 
 ROWS = [(0, 1, 2), (3,), (4, 5), (6, 7, 8, 9), (10,), (11, 12), (13, 14, 15), (16, 17)]
+
+
+@pytest.fixture(params=["segments", "masks"], autouse=True)
+def path(request, monkeypatch):
+    """Both ways to keep examples apart; a CPU takes the first, a GPU the second."""
+    if request.param == "masks":
+        monkeypatch.setattr(forward, "suits_segments", lambda *_: False)
 
 
 def rows_of(examples, plan=ROWS):

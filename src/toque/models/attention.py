@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig
+from transformers import PreTrainedModel
 
 from toque.errors import ConfigError
 
@@ -49,24 +49,23 @@ def left_padded_causal(lengths: Tensor, width: int) -> Tensor:
     return causal_same_segment(real.int())
 
 
-def for_model(mask: Tensor, config: PretrainedConfig, dtype: torch.dtype) -> Tensor:
+def for_model(mask: Tensor, model: PreTrainedModel) -> Tensor:
     """`mask` as the model's attention implementation reads it.
 
     Args:
         mask: [R, 1, queries, keys] bool, True where attention is allowed.
-        config: The model's config, which names the implementation.
-        dtype: Of the model's weights; additive masks use its smallest number, not -inf, so that
-            adding a position bias cannot make NaN.
+        model: Its config names the implementation. Additive masks use the smallest number of the
+            weights' dtype, not -inf, so that adding a position bias cannot make NaN.
 
     Raises:
         ConfigError: the implementation cannot take a mask of our own.
     """
-    implementation = config._attn_implementation  # noqa: SLF001  # transformers has no public name
+    implementation = model.config._attn_implementation  # noqa: SLF001  # it has no public name
     if implementation == "sdpa":
         return mask
     if implementation == "eager":
-        blocked = torch.zeros((), dtype=dtype, device=mask.device)
-        return torch.where(mask, blocked, torch.finfo(dtype).min)
+        blocked = torch.zeros((), dtype=model.dtype, device=mask.device)
+        return torch.where(mask, blocked, torch.finfo(model.dtype).min)
     raise ConfigError(
         f'The model was loaded with attn_implementation="{implementation}", which cannot keep '
         "packed examples apart with a mask. Load it with sdpa or eager."

@@ -1,7 +1,7 @@
 """The forward of a packed batch, up to the tensor the output head reads.
 
-Stock transformers modules do the work; what is ours is the masks that keep packed examples apart,
-and that the logits of a whole batch never exist.
+Stock transformers modules do the work. Ours is what keeps packed examples apart, masks on a GPU
+(`attention.py`) and blocks on a CPU (`segments.py`), and that the logits of a batch never exist.
 """
 
 from __future__ import annotations
@@ -15,6 +15,12 @@ from toque.batch import Batch, DecoderBatch, EncoderDecoderBatch
 from toque.errors import ConfigError
 from toque.models.attention import causal_same_segment, cross_segment, for_model, same_segment
 from toque.models.families import family_of, max_positions, unwrapped
+from toque.models.segments import (
+    AttentionPlan,
+    attending_by_segments,
+    spans,
+    suits_segments,
+)
 
 
 def hidden_states(model: nn.Module, batch: Batch) -> Tensor:
@@ -74,36 +80,54 @@ def scale_decoder_outputs(model: nn.Module, hidden: Tensor) -> Tensor:
 
 
 def _encoder_decoder(core: PreTrainedModel, batch: EncoderDecoderBatch) -> Tensor:
-    def prepared(mask: Tensor) -> Tensor:
-        return for_model(mask, core.config, core.dtype)
-
-    source = core.get_submodule("encoder")(
-        input_ids=batch.source_tokens,
-        attention_mask=prepared(same_segment(batch.source_segments)),
-    ).last_hidden_state
-    hidden = core.get_submodule("decoder")(
-        input_ids=batch.target_tokens,
-        attention_mask=prepared(causal_same_segment(batch.target_segments)),
-        encoder_hidden_states=source,
-        encoder_attention_mask=prepared(
-            cross_segment(batch.target_segments, batch.source_segments)
-        ),
-        use_cache=False,
-    ).last_hidden_state
-    return scale_decoder_outputs(core, hidden)
+    encoder, decoder = core.get_submodule("encoder"), core.get_submodule("decoder")
+    if suits_segments(core, batch.labels.device):
+        own = AttentionPlan(spans(batch.source_segments))
+        both = AttentionPlan(
+            spans(batch.target_segments), spans(batch.target_segments, batch.source_segments)
+        )
+        with attending_by_segments(core):
+            source = encoder(input_ids=batch.source_tokens, plan=own).last_hidden_state
+            output = decoder(
+                input_ids=batch.target_tokens,
+                encoder_hidden_states=source,
+                use_cache=False,
+                plan=both,
+            )
+    else:
+        own_mask = same_segment(batch.source_segments)
+        causal = causal_same_segment(batch.target_segments)
+        across = cross_segment(batch.target_segments, batch.source_segments)
+        source = encoder(
+            input_ids=batch.source_tokens, attention_mask=for_model(own_mask, core)
+        ).last_hidden_state
+        output = decoder(
+            input_ids=batch.target_tokens,
+            attention_mask=for_model(causal, core),
+            encoder_hidden_states=source,
+            encoder_attention_mask=for_model(across, core),
+            use_cache=False,
+        )
+    return scale_decoder_outputs(core, output.last_hidden_state)
 
 
 def _decoder_only(core: PreTrainedModel, batch: DecoderBatch) -> Tensor:
+    # Embeddings instead of tokens: without a mask GPT-2 would look for padding among the tokens.
+    embeddings = core.get_input_embeddings()(batch.tokens)
     if _purely_causal(core, batch):
-        # No mask at all lets the fused causal kernels run. Embeddings instead of tokens, because
-        # GPT-2 would otherwise look into the tokens for padding, which waits for the device.
-        embeddings = core.get_input_embeddings()(batch.tokens)
         output = core.base_model(inputs_embeds=embeddings, use_cache=False)
+    elif suits_segments(core, batch.labels.device):
+        with attending_by_segments(core):
+            output = core.base_model(
+                inputs_embeds=embeddings,
+                position_ids=batch.positions,
+                use_cache=False,
+                plan=AttentionPlan(spans(batch.segments)),
+            )
     else:
-        mask = for_model(causal_same_segment(batch.segments), core.config, core.dtype)
         output = core.base_model(
-            input_ids=batch.tokens,
-            attention_mask=mask,
+            inputs_embeds=embeddings,
+            attention_mask=for_model(causal_same_segment(batch.segments), core),
             position_ids=batch.positions,
             use_cache=False,
         )
@@ -113,8 +137,8 @@ def _decoder_only(core: PreTrainedModel, batch: DecoderBatch) -> Tensor:
 def _purely_causal(core: PreTrainedModel, batch: DecoderBatch) -> bool:
     """Whether each row holds one example and then padding, which causality alone hides.
 
-    Read from the example ids, which live on the host: looking at the segments would wait for the
-    device in every micro-batch.
+    Then no mask at all lets PyTorch's fused causal kernels run. Read from the example ids, which
+    live on the host: looking at the segments would wait for the device in every micro-batch.
     """
     limit = max_positions(core.config)
     fits = limit is None or batch.tokens.shape[1] <= limit
