@@ -27,6 +27,8 @@ _EXTRA = re.compile(r"<extra_id_(\d+)>")
 _PROBE = "Fold\n\n- 2 eggs\n1. Stir."
 _SAMPLE = 32
 """Texts of every batch whose fast ids are compared with the tokenizer's own."""
+_PREFIX = 4096
+"""Characters of each that are: a whole recipe, the beginning of a book."""
 
 
 class Codec:
@@ -99,14 +101,13 @@ class Codec:
         usable = [words is not None and words.usable(text) for text in texts]
         if words is None or not any(usable):
             return _joined(self._encode_plainly(texts))
+        sample = [text[:_PREFIX] for text in texts[:: max(1, len(texts) // _SAMPLE)]]
+        if not self._agree(words, [text for text in sample if words.usable(text)]):
+            return _joined(self._encode_plainly(texts))
         flat, ends = words.encode_flat([t if u else "" for t, u in zip(texts, usable, strict=True)])
-        rows = np.split(flat, ends[:-1])
-        sample = range(0, len(texts), max(1, len(texts) // _SAMPLE))
-        for i, ids in zip(sample, self._encode_plainly([texts[i] for i in sample]), strict=True):
-            if usable[i] and not np.array_equal(rows[i], ids):
-                return _joined(self._encode_plainly(texts))
         if all(usable):
             return flat, ends
+        rows = np.split(flat, ends[:-1])
         odd = [i for i, fast in enumerate(usable) if not fast]
         for i, ids in zip(odd, self._encode_plainly([texts[i] for i in odd]), strict=True):
             rows[i] = np.array(ids, np.uint32)
@@ -146,6 +147,11 @@ class Codec:
     def _tokenize(self, texts: list[str]) -> list[list[int]]:
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
+
+    def _agree(self, words: WordTable, texts: list[str]) -> bool:
+        flat, ends = words.encode_flat(texts)
+        right, right_ends = _joined(self._encode_plainly(texts))
+        return np.array_equal(flat, right) and np.array_equal(ends, right_ends)
 
     def _encode_plainly(self, texts: Sequence[str]) -> list[list[int]]:
         if self.newline_id is None:

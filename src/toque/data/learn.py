@@ -7,6 +7,7 @@ import os
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -42,17 +43,11 @@ def train_codec(texts: Iterable[str], *, vocab_size: int, kind: Kind) -> Codec:
     first = next(lines, None)
     if first is None:
         raise DataError("A tokenizer cannot be learnt from nothing: the sources hold no text.")
-    # Threads would add floating-point sums in another order every time.
-    before = os.environ.get("TOKENIZERS_PARALLELISM")
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    try:
-        train = _bpe if kind == "bpe" else _unigram
-        tokenizer = train(_chain(first, lines), vocab_size)
-    finally:
-        if before is None:
-            del os.environ["TOKENIZERS_PARALLELISM"]
-        else:
-            os.environ["TOKENIZERS_PARALLELISM"] = before
+    if kind == "bpe":  # counts are whole numbers: threads change nothing
+        tokenizer = _bpe(_chain(first, lines), vocab_size)
+    else:  # threads would add floating-point sums in another order every time
+        with one_tokenizer_thread():
+            tokenizer = _unigram(_chain(first, lines), vocab_size)
     specials = (
         SpecialTokens(eos=_END, pad=_END, bos=_END, unk=None)
         if kind == "bpe"
@@ -61,6 +56,20 @@ def train_codec(texts: Iterable[str], *, vocab_size: int, kind: Kind) -> Codec:
     name = f"trained:{vocab_size}"
     settings = {"toque_name": name}
     return Codec(tokenizer.to_str(), name=name, specials=specials, settings=settings)
+
+
+@contextmanager
+def one_tokenizer_thread() -> Iterator[None]:
+    """Keep the tokenizers library to one thread, here and in processes started inside."""
+    before = os.environ.get("TOKENIZERS_PARALLELISM")
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["TOKENIZERS_PARALLELISM"]
+        else:
+            os.environ["TOKENIZERS_PARALLELISM"] = before
 
 
 def _bpe(lines: Iterator[str], vocab_size: int) -> Tokenizer:

@@ -12,8 +12,8 @@ from toque.data.sources import SourceFile, blocks_of, plain_bytes
 from toque.errors import DataError
 
 MAX_EXAMPLES = 20_000
-MAX_CHARACTERS = 16_000_000
-_BLOCKS = 32
+MAX_CHARACTERS = 8_000_000
+_BLOCKS = 12
 """Blocks the sample is spread over."""
 
 

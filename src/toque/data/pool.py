@@ -11,6 +11,7 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import connection, get_context, parent_process
 
 from toque.data.example import Block
+from toque.data.learn import one_tokenizer_thread
 from toque.data.worker import Job, Kitchen, ShardResult
 from toque.errors import DataError
 
@@ -35,21 +36,14 @@ def write_shards(job: Job, groups: Groups, *, workers: int) -> Iterator[ShardRes
         for number, blocks in groups:
             yield kitchen.write_shard(number, blocks)
         return
-    # The tokenizer would start a thread for every core in every worker.
-    before = os.environ.get("TOKENIZERS_PARALLELISM")
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     try:
-        yield from _write_in_processes(job, groups, workers)
+        with one_tokenizer_thread():  # or every worker would start one for every core
+            yield from _write_in_processes(job, groups, workers)
     except BrokenProcessPool as error:
         raise DataError(
             "A worker process was killed, most likely by the system for want of memory. Run the "
             "same command again: finished shards are kept. With less memory, use fewer workers."
         ) from error
-    finally:
-        if before is None:
-            del os.environ["TOKENIZERS_PARALLELISM"]
-        else:
-            os.environ["TOKENIZERS_PARALLELISM"] = before
 
 
 def _write_in_processes(job: Job, groups: Groups, workers: int) -> Iterator[ShardResult]:
