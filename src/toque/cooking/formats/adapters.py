@@ -70,7 +70,8 @@ def records_of(
         return
     shape = shape_of(tuple(raw), columns)
     try:
-        record = _ADAPTERS.get(shape.schema, _generic)(raw, shape, notes)
+        adapter = _ADAPTERS.get(shape.schema)
+        record = adapter(raw, notes) if adapter else _generic(raw, shape)
     except BrokenListError:
         yield BROKEN_LIST
         return
@@ -90,7 +91,7 @@ def _repaired(record: Record, notes: Counter[str]) -> Record | str:
     return record
 
 
-def _generic(raw: Mapping[str, Any], shape: Shape, notes: Counter[str]) -> Record:
+def _generic(raw: Mapping[str, Any], shape: Shape) -> Record:
     roles = shape.roles
     record = {role: raw[name] for role, name in roles.items() if name in raw}
     record["title"] = text_of(record.get("title"))
@@ -110,7 +111,7 @@ def _generic(raw: Mapping[str, Any], shape: Shape, notes: Counter[str]) -> Recor
     return record
 
 
-def _foodcom_raw(raw: Mapping[str, Any], shape: Shape, notes: Counter[str]) -> Record:
+def _foodcom_raw(raw: Mapping[str, Any], notes: Counter[str]) -> Record:
     """RAW_recipes.csv: nutrition is kcal, then percent of daily values per serving."""
     record: Record = {
         "title": text_of(raw.get("name")),
@@ -131,7 +132,7 @@ def _foodcom_raw(raw: Mapping[str, Any], shape: Shape, notes: Counter[str]) -> R
     return record
 
 
-def _foodcom(raw: Mapping[str, Any], shape: Shape, notes: Counter[str]) -> Record:
+def _foodcom(raw: Mapping[str, Any], notes: Counter[str]) -> Record:
     """recipes.csv and recipes.parquet: vectors of R, nutrients per serving in own columns.
 
     Most quantities have lost their unit there ("1/4" for a quarter cup). An amount without its
@@ -167,7 +168,7 @@ def _foodcom(raw: Mapping[str, Any], shape: Shape, notes: Counter[str]) -> Recor
     }
 
 
-def _recipenlg(raw: Mapping[str, Any], shape: Shape, notes: Counter[str]) -> Record:
+def _recipenlg(raw: Mapping[str, Any], notes: Counter[str]) -> Record:
     return {
         "title": text_of(raw.get("title")),
         "ingredients": ingredient_lines(raw.get("ingredients")),
@@ -176,7 +177,7 @@ def _recipenlg(raw: Mapping[str, Any], shape: Shape, notes: Counter[str]) -> Rec
     }
 
 
-def _spoonacular(raw: Mapping[str, Any], shape: Shape, notes: Counter[str]) -> Record:
+def _spoonacular(raw: Mapping[str, Any], notes: Counter[str]) -> Record:
     """The API's answer, whole or flattened to a table with reprs in its cells."""
     try:
         ingredients = ingredient_lines(raw.get("extendedIngredients"))
@@ -203,7 +204,7 @@ def _spoonacular(raw: Mapping[str, Any], shape: Shape, notes: Counter[str]) -> R
     }
 
 
-_ADAPTERS: dict[str, Callable[[Mapping[str, Any], Shape, Counter[str]], Record]] = {
+_ADAPTERS: dict[str, Callable[[Mapping[str, Any], Counter[str]], Record]] = {
     "foodcom-raw": _foodcom_raw,
     "foodcom": _foodcom,
     "recipenlg": _recipenlg,

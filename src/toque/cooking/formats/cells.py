@@ -9,7 +9,9 @@ from typing import Any
 from toque.cooking.formats.literals import looks_like_literal, parse_literal
 
 _SEPARATORS = ("\n", "|", ";")
-_AMOUNT_FOLLOWS = re.compile(r",\s+(?=(?:\d|[¼½¾⅓⅔⅛⅜⅝⅞]|an? |pinch |dash |salt\b|pepper\b))", re.I)
+_AMOUNT_FOLLOWS = re.compile(
+    r",\s+(?=(?:\d|[¼½¾⅓⅔⅛⅜⅝⅞]|an? |pinch |dash |salt\b|pepper\b))", re.IGNORECASE
+)
 _MARKUP = re.compile(r"<(?:br|p|li|ol|ul)\b", re.IGNORECASE)
 _ITEM_TEXT = ("text", "original", "originalString", "line", "raw", "step", "description")
 _QUANTITY = ("quantity", "amount", "qty")

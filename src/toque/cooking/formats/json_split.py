@@ -133,15 +133,14 @@ class JsonSplitter:
                 self._begin(at)
                 self._start = None
                 return match[0]
-        else:
-            self._scan = len(self._buffer)
+        self._scan = len(self._buffer)
         return None
 
     def _finish_record(self) -> Piece | None:
         """The record that has begun, when it ends in the buffer."""
         if self._scan == self._start and (whole := _WHOLE_RECORD.match(self._buffer, self._scan)):
-            text, self._scan, self._start = whole[0], whole.end(), None
-            return Piece(self._start_line, text)
+            self._scan, self._start = whole.end(), None
+            return Piece(self._start_line, whole[0])
         nested = len(self._open) - self.depth
         for match in _IN_RECORD.finditer(self._buffer, self._scan):
             kind = match.lastgroup

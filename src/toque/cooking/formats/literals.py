@@ -1,7 +1,7 @@
-"""Lists as other programs print them into a cell: Python, numpy, R and JSON, without evaluating.
+r"""Lists as other programs print them into a cell: Python, numpy, R and JSON, without evaluating.
 
 RAW_recipes.csv holds `['a', "b"]`, Food.com's recipes.csv `c("a", NA)`, RecipeNLG `["a", "b"]`,
-Spoonacular's Parquet `[{'name': 'a', 'meta': array([], dtype=object)}\\n {'name': 'b'}]`.
+Spoonacular's Parquet `[{'name': 'a', 'meta': array([], dtype=object)}\n {'name': 'b'}]`.
 On what `ast.literal_eval` reads, the values are the same; the rest it cannot read at all.
 """
 
@@ -37,7 +37,7 @@ _NAMES: dict[str, Any] = {
 }
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
 _LOOKS_LIKE = re.compile(
-    r"""\s*(?:\[|\{|c\(|list\(|array\(|character\(0\)|["'].*["']\s*\Z)""", re.S
+    r"""\s*(?:\[|\{|c\(|list\(|array\(|character\(0\)|["'].*["']\s*\Z)""", re.DOTALL
 )
 
 
@@ -106,19 +106,19 @@ class _Parser:
     def _value(self, depth: int) -> Any:
         if depth > MAX_DEPTH:
             raise ValueError("nested too deeply")
-        kind, token = self._kind, self._token
+        kind, text = self._kind, self._token
         self._advance()
         if kind == "string":
-            return _unquoted(token)
+            return _unquoted(text)
         if kind == "number":
-            return float(token) if set(token) & set(".eE") or len(token) > 18 else int(token)
+            return float(text) if set(text) & set(".eE") or len(text) > 18 else int(text)
         if kind == "name":
-            return self._named(token, depth)
-        if token in ("[", "("):
-            return self._elements(_CLOSING[token], depth)
-        if token == "{":
+            return self._named(text, depth)
+        if text in ("[", "("):
+            return self._elements(_CLOSING[text], depth)
+        if text == "{":
             return self._pairs(depth)
-        raise ValueError(f"unexpected {token!r}" if token else "it ends in the middle")
+        raise ValueError(f"unexpected {text!r}" if text else "it ends in the middle")
 
     def _elements(self, closing: str, depth: int) -> list[Any]:
         """Elements up to the closing bracket; keyword arguments such as dtype=object are left."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from toque.cooking.formats.lines import count_lines, runs_of_lines
-from toque.cooking.formats.opening import CHUNK_BYTES, chunks
+from toque.cooking.formats.opening import chunks
 from toque.cooking.formats.payload import (
     MAX_RECORD_BYTES,
     TOO_LONG,
@@ -31,7 +31,9 @@ _HEADER = re.compile(
 )
 _END = re.compile(r"(?:M{5}|-{5})[-\s]*\Z")
 _SECTION = re.compile(r"(?:M{5}|-{5})-*\s*([^-].*?)\s*-*\s*\Z")
-_FIELD = re.compile(r"\s{0,8}(Title|Categories|Category|Servings|Serves|Yield)\s*:\s*(.*)\Z", re.I)
+_FIELD = re.compile(
+    r"\s{0,8}(Title|Categories|Category|Servings|Serves|Yield)\s*:\s*(.*)\Z", re.IGNORECASE
+)
 _AMOUNT = r"[\d ./\-½¼¾⅓⅔⅛]"
 _UNIT_WORDS = {
     "x": "", "ea": "", "sm": "small", "md": "medium", "lg": "large", "cn": "can",

@@ -6,11 +6,12 @@ What is plainly something else (UTF-16, archives) is refused with the way out.
 from __future__ import annotations
 
 import gzip
+import importlib
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, cast
 
 from toque.errors import DataError
 
@@ -115,47 +116,34 @@ def _opened(path: Path) -> Iterator[tuple[IO[bytes], int]]:
 
 @contextmanager
 def _zstd(path: Path, raw: IO[bytes]) -> Iterator[IO[bytes]]:
-    """A zstd stream through whichever of the three libraries is installed."""
-    try:
-        import zstandard
-    except ImportError:
-        with _zstd_of_another(path, raw) as stream:
-            yield stream
-        return
-    try:
-        with zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True) as stream:
-            yield cast(IO[bytes], stream)
-    except zstandard.ZstdError as error:
-        raise _damaged_zstd(path, error) from error
+    """A zstd stream through the first of the libraries that is there.
 
-
-@contextmanager
-def _zstd_of_another(path: Path, raw: IO[bytes]) -> Iterator[IO[bytes]]:
-    library: Any
-    try:
-        from backports import zstd as library
-    except ImportError:
+    The last one takes a cut file for a whole one, so the others come first.
+    """
+    for name in ("compression.zstd", "backports.zstd", "pyarrow", "zstandard"):
         try:
-            import pyarrow as library
-        except ImportError as error:
+            library = importlib.import_module(name)
+        except ImportError:
+            continue
+        if name == "pyarrow":
+            opened = library.CompressedInputStream(raw, "zstd")
+        elif name == "zstandard":
+            opened = library.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
+        else:
+            opened = library.ZstdFile(raw)
+        failure: type[Exception] = getattr(library, "ZstdError", OSError)  # pyarrow raises OSError
+        try:
+            with opened as stream:
+                yield cast(IO[bytes], stream)
+        except (failure, EOFError) as error:
             raise DataError(
-                f"{path} is compressed with zstd, and no library that reads it is installed. "
-                "Run: pip install zstandard (or decompress the file first: zstd -d)."
+                f"{path} is a damaged or truncated zstd file ({error}). Download or compress it "
+                "again; `zstd -t` on the file tells whether it is whole."
             ) from error
-        with library.CompressedInputStream(raw, "zstd") as stream:
-            yield cast(IO[bytes], stream)
         return
-    try:
-        with library.ZstdFile(raw) as stream:
-            yield cast(IO[bytes], stream)
-    except (library.ZstdError, EOFError) as error:
-        raise _damaged_zstd(path, error) from error
-
-
-def _damaged_zstd(path: Path, error: Exception) -> DataError:
-    return DataError(
-        f"{path} is a damaged or truncated zstd file ({error}). Download or compress it again; "
-        "`zstd -t` on the file tells whether it is whole."
+    raise DataError(
+        f"{path} is compressed with zstd, and no library that reads it is installed. Run: "
+        "pip install backports.zstd (or pyarrow, or zstandard), or decompress it: zstd -d."
     )
 
 

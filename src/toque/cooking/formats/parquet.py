@@ -15,14 +15,14 @@ MAGIC = b"PAR1"
 _BATCH_ROWS = 256
 
 
-def columns_of(path: Path) -> tuple[str, ...]:
-    """The names of a file's columns.
+def columns_of(path: Path) -> dict[str, bool]:
+    """A file's columns by name, with whether they hold bytes such as pictures.
 
     Raises:
         DataError: pyarrow is missing, or the file is damaged.
     """
     with _reading(path) as file:
-        return tuple(file.schema_arrow.names)
+        return {field.name: "binary" in str(field.type) for field in file.schema_arrow}
 
 
 def parquet_blocks(path: Path, columns: list[str]) -> Iterator[Block]:
@@ -120,7 +120,7 @@ class _reading:  # noqa: N801  # reads as a verb: with _reading(path) as file
             raise self._damaged(error) from error
         return self._file
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._file.close()
         if isinstance(error, self._arrow.ArrowException | OSError):
             raise self._damaged(error) from error
@@ -135,7 +135,7 @@ class _reading:  # noqa: N801  # reads as a verb: with _reading(path) as file
 
 def _pyarrow(what: str) -> Any:
     try:
-        import pyarrow as arrow
+        import pyarrow as pa
         import pyarrow.ipc
         import pyarrow.parquet
     except ImportError as error:
@@ -143,4 +143,4 @@ def _pyarrow(what: str) -> Any:
             f"{what} needs pyarrow, which is not installed. Run: pip install 'toque[data]' (or "
             "export the table as CSV or JSON lines)."
         ) from error
-    return arrow
+    return pa

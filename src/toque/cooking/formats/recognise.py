@@ -17,14 +17,6 @@ from toque.data.example import Block
 from toque.errors import DataError
 
 _MARKUP_NAMES = ("@type", "@graph", "@context")
-_EXTRA_PARQUET = {
-    "nutrition", "nutrients", "tags", "cuisines", "dishTypes", "diets", "sourceUrl", "readyInMinutes",
-    "cookingMinutes", "instructions", "analyzedInstructions", "ingredients", "difficulty", "link",
-    "calories", "Keywords", "RecipeIngredientQuantities", "PrepTime", "CookTime", "TotalTime",
-    "RecipeServings", "Calories", "FatContent", "SaturatedFatContent", "SodiumContent",
-    "CarbohydrateContent", "FiberContent", "SugarContent", "ProteinContent", "minutes", "NER",
-    "n_steps", "n_ingredients", "contributor_id", "nutrition_class",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -84,11 +76,11 @@ def _json(path: Path, start: bytes, columns: Mapping[str, str], *, whole: bool) 
 
 def _parquet(path: Path, columns: Mapping[str, str]) -> Recognised:
     there = columns_of(path)
-    refuse_cut_schema(path, "a Parquet table", there, columns)
-    shape = shape_of(there, tuple(columns.items()))
-    wanted = set(shape.roles.values()) | _EXTRA_PARQUET
+    refuse_cut_schema(path, "a Parquet table", list(there), columns)
+    shape = shape_of(tuple(there), tuple(columns.items()))
+    needed = set(shape.roles.values())
+    read = [name for name, is_data in there.items() if name in needed or not is_data]
     schema = "parquet" if shape.schema == "generic" else shape.schema
-    read = [name for name in there if name in wanted]
     return Recognised(schema, lambda: parquet_blocks(path, read))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from itertools import accumulate
 
 BOILERPLATE = frozenset(
     {
@@ -26,10 +27,13 @@ BOILERPLATE = frozenset(
 MIN_DOUBLED_CHARS = 40
 """A shorter text may repeat itself with a meaning ("Stir. Stir.")."""
 
+_ALIKE_CHARS = 24
 _ENDS_SENTENCE = re.compile(r"[.!?:;)\]\"'’”…*]\s*\Z")
-_BEGINS_LOWER = re.compile(r"\s*[a-zß-öø-ÿ]")
+_GOES_ON = re.compile(r"\s*(?:[a-zß-öø-ÿ]|\d+(?![.)\d]))")
 _LOST_SPACE = re.compile(r"[\W_]+")
 _SPACED_MARK = re.compile(r"(?<=\S) +([,;:.!?)])(?=\s|\Z)")
+_SPACED_FRACTION = re.compile(r"(?<=\d) / (?=\d)")
+_TWO_COMMAS = re.compile(r",(?:\s*,)+")
 _ONLY_A_LINK = re.compile(
     r"\W*(?:(?:please )?(?:find|see|get|view|read|click|visit|check|go|head|for|full|complete)\b)"
     r"[^.]{0,80}\b(?:recipes?|instructions?|directions?|method|website|blog|site|link|here)\b"
@@ -71,13 +75,28 @@ def without_repeat(steps: list[str], notes: Counter[str]) -> list[str]:
 
 
 def _steps_once(steps: list[str]) -> list[str]:
-    """Without a run at the end that repeats the beginning.
-
-    The repeat must cover most of what comes before it: a recipe may well begin two parts alike.
-    """
-    if steps.count(steps[0]) < 2:
+    """Without a part that says again what the beginning says, however the lines are broken."""
+    start = steps[0][:_ALIKE_CHARS]
+    if not any(step.startswith(start) for step in steps[1:]):
         return steps
     bare = [_LOST_SPACE.sub("", step).casefold() for step in steps]
+    whole = "".join(bare)
+    half = len(whole) // 2
+    if half >= MIN_DOUBLED_CHARS and whole[:half] == whole[half:]:
+        ends = list(accumulate(map(len, bare)))
+        if half in ends:
+            at = ends.index(half) + 1
+            return max(steps[at:], steps[:at], key=len)  # the better divided of the two
+    if len(bare[0]) >= MIN_DOUBLED_CHARS and "".join(bare[1:]).startswith(bare[0]):
+        return steps[1:]  # all in one paragraph, then again step by step
+    return _without_repeated_end(steps, bare)
+
+
+def _without_repeated_end(steps: list[str], bare: list[str]) -> list[str]:
+    """Without a run at the end that repeats the beginning.
+
+    It must cover most of what comes before it: a recipe may well begin two parts alike.
+    """
     for at in range(-(-len(steps) // 2), len(steps)):
         n_repeated = len(steps) - at
         if (
@@ -104,15 +123,20 @@ def _text_once(text: str) -> str:
 def rejoined(steps: list[str], notes: Counter[str]) -> list[str]:
     """Steps of which one ended in the middle of a sentence that the next one goes on with.
 
-    RecipeNLG's gatherers broke lines where the web page did.
+    RecipeNLG's gatherers broke lines where the web page did. A recipe without capitals and full
+    stops is written so, not broken.
 
     >>> from collections import Counter
-    >>> rejoined(["Bake for 20", "minutes at 350°.", "Cool."], Counter())
+    >>> rejoined(["Bake for", "20", "minutes at 350°.", "Cool."], Counter())
     ['Bake for 20 minutes at 350°.', 'Cool.']
     """
+    if len(steps) < 2 or not (
+        any(_ENDS_SENTENCE.search(step) for step in steps) and steps[0][:1].isupper()
+    ):
+        return steps
     found: list[str] = []
     for step in steps:
-        if found and _BEGINS_LOWER.match(step) and not _ENDS_SENTENCE.search(found[-1]):
+        if found and _GOES_ON.match(step) and not _ENDS_SENTENCE.search(found[-1]):
             found[-1] = f"{found[-1].rstrip()} {step.lstrip()}"
             notes["sentences split in the middle rejoined"] += 1
         else:
@@ -121,13 +145,16 @@ def rejoined(steps: list[str], notes: Counter[str]) -> list[str]:
 
 
 def untokenised(lines: list[str], notes: Counter[str]) -> list[str]:
-    """Lines without the space Food.com's export put before each comma.
+    """Lines without the spaces Food.com's export put around commas and fractions.
 
     >>> from collections import Counter
-    >>> untokenised(["cook , covered , for 5 minutes"], Counter())
-    ['cook, covered, for 5 minutes']
+    >>> untokenised(["cook 1 / 2 cup rice , covered , for 20 minutes"], Counter())
+    ['cook 1/2 cup rice, covered, for 20 minutes']
     """
-    found = [_SPACED_MARK.sub(r"\1", line) for line in lines]
+    found = [
+        _TWO_COMMAS.sub(",", _SPACED_FRACTION.sub("/", _SPACED_MARK.sub(r"\1", line)))
+        for line in lines
+    ]
     notes["recipes with spaces before punctuation"] += found != lines
     return found
 

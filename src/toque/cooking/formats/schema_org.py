@@ -26,19 +26,26 @@ _NUTRIENTS = {
 }
 
 
-def recipe_nodes(value: Any) -> Iterator[dict[str, Any]]:
-    """Every Recipe in a JSON-LD value that has ingredients or steps; a repeated one once.
+def recipe_nodes(value: Any) -> list[dict[str, Any]]:
+    """Every Recipe in a JSON-LD value, a repeated one once.
 
     Carousels name other recipes by title and address only: those are no recipes of this page.
+    A Recipe whose lists are empty is told (once) only when there is no other.
     """
-    seen: set[str] = set()
+    full: dict[str, dict[str, Any]] = {}
+    empty: list[dict[str, Any]] = []
     for node in _recipes(value, 0):
-        if not (node.get("recipeIngredient") or node.get("ingredients") or has_steps(node)):
-            continue
-        key = f"{node.get('name')}\n{node.get('recipeIngredient') or node.get('ingredients')}"
-        if key not in seen:
-            seen.add(key)
-            yield node
+        if is_full(node):
+            ingredients = node.get("recipeIngredient") or node.get("ingredients")
+            full.setdefault(f"{node.get('name')}\n{ingredients}", node)
+        elif "recipeIngredient" in node or "recipeInstructions" in node:
+            empty.append(node)
+    return list(full.values()) or empty[:1]
+
+
+def is_full(node: Mapping[str, Any]) -> bool:
+    """Whether a Recipe says more than its name."""
+    return bool(node.get("recipeIngredient") or node.get("ingredients")) or has_steps(node)
 
 
 def has_steps(node: Mapping[str, Any]) -> bool:

@@ -111,10 +111,9 @@ def shape_of(fields: tuple[str, ...], columns: tuple[tuple[str, str], ...] = ())
     for name in fields:
         folded.setdefault(_folded(name), name)
     named = {role: name for role, name in columns if name in fields}
-    known: dict[str, tuple[str, ...]] = {**NAMES, **_OTHERS}
     guessed = {
         role: folded[first]
-        for role, names in known.items()
+        for role, names in (*NAMES.items(), *_OTHERS.items())
         if (first := next((name for name in names if name in folded), None)) is not None
     }
     # A schema's own rules do not hold for columns that a user has named otherwise.

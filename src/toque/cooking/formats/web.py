@@ -23,16 +23,18 @@ from toque.cooking.formats.payload import (
     pack,
     unreadable,
 )
-from toque.cooking.formats.schema_org import recipe_nodes
+from toque.cooking.formats.schema_org import is_full, recipe_nodes
 from toque.data.example import Block
 
 NO_RECIPE = "no recipe in page"
 
 _LOOKS_LIKE_PAGE = re.compile(
-    rb"\s*(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html|head|body|script|meta|div)\b", re.I | re.S
+    rb"\s*(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html|head|body|script|meta|div)\b",
+    re.IGNORECASE | re.DOTALL,
 )
 _JSON_LD = re.compile(
-    r"<script\b[^>]*\btype\s*=\s*[\"']?application/ld\+json\b[^>]*>(.*?)</script", re.I | re.S
+    r"<script\b[^>]*\btype\s*=\s*[\"']?application/ld\+json\b[^>]*>(.*?)</script",
+    re.IGNORECASE | re.DOTALL,
 )
 _CHARSET = re.compile(rb"<meta\b[^>]*\bcharset\s*=\s*[\"']?([\w-]+)", re.IGNORECASE)
 _WRAPPING = re.compile(
@@ -43,6 +45,7 @@ _VOID = frozenset(
     "area base br col embed hr img input link meta param source track wbr".split()  # noqa: SIM905
 )
 _BREAKS = frozenset(("br", "p", "li", "div", "tr", "h2", "h3", "h4"))
+_INGREDIENTS = ("recipeIngredient", "ingredients")
 _LISTED = ("recipeIngredient", "ingredients", "recipeInstructions", "keywords")
 
 
@@ -66,15 +69,19 @@ def page_records(header: Header, body: memoryview, first_line: int) -> Numbered:
     """The page's recipes as schema.org nodes; a page without any is one record without one."""
     del header
     text = page_text(bytes(body))
-    found = False
+    values: list[Any] = []
+    line = first_line
     for match in _JSON_LD.finditer(text):
+        values.append(_json_of(match[1]))
         line = first_line + text.count("\n", 0, match.start())
-        for node in recipe_nodes(_json_of(match[1])):
-            found = True
-            yield line, node
-    if not found:
-        node = _microdata(text)
-        yield first_line, node or NO_RECIPE
+    nodes = recipe_nodes(values)
+    if not any(is_full(node) for node in nodes):
+        in_markup = _microdata(text)
+        nodes = [in_markup] if in_markup else nodes
+    for node in nodes:
+        yield line, node
+    if not nodes:
+        yield first_line, NO_RECIPE
 
 
 def page_text(page: bytes) -> str:
@@ -101,11 +108,12 @@ def _json_of(script: str) -> Any:
 
 @dataclass
 class _Item:
-    """An element that carries `itemprop`, while it is open."""
+    """An element that carries `itemprop`, or a list item (whose name is empty), while open."""
 
     name: str
     depth: int
     text: list[str] = field(default_factory=list)
+    n_ingredients: int = 0
 
 
 class _Microdata(HTMLParser):
@@ -133,6 +141,8 @@ class _Microdata(HTMLParser):
                     self.found.setdefault(name, []).append(content)
                 elif not void:
                     self._items.append(_Item(name, self._depth))
+        if tag == "li" and self._inside() and not names:
+            self._items.append(_Item("", self._depth))
         if "itemscope" in given and not void:
             kind = given.get("itemtype") or ""
             self._scopes.append((self._depth, kind.rstrip("/").endswith("schema.org/Recipe")))
@@ -143,11 +153,22 @@ class _Microdata(HTMLParser):
         if tag in _BREAKS:
             self._add("\n")
         while self._items and self._items[-1].depth >= self._depth:
-            item = self._items.pop()
-            self.found.setdefault(item.name, []).append("".join(item.text).strip())
+            self._close(self._items.pop())
         while self._scopes and self._scopes[-1][0] >= self._depth:
             self._scopes.pop()
         self._depth -= 1
+
+    def _close(self, item: _Item) -> None:
+        text = "".join(item.text).strip()
+        if item.name:
+            self.found.setdefault(item.name, []).append(text)
+        if item.name in _INGREDIENTS:
+            for outer in self._items:
+                outer.n_ingredients += 1
+        elif not item.name and item.n_ingredients == 1:
+            # The amount often stands before the marked name: "<li>6 cl <a itemprop=...>Malibu".
+            name = next(name for name in _INGREDIENTS if name in self.found)
+            self.found[name][-1] = " ".join(text.split())
 
     def handle_data(self, data: str) -> None:
         self._add(" ".join(data.split("\n")))
