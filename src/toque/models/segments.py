@@ -189,7 +189,7 @@ class _SpanAttention(torch.autograd.Function):
         dropout: float,
     ) -> Tensor:
         output = query.new_zeros(query.transpose(1, 2).shape)
-        added = _added(bias, where, causal=causal)
+        added = _added(bias, where, causal=causal, dtype=query.dtype)
         kept: list[Tensor] = []
         for row, a, b, c, d in where:
             scores = query[row, :, a:b] @ key[row, :, c:d].transpose(1, 2)
@@ -231,15 +231,15 @@ class _SpanAttention(torch.autograd.Function):
         return (*gradients, grad_bias, None, None, None, None)
 
 
-def _added(bias: Tensor | None, where: list[Span], *, causal: bool) -> Tensor:
+def _added(bias: Tensor | None, where: list[Span], *, causal: bool, dtype: torch.dtype) -> Tensor:
     """What every span's scores are raised by, [H or 1, longest t, longest s]; float32 or wider."""
     height = max((b - a for _, a, b, _, _ in where), default=0)
     width = max((d - c for _, _, _, c, d in where), default=0)
+    exact = torch.promote_types(dtype, torch.float32)
     if bias is None:
-        added = torch.zeros(1, height, width)
+        added = torch.zeros(1, height, width, dtype=exact)
     else:
-        added = bias[:, :height, :width]
-        added = added.to(torch.promote_types(bias.dtype, torch.float32))
+        added = bias[:, :height, :width].to(exact)
     if causal:
         later = torch.ones(height, width, dtype=torch.bool).triu(1)
         added = added.masked_fill(later, -torch.inf)
