@@ -42,7 +42,8 @@ def test_every_kind_reloads_with_equal_logits(kind, tiny, codec_folder, tmp_path
     save_model(model, codec_folder, tmp_path / "model", card="# A card\n")
     auto = AutoModelForSeq2SeqLM if is_t5(model) else AutoModelForCausalLM
     stock = auto.from_pretrained(tmp_path / "model", dtype=torch.float32).eval()
-    assert torch.equal(logits(stock), logits(model))
+    # GPT-2's and T5 v1.1's activation is fused here and not there: rounding, no more.
+    torch.testing.assert_close(logits(stock), logits(model), rtol=2e-6, atol=2e-6)
     assert torch.equal(logits(load_model(str(tmp_path / "model"))), logits(model))
     assert sorted(p.name for p in (tmp_path / "model").iterdir()) == [
         "README.md",

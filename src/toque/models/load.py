@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 
 from toque.errors import CheckpointError, ConfigError
+from toque.models.activations import fuse_activations
 from toque.models.counts import ParameterCounts, flops_per_token, parameter_counts
 from toque.models.families import Family, family_named, family_of
 from toque.models.hub import resolve_folder
@@ -67,6 +68,7 @@ def load_model(
         _keep_apart(model)
     if vocab_size is not None:
         grow_vocabulary(model, vocab_size)
+    fuse_activations(model)
     return model
 
 

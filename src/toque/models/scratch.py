@@ -19,6 +19,7 @@ from transformers import (
 )
 
 from toque.errors import ConfigError
+from toque.models.activations import fuse_activations
 from toque.models.families import Family, family_named
 
 _FROM_TOKENIZER = (
@@ -100,6 +101,7 @@ def build_model(
             f"transformers' {found.config_class.__name__}."
         ) from error
     set_token_ids(model, pad_id=pad_id, eos_id=eos_id, bos_id=bos_id)
+    fuse_activations(model)
     return model
 
 
