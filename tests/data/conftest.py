@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from toque.data import sources
 from toque.data.learn import train_codec
 from toque.data.settings import PrepareSettings
 
 LINE = "stir the soup and add salt pepper flour butter sugar 2 eggs cups of milk until smooth warm"
 WORDS = LINE.split()
-READER = "line_reader:line_reader"
+# `line_reader` and `store_checks` by name, here and (spawn hands on sys.path) in the workers.
+sys.path.append(str(Path(__file__).parent))
 
 
 def recipe_text(rng: random.Random) -> str:
@@ -22,10 +24,10 @@ def recipe_text(rng: random.Random) -> str:
     return f"Ingredients:\n{items}\n\nInstructions:\n{steps}"
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _readers_importable() -> None:
-    """`line_reader` by name, here and (spawn hands on sys.path) in worker processes."""
-    sys.path.append(str(Path(__file__).parent))
+@pytest.fixture
+def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few records a shard, so that there are several."""
+    monkeypatch.setattr(sources, "GROUP_BYTES", 2000)
 
 
 @pytest.fixture(scope="session")

@@ -1,42 +1,26 @@
 import gzip
 import json
 import os
-import random
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
+from store_checks import READER, content, prepared
+from tokenizers import Tokenizer, models, pre_tokenizers
 
-from toque.data import sources as sources_module
-from toque.data.prepare import PrepareResult, prepare
+import toque
+from toque.data.prepare import prepare
 from toque.data.settings import PrepareSettings, Source
 from toque.data.store import TokenStore
 from toque.errors import ConfigError, DataError
 
-HERE = Path(__file__).parent
-READER = "line_reader:line_reader"
 Make = Callable[..., PrepareSettings]
 
-
-@pytest.fixture(autouse=True)
-def _small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few records a shard, so that there are several."""
-    monkeypatch.setattr(sources_module, "GROUP_BYTES", 2000)
-
-
-def content(store: Path) -> dict[str, bytes]:
-    """Every file of a store but the report, whose seconds are its own."""
-    files = (p for p in store.rglob("*") if p.is_file() and p.name != ".lock")
-    return {str(p.relative_to(store)): p.read_bytes() for p in files if p.stem != "report"}
-
-
-def prepared(path: Path, store: Path, settings: PrepareSettings, **more: object) -> PrepareResult:
-    return prepare([Source(str(path), READER)], store=store, settings=settings, **more)
+pytestmark = pytest.mark.usefixtures("small_groups")
 
 
 def test_read_is_kept_plus_dropped(lines_file: Path, tmp_path: Path, settings_for: Make) -> None:
@@ -110,176 +94,6 @@ def test_a_folder_of_other_things_is_left_alone(
     assert [p.name for p in (tmp_path / "mine").iterdir()] == ["letter.txt"]
 
 
-def test_a_damaged_store_is_repaired_shard_by_shard(
-    lines_file: Path, tmp_path: Path, settings_for: Make
-) -> None:
-    store = tmp_path / "s"
-    prepared(lines_file, store, settings_for())
-    before = content(store)
-    kept = (store / "shards" / "00000" / "key.npy").stat().st_mtime_ns
-    (store / "shards" / "00001" / "target_tokens.npy").write_bytes(b"short")
-    told: list[str] = []
-    again = prepared(
-        lines_file, store, settings_for(), progress=lambda _, __, message: told.append(message)
-    )
-    assert not again.reused
-    assert any("repairing the store" in message for message in told)
-    assert content(store) == before
-    assert (store / "shards" / "00000" / "key.npy").stat().st_mtime_ns == kept
-
-
-CHILD = """
-import resource, sys
-from pathlib import Path
-from toque.data import sources
-from toque.data.prepare import prepare
-from toque.data.settings import PrepareSettings, Source
-from toque.errors import DataError
-
-if __name__ == "__main__":
-    sys.path.append({here!r})
-    sources.GROUP_BYTES = 2000
-    limit = {limit}
-    if limit:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    settings = PrepareSettings(family_kind="decoder", tokenizer={tokenizer!r},
-        max_prompt_tokens=40, max_target_tokens=400, validation_fraction=0.2)
-    try:
-        prepare([Source({path!r}, "line_reader:line_reader")], store=Path({store!r}),
-            settings=settings, workers={workers},
-            progress=lambda done, total, message: print(message, flush=True))
-    except DataError as error:
-        print(error)
-        sys.exit(3)
-"""
-
-
-def child(tmp_path: Path, path: Path, store: Path, tokenizer: str, **more: int) -> subprocess.Popen:
-    script = tmp_path / "child.py"
-    options = {"limit": 0, "workers": 1} | more
-    script.write_text(
-        CHILD.format(
-            here=str(HERE), path=str(path), store=str(store), tokenizer=tokenizer, **options
-        )
-    )
-    source = Path(sources_module.__file__).parents[2]
-    environment = os.environ | {"PYTHONPATH": str(source)}
-    return subprocess.Popen(
-        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment
-    )
-
-
-def whole_shards(store: Path) -> list[Path]:
-    return [p for p in store.glob("shards/*/shard.json") if p.parent.name.isdecimal()]
-
-
-def many_lines(tmp_path: Path, n: int) -> Path:
-    rng = random.Random(2)
-    words = ["salt", "stir", "bake", "egg", "soup", "flour", "warm"]
-    path = tmp_path / "many.jsonl"
-    records = [
-        {"prompt": f"Dish {i}", "target": " ".join(rng.choices(words, k=60))} for i in range(n)
-    ]
-    path.write_text("\n".join(map(json.dumps, records)) + "\n")
-    return path
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_killed_at_any_moment_it_ends_with_the_same_bytes(
-    tmp_path: Path, settings_for: Make, workers: int
-) -> None:
-    path, settings = many_lines(tmp_path, 100), settings_for()
-    prepared(path, tmp_path / "calm", settings)
-    store = tmp_path / "killed"
-    for n_shards in (1, 10):
-        process = child(tmp_path, path, store, settings.tokenizer, workers=workers)
-        while len(whole_shards(store)) < n_shards and process.poll() is None:
-            pass
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
-    whole = len(whole_shards(store))
-    assert whole >= 10
-    assert not (store / "manifest.json").exists()
-    written = {p: p.stat().st_mtime_ns for p in whole_shards(store)}
-    prepared(path, store, settings)
-    assert content(store) == content(tmp_path / "calm")
-    kept = [p for p, at in written.items() if p.stat().st_mtime_ns == at]
-    assert len(kept) == whole
-
-
-def test_workers_end_with_a_killed_main_process(tmp_path: Path, settings_for: Make) -> None:
-    path, settings = many_lines(tmp_path, 400), settings_for()
-    process = child(tmp_path, path, tmp_path / "s", settings.tokenizer, workers=2)
-    while not whole_shards(tmp_path / "s"):
-        assert process.poll() is None
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    assert len(children) >= 2
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
-    deadline = time.monotonic() + 60
-    while any(alive(pid) for pid in children):
-        assert time.monotonic() < deadline, "workers outlive the process that started them"
-
-
-def alive(pid: str) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_full_disk_is_one_paragraph_and_it_continues(
-    tmp_path: Path, settings_for: Make, workers: int
-) -> None:
-    path, settings = many_lines(tmp_path, 60), settings_for()
-    store = tmp_path / "s"
-    for stage in ("tokenizer", "shard"):
-        # A limit on the size of a file fails a write as a full disk does.
-        process = child(tmp_path, path, store, settings.tokenizer, limit=300, workers=workers)
-        out, _ = process.communicate(timeout=120)
-        assert process.returncode == 3, out
-        assert "is full" in out
-        assert "run the same command again" in out
-        assert (store / "tokenizer").exists() == (stage == "shard")
-        if stage == "tokenizer":
-            interrupted_after(2, path, store, settings)
-    assert len(list(store.glob("shards/*"))) == 2  # whole ones only
-    prepared(path, store, settings)
-    prepared(path, tmp_path / "calm", settings)
-    assert content(store) == content(tmp_path / "calm")
-
-
-def interrupted_after(shards: int, path: Path, store: Path, settings: PrepareSettings) -> None:
-    """As Ctrl-C after a number of shards."""
-
-    def stop(done: int, _: int, __: str) -> None:
-        if done and len(whole_shards(store)) >= shards:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        prepared(path, store, settings, progress=stop, workers=1)
-
-
-def test_no_permission_is_said(lines_file: Path, tmp_path: Path, settings_for: Make) -> None:
-    if os.geteuid() == 0:
-        pytest.skip("root may write everywhere")
-    (tmp_path / "closed").mkdir(mode=0o500)
-    with pytest.raises(DataError, match="cannot be written"):
-        prepared(lines_file, tmp_path / "closed" / "s", settings_for())
-
-
-def test_two_at_once_are_refused(lines_file: Path, tmp_path: Path, settings_for: Make) -> None:
-    def again(_: int, __: int, message: str) -> None:
-        if message.endswith("examples"):
-            with pytest.raises(DataError, match="Another process is preparing"):
-                prepared(lines_file, tmp_path / "s", settings_for())
-
-    prepared(lines_file, tmp_path / "s", settings_for(), progress=again)
-
-
 @pytest.mark.parametrize("family", ["decoder", "encoder-decoder"])
 def test_a_tokenizer_is_learnt_and_kept(
     lines_file: Path, tmp_path: Path, settings_for: Make, family: str
@@ -292,6 +106,44 @@ def test_a_tokenizer_is_learnt_and_kept(
     assert first.store.codec().vocab_size == second.store.manifest.tokenizer.vocab_size <= 420
     assert prepared(lines_file, tmp_path / "a", settings).reused
     assert first.report.unknown.get("target", 0) == 0
+
+
+def test_a_large_vocabulary_takes_four_bytes(tmp_path: Path, settings_for: Make) -> None:
+    words = {"</s>": 0} | {f"w{i}": i for i in range(1, 70_000)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="</s>"))  # noqa: S106
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    (tmp_path / "words").mkdir()
+    tokenizer.save(str(tmp_path / "words" / "tokenizer.json"))
+    path = tmp_path / "one.jsonl"
+    path.write_text(json.dumps({"prompt": "w1", "target": "w69999 w2"}))
+    settings = settings_for(tokenizer=str(tmp_path / "words"))
+    store = prepared(path, tmp_path / "s", settings).store
+    assert store.target(0).dtype == np.uint32
+    assert store.target(0).tolist() == [69_999, 2, 0]
+
+
+def test_a_source_cut_short_is_named(tmp_path: Path, settings_for: Make) -> None:
+    path = tmp_path / "book.txt.gz"
+    path.write_bytes(gzip.compress(b"stir the soup\n" * 5000)[:-20])
+    with pytest.raises(DataError, match=r"book\.txt\.gz cannot be read to its end"):
+        prepare(
+            [Source(str(path), "toque.data.text:text_reader")],
+            store=tmp_path / "s",
+            settings=settings_for(),
+        )
+
+
+def test_preparing_needs_neither_torch_nor_transformers() -> None:
+    """Workers import what the main process imports: seconds each, were torch among it."""
+    script = (
+        "import sys, toque.data.prepare, toque.data.text, toque.cooking.sources;"
+        "print([m for m in ('torch', 'transformers', 'huggingface_hub') if m in sys.modules])"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(toque.__file__).parents[1])}
+    found = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment
+    )
+    assert found.stdout == "[]\n"
 
 
 @pytest.mark.parametrize(

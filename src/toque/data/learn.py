@@ -123,13 +123,17 @@ def _settled(tokenizer: Tokenizer, n_pieces: int) -> models.Unigram:
     """The learnt pieces in an order that does not depend on the process.
 
     The trainer walks hash tables with a seed of their own: equal scores come in another order, and
-    differ in their last bits, every time. Scores are rounded, ties sorted by piece, the list
-    cut here rather than in the middle of a tie; characters the trainer only appended for cover
-    share one score below the rest.
+    differ in their last bits, every time. Scores are rounded, ties sorted by piece, the list cut
+    here rather than in the middle of a tie; characters appended for cover share one score.
     """
     learnt = json.loads(tokenizer.to_str())["model"]["vocab"][len(_UNIGRAM_SPECIALS) :]
-    lowest = min((score for piece, score in learnt if len(piece) > 1), default=0.0)
-    scores = {p: round(s, 3) if s >= lowest else round(lowest - 1.0, 3) for p, s in learnt}
+    # Characters without a score of their own get the lowest and a ten-thousandth more each.
+    lowest = min((score for _, score in learnt), default=0.0)
+    appended = lowest + 1e-4 * (1 + sum(len(piece) == 1 for piece, _ in learnt))
+    scores = {
+        piece: round(lowest if len(piece) == 1 and score < appended else score, 3)
+        for piece, score in learnt
+    }
     ranked = sorted(scores, key=lambda p: (-scores[p], p))
     letters = [piece for piece in ranked if len(piece) == 1]
     words = [piece for piece in ranked if len(piece) > 1][: max(0, n_pieces - len(letters))]

@@ -41,8 +41,9 @@ def write_shards(job: Job, groups: Groups, *, workers: int) -> Iterator[ShardRes
             yield from _write_in_processes(job, groups, workers)
     except BrokenProcessPool as error:
         raise DataError(
-            "A worker process was killed, most likely by the system for want of memory. Run the "
-            "same command again: finished shards are kept. With less memory, use fewer workers."
+            "A worker process ended, most likely killed by the system for want of memory. Run the "
+            "same command again: finished shards are kept. With less memory, use fewer workers. "
+            '(A Python script that calls prepare needs `if __name__ == "__main__":` around it.)'
         ) from error
 
 

@@ -229,10 +229,10 @@ def _fingerprint(sidecar: Path) -> str:
 def _tokenizer(plan: _Plan, told: ProgressSink) -> Codec:
     """The codec, copied or learnt into the store; one learnt by an earlier start is kept."""
     folder = plan.store / "tokenizer"
-    if folder.is_dir():
-        return load_codec(folder)
     if plan.tokenizer is not None:
         codec = load_codec(plan.tokenizer)
+    elif kept := _learnt_before(folder):
+        return kept
     else:
         size = plan.settings.trained_vocab_size or 0
         told(0, 0, f"learning a tokenizer of {size} entries")
@@ -242,6 +242,13 @@ def _tokenizer(plan: _Plan, told: ProgressSink) -> Codec:
     with whole_folder(folder) as partial:
         codec.save(partial)
     return codec
+
+
+def _learnt_before(folder: Path) -> Codec | None:
+    try:
+        return load_codec(folder)
+    except DataError:  # absent, or damaged: the same one is learnt again
+        return None
 
 
 def _write_all(plan: _Plan, told: ProgressSink, workers: int | None) -> list[ShardResult]:
