@@ -1,0 +1,149 @@
+"""Units of kitchen measure: every way people write them, one name for each, and their size.
+
+Volumes are United States customary units where a unit has two sizes (a cup is 236.6 ml, a pint
+473 ml): the unit's name alone does not say which, and most English recipes at hand are American.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+UnitKind = Literal["mass", "volume", "length", "count"]
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A unit under its one name."""
+
+    name: str
+    kind: UnitKind
+    size: float
+    """Grams of a mass, millilitres of a volume, centimetres of a length; 0 for what is counted."""
+
+
+# name | kind | size | other spellings; plurals in "s" are added for words of three letters or more
+_TABLE = """
+gram|mass|1|g gm gr grm gms gramme
+kilogram|mass|1000|kg kgs kilo
+milligram|mass|0.001|mg
+ounce|mass|28.35|oz ozs onz
+pound|mass|453.6|lb lbs
+millilitre|volume|1|ml mls milliliter cc
+centilitre|volume|10|cl centiliter
+decilitre|volume|100|dl deciliter
+litre|volume|1000|l liter ltr lt
+teaspoon|volume|4.93|tsp tsps t ts teasp teaspoonful teaspon
+tablespoon|volume|14.79|tbsp tbsps tbs tb tbl tblsp tbls tbsps T tablespoonful tblspn tablespon
+dessertspoon|volume|10|dsp dstspn
+cup|volume|236.6|c cupful
+fluid ounce|volume|29.57|floz
+pint|volume|473.2|pt pts
+quart|volume|946.4|qt qts
+gallon|volume|3785|gal gals
+inch|length|2.54|in ins inches
+centimetre|length|1|cm cms centimeter
+millimetre|length|0.1|mm millimeter
+clove|count|0|clv
+can|count|0|tin
+package|count|0|pkg pkgs pack packet packages pkt
+sachet|count|0|envelope
+jar|count|0|
+bottle|count|0|
+bag|count|0|
+box|count|0|boxes
+carton|count|0|
+container|count|0|tub pot
+punnet|count|0|
+pinch|count|0|pinches
+dash|count|0|dashes
+drop|count|0|
+splash|count|0|splashes
+drizzle|count|0|
+squeeze|count|0|
+glug|count|0|lug
+knob|count|0|
+handful|count|0|handsful handfull
+slice|count|0|rasher
+bunch|count|0|bunches
+stalk|count|0|rib
+stick|count|0|
+head|count|0|
+bulb|count|0|
+sprig|count|0|
+strip|count|0|
+piece|count|0|pc pcs chunk
+sheet|count|0|
+loaf|count|0|loaves
+ball|count|0|
+block|count|0|
+wedge|count|0|
+ear|count|0|
+cube|count|0|
+square|count|0|
+scoop|count|0|
+rack|count|0|
+part|count|0|
+batch|count|0|batches
+recipe|count|0|
+serving|count|0|
+leaf|count|0|leaves
+glass|count|0|glasses wineglass wineglasses
+"""
+
+STARTERS: Final = frozenset(
+    {"pinch", "dash", "drop", "splash", "drizzle", "squeeze", "glug", "knob", "handful", "slice",
+     "bunch", "sprig", "strip", "sheet", "piece", "wedge", "scoop"}
+)  # fmt: skip
+"""Units that need no number: "pinch of salt"."""
+
+CONTAINERS: Final = frozenset(
+    {"can", "package", "sachet", "jar", "bottle", "bag", "box", "carton", "container", "punnet"}
+)
+"""Units whose own size has to be said: "1 (16 ounce) can"."""
+
+LATE: Final[dict[str, frozenset[str] | None]] = {
+    "clove": frozenset({"garlic"}),
+    "stalk": frozenset({"celery", "lemongrass", "grass", "rhubarb"}),
+    "stick": frozenset({"celery"}),
+    "head": frozenset({"garlic"}),
+    "leaf": frozenset({"gelatine", "gelatin"}),
+    "sheet": frozenset({"gelatine", "gelatin"}),
+    "loaf": None,
+    "sachet": None,
+    "bulb": None,
+    "sprig": None,
+    "slice": None,
+}
+"""Units written after the food ("2 garlic cloves"), with the foods that take them; None: any."""
+
+
+def _spellings() -> tuple[dict[str, Unit], dict[str, Unit]]:
+    units: dict[str, Unit] = {}
+    spellings: dict[str, Unit] = {}
+    for row in _TABLE.strip().splitlines():
+        name, kind, size, others = row.split("|")
+        unit = Unit(name, kind, float(size))  # type: ignore[arg-type]  # a word of the table above
+        units[name] = unit
+        for word in (name, *others.split()):
+            spellings[word] = unit
+            if len(word) > 2:
+                spellings.setdefault(word + "s", unit)
+    return units, spellings
+
+
+UNITS, SPELLINGS = _spellings()
+"""Units by name; and by every spelling, in lower case but for "T", a tablespoon."""
+
+
+LATE_SPELLINGS: Final = frozenset(word for word, unit in SPELLINGS.items() if unit.name in LATE)
+
+
+def unit_of(word: str) -> Unit | None:
+    """The unit a word names, if any; `T` is a tablespoon, `t` a teaspoon.
+
+    >>> unit_of("Tbsp.").name, unit_of("tins").name, unit_of("egg")
+    ('tablespoon', 'can', None)
+    """
+    word = word.rstrip(".")
+    return SPELLINGS.get(word) or SPELLINGS.get(word.lower())
