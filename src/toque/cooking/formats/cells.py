@@ -75,9 +75,8 @@ def _split(text: str, *, commas: bool) -> list[str]:
             return [part.strip() for part in text.split(separator)]
     if not commas:
         return [text]
-    parts = _AMOUNT_FOLLOWS.split(text)
-    if len(parts) == 1 and "," in text and not any(c.isdigit() for c in text):
-        parts = text.split(",")  # names only
+    names_only = not any(character.isdigit() for character in text)
+    parts = text.split(",") if names_only else _AMOUNT_FOLLOWS.split(text)
     return [part.strip() for part in parts]
 
 

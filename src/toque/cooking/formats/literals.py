@@ -29,7 +29,7 @@ _ESCAPE = re.compile(
     r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([0-7]{1,3})|(\n)|(.))", re.DOTALL
 )
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_SHORT = {"n": "\n", "t": "\t", "r": "\r", "a": "", "b": "", "f": "\n", "v": "\n", "/": "/"}
+_SHORT = dict(zip("ntrabfv/", "\n\t\r\a\b\f\v/", strict=True))
 _NAMES: dict[str, Any] = {
     **dict.fromkeys(("None", "null", "NULL", "NA", "NA_character_", "nan", "NaN", "inf")),
     **dict.fromkeys(("True", "true", "TRUE"), True),
@@ -37,7 +37,7 @@ _NAMES: dict[str, Any] = {
 }
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
 _LOOKS_LIKE = re.compile(
-    r"""\s*(?:\[|\{|c\(|list\(|array\(|character\(0\)|["'].*["']\s*\Z)""", re.DOTALL
+    r"""\s*(?:\[|\{|\(\s*["']|c\(|list\(|array\(|character\(0\)|["'].*["']\s*\Z)""", re.DOTALL
 )
 
 

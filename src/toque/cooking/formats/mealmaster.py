@@ -46,7 +46,8 @@ _UNIT_WORDS = {
 _NO_PLURAL = frozenset("small medium large ml cl dl l mg cg dg g kg".split())  # noqa: SIM905
 _CELL = re.compile(rf"({_AMOUNT}{{7}}) ([A-Za-z ]{{2}}) (\S.*)")
 _LOOSE = re.compile(rf"\s{{0,10}}(\d{_AMOUNT}*?)\s+({'|'.join(_UNIT_WORDS)})\s+(\S.*)")
-_SECOND_COLUMN = 41
+_SECOND_COLUMNS = (41, 40, 39, 42)
+_PLAIN_CHARS = 50
 
 
 def is_mealmaster(start: bytes) -> bool:
@@ -124,12 +125,14 @@ class _Reading:
     _heading: str = ""
     _last_field: str = ""
     _in_steps: bool = False
+    _block_has_ingredient: bool = False
 
     def line(self, line: str) -> None:
         """Take in the next line."""
         if not line.strip():
             self._end_paragraph()
             self._last_field = ""
+            self._block_has_ingredient = False
             return
         if not self.ingredients and not self._left and not self._in_steps and self._field(line):
             return
@@ -172,24 +175,34 @@ class _Reading:
 
     def _ingredient(self, line: str) -> bool:
         """Put a line's ingredients, if it holds any, into their columns."""
-        left, right = line, ""
-        if len(line) > _SECOND_COLUMN and not line[_SECOND_COLUMN - 2 : _SECOND_COLUMN].strip():
-            cell = _CELL.match(line[_SECOND_COLUMN:])
-            if cell:
-                left, right = line[:_SECOND_COLUMN], line[_SECOND_COLUMN:]
+        left, right = _columns(line)
         found = [_cell(left), _cell(right)]
-        if found == [None, None]:
+        if found == [None, None] and self._is_plain(line):
+            found[0] = line.strip()
+        for column, text in zip((self._left, self._right), found, strict=True):
+            if text is not None:
+                column.append(text)
+        self._block_has_ingredient |= found != [None, None]
+        return found != [None, None]
+
+    def _is_plain(self, line: str) -> bool:
+        """Whether a line outside the columns is an ingredient, as hand-made files have them."""
+        text = line.strip()
+        if text.endswith(".") or len(text) > _PLAIN_CHARS:
             return False
-        if found[0] is not None:
-            _append(self._left, found[0], self._left)
-        if found[1] is not None:
-            _append(self._right, found[1], self._left)
-        return True
+        return text[:1].isdigit() or self._block_has_ingredient
 
     def _end_ingredients(self) -> None:
-        if self._heading and (self._left or self._right):
+        """Read the columns of a section one after the other; "-" goes on with the line above."""
+        lines: list[str] = []
+        for text in self._left + self._right:
+            if text.startswith("-") and lines:
+                lines[-1] = f"{lines[-1]} {text.lstrip('- ')}"
+            else:
+                lines.append(text.lstrip("- "))
+        if self._heading and lines:
             self.ingredients.append(self._heading)
-        self.ingredients += self._left + self._right
+        self.ingredients += lines
         self._left, self._right, self._heading = [], [], ""
 
     def _step(self, line: str) -> None:
@@ -205,17 +218,14 @@ class _Reading:
             self._paragraph = []
 
 
-def _append(column: list[str], text: str, before: list[str]) -> None:
-    """Add an ingredient, or go on with the last one; a right column may go on with the left."""
-    if not text.startswith("-"):
-        column.append(text)
-        return
-    onto = column or before
-    rest = text.lstrip("- ")
-    if onto:
-        onto[-1] = f"{onto[-1]} {rest}"
-    else:
-        column.append(rest)
+def _columns(line: str) -> tuple[str, str]:
+    """A line's one or two ingredients; versions differ in where the second one begins."""
+    for at in _SECOND_COLUMNS:
+        if len(line) > at and not line[at - 1].strip():
+            cell = _CELL.match(line, at)
+            if cell and (cell[1].strip() or cell[2].strip() or at == _SECOND_COLUMNS[0]):
+                return line[:at], line[at:]
+    return line, ""
 
 
 def _cell(text: str) -> str | None:

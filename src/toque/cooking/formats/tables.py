@@ -30,7 +30,7 @@ from toque.errors import DataError
 
 UNCLOSED = "unclosed quote"
 WRONG_COUNT = "wrong number of fields"
-MAX_UNCLOSED = 20
+MAX_GIVEN_UP = 20
 """Each costs a look at up to MAX_RECORD_BYTES: more of them say that quotes mean nothing here."""
 
 _DELIMITERS = (",", "\t", ";", "|")
@@ -144,7 +144,8 @@ class _RowCutter:
         self._buffer = b""
         self._line = 1
         self._header_seen = False
-        self._n_unclosed = 0
+        self._in_long_line = False
+        self._n_given_up = 0
         self._meta: dict[str, Any] = {
             "columns": dialect.columns,
             "delimiter": dialect.delimiter,
@@ -152,6 +153,11 @@ class _RowCutter:
         }
 
     def feed(self, chunk: bytes) -> Iterator[Block]:
+        if self._in_long_line:
+            following = _LINE_BREAK.search(chunk)
+            if following is None:
+                return
+            chunk, self._in_long_line = chunk[following.end() :], False
         self._buffer += chunk
         yield from self._cut(last=False)
 
@@ -162,47 +168,47 @@ class _RowCutter:
         dialect, at, start = self._dialect, 0, 0
         while at < len(self._buffer):
             end = row_end(self._buffer, at, dialect.delimiter, quoted=dialect.quoted, last=last)
-            pending = len(self._buffer) - at
-            if end is not None and end > 0:
+            n_bytes = (len(self._buffer) if end in (None, -1) else end) - at
+            if end is not None and end > 0 and n_bytes <= MAX_RECORD_BYTES:
+                at = end
                 if not self._header_seen:
                     self._header_seen = True
-                    self._line += count_lines(self._buffer[at:end])
-                    start = end
-                elif end - at > MAX_RECORD_BYTES:
-                    yield from self._block(start, at)
-                    yield unreadable(self._path, self._line, TOO_LONG)
-                    self._line += count_lines(self._buffer[at:end])
-                    start = end
-                at = end
-                if at - start > CHUNK_BYTES:
+                    self._line += count_lines(self._buffer[:at])
+                    start = at
+                elif at - start > CHUNK_BYTES:
                     yield from self._block(start, at)
                     start = at
-            elif not last and pending <= MAX_RECORD_BYTES:
+                continue
+            if not last and n_bytes <= MAX_RECORD_BYTES:
                 break  # more may follow
-            else:
-                yield from self._block(start, at)
-                at = start = self._give_up_line(at, last=last)
-                yield unreadable(self._path, self._line, UNCLOSED if end == -1 else TOO_LONG)
-                self._line += 1
+            yield from self._block(start, at)
+            following = _LINE_BREAK.search(self._buffer, at)
+            self._in_long_line = following is None and not last
+            yield unreadable(
+                self._path,
+                self._line,
+                UNCLOSED if end == -1 and not self._in_long_line else TOO_LONG,
+            )
+            self._give_up_line()
+            at = start = following.end() if following else len(self._buffer)
         yield from self._block(start, at)
         self._buffer = self._buffer[at:]
 
-    def _give_up_line(self, at: int, *, last: bool) -> int:
-        """Where the line after the damaged one at `at` begins.
+    def _give_up_line(self) -> None:
+        """Count a line that is damaged or too long.
 
         Raises:
-            DataError: too many lines were given up.
+            DataError: there are too many.
         """
-        self._n_unclosed += 1
-        if self._n_unclosed > MAX_UNCLOSED:
+        self._n_given_up += 1
+        if self._n_given_up > MAX_GIVEN_UP:
             raise DataError(
-                f"{self._path}: more than {MAX_UNCLOSED} rows open a quote that never closes or "
+                f"{self._path}: more than {MAX_GIVEN_UP} rows open a quote that never closes or "
                 f"run on for over {MAX_RECORD_BYTES >> 20} MiB (the last at line {self._line}). "
                 "The file is damaged, or its quotes are not quoting. Export it again with "
                 "standard CSV quoting, or as JSON lines."
             )
-        following = _LINE_BREAK.search(self._buffer, at)
-        return following.end() if following else len(self._buffer)
+        self._line += 1
 
     def _block(self, start: int, end: int) -> Iterator[Block]:
         rows = self._buffer[start:end]
