@@ -69,17 +69,19 @@ class TokenChooser:
             logits, ids = logits.topk(min(self.top_k, logits.shape[-1]), dim=-1)
         elif self.top_p < 1.0:
             logits, ids = logits.sort(dim=-1, descending=True, stable=True)
-        probabilities = logits.softmax(-1)
+        # On the CPU from here: running sums have no deterministic CUDA kernel. In float64: with a
+        # large vocabulary, a float32 sum of small terms loses the tail.
+        probabilities = logits.softmax(-1).cpu().double()
+        cumulative = probabilities.cumsum(-1)
         if self.top_p < 1.0:
-            before = probabilities.cumsum(-1) - probabilities
+            before = cumulative - probabilities
             probabilities = probabilities.masked_fill(before >= self.top_p, 0.0)
-        # float64: with a large vocabulary, the sum of small float32 terms loses the tail.
-        cumulative = probabilities.double().cumsum(-1)
-        goal = draws.to(logits.device)[:, None] * cumulative[:, -1:]
+            cumulative = probabilities.cumsum(-1)
+        goal = draws[:, None] * cumulative[:, -1:]
         index = torch.searchsorted(cumulative, goal, right=True)
         # Rounding may put the goal at the very end: the last token that has a probability.
         last = (probabilities > 0.0).int().cumsum(-1).argmax(-1, keepdim=True)
-        index = torch.minimum(index, last)
+        index = torch.minimum(index, last).to(logits.device)
         return (index if ids is None else ids.gather(-1, index)).squeeze(-1)
 
 
