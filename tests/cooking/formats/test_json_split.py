@@ -66,10 +66,10 @@ def test_brackets_deeper_than_the_quick_pattern():
 @pytest.mark.parametrize(
     "long",
     [
-        '{"steps": "%s"}' % ("x" * 20_000),
-        '{"steps": "%s"}' % ('\\\\\\"' * 5_000),
-        '{"steps": [%s]}' % ", ".join(['"y"'] * 5_000),
-        '{"steps": [%s]}' % ", ".join(['{"text": "}"}'] * 1_000),
+        json.dumps({"steps": "x" * 20_000}),
+        json.dumps({"steps": '\\"' * 5_000}),
+        json.dumps({"steps": ["y"] * 5_000}),
+        json.dumps({"steps": [{"text": "}"}] * 1_000}),
     ],
 )
 def test_a_record_that_is_too_long_is_told_and_the_next_is_read(long, size):

@@ -72,5 +72,5 @@ def test_what_other_programs_print(text, value):
     ],
 )
 def test_what_is_cut_or_no_literal_is_refused(text):
-    with pytest.raises(ValueError):  # noqa: PT011  # the message is the parser's own affair
+    with pytest.raises(ValueError):
         parse_literal(text)

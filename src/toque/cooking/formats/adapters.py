@@ -138,6 +138,7 @@ def _foodcom(raw: Mapping[str, Any], notes: Counter[str]) -> Record:
     Most quantities have lost their unit there ("1/4" for a quarter cup). An amount without its
     unit is wrong, so a quantity is joined to its ingredient only when it carries one.
     """
+    raw = {name: None if value == "NA" else value for name, value in raw.items()}
     parts = ingredient_lines(raw.get("RecipeIngredientParts"))
     quantities = _list_of(raw.get("RecipeIngredientQuantities"))
     if len(quantities) == len(parts):
@@ -160,9 +161,9 @@ def _foodcom(raw: Mapping[str, Any], notes: Counter[str]) -> Record:
         "directions": step_lines(raw.get("RecipeInstructions")),
         "tags": _words(raw.get("Keywords")),
         "servings": _float(raw.get("RecipeServings")),
-        "minutes": _known(raw.get("TotalTime")),
-        "prep_time": _known(raw.get("PrepTime")),
-        "cook_time": _known(raw.get("CookTime")),
+        "minutes": raw.get("TotalTime"),
+        "prep_time": raw.get("PrepTime"),
+        "cook_time": raw.get("CookTime"),
         "nutrition": nutrients,
         "source": "food.com",
     }
@@ -241,7 +242,3 @@ def _float(value: Any) -> float | None:
     except (TypeError, ValueError):
         return None
     return number if abs(number) < 1e9 else None  # also false for NaN
-
-
-def _known(value: Any) -> Any:
-    return None if value == "NA" else value

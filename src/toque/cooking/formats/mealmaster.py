@@ -26,7 +26,7 @@ from toque.cooking.formats.payload import (
 from toque.data.example import Block
 
 _HEADER = re.compile(
-    rb"^(?:MMMMM|-----)[^\r\n]*(?:meal-?master|recipe (?:extracted )?(?:via|from))[^\r\n]*$",
+    rb"^(?:MMMMM|-----)[^\r\n]*(?:meal-?master|recipe (?:extracted )?(?:via|from))",
     re.IGNORECASE | re.MULTILINE,
 )
 _END = re.compile(r"(?:M{5}|-{5})[-\s]*\Z")

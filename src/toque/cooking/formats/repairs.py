@@ -86,7 +86,7 @@ def _steps_once(steps: list[str]) -> list[str]:
         ends = list(accumulate(map(len, bare)))
         if half in ends:
             at = ends.index(half) + 1
-            return max(steps[at:], steps[:at], key=len)  # the better divided of the two
+            return max(steps[:at], steps[at:], key=len)  # the better divided of the two
     if len(bare[0]) >= MIN_DOUBLED_CHARS and "".join(bare[1:]).startswith(bare[0]):
         return steps[1:]  # all in one paragraph, then again step by step
     return _without_repeated_end(steps, bare)
