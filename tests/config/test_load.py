@@ -167,14 +167,14 @@ def test_what_is_planned_is_refused_and_called_so(override):
         (["train.precision=fp16"], ["65504", "bf16"]),
         (["optim.min_lr=1"], ["above `optim.peak_lr`"]),
         (["optim.schedule=constant", "optim.min_lr=1e-6"], ["constant"]),
-        (["optim.warmup=9000 steps"], ["would end before"]),
+        (["optim.warmup=10 epochs"], ["would end before"]),
         (["optim.warmup=100 %"], ["would end before"]),
         (["train.early_stopping={}", "data.validation_fraction=0"], ["no loss to watch"]),
     ],
 )
 def test_impossible_combinations(overrides, words):
-    message = refusal("demo", *overrides)
-    assert message.startswith(("command line: ", "presets/demo.yaml:"))
+    message = refusal("recipes-t5-small", *overrides)
+    assert message.startswith(("command line: ", "presets/recipes-t5-small.yaml:"))
     for word in words:
         assert word in message
 

@@ -79,10 +79,10 @@ def test_any_number_reads_back(peak_lr, seed):
 
 
 def test_hash_and_differences_see_every_change():
-    old = load_config("demo").config
+    old = load_config("recipes-t5-small").config
     new = load_config(
-        "demo",
-        ["seed=18", "train.micro_batch_rows=4", "train.early_stopping={}", "model.shape.d_model=64",
+        "recipes-t5-small",
+        ["seed=18", "train.micro_batch_rows=4", "train.early_stopping=null", "model.shape.d_model=64",
          "observe.log_every=1 steps"],
     ).config  # fmt: skip
     found = {d.path: (d.old, d.new, d.is_safe) for d in differences(old, new)}
@@ -90,12 +90,12 @@ def test_hash_and_differences_see_every_change():
         "seed": (17, 18, False),
         "model.shape.d_model": (old.model.shape["d_model"], 64, False),
         "train.micro_batch_rows": ("auto", 4, True),
-        "train.early_stopping.patience": (None, 3, True),
-        "train.early_stopping.min_delta": (None, 0.0, True),
+        "train.early_stopping.patience": (3, None, True),
+        "train.early_stopping.min_delta": (0.0, None, True),
         "observe.log_every": ("10 steps", "1 steps", True),
     }
     assert config_sha256(old) != config_sha256(new)
-    assert differences(old, load_config("demo").config) == []
+    assert differences(old, load_config("recipes-t5-small").config) == []
 
 
 def test_safe_settings_exist():
