@@ -201,3 +201,15 @@ def test_fifty_megabytes_in_one_record_are_counted_and_not_held(tmp_path, read_f
 def test_an_empty_array_is_refused(read_text):
     with pytest.raises(DataError, match="without a single record"):
         read_text("[]")
+
+
+def test_brackets_without_end_are_refused(tmp_path, read_file):
+    path = tmp_path / "file"
+    path.write_bytes(b'[\n{"a": ' + b"[" * 3_000_000)
+    with pytest.raises(DataError, match=r"no JSON from line \d on: it holds more than 1000"):
+        read_file(path)
+
+
+def test_steps_that_only_link_do_not_come_back(read_text):
+    record = RECIPES[0] | {"directions": None, "Instructions": "See the full recipe at A Blog."}
+    assert read_text(json.dumps(record)).counts == {"no steps": 1}

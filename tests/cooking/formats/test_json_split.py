@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toque.cooking.formats.json_split import JsonSplitter
+from toque.cooking.formats.json_split import DamagedJsonError, JsonSplitter
 
 TEXT = st.text(max_size=12)
 RECORD = st.dictionaries(
@@ -98,3 +98,9 @@ def test_memory_stays_bounded_for_one_endless_string():
 def test_damaged_text_never_raises(text, depth):
     for size in (1, 5, 100):
         pieces(text.encode(), depth, size)
+
+
+@pytest.mark.parametrize("data", [b"[" * 5000, b'[{"a": ' * 2000, b"[1, " + b"7" * 5000])
+def test_what_can_be_no_json_is_told_and_never_held(data):
+    with pytest.raises(DamagedJsonError):
+        pieces(data, 1, 100, max_bytes=2000)

@@ -7,7 +7,13 @@ import json
 import numpy as np
 import pytest
 
-from toque.cooking.formats import FormatReader, reader_spec, recipe_reader, schema_of
+from toque.cooking.formats import (
+    FormatReader,
+    UnknownFormatError,
+    reader_spec,
+    recipe_reader,
+    schema_of,
+)
 from toque.cooking.sources import recipe_reader as lines_reader
 from toque.data.prepare import prepare
 from toque.data.settings import PrepareSettings, Source
@@ -48,17 +54,30 @@ def test_json_lines_give_the_examples_they_gave_before(tmp_path):
     "text",
     [
         "Once upon a time there was a cook.\nShe made soup, and stew, and more.\n",
+        "Salt, pepper, love\nStir the pot with a long spoon.\nTaste, and taste, and taste.\n",
         "just one line of text",
         "\0\1\2\3 binary \xff",
-        "2024-01-01,17.5,3\n2024-01-02,18.5,4\n" * 50,
         "<?xml version='1.0'?><recipes/>",
     ],
 )
-def test_other_files_are_refused(tmp_path, text):
+def test_files_of_no_known_format_are_refused(tmp_path, text):
     path = tmp_path / "RAW_recipes.csv"
     path.write_text(text)
-    with pytest.raises(DataError, match=r"no known recipe format|without a column of"):
+    with pytest.raises(UnknownFormatError, match="of no known recipe format: it begins"):
         schema_of(path)
+
+
+def test_a_table_of_something_else_is_refused_with_its_columns(tmp_path):
+    path = tmp_path / "RAW_recipes.csv"
+    path.write_text("date,price,open\n2024-01-01,17.5,3\n2024-01-02,18.5,4\n")
+    with pytest.raises(DataError, match=r"without a column of title.*Found: 'date', 'price'"):
+        schema_of(path)
+
+
+def test_books_are_no_recipe_collections(shared):
+    for path in sorted((shared / "data" / "text").iterdir()):
+        with pytest.raises(UnknownFormatError):
+            schema_of(path)
 
 
 def test_a_reader_with_columns_is_loaded_by_its_name():

@@ -104,6 +104,11 @@ def test_lists_in_cells(read_text, ingredients, lines):
     assert read_text(table([["Bean pot", ingredients, STEPS]])).one.ingredients == lines
 
 
+def test_row_names_without_a_name_for_them(read_text):
+    text = 'title,ingredients,directions\n"1","A","2 eggs","%s"\n"2","B","2 eggs","%s"\n'
+    assert [r.title for r in read_text(text % (STEPS, STEPS)).recipes] == ["A", "B"]
+
+
 def test_a_cut_list_is_dropped_not_taken_for_text(read_text):
     rows = [["A", "['2 eggs', '1 c", STEPS], ["B", "['2 eggs']", STEPS]]
     reading = read_text(table(rows))

@@ -107,6 +107,7 @@ def test_slips_that_pages_make(read_text):
         text + ";",
         text[:-1] + ",}",
         text.replace("Rinse", "Rinse\n"),
+        text.replace("Rinse", "Rinse\\'"),
         text.replace('"', "&quot;"),
     ):
         assert read_text(page("{broken", slip)).one.ingredients == ("2 cups lentils", "1 lemon")

@@ -15,8 +15,9 @@ from toque.cooking.formats.reader import (
     recipe_reader,
     schema_of,
 )
+from toque.cooking.formats.recognise import UnknownFormatError
 
-__all__ = ["FormatReader", "reader_spec", "recipe_reader", "schema_of"]
+__all__ = ["FormatReader", "UnknownFormatError", "reader_spec", "recipe_reader", "schema_of"]
 
 
 def __getattr__(name: str) -> Any:

@@ -41,14 +41,14 @@ DAILY_VALUES = {
     "carbohydrate_g": 300.0,
 }
 _FOODCOM_NUTRIENTS = {
-    "Calories": "energy_kcal",
-    "FatContent": "fat_g",
-    "SaturatedFatContent": "saturated_fat_g",
-    "SodiumContent": "sodium_mg",
-    "CarbohydrateContent": "carbohydrate_g",
-    "FiberContent": "fibre_g",
-    "SugarContent": "sugar_g",
-    "ProteinContent": "protein_g",
+    "calories": "energy_kcal",
+    "fatcontent": "fat_g",
+    "saturatedfatcontent": "saturated_fat_g",
+    "sodiumcontent": "sodium_mg",
+    "carbohydratecontent": "carbohydrate_g",
+    "fibercontent": "fibre_g",
+    "sugarcontent": "sugar_g",
+    "proteincontent": "protein_g",
 }
 _API_DEFAULT_MINUTES = 45
 """What Spoonacular answers when a recipe says nothing of its time."""
@@ -71,7 +71,10 @@ def records_of(
     shape = shape_of(tuple(raw), columns)
     try:
         adapter = _ADAPTERS.get(shape.schema)
-        record = adapter(raw, notes) if adapter else _generic(raw, shape)
+        if adapter:
+            record = adapter({name: raw[field] for name, field in shape.folded.items()}, notes)
+        else:
+            record = _generic(raw, shape)
     except BrokenListError:
         yield BROKEN_LIST
         return
@@ -105,9 +108,9 @@ def _generic(raw: Mapping[str, Any], shape: Shape) -> Record:
     if isinstance(nutrients, dict):
         record["nutrition"] = {**nutrients, **nutrition_of(nutrients)}
     else:
-        # sources.recipe_of knows the names that stand beside the others.
-        record = {**{k: v for k, v in raw.items() if k not in record}, **record}
+        # Nutrients that stand beside the other fields: sources.recipe_of knows their names.
         record.pop("nutrition", None)
+        record |= {n: raw[n] for n in shape.others if n not in record and n != "nutrition"}
     return record
 
 
@@ -139,8 +142,8 @@ def _foodcom(raw: Mapping[str, Any], notes: Counter[str]) -> Record:
     unit is wrong, so a quantity is joined to its ingredient only when it carries one.
     """
     raw = {name: None if value == "NA" else value for name, value in raw.items()}
-    parts = ingredient_lines(raw.get("RecipeIngredientParts"))
-    quantities = _list_of(raw.get("RecipeIngredientQuantities"))
+    parts = ingredient_lines(raw.get("recipeingredientparts"))
+    quantities = _list_of(raw.get("recipeingredientquantities"))
     if len(quantities) == len(parts):
         joined = [
             f"{quantity.strip()} {part}" if _has_unit(quantity) else part
@@ -156,14 +159,14 @@ def _foodcom(raw: Mapping[str, Any], notes: Counter[str]) -> Record:
         if (number := _float(raw.get(field))) is not None
     }
     return {
-        "title": text_of(raw.get("Name")),
+        "title": text_of(raw.get("name")),
         "ingredients": parts,
-        "directions": step_lines(raw.get("RecipeInstructions")),
-        "tags": _words(raw.get("Keywords")),
-        "servings": _float(raw.get("RecipeServings")),
-        "minutes": raw.get("TotalTime"),
-        "prep_time": raw.get("PrepTime"),
-        "cook_time": raw.get("CookTime"),
+        "directions": step_lines(raw.get("recipeinstructions")),
+        "tags": _words(raw.get("keywords")),
+        "servings": _float(raw.get("recipeservings")),
+        "minutes": raw.get("totaltime"),
+        "prep_time": raw.get("preptime"),
+        "cook_time": raw.get("cooktime"),
         "nutrition": nutrients,
         "source": "food.com",
     }
@@ -181,27 +184,27 @@ def _recipenlg(raw: Mapping[str, Any], notes: Counter[str]) -> Record:
 def _spoonacular(raw: Mapping[str, Any], notes: Counter[str]) -> Record:
     """The API's answer, whole or flattened to a table with reprs in its cells."""
     try:
-        ingredients = ingredient_lines(raw.get("extendedIngredients"))
+        ingredients = ingredient_lines(raw.get("extendedingredients"))
     except BrokenListError:  # numpy leaves out the middle of a long list
         ingredients = ingredient_lines(raw.get("ingredients"))
     steps = step_lines(raw.get("instructions"))
     if not any(step.strip() for step in steps):
         try:
-            steps = step_lines(raw.get("analyzedInstructions"))
+            steps = step_lines(raw.get("analyzedinstructions"))
         except BrokenListError:
             steps = []
-    minutes = raw.get("readyInMinutes")
-    if minutes == _API_DEFAULT_MINUTES and not raw.get("cookingMinutes"):
+    minutes = raw.get("readyinminutes")
+    if _float(minutes) == _API_DEFAULT_MINUTES and not raw.get("cookingminutes"):
         notes["times that are only the API's default"] += 1
         minutes = None
     return {
         "title": text_of(raw.get("title")),
         "ingredients": ingredients,
         "directions": steps,
-        "tags": [tag for n in ("cuisines", "dishTypes", "diets") for tag in _words(raw.get(n))],
+        "tags": [tag for n in ("cuisines", "dishtypes", "diets") for tag in _words(raw.get(n))],
         "servings": raw.get("servings"),
         "minutes": minutes,
-        "source": text_of(raw.get("sourceUrl")),
+        "source": text_of(raw.get("sourceurl")),
     }
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from toque.cooking.formats.json_split import Depth, JsonSplitter, Piece, value_end
+from toque.cooking.formats.json_split import DamagedJsonError, Depth, JsonSplitter, Piece, value_end
 from toque.cooking.formats.lines import count_lines, runs_of_lines
 from toque.cooking.formats.opening import CHUNK_BYTES, chunks
 from toque.cooking.formats.payload import (
@@ -112,13 +113,18 @@ def sample_records(start: bytes, layout: JsonLayout, *, whole: bool) -> list[dic
         texts: Iterator[bytes | None] = (line for line in lines if line.strip())
     else:
         texts = (piece.text for piece in JsonSplitter(layout.depth).pieces([start]) if piece.whole)
-    for text in islice(texts, 5 * _SAMPLE):
+    for text in islice(_until_damage(texts), 5 * _SAMPLE):
         value = _decoded(text) if text is not None else ""
         if isinstance(value, dict) and value:
             found.append(value)
         if len(found) == _SAMPLE:
             break
     return found
+
+
+def _until_damage(texts: Iterator[bytes | None]) -> Iterator[bytes | None]:
+    with suppress(DamagedJsonError):  # reading the file will come to it and say so
+        yield from texts
 
 
 def json_blocks(path: Path, layout: JsonLayout) -> Iterator[Block]:
@@ -134,7 +140,7 @@ def json_blocks(path: Path, layout: JsonLayout) -> Iterator[Block]:
     texts: list[bytes] = []
     numbers: list[int] = []
     size = n_records = 0
-    for piece in splitter.pieces(chunks(path)):
+    for piece in _pieces(path, splitter):
         n_records += 1
         # A file on one line has one line number; its records are told apart by their own.
         number = piece.line if splitter.line > 1 or layout.form == "objects" else n_records
@@ -157,6 +163,15 @@ def json_blocks(path: Path, layout: JsonLayout) -> Iterator[Block]:
             f"{path} is JSON ({layout.form}) without a single record in it. A recipe source "
             "holds objects with a title, ingredients and steps; check the export."
         )
+
+
+def _pieces(path: Path, splitter: JsonSplitter) -> Iterator[Piece]:
+    try:
+        yield from splitter.pieces(chunks(path))
+    except DamagedJsonError as error:
+        raise DataError(
+            f"{path} is no JSON from line {splitter.line} on: it holds {error}. Export it again."
+        ) from error
 
 
 def json_records(header: Header, body: memoryview, first_line: int) -> Numbered:

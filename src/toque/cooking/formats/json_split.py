@@ -17,6 +17,8 @@ from toque.cooking.formats.payload import MAX_RECORD_BYTES
 Depth = Literal[0, 1, 2]
 """Brackets around a record: 0 side by side, 1 in an array or dict, 2 in an array under a key."""
 
+MAX_NESTED = 1000
+
 _INSIDE = rb'[^"\\]*+(?:\\.[^"\\]*+)*+'
 _STRING = rb'"' + _INSIDE + rb'"'
 _CUT = rb'(?P<cut>"' + _INSIDE + rb"\\?+\Z)"
@@ -45,6 +47,10 @@ def value_end(text: bytes, at: int) -> int | None:
     """Where the array or object that begins at `at` ends; None when that is not in `text`."""
     match = _WHOLE_RECORD.match(text, at)
     return match.end() if match else None
+
+
+class DamagedJsonError(ValueError):
+    """The text cannot be JSON: brackets without end, or a word longer than any number."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,11 @@ class JsonSplitter:
     _in_string: bool = False
 
     def pieces(self, chunks: Iterable[bytes]) -> Iterator[Piece]:
-        """The records of a file, in order."""
+        """The records of a file, in order.
+
+        Raises:
+            DamagedJsonError: after the records before the damage.
+        """
         for chunk in chunks:
             yield from self._feed(chunk)
             if self.closed:
@@ -124,7 +134,7 @@ class JsonSplitter:
                     self._begin(at)
                     self._scan = at
                     return b""
-                self._open.append(match[0])
+                self._push(match[0])
             elif kind == "close":
                 self._close()
                 if self.closed:
@@ -150,7 +160,7 @@ class JsonSplitter:
                 self._scan = match.start()
                 return None
             if kind == "open":
-                self._open.append(match[0])
+                self._push(match[0])
                 nested += 1
                 continue
             self._open.pop()
@@ -167,6 +177,11 @@ class JsonSplitter:
         self.line += self._buffer.count(b"\n", self._counted, at)
         self._counted = at
         self._start, self._start_line = at, self.line
+
+    def _push(self, bracket: bytes) -> None:
+        if len(self._open) >= MAX_NESTED:
+            raise DamagedJsonError(f"more than {MAX_NESTED} brackets inside each other")
+        self._open.append(bracket)
 
     def _close(self) -> None:
         if self._open:
@@ -190,7 +205,9 @@ class JsonSplitter:
             self._start, self._too_long = None, True
         keep = self._scan if self._start is None else self._start
         rest = self._buffer[self._scan :]
-        if self._start is None and len(rest) > self.max_bytes and rest[:1] == b'"':
+        if self._start is None and len(rest) > self.max_bytes:
+            if rest[:1] != b'"':
+                raise DamagedJsonError(f"a word of over {self.max_bytes:,} characters")
             self._in_string = True  # one string longer than any record
             if not self._too_long:
                 self._begin(self._scan)

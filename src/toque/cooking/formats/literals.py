@@ -29,6 +29,7 @@ _ESCAPE = re.compile(
     r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([0-7]{1,3})|(\n)|(.))", re.DOTALL
 )
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_EQUALS = re.compile(r"\s*=")
 _SHORT = dict(zip("ntrabfv/", "\n\t\r\a\b\f\v/", strict=True))
 _NAMES: dict[str, Any] = {
     **dict.fromkeys(("None", "null", "NULL", "NA", "NA_character_", "nan", "NaN", "inf")),
@@ -124,7 +125,7 @@ class _Parser:
         """Elements up to the closing bracket; keyword arguments such as dtype=object are left."""
         found: list[Any] = []
         while not self._skip(closing):
-            if self._kind == "name" and self._text[self._at :].lstrip()[:1] == "=":
+            if self._kind == "name" and _EQUALS.match(self._text, self._at):
                 self._advance()
                 self._advance()
                 self._advance()  # the argument's value: always a bare name

@@ -12,7 +12,7 @@ from toque.data.example import Block
 from toque.errors import DataError
 
 MAGIC = b"PAR1"
-_BATCH_ROWS = 256
+_BATCH_ROWS = 512
 
 
 def columns_of(path: Path) -> dict[str, bool]:
@@ -90,7 +90,7 @@ class _File:
 
     def __init__(self, path: Path, arrow: Any) -> None:
         self._arrow = arrow
-        self._file = arrow.parquet.ParquetFile(path)
+        self._file = arrow.parquet.ParquetFile(path, pre_buffer=False)
         self.schema_arrow = self._file.schema_arrow
 
     def batches(self, columns: list[str]) -> Iterator[Any]:

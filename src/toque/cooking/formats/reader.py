@@ -101,7 +101,8 @@ def schema_of(path: Path, columns: Mapping[str, str] | None = None) -> str:
     """The name of a file's schema, for the report: "recipenlg", "mealmaster", "csv" ...
 
     Raises:
-        DataError: the file is of no known kind, lacks a part of a recipe, or is damaged.
+        UnknownFormatError: the file is of no known kind; it may be plain text.
+        DataError: it lacks a part of a recipe, or is damaged.
     """
     return recognise(Path(path), columns or {}).schema
 

@@ -11,12 +11,16 @@ from toque.cooking.formats.mealmaster import is_mealmaster, mealmaster_blocks
 from toque.cooking.formats.opening import head
 from toque.cooking.formats.parquet import MAGIC, columns_of, parquet_blocks
 from toque.cooking.formats.shapes import refuse_cut_schema, schema_of_records, shape_of
-from toque.cooking.formats.tables import dialect_of, table_blocks
+from toque.cooking.formats.tables import Dialect, dialect_of, table_blocks
 from toque.cooking.formats.web import is_page, page_blocks
 from toque.data.example import Block
 from toque.errors import DataError
 
 _MARKUP_NAMES = ("@type", "@graph", "@context")
+
+
+class UnknownFormatError(DataError):
+    """A file that is of none of the formats; it may be plain text."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,8 @@ def recognise(path: Path, columns: Mapping[str, str]) -> Recognised:
             has named them.
 
     Raises:
-        DataError: it cannot be read, is of no known kind, or lacks a part of a recipe.
+        UnknownFormatError: it is of no known kind.
+        DataError: it cannot be read, or lacks a part of a recipe.
     """
     start, whole = head(path)
     bare = start.lstrip()
@@ -52,8 +57,8 @@ def recognise(path: Path, columns: Mapping[str, str]) -> Recognised:
     if dialect is None:
         raise _unknown(path, start)
     shape = shape_of(dialect.columns)
-    if len(shape.missing) == 3 and not columns and not _like_names(dialect.columns):
-        raise _unknown(path, start)
+    if len(shape.missing) == 3 and not columns and not (dialect.fits and _are_names(dialect)):
+        raise _unknown(path, start)  # prose has commas too
     what = "a table of tab-separated values" if dialect.name == "tsv" else "a CSV table"
     refuse_cut_schema(path, what, dialect.columns, columns)
     schema = dialect.name if shape.schema == "generic" or columns else shape.schema
@@ -84,14 +89,14 @@ def _parquet(path: Path, columns: Mapping[str, str]) -> Recognised:
     return Recognised(schema, lambda: parquet_blocks(path, read))
 
 
-def _like_names(columns: tuple[str, ...]) -> bool:
+def _are_names(dialect: Dialect) -> bool:
     """Whether a first row reads as column names rather than as prose."""
-    return all(len(name) <= 40 and len(name.split()) <= 4 for name in columns)
+    return all(len(name) <= 40 and len(name.split()) <= 4 for name in dialect.columns)
 
 
-def _unknown(path: Path, start: bytes) -> DataError:
+def _unknown(path: Path, start: bytes) -> UnknownFormatError:
     first = next(line for line in start.splitlines() if line.strip())[:60]
-    return DataError(
+    return UnknownFormatError(
         f"{path} is of no known recipe format: it begins {first!r}. Recipes are read from JSON, "
         "JSON lines, CSV or TSV with a header row, Parquet, web pages with schema.org data, and "
         "Meal-Master text. For plain text to pretrain on, give the source format: text."

@@ -40,6 +40,8 @@ _ONLY_A_LINK = re.compile(
     r"[^.]{0,60}[.!]?\W*\Z",
     re.IGNORECASE,
 )
+_LINK_CHARS = 1000
+"""More than a sentence and its markup; longer steps say something."""
 _TAGS = re.compile(r"<[^<>]*>")
 
 
@@ -165,5 +167,7 @@ def only_a_link(steps: list[str]) -> bool:
     >>> only_a_link(["Find complete instructions on a cook's recipes"]), only_a_link(["Bake."])
     (True, False)
     """
+    if not steps or sum(map(len, steps)) > _LINK_CHARS:
+        return False
     text = " ".join(_TAGS.sub(" ", " ".join(steps)).split())
     return bool(text) and _ONLY_A_LINK.match(text) is not None

@@ -55,6 +55,7 @@ NAMES: dict[Role, tuple[str, ...]] = {
         "ingredientsraw",
         "rawingredients",
         "ingredientstext",
+        "ingredient",
     ),
     "steps": (
         "translatedinstructions",
@@ -71,7 +72,9 @@ NAMES: dict[Role, tuple[str, ...]] = {
         "method",
         "methods",
         "preparation",
+        "preparationmethod",
         "procedure",
+        "process",
         "analyzedinstructions",
     ),
 }
@@ -93,6 +96,10 @@ class Shape:
     schema: Schema
     roles: Mapping[str, str]
     """Role, or another known word such as "servings", to the record's own field name."""
+    folded: Mapping[str, str]
+    """Name in lower case, letters and digits only, to the record's own field name."""
+    others: tuple[str, ...]
+    """Fields that can fill no role, e.g. nutrients."""
 
     @property
     def missing(self) -> tuple[Role, ...]:
@@ -118,7 +125,9 @@ def shape_of(fields: tuple[str, ...], columns: tuple[tuple[str, str], ...] = ())
     }
     # A schema's own rules do not hold for columns that a user has named otherwise.
     schema = "generic" if named else _schema(folded.keys())
-    return Shape(schema, {**guessed, **named})
+    role_names = frozenset(name for names in NAMES.values() for name in names)
+    others = tuple(n for n in fields if _folded(n) not in role_names and n not in named.values())
+    return Shape(schema, {**guessed, **named}, folded, others)
 
 
 def _schema(fields: Iterable[str]) -> Schema:

@@ -35,6 +35,8 @@ MAX_GIVEN_UP = 20
 
 _DELIMITERS = (",", "\t", ";", "|")
 _MAX_RESPLIT = 1 << 16
+_MIN_FITTING = 0.7
+_BOTH = (True, False)
 _LINE_BREAK = re.compile(rb"\r\n|\n|\r")
 
 
@@ -45,6 +47,8 @@ class Dialect:
     delimiter: str
     quoted: bool
     columns: tuple[str, ...]
+    fits: bool
+    """Whether most of the first rows have as many fields as the header."""
 
     @property
     def name(self) -> str:
@@ -67,10 +71,18 @@ def dialect_of(path: Path, start: bytes, *, whole: bool) -> Dialect | None:
         if names is None or len(names) < 2:
             continue
         columns = tuple(name.strip() for name in names)
+        first_row = row_end(start, end, delimiter, quoted=True, last=whole)
+        if first_row is not None and first_row > end:
+            values = _fields(start[end:first_row], delimiter, quoted=True)
+            if values is not None and len(values) == len(columns) + 1:
+                columns = ("", *columns)  # R writes row names without a name for them
         roles = 3 - len(shape_of(columns).missing)
-        quoted = delimiter == "," or _quotes_mean_something(start[end:], delimiter, len(columns))
+        shares = {q: _share_fitting(start[end:], delimiter, len(columns), quoted=q) for q in _BOTH}
+        # Tab-separated files are often written without quoting: the better fitting reading wins.
+        quoted = delimiter == "," or shares[True] >= shares[False]
         if best is None or (roles, len(columns)) > best[0]:
-            best = (roles, len(columns)), Dialect(delimiter, quoted, columns)
+            dialect = Dialect(delimiter, quoted, columns, shares[quoted] >= _MIN_FITTING)
+            best = (roles, len(columns)), dialect
     if best is None and b"\n" not in start and not whole:
         raise DataError(
             f"{path} begins with a line of over {len(start):,} bytes that is no JSON. A recipe "
@@ -80,16 +92,15 @@ def dialect_of(path: Path, start: bytes, *, whole: bool) -> Dialect | None:
     return best[1] if best else None
 
 
-def _quotes_mean_something(rows: bytes, delimiter: str, n_columns: int) -> bool:
-    """Tab-separated files are often written without quoting: the better fitting reading wins."""
-    right = {True: 0, False: 0}
-    for quoted in right:
-        at = 0
-        while (end := row_end(rows, at, delimiter, quoted=quoted, last=False)) and end > at:
-            fields = _fields(rows[at:end], delimiter, quoted=quoted)
-            right[quoted] += fields is not None and len(fields) == n_columns
-            at = end
-    return right[True] >= right[False]
+def _share_fitting(rows: bytes, delimiter: str, n_columns: int, *, quoted: bool) -> float:
+    """Share of whole rows with the right number of fields; 0 when there is no row."""
+    at = n_rows = n_right = 0
+    while (end := row_end(rows, at, delimiter, quoted=quoted, last=False)) and end > at:
+        fields = _fields(rows[at:end], delimiter, quoted=quoted)
+        n_rows += 1
+        n_right += fields is not None and len(fields) == n_columns
+        at = end
+    return n_right / n_rows if n_rows else 0.0
 
 
 @lru_cache(maxsize=16)

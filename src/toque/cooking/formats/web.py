@@ -29,22 +29,26 @@ from toque.data.example import Block
 NO_RECIPE = "no recipe in page"
 
 _LOOKS_LIKE_PAGE = re.compile(
-    rb"\s*(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html|head|body|script|meta|div)\b",
+    rb"\s*+(?:<\?xml[^>]*+>\s*+)?(?:<!--(?:(?!-->).)*+-->\s*+)*+"
+    rb"<(?:!doctype\s+html|html|head|body|script|meta|div|article|main|section)\b",
     re.IGNORECASE | re.DOTALL,
 )
 _JSON_LD = re.compile(
-    r"<script\b[^>]*\btype\s*=\s*[\"']?application/ld\+json\b[^>]*>(.*?)</script",
-    re.IGNORECASE | re.DOTALL,
+    r"<script\b[^>]{0,400}?\btype\s*=\s*[\"']?application/ld\+json\b[^>]{0,400}>", re.IGNORECASE
 )
+_SCRIPT_END = re.compile(r"</script", re.IGNORECASE)
 _CHARSET = re.compile(rb"<meta\b[^>]*\bcharset\s*=\s*[\"']?([\w-]+)", re.IGNORECASE)
 _WRAPPING = re.compile(
     r"^\s*(?:<!--|//\s*<!\[CDATA\[|<!\[CDATA\[|/\*.*?\*/)|(?:-->|//\s*\]\]>|\]\]>)\s*$"
 )
 _TRAILING_COMMA = re.compile(r",(\s*[}\]])")
+_BAD_ESCAPE = re.compile(r"\\(?![\"\\/bfnrtu])")
 _VOID = frozenset(
     "area base br col embed hr img input link meta param source track wbr".split()  # noqa: SIM905
 )
 _BREAKS = frozenset(("br", "p", "li", "div", "tr", "h2", "h3", "h4"))
+_MAX_MICRODATA_CHARS = 2 << 20
+"""html.parser can take quadratic time on damaged markup; pages with a recipe are shorter."""
 _INGREDIENTS = ("recipeIngredient", "ingredients")
 _LISTED = ("recipeIngredient", "ingredients", "recipeInstructions", "keywords")
 
@@ -71,9 +75,9 @@ def page_records(header: Header, body: memoryview, first_line: int) -> Numbered:
     text = page_text(bytes(body))
     values: list[Any] = []
     line = first_line
-    for match in _JSON_LD.finditer(text):
-        values.append(_json_of(match[1]))
-        line = first_line + text.count("\n", 0, match.start())
+    for start, script in _scripts(text):
+        values.append(_json_of(script))
+        line = first_line + text.count("\n", 0, start)
     nodes = recipe_nodes(values)
     if not any(is_full(node) for node in nodes):
         in_markup = _microdata(text)
@@ -82,6 +86,17 @@ def page_records(header: Header, body: memoryview, first_line: int) -> Numbered:
         yield line, node
     if not nodes:
         yield first_line, NO_RECIPE
+
+
+def _scripts(text: str) -> Iterator[tuple[int, str]]:
+    """Where each JSON-LD script of a page begins, and its text; one that never ends is left."""
+    at = 0
+    while match := _JSON_LD.search(text, at):
+        end = _SCRIPT_END.search(text, match.end())
+        if end is None:
+            return
+        yield match.start(), text[match.end() : end.start()]
+        at = end.end()
 
 
 def page_text(page: bytes) -> str:
@@ -98,7 +113,8 @@ def page_text(page: bytes) -> str:
 def _json_of(script: str) -> Any:
     """The value of a JSON-LD script, with the slips that pages make; None when there is none."""
     bare = _WRAPPING.sub("", _WRAPPING.sub("", script.strip())).strip().rstrip(";")
-    for text in (bare, _TRAILING_COMMA.sub(r"\1", bare), html.unescape(bare)):
+    repaired = _BAD_ESCAPE.sub("", _TRAILING_COMMA.sub(r"\1", bare))
+    for text in (bare, repaired, html.unescape(repaired)):
         try:
             return json.loads(text, strict=False)  # pages write line breaks into strings
         except (ValueError, RecursionError):
@@ -182,7 +198,7 @@ class _Microdata(HTMLParser):
 
 
 def _microdata(page: str) -> dict[str, Any] | None:
-    if "schema.org/Recipe" not in page:
+    if "schema.org/Recipe" not in page or len(page) > _MAX_MICRODATA_CHARS:
         return None
     parser = _Microdata()
     parser.feed(page)
