@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
+from toque.data.files import sha256_of
 from toque.errors import CheckpointError
-from toque.train.files import locked, no_hook, remove_folder, sha256_of, sweep, whole_folder
+from toque.train.files import locked, no_hook, remove_folder, sweep, whole_folder
 
 
 def write_folder(target, content, after=no_hook):

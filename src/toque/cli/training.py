@@ -16,6 +16,7 @@ from toque.build.evaluation import build_heldout, build_sampler, held_out_prompt
 from toque.build.trainer import about_run, build_trainer, flops_of
 from toque.cli.scoring import Evaluation
 from toque.config import Resolved, RunConfig, differences, load_config, resolved_yaml
+from toque.data.files import write_whole
 from toque.data.store import TokenStore
 from toque.errors import CheckpointError
 from toque.evaluation.sampling import Sampler, append_samples, mean_metrics
@@ -197,9 +198,7 @@ def _continued(config: RunConfig, store: TokenStore, run: Path) -> Checkpoint | 
 def _write_config(resolved: Resolved, run: Path) -> None:
     try:
         run.mkdir(parents=True, exist_ok=True)
-        aside = run / ".config.yaml.partial"  # a kill leaves the old file or the new, never half
-        aside.write_text(resolved_yaml(resolved), encoding="utf-8")
-        aside.replace(run / "config.yaml")
+        write_whole(run / "config.yaml", resolved_yaml(resolved).encode())
     except OSError as error:
         raise CheckpointError(
             f"The run folder {run} cannot be written: {error.strerror}. Choose another with "
@@ -240,7 +239,7 @@ def _finish(
     with console.status(f"writing {len(scored.prompts)} held-out recipes"):
         samples = scored(model)
     result = Evaluation(step, heldout, mean_metrics(samples), len(samples))
-    (run / "evaluation.json").write_text(result.to_json(), encoding="utf-8")
+    write_whole(run / "evaluation.json", result.to_json().encode())
     append_samples(run / "samples.jsonl", samples, step=step)
     card = model_card(config, step=step, metrics=heldout | mean_metrics(samples))
     save_model(model, store.path / "tokenizer", run / "model", card=card)  # type: ignore[arg-type]

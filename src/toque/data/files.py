@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from toque.errors import DataError
 
-_CHUNK = 1 << 20
+_CHUNK = 1 << 22
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 PARTIAL = ".partial"
 """Ending of a file or folder that is being written; a leftover one is worth nothing."""
@@ -73,7 +73,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 
 def sync_folder(folder: Path) -> None:
     """Make renames inside `folder` last through a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     finally:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from toque.data.files import sync_folder
 from toque.errors import CheckpointError
 
 AfterStage = Callable[[str], None]
@@ -45,24 +46,6 @@ class FileEntry:
 
 def no_hook(_stage: str) -> None:
     """What `after` is outside the tests."""
-
-
-def fsync_folder(folder: Path) -> None:
-    """Make the names inside `folder` durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def sha256_of(path: Path) -> str:
-    """SHA-256 of a file's content, read in pieces."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(_PIECE_BYTES):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -109,7 +92,7 @@ def whole_folder(target: Path, *, after: AfterStage = no_hook) -> Iterator[Folde
         temp.mkdir()
         after("mkdir")
         yield FolderWriter(temp, after)
-        fsync_folder(temp)
+        sync_folder(temp)
         after("fsync folder")
         _put_in_place(temp, target, after)
     except BaseException:
@@ -130,7 +113,7 @@ def _put_in_place(temp: Path, target: Path, after: AfterStage) -> None:
             aside.rename(target)
         raise
     after("rename")
-    fsync_folder(target.parent)
+    sync_folder(target.parent)
     after("fsync parent")
     shutil.rmtree(aside, ignore_errors=True)
 

@@ -12,8 +12,9 @@ from typing import Any, Final
 
 import msgspec
 
+from toque.data.files import sha256_of
 from toque.errors import CheckpointError
-from toque.train.files import FileEntry, sha256_of
+from toque.train.files import FileEntry
 
 FORMAT: Final = 1
 """Version of the layout on disk; raised when an older Toque could misread a newer checkpoint."""

@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, get_args
 import torch
 from torch import Tensor
 
+from toque.data.order import key_of
 from toque.errors import ConfigError
 from toque.train.peak import Peak, peak_of
 
@@ -25,7 +26,6 @@ _DTYPES: Final[dict[str, torch.dtype]] = {
     "fp16": torch.float16,
     "float32": torch.float32,
 }
-_MASK64: Final = (1 << 64) - 1
 _LEAST_SCALE: Final = 2.0**-10
 """A float16 loss scale below this means every step overflows, not that the scale is too high."""
 
@@ -95,7 +95,7 @@ class Runtime:
 
     def seed(self, seed: int, step: int) -> None:
         """Make every random number of update `step` a function of (seed, step, rank)."""
-        torch.manual_seed(mix(seed, step, self.rank))
+        torch.manual_seed(key_of(seed, step, self.rank))
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of `loss` to the parameters' gradients."""
@@ -160,21 +160,6 @@ class Runtime:
         """Take back what `state_dict` gave."""
         if self.scaler is not None and state.get("scaler"):
             self.scaler.load_state_dict(state["scaler"])
-
-
-def mix(*values: int) -> int:
-    """A 64-bit hash of integers: SplitMix64 (Steele et al. 2014) absorbed value by value.
-
-    >>> mix(17, 0) == mix(17, 0), mix(17, 0) == mix(17, 1)
-    (True, False)
-    """
-    state = 0
-    for value in values:
-        state = (state + (value & _MASK64) + 0x9E3779B97F4A7C15) & _MASK64
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK64
-        state ^= state >> 31
-    return state
 
 
 def set_deterministic(on: bool) -> None:  # noqa: FBT001 - the name is the argument
