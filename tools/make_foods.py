@@ -1,3 +1,4 @@
+# ruff: noqa: INP001  # a script, not a package
 """Makes src/toque/cooking/foods.tsv from tools/foods.txt and the USDA's SR21 files.
 
     python tools/make_foods.py FOLDER_WITH_ABBREV_AND_FOOD_DES [--recipes FILE.jsonl.gz]
@@ -75,7 +76,7 @@ def typical_weights(recipes: Path) -> dict[str, float]:
                 grams = grams_of(read, food) if food is not None else None
                 if food is not None and grams is not None:
                     weights.append((food.name, grams))
-                    energy += food.energy_kcal * grams / 100.0
+                    energy += food.per_100_g[0] * grams / 100.0
             servings = min(max(energy / recipe["calories"], 1.0), 30.0)
             for name, grams in weights:
                 seen[name].append(grams / servings)
@@ -97,7 +98,11 @@ def read_list(usda: Path) -> list[list[str]]:
             number, values = "typical", [float(value) for value in source[1:].split()]
         else:
             matches = sorted(
-                (key for key, text in descriptions.items() if text.lower().startswith(source.lower())),
+                (
+                    key
+                    for key, text in descriptions.items()
+                    if text.lower().startswith(source.lower())
+                ),
                 key=lambda key: (len(descriptions[key]), key),
             )
             if not matches:

@@ -19,27 +19,28 @@ from toque.cooking.ingredients import stem
 _TABLE: Final = Path(__file__).with_name("foods.tsv")
 _WORD: Final = re.compile(r"[^\W\d_]+|\d+%")
 _ALTERNATIVES: Final = re.compile(r",? or |/| and/or |, (?:such as|preferably) |;|:| - ")
+NUTRIENTS: Final = (
+    "energy_kcal", "fat_g", "saturated_fat_g", "sugar_g", "sodium_mg", "protein_g",
+    "carbohydrate_g",
+)  # fmt: skip
 _MAX_WORDS: Final = 5
+_SERVING_G: Final = 30.0
+"""Of a food too rare to know."""
 _NOT_FOOD: Final = frozenset(
-    "skewer toothpick foil parchment equipment accompaniment twine string thermometer wrap cutter "
-    "paper-towel cheesecloth jar stick-skewer bag liner charcoal chip-wood torch ramekin".split()
-)
+    {"skewer", "toothpick", "foil", "parchment", "equipment", "accompaniment", "twine", "reynold",
+     "thermometer", "cutter", "cheesecloth", "liner", "charcoal", "torch", "ramekin"}
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Food:
-    """A food; the figures are per 100 g of what recipes weigh: raw, edible parts."""
+    """A food; its figures are of what recipes weigh: raw, edible parts."""
 
     name: str
     usda: str
     """USDA's number, or "typical" where SR21 has no such food."""
-    energy_kcal: float
-    fat_g: float
-    saturated_fat_g: float
-    sugar_g: float
-    sodium_mg: float
-    protein_g: float
-    carbohydrate_g: float
+    per_100_g: tuple[float, ...]
+    """Figures in the order of `NUTRIENTS`."""
     weights_g: dict[str, float]
     """Grams of a cup, of a piece, and of other units of this food."""
     serving_g: float
@@ -49,11 +50,7 @@ class Food:
 @cache
 def foods() -> tuple[Food, ...]:
     """Every food of the table."""
-    return tuple(_rows())
-
-
-def _rows() -> list[Food]:
-    return [food for food, _ in _read()]
+    return tuple(food for food, _ in _read())
 
 
 @cache
@@ -64,8 +61,8 @@ def _read() -> tuple[tuple[Food, tuple[str, ...]], ...]:
         known = tuple(names.split(","))
         pairs = (item.split("=") for item in weights.split(";") if item)
         grams = {unit: float(value) for unit, value in pairs}
-        values = [float(value) for value in figures]
-        rows.append((Food(known[0], usda, *values, grams, float(typical or 0.0)), known))
+        values = tuple(float(value) for value in figures)
+        rows.append((Food(known[0], usda, values, grams, float(typical or _SERVING_G)), known))
     return tuple(rows)
 
 
@@ -80,8 +77,10 @@ def _index() -> dict[tuple[str, ...], Food]:
 
 
 def _words(name: str) -> tuple[str, ...]:
-    plain = unicodedata.normalize("NFKD", name.casefold())
-    plain = "".join(mark for mark in plain if not unicodedata.combining(mark))
+    plain = name.casefold()
+    if not plain.isascii():  # "jalapeño" is "jalapeno"
+        parts = unicodedata.normalize("NFKD", plain)
+        plain = "".join(mark for mark in parts if not unicodedata.combining(mark))
     return tuple(stem(word) for word in _WORD.findall(plain.replace("'s", "s").replace("'", "")))
 
 
@@ -112,6 +111,7 @@ def _find(words: tuple[str, ...]) -> Food | None:
     return None
 
 
+@lru_cache(maxsize=1 << 16)
 def is_food(name: str) -> bool:
     """Whether a line names something to eat, and no skewer or foil."""
     return _NOT_FOOD.isdisjoint(_words(name))

@@ -8,16 +8,23 @@ English only; no line is refused: what cannot be read stays in the name.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-from toque.cooking.amount_reader import Amount, AmountReader, Range, Tokens, read_measures
+from toque.cooking.amount_reader import Amount, AmountReader, read_measures
+from toque.cooking.ingredient_segments import (
+    ENDS,
+    SPECIAL_WORDS,
+    belongs_to_name,
+    ends_name,
+    join,
+    n_named,
+    participles_end,
+    segments,
+)
 from toque.cooking.ingredient_words import (
     ADVERBS,
-    KEPT_WITH,
-    PART_OF_NAME,
     PARTS,
     PREPARED,
-    PURPOSES,
     QUALITIES,
     REMARKS,
     SEGMENT_PREPARED,
@@ -25,18 +32,10 @@ from toque.cooking.ingredient_words import (
     SIZES_OF_MEASURES,
     UNSAID,
 )
-from toque.cooking.quantities import WORDS, plain
+from toque.cooking.line_tokens import CLOSING, Tokens
+from toque.cooking.number_reader import Range
+from toque.cooking.quantities import plain
 from toque.cooking.units_of_measure import LATE, LATE_SPELLINGS, unit_of
-
-_OPENING: Final = frozenset({"(", "["})
-_COMMAS: Final = frozenset({",", ";", ":", "|", "--"})
-_ENDS: Final = frozenset(
-    "plus preferably optional such about including divided + from see or and to for as if at "
-    "cut".split()
-)
-"""Words that may end a name; `_Line._ends_name` looks closer at some."""
-_AMOUNT_WORDS: Final = frozenset({"taste", "needed", "required", "desired", "wish", "like"})
-_SPECIAL_WORDS: Final = _ENDS | PREPARED | ADVERBS | SIZES
 
 
 class IngredientLine(NamedTuple):
@@ -74,24 +73,32 @@ def parse_line(line: str) -> IngredientLine:
 class _Line:
     """The reading of one line."""
 
-    __slots__ = ("amounts", "comment", "name", "preparation", "purpose", "reader", "sizes", "tokens")
+    __slots__ = ("amounts", "comment", "name", "preparation", "purpose", "sizes", "tokens")
 
     def __init__(self, text: str) -> None:
         self.tokens = Tokens(text)
+        self.amounts: list[Amount] = []
+        self.sizes: list[str] = []
         self.preparation: list[str] = []
         self.comment: list[str] = []
         self.purpose: list[str] = []
         self.name = ""
 
     def read(self) -> IngredientLine:
+        """The whole line."""
         tokens = self.tokens
-        reader = AmountReader(tokens)
-        if "of" in tokens.words or "from" in tokens.words:
-            reader.i = self._part_of()
-        reader.head()
-        self.reader = reader
-        self.amounts, self.sizes = reader.amounts, reader.sizes
-        self._food(self._unsaid(reader.i) if tokens.words[reader.i] in UNSAID else reader.i)
+        start = self._part_of() if "of" in tokens.words or "from" in tokens.words else 0
+        start = self._head(start)
+        while self._is_unsaid(start):
+            self.comment.append(tokens.words[start])
+            start += 1 + (tokens.words[start + 1] == ":")
+            start = start if self.amounts else self._head(start)
+        runs = segments(tokens, start)
+        if runs:
+            named = n_named(tokens, runs)
+            self._name(runs[0][0], runs[named - 1][1])
+            for run in runs[named:]:
+                self._file(*run)
         first = self.amounts[0] if self.amounts else None
         comment = ", ".join(self.comment) if self.comment else ""
         said = comment.lower()
@@ -107,118 +114,30 @@ class _Line:
             amounts=tuple(self.amounts),
         )
 
-    def _text(self, i: int, j: int) -> str:
-        """The text of tokens i to j, without marks at its ends."""
-        if i >= j:
-            return ""
-        return self.tokens.span(i, j).strip(" ,;:.-*")
+    def _head(self, i: int) -> int:
+        """Read the amounts at `i`; the place after them."""
+        reader = AmountReader(self.tokens, i)
+        reader.head()
+        self.amounts, self.sizes = reader.amounts, reader.sizes
+        return reader.i
 
     def _part_of(self) -> int:
-        """Read "Grated zest and juice of" before the amount; the place after it."""
-        words = self.tokens.words
-        for i in range(min(7, len(self.tokens))):
-            if words[i] in {"of", "from"} and i and any(word in PARTS for word in words[:i]):
-                if self.tokens.kinds[i + 1] == "N" or words[i + 1] in {"a", "an", "half"} or (
-                    "N" not in self.tokens.kinds[:i]
-                ):
-                    if "N" in self.tokens.kinds[:i]:
-                        return 0
-                    self.preparation.append(self._text(0, i + 1))
-                    return i + 1
-                return 0
+        """Read "Grated zest and juice of" before an amount; the place after it."""
+        words, kinds = self.tokens.words, self.tokens.kinds
+        for i in range(1, min(7, len(self.tokens))):
+            if words[i] in {"of", "from"} and not PARTS.isdisjoint(words[:i]):
+                if "N" in kinds[:i]:
+                    return 0
+                self.preparation.append(self.tokens.stripped(0, i + 1))
+                return i + 1
         return 0
 
-    def _unsaid(self, i: int) -> int:
-        """Past "additional" and "optional:" before the name."""
+    def _is_unsaid(self, i: int) -> bool:
+        """Whether "additional" or "optional:" stands before the name."""
         words = self.tokens.words
-        while words[i] in UNSAID and i + 1 < len(self.tokens) and words[i + 1] not in {",", ";", "virgin"}:
-            self.comment.append(words[i])
-            i += 1 + (words[i + 1] == ":")
-            if not self.amounts:
-                self.reader.i = i
-                self.reader.head()
-                i = self.reader.i
-        return i
-
-    def _food(self, i: int) -> None:
-        """Read the name and everything after it."""
-        segments = self._segments(i, len(self.tokens))
-        if not segments:
-            return
-        n_named = self._named_segments(segments)
-        start, end = segments[0][0], segments[n_named - 1][1]
-        self._name(start, end)
-        for start, end in segments[n_named:]:
-            self._segment(start, end)
-
-    def _segments(self, i: int, end: int) -> list[tuple[int, int]]:
-        """Runs of tokens between commas; brackets are read and left out at the runs' ends."""
-        kinds, words, tokens = self.tokens.kinds, self.tokens.words, self.tokens
-        segments: list[tuple[int, int]] = []
-        start = i
-        while i < end:
-            word = words[i]
-            if kinds[i] == "P":
-                if word in _OPENING:
-                    i = tokens.closing(i, end) + 1
-                    continue
-                if word in _COMMAS or (word == "-" and not tokens.is_glued(i) and i > start):
-                    if i > start:
-                        segments.append((start, i))
-                    start = i + 1
-            i += 1
-        if end > start:
-            segments.append((start, min(i, end)))
-        return segments
-
-    def _named_segments(self, segments: list[tuple[int, int]]) -> int:
-        """How many of the first segments the name spans."""
-        words = self.tokens.words
-        start, end = segments[0]
-        n = 1
-        while n < len(segments) and all(
-            w in QUALITIES
-            or w in PREPARED
-            or w in ADVERBS
-            or w in {"and", "or"}
-            or w.endswith(("-fat", "-free", "-style"))
-            for w in words[start:end]
-        ):
-            start, end = segments[n]
-            n += 1
-        for m in range(n, min(len(segments), n + 4)):
-            start, end = segments[m]
-            if words[start - 1] != ",":
-                break
-            if words[start] in {"or", "and", "and/or"}:
-                return m + 1 if self._continues(start + 1) else n
-            if not self._is_food_like(start, end):
-                break
-            if any(word in {"or", "and", "/"} for word in words[start:end]):
-                return m + 1
-        return n
-
-    def _continues(self, i: int) -> bool:
-        """Whether what follows ", or" is another food of the name."""
-        word = self.tokens.words[i]
-        return not (
-            self.tokens.kinds[i] == "N"
-            or word in WORDS
-            or word in REMARKS
-            or word in PURPOSES
-            or word in SEGMENT_PREPARED
-            or word in {"a", "more", "less", "you", "another"}
-        )
-
-    def _is_food_like(self, start: int, end: int) -> bool:
-        """Whether a run may be one of several foods: "water, chicken broth, or stock"."""
-        words = self.tokens.words[start:end]
-        if end - start > 5 or self.tokens.kinds[start] != "W" or words[0] in REMARKS:
+        if words[i] not in UNSAID or i + 1 >= len(self.tokens):
             return False
-        return not any(
-            word in SEGMENT_PREPARED or word in ADVERBS or word in PARTS or word in {"only", "part"}
-            for word in words
-        )
+        return words[i + 1] not in {",", ";", "virgin", "sharp"}
 
     def _name(self, i: int, end: int) -> None:
         """Split a run of tokens into leading preparations, the name and what follows it."""
@@ -226,98 +145,55 @@ class _Line:
         kept: list[int] = []
         while i < end:
             word = words[i]
-            if kinds[i] == "W" and word not in _SPECIAL_WORDS:
+            if kinds[i] == "W" and word not in SPECIAL_WORDS:
                 kept.append(i)
                 i += 1
                 continue
-            if word in _OPENING:
-                close = self.tokens.closing(i, end)
-                self._bracket(i, close)
-                i = close + 1
-                continue
-            if kept and kinds[i] == "N":
-                close = next((k for k in range(i, end) if words[k] in _OPENING), end)
-                measures = read_measures(self.tokens, i, close)
-                if measures:  # "heavy cream 2 cups"
-                    self._add(measures)
-                    i = close
-                    continue
-            if kept and word in _ENDS and self._ends_name(i):
-                self._segment(i, end)
-                break
-            if word in PREPARED or word in ADVERBS:
-                j = self._participles(i, end)
-                if j > i and not (kept and self._is_kept(words[kept[-1]], word)):
-                    if j >= end or words[j] in {"into", "in", "("}:
-                        if kept:
-                            self._segment(i, end)
-                            break
-                    elif words[j] != "or":
-                        self.preparation.append(self._text(i, j))
-                        i = j
-                        continue
-            if word in SIZES and word not in SIZES_OF_MEASURES and all(
-                words[k] in QUALITIES for k in kept
+            if (kept and word in ENDS and ends_name(self.tokens, i)) or (
+                kept and self._opens_preparation(i, end, kept)
             ):
-                self.sizes.append(word)  # "ripe large avocados"
-                i += 1
-                continue
-            kept.append(i)
-            i += 1
-        kept = self._late_unit(kept)
-        self.name = self._join(kept)
-
-    def _is_kept(self, before: str, word: str) -> bool:
-        """Whether a participle belongs to the name: "frozen chopped", "berries or sliced fruit"."""
-        return before in KEPT_WITH or (before in {"or", "and"} and word not in ADVERBS)
-
-    def _participles(self, i: int, end: int) -> int:
-        """The place after "finely chopped and toasted" that starts at `i`; `i` when none does."""
-        words = self.tokens.words
-        j = i
-        last = i
-        while j < end:
-            word = words[j]
-            if word in PREPARED and words[j + 1] not in PART_OF_NAME.get(word, ()):
-                last = j + 1
-            elif word == "ground" and j > i and words[j - 1] in ADVERBS | {"or"}:
-                last = j + 1
-            elif word not in ADVERBS and not (word in {"and", "or", ","} and last == j):
+                self._file(i, end)
                 break
-            j += 1
-        return last
+            i = self._skip(i, end, kept)
+        self.name = join(self.tokens, self._without_unit(kept))
 
-    def _ends_name(self, i: int) -> bool:
-        """Whether the name ends before token `i`."""
-        words, kinds = self.tokens.words, self.tokens.kinds
-        word, following = words[i], words[i + 1]
-        if word in {"or", "and"}:
-            return kinds[i + 1] == "N" or following in {"more", "to", "a", "as", "half"}
-        if word in {"to", "for"}:
-            return following in PURPOSES or (word == "for" and following.endswith("ing"))
-        if word in {"as", "if"}:
-            return following in _AMOUNT_WORDS
-        if word == "at":
-            return following in {"room", "least"}
-        if word == "cut":
-            return following in {"into", "in", "up", "from", "to", "on", "across", "crosswise"}
-        return True
+    def _opens_preparation(self, i: int, end: int, kept: list[int]) -> bool:
+        """Whether "chopped" or "sliced into rings" after the name starts at `i`."""
+        j = participles_end(self.tokens, i, end)
+        if j == i or belongs_to_name(self.tokens.words[kept[-1]], self.tokens.words[i]):
+            return False
+        return j >= end or self.tokens.words[j] in {"into", "in", "("}
 
-    def _join(self, kept: list[int]) -> str:
-        """The text of the kept tokens, gaps made one blank."""
-        if not kept:
-            return ""
-        if kept[-1] - kept[0] == len(kept) - 1:
-            return self._text(kept[0], kept[-1] + 1)
-        parts: list[str] = []
-        run = kept[0]
-        for last, this in zip(kept, [*kept[1:], -1], strict=True):
-            if this != last + 1:
-                parts.append(self._text(run, last + 1))
-                run = this
-        return " ".join(part for part in parts if part)
+    def _skip(self, i: int, end: int, kept: list[int]) -> int:
+        """Take what stands in a name without being of it, or keep token `i`; the place after."""
+        words, tokens = self.tokens.words, self.tokens
+        word = words[i]
+        if word in CLOSING:
+            close = tokens.closing(i, end)
+            self._bracket(i, close)
+            return close + 1
+        if kept and tokens.kinds[i] == "N":
+            close = next((k for k in range(i, end) if words[k] in CLOSING), end)
+            if self._measure(i, close):  # "heavy cream 2 cups"
+                return close
+        if word in PREPARED or word in ADVERBS:
+            j = participles_end(tokens, i, end)
+            of_name = bool(kept) and belongs_to_name(words[kept[-1]], word)
+            if i < j < end and not of_name and words[j] not in {"or", "and", "("}:
+                self.preparation.append(tokens.stripped(i, j))
+                return j
+        elif self._is_size(word, kept):
+            self.sizes.append(word)  # "ripe large avocados"
+            return i + 1
+        kept.append(i)
+        return i + 1
 
-    def _late_unit(self, kept: list[int]) -> list[int]:
+    def _is_size(self, word: str, kept: list[int]) -> bool:
+        if word not in SIZES or word in SIZES_OF_MEASURES:
+            return False
+        return all(self.tokens.words[k] in QUALITIES for k in kept)
+
+    def _without_unit(self, kept: list[int]) -> list[int]:
         """Take the unit of "2 garlic cloves" out of the name."""
         words = self.tokens.words
         if len(kept) < 2 or LATE_SPELLINGS.isdisjoint(words[k] for k in kept):
@@ -331,11 +207,11 @@ class _Line:
             unit = unit_of(words[kept[at]])
             if unit is None or unit.name not in LATE:
                 continue
+            foods = LATE[unit.name]
             if at < len(kept) - 1 and words[kept[at + 1]] != "with":
                 break
-            foods = LATE[unit.name]
-            if foods is not None and not any(words[k] in foods for k in kept):
-                return kept
+            if foods is not None and foods.isdisjoint(words[k] for k in kept):
+                break
             if self.amounts:
                 self.amounts[0] = self.amounts[0]._replace(unit=unit.name)
             else:
@@ -344,46 +220,42 @@ class _Line:
         return kept
 
     def _bracket(self, i: int, close: int) -> None:
+        """File what a bracket holds, part by part."""
         start = i + 1
         for at in range(start, close + 1):
             if at == close or self.tokens.words[at] == ";":
-                self._segment(start, at)
+                self._file(start, at)
                 start = at + 1
 
-    def _add(self, measures: list[Amount]) -> None:
-        if self.amounts:
-            self.amounts += measures
-        else:
-            self.amounts = [measures[0]._replace(role="whole"), *measures[1:]]
-
-    def _segment(self, i: int, end: int) -> None:
-        """File one run after the name under measures, purpose, preparation or remark."""
-        words, kinds = self.tokens.words, self.tokens.kinds
-        for at in range(i, end):
-            if words[at] in _OPENING:
-                close = self.tokens.closing(at, end)
-                if at > i and close + 1 < end and self.tokens.kinds[at + 1] == "N":
-                    continue  # "cut into 3in (7.5cm) pieces"
-                self._segment(i, at)
-                self._bracket(at, close)
-                self._segment(close + 1, end)
-                return
-        if kinds[end - 2] == "N" and kinds[end - 1] == "W" and end - 2 > i:
-            measures = read_measures(self.tokens, end - 2, end)
-            if measures and measures[0].unit == "millilitre":  # "..., divided 325 mL"
-                self._add(measures)
-                end -= 2
-        text = self._text(i, end)
-        if not text:
-            return
+    def _measure(self, i: int, end: int) -> bool:
+        """Add a run that holds nothing but measures."""
         measures = read_measures(self.tokens, i, end)
-        if measures:
-            self._add(measures)
+        if measures and not self.amounts:
+            measures[0] = measures[0]._replace(role="whole")
+        self.amounts += measures
+        return bool(measures)
+
+    def _file(self, i: int, end: int) -> None:
+        """File a run after the name under measures, purpose, preparation or remark."""
+        words, kinds, tokens = self.tokens.words, self.tokens.kinds, self.tokens
+        for at in range(i, end):
+            if words[at] in CLOSING:
+                close = tokens.closing(at, end)
+                if at > i and close + 1 < end and kinds[at + 1] == "N":
+                    continue  # "cut into 3in (7.5cm) pieces"
+                self._file(i, at)
+                self._bracket(at, close)
+                self._file(close + 1, end)
+                return
+        if end - i > 2 and kinds[end - 2] == "N" and words[end - 1] == "ml":
+            end -= 2 * self._measure(end - 2, end)  # "..., divided 325 mL"
+        text = tokens.stripped(i, end)
+        if not text or self._measure(i, end):
             return
         word = words[i]
-        if word in {"for", "to"} and words[i + 1] not in {"taste"}:
+        if word in {"for", "to"} and words[i + 1] != "taste":
             self.purpose.append(text)
-        elif word in REMARKS and word not in {"at"} or words[i:i+2] == ["at", "least"]:
+        elif word in REMARKS or (word == "at" and words[i + 1] == "least"):
             self.comment.append(text)
         elif any(w in SEGMENT_PREPARED or w in ADVERBS for w in words[i : min(end, i + 4)]):
             self.preparation.append(text)

@@ -19,8 +19,22 @@ SIZES_OF_MEASURES: Final = frozenset(
 
 SIZE_ADVERBS: Final = frozenset({"very", "extra", "fairly", "evenly", "slightly"})
 
+PACKED: Final = frozenset({"packed", "loosely", "lightly", "firmly", "tightly", "well"})
+"""Words between a number and its unit: "2 packed cups"."""
+
 ABOUT: Final = frozenset(
-    "about approximately approx around roughly nearly almost circa minimum weighing".split()  # noqa: SIM905
+    {
+        "about",
+        "approximately",
+        "approx",
+        "around",
+        "roughly",
+        "nearly",
+        "almost",
+        "circa",
+        "minimum",
+        "weighing",
+    }
 )
 
 ADVERBS: Final = frozenset(
@@ -32,12 +46,12 @@ ADVERBS: Final = frozenset(
 
 PREPARED: Final = frozenset(
     """
-    beaten boned buttered bruised butterflied chopped cleaned cooked cooled cored cracked crumbled crushed
-    cubed cut deboned deseeded deveined diced drained grated halved hulled julienned
-    lukewarm mashed melted minced peeled picked pounded pre-crumbled pureed puréed quartered
-    rinsed scrubbed seeded packed shaved shelled shredded shucked sieved sifted skinned sliced slivered
-    snipped softened squeezed stemmed stoned strained thawed torn trimmed uncooked
-    unpeeled unsifted washed wiped well-shaken chilled crushed toasted zested
+    beaten boned bruised buttered butterflied chilled chopped cleaned cooked cooled cored
+    cracked crumbled crushed cubed cut deboned deseeded deveined diced drained grated halved
+    hulled julienned lukewarm mashed melted minced packed peeled picked pounded pre-crumbled
+    pureed puréed quartered rinsed scrubbed seeded shaved shelled shredded shucked sieved sifted
+    skinned sliced slivered snipped softened squeezed stemmed stoned strained thawed toasted
+    torn trimmed uncooked unpeeled unsifted washed well-shaken wiped zested
     """.split()  # noqa: SIM905
 )
 """Participles that tell what was done to a food, not which food to buy."""
@@ -54,7 +68,9 @@ PART_OF_NAME: Final[dict[str, frozenset[str]]] = {
 }
 """Participles that are part of what is bought before these foods."""
 
-KEPT_WITH: Final = frozenset({"frozen", "canned", "tinned", "ready", "jarred", "dried", "unsweetened"})
+KEPT_WITH: Final = frozenset(
+    {"frozen", "canned", "tinned", "ready", "jarred", "dried", "unsweetened"}
+)
 """Before a participle they make it part of what is bought: "frozen chopped spinach"."""
 
 SEGMENT_PREPARED: Final = PREPARED | frozenset(
@@ -73,7 +89,7 @@ SEGMENT_PREPARED: Final = PREPARED | frozenset(
 REMARKS: Final = frozenset(
     """
     plus or such preferably optional see if about from not depending as including available with
-    use using for to white like your homemade store-bought any ideally i.e e.g ie eg total at
+    use using for to white like your homemade store-bought any ideally i.e e.g ie eg total
     least more and/or adjust reserved packed without
     """.split()  # noqa: SIM905
 )

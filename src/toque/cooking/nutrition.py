@@ -13,11 +13,12 @@ lights are red, *Moderate* otherwise.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from toque.cooking.foods import Food, find_food, is_food
+from toque.cooking.foods import NUTRIENTS, Food, find_food, is_food
 from toque.cooking.ingredient_lines import IngredientLine, parse_line
 from toque.cooking.portions import servings_of
 from toque.cooking.recipe import NutritionClass, Recipe
@@ -32,20 +33,22 @@ SALT_PER_SODIUM: Final = 2.5
 MIN_LIGHTS: Final = 2
 """Fewer given nutrients than this say nothing of a dish: it is estimated."""
 
-NUTRIENTS: Final = (
-    "energy_kcal", "fat_g", "saturated_fat_g", "sugar_g", "sodium_mg", "protein_g",
-    "carbohydrate_g",
-)  # fmt: skip
 _UNKNOWN_G: Final = 40.0
 """Weight in a serving of an ingredient that is neither measured nor in the table."""
-_TO_TASTE: Final = 0.5
-"""Share of the usual weight that "to taste" and "for serving" add where other lines measure."""
+_FAT: Final = NUTRIENTS.index("fat_g")
+_SODIUM: Final = NUTRIENTS.index("sodium_mg")
+_PURE_FAT: Final = 95.0
+_PURE_SALT: Final = 30_000.0
+_FRYING_FAT_G: Final = 180.0
+_BRINE_SALT_G: Final = 50.0
+_TAKEN_UP: Final = 0.1
+"""Share of frying fat, and of the salt of a brine or a crust, that is eaten: a usual guess."""
+_FRIED: Final = re.compile(r"\bfry|\bfried\b|\bfries\b", re.IGNORECASE)
 _CLAIMS: Final[dict[str, tuple[str, ...]]] = {
     "low-fat": ("fat_g", "saturated_fat_g"),
     "fat-free": ("fat_g", "saturated_fat_g"),
     "low-calorie": ("fat_g",),
     "low-saturated-fat": ("fat_g", "saturated_fat_g"),
-    "healthy": ("fat_g", "saturated_fat_g", "sodium_mg"),
     "low-sodium": ("sodium_mg",),
     "low-salt": ("sodium_mg",),
     "low-carb": ("sugar_g",),
@@ -133,17 +136,20 @@ def estimate(recipe: Recipe) -> Nutrition:
     read = [(line, food) for line in lines if (food := find_food(line.name)) is not None]
     if not read:
         return Nutrition(None, {}, {}, estimated=True, coverage=0.0, servings=None)
-    measured = [(food, grams, line) for line, food in read if (grams := _eaten(line, food, recipe))]
-    whole = _sum((food, grams) for food, grams, _ in measured)
-    servings = servings_of(recipe, read, whole["energy_kcal"]) if measured else 1.0
-    share = _TO_TASTE if measured else 1.0
-    loose = [(food, share * food.serving_g) for line, food in read if line.quantity is None]
-    per_serving = {name: value / servings for name, value in whole.items()}
-    for name, value in _sum(loose).items():
-        per_serving[name] += value
-    unknown_g = _UNKNOWN_G * (len(lines) - len(read))
-    known_g = sum(grams for _, grams, _ in measured) / servings
-    weight_g = known_g + sum(grams for _, grams in loose) + unknown_g
+    fried = any(_FRIED.search(step) for step in recipe.steps)
+    measured = [(food, g) for line, food in read if (g := _eaten(line, food, fried=fried)) > 0.0]
+    whole = _sum(measured)
+    usual = [(food, food.serving_g) for _, food in read]
+    if measured:
+        energy, usual_energy = whole["energy_kcal"], _sum(usual)["energy_kcal"]
+        servings = servings_of(recipe, read, energy_kcal=energy, usual_kcal=usual_energy)
+        per_serving = {name: value / servings for name, value in whole.items()}
+    else:
+        servings, per_serving = 1.0, _sum(usual)
+    known_g = sum(grams for _, grams in measured) / servings
+    unmeasured = len(lines) - len(read)
+    loose_g = sum(food.serving_g for line, food in read if not line.amounts)
+    weight_g = known_g + loose_g + _UNKNOWN_G * unmeasured
     _respect_claims(per_serving, recipe.tags)
     lights = traffic_lights(per_serving)
     return Nutrition(
@@ -157,17 +163,22 @@ def estimate(recipe: Recipe) -> Nutrition:
 
 
 def _sum(weighed: Iterable[tuple[Food, float]]) -> dict[str, float]:
-    total = dict.fromkeys(NUTRIENTS, 0.0)
+    total = [0.0] * len(NUTRIENTS)
     for food, grams in weighed:
-        for name in NUTRIENTS:
-            total[name] += getattr(food, name) * grams / 100.0
-    return total
+        share = grams / 100.0
+        total = [have + share * more for have, more in zip(total, food.per_100_g, strict=True)]
+    return dict(zip(NUTRIENTS, total, strict=True))
 
 
-def _eaten(line: IngredientLine, food: Food, recipe: Recipe) -> float:
-    """Grams of a line that end on the plates."""
-    grams = grams_of(line, food) if line.quantity is not None or line.unit else None
-    return grams or 0.0
+def _eaten(line: IngredientLine, food: Food, *, fried: bool) -> float:
+    """Grams of a line that end on the plates; 0.0 when the line gives no amount."""
+    grams = (grams_of(line, food) if line.amounts else None) or 0.0
+    fat, sodium = food.per_100_g[_FAT], food.per_100_g[_SODIUM]
+    if fat >= _PURE_FAT and grams > _FRYING_FAT_G and (fried or "fry" in line.purpose):
+        return _TAKEN_UP * grams
+    if sodium >= _PURE_SALT and grams > _BRINE_SALT_G:
+        return _TAKEN_UP * grams
+    return grams
 
 
 def _respect_claims(per_serving: dict[str, float], tags: Iterable[str]) -> None:

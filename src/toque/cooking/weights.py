@@ -36,7 +36,7 @@ def grams_of(line: IngredientLine, food: Food) -> float | None:
 
     >>> from toque.cooking.foods import find_food
     >>> from toque.cooking.ingredient_lines import parse_line
-    >>> grams_of(parse_line("1 (14 ounce) can coconut milk"), find_food("coconut milk"))
+    >>> round(grams_of(parse_line("1 (14 ounce) can milk"), find_food("milk")), 1)
     396.9
     """
     if not line.amounts:
@@ -88,7 +88,10 @@ def _counted(line: IngredientLine, food: Food) -> float:
         return count * _UNIT_ML[unit] / CUP_ML * cup
     if unit in own:
         return count * own[unit]
-    if unit in {"stalk", "head", "bulb", "clove", "piece", "ear", "leaf", "stick"} and "piece" in own:
+    if (
+        unit in {"stalk", "head", "bulb", "clove", "piece", "ear", "leaf", "stick"}
+        and "piece" in own
+    ):
         return count * own["piece"]
     return count * _UNIT_G.get(unit, _PIECE_G)
 
