@@ -134,8 +134,32 @@ def test_no_text_breaks_the_parser(line):
         assert read.quantity[0] <= read.quantity[1]
 
 
-_PIECES = ["1", "1/2", "½", "cup", "(", ")", ",", "-", "or", "to", "large", "chopped", "garlic",
-           "cloves", "of", "plus", "a", "oz", "/", "x", "for", "serving", "juice", "fresh", ";"]  # fmt: skip
+_PIECES = [
+    "1",
+    "1/2",
+    "½",
+    "cup",
+    "(",
+    ")",
+    ",",
+    "-",
+    "or",
+    "to",
+    "large",
+    "chopped",
+    "garlic",
+    "cloves",
+    "of",
+    "plus",
+    "a",
+    "oz",
+    "/",
+    "x",
+    "for",
+    "serving",
+    "juice",
+    ";",
+]
 
 
 @given(st.lists(st.sampled_from(_PIECES), max_size=14))
