@@ -46,9 +46,9 @@ observe: {{log_every: "1 step"}}
 
 def start(folder: Path, *words: str) -> subprocess.Popen[bytes]:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    log = (folder / "log.txt").open("ab")
     command = [sys.executable, "-m", "toque", *words]
-    return subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
+    with (folder / "log.txt").open("ab") as log:
+        return subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
 
 
 def toque(folder: Path, *words: str) -> None:

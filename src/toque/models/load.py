@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from toque.errors import CheckpointError, ConfigError
 from toque.models.activations import fuse_activations
@@ -146,6 +147,8 @@ def _weight_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _read_weights(folder: Path, family: Family) -> PreTrainedModel:
+    # Reading is over before a bar could be read.
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     auto = AutoModelForSeq2SeqLM if family.is_encoder_decoder else AutoModelForCausalLM
     try:
         loaded: Any = auto.from_pretrained(
