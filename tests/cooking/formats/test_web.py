@@ -172,3 +172,23 @@ def test_a_page_that_is_too_long_is_counted(tmp_path, read_file):
     path = tmp_path / "page"
     path.write_bytes(b"<!doctype html>" + b"x" * (9 << 20))
     assert read_file(path).dropped == {"too long": [1]}
+
+
+@pytest.mark.parametrize(
+    "piece",
+    ["<script ", "<script type='application/ld+json'>", "<a <a <!--", "<li itemprop=x>", '<p x="'],
+)
+def test_damaged_markup_is_counted(read_text, piece):
+    body = '<div itemscope itemtype="http://schema.org/Recipe">' + piece * 20_000
+    assert read_text(page(extra=body)).dropped == {"no recipe in page": [1]}
+
+
+def test_what_is_in_comments_and_scripts_is_not_read(read_text):
+    body = """<div itemscope itemtype="http://schema.org/Recipe"><!-- <b itemprop="name">No</b> -->
+    <script>'<b itemprop="name">No</b>'</script><b itemprop=name>Bean &amp; Rice Pot</b>
+    <p itemprop="ingredients">1 cup rice</p><p itemprop='ingredients'>2 cups "black" beans</p>
+    <p itemprop="recipeInstructions">Boil the rice and the beans in one pot until both are soft.
+    Season and serve them warm.</p></div>"""
+    recipe = read_text(page(extra=body)).one
+    assert recipe.title == "Bean & Rice Pot"
+    assert recipe.ingredients == ("1 cup rice", '2 cups "black" beans')

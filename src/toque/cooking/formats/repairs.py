@@ -27,6 +27,8 @@ BOILERPLATE = frozenset(
 MIN_DOUBLED_CHARS = 40
 """A shorter text may repeat itself with a meaning ("Stir. Stir.")."""
 
+MAX_STEPS = 200
+"""Comparing runs of steps takes quadratic time; nothing that long is a recipe written twice."""
 _ALIKE_CHARS = 24
 _ENDS_SENTENCE = re.compile(r"[.!?:;)\]\"'’”…*]\s*\Z")
 _GOES_ON = re.compile(r"\s*(?:[a-zß-öø-ÿ]|\d+(?![.)\d]))")
@@ -79,7 +81,7 @@ def without_repeat(steps: list[str], notes: Counter[str]) -> list[str]:
 def _steps_once(steps: list[str]) -> list[str]:
     """Without a part that says again what the beginning says, however the lines are broken."""
     start = steps[0][:_ALIKE_CHARS]
-    if not any(step.startswith(start) for step in steps[1:]):
+    if len(steps) > MAX_STEPS or not any(step.startswith(start) for step in steps[1:]):
         return steps
     bare = [_LOST_SPACE.sub("", step).casefold() for step in steps]
     whole = "".join(bare)

@@ -9,11 +9,11 @@ import html
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from html.parser import HTMLParser
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from toque.cooking.formats.microdata import microdata_recipe
 from toque.cooking.formats.opening import chunks
 from toque.cooking.formats.payload import (
     MAX_RECORD_BYTES,
@@ -33,9 +33,10 @@ _LOOKS_LIKE_PAGE = re.compile(
     rb"<(?:!doctype\s+html|html|head|body|script|meta|div|article|main|section)\b",
     re.IGNORECASE | re.DOTALL,
 )
-_JSON_LD = re.compile(
-    r"<script\b[^>]{0,400}?\btype\s*=\s*[\"']?application/ld\+json\b[^>]{0,400}>", re.IGNORECASE
-)
+_JSON_LD = re.compile(r"application/ld\+json", re.IGNORECASE)
+_TAG_BEFORE = re.compile(r"<script\b[^<>]*\btype\s*=\s*[\"']?\Z", re.IGNORECASE)
+_TAG_CHARS = 400
+_MAX_SCRIPTS = 200
 _SCRIPT_END = re.compile(r"</script", re.IGNORECASE)
 _CHARSET = re.compile(rb"<meta\b[^>]*\bcharset\s*=\s*[\"']?([\w-]+)", re.IGNORECASE)
 _WRAPPING = re.compile(
@@ -43,14 +44,6 @@ _WRAPPING = re.compile(
 )
 _TRAILING_COMMA = re.compile(r",(\s*[}\]])")
 _BAD_ESCAPE = re.compile(r"\\(?![\"\\/bfnrtu])")
-_VOID = frozenset(
-    "area base br col embed hr img input link meta param source track wbr".split()  # noqa: SIM905
-)
-_BREAKS = frozenset(("br", "p", "li", "div", "tr", "h2", "h3", "h4"))
-_MAX_MICRODATA_CHARS = 2 << 20
-"""html.parser can take quadratic time on damaged markup; pages with a recipe are shorter."""
-_INGREDIENTS = ("recipeIngredient", "ingredients")
-_LISTED = ("recipeIngredient", "ingredients", "recipeInstructions", "keywords")
 
 
 def is_page(start: bytes) -> bool:
@@ -74,13 +67,14 @@ def page_records(header: Header, body: memoryview, first_line: int) -> Numbered:
     del header
     text = page_text(bytes(body))
     values: list[Any] = []
-    line = first_line
-    for start, script in _scripts(text):
+    line, counted = first_line, 0
+    for start, script in islice(_scripts(text), _MAX_SCRIPTS):
         values.append(_json_of(script))
-        line = first_line + text.count("\n", 0, start)
+        line += text.count("\n", counted, start)
+        counted = start
     nodes = recipe_nodes(values)
     if not any(is_full(node) for node in nodes):
-        in_markup = _microdata(text)
+        in_markup = microdata_recipe(text)
         nodes = [in_markup] if in_markup else nodes
     for node in nodes:
         yield line, node
@@ -90,13 +84,17 @@ def page_records(header: Header, body: memoryview, first_line: int) -> Numbered:
 
 def _scripts(text: str) -> Iterator[tuple[int, str]]:
     """Where each JSON-LD script of a page begins, and its text; one that never ends is left."""
-    at = 0
-    while match := _JSON_LD.search(text, at):
-        end = _SCRIPT_END.search(text, match.end())
+    after = 0
+    for match in _JSON_LD.finditer(text):
+        at = match.start()
+        if at < after or not _TAG_BEFORE.search(text[max(after, at - _TAG_CHARS) : at]):
+            continue
+        begin = text.find(">", at, at + _TAG_CHARS) + 1
+        end = _SCRIPT_END.search(text, begin) if begin else None
         if end is None:
             return
-        yield match.start(), text[match.end() : end.start()]
-        at = end.end()
+        yield begin, text[begin : end.start()]
+        after = end.end()
 
 
 def page_text(page: bytes) -> str:
@@ -120,92 +118,3 @@ def _json_of(script: str) -> Any:
         except (ValueError, RecursionError):
             continue
     return None
-
-
-@dataclass
-class _Item:
-    """An element that carries `itemprop`, or a list item (whose name is empty), while open."""
-
-    name: str
-    depth: int
-    text: list[str] = field(default_factory=list)
-    n_ingredients: int = 0
-
-
-class _Microdata(HTMLParser):
-    """Collects the properties of the first schema.org/Recipe in a page."""
-
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self.found: dict[str, list[str]] = {}
-        self._depth = 0
-        self._scopes: list[tuple[int, bool]] = []
-        self._items: list[_Item] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        void = tag in _VOID
-        if not void:
-            self._depth += 1
-        if tag in _BREAKS:
-            self._add("\n")
-        names = (given.get("itemprop") or "").split()
-        if self._inside() and names and "itemscope" not in given:
-            content = given.get("content") or (given.get("datetime") if tag == "time" else None)
-            for name in names:
-                if content:
-                    self.found.setdefault(name, []).append(content)
-                elif not void:
-                    self._items.append(_Item(name, self._depth))
-        if tag == "li" and self._inside() and not names:
-            self._items.append(_Item("", self._depth))
-        if "itemscope" in given and not void:
-            kind = given.get("itemtype") or ""
-            self._scopes.append((self._depth, kind.rstrip("/").endswith("schema.org/Recipe")))
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag in _VOID:
-            return
-        if tag in _BREAKS:
-            self._add("\n")
-        while self._items and self._items[-1].depth >= self._depth:
-            self._close(self._items.pop())
-        while self._scopes and self._scopes[-1][0] >= self._depth:
-            self._scopes.pop()
-        self._depth -= 1
-
-    def _close(self, item: _Item) -> None:
-        text = "".join(item.text).strip()
-        if item.name:
-            self.found.setdefault(item.name, []).append(text)
-        if item.name in _INGREDIENTS:
-            for outer in self._items:
-                outer.n_ingredients += 1
-        elif not item.name and item.n_ingredients == 1:
-            # The amount often stands before the marked name: "<li>6 cl <a itemprop=...>Malibu".
-            name = next(name for name in _INGREDIENTS if name in self.found)
-            self.found[name][-1] = " ".join(text.split())
-
-    def handle_data(self, data: str) -> None:
-        self._add(" ".join(data.split("\n")))
-
-    def _add(self, text: str) -> None:
-        for item in self._items:
-            item.text.append(text)
-
-    def _inside(self) -> bool:
-        return bool(self._scopes) and self._scopes[-1][1]
-
-
-def _microdata(page: str) -> dict[str, Any] | None:
-    if "schema.org/Recipe" not in page or len(page) > _MAX_MICRODATA_CHARS:
-        return None
-    parser = _Microdata()
-    parser.feed(page)
-    parser.close()
-    node: dict[str, Any] = {
-        name: values if name in _LISTED else values[0] for name, values in parser.found.items()
-    }
-    if not (node.get("recipeIngredient") or node.get("ingredients")):
-        return None
-    return {"@type": "Recipe", **node}

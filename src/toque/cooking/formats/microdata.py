@@ -1,0 +1,155 @@
+"""The recipe a page marks up with `itemprop` attributes (HTML microdata, schema.org/Recipe).
+
+Tags are found by patterns of bounded length: `html.parser` takes quadratic time on damaged pages.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+_KIND = "schema.org/Recipe"
+_INGREDIENTS = ("recipeIngredient", "ingredients")
+_LISTED = (*_INGREDIENTS, "recipeInstructions", "keywords")
+_VOID = frozenset(
+    ("area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "wbr")
+)
+_BREAKS = frozenset(("br", "p", "li", "div", "tr", "h2", "h3", "h4"))
+_MAX_OPEN = 50
+"""Open elements that text is collected for; more are damage, and would take quadratic time."""
+_UNREAD = (("<!--", "-->"), ("<script", "</script"), ("<style", "</style"))
+_TAG = re.compile(
+    r"<(/?)([a-zA-Z][a-zA-Z0-9]{0,20}+)"
+    r"((?:[^<>\"']{1,2000}+|\"[^\"<]{0,5000}+\"|'[^'<]{0,5000}+'){0,50}+)>"
+)
+_ATTRIBUTE = re.compile(r"([a-zA-Z-]++)\s*+(?:=\s*+(?:\"([^\"]*+)\"|'([^']*+)'|([^\s\"'>]++)))?+")
+
+
+def microdata_recipe(page: str) -> dict[str, Any] | None:
+    """The page's first recipe as a schema.org node; None when it marks up no ingredients."""
+    if _KIND not in page:
+        return None
+    reading = _Reading()
+    for text in _read_parts(page):
+        at = 0
+        for tag in _TAG.finditer(text):
+            reading.text(text[at : tag.start()])
+            reading.tag(tag[2].lower(), tag[3], closing=bool(tag[1]))
+            at = tag.end()
+        reading.text(text[at:])
+    node: dict[str, Any] = {
+        name: values if name in _LISTED else values[0] for name, values in reading.found.items()
+    }
+    if not any(node.get(name) for name in _INGREDIENTS):
+        return None
+    return {"@type": "Recipe", **node}
+
+
+def _read_parts(page: str) -> Iterator[str]:
+    """The page without comments, scripts and styles; what never ends is left out."""
+    at = 0
+    starts = {opening: page.find(opening) for opening, _ in _UNREAD}
+    while True:
+        for opening, begin in starts.items():
+            if 0 <= begin < at:
+                starts[opening] = page.find(opening, at)
+        found = [(begin, opening) for opening, begin in starts.items() if begin >= 0]
+        if not found:
+            yield page[at:]
+            return
+        begin, opening = min(found)
+        yield page[at:begin]
+        closing = dict(_UNREAD)[opening]
+        end = page.find(closing, begin)
+        if end < 0:
+            return
+        at = end + len(closing)
+
+
+@dataclass
+class _Item:
+    """An element that carries `itemprop`, or a list item (whose name is empty), while open."""
+
+    name: str
+    depth: int
+    texts: list[str] = field(default_factory=list)
+    n_ingredients: int = 0
+
+
+class _Reading:
+    """Where the reader of a page stands."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, list[str]] = {}
+        self._depth = 0
+        self._scopes: list[tuple[int, bool]] = []
+        self._items: list[_Item] = []
+
+    def text(self, text: str) -> None:
+        """Take in the text between two tags."""
+        if self._items and text:
+            self._add(html.unescape(text).replace("\n", " "))
+
+    def tag(self, name: str, attributes: str, *, closing: bool) -> None:
+        """Take in a tag."""
+        if name in _BREAKS:
+            self._add("\n")
+        if closing:
+            if name not in _VOID:
+                self._end()
+            return
+        void = name in _VOID
+        self._depth += not void
+        if "item" in attributes:
+            self._marked(name, _attributes(attributes), void=void)
+        elif name == "li" and self._inside():
+            self._items.append(_Item("", self._depth))
+
+    def _marked(self, tag: str, given: dict[str, str], *, void: bool) -> None:
+        names = given.get("itemprop", "").split()
+        if self._inside() and names and "itemscope" not in given:
+            content = given.get("content") or (given.get("datetime") if tag == "time" else None)
+            for name in names:
+                if content:
+                    self.found.setdefault(name, []).append(content)
+                elif not void:
+                    self._items.append(_Item(name, self._depth))
+        if "itemscope" in given and not void:
+            kind = given.get("itemtype", "").rstrip("/")
+            self._scopes.append((self._depth, kind.endswith(_KIND)))
+
+    def _end(self) -> None:
+        while self._items and self._items[-1].depth >= self._depth:
+            self._close(self._items.pop())
+        while self._scopes and self._scopes[-1][0] >= self._depth:
+            self._scopes.pop()
+        self._depth -= 1
+
+    def _close(self, item: _Item) -> None:
+        text = "".join(item.texts).strip()
+        if item.name:
+            self.found.setdefault(item.name, []).append(text)
+        if item.name in _INGREDIENTS:
+            for outer in self._items:
+                outer.n_ingredients += 1
+        elif not item.name and item.n_ingredients == 1:
+            # The amount often stands before the marked name: "<li>6 cl <a itemprop=...>Malibu".
+            name = next(name for name in _INGREDIENTS if name in self.found)
+            self.found[name][-1] = " ".join(text.split())
+
+    def _add(self, text: str) -> None:
+        for item in self._items[:_MAX_OPEN]:
+            item.texts.append(text)
+
+    def _inside(self) -> bool:
+        return bool(self._scopes) and self._scopes[-1][1]
+
+
+def _attributes(text: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, double, single, bare in _ATTRIBUTE.findall(text):
+        found.setdefault(name.lower(), html.unescape(double or single or bare))
+    return found
