@@ -42,6 +42,7 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "data.sources": ('[{path: "OTHER"}]', "store"),
     "data.sources.path": ('[{path: "OTHER"}]', "store"),
     "data.sources.format": ('[{path: "SOURCE", format: text}]', "store"),
+    "data.sources.columns": ('[{path: "SOURCE", columns: {title: source}}]', "store"),
     "data.store": ("other-store", "store_folder"),
     "data.max_prompt_tokens": ("12", "store"),
     "data.max_target_tokens": ("40", "store"),

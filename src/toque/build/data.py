@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from toque.config import RunConfig, SourceConfig
+from toque.cooking.formats import UnknownFormatError, reader_spec, schema_of
 from toque.data.codec import load_codec
 from toque.data.manifest import StoreManifest
 from toque.data.settings import TRAINED, PrepareSettings, Source
@@ -18,7 +17,7 @@ from toque.data.store import TokenStore
 from toque.data.tokenizer_folder import resolve_tokenizer
 from toque.errors import ConfigError, DataError
 
-READERS = {"recipes": "toque.cooking.sources:recipe_reader", "text": "toque.data.text:text_reader"}
+TEXT_READER = "toque.data.text:text_reader"
 
 
 def family_kind(config: RunConfig) -> Literal["decoder", "encoder-decoder"]:
@@ -50,27 +49,19 @@ def sources_of(config: RunConfig) -> list[Source]:
             "data.sources is empty, so there is nothing to prepare. Name at least one file: "
             "data.sources=[{path: recipes.jsonl}]."
         )
-    return [
-        Source(path=s.path, reader=READERS[_format_of(s)], weight=s.weight)
-        for s in config.data.sources
-    ]
+    return [Source(path=s.path, reader=_reader_of(s), weight=s.weight) for s in config.data.sources]
 
 
-def _format_of(source: SourceConfig) -> str:
-    """The format by content: JSON lines hold recipes, anything else is text."""
-    if source.format != "auto":
-        return source.format
-
-    first = files_of(source.path)[0]
-    opener: Callable[..., Any] = gzip.open if first.suffix == ".gz" else open
-    try:
-        with opener(first, "rb") as file:
-            head = file.read(4096)
-    except (OSError, EOFError) as error:
-        raise DataError(
-            f"{first} cannot be read: {error}. Check the file and its folder."
-        ) from error
-    return "recipes" if head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"[") else "text"
+def _reader_of(source: SourceConfig) -> str:
+    """The reader by content, not by name; what is no known recipe format is text."""
+    if source.format == "text":
+        return TEXT_READER
+    if source.format == "auto":
+        try:
+            schema_of(files_of(source.path)[0], source.columns)
+        except UnknownFormatError:
+            return TEXT_READER
+    return reader_spec(source.columns)
 
 
 def prepare_settings(config: RunConfig) -> PrepareSettings:

@@ -77,7 +77,11 @@ class SourceConfig(Config):
     format: Annotated[
         Literal["auto", "recipes", "text"], Planned(("foodcom", "recipenlg", "tokens"))
     ] = "auto"
-    """recipes: JSON lines, one recipe each; text: plain text documents; auto: by the file name."""
+    """recipes: any of the known recipe formats (docs/data.md); text: plain text documents; auto: by
+    what the file holds, never by its name."""
+    columns: dict[Literal["title", "ingredients", "steps"], str] = {}
+    """Fields that hold a recipe's parts, e.g. {title: dish, steps: method}, where a table's or JSON
+    file's own names are not recognised."""
     weight: Annotated[float, Field(ge=1.0, le=1.0), Allowed("1.0"), Planned()] = 1.0
     """Share of this source in the mixture. Only 1.0 in this version: every example, once."""
 
