@@ -1,7 +1,7 @@
 """Golden losses: 20 updates of tiny models in float32, to 1e-5.
 
 A change that claims to change no numbers leaves `losses.json` untouched; one that changes them
-says why in the changelog. `pytest --regenerate tests/golden` rewrites the file; the diff is reviewed.
+says why in the changelog. `pytest --regenerate tests/golden` rewrites it; the diff is reviewed.
 """
 
 import json
