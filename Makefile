@@ -27,7 +27,7 @@ demo: $(READY)  ## the whole job on the embedded cookbook: prepare, train, evalu
 	@$(BIN)/toque demo $(ARGS)
 
 test: $(READY)  ## the tests, without the slow ones
-	@$(BIN)/python -m pytest -q $(ARGS)
+	@$(BIN)/python -m pytest -q -n 2 $(ARGS)
 
 test-slow: $(READY)  ## the slow tests
 	@$(BIN)/python -m pytest -q -m "slow and not gpu" $(ARGS)
@@ -40,7 +40,7 @@ check: $(READY)  ## what CI runs: format, lint, types, tests
 	@$(BIN)/ruff format --check
 	@$(BIN)/ruff check
 	@$(BIN)/mypy
-	@$(BIN)/python -m pytest -q $(ARGS)
+	@$(MAKE) --no-print-directory test
 
 bench: $(READY)  ## every benchmark; each prints one JSON object
 	@for file in bench/*.py; do [ -e "$$file" ] || continue; $(BIN)/python "$$file" || exit $$?; done

@@ -232,7 +232,10 @@ def test_byte_order_mark_and_windows_lines_are_fine(tmp_path):
         ("optim.warmup=10%", "10 %"),
         ("data.max_examples=1_000", 1000),
         ("train.early_stopping.patience=5", {"patience": 5, "min_delta": 0.0}),
-        ("data.sources.0.path=b.txt", [{"path": "b.txt", "format": "auto", "columns": {}, "weight": 1.0}]),
+        (
+            "data.sources.0.path=b.txt",
+            [{"path": "b.txt", "format": "auto", "columns": {}, "weight": 1.0}],
+        ),
         ("model.shape.d_model=64", 64),
     ],
 )

@@ -79,7 +79,6 @@ def test_random_numbers_are_a_function_of_seed_and_step():
     assert len({tuple(d) for d in draws.values()}) == 4
 
 
-
 def with_gradients(model, value=1.0):
     optimizer = build_optimizer(model)
     for p in model.parameters():
