@@ -1,4 +1,3 @@
-# ruff: noqa: INP001  # a script, not a package
 """Makes src/toque/cooking/foods.tsv from tools/foods.txt and the USDA's SR21 files.
 
     python tools/make_foods.py FOLDER_WITH_ABBREV_AND_FOOD_DES [--recipes FILE.jsonl.gz]

@@ -82,9 +82,14 @@ def test_hash_and_differences_see_every_change():
     old = load_config("recipes-t5-small").config
     new = load_config(
         "recipes-t5-small",
-        ["seed=18", "train.micro_batch_rows=4", "train.early_stopping=null", "model.shape.d_model=64",
-         "observe.log_every=1 steps"],
-    ).config  # fmt: skip
+        [
+            "seed=18",
+            "train.micro_batch_rows=4",
+            "train.early_stopping=null",
+            "model.shape.d_model=64",
+            "observe.log_every=1 steps",
+        ],
+    ).config
     found = {d.path: (d.old, d.new, d.is_safe) for d in differences(old, new)}
     assert found == {
         "seed": (17, 18, False),
