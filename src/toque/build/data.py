@@ -56,12 +56,13 @@ def _reader_of(source: SourceConfig) -> str:
     """The reader by content, not by name; what is no known recipe format is text."""
     if source.format == "text":
         return TEXT_READER
+    columns = {str(part): name for part, name in source.columns.items()}
     if source.format == "auto":
         try:
-            schema_of(files_of(source.path)[0], source.columns)
+            schema_of(files_of(source.path)[0], columns)
         except UnknownFormatError:
             return TEXT_READER
-    return reader_spec(source.columns)
+    return reader_spec(columns)
 
 
 def prepare_settings(config: RunConfig) -> PrepareSettings:
