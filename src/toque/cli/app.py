@@ -38,9 +38,6 @@ Overrides = Annotated[str, Parameter(help="Settings to change, as section.field=
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    # Threads that wait should sleep, not spin: read by OpenMP when torch is loaded. With another
-    # program on one of two cores, spinning made training 3 to 5 times slower (docs/notes.md).
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     words = list(sys.argv[1:] if argv is None else argv)
     show_traceback = "--traceback" in words
     try:
