@@ -6,6 +6,7 @@ Everything heavy is imported inside a command, so `--help` and a mistyped key an
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -101,12 +102,14 @@ def train(
         overrides: settings to change, as section.field=value.
         start: begin a new run from this checkpoint's weights.
     """
-    from toque.cli.training import run_training
     from toque.config import load_config
 
-    run = run_training(load_config(config, list(overrides)), start=start)
+    resolved = load_config(config, list(overrides))  # a mistyped key is answered before torch loads
+    from toque.cli.training import run_training
+
+    run = run_training(resolved, start=start)
     if run.interrupted:
-        again = " ".join(["toque", "train", config, *overrides])
+        again = shlex.join(["toque", "train", config, *overrides])
         raise Interrupted(
             f"Stopped by a signal and saved at step {run.step}. Continue with: {again}"
         )
@@ -121,11 +124,20 @@ def evaluate(run_or_model: str, config: str | None = None, /, *overrides: Overri
         config: YAML file or preset; a run's own is the default.
         overrides: settings to change, as section.field=value.
     """
-    from toque.cli.scoring import run_evaluation
+    from toque.config import load_config
 
     if config is not None and "=" in config and not Path(config).exists():
         overrides, config = (config, *overrides), None
-    print(run_evaluation(run_or_model, config, list(overrides)))
+    own = Path(run_or_model) / "config.yaml"
+    if config is None and not own.exists():
+        raise ConfigError(
+            f"{run_or_model} is not a run folder, so it does not say what to evaluate on. Name a "
+            "configuration after it: toque evaluate MODEL my.yaml."
+        )
+    settings = load_config(config or str(own), list(overrides)).config
+    from toque.cli.scoring import run_evaluation
+
+    print(run_evaluation(run_or_model, settings))
 
 
 @app.command

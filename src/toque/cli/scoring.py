@@ -11,8 +11,8 @@ from toque.build.batches import build_stream
 from toque.build.data import open_store
 from toque.build.evaluation import build_heldout, build_sampler, held_out_prompts
 from toque.cli.opening import open_model
-from toque.config import load_config
-from toque.errors import ConfigError
+from toque.config import RunConfig
+from toque.data.files import write_whole
 from toque.evaluation.sampling import mean_metrics
 from toque.train.runtime import Runtime
 
@@ -51,20 +51,9 @@ class Evaluation:
         return "\n".join(lines)
 
 
-def run_evaluation(path: str, config: str | None, overrides: list[str]) -> str:
-    """Score `path` and write evaluation.json into it when it is a run.
-
-    Raises:
-        ConfigError: a bare model without a configuration that says what to evaluate on.
-    """
+def run_evaluation(path: str, settings: RunConfig) -> str:
+    """Score `path` on the store of `settings`; write evaluation.json when it is a run."""
     run = Path(path)
-    own = run / "config.yaml"
-    if config is None and not own.exists():
-        raise ConfigError(
-            f"{path} is not a run folder, so it does not say what to evaluate on. Name a "
-            "configuration after it: toque evaluate MODEL my.yaml."
-        )
-    settings = load_config(config or str(own), overrides).config
     opened = open_model(path)
     store = open_store(settings)
     opened.check_tokenizer(store)
@@ -75,6 +64,6 @@ def run_evaluation(path: str, config: str | None, overrides: list[str]) -> str:
     prompts = held_out_prompts(store, settings.evaluation.generate)
     samples = build_sampler(settings, store, prompts)(model)
     result = Evaluation(opened.step, heldout, mean_metrics(samples), len(samples))
-    if own.exists():
-        (run / "evaluation.json").write_text(result.to_json(), encoding="utf-8")
+    if (run / "config.yaml").exists():
+        write_whole(run / "evaluation.json", result.to_json().encode())
     return result.table()

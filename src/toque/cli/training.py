@@ -164,6 +164,7 @@ def _banner(config: RunConfig, store: TokenStore, trainer: Trainer, console: Con
         )
         + f"; run folder {config.run_dir}",
         highlight=False,
+        soft_wrap=True,
     )
 
 
