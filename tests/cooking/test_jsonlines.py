@@ -28,7 +28,7 @@ def test_lines_keep_their_numbers(tmp_path, monkeypatch, end, packed, block_byte
     records[3:3] = [b"", b""]
     data = b"\xef\xbb\xbf" + end.join(records)
     path = tmp_path / "a.jsonl"
-    path.write_bytes(gzip.compress(data) if packed else data)
+    path.write_bytes(gzip.compress(data, mtime=0) if packed else data)
     found = [(n, line) for n, line in _lines(path) if line]
     assert found == [(n, line) for n, line in enumerate(records, start=1) if line]
 
@@ -63,7 +63,7 @@ def test_a_long_last_line_without_a_newline(tmp_path):
     [
         (b"", "is empty"),
         (b"\n \n\r\n", "is empty"),
-        (gzip.compress(b""), "is empty"),
+        (gzip.compress(b"", mtime=0), "is empty"),
         (b'[{"title": "x"}]', "JSON array"),
         (b'\xef\xbb\xbf[\n{"title": "x"}\n]', "JSON array"),
         (b'{\n  "title": "x"\n}', "over many lines"),
@@ -72,7 +72,7 @@ def test_a_long_last_line_without_a_newline(tmp_path):
         (b"PAR1\x00\x01", "Parquet"),
         ("{}".encode("utf-16"), "UTF-16"),
         (b"PK\x03\x04abc", "ZIP"),
-        (gzip.compress(b'{"title": 1}\n' * 5000)[:60], "truncated gzip"),
+        (gzip.compress(b'{"title": 1}\n' * 5000, mtime=0)[:60], "truncated gzip"),
         (b"\x1f\x8b\x08\x00garbage garbage garbage", "gzip"),
     ],
 )

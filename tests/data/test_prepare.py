@@ -124,7 +124,7 @@ def test_a_large_vocabulary_takes_four_bytes(tmp_path: Path, settings_for: Make)
 
 def test_a_source_cut_short_is_named(tmp_path: Path, settings_for: Make) -> None:
     path = tmp_path / "book.txt.gz"
-    path.write_bytes(gzip.compress(b"stir the soup\n" * 5000)[:-20])
+    path.write_bytes(gzip.compress(b"stir the soup\n" * 5000, mtime=0)[:-20])
     with pytest.raises(DataError, match=r"book\.txt\.gz cannot be read to its end"):
         prepare(
             [Source(str(path), "toque.data.text:text_reader")],
@@ -281,7 +281,7 @@ def test_documents_become_pieces(
 ) -> None:
     text = "\n".join(f"{i} stir the soup and add salt" for i in range(300))
     path = tmp_path / ("book.txt.gz" if compressed else "book.txt")
-    path.write_bytes(gzip.compress(text.encode()) if compressed else text.encode())
+    path.write_bytes(gzip.compress(text.encode(), mtime=0) if compressed else text.encode())
     settings = settings_for(family, max_prompt_tokens=8, max_target_tokens=24)
     source = Source(str(path), "toque.data.text:text_reader")
     result = prepare([source], store=tmp_path / "s", settings=settings)

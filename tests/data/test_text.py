@@ -17,7 +17,7 @@ def read(path: Path) -> list[BlockExamples]:
 def test_a_file_is_one_document(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     data = "\ufeffTo roast beef.\r\n\r\nTake a joint\x0c.  \r\n".encode()
-    path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    path.write_bytes(gzip.compress(data, mtime=0) if name.endswith(".gz") else data)
     (given,) = read(path)
     (example,) = given.examples
     assert (example.prompt, example.target) == ("", "To roast beef.\n\nTake a joint.")
