@@ -122,7 +122,13 @@ def test_killed_twice(kitchen: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", [11, 12])
-@pytest.mark.parametrize("compiled", ["false", "true"])
-def test_killed_twenty_times(kitchen: Path, seed: int, compiled: str) -> None:
-    """Ten kills a run, two runs: twenty moments, with compile off and on."""
-    compare(kitchen, 10, seed, f"train.compile={compiled}")
+def test_killed_twenty_times(kitchen: Path, seed: int) -> None:
+    """Ten kills a run, two runs: twenty moments."""
+    compare(kitchen, 10, seed, "train.compile=false")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_killed_with_compiled_blocks(kitchen: Path) -> None:
+    """Every start compiles again, so one layer and four kills."""
+    compare(kitchen, 4, 13, "train.compile=true", "model.shape.num_layers=1")
