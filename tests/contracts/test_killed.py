@@ -73,7 +73,8 @@ def losses(run: Path) -> dict[int, float]:
 def kill_somewhere(process: subprocess.Popen[bytes], run: Path, chance: random.Random) -> bool:
     """Kill during the next save, or at a random moment; False when the run ended first."""
     during_save, delay = chance.random() < 0.5, chance.uniform(0.0, 1.2)
-    saved = set((run / "checkpoints").glob("step-*")) if run.exists() else set()
+    # Leftovers of an earlier kill are no save under way: the new process sweeps them first.
+    saved = set((run / "checkpoints").glob("*")) if run.exists() else set()
     log = run / "metrics.jsonl"
     began, seen = log.stat().st_size if log.exists() else 0, None
     while process.poll() is None:
