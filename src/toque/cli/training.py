@@ -32,6 +32,7 @@ from toque.train.runtime import Runtime
 from toque.train.signals import INTERRUPTED, Interrupt
 from toque.train.tensors import load_model_tensors
 from toque.train.trainer import Trainer
+from toque.units import Progress
 
 LOOKS = 2
 """Texts written at every evaluation for the eye; the scored ones come at the end."""
@@ -138,9 +139,9 @@ class SampleWriter(Callback):
     def __init__(self, sampler: Sampler, model: nn.Module, path: Path) -> None:
         self.sampler, self.model, self.path = sampler, model, path
 
-    def on_evaluate(self, at: object, metrics: Mapping[str, float]) -> None:
+    def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> None:
         """Write texts with the weights just evaluated."""
-        append_samples(self.path, self.sampler(self.model), step=getattr(at, "step", 0))
+        append_samples(self.path, self.sampler(self.model), step=at.step)
 
 
 def _banner(config: RunConfig, store: TokenStore, trainer: Trainer, console: Console) -> None:

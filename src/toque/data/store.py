@@ -114,7 +114,11 @@ class TokenStore:
         return np.concatenate([np.empty(0, self.manifest.columns[name]), *parts])
 
     def codec(self) -> Codec:
-        """The tokenizer the ids belong to."""
+        """The tokenizer the ids belong to, read once."""
+        return self._codec
+
+    @cached_property
+    def _codec(self) -> Codec:
         from toque.data.codec import load_codec
 
         return load_codec(self.path / "tokenizer")
