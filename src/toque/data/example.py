@@ -66,6 +66,8 @@ class BlockExamples:
     """Reason to the line numbers of the records dropped for it."""
     notes: dict[str, int] = field(default_factory=dict)
     """Counts of things repaired or worth saying, e.g. "control characters removed"."""
+    texts: dict[int, str] = field(default_factory=dict, compare=False)
+    """Line number to what stands there, for the first few dropped records of each reason."""
 
 
 class RecordReader(Protocol):

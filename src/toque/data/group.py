@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from toque.data.codec import Codec
 from toque.data.example import Block, Example, RecordReader
+from toque.data.excerpts import Excerpt, ExcerptSample, shortened
 from toque.data.rows import PIECES_PER_GROUP, Ids, Side, pieces, prompt_bounds, wrap
 from toque.data.settings import PrepareSettings
 from toque.errors import ConfigError, DataError
@@ -50,6 +52,7 @@ class Group:
         self._unknown: Counter[str] = Counter()
         self._lost: Counter[str] = Counter()
         self._kept_records = 0
+        self._excerpts = ExcerptSample()
 
     def read(self, block: Block, reader: RecordReader) -> None:
         """Take in a block's examples, checked against the reader's own counts."""
@@ -69,6 +72,11 @@ class Group:
         self._records += [self._n_records + r for r in records]
         self._n_records += n_records
         self._notes.update(given.notes)
+        for reason, numbers in given.dropped.items():
+            for number in numbers:
+                if number in given.texts:
+                    place = f"{Path(block.path).name}:{number}"
+                    self._excerpts.add(Excerpt(reason, place, shortened(given.texts[number])))
         self._blocks.append(
             BlockCounts(
                 path=block.path,
@@ -90,6 +98,7 @@ class Group:
             "cut": dict(sorted(self._cut.items())),
             "unknown": dict(sorted(self._unknown.items())),
             "lost_characters": dict(self._lost.most_common(100)),
+            "excerpts": self._excerpts.chosen(),
         }
 
     def rows(self) -> dict[str, NDArray[Any]]:
@@ -242,6 +251,10 @@ class Group:
             if self._records[i] in kept:
                 self._notes[f"examples left out: {reasons[i]}"] += 1
             else:
+                if self._records[i] not in why:
+                    example = self._examples[i]
+                    text, prompt = shortened(example.target), shortened(example.prompt)
+                    self._excerpts.add(Excerpt(reasons[i], "", text, prompt))
                 why.setdefault(self._records[i], reasons[i])
         self._dropped.update(why.values())
 

@@ -59,6 +59,10 @@ class TextReader:
                 yield Block(0, str(path), first_line, payload, last=False)
                 first_line += payload.count(b"\n")
 
+    def schema(self, path: Path) -> str:
+        """What a file is, for the report."""
+        return "text"
+
     def examples(self, block: Block) -> BlockExamples:
         """One document, cleaned; an empty one is dropped."""
         notes: dict[str, int] = {}

@@ -15,6 +15,7 @@ import msgspec
 
 from toque.data.codec import Codec, load_codec
 from toque.data.example import Block, RecordReader
+from toque.data.excerpts import Excerpt
 from toque.data.files import disk_faults, save_array, sha256_of, sync_folder, whole_folder
 from toque.data.group import BlockCounts, Group
 from toque.data.manifest import FileEntry
@@ -40,6 +41,8 @@ class ShardResult(msgspec.Struct):
     lost_characters: dict[str, int]
     columns: dict[str, str]
     files: list[FileEntry]
+    excerpts: list[Excerpt] = []
+    """A few dropped records as they were, for the report."""
 
 
 @dataclass(frozen=True)

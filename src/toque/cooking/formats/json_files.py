@@ -183,6 +183,13 @@ def json_records(header: Header, body: memoryview, first_line: int) -> Numbered:
             yield number, TOO_LONG if line == LONG_LINE else _decoded(line)
 
 
+def line_of(header: Header, body: memoryview, first_line: int, number: int) -> bytes:
+    """The bytes of the record with this number, for a report of records that were dropped."""
+    lines = bytes(body).splitlines()
+    numbers = header.meta.get("numbers") or range(first_line, first_line + len(lines))
+    return next((line for n, line in zip(numbers, lines, strict=False) if n == number), b"")
+
+
 def _line_blocks(path: Path) -> Iterator[Block]:
     first_line = 1
     for run in runs_of_lines(chunks(path)):

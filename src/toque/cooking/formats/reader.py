@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from toque.cooking.formats.adapters import records_of
-from toque.cooking.formats.json_files import json_records
+from toque.cooking.formats.json_files import json_records, line_of
 from toque.cooking.formats.mealmaster import mealmaster_records
 from toque.cooking.formats.parquet import parquet_records
-from toque.cooking.formats.payload import Header, Numbered, unpack
+from toque.cooking.formats.payload import Header, Numbered, Raw, unpack
 from toque.cooking.formats.recognise import recognise
 from toque.cooking.formats.shapes import ROLES
 from toque.cooking.formats.tables import table_records
@@ -20,6 +20,7 @@ from toque.cooking.formats.web import page_records
 from toque.cooking.recipe import Recipe
 from toque.cooking.sources import recipe_of, write_example
 from toque.data.example import Block, BlockExamples, Example
+from toque.data.excerpts import PER_REASON, shortened
 from toque.errors import ConfigError
 
 _MODULE = "toque.cooking.formats"
@@ -67,31 +68,54 @@ class FormatReader:
         examples: list[Example] = []
         dropped: dict[str, list[int]] = {}
         notes: Counter[str] = Counter()
+        texts: dict[int, str] = {}
         read = 0
-        for number, recipe in self.recipes(block, notes):
+        for number, recipe, raw in self._read(block, notes):
             read += 1
             if isinstance(recipe, Recipe):
                 examples.append(write_example(recipe, source=block.source))
             else:
-                dropped.setdefault(recipe, []).append(number)
+                numbers = dropped.setdefault(recipe, [])
+                if len(numbers) < PER_REASON:
+                    texts[number] = _shown(block, number, raw)
+                numbers.append(number)
         return BlockExamples(
             examples=examples,
             read=read,
             kept=len(examples),
             dropped=dropped,
             notes={what: count for what, count in notes.items() if count},
+            texts={number: text for number, text in texts.items() if text},
         )
 
     def recipes(self, block: Block, notes: Counter[str]) -> Iterator[tuple[int, Recipe | str]]:
         """The cleaned recipe of each record with its number, or why there is none."""
+        for number, recipe, _ in self._read(block, notes):
+            yield number, recipe
+
+    def schema(self, path: Path) -> str:
+        """The name of a file's schema, for the report."""
+        return recognise(Path(path), self.columns).schema
+
+    def _read(self, block: Block, notes: Counter[str]) -> Iterator[tuple[int, Recipe | str, Raw]]:
         header, body = unpack(block)
         columns = tuple(sorted(self.columns.items()))
         for number, raw in _READ[header.kind](header, body, block.first_line):
             if isinstance(raw, str):
-                yield number, raw
+                yield number, raw, raw
                 continue
             for record in records_of(raw, columns, notes):
-                yield number, record if isinstance(record, str) else recipe_of(record, notes)
+                yield number, record if isinstance(record, str) else recipe_of(record, notes), raw
+
+
+def _shown(block: Block, number: int, raw: Raw) -> str:
+    """A dropped record for people: its fields, or its bytes when it has none."""
+    if not isinstance(raw, str):
+        return shortened(json.dumps(raw, ensure_ascii=False, default=str))
+    header, body = unpack(block)
+    if header.kind not in ("json-lines", "json"):
+        return ""
+    return shortened(line_of(header, body, block.first_line, number))
 
 
 recipe_reader = FormatReader()
