@@ -126,8 +126,10 @@ class DataConfig(Config):
 class OptimConfig(Config):
     """The optimizer and its learning rate."""
 
-    name: Literal["adamw"] = "adamw"
-    """AdamW with decoupled weight decay (Loshchilov and Hutter 2019)."""
+    name: Literal["adamw", "adafactor", "muon", "adamw8bit"] = "adamw"
+    """adamw: decoupled weight decay. muon: orthogonalised updates of the inner matrices, AdamW for
+    the rest; the same peak_lr serves. To save memory: adamw8bit keeps 2 bytes a weight where AdamW
+    keeps 8, adafactor next to none."""
     peak_lr: Annotated[float, Field(gt=0)] = 3e-4
     """Highest learning rate, reached when warmup ends."""
     schedule: Literal["constant", "linear", "cosine"] = "cosine"
