@@ -13,6 +13,7 @@ from toque.cooking.foods import NUTRIENTS, find_food, foods, is_food
 from toque.cooking.ingredient_lines import parse_line
 from toque.cooking.nutrition import class_of, estimate, nutrition_of, traffic_lights
 from toque.cooking.portions import servings_of
+from toque.cooking.reading import read
 from toque.cooking.recipe import NUTRITION_CLASSES, Recipe
 from toque.cooking.weights import grams_of
 
@@ -256,7 +257,7 @@ def test_guessed_servings_grow_with_the_dish():
     assert small.servings is not None
     assert large.servings is not None
     assert 1.0 <= small.servings < large.servings <= 40.0
-    assert servings_of(dish(), [], energy_kcal=0.0, usual_kcal=0.0) >= 1.0
+    assert servings_of(read(dish()), [], energy_kcal=0.0, usual_kcal=0.0) >= 1.0
 
 
 def test_the_cookbook_is_estimated_from_what_it_measures():

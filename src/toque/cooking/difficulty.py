@@ -15,8 +15,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from toque.cooking.reading import Reading, read
 from toque.cooking.recipe import DIFFICULTIES, Difficulty, Recipe
 from toque.cooking.recipe import difficulty_of as by_bounds
+from toque.cooking.wording import words_of
 
 MAX_WORDS: Final = 150
 MAX_MINUTES: Final = 90
@@ -86,7 +88,7 @@ def _triggers() -> dict[str, list[tuple[str, re.Pattern[str] | None]]]:
 
 
 _TRIGGERS: Final = _triggers()
-_WORD: Final = re.compile(r"[^\W\d_]+")
+_TRIGGER_WORDS: Final = frozenset(_TRIGGERS)
 _TIME: Final = re.compile(
     r"(\d+(?:\.\d+)?)(?:\s*(?:-|to|or)\s*(\d+(?:\.\d+)?))?\s*(?:more |additional )?"
     r"(hours?|hrs?|minutes?|mins?)\b",
@@ -119,19 +121,23 @@ def difficulty_of(recipe: Recipe) -> Difficulty:
 
 def report_difficulty(recipe: Recipe) -> DifficultyReport:
     """The level of a recipe with its reasons."""
+    return difficulty_of_reading(read(recipe))
+
+
+def difficulty_of_reading(reading: Reading) -> DifficultyReport:
+    """The level of a recipe that has been read, with its reasons."""
+    recipe = reading.recipe
     bounds = by_bounds(len(recipe.ingredients), len(recipe.steps))
-    text = " ".join(recipe.steps)
-    words = len(text.split())
-    techniques = techniques_in(text)
+    techniques = _techniques(reading.text, reading.different)
     minutes = float(recipe.minutes) if recipe.minutes else minutes_in(recipe.steps)
     level = DIFFICULTIES.index(bounds)
     long = minutes is not None and minutes > LONG_MINUTES
-    if not techniques and words <= MAX_WORDS and (minutes or 0.0) <= MAX_MINUTES:
+    if not techniques and reading.n_tokens <= MAX_WORDS and (minutes or 0.0) <= MAX_MINUTES:
         level -= 1
     elif len(techniques) >= MANY_TECHNIQUES or (techniques and long):
         level += 1
     level = min(max(level, 0), len(DIFFICULTIES) - 1)
-    return DifficultyReport(DIFFICULTIES[level], bounds, minutes, words, techniques)
+    return DifficultyReport(DIFFICULTIES[level], bounds, minutes, reading.n_tokens, techniques)
 
 
 def techniques_in(text: str) -> tuple[str, ...]:
@@ -140,10 +146,15 @@ def techniques_in(text: str) -> tuple[str, ...]:
     >>> techniques_in("Knead the dough, let rise, then deep-fry.")
     ('knead', 'proof', 'deep-fry')
     """
-    text = text.lower()
+    return _techniques(text.lower(), frozenset(words_of(text)))
+
+
+def _techniques(text: str, words: frozenset[str]) -> tuple[str, ...]:
+    if _TRIGGER_WORDS.isdisjoint(words):
+        return ()
     found = {
         name
-        for word in _TRIGGERS.keys() & set(_WORD.findall(text))
+        for word in _TRIGGER_WORDS & words
         for name, phrase in _TRIGGERS[word]
         if phrase is None or phrase.search(text)
     }

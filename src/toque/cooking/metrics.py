@@ -64,12 +64,13 @@ def _verb_forms() -> frozenset[str]:
     return frozenset(forms)
 
 
-_VERB_FORMS = _verb_forms()
+VERB_FORMS: frozenset[str] = _verb_forms()
+"""Every verb in each of its regular forms."""
 
 
 def has_action_verb(step: str) -> bool:
     """Whether a step holds one of `ACTION_VERBS`, in any of its regular forms."""
-    return any(word[0] in _VERB_FORMS for word in _WORD.finditer(step.casefold()))
+    return any(word[0] in VERB_FORMS for word in _WORD.finditer(step.casefold()))
 
 
 def _share(items: Sequence[str], good: Sequence[bool]) -> float:

@@ -18,11 +18,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from toque.cooking.foods import NUTRIENTS, Food, find_food, is_food
-from toque.cooking.ingredient_lines import IngredientLine, parse_line
+from toque.cooking.foods import NUTRIENTS
+from toque.cooking.line_facts import TAKEN_UP, LineFacts, Nutrients, scaled
 from toque.cooking.portions import servings_of
+from toque.cooking.reading import Reading, read
 from toque.cooking.recipe import NutritionClass, Recipe
-from toque.cooking.weights import grams_of
 
 Light = Literal["green", "amber", "red"]
 
@@ -35,14 +35,7 @@ MIN_LIGHTS: Final = 2
 
 _UNKNOWN_G: Final = 40.0
 """Weight in a serving of an ingredient that is neither measured nor in the table."""
-_FAT: Final = NUTRIENTS.index("fat_g")
-_SODIUM: Final = NUTRIENTS.index("sodium_mg")
-_PURE_FAT: Final = 95.0
-_PURE_SALT: Final = 30_000.0
-_FRYING_FAT_G: Final = 180.0
-_BRINE_SALT_G: Final = 50.0
-_TAKEN_UP: Final = 0.1
-"""Share of frying fat, and of the salt of a brine or a crust, that is eaten: a usual guess."""
+_ENERGY: Final = NUTRIENTS.index("energy_kcal")
 _FRIED: Final = re.compile(r"\bfry|\bfried\b|\bfries\b", re.IGNORECASE)
 _CLAIMS: Final[dict[str, tuple[str, ...]]] = {
     "low-fat": ("fat_g", "saturated_fat_g"),
@@ -83,6 +76,12 @@ def nutrition_of(recipe: Recipe) -> Nutrition:
     >>> nutrition_of(Recipe("Salad", ("oil",), ("Toss.",), nutrition=given)).klass
     'Moderate'
     """
+    return nutrition_of_reading(read(recipe))
+
+
+def nutrition_of_reading(reading: Reading) -> Nutrition:
+    """The nutrition of a recipe that has been read."""
+    recipe = reading.recipe
     if recipe.nutrition:
         lights = traffic_lights(recipe.nutrition)
         if len(lights) >= MIN_LIGHTS:
@@ -94,7 +93,7 @@ def nutrition_of(recipe: Recipe) -> Nutrition:
                 coverage=1.0,
                 servings=None,
             )
-    return estimate(recipe)
+    return _estimate(reading)
 
 
 def traffic_lights(per_serving: Mapping[str, float]) -> dict[str, Light]:
@@ -132,25 +131,30 @@ def class_of(lights: Mapping[str, Light]) -> NutritionClass | None:
 
 def estimate(recipe: Recipe) -> Nutrition:
     """Nutrition by the table of foods, whatever figures the recipe carries."""
-    lines = [line for line in map(parse_line, recipe.ingredients) if is_food(line.name)]
-    read = [(line, food) for line in lines if (food := find_food(line.name)) is not None]
-    if not read:
+    return _estimate(read(recipe))
+
+
+def _estimate(reading: Reading) -> Nutrition:
+    recipe = reading.recipe
+    lines = [line for line in reading.lines if line.is_food]
+    known = [line for line in lines if line.food is not None]
+    if not known:
         return Nutrition(None, {}, {}, estimated=True, coverage=0.0, servings=None)
-    fried = any(_FRIED.search(step) for step in recipe.steps)
-    measured = [(food, g) for line, food in read if (g := _eaten(line, food, fried=fried)) > 0.0]
-    whole = _sum(measured)
-    usual = [(food, food.serving_g) for _, food in read]
+    known = _without_frying_fat(known, recipe.steps)
+    measured = [line for line in known if line.grams > 0.0]
     if measured:
-        energy, usual_energy = whole["energy_kcal"], _sum(usual)["energy_kcal"]
-        servings = servings_of(recipe, read, energy_kcal=energy, usual_kcal=usual_energy)
-        per_serving = {name: value / servings for name, value in whole.items()}
+        whole = _sum([line.nutrients for line in measured])
+        usual_kcal = sum([line.usual[_ENERGY] for line in known])
+        servings = servings_of(reading, known, energy_kcal=whole[_ENERGY], usual_kcal=usual_kcal)
+        figures = [value / servings for value in whole]
     else:
-        servings, per_serving = 1.0, _sum(usual)
-    known_g = sum(grams for _, grams in measured) / servings
-    unmeasured = len(lines) - len(read)
-    loose_g = sum(food.serving_g for line, food in read if not line.amounts)
-    weight_g = known_g + loose_g + _UNKNOWN_G * unmeasured
-    _respect_claims(per_serving, recipe.tags)
+        servings, figures = 1.0, _sum([line.usual for line in known])
+    per_serving = dict(zip(NUTRIENTS, figures, strict=True))
+    known_g = sum([line.grams for line in measured]) / servings
+    loose_g = sum([line.food.serving_g for line in known if line.food and not line.line.amounts])
+    weight_g = known_g + loose_g + _UNKNOWN_G * (len(lines) - len(known))
+    if recipe.tags:
+        _respect_claims(per_serving, recipe.tags)
     lights = traffic_lights(per_serving)
     return Nutrition(
         klass=class_of(lights),
@@ -162,23 +166,21 @@ def estimate(recipe: Recipe) -> Nutrition:
     )
 
 
-def _sum(weighed: Iterable[tuple[Food, float]]) -> dict[str, float]:
-    total = [0.0] * len(NUTRIENTS)
-    for food, grams in weighed:
-        share = grams / 100.0
-        total = [have + share * more for have, more in zip(total, food.per_100_g, strict=True)]
-    return dict(zip(NUTRIENTS, total, strict=True))
+def _without_frying_fat(lines: list[LineFacts], steps: Iterable[str]) -> list[LineFacts]:
+    """Lines of which fat to fry in counts only as far as the food takes it up."""
+    if not any(line.is_frying_fat for line in lines) or not any(map(_FRIED.search, steps)):
+        return lines
+    found = []
+    for line in lines:
+        if line.is_frying_fat and line.food is not None:
+            eaten = TAKEN_UP * line.grams
+            line = line._replace(grams=eaten, nutrients=scaled(line.food, eaten))  # noqa: PLW2901
+        found.append(line)
+    return found
 
 
-def _eaten(line: IngredientLine, food: Food, *, fried: bool) -> float:
-    """Grams of a line that end on the plates; 0.0 when the line gives no amount."""
-    grams = (grams_of(line, food) if line.amounts else None) or 0.0
-    fat, sodium = food.per_100_g[_FAT], food.per_100_g[_SODIUM]
-    if fat >= _PURE_FAT and grams > _FRYING_FAT_G and (fried or "fry" in line.purpose):
-        return _TAKEN_UP * grams
-    if sodium >= _PURE_SALT and grams > _BRINE_SALT_G:
-        return _TAKEN_UP * grams
-    return grams
+def _sum(nutrients: Iterable[Nutrients]) -> list[float]:
+    return [sum(figures) for figures in zip(*nutrients, strict=True)]
 
 
 def _respect_claims(per_serving: dict[str, float], tags: Iterable[str]) -> None:

@@ -13,9 +13,8 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from toque.cooking.foods import Food
-from toque.cooking.ingredient_lines import IngredientLine
-from toque.cooking.recipe import Recipe
+from toque.cooking.line_facts import LineFacts
+from toque.cooking.reading import Reading
 
 _NUMBERS: Final = {
     "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9,
@@ -26,14 +25,26 @@ _VESSELS: Final = (
     "plates|bowls|glasses|ramekins|cups|servings?|portions|dishes|wedges|mugs|flutes|goblets|slices"
     "|squares|tumblers|pieces|people|skewers|coupes|tartlets|molds"
 )
-_DIVIDED: Final = (
-    re.compile(
-        rf"\b(?:among|between|into|onto|in|on|to) (?:each of )?(?:the )?{_NUMBER} "
-        rf"(?:[a-z-]+ ){{0,3}}(?:{_VESSELS})\b"
-    ),
-    re.compile(rf"\b(?:serves|makes|makes about) {_NUMBER}(?: servings| people|\W*$)"),
-    re.compile(rf"\b{_NUMBER} (?:[a-z-]+ ){{0,2}}(?:servings|portions)\b"),
+_EACH: Final = "(?:each of )?(?:the )?"
+_UP_TO_3: Final = "(?:[a-z-]+ ){0,3}"
+_DIVIDED: Final = tuple(
+    (frozenset(needed.replace("s?", "s|serving").split("|")), re.compile(pattern))
+    for needed, pattern in (
+        (
+            _VESSELS,
+            rf"\b(?:among|between|into|onto|in|on|to) {_EACH}{_NUMBER} {_UP_TO_3}(?:{_VESSELS})\b",
+        ),
+        (
+            "serves|makes",
+            rf"\b(?:serves|makes|makes about) {_NUMBER}(?: servings| people|\W*$)",
+        ),
+        (
+            "servings|portions",
+            rf"\b{_NUMBER} (?:[a-z-]+ ){{0,2}}(?:servings|portions)\b",
+        ),
+    )
 )
+"""Words of which the steps must hold one, and what they may say."""
 _EATEN_WHOLE: Final = frozenset(
     {"chicken", "chicken breast", "steak", "pork loin", "salmon", "cod", "tuna", "veal", "duck",
      "bun", "hot dog", "rabbit", "pita", "crab", "tortilla", "mackerel"}
@@ -45,8 +56,8 @@ _MOST: Final = 40.0
 
 
 def servings_of(
-    recipe: Recipe,
-    read: Iterable[tuple[IngredientLine, Food]],
+    reading: Reading,
+    known: Iterable[LineFacts],
     *,
     energy_kcal: float,
     usual_kcal: float,
@@ -54,29 +65,33 @@ def servings_of(
     """How many servings a recipe makes: stated, or guessed as the module says.
 
     Args:
-        recipe: the recipe.
-        read: its ingredient lines with their foods.
+        reading: the recipe, read.
+        known: those of its ingredient lines whose food the table has.
         energy_kcal: of the whole dish.
         usual_kcal: what the same foods bring to a serving of other dishes.
     """
-    if recipe.servings:
-        return float(recipe.servings)
-    divided = _divided_by(recipe.steps)
+    if reading.recipe.servings:
+        return float(reading.recipe.servings)
+    divided = _divided_by(reading)
     if divided is not None:
         return divided
-    for line, food in read:
+    for facts in known:
+        if facts.food is None or facts.food.name not in _EATEN_WHOLE:
+            continue
+        line = facts.line
         whole = line.quantity[0] if line.quantity and line.unit is None else 0.0
-        if food.name in _EATEN_WHOLE and 2.0 <= whole <= 12.0:
+        if 2.0 <= whole <= 12.0:
             return whole
     whole_kcal = max(energy_kcal, 30.0)
     portion_kcal = _LAW_FACTOR * whole_kcal**_LAW_WHOLE * max(usual_kcal, 20.0) ** _LAW_USUAL
     return float(min(max(whole_kcal / portion_kcal, 1.0), _MOST))
 
 
-def _divided_by(steps: Iterable[str]) -> float | None:
-    text = " ".join(steps).lower()
-    for pattern in _DIVIDED:
-        match = pattern.search(text)
+def _divided_by(reading: Reading) -> float | None:
+    for needed, pattern in _DIVIDED:
+        if needed.isdisjoint(reading.different):
+            continue
+        match = pattern.search(reading.text)
         if match is not None:
             word = match.group(1)
             number = _NUMBERS.get(word) or int(word)

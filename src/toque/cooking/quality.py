@@ -21,17 +21,19 @@ directions is no recipe. The score judges form and coherence; nobody has tasted 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import mul
 from typing import Final
 
-from toque.cooking.foods import find_food
-from toque.cooking.ingredient_lines import IngredientLine, parse_line
 from toque.cooking.ingredients import stem
-from toque.cooking.metrics import ACTION_VERBS, has_action_verb
+from toque.cooking.line_facts import may_be_dirty
+from toque.cooking.metrics import ACTION_VERBS, VERB_FORMS
+from toque.cooking.reading import Reading, read
 from toque.cooking.recipe import Recipe
 from toque.cooking.units_of_measure import SPELLINGS
+from toque.cooking.wording import bare_lines, words_of
 
 WEIGHTS: Final[dict[str, float]] = {
     "title": 0.05,
@@ -53,14 +55,6 @@ MAX_TITLE_WORDS: Final = 12
 ENGLISH_SHARE: Final = 0.3
 COLLECTIVE_CREDIT: Final = 0.75
 
-_WORD: Final = re.compile(r"[^\W\d_]+")
-_SUSPECT_MARKS: Final = re.compile("[<&\ufffdÃÂâ©{}\\[\\]]")
-_SUSPECT_WORDS: Final = frozenset(
-    """
-    http https www list cart advertisement click subscribe rights copyright follow facebook
-    instagram pinterest email mail print watch lorem read policy log login sign null undefined
-    """.split()  # noqa: SIM905
-)
 _DIRT: Final = re.compile(
     r"<[a-z/!][^<>]*>|&[a-z]{2,8};|&#\d+;|https?:|www\.|\ufffd|[ÃÂ][\x80-\xbf€™©¢]|â€|"
     r"add all ingredients to (?:list|cart)|advertisement|click (?:here|the)|\bsubscribe\b|"
@@ -75,12 +69,6 @@ _COLLECTIVE: Final = re.compile(
     re.IGNORECASE,
 )
 _COLLECTIVE_WORDS: Final = frozenset({"ingredients", "everything", "together"})
-_NEEDS_NO_AMOUNT: Final = re.compile(
-    r"\bto (?:taste|serve|garnish|decorate|season|finish)\b|\bas (?:needed|required|desired)\b"
-    r"|\bfor \w+ing\b|\bfor (?:the )?(?:pan|garnish|deep|serving)|optional|\bsalt\b|\bpepper\b"
-    r"|\bcooking spray\b|\boil spray\b|\bwater\b",
-    re.IGNORECASE,
-)
 _FUNCTION_WORDS: Final = frozenset(
     """
     a about add after all an and are as at be before but by each for from have if in into is it its
@@ -119,105 +107,97 @@ def quality_of(recipe: Recipe) -> Quality:
     >>> quality_of(good).score
     1.0
     """
-    lines = [parse_line(line) for line in recipe.ingredients]
-    text = " ".join(recipe.steps).lower()
-    words = _WORD.findall(text)
+    return quality_of_reading(read(recipe))
+
+
+def quality_of_reading(reading: Reading) -> Quality:
+    """Score a recipe that has been read."""
+    recipe, lines = reading.recipe, reading.lines
     parts = {
         "title": _title(recipe.title),
-        "ingredients": _ingredients(lines),
-        "amounts": _amounts(recipe.ingredients, lines),
-        "steps": _share([has_action_verb(step) for step in recipe.steps]),
-        "used": _used(lines, text, words),
-        "length": _length(recipe.steps),
-        "unique": min(_unique(recipe.ingredients), _unique(_sentences(recipe.steps))),
-        "clean": _clean((recipe.title, *recipe.ingredients, *recipe.steps)),
-        "language": _language(words),
+        "ingredients": _share(line.is_named for line in lines) * min(1.0, len(lines) / 2.0),
+        "amounts": _share(line.has_amount for line in lines),
+        "steps": _share(not VERB_FORMS.isdisjoint(words) for words in reading.step_words),
+        "used": _used(reading),
+        "length": _length(reading.n_tokens),
+        "unique": min(_share_different([line.words for line in lines]), _unique_sentences(recipe)),
+        "clean": _clean(reading),
+        "language": _language(reading.words),
     }
-    mean = sum(weight * parts[name] for name, weight in WEIGHTS.items())
-    weakest = min(parts[name] for name in ESSENTIAL)
+    mean = sum(map(mul, WEIGHTS.values(), parts.values()))
+    weakest = min(map(parts.__getitem__, ESSENTIAL))
     return Quality(round((1.0 - WEAKEST_SHARE) * mean + WEAKEST_SHARE * weakest, 4), parts)
 
 
-def _share(good: Sequence[bool]) -> float:
-    return sum(good) / len(good) if good else 0.0
+def _share(good: Iterable[bool]) -> float:
+    found = list(good)
+    return sum(found) / len(found) if found else 0.0
+
+
+def _share_different(texts: Sequence[str]) -> float:
+    return len(set(texts)) / len(texts) if texts else 1.0
 
 
 def _title(title: str) -> float:
-    words = _WORD.findall(title)
-    if not words or _DIRT.search(title):
+    words = words_of(title)
+    if not words or (may_be_dirty(title, words) and _DIRT.search(title)):
         return 0.0
     too_long = len(title.split()) > MAX_TITLE_WORDS
     shouted = title.isupper() and len(title) > 3
     return 1.0 - 0.5 * too_long - 0.25 * shouted
 
 
-def _ingredients(lines: Sequence[IngredientLine]) -> float:
-    named = [find_food(line.name) is not None for line in lines]
-    return _share(named) * min(1.0, len(lines) / 2.0)
-
-
-def _amounts(texts: Sequence[str], lines: Sequence[IngredientLine]) -> float:
-    return _share(
-        [
-            bool(line.amounts) or _NEEDS_NO_AMOUNT.search(text) is not None
-            for text, line in zip(texts, lines, strict=True)
-        ]
-    )
-
-
-def _used(lines: Sequence[IngredientLine], text: str, words: Sequence[str]) -> float:
-    stems = {_stem(word) for word in set(words) - _FUNCTION_WORDS}
+def _used(reading: Reading) -> float:
+    lines = reading.lines
+    if not lines:
+        return 0.0
+    stems = set(map(_stem, reading.different - _FUNCTION_WORDS))
+    missing = sum(stems.isdisjoint(line.stems) for line in lines)
     taken_up = 0.0
-    if not _COLLECTIVE_WORDS.isdisjoint(words) and _COLLECTIVE.search(text):
+    if (
+        missing
+        and not _COLLECTIVE_WORDS.isdisjoint(reading.different)
+        and _COLLECTIVE.search(reading.text)
+    ):
         taken_up = COLLECTIVE_CREDIT
-    mentions = [1.0 if _is_mentioned(line.name, stems) else taken_up for line in lines]
-    return sum(mentions) / len(mentions) if mentions else 0.0
+    return (len(lines) - missing + taken_up * missing) / len(lines)
 
 
-@lru_cache(maxsize=1 << 16)
+@lru_cache(maxsize=1 << 15)
 def _stem(word: str) -> str:
     return stem(word)
 
 
-@lru_cache(maxsize=1 << 16)
-def _name_stems(name: str) -> frozenset[str]:
-    """Words by which steps may call an ingredient: its own, and its food's last."""
-    words = {stem(word) for word in _WORD.findall(name.lower())}
-    food = find_food(name)
-    if food is not None:  # "spaghetti" is used by "cook the pasta"
-        words.add(stem(food.name.rpartition(" ")[2]))
-    return frozenset(words)
-
-
-def _is_mentioned(name: str, stems: set[str]) -> bool:
-    return not _name_stems(name).isdisjoint(stems)
-
-
-def _length(steps: Sequence[str]) -> float:
-    n_words = sum(len(step.split()) for step in steps)
+def _length(n_words: int) -> float:
     if n_words > MAX_WORDS:
         return MAX_WORDS / n_words
     return min(1.0, n_words / MIN_WORDS)
 
 
-def _sentences(steps: Sequence[str]) -> list[str]:
-    return [part for step in steps for part in _SENTENCE_END.split(step) if len(part.split()) > 3]
+def _unique_sentences(recipe: Recipe) -> float:
+    """Share of sentences of more than three words that are not there twice."""
+    sentences = _SENTENCE_END.sub("\n", "\n".join(recipe.steps))
+    bare = bare_lines(sentences)
+    if bare is not None and len(set(bare)) == len(bare):
+        return 1.0  # what differs in letters differs in words
+    long = [part for part in sentences.split("\n") if len(part.split()) > 3]
+    return _share_different([" ".join(words_of(part)) for part in long])
 
 
-def _unique(texts: Sequence[str]) -> float:
-    if not texts:
+def _clean(reading: Reading) -> float:
+    recipe = reading.recipe
+    suspects = any(line.is_dirty for line in reading.lines)
+    if not (
+        suspects
+        or may_be_dirty(recipe.title, words_of(recipe.title))
+        or may_be_dirty(reading.text, reading.words)
+    ):
         return 1.0
-    return len({" ".join(_WORD.findall(text.lower())) for text in texts}) / len(texts)
-
-
-def _clean(texts: Sequence[str]) -> float:
-    whole = "\n".join(texts).lower()
-    if _SUSPECT_MARKS.search(whole) is None and _SUSPECT_WORDS.isdisjoint(_WORD.findall(whole)):
-        return 1.0  # nearly always, and ten times faster than the pattern
-    return _share([_DIRT.search(text) is None for text in texts])
+    texts = (recipe.title, *recipe.ingredients, *recipe.steps)
+    return _share(_DIRT.search(text) is None for text in texts)
 
 
 def _language(words: Sequence[str]) -> float:
     if not words:
         return 0.0
-    return min(1.0, sum(word in _ENGLISH for word in words) / len(words) / ENGLISH_SHARE)
+    return min(1.0, sum(map(_ENGLISH.__contains__, words)) / len(words) / ENGLISH_SHARE)

@@ -1,0 +1,67 @@
+"""Words and keys of recipe texts, at the speed of C for ASCII and the common signs."""
+
+from __future__ import annotations
+
+import re
+import string
+from typing import Final
+
+_LETTERS: Final = bytes(
+    ord(chr(code).lower()) if chr(code) in string.ascii_letters else 32 for code in range(256)
+)
+"""Bytes of ASCII: letters in lower case, everything else a blank."""
+_LOWER: Final = bytes(code + 32 if 65 <= code <= 90 else code for code in range(256))
+_NOT_LETTERS: Final = bytes(
+    code for code in range(128) if chr(code) not in string.ascii_letters and code != 10
+)
+_NOT_ALPHANUMERIC: Final = bytes(
+    code for code in range(128) if chr(code) not in string.ascii_letters + string.digits
+)
+# Signs that stand between words in recipes, so that what is left of most texts is ASCII.
+_SIGNS: Final = re.compile("[°½¼¾⅓⅔⅛⅜⅝⅞⅙⅚⅕⅖⅗⅘–—‑’‘“”®™©…×•·⁄\u00a0´″]")
+_WORD: Final = re.compile(r"[^\W\d_]+")
+_FOREIGN: Final = re.compile(r"[^\x00-\x7f]+")
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text in lower case: runs of letters. A fraction such as "½" is no word.
+
+    >>> words_of("Don't add 1½ cups crème fraîche!")
+    ['don', 't', 'add', 'cups', 'crème', 'fraîche']
+    """
+    if not text.isascii():
+        text = _SIGNS.sub(" ", text)
+        if not text.isascii():
+            return _WORD.findall(text.lower())
+    return text.encode().translate(_LETTERS).decode().split()
+
+
+def bare_lines(text: str) -> list[str] | None:
+    r"""The letters alone of each line of a text, in lower case; None when it holds foreign ones.
+
+    Two lines of the same words have the same letters: where these differ, so do the words.
+
+    >>> bare_lines("Mix well.\nMix, well!"), bare_lines("crème")
+    (['mixwell', 'mixwell'], None)
+    """
+    if not text.isascii():
+        text = _SIGNS.sub("", text)
+        if not text.isascii():
+            return None
+    return text.encode().translate(_LOWER, _NOT_LETTERS).decode().split("\n")
+
+
+def normalised(text: str) -> bytes:
+    """A text's letters and digits alone, case-folded, in UTF-8: what duplicates have in common.
+
+    >>> normalised("1½ Cups -- Crème!").decode()
+    '1½cupscrème'
+    """
+    if text.isascii():
+        return text.encode().translate(_LOWER, _NOT_ALPHANUMERIC)
+    folded = _FOREIGN.sub(_alphanumeric, text.casefold())
+    return folded.encode().translate(None, _NOT_ALPHANUMERIC)
+
+
+def _alphanumeric(run: re.Match[str]) -> str:
+    return "".join(filter(str.isalnum, run.group()))
