@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,15 @@ class BlockExamples:
     """Counts of things repaired or worth saying, e.g. "control characters removed"."""
     texts: dict[int, str] = field(default_factory=dict, compare=False)
     """Line number to what stands there, for the first few dropped records of each reason."""
+
+
+@runtime_checkable
+class NamesSchemas(Protocol):
+    """A reader that can say, for the report, whose schema a file has."""
+
+    def schema(self, path: Path) -> str:
+        """Its name: "recipenlg", "mealmaster", "text" ..."""
+        ...
 
 
 class RecordReader(Protocol):

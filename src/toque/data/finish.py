@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from toque.data.codec import Codec
 from toque.data.division import Columns, Division, divide
+from toque.data.example import NamesSchemas
 from toque.data.files import save_array, sha256_of, sync_folder, write_whole
+from toque.data.look import Look
 from toque.data.manifest import (
     FORMAT,
     NAME,
@@ -26,11 +28,12 @@ from toque.data.manifest import (
     Tokens,
     manifest_bytes,
 )
+from toque.data.profile import Histogram
 from toque.data.report import Lengths, Report, SourceReport, reasons_in_words
 from toque.data.settings import PrepareSettings
 from toque.data.sources import SourceFile
 from toque.data.store import LEFT_OUT, SPLIT_CODES
-from toque.data.worker import ShardResult, shard_folder
+from toque.data.worker import ShardResult, load_reader, shard_folder
 from toque.errors import DataError
 
 _SHOWN = 10
@@ -166,10 +169,14 @@ class Ending:
         read: int,
         seconds: float,
     ) -> Report:
+        look = Look(self.store, self.shards, division.split, self.codec)
         return Report(
-            store=str(self.store),
             tokenizer=self.codec.name,
-            sources=[SourceReport(str(f.path), r, k) for f, r, k in self._per_file()],
+            sources=[
+                SourceReport(str(f.path), self._schema(f), f.source, r, k)
+                for f, r, k in self._per_file()
+            ],
+            source_rows=look.sources(lengths),
             read=read,
             kept=division.records,
             dropped=dict(dropped.most_common()),
@@ -188,8 +195,21 @@ class Ending:
             leaked_bodies=division.leaked_bodies,
             leaked_titles=division.leaked_titles,
             split_rule=f"by a hash of the body, {_DOCUMENTS}",
+            prompt_histogram=Histogram.of(lengths["prompt"]),
+            target_histogram=Histogram.of(lengths["target"]),
+            columns=look.columns(),
+            kept_examples=look.kept(),
+            dropped_examples=look.dropped(division.dropped),
             seconds=round(seconds, 2),
         )
+
+    def _schema(self, file: SourceFile) -> str:
+        """What the file's reader takes it for; "" when it does not say."""
+        reader = load_reader(file.reader, self.settings.tasks)
+        try:
+            return str(reader.schema(file.path)) if isinstance(reader, NamesSchemas) else ""
+        except DataError:  # removed or changed since it was read: a report needs no more
+            return ""
 
     def _manifest(
         self,

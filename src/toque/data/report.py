@@ -9,7 +9,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from toque.data.excerpts import Excerpt
 from toque.data.files import write_whole
+from toque.data.profile import ColumnReport, Histogram, SourceRows
 
 JSON_NAME, MARKDOWN_NAME = "report.json", "report.md"
 
@@ -37,6 +39,10 @@ class SourceReport(msgspec.Struct, frozen=True):
     """One source file: records met and used by its reader."""
 
     path: str
+    schema: str
+    """What its content shows it to be; "" when its reader does not say."""
+    source: int
+    """Which of data.sources it belongs to, from 0."""
     read: int
     kept: int
 
@@ -44,13 +50,14 @@ class SourceReport(msgspec.Struct, frozen=True):
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The data report. `read == kept + sum(dropped)`, in records.
 
+    Of equal stores made from the same paths, only `seconds` differs.
     `cut` counts sides cut to their limit and the tokens lost; `unknown` counts unknown tokens
     beside all tokens of each side; `lines` shows where the first dropped records stand.
     """
 
-    store: str
     tokenizer: str
     sources: list[SourceReport]
+    source_rows: list[SourceRows]
     read: int
     kept: int
     dropped: dict[str, int]
@@ -69,6 +76,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     leaked_bodies: int
     leaked_titles: int
     split_rule: str
+    prompt_histogram: Histogram
+    target_histogram: Histogram
+    columns: list[ColumnReport]
+    kept_examples: list[Excerpt]
+    dropped_examples: list[Excerpt]
     seconds: float
     """This start's own; shards kept from an earlier one cost it nothing."""
 
@@ -100,7 +112,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
                 f"{self.seconds:.1f} seconds."
             ),
             "",
-            *_table(("source", "read", "kept"), [(s.path, s.read, s.kept) for s in self.sources]),
+            *_table(
+                ("source", "schema", "read", "kept"),
+                [(s.path, s.schema or "-", s.read, s.kept) for s in self.sources],
+            ),
             *self._dropped(),
             *_table(
                 ("tokens per example", "mean", "half below", "90 %", "99 %", "longest"),

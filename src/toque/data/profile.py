@@ -1,0 +1,151 @@
+"""The shape of a store's numbers: histograms and counts, as the data report holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+BARS = 32
+"""Bins of a histogram at most."""
+FEW = 12
+"""A column with at most this many different whole numbers is counted value by value."""
+ESTIMATED = "_estimated"
+"""A column `X_estimated` says which rows' `X` is an estimate (1) and which is given (0)."""
+_MAX_LABEL = 255
+"""Whole numbers beyond are amounts, never labels."""
+
+
+class Histogram(msgspec.Struct, frozen=True):
+    """`counts[i]` values lie in [edges[i], edges[i + 1]); the last bin holds its end too."""
+
+    edges: list[float]
+    counts: list[int]
+
+    @classmethod
+    def of(cls, values: NDArray[np.generic]) -> Histogram:
+        """Bins of a round width from the smallest value to the largest; no bins without values.
+
+        >>> Histogram.of(np.array([0, 1, 1, 39])).edges[:3]
+        [0.0, 2.0, 4.0]
+        """
+        if not len(values):
+            return cls([], [])
+        least, most = float(values.min()), float(values.max())
+        width = round_width((most - least) / BARS or 1.0)
+        if np.issubdtype(values.dtype, np.integer):
+            width = max(1.0, width)
+        first = np.floor(least / width)
+        n = int(np.floor(most / width) - first) + 1
+        edges = (first + np.arange(n + 1)) * width
+        counts, _ = np.histogram(values, bins=edges)
+        return cls([round(float(edge), 9) for edge in edges], counts.tolist())
+
+
+class ColumnReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One per-example column over the rows in use."""
+
+    name: str
+    known: int
+    missing: int
+    """Rows whose source has no such number."""
+    mean: float
+    least: float
+    most: float
+    histogram: Histogram | None = None
+    """Of a column with many values."""
+    values: dict[str, int] = {}
+    """Rows of each value, of a column with few."""
+    estimated: dict[str, int] = {}
+    """Those of `values` that are estimates; empty when nothing says so."""
+
+
+class SourceRows(msgspec.Struct, frozen=True):
+    """What a source gave in the end, duplicates and limits taken off."""
+
+    source: int
+    train: int
+    validation: int
+    tokens: int
+
+
+def round_width(least: float) -> float:
+    """The smallest of 1, 2, 5 times a power of ten that is not below `least`.
+
+    >>> round_width(0.03), round_width(13), round_width(50)
+    (0.05, 20.0, 50.0)
+    """
+    power = 10.0 ** np.floor(np.log10(least))
+    # A width of exactly 5 must not become 10 by the last bit.
+    step = next(step for step in (1.0, 2.0, 5.0, 10.0) if step * power >= least * (1 - 1e-12))
+    return float(f"{step * power:.6g}")
+
+
+def column_report(
+    name: str, values: NDArray[np.generic], estimated: NDArray[np.generic] | None = None
+) -> ColumnReport:
+    """The report of one column.
+
+    Args:
+        name: of the column.
+        values: [n] of the rows in use; NaN where there is none.
+        estimated: [n], 1 where the value is an estimate.
+    """
+    numbers = values.astype(np.float64)
+    there = ~np.isnan(numbers)
+    known = numbers[there]
+    if not len(known):
+        return ColumnReport(name=name, known=0, missing=len(numbers), mean=0, least=0, most=0)
+    counts = _few(known)
+    guessed: dict[str, int] = {}
+    if counts and estimated is not None:
+        is_guess = estimated[there].astype(np.float64) == 1.0
+        guessed = dict.fromkeys(counts, 0) | (_few(known[is_guess]) or {})
+    return ColumnReport(
+        name=name,
+        known=len(known),
+        missing=len(numbers) - len(known),
+        mean=round(float(known.mean()), 4),
+        least=round(float(known.min()), 4),
+        most=round(float(known.max()), 4),
+        histogram=None if counts else Histogram.of(known),
+        values=counts or {},
+        estimated=guessed,
+    )
+
+
+def column_reports(
+    names: Sequence[str], read: Callable[[str], NDArray[np.generic]]
+) -> list[ColumnReport]:
+    """Those of all columns, one read at a time; which are estimates goes with the column itself.
+
+    Args:
+        names: of the columns.
+        read: a column's values in the rows in use.
+    """
+    return [
+        column_report(
+            name, read(name), read(name + ESTIMATED) if _has_estimates(name, names) else None
+        )
+        for name in names
+        if name.removesuffix(ESTIMATED) == name or name.removesuffix(ESTIMATED) not in names
+    ]
+
+
+def _has_estimates(name: str, names: Sequence[str]) -> bool:
+    return name + ESTIMATED in names
+
+
+def _few(values: NDArray[np.float64]) -> dict[str, int] | None:
+    """Rows of each value when the values are few whole numbers, else None."""
+    if not len(values):
+        return {}
+    if values.min() < 0 or values.max() > _MAX_LABEL or (values != np.floor(values)).any():
+        return None
+    counts = np.bincount(values.astype(np.int64))
+    different = np.flatnonzero(counts)
+    if len(different) > FEW:
+        return None
+    return {str(value): int(counts[value]) for value in different}
