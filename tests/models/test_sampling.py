@@ -16,7 +16,7 @@ def logits(rows=1, vocabulary=12, seed=0):
 def shares(chooser, row, draws=4000):
     """How often each token is drawn, over prompts."""
     many = row.expand(draws, -1)
-    tokens = chooser.choose(many, prompts=range(draws), position=3)
+    tokens = chooser.choose(many, prompts=range(draws), positions=[3] * draws)
     return torch.bincount(tokens, minlength=row.shape[-1]) / draws
 
 
@@ -56,7 +56,7 @@ def test_impossible_tokens_are_never_drawn():
 
 def test_greedy_is_the_largest():
     rows = logits(rows=6)
-    chosen = TokenChooser().choose(rows, prompts=range(6), position=0)
+    chosen = TokenChooser().choose(rows, prompts=range(6), positions=[0] * 6)
     assert torch.equal(chosen, rows.argmax(-1))
 
 

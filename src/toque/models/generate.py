@@ -1,24 +1,26 @@
-"""Batched generation with a key-value cache, for both kinds of models.
-
-Letters: R rows of the batch, S prompt width, K keys in the cache, D hidden size, V vocabulary.
-"""
+"""Batched generation with a key-value cache, for both kinds of models."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, Protocol
+from typing import Final, Literal
 
+import psutil
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
-from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from toque.errors import ConfigError
-from toque.models.attention import for_model, left_padded_causal, same_segment
 from toque.models.compile import eagerly
+from toque.models.decoding import Decoding, cache_dtype, cache_shape, decoding_for
 from toque.models.families import family_of, max_positions, unwrapped
-from toque.models.forward import output_head, scale_decoder_outputs
+from toque.models.forward import output_head
 from toque.models.sampling import TokenChooser
+from toque.models.slots import SPARE
+
+MOST_ROWS: Final = {"cpu": 64, "cuda": 256}
+"""Beyond these, a step costs as much a row as before (CPU), or is a guess (CUDA)."""
 
 
 def generate(
@@ -33,12 +35,13 @@ def generate(
     top_k: int | None = None,
     top_p: float = 1.0,
     seed: int = 0,
-    batch_rows: int = 16,
+    batch_rows: int | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> list[list[int]]:
     """The tokens a model writes after each prompt, without the end token.
 
-    Prompts run in batches of similar length, longest first; a finished one leaves its batch.
+    Prompts run together, longest first; a finished one makes place for the next, so the batch
+    stays full while any wait.
     A decoder-only model also stops where its positions end: a prompt of P tokens gets at most
     `max_position_embeddings - P + 1` new ones.
 
@@ -54,7 +57,8 @@ def generate(
         top_k: Draw from the k likeliest tokens.
         top_p: Draw from the likeliest tokens whose probabilities reach p.
         seed: With a prompt's number and the position, decides the draws.
-        batch_rows: Prompts at a time. Changes speed and memory, not what is written.
+        batch_rows: Prompts at a time; None for as many as a quarter of the free memory holds, at
+            most MOST_ROWS. Changes speed and memory, not what is written.
         on_progress: Called with (finished prompts, all prompts).
 
     Raises:
@@ -63,150 +67,93 @@ def generate(
     core = unwrapped(model)
     chooser = TokenChooser(strategy, temperature, top_k, top_p, seed)
     limits = _limits(core, prompts, max_new_tokens)
+    if batch_rows is None:
+        batch_rows = affordable_rows(core, prompts, limits)
     if batch_rows < 1:
         raise ConfigError(f"batch_rows is {batch_rows}; it must be at least 1.")
     answers: list[list[int]] = [[] for _ in prompts]
-    order = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i))
-    decoding = _EncoderDecoder if family_of(core.config).is_encoder_decoder else _DecoderOnly
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     done = 0
     try:
         with torch.inference_mode(), eagerly(model):
-            for start in range(0, len(order), batch_rows):
-                numbers = order[start : start + batch_rows]
-                rows = decoding(core, [prompts[i] for i in numbers], pad_id=pad_id)
-                for finished in _write(rows, numbers, answers, limits, chooser, eos_id):
-                    done += finished
-                    if on_progress is not None:
-                        on_progress(done, len(prompts))
+            rows = decoding_for(core, rows=min(batch_rows, len(prompts) or 1), pad_id=pad_id)
+            written = _write(rows, core, prompts, answers, limits, chooser, eos_id, batch_rows)
+            for finished in written:
+                done += finished
+                if on_progress is not None:
+                    on_progress(done, len(prompts))
     finally:
         for module, training in modes:
             module.training = training
     return answers
 
 
-class _Rows(Protocol):
-    """A batch of prompts that is being continued."""
-
-    def first(self) -> Tensor:
-        """Read the prompts: logits [R, V] of the first new token."""
-
-    def following(self, tokens: Tensor) -> Tensor:
-        """Read one more token a row, [R]: logits [R, V] of the next."""
-
-    def keep(self, rows: Tensor) -> None:
-        """Drop all rows but these."""
-
-
 def _write(
-    rows: _Rows,
-    alive: list[int],
+    rows: Decoding,
+    core: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
     answers: list[list[int]],
     limits: Sequence[int],
     chooser: TokenChooser,
     eos_id: int,
+    batch_rows: int,
 ) -> Iterator[int]:
-    """Fill the answers of the prompts numbered `alive`; yields how many finish, when some do."""
-    logits = rows.first()
-    for position in range(max(limits[number] for number in alive)):
-        tokens = chooser.choose(logits, prompts=alive, position=position)
-        going: list[int] = []
-        for row, token in enumerate(tokens.tolist()):
-            number = alive[row]
-            if token == eos_id:
-                continue
-            answers[number].append(token)
-            if len(answers[number]) < limits[number]:
-                going.append(row)
-        if len(going) < len(alive):
-            yield len(alive) - len(going)
-            if not going:
-                return
-            kept = torch.tensor(going, device=tokens.device)
-            rows.keep(kept)
-            tokens = tokens[kept]
-            alive = [alive[row] for row in going]
-        logits = rows.following(tokens)
+    """Fill the answers; yields how many finish, when some do.
+
+    A finished row makes place for the next prompt. New ones are let in several at a time, because
+    reading one alone costs about as much as reading a few.
+    """
+    waiting = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i))
+    alive: list[int] = []
+    tokens: list[int] = []
+    while waiting or alive:
+        if waiting and batch_rows - len(alive) >= (batch_rows + 7) // 8:
+            new, waiting = waiting[: batch_rows - len(alive)], waiting[batch_rows - len(alive) :]
+            tokens += rows.admit([prompts[number] for number in new])
+            alive += new
+        hidden = rows.step(torch.tensor(tokens, device=core.device))
+        logits = F.linear(hidden, *output_head(core))
+        places = [len(answers[number]) for number in alive]
+        tokens = chooser.choose(logits, prompts=alive, positions=places).tolist()
+        over: list[int] = []
+        for row, (number, token) in enumerate(zip(alive, tokens, strict=True)):
+            if token != eos_id:
+                answers[number].append(token)
+            if token == eos_id or len(answers[number]) == limits[number]:
+                over.append(row)
+        for row in reversed(over):
+            rows.drop(row)
+            for column in (alive, tokens):
+                column[row] = column[-1]
+                column.pop()
+        if over:
+            yield len(over)
 
 
-class _DecoderOnly:
-    """Prompts end together at the right edge; padding is on their left, and masked."""
+def affordable_rows(
+    core: PreTrainedModel, prompts: Sequence[Sequence[int]], limits: Sequence[int]
+) -> int:
+    """How many rows to write at once: their memory may take a quarter of what is free.
 
-    def __init__(self, core: PreTrainedModel, prompts: list[Sequence[int]], *, pad_id: int) -> None:
-        self.core = core
-        width = max(map(len, prompts))
-        padded = [[pad_id] * (width - len(p)) + list(p) for p in prompts]
-        self.tokens = torch.tensor(padded, device=core.device)
-        self.lengths = torch.tensor([len(p) for p in prompts], device=core.device)
-        self.even = all(len(p) == width for p in prompts)  # then causality is the whole mask
-        self.width = width
-        self.cache = DynamicCache(config=core.config)
-
-    def first(self) -> Tensor:
-        columns = torch.arange(self.width, device=self.core.device)
-        positions = (columns[None, :] - (self.width - self.lengths)[:, None]).clamp(min=0)
-        return self._read(self.tokens, positions, left_padded_causal(self.lengths, self.width))
-
-    def following(self, tokens: Tensor) -> Tensor:
-        new = self.cache.get_seq_length() - self.width
-        columns = torch.arange(self.width + new + 1, device=tokens.device)
-        seen = columns[None, :] >= (self.width - self.lengths)[:, None]
-        return self._read(tokens[:, None], (self.lengths + new)[:, None], seen[:, None, None, :])
-
-    def keep(self, rows: Tensor) -> None:
-        self.lengths = self.lengths[rows]
-        self.cache.batch_select_indices(rows)
-
-    def _read(self, tokens: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-        # Embeddings instead of tokens: without a mask GPT-2 would look for padding among them.
-        output = self.core.base_model(
-            inputs_embeds=self.core.get_input_embeddings()(tokens),
-            attention_mask=None if self.even else for_model(mask, self.core),
-            position_ids=positions,
-            past_key_values=self.cache,
-            use_cache=True,
-        )
-        return F.linear(output.last_hidden_state[:, -1], *output_head(self.core))
-
-
-class _EncoderDecoder:
-    """Prompts are encoded once; answers grow from the start token, all at the same position."""
-
-    def __init__(self, core: PreTrainedModel, prompts: list[Sequence[int]], *, pad_id: int) -> None:
-        self.core = core
-        width = max(map(len, prompts))
-        padded = [list(p) + [pad_id] * (width - len(p)) for p in prompts]
-        self.tokens = torch.tensor(padded, device=core.device)
-        lengths = torch.tensor([len(p) for p in prompts], device=core.device)
-        self.real = torch.arange(width, device=core.device)[None, :] < lengths[:, None]  # [R, S]
-        start = core.config.decoder_start_token_id
-        self.start = pad_id if start is None else int(start)
-        # Without a config: it would count the encoder's layers, and the decoder may have more.
-        self.cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        self.source = torch.empty(0)
-
-    def first(self) -> Tensor:
-        self.source = self.core.get_submodule("encoder")(
-            input_ids=self.tokens,
-            attention_mask=for_model(same_segment(self.real.int()), self.core),
-        ).last_hidden_state
-        return self.following(torch.full_like(self.tokens[:, 0], self.start))
-
-    def following(self, tokens: Tensor) -> Tensor:
-        output = self.core.get_submodule("decoder")(
-            input_ids=tokens[:, None],
-            encoder_hidden_states=self.source,
-            encoder_attention_mask=for_model(self.real[:, None, None, :], self.core),
-            past_key_values=self.cache,
-            use_cache=True,
-        )
-        hidden = scale_decoder_outputs(self.core, output.last_hidden_state[:, -1])
-        return F.linear(hidden, *output_head(self.core))
-
-    def keep(self, rows: Tensor) -> None:
-        self.real, self.source = self.real[rows], self.source[rows]
-        self.cache.batch_select_indices(rows)
+    Args:
+        core: The model, on its device.
+        prompts: As `generate` takes them.
+        limits: The longest answer of each.
+    """
+    if not prompts:
+        return 1
+    layers, heads, size = cache_shape(core)
+    if family_of(core.config).is_encoder_decoder:
+        columns = max(limits) + max(map(len, prompts))
+    else:
+        columns = max(len(p) + limit for p, limit in zip(prompts, limits, strict=True))
+    # A buffer that grows is up to a quarter larger than what it holds.
+    per_row = 2 * layers * heads * size * cache_dtype(core).itemsize * (columns * 5 // 4 + SPARE)
+    per_row += 8 * core.config.vocab_size  # logits, and what choosing among them takes
+    on_cuda = core.device.type == "cuda"
+    free = torch.cuda.mem_get_info(core.device)[0] if on_cuda else psutil.virtual_memory().available
+    return max(1, min(MOST_ROWS["cuda" if on_cuda else "cpu"], int(free // 4 // per_row)))
 
 
 def _limits(

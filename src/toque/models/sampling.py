@@ -42,7 +42,7 @@ class TokenChooser:
         if not 0.0 < self.top_p <= 1.0:
             raise ConfigError(f"top_p is {self.top_p}; it must be above 0 and at most 1.")
 
-    def choose(self, logits: Tensor, *, prompts: Sequence[int], position: int) -> Tensor:
+    def choose(self, logits: Tensor, *, prompts: Sequence[int], positions: Sequence[int]) -> Tensor:
         """One token id a row.
 
         A row's draw depends on its logits and on (seed, prompt, position) alone, so neighbours
@@ -51,7 +51,7 @@ class TokenChooser:
         Args:
             logits: [R, V].
             prompts: The rows' prompt numbers.
-            position: How many tokens the rows have been given already.
+            positions: How many tokens each row has been given already.
 
         Returns:
             [R] int64, on the device of `logits`.
@@ -59,7 +59,7 @@ class TokenChooser:
         logits = logits.float()
         if self.strategy == "greedy":
             return logits.argmax(-1)
-        draws = [uniform(self.seed, prompt, position) for prompt in prompts]
+        draws = [uniform(self.seed, *where) for where in zip(prompts, positions, strict=True)]
         return self._draw(logits / self.temperature, torch.tensor(draws, dtype=torch.float64))
 
     def _draw(self, logits: Tensor, draws: Tensor) -> Tensor:

@@ -1,0 +1,177 @@
+"""The keys and values of the rows being written, in buffers that are allocated once.
+
+All rows share a clock: the newest token of each stands in the same column, so that a step writes
+one column for all of them and reads a window that ends there. A row that began later starts
+further right; what lies left of its start is masked. A finished row is overwritten by the last
+one, so that the live rows are always the first n and a step computes nothing else.
+
+Letters: R rows, n live rows, H key-value heads, G query heads of one key-value head, W columns
+of the buffer, K columns of the window, d head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+SPARE = 64
+"""Columns a buffer is given beyond what it needs now."""
+
+
+def attend(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float
+) -> Tensor:
+    """One token of each row against its keys: softmax(scale * q @ k.T + mask) @ v.
+
+    Args:
+        query: [n, H * G, d]; the query heads of one key-value head are neighbours.
+        keys: [n, H, K, d].
+        values: [n, H, K, d].
+        mask: Added to the scores, [n or 1, H or 1, 1, K]; None for nothing.
+        scale: Of the products.
+
+    Returns:
+        [n, H * G * d].
+    """
+    n, heads, _, size = keys.shape
+    # Query heads that share keys are so many queries at one position: nothing is repeated.
+    grouped = query.to(keys.dtype).reshape(n, heads, -1, size)
+    if mask is not None:
+        mask = mask.expand(n, -1, grouped.shape[2], -1)
+    output = functional.scaled_dot_product_attention(grouped, keys, values, mask, scale=scale)
+    return output.reshape(n, -1)
+
+
+class Slots:
+    """What every layer remembers of the live rows."""
+
+    def __init__(
+        self,
+        shape: tuple[int, int, int],
+        *,
+        rows: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """Nothing is allocated yet.
+
+        Args:
+            shape: Layers, key-value heads and head size.
+            rows: The most rows that can live at once.
+            dtype: Of keys and values.
+            device: Where they are.
+        """
+        layers, heads, size = shape
+        self._shape = (layers, rows, heads, size)
+        self._placed = {"dtype": dtype, "device": device}
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+        self._blocked = torch.empty(0)  # [R, W]: -inf left of a row's start
+        self.starts: list[int] = []
+        """The first column of every live row."""
+        self.end = 0
+        """The column the next token is written to."""
+        self._width = 0
+        self._window = slice(0, 0)
+
+    @property
+    def first(self) -> int:
+        """The first column a live row uses."""
+        return min(self.starts, default=self.end)
+
+    def admit(self, lengths: Sequence[int]) -> list[tuple[int, slice]]:
+        """Add rows that remember `lengths` tokens each; returns where those belong.
+
+        Returns:
+            A row number and its columns for each, for `remember`.
+        """
+        needed = max(lengths)
+        if not self._keys or self.end < needed:
+            self._place(needed)
+        places = []
+        for length in lengths:
+            places.append((len(self.starts), slice(self.end - length, self.end)))
+            self.starts.append(self.end - length)
+        self._mask_rows(range(len(self.starts) - len(lengths), len(self.starts)))
+        return places
+
+    def remember(self, layer: int, row: int, columns: slice, keys: Tensor, values: Tensor) -> None:
+        """Store what was computed of a new row's prompt, [H, tokens, d] each."""
+        self._keys[layer][row, :, columns] = keys
+        self._values[layer][row, :, columns] = values
+
+    def drop(self, row: int) -> None:
+        """Forget a row; the last live one takes its place."""
+        last = len(self.starts) - 1
+        if row != last:
+            columns = slice(self.starts[last], self.end)
+            for buffer in (*self._keys, *self._values):
+                buffer[row, :, columns] = buffer[last, :, columns]
+            self.starts[row] = self.starts[last]
+            self._mask_rows([row])
+        self.starts.pop()
+
+    def begin(self) -> Tensor | None:
+        """Make room for one more token a row.
+
+        Returns:
+            The mask of the window [n, 1, 1, K], 0 or -inf; None when no row needs one.
+        """
+        if self.end == self._width:
+            self._place(self.end - self.first)
+        self._window = slice(self.first, self.end + 1)
+        if self.first == max(self.starts):
+            return None
+        return self._blocked[: len(self.starts), None, None, self._window]
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        mask: Tensor | None,
+        scale: float,
+    ) -> Tensor:
+        """Remember the new token's key and value [n, H, d] and attend: [n, H * G * d]."""
+        live = len(self.starts)
+        keys, values = self._keys[layer][:live], self._values[layer][:live]
+        keys[:, :, self.end] = key
+        values[:, :, self.end] = value
+        return attend(query, keys[:, :, self._window], values[:, :, self._window], mask, scale)
+
+    def advance(self) -> None:
+        """The step is over: the next token goes one column further."""
+        self.end += 1
+
+    def _place(self, end: int) -> None:
+        """Move what is remembered so that it ends before column `end`; grow buffers too small."""
+        first, live, kept = self.first, len(self.starts), self.end - self.first
+        layers, rows, heads, size = self._shape
+        width = self._width
+        if end + SPARE > width:
+            width = end + max(SPARE, end // 4)
+        for buffers in (self._keys, self._values):
+            for layer in range(layers):
+                # Zeros, not empty: a masked column must not hold a NaN.
+                target = torch.zeros(rows, heads, width, size, **self._placed)  # type: ignore[call-overload]
+                if layer < len(buffers):
+                    source = buffers[layer][:live, :, first : self.end]
+                    target[:live, :, end - kept : end] = source
+                    buffers[layer] = target
+                else:
+                    buffers.append(target)
+        self._width = width
+        self.starts = [start - first + end - kept for start in self.starts]
+        self.end = end
+        self._blocked = torch.zeros(rows, width, **self._placed)  # type: ignore[call-overload]
+        self._mask_rows(range(live))
+
+    def _mask_rows(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            self._blocked[row] = 0.0
+            self._blocked[row, : self.starts[row]] = -torch.inf
