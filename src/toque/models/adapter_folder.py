@@ -1,0 +1,262 @@
+"""An adapter on disk: the folder peft reads, its base, and merging the two.
+
+    model/{adapter_config.json, adapter_model.safetensors, tokenizer files, README.md}
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from toque.errors import CheckpointError, ConfigError
+from toque.models.adapters import ADAPTER, _peft, is_adapted
+from toque.models.load import load_model
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+BASE_KEY = "toque_base_sha256"
+"""Metadata of the weights file: what the frozen weights hashed to."""
+_PREFIX = "base_model.model."
+"""What peft puts before a name of the model it wraps."""
+
+
+def is_adapter_folder(folder: Path) -> bool:
+    """Whether `folder` holds an adapter and not a whole model."""
+    return (folder / CONFIG).exists() and not (folder / "config.json").exists()
+
+
+def frozen_sha256(model: PreTrainedModel) -> str:
+    """SHA-256 over names, formats and bytes of the weights that are not trained.
+
+    Taken of a model in float32 on the CPU, before `hold_frozen`; 1 to 2 GB a second.
+    """
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        if parameter.requires_grad:
+            continue
+        # Attaching moves a layer's weights into a part called base_layer, and changes nothing.
+        plain = name.replace(".base_layer", "").replace(".token_adapter", "")
+        digest.update(f"{plain} {parameter.dtype} {tuple(parameter.shape)}".encode())
+        digest.update(parameter.detach().contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def adapter_tensors(model: PreTrainedModel, name: str = ADAPTER) -> dict[str, Tensor]:
+    """The adapter's tensors as peft names them in its file."""
+    held = _peft().get_peft_model_state_dict(model, adapter_name=name)
+    return {_PREFIX + key: tensor.detach().contiguous().cpu() for key, tensor in held.items()}
+
+
+def write_adapter(model: PreTrainedModel, folder: Path, *, base_sha256: str) -> None:
+    """Write the two files of the adapter into `folder`, which exists."""
+    config: Any = model.peft_config[ADAPTER]  # type: ignore[index, operator]
+    inference, config.inference_mode = config.inference_mode, True
+    try:
+        config.save_pretrained(str(folder))
+    finally:
+        config.inference_mode = inference
+    save_file(
+        adapter_tensors(model),
+        folder / WEIGHTS,
+        metadata={"format": "pt", BASE_KEY: base_sha256},
+    )
+
+
+def load_adapter(
+    model: PreTrainedModel, folder: Path, *, name: str = ADAPTER, check_base: bool = True
+) -> None:
+    """Put the adapter of `folder` into `model`, beside any that is there, and make it the one used.
+
+    Args:
+        model: Its base, in float32 on the CPU; changed in place. Adapters of other names stay,
+            and `use_adapter` goes back to one of them: the base is read once for all.
+        folder: Written by a run, or by peft.
+        name: What to call it.
+        check_base: Refuse a base other than the one recorded; one must be recorded for that, and
+            the model must be bare.
+
+    Raises:
+        ConfigError: it is of a kind that is not LoRA, or belongs to a model of other shapes.
+        CheckpointError: the folder is damaged, or its base is not this one.
+    """
+    peft, config = _peft(), read_config(folder)
+    tensors, metadata = _read(folder / WEIGHTS)
+    recorded = metadata.get(BASE_KEY)
+    if check_base and recorded and not is_adapted(model) and recorded != _bare_sha256(model):
+        raise CheckpointError(
+            f"The adapter {folder} was trained on other weights than those of its base "
+            f"{config.base_model_name_or_path}: their hashes differ. Restore that model, or name "
+            "the right one in adapter_config.json."
+        )
+    try:
+        peft.inject_adapter_in_model(config, model, name)
+        stripped = {key.removeprefix(_PREFIX): tensor for key, tensor in tensors.items()}
+        found = peft.set_peft_model_state_dict(model, stripped, adapter_name=name)
+    except (ValueError, RuntimeError, KeyError) as error:
+        raise ConfigError(
+            f"The adapter {folder} does not fit a {model.config.model_type} model of this shape: "
+            f"{' '.join(str(error).split())[:300]}. Load it on {config.base_model_name_or_path}."
+        ) from error
+    expected = set(peft.get_peft_model_state_dict(model, adapter_name=name))
+    missing, unknown = expected - stripped.keys(), list(found.unexpected_keys)
+    if missing or unknown:
+        raise CheckpointError(
+            f"{folder / WEIGHTS} lacks {len(missing)} of the adapter's tensors and has "
+            f"{len(unknown)} that are none of its own. Copy the folder again."
+        )
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    model.eval()
+    use_adapter(model, name)
+
+
+def use_adapter(model: PreTrainedModel, name: str | None) -> None:
+    """Compute with the adapter `name`, loaded before; None for the base alone.
+
+    Raises:
+        ConfigError: no adapter of that name is loaded.
+    """
+    loaded = getattr(model, "peft_config", {})
+    if name is not None and name not in loaded:
+        raise ConfigError(f"No adapter {name!r} is loaded; there are {', '.join(loaded) or 'none'}.")
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
+
+    for module in model.modules():
+        if isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper):
+            module.enable_adapters(name is not None)
+            if name is not None:
+                module.set_adapter(name)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)  # choosing one makes peft think it is to be trained
+
+
+def load_with_adapter(folder: Path, *, merge: bool = True) -> PreTrainedModel:
+    """The base that `folder` names with the adapter in it, in float32, in evaluation mode.
+
+    Args:
+        folder: An adapter's.
+        merge: Give back a plain model, the adapter added into its weights.
+
+    Raises:
+        ConfigError: the base is not there, or none that works here.
+        CheckpointError: a folder is damaged, or the base is another than the adapter was made on.
+    """
+    config = read_config(folder)
+    base = config.base_model_name_or_path
+    if not base:
+        raise ConfigError(
+            f"{folder / CONFIG} does not say which model it belongs to. Write that model's folder "
+            'or hub name into it as "base_model_name_or_path".'
+        )
+    model = load_model(str(base), vocab_size=_rows_needed(folder))
+    load_adapter(model, folder)
+    return merged(model) if merge else model
+
+
+def merged(model: PreTrainedModel) -> PreTrainedModel:
+    """`model` with its adapter added into the weights, in place: a plain model again.
+
+    W + s B A, in the weights' own format; float32 weights are asked for.
+
+    Raises:
+        ConfigError: the weights are held in fewer bits, in which merging would round them.
+    """
+    if not is_adapted(model):
+        return model
+    coarse = sorted({str(p.dtype) for p in model.parameters() if p.dtype != torch.float32})
+    if coarse:
+        raise ConfigError(
+            f"An adapter is merged into float32 weights only, and these are {', '.join(coarse)}. "
+            "Load the model again and merge it before anything else."
+        )
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
+
+    # A table that two sides share is found under each of its names.
+    places = list(model.named_modules(remove_duplicate=False))
+    plain: dict[int, Any] = {}
+    for path, module in places:
+        if not isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper):
+            continue
+        if ".token_adapter" in f".{path}":
+            continue  # its wrapper unpacks it
+        if id(module) not in plain:
+            plain[id(module)] = _unpacked(module)
+        parent, _, last = path.rpartition(".")
+        setattr(model.get_submodule(parent), last, plain[id(module)])
+    del model.peft_config
+    return model
+
+
+def _unpacked(module: Any) -> Any:
+    """The layer inside one of peft's, the adapter in use added to its weights."""
+    if hasattr(module, "unload_and_optionally_merge_module"):
+        return module.unload_and_optionally_merge_module(
+            merge=True, safe_merge=True, adapter_names=None
+        )
+    module.merge(safe_merge=True)
+    return module.get_base_layer()
+
+
+def read_config(folder: Path) -> Any:
+    """The adapter's configuration.
+
+    Raises:
+        ConfigError: it is not one of LoRA's.
+        CheckpointError: the file cannot be read.
+    """
+    file = folder / CONFIG
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file} cannot be read as JSON: {error}. Copy it again.") from error
+    if not isinstance(raw, dict) or raw.get("peft_type") != "LORA":
+        kind = raw.get("peft_type") if isinstance(raw, dict) else type(raw).__name__
+        raise ConfigError(
+            f"{folder} holds an adapter of type {kind}; only LORA and its variants (rsLoRA, DoRA) "
+            "are used here. Merge it with peft first and name the merged model."
+        )
+    try:
+        return _peft().LoraConfig.from_pretrained(str(folder))
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{file} is not a LoRA configuration: {error}.") from error
+
+
+def _rows_needed(folder: Path) -> int | None:
+    """Rows the embedding must have for the tokens the adapter trained."""
+    indices = read_config(folder).trainable_token_indices
+    listed = indices.values() if isinstance(indices, dict) else [indices or []]
+    rows = [int(i) + 1 for ids in listed for i in ids]
+    return max(rows, default=0) or None
+
+
+def _bare_sha256(model: PreTrainedModel) -> str:
+    before = [p.requires_grad for p in model.parameters()]
+    model.requires_grad_(False)  # noqa: FBT003
+    found = frozen_sha256(model)
+    for parameter, flag in zip(model.parameters(), before, strict=True):
+        parameter.requires_grad_(flag)
+    return found
+
+
+def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    try:
+        with safe_open(file, framework="pt") as opened:
+            metadata = opened.metadata() or {}
+        return load_file(file), metadata
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"{file} is missing. Adapters are read from safetensors only; a pickle "
+            "(adapter_model.bin) can run code while it loads."
+        ) from error
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{file} is damaged or cut short ({error}). Copy it again.") from error

@@ -1,0 +1,261 @@
+"""Small trainable parts beside frozen weights: LoRA and its relatives, through peft.
+
+A linear layer W of the model becomes W + s B A with A [r, in] and B [out, r]; only A and B are
+trained (Hu et al. 2021, arXiv 2106.09685, eq. 3). s is alpha / r, for rsLoRA alpha / sqrt(r)
+(Kalajdzievski 2023, arXiv 2312.03732); DoRA also trains the length of each row of the sum (Liu et
+al. 2024, arXiv 2402.09353, eq. 5). B starts at zero, so that training starts from the model itself.
+
+The layers are put into the transformers model in place: it stays what every other part of the
+package takes, and its parameters keep their names with `lora_A.default` and the like behind them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from toque.errors import ConfigError
+from toque.models.families import family_of
+
+AdapterKind = Literal["lora", "dora", "rslora"]
+ADAPTER: Final = "default"
+"""peft's name for the one adapter that is trained."""
+LARGE: Final = 2_500_000_000
+"""Parameters of what is sold as a 3B model, at least; FLAN-T5-XL has 2.85e9."""
+
+_ATTENTION: Final = {
+    "t5": ("q", "v"),
+    "gpt2": ("c_attn",),
+    "neox": ("query_key_value",),
+    "llama": ("q_proj", "v_proj"),
+}
+"""What `target_modules: auto` adapts: the projections of Hu et al. 2021, section 7.1."""
+
+
+@dataclass(frozen=True)
+class AdapterShape:
+    """What an adapter is; `resolve` makes one that fits a model."""
+
+    kind: AdapterKind
+    r: int
+    alpha: float
+    dropout: float
+    targets: tuple[str, ...]
+    """Last parts of the names of the linear layers that are adapted."""
+    tokens: tuple[int, ...] = ()
+    """Token ids whose embedding (and output) rows are trained too, without the other rows."""
+
+
+def resolve(
+    model: PreTrainedModel,
+    *,
+    kind: AdapterKind,
+    r: int | None = None,
+    alpha: float | None = None,
+    dropout: float = 0.0,
+    target_modules: Sequence[str] | Literal["auto", "all"] = "auto",
+    tokens: Sequence[int] = (),
+) -> AdapterShape:
+    """The adapter asked for, with what was left open chosen for this model.
+
+    Args:
+        model: What is to be adapted.
+        kind: lora, dora or rslora.
+        r: Rank; None for 16, and 8 for a model of 3B parameters or more.
+        alpha: Scale; None for 2 r.
+        dropout: Of what an adapter reads.
+        target_modules: Last parts of module names; auto for the family's attention projections,
+            all for every linear layer but the output head.
+        tokens: Ids that are new to the model. A T5 with an output head of its own cannot train
+            rows of its embedding alone; there they stay as they are.
+
+    Raises:
+        ConfigError: no linear layer bears a name of `target_modules`; those that exist are named.
+    """
+    large = sum(p.numel() for p in model.parameters()) >= LARGE
+    rank = r if r is not None else (8 if large else 16)
+    return AdapterShape(
+        kind=kind,
+        r=rank,
+        alpha=alpha if alpha is not None else 2 * rank,
+        dropout=dropout,
+        targets=_targets(model, target_modules),
+        tokens=tuple(tokens) if can_train_tokens(model) else (),
+    )
+
+
+def attach(model: PreTrainedModel, shape: AdapterShape, *, base: str, seed: int) -> None:
+    """Freeze `model` and put an adapter into it; the same seed gives the same A.
+
+    Args:
+        model: Changed in place.
+        shape: From `resolve`.
+        base: What adapter_config.json says it was trained on: a folder or hub name.
+        seed: Of the matrices A, which are drawn as `nn.Linear` draws its weights.
+    """
+    peft = _peft()
+    training = model.training
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        peft.inject_adapter_in_model(peft_config(model, shape, base=base), model, ADAPTER)
+    model.train(training)
+
+
+def peft_config(model: PreTrainedModel, shape: AdapterShape, *, base: str) -> Any:
+    """The peft configuration of `shape`, as adapter_config.json holds it."""
+    family = family_of(model.config)
+    return _peft().LoraConfig(
+        r=shape.r,
+        lora_alpha=shape.alpha,
+        lora_dropout=shape.dropout,
+        target_modules=list(shape.targets),
+        use_dora=shape.kind == "dora",
+        use_rslora=shape.kind == "rslora",
+        # GPT-2's layers hold their matrices the other way round.
+        fan_in_fan_out=family.name == "gpt2",
+        trainable_token_indices=_token_tables(model, shape.tokens),
+        task_type="SEQ_2_SEQ_LM" if family.is_encoder_decoder else "CAUSAL_LM",
+        base_model_name_or_path=base,
+    )
+
+
+def adapter_parameters(model: PreTrainedModel, shape: AdapterShape) -> int:
+    """How many parameters `attach` will add, from the shapes alone (the model may be on meta).
+
+    r (in + out) for each adapted layer, DoRA's `out` more; a row of each table for each token.
+    FLAN-T5-large, r = 16 on q and v: 16 * 2048 * 144 = 4.72 million.
+    """
+    total = 0
+    for name, module in model.named_modules():
+        if name.rsplit(".", 1)[-1] in shape.targets and _is_linear(module):
+            n_in, n_out = _sides(module)
+            total += shape.r * (n_in + n_out) + (n_out if shape.kind == "dora" else 0)
+    width = cast("nn.Embedding", model.get_input_embeddings()).weight.shape[1]
+    return total + width * len(shape.tokens) * len(_token_tables(model, shape.tokens) or ())
+
+
+def hold_frozen(model: nn.Module, dtype: torch.dtype) -> None:
+    """Keep the frozen matrices of adapted models in the format autocast computes them in.
+
+    Autocast would turn a frozen float32 matrix into `dtype` at each use; holding it so gives the
+    same bits for half the memory and none of the work. What autocast leaves alone stays float32:
+    embeddings, norms, the output head, T5's `wo`, and the layers of a DoRA, whose row lengths
+    are taken from the weights.
+    """
+    if dtype == torch.float32 or not is_adapted(model):
+        return
+    kept = getattr(model, "_keep_in_fp32_modules", None) or ()
+    for name, module in model.named_modules():
+        exact = set(name.split(".")) & {*kept, "lm_head"} or ".lora_" in f".{name}"
+        if exact or getattr(module, "lora_magnitude_vector", None):
+            continue
+        inner = getattr(module, "base_layer", module)
+        if _is_linear(inner) and not _of_dora(model, name):
+            for parameter in inner.parameters():
+                if not parameter.requires_grad:
+                    parameter.data = parameter.data.to(dtype)
+
+
+def is_adapted(model: nn.Module) -> bool:
+    """Whether an adapter is attached."""
+    return hasattr(model, "peft_config")
+
+
+def refuse_unreached(model: nn.Module) -> None:
+    """Refuse an adapter that the first update's loss does not reach.
+
+    Called between backward and update. A's gradient is zero at first, B being zero, so it is
+    asked to exist, and B's to be more than zero somewhere.
+
+    Raises:
+        ConfigError: naming the parameters without a gradient.
+    """
+    dead = [
+        name
+        for name, p in model.named_parameters()
+        if p.requires_grad and (p.grad is None or (".lora_B." in name and not bool(p.grad.any())))
+    ]
+    if dead:
+        shown = ", ".join(dead[:4]) + (f" and {len(dead) - 4} more" if len(dead) > 4 else "")
+        raise ConfigError(
+            f"{len(dead)} parts of the adapter receive no gradient: {shown}. They would stay as "
+            "they are for the whole run. Leave their layers out of adapter.target_modules."
+        )
+
+
+def can_train_tokens(model: PreTrainedModel) -> bool:
+    """Whether rows of the embedding can be trained alone, by us and by whoever loads the result.
+
+    Not in a T5 with a head of its own: its two sides hold the table each, which peft would give
+    two sets of rows that cannot be merged into one table.
+    """
+    table = cast("nn.Embedding", model.get_input_embeddings()).weight
+    return family_of(model.config).name != "t5" or model.get_submodule("lm_head").weight is table
+
+
+def _targets(
+    model: PreTrainedModel, asked: Sequence[str] | Literal["auto", "all"]
+) -> tuple[str, ...]:
+    there = sorted(
+        {
+            name.rsplit(".", 1)[-1]
+            for name, module in model.named_modules()
+            if _is_linear(module) and name != "lm_head"
+        }
+    )
+    if asked == "all":
+        return tuple(there)
+    names = _ATTENTION[family_of(model.config).name] if asked == "auto" else tuple(asked)
+    unknown = [name for name in names if name not in there]
+    if unknown:
+        raise ConfigError(
+            f"adapter.target_modules names {', '.join(unknown)}, and this {model.config.model_type}"
+            f" model has no linear layer of that name. It has {', '.join(there)}. Use some of "
+            "these, auto, or all."
+        )
+    return names
+
+
+def _token_tables(model: PreTrainedModel, tokens: Sequence[int]) -> dict[str, list[int]] | None:
+    """Last parts of the tables' names -> the trained rows; None for none."""
+    if not tokens:
+        return None
+    inputs = model.get_input_embeddings()
+    name = next(n for n, module in model.named_modules() if module is inputs)
+    tables = {name.rsplit(".", 1)[-1]: list(tokens)}
+    head = model.get_submodule("lm_head")
+    if head.weight is not cast("nn.Embedding", inputs).weight:  # a shared one follows by itself
+        tables["lm_head"] = list(tokens)
+    return tables
+
+
+def _of_dora(model: nn.Module, name: str) -> bool:
+    parent = model.get_submodule(name.rpartition(".")[0]) if "." in name else model
+    return bool(getattr(parent, "lora_magnitude_vector", None))
+
+
+def _is_linear(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear | Conv1D)
+
+
+def _sides(module: nn.Module) -> tuple[int, int]:
+    weight = cast("Tensor", module.weight)
+    rows, columns = weight.shape
+    return (rows, columns) if isinstance(module, Conv1D) else (columns, rows)
+
+
+def _peft() -> Any:
+    try:
+        import peft
+    except ImportError as error:
+        raise ConfigError(
+            "An adapter is asked for and the package peft is not installed. Install it with "
+            "`pip install 'peft>=0.21,<0.23'`, or train all weights with adapter=null."
+        ) from error
+    return peft
