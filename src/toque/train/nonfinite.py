@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -12,7 +13,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from toque.batch import Batch
 from toque.errors import NonFiniteError
+from toque.train.blame import Blame
 
 DUMP: Final = "non_finite.json"
 _SHOWN: Final = 12
@@ -24,7 +27,7 @@ class _Update:
     lr: float
     loss: Tensor
     grad_norm: Tensor
-    example_ids: tuple[tuple[int, ...], ...]
+    batch: Batch
 
 
 @dataclass
@@ -38,6 +41,8 @@ class NonFiniteGuard:
     run_folder: Path | None = None
     norm_may_be_infinite: bool = False
     """With a float16 loss scaler an overflow is ordinary: the step is skipped, the scale halved."""
+    locate: Callable[[int, Batch], Blame | None] | None = None
+    """(step, its batch) -> where the first such value appears, by computing it again."""
     _waiting: list[_Update] = field(default_factory=list)
 
     def add(
@@ -47,10 +52,10 @@ class NonFiniteGuard:
         lr: float,
         loss: Tensor,
         grad_norm: Tensor,
-        example_ids: tuple[tuple[int, ...], ...],
+        batch: Batch,
     ) -> None:
-        """Take note of one update."""
-        self._waiting.append(_Update(step, lr, loss, grad_norm, example_ids))
+        """Take note of one update; its batch is held until the next check."""
+        self._waiting.append(_Update(step, lr, loss, grad_norm, batch))
 
     def check(self) -> None:
         """Judge every update since the last check.
@@ -68,29 +73,39 @@ class NonFiniteGuard:
                 raise self._error(update, loss, norm)
 
     def _error(self, update: _Update, loss: float, norm: float) -> NonFiniteError:
-        ids = [i for row in update.example_ids for i in row]
-        shown = ", ".join(map(str, ids[:_SHOWN])) + (", …" if len(ids) > _SHOWN else "")
+        ids = tuple(i for row in update.batch.example_ids for i in row)
+        blame = self.locate(update.step, update.batch) if self.locate is not None else None
+        first = "Computed again, every value is finite."
+        if blame is not None:
+            held = f", in examples {_listed(blame.example_ids)}" if blame.example_ids else ""
+            first = f"First not finite: {blame.where}{held}."
         where = ""
         if self.run_folder is not None:
             path = self.run_folder / DUMP
             with contextlib.suppress(OSError):  # the error itself matters more than its record
-                path.write_text(_record(update, loss, norm), encoding="utf-8")
+                path.write_text(_record(update, loss, norm, blame), encoding="utf-8")
                 where = f" (all in {path})"
         return NonFiniteError(
             f"Step {update.step} has loss {loss:g} and gradient norm {norm:g} at learning rate "
-            f"{update.lr:.3g}, over {len(ids)} examples: {shown}{where}. The update was not "
-            "applied and the last checkpoint stands. Lower optim.peak_lr or lengthen "
+            f"{update.lr:.3g}, over {len(ids)} examples: {_listed(ids)}{where}. {first} The update "
+            "was not applied and the last checkpoint stands. Lower optim.peak_lr or lengthen "
             "optim.warmup; if precision is fp16, use bf16; if it returns at the same step, look "
             "at those examples."
         )
 
 
-def _record(update: _Update, loss: float, norm: float) -> str:
+def _listed(ids: tuple[int, ...]) -> str:
+    return ", ".join(map(str, ids[:_SHOWN])) + (", …" if len(ids) > _SHOWN else "")
+
+
+def _record(update: _Update, loss: float, norm: float, blame: Blame | None) -> str:
     record = {
         "step": update.step,
         "loss": repr(loss),  # JSON has no word for NaN
         "grad_norm": repr(norm),
         "lr": update.lr,
-        "example_ids": update.example_ids,
+        "first_non_finite": blame.where if blame else None,
+        "first_example_ids": blame.example_ids if blame else None,
+        "example_ids": update.batch.example_ids,
     }
     return json.dumps(record, indent=1) + "\n"

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from toque.batch import Batch
 from toque.data.stream import Step
 from toque.errors import CheckpointError, DataError, NonFiniteError
+from toque.train.blame import Blame, find_blame
 from toque.train.callbacks import Callbacks
 from toque.train.checkpoint import Checkpoint, CheckpointStore, SaveError
 from toque.train.events import Best, Requests, RunEnd, RunStart, State, StepInfo
@@ -75,7 +76,9 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self._guard = NonFiniteGuard(
-            self.run_folder, norm_may_be_infinite=self.runtime.scaler is not None
+            self.run_folder,
+            norm_may_be_infinite=self.runtime.scaler is not None,
+            locate=self._locate,
         )
         self._session_began = time.perf_counter()
 
@@ -176,7 +179,7 @@ class Trainer:
             lr=lr,
             loss=mean_loss,
             grad_norm=grad_norm,
-            example_ids=planned.batch.example_ids,
+            batch=planned.batch,
         )
         seconds = time.perf_counter() - started
         return StepInfo(
@@ -205,6 +208,17 @@ class Trainer:
                 f"Step {self.progress.step} overflows float16 at every loss scale. Use precision "
                 "bf16 or float32."
             )
+
+    def _locate(self, step: int, batch: Batch) -> Blame | None:
+        self.model.train()
+        return find_blame(
+            self.model,
+            self.loss_fn,
+            batch,
+            micro_batch_rows=self.micro_batch_rows,
+            runtime=self.runtime,
+            seed=lambda: self.runtime.seed(self.seed, step),
+        )
 
     def _heed(self, wants: Requests) -> None:
         if wants.stop and self.stop_reason is None:
