@@ -50,6 +50,8 @@ class Example:
     """A text without a prompt: `prompt` is empty and `target` may be cut into several rows."""
     ends: bool = True
     """Whether the target reaches the true end of its text; if not, no end token is written."""
+    ids: bytes = b""
+    """Of a document that is token ids already: little-endian uint32; `target` is then empty."""
 
 
 @dataclass(frozen=True)

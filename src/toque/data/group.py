@@ -17,6 +17,7 @@ from toque.data.example import Block, Example, RecordReader
 from toque.data.excerpts import Excerpt, ExcerptSample, shortened
 from toque.data.rows import PIECES_PER_GROUP, Ids, Side, pieces, prompt_bounds, wrap
 from toque.data.settings import PrepareSettings
+from toque.data.token_files import check_ids, ids_of
 from toque.errors import ConfigError, DataError
 
 SHOWN_LINES = 10
@@ -57,6 +58,7 @@ class Group:
     def read(self, block: Block, reader: RecordReader) -> None:
         """Take in a block's examples, checked against the reader's own counts."""
         given = reader.examples(block)
+        check_ids(block, given.examples, self._codec)
         records = _ordinals(given.examples)
         n_records = records[-1] + 1 if records else 0
         n_dropped = sum(map(len, given.dropped.values()))
@@ -188,7 +190,8 @@ class Group:
         if settings.family_kind == "encoder-decoder":
             limit += settings.max_prompt_tokens - 1
         for at, i in enumerate(documents):
-            ids = texts.row(at)
+            example = self._examples[i]
+            ids = ids_of(example, self._codec) if example.ids else texts.row(at)
             if not len(ids):
                 reasons[i] = "no target"
                 continue
