@@ -3,11 +3,13 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import get_inverse_sqrt_schedule, get_wsd_schedule
 
 from toque.errors import ConfigError
-from toque.train.schedules import SCHEDULES, make_schedule
+from toque.train.schedules import SCHEDULES, Cycles, cycle_at, make_schedule
 from toque.units import Duration, Progress
 
 D = Duration.parse
@@ -103,3 +105,93 @@ def test_a_rate_is_between_zero_and_the_peak_and_depends_on_progress_alone(
     rates = {step: lr_at(at(step)) for step in steps}
     assert all(0.0 < rate <= 1.0 for rate in rates.values())
     assert all(lr_at(at(step)) == rates[step] for step in reversed(steps))
+
+
+def torchs(scheduler, steps, peak=1.0):
+    """The rates of `steps` updates under one of torch's schedulers."""
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=peak)
+    schedule, rates = scheduler(optimizer), []
+    for _ in range(steps):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    return rates
+
+
+def ours(name, steps, **options):
+    given = {"peak_lr": 1.0, "warmup": D("0 steps"), "stop_after": D(f"{steps} steps")} | options
+    lr_at = make_schedule(name, **given)
+    return [lr_at(at(s)) for s in range(steps)]
+
+
+def test_cosine_and_linear_are_torchs():
+    cosine = torchs(lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 50, 0.1), 50)
+    assert ours("cosine", 50, min_lr=0.1) == pytest.approx(cosine)
+    linear = torchs(lambda o: torch.optim.lr_scheduler.LinearLR(o, 1.0, 0.25, 50), 50)
+    assert ours("linear", 50, min_lr=0.25) == pytest.approx(linear)
+
+
+@pytest.mark.parametrize("growth", [1, 2, 3])
+def test_restarts_are_torchs(growth):
+    theirs = torchs(
+        lambda o: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(o, 10, growth, 1e-6), 400
+    )
+    cycles = Cycles(D("10 steps"), growth)
+    assert ours("cosine_restarts", 400, min_lr=1e-6, cycles=cycles) == pytest.approx(theirs)
+
+
+def test_restarts_with_the_numbers_of_the_ten_improvements():
+    """Warmup of 1,000 steps, T_0 = 1,000, T_mult = 2, eta_min = 1e-6."""
+    lr_at = make_schedule(
+        "cosine_restarts",
+        peak_lr=1e-3,
+        min_lr=1e-6,
+        warmup=D("1000 steps"),
+        stop_after=D("8000 steps"),
+    )
+    assert lr_at(at(499)) == pytest.approx(5e-4)
+    for restart in (1000, 2000, 4000):  # cycles of 1,000, 2,000 and 4,000 updates
+        assert lr_at(at(restart)) == pytest.approx(1e-3)
+    assert lr_at(at(1500)) == pytest.approx((1e-3 + 1e-6) / 2)
+    assert lr_at(at(3000)) == pytest.approx((1e-3 + 1e-6) / 2)
+    assert lr_at(at(1999)) == pytest.approx(1e-6, rel=0.01)
+
+
+@given(st.integers(1, 5000), st.integers(1, 4), st.integers(0, 10**7))
+def test_a_cycle_holds_its_time(first, growth, elapsed):
+    since, length = cycle_at(float(elapsed), float(first), growth)
+    assert 0.0 <= since < length
+    began = elapsed - since
+    assert began == pytest.approx(first * (length / first - 1) / max(1, growth - 1)) or growth == 1
+
+
+def test_inverse_square_root_is_transformers():
+    theirs = torchs(lambda o: get_inverse_sqrt_schedule(o, 20), 200)
+    mine = ours("inverse_sqrt", 200, warmup=D("20 steps"))
+    assert mine[20:] == pytest.approx(theirs[20:])
+    assert mine[80] == pytest.approx(0.5)
+    assert mine[19] == mine[20] == 1.0
+
+
+def test_warmup_stable_decay_is_transformers():
+    theirs = torchs(
+        lambda o: get_wsd_schedule(
+            o, 10, 40, num_training_steps=100, decay_type="linear", min_lr_ratio=0.1
+        ),
+        100,
+    )
+    mine = ours("wsd", 100, warmup=D("10 steps"), min_lr=0.1, cooldown=D("40 %"))
+    assert mine[10:] == pytest.approx(theirs[10:])
+    in_steps = ours("wsd", 100, warmup=D("10 steps"), min_lr=0.1, cooldown=D("40 steps"))
+    assert in_steps == mine
+
+
+def test_a_cooldown_in_a_unit_that_cannot_be_placed_is_refused():
+    with pytest.raises(ConfigError, match=r"optim\.cooldown"):
+        make_schedule(
+            "wsd",
+            peak_lr=1.0,
+            warmup=D("0 steps"),
+            stop_after=D("20 minutes"),
+            cooldown=D("100 steps"),
+        )
