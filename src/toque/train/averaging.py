@@ -27,23 +27,23 @@ class WeightAverage:
         kind: ema or last.
         decay: d above, for ema.
         last: how many points, for last; so many copies of the weights are held.
-        every: time between two points, for last.
+        every: time between two points, for last; "%" is a share of `whole`.
+        whole: the length of the run.
     """
 
     kind: Literal["ema", "last"]
     decay: float = 0.999
     last: int = 5
     every: Duration = Duration(100, "steps")
+    whole: Duration | None = None
     _held: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     """ema: {"ema": weights}; last: {"000": oldest, ...}, by parameter name."""
 
     @torch.no_grad()
-    def update(
-        self, model: nn.Module, before: Progress, after: Progress, whole: Duration | None = None
-    ) -> None:
+    def update(self, model: nn.Module, before: Progress, after: Progress) -> None:
         """Take in the weights after the update that led from `before` to `after`."""
         if self.kind == "last":
-            if self.every.crossed(before, after, whole):
+            if self.every.crossed(before, after, self.whole):
                 self._remember(model)
             return
         trained = _trained(model)

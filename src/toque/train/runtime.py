@@ -7,7 +7,7 @@ resuming between two steps cannot change the next one.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, get_args
@@ -109,6 +109,7 @@ class Runtime:
         lr: float,
         max_grad_norm: float | None,
         loss: Tensor,
+        after_clipping: Callable[[], None] | None = None,
     ) -> Tensor:
         """Clip, and update the weights; nothing changes when loss or gradient is not finite.
 
@@ -117,6 +118,7 @@ class Runtime:
             lr: learning rate of this update.
             max_grad_norm: longer gradients are scaled to this length; None or 0 for never.
             loss: the update's loss, [].
+            after_clipping: may change the gradients once more.
 
         Returns:
             [] length of the whole gradient before clipping; the caller judges whether it is finite.
@@ -127,6 +129,8 @@ class Runtime:
         norm = torch.nn.utils.get_total_norm(gradients)
         if max_grad_norm:
             torch.nn.utils.clip_grads_with_norm_(_parameters(optimizer), max_grad_norm, norm)
+        if after_clipping is not None:
+            after_clipping()
         for group in optimizer.param_groups:
             group["lr"] = lr * group.get("lr_scale", 1.0)
         self._step_if_finite(optimizer, torch.isfinite(norm) & torch.isfinite(loss))

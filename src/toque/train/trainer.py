@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,13 @@ from torch import Tensor, nn
 from toque.batch import Batch
 from toque.data.stream import Step
 from toque.errors import CheckpointError, DataError, NonFiniteError
+from toque.train.averaging import WeightAverage
 from toque.train.blame import Blame, find_blame
 from toque.train.callbacks import Callbacks
 from toque.train.checkpoint import Checkpoint, CheckpointStore, SaveError
 from toque.train.events import Best, Requests, RunEnd, RunStart, State, StepInfo
 from toque.train.manifest import differences
+from toque.train.noise import GradientNoise
 from toque.train.nonfinite import NonFiniteGuard
 from toque.train.optim import load_optimizer_tensors, optimizer_tensors
 from toque.train.prefetch import Batches, Prefetch
@@ -63,6 +66,13 @@ class Trainer:
     micro_batch_rows: int
     max_grad_norm: float | None
     seed: int
+    noise: GradientNoise | None = None
+    average: WeightAverage | None = None
+    """When there is one, it is what is evaluated and kept as a best model."""
+    check_reached: Callable[[nn.Module], None] | None = None
+    """Called with the gradients of a session's first update; raises when parts got none."""
+    base_sha256: str | None = None
+    """Hash of frozen weights that checkpoints leave out; a checkpoint of others is refused."""
     run_folder: Path | None = None
     """Where `non_finite.json` goes; None for nowhere."""
     progress: Progress = Progress()
@@ -110,6 +120,10 @@ class Trainer:
                 info = self.step(planned, batch, started=started, data_wait_seconds=waited)
                 self.progress, self.cursor = info.progress, planned.cursor
                 self._check_finite(info)
+                if self.average is not None:
+                    self.average.update(
+                        self.model, info.before, info.progress, self.schedule.stop_after
+                    )
                 wants = self.callbacks.on_step(info)  # observers may ask; only the loop acts
                 self._heed(wants)
                 self._evaluate_and_save(info.before, wants)
@@ -169,10 +183,17 @@ class Trainer:
                 loss = self.loss_fn(self.model, rows.to(self.runtime.device))  # [] nats, summed
             self.runtime.backward(loss / planned.n_targets)
             loss_sum += loss.detach()
+        if self.check_reached is not None:
+            self.check_reached(self.model)
+            self.check_reached = None
         mean_loss = loss_sum / planned.n_targets
         lr = self.lr_at(self.progress)  # no scheduler object to restore
         grad_norm = self.runtime.update(
-            self.optimizer, lr=lr, max_grad_norm=self.max_grad_norm, loss=mean_loss
+            self.optimizer,
+            lr=lr,
+            max_grad_norm=self.max_grad_norm,
+            loss=mean_loss,
+            after_clipping=self._add_noise,
         )
         self._guard.add(
             step=self.progress.step,
@@ -226,14 +247,22 @@ class Trainer:
 
     def _evaluate(self) -> Requests:
         self._judge()
-        metrics = self.evaluator()
-        loss = metrics.get("loss")
-        if loss is not None and (self.best is None or loss < self.best.loss):
-            self.best = Best(self.progress.step, loss)
-        self._save_best(metrics)
-        wants = self.callbacks.on_evaluate(self.progress, metrics)
+        with self._averaged():
+            metrics = self.evaluator()
+            loss = metrics.get("loss")
+            if loss is not None and (self.best is None or loss < self.best.loss):
+                self.best = Best(self.progress.step, loss)
+            self._save_best(metrics)
+            wants = self.callbacks.on_evaluate(self.progress, metrics)
         self._heed(wants)
         return wants
+
+    def _averaged(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.average is None else self.average.in_place(self.model)
+
+    def _add_noise(self) -> None:
+        if self.noise is not None:
+            self.noise.add(self.model, self.progress.step)
 
     def _pay_owed_evaluation(self) -> None:
         if not self.owes_evaluation:
@@ -261,6 +290,8 @@ class Trainer:
             "model": self._model_tensors(),
             "optimizer": optimizer_tensors(self.optimizer, self.model),
         }
+        if self.average is not None:
+            tensors["average"] = self.average.tensors()
         try:
             saved = self.checkpoints.save(self.progress.step, tensors, self.state_dict())
         except SaveError as error:
@@ -286,6 +317,7 @@ class Trainer:
             "runtime": self.runtime.state_dict(),
             "best": asdict(self.best) if self.best else None,
             "owes_evaluation": self.owes_evaluation,
+            "base_sha256": self.base_sha256,
             "threads": torch.get_num_threads(),
         }
 
@@ -297,12 +329,20 @@ class Trainer:
         """
         where = str(checkpoint.path)
         state = checkpoint.state()
+        if state.get("base_sha256") != self.base_sha256:
+            raise CheckpointError(
+                f"{where} holds an adapter that was trained beside other frozen weights (then "
+                f"{state.get('base_sha256')}, now {self.base_sha256}): the model in "
+                "model.start_from changed. Put it back to continue, or start a new run folder."
+            )
         load_model_tensors(
             self.model, checkpoint.tensors("model"), trainable_only=self._has_frozen, where=where
         )
         load_optimizer_tensors(
             self.optimizer, self.model, checkpoint.tensors("optimizer"), where=where
         )
+        if self.average is not None:
+            self.average.load(self.model, checkpoint.tensors("average"), where=where)
         try:
             self.progress, self.cursor = Progress(**state["progress"]), Cursor(**state["cursor"])
             self.best = Best(**state["best"]) if state["best"] else None
