@@ -13,7 +13,7 @@ import numpy as np
 from toque.batch import Batch
 from toque.data.layout import Layout
 from toque.data.plan import EpochPlan
-from toque.units import Cursor
+from toque.units import Cursor, Progress
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,17 @@ class Step:
     """Tokens computed by this rank, padding included."""
     epoch: float
     """Passes over the data after this update."""
+
+    def after(self, before: Progress, seconds: float) -> Progress:
+        """Progress once this update is done, which took `seconds`."""
+        return Progress(
+            step=before.step + 1,
+            epoch=self.epoch,
+            examples=before.examples + self.n_examples,
+            tokens=before.tokens + self.n_tokens,
+            target_tokens=before.target_tokens + self.n_targets,
+            seconds=before.seconds + seconds,
+        )
 
 
 @dataclass

@@ -25,6 +25,7 @@ from toque.train.noise import GradientNoise
 from toque.train.nonfinite import NonFiniteGuard
 from toque.train.optim import load_optimizer_tensors, optimizer_tensors
 from toque.train.prefetch import Batches, Prefetch
+from toque.train.rows_at_once import RowsAtOnce
 from toque.train.runtime import Runtime
 from toque.train.signals import INTERRUPTED
 from toque.train.tensors import load_model_tensors, model_tensors
@@ -73,6 +74,9 @@ class Trainer:
     """Called with the gradients of a session's first update; raises when parts got none."""
     base_sha256: str | None = None
     """Hash of frozen weights that checkpoints leave out; a checkpoint of others is refused."""
+    smaller_from: dict[int, int] = field(default_factory=dict)
+    """Step -> rows at once from there on, where memory ran out in an earlier session."""
+    remember_smaller: Callable[[dict[int, int]], None] | None = None
     run_folder: Path | None = None
     """Where `non_finite.json` goes; None for nowhere."""
     progress: Progress = Progress()
@@ -90,6 +94,7 @@ class Trainer:
             norm_may_be_infinite=self.runtime.scaler is not None,
             locate=self._locate,
         )
+        self._rows = RowsAtOnce(self.micro_batch_rows, self.smaller_from, self.remember_smaller)
         self._session_began = time.perf_counter()
 
     def fit(self) -> RunEnd:
@@ -121,9 +126,7 @@ class Trainer:
                 self.progress, self.cursor = info.progress, planned.cursor
                 self._check_finite(info)
                 if self.average is not None:
-                    self.average.update(
-                        self.model, info.before, info.progress, self.schedule.stop_after
-                    )
+                    self.average.update(self.model, info.before, info.progress)
                 wants = self.callbacks.on_step(info)  # observers may ask; only the loop acts
                 self._heed(wants)
                 self._evaluate_and_save(info.before, wants)
@@ -175,14 +178,11 @@ class Trainer:
                 f"Step {self.progress.step} has no target token, so its loss is undefined. Prepare "
                 "the data again; examples without a target belong out of the store."
             )
-        self.runtime.seed(self.seed, self.progress.step)  # dropout depends on the step alone
-        self.model.train()
-        loss_sum = torch.zeros((), device=self.runtime.device)
-        for rows in (batch or planned.batch).split(self.micro_batch_rows):
-            with self.runtime.autocast():
-                loss = self.loss_fn(self.model, rows.to(self.runtime.device))  # [] nats, summed
-            self.runtime.backward(loss / planned.n_targets)
-            loss_sum += loss.detach()
+        loss_sum = self._rows.computed(
+            self.progress.step,
+            lambda rows: self._gradients(batch or planned.batch, rows, planned.n_targets),
+            say=lambda text: self.callbacks.on_warning(self.progress, text),
+        )
         if self.check_reached is not None:
             self.check_reached(self.model)
             self.check_reached = None
@@ -205,7 +205,7 @@ class Trainer:
         seconds = time.perf_counter() - started
         return StepInfo(
             before=self.progress,
-            progress=_after(self.progress, planned, seconds),
+            progress=planned.after(self.progress, seconds),
             loss=mean_loss,
             grad_norm=grad_norm,
             lr=lr,
@@ -216,6 +216,19 @@ class Trainer:
             seconds=seconds,
             data_wait_seconds=data_wait_seconds,
         )
+
+    def _gradients(self, batch: Batch, rows_at_once: int, n_targets: int) -> Tensor:
+        """Add the whole update's gradients; [] its loss in nats, summed."""
+        self.optimizer.zero_grad(set_to_none=True)  # a try that ran out of memory left some
+        self.runtime.seed(self.seed, self.progress.step)  # dropout depends on the step alone
+        self.model.train()
+        loss_sum = torch.zeros((), device=self.runtime.device)
+        for rows in batch.split(rows_at_once):
+            with self.runtime.autocast():
+                loss = self.loss_fn(self.model, rows.to(self.runtime.device))  # [] nats, summed
+            self.runtime.backward(loss / n_targets)
+            loss_sum += loss.detach()
+        return loss_sum
 
     def _check_finite(self, info: StepInfo) -> None:
         on_cpu = self.runtime.device.type == "cpu"
@@ -236,7 +249,7 @@ class Trainer:
             self.model,
             self.loss_fn,
             batch,
-            micro_batch_rows=self.micro_batch_rows,
+            micro_batch_rows=self._rows.at(step),
             runtime=self.runtime,
             seed=lambda: self.runtime.seed(self.seed, step),
         )
@@ -372,17 +385,6 @@ class Trainer:
             best=self.best,
             error=str(error) if error is not None else None,
         )
-
-
-def _after(before: Progress, planned: Step, seconds: float) -> Progress:
-    return Progress(
-        step=before.step + 1,
-        epoch=planned.epoch,
-        examples=before.examples + planned.n_examples,
-        tokens=before.tokens + planned.n_tokens,
-        target_tokens=before.target_tokens + planned.n_targets,
-        seconds=before.seconds + seconds,
-    )
 
 
 def _notes(checkpoint: Checkpoint, versions: Any, threads: int) -> list[str]:

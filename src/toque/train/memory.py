@@ -1,0 +1,52 @@
+"""How much memory there is, and whether an error says that there was not enough."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import psutil
+import torch
+
+_LIMITS: Final = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
+"""A container's limit and use, in control groups of version 2 and 1."""
+_CPU_MESSAGES: Final = ("can't allocate memory", "not enough memory")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether `error` is a device's or the CPU allocator's refusal."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(m in str(error) for m in _CPU_MESSAGES)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Bytes a process may still take on `device`: what CUDA has free, or the machine or container.
+
+    Memory that torch holds but does not use counts as free.
+    """
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return free + held
+    free = psutil.virtual_memory().available
+    for limit, used in _LIMITS:
+        try:
+            left = int(Path(limit).read_text()) - int(Path(used).read_text())
+        except (OSError, ValueError):  # no such control group, or "max"
+            continue
+        # Cached files count as used there and are given back under pressure; guess: half of them.
+        free = min(free, max(left, 0) + psutil.virtual_memory().cached // 2)
+    return free
+
+
+def in_words(n_bytes: float) -> str:
+    """Bytes for people.
+
+    >>> in_words(3 * 2**30), in_words(5_000_000)
+    ('3.0 GiB', '5 MiB')
+    """
+    return f"{n_bytes / 2**30:.1f} GiB" if n_bytes >= 2**29 else f"{n_bytes / 2**20:.0f} MiB"
