@@ -7,12 +7,12 @@ import re
 import pytest
 
 from toque.cooking.cookbook import FAMILIES, SOURCE, recipe, recipes, write_cookbook
+from toque.cooking.formats import recipe_reader
 from toque.cooking.ingredients import head_noun, ingredient_name
 from toque.cooking.kitchen import Draw, Kitchen, nutrition_class
 from toque.cooking.metrics import evaluate_recipe, ingredient_coverage
 from toque.cooking.pantry import PANTRY
 from toque.cooking.recipe import difficulty_of, to_text
-from toque.cooking.sources import RecipeReader
 from toque.errors import ConfigError, DataError
 
 N = 1500
@@ -149,7 +149,7 @@ def test_the_written_file_is_read_back(tmp_path, name):
     records = [json.loads(line) for line in plain.splitlines()]
     assert [r["title"] for r in records] == [r.title for r in recipes(30, seed=5)]
     assert {r["source"] for r in records} == {SOURCE}
-    reader = RecipeReader()
+    reader = recipe_reader
     read = [e for block in reader.blocks(path) for e in reader.examples(block).examples]
     assert [e.target for e in read] == [to_text(r) for r in recipes(30, seed=5)]
     assert {e.columns["quality"] for e in read} == {1.0}

@@ -20,10 +20,11 @@ from toque.cooking.ingredients import has_quantity, head_noun, ingredient_name, 
         ("1½ pounds carrots, peeled", "carrots"),
         ("100g/3½oz plain flour", "plain flour"),
         ("1-2 tablespoons olive oil, plus extra for frying", "olive oil"),
-        ("1 pound boneless, skinless chicken breasts", "chicken breasts"),
+        ("1 pound boneless, skinless chicken breasts", "skinless chicken breasts"),
         ("2 large eggs", "eggs"),
         ("- 1 cup milk", "milk"),
-        ("juice of 1 lemon", "juice of 1 lemon"),
+        ("juice of 1 lemon", "lemon"),
+        ("water, chicken broth, or stock", "water"),
         ("two", "two"),
     ],
 )
@@ -71,4 +72,4 @@ def test_real_labelled_lines(shared):
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     same = sum(head_noun(ingredient_name(r["input"])) == head_noun(r["name"]) for r in rows)
-    assert same / len(rows) > 0.94
+    assert same / len(rows) > 0.97

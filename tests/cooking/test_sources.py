@@ -5,16 +5,12 @@ from collections import Counter
 
 import pytest
 
+from toque.cooking.examples import BY_FIGURES, BY_RULE, BY_SOURCE, UNKNOWN, examples_of
+from toque.cooking.formats import recipe_reader
+from toque.cooking.formats.adapters import records_of
+from toque.cooking.quality import quality_of
 from toque.cooking.recipe import Recipe, to_text
-from toque.cooking.sources import (
-    REASONS,
-    UNKNOWN,
-    RecipeReader,
-    read_recipe,
-    recipe_of,
-    recipe_reader,
-    write_example,
-)
+from toque.cooking.sources import REASONS, recipe_of
 from toque.data.example import Block
 
 SOUP = {
@@ -24,8 +20,19 @@ SOUP = {
 }
 
 
+def _read(raw):
+    """The recipe of a raw record, through the adapter of its schema."""
+    (record,) = records_of(raw, (), Counter())
+    return recipe_of(record, Counter())
+
+
+def _example(recipe):
+    (example,) = examples_of(recipe, Counter())
+    return example
+
+
 def _recipe(**changes):
-    found = recipe_of(SOUP | changes, Counter())
+    found = _read(SOUP | changes)
     assert isinstance(found, Recipe), found
     return found
 
@@ -54,7 +61,7 @@ _STEPS = SOUP["directions"]
         {"title": "Pea Soup", "instructions": "\n".join(_STEPS)},
         {"title": "Pea Soup", "instructions": "1. " + "\n2. ".join(_STEPS)},
         {"title": "Pea Soup", "instructions_list": _STEPS},
-        {"title": "Pea Soup", "recipeInstructions": [{"text": s} for s in _STEPS]},
+        {"title": "Pea Soup", "analyzed_instructions": [{"text": s} for s in _STEPS]},
         {"name": "Pea Soup", "method": [{"itemListElement": [{"text": s} for s in _STEPS]}]},
         {"title": "Pea Soup", "directions": [], "steps": _STEPS},
     ],
@@ -63,8 +70,7 @@ _STEPS = SOUP["directions"]
 def test_common_field_names(fields, as_text):
     lines = SOUP["ingredients"]
     record = fields | {"ingredients": "\n".join(lines) if as_text else [{"text": x} for x in lines]}
-    found = recipe_of(record, Counter())
-    assert found == _recipe()
+    assert _read(record) == _recipe()
 
 
 @pytest.mark.parametrize(
@@ -97,6 +103,24 @@ def test_nutrition_flat_or_nested_with_units():
 
 
 @pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"title": "  "}, "no title"),
+        ({"title": 7}, "no title"),
+        ({"title": "*!*"}, "no title"),
+        ({"ingredients": None}, "no ingredients"),
+        ({"ingredients": ["", "Sauce:"]}, "no ingredients"),
+        ({"ingredients": 3}, "no ingredients"),
+        ({"directions": ["", "2."]}, "no steps"),
+        ({"directions": ["Mix."]}, "too short"),
+    ],
+)
+def test_reasons(changes, reason):
+    assert reason in REASONS
+    assert _read(SOUP | changes) == reason
+
+
+@pytest.mark.parametrize(
     ("line", "reason"),
     [
         (b"{", "not JSON"),
@@ -105,19 +129,14 @@ def test_nutrition_flat_or_nested_with_units():
         (b"null", "not an object"),
         (b'{"title": "\xe9"}', "not UTF-8"),
         (b"{}", "no title"),
-        (json.dumps(SOUP | {"title": "  "}).encode(), "no title"),
-        (json.dumps(SOUP | {"title": 7}).encode(), "no title"),
-        (json.dumps(SOUP | {"ingredients": None}).encode(), "no ingredients"),
-        (json.dumps(SOUP | {"ingredients": ["", "Sauce:"]}).encode(), "no ingredients"),
-        (json.dumps(SOUP | {"ingredients": 3}).encode(), "no ingredients"),
-        (json.dumps(SOUP | {"directions": ["", "2."]}).encode(), "no steps"),
-        (json.dumps(SOUP | {"directions": ["Mix."]}).encode(), "too short"),
-        (b"\0line too long", "line too long"),
+        (b"\0line too long", "too long"),
     ],
 )
-def test_reasons(line, reason):
-    assert reason in REASONS
-    assert read_recipe(line, Counter()) == reason
+def test_reasons_of_a_line(line, reason):
+    block = Block(
+        source=0, path="x", first_line=1, payload=json.dumps(SOUP).encode() + b"\n" + line
+    )
+    assert recipe_reader.examples(block).dropped == {reason: [2]}
 
 
 def test_a_block_is_counted_to_the_last_line():
@@ -128,28 +147,29 @@ def test_a_block_is_counted_to_the_last_line():
     assert result.kept == len(result.examples) == 3
     assert result.dropped == {"not JSON": [12, 16], "no title": [15]}
     assert result.read == result.kept + sum(map(len, result.dropped.values()))
-    assert {e.columns["source"] for e in result.examples} == {2}
 
 
 def test_the_example():
-    example = write_example(_recipe(), source=0)
+    example = _example(_recipe())
     assert example.prompt == (
-        "Generate recipe for: Pea Soup using ingredients: peas, vegetable broth, salt"
+        "Generate recipe for: Pea Soup using ingredients: frozen peas, vegetable broth, salt"
     )
     assert example.target == to_text(_recipe())
     assert example.columns == {
         "n_ingredients": 3,
         "n_steps": 2,
-        "quality": 1.0,
+        "quality": quality_of(_recipe()).score,
         "difficulty": 0,
-        "nutrition": UNKNOWN,
-        "source": 0,
+        "difficulty_from": BY_RULE,
+        "nutrition": 1,
+        "nutrition_from": BY_RULE,
+        "nutrition_coverage": 1.0,
     }
 
 
 def test_keys_see_words_and_nothing_else():
     def keys(**changes):
-        example = write_example(_recipe(**changes), source=0)
+        example = _example(_recipe(**changes))
         return example.key, example.title_key, example.record_key
 
     key, title_key, record_key = keys()
@@ -163,23 +183,33 @@ def test_keys_see_words_and_nothing_else():
     assert 0 <= key < 2**64
 
 
-def test_labels_of_a_record_are_kept():
-    columns = write_example(_recipe(difficulty="Hard", nutrition_class="healthy"), source=0).columns
-    assert (columns["difficulty"], columns["nutrition"]) == (2, 0)
-    odd = write_example(_recipe(difficulty="fiendish", nutrition_class=4), source=0).columns
-    assert (odd["difficulty"], odd["nutrition"]) == (0, UNKNOWN)
+def test_labels_of_a_record_are_kept_and_told_from_ours():
+    columns = _example(_recipe(difficulty="Hard", nutrition_class="healthy")).columns
+    assert (columns["difficulty"], columns["difficulty_from"]) == (2, 1)
+    assert (columns["nutrition"], columns["nutrition_from"]) == (0, BY_SOURCE)
+    odd = _example(_recipe(difficulty="fiendish", nutrition_class=4)).columns
+    assert (odd["difficulty"], odd["difficulty_from"]) == (0, 0)
+    assert (odd["nutrition"], odd["nutrition_from"]) == (1, BY_RULE)
+    assert 0.9 < odd["nutrition_coverage"] <= 1.0
+    given = _example(_recipe(nutrition={"fatContent": "30 g", "saturatedFatContent": "9 g"}))
+    assert (given.columns["nutrition"], given.columns["nutrition_from"]) == (2, BY_FIGURES)
+    strange = _example(_recipe(ingredients=["3 frobs", "1 quux", "a blivet of great size"]))
+    assert strange.columns["nutrition"] == strange.columns["nutrition_from"] == UNKNOWN
 
 
-def test_real_recipes(shared):
-    path = shared / "data" / "recipes" / "public_domain_recipes.jsonl"
-    if not path.exists():
-        pytest.skip(f"{path.name} is not in the shared data")
-    reader = RecipeReader()
-    results = [reader.examples(block) for block in reader.blocks(path)]
-    read = sum(r.read for r in results)
-    assert read == path.read_bytes().count(b"\n")
-    assert read == sum(r.kept + sum(map(len, r.dropped.values())) for r in results)
-    assert sum(r.kept for r in results) > 0.95 * read
+def test_where_labels_come_from_is_counted():
+    notes = Counter()
+    for changes in ({}, {}, {"nutrition_class": "Moderate"}, {"fat_g": 0, "sodium_mg": 5}):
+        examples_of(_recipe(**changes), notes)
+    assert notes == {
+        "nutrition class estimated from the ingredients": 2,
+        "nutrition class as the source says": 1,
+        "nutrition class from the source's figures": 1,
+    }
+    notes.clear()
+    german = ["Die Erbsen mit dem Salz in der Brühe kochen und etwas abkühlen lassen."] * 2
+    examples_of(_recipe(directions=german), notes)
+    assert notes["recipes in German (labels know English only)"] == 1
 
 
 @pytest.mark.slow
@@ -187,14 +217,15 @@ def test_the_large_dirty_file(shared):
     path = shared / "data" / "recipes" / "allrecipes_epicurious_as_is.jsonl.gz"
     if not path.exists():
         pytest.skip(f"{path.name} is not in the shared data")
-    reader, read, kept, dropped = RecipeReader(), 0, 0, Counter()
-    for block in reader.blocks(path):
-        result = reader.examples(block)
+    read, kept, dropped = 0, 0, Counter()
+    for block in recipe_reader.blocks(path):
+        result = recipe_reader.examples(block)
         read, kept = read + result.read, kept + result.kept
         dropped.update({reason: len(lines) for reason, lines in result.dropped.items()})
         for example in result.examples:
             assert "\ufffd" not in example.target
             assert "<b" not in example.target
+            assert 0.0 <= example.columns["quality"] <= 1.0
     assert read == 68_004 == kept + dropped.total()
     assert set(dropped) <= {"no ingredients", "no steps", "too short"}
     assert dropped.total() < 100

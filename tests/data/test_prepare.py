@@ -136,7 +136,7 @@ def test_a_source_cut_short_is_named(tmp_path: Path, settings_for: Make) -> None
 def test_preparing_needs_neither_torch_nor_transformers() -> None:
     """Workers import what the main process imports: seconds each, were torch among it."""
     script = (
-        "import sys, toque.data.prepare, toque.data.text, toque.cooking.sources;"
+        "import sys, toque.data.prepare, toque.data.text, toque.cooking.formats;"
         "print([m for m in ('torch', 'transformers', 'huggingface_hub') if m in sys.modules])"
     )
     environment = os.environ | {"PYTHONPATH": str(Path(toque.__file__).parents[1])}
@@ -340,7 +340,7 @@ def test_settings_no_data_could_meet_are_refused() -> None:
 def test_real_recipes(shared: Path, tmp_path: Path, family: str, tokenizer: str) -> None:
     settings = PrepareSettings(family_kind=family, tokenizer=str(shared / "tokenizers" / tokenizer))
     path = shared / "data" / "recipes" / "allrecipes_epicurious_as_is.jsonl.gz"
-    source = Source(str(path), "toque.cooking.sources:recipe_reader")
+    source = Source(str(path), "toque.cooking.formats:recipe_reader")
     report = prepare([source], store=tmp_path / "s", settings=settings).report
     assert report.read == 68_004 == report.kept + sum(report.dropped.values())
     assert report.leaked_bodies == 0

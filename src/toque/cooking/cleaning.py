@@ -10,7 +10,9 @@ import html
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Final
 
 _CLEAN = re.compile(r"[ -%'-;=-~]*")  # ASCII without "&" and "<"
 _LINE_MARKUP = re.compile(r"<\s*/?\s*(?:br|p|li|div|ol|ul|tr|h\d)\b[^<>]*>", re.IGNORECASE)
@@ -32,6 +34,10 @@ _STEP_NUMBER = re.compile(
     re.IGNORECASE,
 )
 _WORD = re.compile(r"[^\W\d_]")
+_PLAIN_STARTS: Final = frozenset("ABCDEFGHIJKLMNOPQRTUVWXYZabcdefghijklmnopqrtuvwxyz")
+"""First letters of a step that has neither bullet nor number: all but "s" ("Step 1")."""
+_UNPRINTED: Final = frozenset("\ufffd\ufe0e\ufe0f")
+"""Signs to be repaired that count as printable."""
 _DIGIT = re.compile(r"\d")
 _FOR_THE = re.compile(r"(?:for )(?:the )?(?:[^\W\d_]+[ '&-]*){1,4}", re.IGNORECASE)
 _FOR_A_USE = re.compile(
@@ -81,18 +87,55 @@ def clean_title(text: str, notes: Counter[str]) -> str:
     return " ".join(clean_text(text, notes).split())
 
 
-def clean_ingredients(items: Iterable[str], notes: Counter[str]) -> tuple[str, ...]:
-    """Ingredient lines without bullets, empty items and sub-headings such as "For the sauce:"."""
+def is_plain(texts: Iterable[str]) -> bool:
+    """Whether no text needs a repair of its characters, told of all of them at once.
+
+    Then `clean_text` would only take away blanks. Most records are plain, and asking once is
+    several times cheaper than asking each line.
+    """
+    whole = " ".join(texts)
+    if not whole.isprintable() or "&" in whole or "<" in whole or "  " in whole:
+        return False
+    if whole.isascii():
+        return True
+    return _UNPRINTED.isdisjoint(whole) and unicodedata.is_normalized("NFC", whole)
+
+
+def clean_ingredients(
+    items: Sequence[str], notes: Counter[str], *, plain: bool = False
+) -> tuple[str, ...]:
+    """Ingredient lines without bullets, empty items and sub-headings such as "For the sauce:".
+
+    Args:
+        items: the lines as the record has them.
+        notes: counts of what was repaired.
+        plain: whether `is_plain` says so of them.
+    """
     lines: list[str] = []
-    for line in _item_lines(items, notes):
-        line = _BULLET.sub("", line, count=1) if _BULLET.match(line) else line  # noqa: PLW2901
-        if not _WORD.search(line):
-            notes["ingredient lines without a word"] += 1
-        elif is_subheading(line):
-            notes["ingredient sub-headings"] += 1
+    for text in items if plain else _item_lines(items, notes):
+        line, note = ingredient_item(text)
+        if note:
+            notes[note] += 1
         else:
             lines.append(line)
     return tuple(lines)
+
+
+@lru_cache(maxsize=1 << 15)
+def ingredient_item(line: str) -> tuple[str, str]:
+    """A clean ingredient line without its bullet; or nothing, and the note of why.
+
+    >>> ingredient_item("- 2 eggs"), ingredient_item("For the sauce:")
+    (('2 eggs', ''), ('', 'ingredient sub-headings'))
+    """
+    line = line.strip()
+    bullet = _BULLET.match(line)
+    line = line[bullet.end() :] if bullet else line
+    if not line:
+        return "", "empty lines"
+    if not _WORD.search(line):
+        return "", "ingredient lines without a word"
+    return ("", "ingredient sub-headings") if is_subheading(line) else (line, "")
 
 
 def is_subheading(line: str) -> bool:
@@ -109,22 +152,40 @@ def is_subheading(line: str) -> bool:
     return _FOR_THE.fullmatch(bare) is not None and _FOR_A_USE.match(bare) is None
 
 
-def clean_steps(items: Iterable[str], notes: Counter[str]) -> tuple[str, ...]:
-    """Steps without their numbers; a heading ("Make the sauce:") opens the step it introduces."""
+def clean_steps(
+    items: Sequence[str], notes: Counter[str], *, plain: bool = False
+) -> tuple[str, ...]:
+    """Steps without their numbers; a heading ("Make the sauce:") opens the step it introduces.
+
+    Args:
+        items: the steps as the record has them.
+        notes: counts of what was repaired.
+        plain: whether `is_plain` says so of them.
+    """
     steps: list[str] = []
     heading = ""
-    for line in _item_lines(items, notes):
-        bare = _BULLET.sub("", line, count=1) if _BULLET.match(line) else line
-        bare = _STEP_NUMBER.sub("", bare, count=1) if _STEP_NUMBER.match(bare) else bare
-        if not _WORD.search(bare):
-            continue
-        if bare.endswith(":") and len(bare.split()) <= 6:
+    for text in items if plain else _item_lines(items, notes):
+        bare = text.strip()
+        if bare[:1] not in _PLAIN_STARTS:
+            bare = _unnumbered(bare)
+            if not _WORD.search(bare):
+                notes["steps without a word"] += 1
+                continue
+        if bare[-1] == ":" and len(bare.split()) <= 6:
             heading = f"{bare} "
             notes["step sub-headings joined to their step"] += 1
             continue
         steps.append(heading + bare)
         heading = ""
     return tuple(steps)
+
+
+def _unnumbered(step: str) -> str:
+    """A step without its bullet and its number."""
+    bullet = _BULLET.match(step)
+    step = step[bullet.end() :] if bullet else step
+    number = _STEP_NUMBER.match(step)
+    return step[number.end() :] if number else step
 
 
 def _item_lines(items: Iterable[str], notes: Counter[str]) -> Iterable[str]:

@@ -1,90 +1,44 @@
-"""What an ingredient line names, by simple rules: quantity, unit and preparation stripped.
+"""What an ingredient line names and whether it says how much, for prompts and metrics.
 
-"1 (16 ounce) can black beans, drained and rinsed" names "black beans". Lines are English.
+Lines are read by `ingredient_lines.parse_line`; a prompt lists names with commas between them,
+so a name here has none.
 """
 
 from __future__ import annotations
 
 import re
 from functools import lru_cache
+from typing import Final
 
-FRACTIONS = "¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"
-_NUMBER = rf"(?:\d+(?:[.,]\d+)?(?:\s*[/⁄]\s*\d+)?|[{FRACTIONS}])"
-_WORD_NUMBERS = (
-    "one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|half|a dozen|dozen|a few|few|"
-    "several|a couple of|a|an"
-)
-_UNITS = (
-    "cups?|c|tablespoons?|tbsps?|tbs|tb|tbl|teaspoons?|tsps?|ts|pounds?|lbs?|ounces?|ozs?|fluid "
-    "ounces?|fl oz|grams?|gr?|kilograms?|kgs?|milligrams?|mg|milliliters?|millilitres?|ml|cl|dl|"
-    "liters?|litres?|l|quarts?|qts?|pints?|pts?|gallons?|gal|inch(?:es)?|cm|sticks?|cloves?|heads?|"
-    "stalks?|ribs?|stems?|sprigs?|bunch(?:es)?|leaf|leaves|slices?|strips?|pieces?|chunks?|cubes?|"
-    "fillets?|cans?|tins?|jars?|bottles?|packages?|packets?|packs?|pkgs?|bags?|box(?:es)?|"
-    "containers?|cartons?|tubs?|envelopes?|loaf|loaves|sheets?|ears?|pinch(?:es)?|dash(?:es)?|"
-    "drops?|splash(?:es)?|drizzles?|handfuls?|knobs?|scoops?|squares?|bulbs?|blocks?|balls?|"
-    "recipes?|batch(?:es)?|parts?|cup|servings?|wedges?|links?|shots?|jiggers?"
-)
-_SIZES = (
-    "extra-large|extra large|jumbo|large|medium-sized|medium-size|medium|med|small|big|heaping|"
-    "heaped|level|scant|rounded|generous|thick|thin|whole|good|about|approximately|approx|around|"
-    "roughly|up to|plus|additional|more|extra|optional|packed|loosely|firmly|lightly|well|to|or|x"
-)
-_PREPARED = (
-    "chopped|minced|grated|shredded|sliced|diced|crushed|cubed|melted|softened|beaten|peeled|"
-    "cooked|uncooked|toasted|sifted|crumbled|drained|rinsed|thawed|halved|quartered|pitted|seeded|"
-    "trimmed|julienned|mashed|finely|coarsely|freshly|thinly|thickly|very|hot|cold|warm|cool|"
-    "boiling|lukewarm|chilled|squeezed|cut|torn|packed|frozen|boneless|skinless|unsalted|fresh"
-)
-_FLAGS = re.IGNORECASE
-_SIZED = re.compile(
-    rf"[(\[][^)\]]*[)\]]|\b{_NUMBER}[- ]?(?:inch|ounce|oz|pound|lb|g)\b[- ]?", _FLAGS
-)
-_LEAD = re.compile(
-    rf"\A(?:[-*•~\s.,/]+|{_NUMBER}(?:\s*(?:-|–|to|or)\s*{_NUMBER})?\s*[\"”x×+]?\s*"
-    rf"|(?:{_WORD_NUMBERS}|{_UNITS}|{_SIZES})\.?(?=[\s,/]|$))+",
-    _FLAGS,
-)
-_OF = re.compile(r"\A(?:of|the)\s+", _FLAGS)
-_PREPARED_LEAD = re.compile(
-    rf"\A(?:(?:{_PREPARED})(?:\s+and)?[\s,]+|(?:dried|ripe|firm|sweet|bone-in|skin-on),\s*)+(?=\w)",
-    _FLAGS,
-)
-_TRAIL = re.compile(
-    r"\s*(?:,|;|\s[-–—]+\s|--|\bto taste\b|\bfor (?:the |garnish|[a-z-]+ing\b)|"
-    r"\bor (?:more|to taste|as needed|\d)|\bas needed\b|\bif desired\b|\bplus\b|"
-    r"\bcut (?:into|in|up)\b|\bat room temperature\b|\bdivided\b).*$",
-    _FLAGS,
-)
-_PIECES = re.compile(r"(?<=garlic|celery) (?:cloves?|stalks?|ribs?|sticks?)$", _FLAGS)
-_DIGIT = re.compile(rf"[\d{FRACTIONS}]")
-_QUANTITY_WORDS = {
-    "a", "an", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten",
-    "eleven", "twelve", "half", "few", "couple", "several", "some", "bunch", "dozen", "knob",
-    "pinch", "pinches", "dash", "dashes", "handful", "handfuls", "splash", "drizzle", "sprig",
-    "sprigs",
-}  # fmt: skip
-_AT_WILL = re.compile(r"\b(?:to taste|as needed|as required)\b", _FLAGS)
+from toque.cooking.ingredient_lines import parse_line
+from toque.cooking.ingredient_words import ADVERBS, PREPARED, QUALITIES
+from toque.cooking.quantities import WORDS
+
+_ADJECTIVES: Final = QUALITIES | PREPARED | ADVERBS | {"and", "or"}
+_AT_WILL = re.compile(r"\b(?:to taste|as needed|as required)\b", re.IGNORECASE)
 _WORD = re.compile(r"[^\W\d_]{2,}")
-_WORD_OR_LETTER = re.compile(r"[^\W\d_]+")
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=1 << 16)
 def ingredient_name(line: str) -> str:
-    """The food an ingredient line names, without quantity, unit, size and preparation.
-
-    A line of which nothing would be left is returned as it is.
+    """The food an ingredient line names, without quantity, unit, preparation and commas.
 
     >>> ingredient_name("1 (16 ounce) can black beans, drained and rinsed")
     'black beans'
-    >>> ingredient_name("2 1/2 cups finely chopped red onions")
-    'red onions'
+    >>> ingredient_name("1 pound boneless, skinless chicken breasts")
+    'skinless chicken breasts'
     """
-    name = _SIZED.sub(" ", line)
-    name = _LEAD.sub("", _OF.sub("", _LEAD.sub("", " ".join(name.split()))))
-    name = _LEAD.sub("", _PREPARED_LEAD.sub("", name))  # before the commas of "boneless, skinless"
-    name = _PIECES.sub("", _TRAIL.sub("", name))
-    name = name.strip(" .,;:-*")
-    return name if _WORD.search(name) else " ".join(line.split())
+    return one_name(parse_line(line).name)
+
+
+def one_name(name: str) -> str:
+    """Of a name that spans commas, the first part that is a food."""
+    if "," not in name:
+        return name
+    parts = name.split(",")
+    while len(parts) > 1 and all(word.lower() in _ADJECTIVES for word in parts[0].split()):
+        parts.pop(0)
+    return parts[0].strip() or name.replace(",", " ").strip()
 
 
 def head_noun(name: str) -> str:
@@ -121,7 +75,7 @@ def has_quantity(line: str) -> bool:
     >>> has_quantity("1/2 cup rice"), has_quantity("salt to taste"), has_quantity("rice")
     (True, True, False)
     """
-    words = _WORD_OR_LETTER.findall(line.casefold())
-    if not (_DIGIT.search(line) or _AT_WILL.search(line) or not _QUANTITY_WORDS.isdisjoint(words)):
+    read = parse_line(line)
+    if not (read.amounts or _AT_WILL.search(line)):
         return False
-    return any(len(word) > 1 and word not in _QUANTITY_WORDS for word in words)
+    return any(word not in WORDS for word in _WORD.findall(read.name.casefold()))

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from toque.cooking.foods import NUTRIENTS, Food, find_food, is_food
 from toque.cooking.ingredient_lines import IngredientLine, parse_line
-from toque.cooking.ingredients import stem
+from toque.cooking.ingredients import one_name, stem
 from toque.cooking.weights import grams_of
 from toque.cooking.wording import words_of
 
@@ -40,7 +40,8 @@ class LineFacts(NamedTuple):
     """One ingredient line as the labels see it."""
 
     line: IngredientLine
-    folded_name: str
+    name: str
+    """As a prompt lists it; see `ingredients.ingredient_name`."""
     food: Food | None
     """None when the table has none, or the line names a skewer or foil."""
     is_food: bool
@@ -79,7 +80,7 @@ def line_facts(text: str) -> LineFacts:
     words = words_of(text)
     return LineFacts(
         line=line,
-        folded_name=name.folded,
+        name=name.listed,
         food=food,
         is_food=name.is_food,
         is_named=name.food is not None,
@@ -95,7 +96,7 @@ def line_facts(text: str) -> LineFacts:
 
 
 class _NameFacts(NamedTuple):
-    folded: str
+    listed: str
     food: Food | None
     is_food: bool
     stems: frozenset[str]
@@ -109,7 +110,7 @@ def _name_facts(name: str) -> _NameFacts:
     if food is not None:  # "spaghetti" is used by "cook the pasta"
         stems.add(stem(food.name.rpartition(" ")[2]))
     usual = scaled(food, food.serving_g) if food is not None else ()
-    return _NameFacts(name.casefold(), food, is_food(name), frozenset(stems), usual)
+    return _NameFacts(one_name(name), food, is_food(name), frozenset(stems), usual)
 
 
 def scaled(food: Food, grams: float) -> Nutrients:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Literal, get_args
 
 from toque.cooking.ingredients import ingredient_name
@@ -40,12 +41,16 @@ def write_prompt(title: str, ingredients: Sequence[str]) -> str:
     >>> write_prompt("Toast", ["2 slices bread", "1 tablespoon butter, softened"])
     'Generate recipe for: Toast using ingredients: bread, butter'
     """
+    return prompt_of_names(title, [ingredient_name(line) for line in ingredients])
+
+
+def prompt_of_names(title: str, ingredients: Iterable[str]) -> str:
+    """`write_prompt` of names that hold no comma."""
     names: dict[str, str] = {}
-    for line in ingredients:
-        name = ingredient_name(line)
+    for name in ingredients:
         names.setdefault(name.casefold(), name)
     request = f"{ASKS_FOR} {title}"
     if not names:
         return request
-    listed = ", ".join(list(names.values())[:MAX_PROMPT_INGREDIENTS])
+    listed = ", ".join(islice(names.values(), MAX_PROMPT_INGREDIENTS))
     return f"{request}{WITH_INGREDIENTS}{listed}"

@@ -14,7 +14,6 @@ from toque.cooking.formats import (
     recipe_reader,
     schema_of,
 )
-from toque.cooking.sources import recipe_reader as lines_reader
 from toque.data.prepare import prepare
 from toque.data.settings import PrepareSettings, Source
 from toque.data.worker import load_reader
@@ -40,14 +39,6 @@ def records(n, names=("title", "ingredients", "directions")):
         for i in range(n)
         for food in foods
     ]
-
-
-def test_json_lines_give_the_examples_they_gave_before(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_text("\n".join(json.dumps(r) for r in records(20)) + "\nnot json\n{}\n")
-    for ours, theirs in zip(recipe_reader.blocks(path), lines_reader.blocks(path), strict=True):
-        assert ours == theirs
-        assert recipe_reader.examples(ours) == lines_reader.examples(theirs)
 
 
 @pytest.mark.parametrize(

@@ -21,11 +21,11 @@ from toque.cooking.formats.repairs import (
 )
 from toque.cooking.formats.schema_org import (
     is_schema_org,
-    nutrition_of,
     recipe_nodes,
     record_of_node,
 )
 from toque.cooking.formats.shapes import Shape, shape_of
+from toque.cooking.nutrients import nutrients_of
 
 BROKEN_LIST = "broken list"
 NO_NODE = "no recipe in record"
@@ -39,16 +39,6 @@ DAILY_VALUES = {
     "protein_g": 50.0,
     "saturated_fat_g": 20.0,
     "carbohydrate_g": 300.0,
-}
-_FOODCOM_NUTRIENTS = {
-    "calories": "energy_kcal",
-    "fatcontent": "fat_g",
-    "saturatedfatcontent": "saturated_fat_g",
-    "sodiumcontent": "sodium_mg",
-    "carbohydratecontent": "carbohydrate_g",
-    "fibercontent": "fibre_g",
-    "sugarcontent": "sugar_g",
-    "proteincontent": "protein_g",
 }
 _API_DEFAULT_MINUTES = 45
 """What Spoonacular answers when a recipe says nothing of its time."""
@@ -98,20 +88,34 @@ def _generic(raw: Mapping[str, Any], shape: Shape) -> Record:
     roles = shape.roles
     record = {role: raw[name] for role, name in roles.items() if name in raw}
     record["title"] = text_of(record.get("title"))
-    record["ingredients"] = ingredient_lines(record.get("ingredients"))
-    record["directions"] = step_lines(record.pop("steps", None))
+    lines, steps = record.get("ingredients"), record.pop("steps", None)
+    record["ingredients"] = ingredient_lines(lines or shape.another(raw, "ingredients"))
+    record["directions"] = step_lines(steps or shape.another(raw, "steps"))
     record["tags"] = _words(record.get("tags"))
     record["source"] = text_of(raw.get("source"))
     for name in ("difficulty", "nutrition_class"):
         record[name] = raw.get(name)
-    nutrients = raw.get("nutrition") or raw.get("nutrients")
-    if isinstance(nutrients, dict):
-        record["nutrition"] = {**nutrients, **nutrition_of(nutrients)}
-    else:
-        # Nutrients that stand beside the other fields: sources.recipe_of knows their names.
+    nutrients = _nutrients(raw)
+    if nutrients is not None:
+        record["nutrition"] = nutrients
+    else:  # they may stand beside the other fields
         record.pop("nutrition", None)
-        record |= {n: raw[n] for n in shape.others if n not in record and n != "nutrition"}
+        record |= {n: raw[n] for n in shape.nutrients if n not in record}
     return record
+
+
+def _nutrients(raw: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The nutrients a record keeps in one field, as an object or printed."""
+    for name in ("nutrition", "nutrients"):
+        value = raw.get(name)
+        if isinstance(value, str) and looks_like_literal(value):
+            try:
+                value = parse_literal(value)
+            except ValueError:
+                continue
+        if isinstance(value, dict) and value:
+            return value
+    return None
 
 
 def _foodcom_raw(raw: Mapping[str, Any], notes: Counter[str]) -> Record:
@@ -153,11 +157,6 @@ def _foodcom(raw: Mapping[str, Any], notes: Counter[str]) -> Record:
             bool(quantity) and not _has_unit(quantity) for quantity in quantities
         )
         parts = joined
-    nutrients = {
-        name: number
-        for field, name in _FOODCOM_NUTRIENTS.items()
-        if (number := _float(raw.get(field))) is not None
-    }
     return {
         "title": text_of(raw.get("name")),
         "ingredients": parts,
@@ -167,7 +166,7 @@ def _foodcom(raw: Mapping[str, Any], notes: Counter[str]) -> Record:
         "minutes": raw.get("totaltime"),
         "prep_time": raw.get("preptime"),
         "cook_time": raw.get("cooktime"),
-        "nutrition": nutrients,
+        "nutrition": nutrients_of(raw),
         "source": "food.com",
     }
 

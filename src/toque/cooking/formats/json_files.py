@@ -6,6 +6,7 @@ Layouts: one object a line; one array; a dict of records by id; an array under a
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -14,8 +15,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
+
 from toque.cooking.formats.json_split import DamagedJsonError, Depth, JsonSplitter, Piece, value_end
-from toque.cooking.formats.lines import count_lines, runs_of_lines
+from toque.cooking.formats.lines import LONG_LINE, count_lines, runs_of_lines
 from toque.cooking.formats.opening import CHUNK_BYTES, chunks
 from toque.cooking.formats.payload import (
     MAX_RECORD_BYTES,
@@ -26,8 +29,6 @@ from toque.cooking.formats.payload import (
     pack,
     unreadable,
 )
-from toque.cooking.jsonlines import TOO_LONG as LONG_LINE
-from toque.cooking.jsonlines import decode_line
 from toque.data.example import Block
 from toque.errors import DataError
 
@@ -35,6 +36,7 @@ MAX_CUT_BYTES = 1 << 20
 """A file that ends inside a record loses that one. If more than this is inside it, the brackets
 went wrong long before, and the file is refused."""
 
+_DECODER = msgspec.json.Decoder()
 _WRAPPER_FIELDS = {"title", "name", "ingredients", "@type", "@graph", "@context"}
 _SAMPLE = 20
 
@@ -225,3 +227,20 @@ def _decoded(line: bytes) -> Raw:
     except ValueError:
         return "not JSON"
     return value if isinstance(value, dict) else "not an object"
+
+
+def decode_line(line: bytes) -> Any:
+    """The value of one line.
+
+    Raises:
+        ValueError: not JSON (a UnicodeDecodeError when not UTF-8).
+    """
+    text = line.decode("utf-8")
+    try:
+        return _DECODER.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        # NaN, lone surrogates and huge integers are no JSON, but Python and pandas write them.
+        try:
+            return json.loads(text)
+        except RecursionError as error:
+            raise ValueError("nested too deeply") from error

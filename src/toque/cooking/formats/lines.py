@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from toque.cooking.formats.payload import MAX_RECORD_BYTES
-from toque.cooking.jsonlines import TOO_LONG
+
+LONG_LINE = b"\0line too long"
+"""Stands for a line over `MAX_RECORD_BYTES`, so that it is counted with its number."""
 
 
 def runs_of_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
     """Pieces of about a chunk that end with a line; the last line needs no newline.
 
-    A line over MAX_RECORD_BYTES is replaced by `TOO_LONG`, so that it is counted with its number.
+    A line over MAX_RECORD_BYTES is replaced by `LONG_LINE`, so that it is counted with its number.
     """
     pending, skipping = b"", False
     for chunk in chunks:
@@ -20,7 +22,7 @@ def runs_of_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
             start = _first_break(buffer)
             if start < 0:
                 continue
-            buffer, skipping = TOO_LONG + buffer[start:], False
+            buffer, skipping = LONG_LINE + buffer[start:], False
         cut = after_last_break(buffer)
         pending = buffer[cut:]
         if len(pending) > MAX_RECORD_BYTES:
@@ -28,7 +30,7 @@ def runs_of_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
         if cut:
             yield buffer[:cut]
     if skipping or pending:
-        yield TOO_LONG if skipping else pending
+        yield LONG_LINE if skipping else pending
 
 
 def after_last_break(buffer: bytes) -> int:

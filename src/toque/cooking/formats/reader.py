@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from toque.cooking.examples import examples_of
 from toque.cooking.formats.adapters import records_of
 from toque.cooking.formats.json_files import json_records, line_of
 from toque.cooking.formats.mealmaster import mealmaster_records
@@ -18,7 +19,7 @@ from toque.cooking.formats.shapes import ROLES
 from toque.cooking.formats.tables import table_records
 from toque.cooking.formats.web import page_records
 from toque.cooking.recipe import Recipe
-from toque.cooking.sources import recipe_of, write_example
+from toque.cooking.sources import recipe_of
 from toque.data.example import Block, BlockExamples, Example
 from toque.data.excerpts import PER_REASON, shortened
 from toque.errors import ConfigError
@@ -53,7 +54,7 @@ class FormatReader:
     """
 
     columns: Mapping[str, str] = field(default_factory=dict)
-    version: int = 1
+    version: int = 2
 
     def blocks(self, path: Path) -> Iterator[Block]:
         """Blocks of `path`, by the schema its content shows.
@@ -64,16 +65,17 @@ class FormatReader:
         return recognise(Path(path), self.columns).blocks()
 
     def examples(self, block: Block) -> BlockExamples:
-        """One "write" example per usable recipe, and why the others were dropped."""
+        """The examples of each usable recipe, and why the others were dropped."""
         examples: list[Example] = []
         dropped: dict[str, list[int]] = {}
         notes: Counter[str] = Counter()
         texts: dict[int, str] = {}
-        read = 0
+        read = kept = 0
         for number, recipe, raw in self._read(block, notes):
             read += 1
             if isinstance(recipe, Recipe):
-                examples.append(write_example(recipe, source=block.source))
+                kept += 1
+                examples += examples_of(recipe, notes)
             else:
                 numbers = dropped.setdefault(recipe, [])
                 if len(numbers) < PER_REASON:
@@ -82,7 +84,7 @@ class FormatReader:
         return BlockExamples(
             examples=examples,
             read=read,
-            kept=len(examples),
+            kept=kept,
             dropped=dropped,
             notes={what: count for what, count in notes.items() if count},
             texts={number: text for number, text in texts.items() if text},

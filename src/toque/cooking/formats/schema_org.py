@@ -6,24 +6,11 @@ HowToSections of HowToSteps.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 MAX_DEPTH = 12
-KCAL_PER_KJ = 1 / 4.184
-
-_AMOUNT = re.compile(r"(\d+(?:[.,]\d+)?)\s*([a-zA-Zµ]*)")
-_TO_GRAMS = {"mg": 1e-3, "milligram": 1e-3, "milligrams": 1e-3, "µg": 1e-6, "mcg": 1e-6}
-_NUTRIENTS = {
-    "fatContent": "fat_g",
-    "saturatedFatContent": "saturated_fat_g",
-    "carbohydrateContent": "carbohydrate_g",
-    "sugarContent": "sugar_g",
-    "fiberContent": "fibre_g",
-    "proteinContent": "protein_g",
-}
 
 
 def recipe_nodes(value: Any) -> list[dict[str, Any]]:
@@ -96,7 +83,7 @@ def record_of_node(node: Mapping[str, Any], notes: Counter[str]) -> dict[str, An
         "prep_time": _first(node.get("prepTime")),
         "cook_time": _first(node.get("cookTime")),
         "source": _text(node.get("url")),
-        "nutrition": nutrition_of(node.get("nutrition")),
+        "nutrition": node.get("nutrition"),
     }
     return {name: value for name, value in record.items() if value}
 
@@ -124,38 +111,6 @@ def _steps(value: Any, notes: Counter[str], depth: int) -> Iterator[str]:
             yield next(
                 (t for n in ("text", "description", "name") if (t := _text(value.get(n)))), ""
             )
-
-
-def nutrition_of(value: Any) -> dict[str, float]:
-    """kcal, grams and milligrams of a NutritionInformation, whatever units it is written in.
-
-    >>> nutrition_of({"calories": "1000 kJ", "sodiumContent": "0.5 g", "fatContent": "2,5 g"})
-    {'energy_kcal': 239.0, 'fat_g': 2.5, 'sodium_mg': 500.0}
-    """
-    if not isinstance(value, dict):
-        return {}
-    found: dict[str, float] = {}
-    energy = _amount(value.get("calories"))
-    if energy is not None:
-        number, unit = energy
-        found["energy_kcal"] = round(number * (KCAL_PER_KJ if unit == "kj" else 1), 1)
-    for name, field in _NUTRIENTS.items():
-        if (amount := _amount(value.get(name))) is not None:
-            found[field] = round(amount[0] * _TO_GRAMS.get(amount[1], 1), 3)
-    sodium = _amount(value.get("sodiumContent"))
-    if sodium is not None:
-        number, unit = sodium
-        found["sodium_mg"] = round(number * (1000 if unit in ("g", "gram", "grams") else 1), 3)
-    return found
-
-
-def _amount(value: Any) -> tuple[float, str] | None:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return (float(value), "") if 0 <= value < 1e9 else None
-    match = _AMOUNT.search(value) if isinstance(value, str) else None
-    if match is None or len(match[1]) > 9:
-        return None
-    return float(match[1].replace(",", ".")), match[2].casefold()
 
 
 def _text(value: Any) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
+from toque.cooking.nutrients import nutrient_fields
 from toque.errors import DataError
 
 Role = Literal["title", "ingredients", "steps"]
@@ -98,13 +99,21 @@ class Shape:
     """Role, or another known word such as "servings", to the record's own field name."""
     folded: Mapping[str, str]
     """Name in lower case, letters and digits only, to the record's own field name."""
-    others: tuple[str, ...]
-    """Fields that can fill no role, e.g. nutrients."""
+    nutrients: tuple[str, ...]
+    """Fields that hold a nutrient."""
 
     @property
     def missing(self) -> tuple[Role, ...]:
         """The roles no field fills."""
         return tuple(role for role in ROLES if role not in self.roles)
+
+    def another(self, raw: Mapping[str, Any], role: Role) -> Any:
+        """Of the fields that may fill a role, the first that holds something, where one is empty.
+
+        Exports of several sites have "directions" of one beside "steps" of another.
+        """
+        fields = (self.folded[name] for name in NAMES[role] if name in self.folded)
+        return next((value for field in fields if (value := raw.get(field))), None)
 
 
 @lru_cache(maxsize=512)
@@ -125,9 +134,9 @@ def shape_of(fields: tuple[str, ...], columns: tuple[tuple[str, str], ...] = ())
     }
     # A schema's own rules do not hold for columns that a user has named otherwise.
     schema = "generic" if named else _schema(folded.keys())
-    role_names = frozenset(name for names in NAMES.values() for name in names)
-    others = tuple(n for n in fields if _folded(n) not in role_names and n not in named.values())
-    return Shape(schema, {**guessed, **named}, folded, others)
+    roles = {**guessed, **named}
+    nutrients = tuple(n for n, _ in nutrient_fields(fields) if n not in roles.values())
+    return Shape(schema, roles, folded, nutrients)
 
 
 def _schema(fields: Iterable[str]) -> Schema:

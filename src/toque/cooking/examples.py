@@ -1,0 +1,92 @@
+"""The examples of a recipe: prompts and targets of each task, keys, and the labels beside them.
+
+Columns of an example, all numbers:
+
+* quality: `quality.quality_of`, in [0, 1]; what `data.min_quality` looks at.
+* difficulty: 0 easy, 1 medium, 2 hard. difficulty_from: 0 by our rule, 1 the source's own label.
+* nutrition: 0 Healthy, 1 Moderate, 2 Indulgent, 255 unknown. nutrition_from: 0 estimated from
+  the ingredients, 1 from the nutrients the source gives, 2 the source's own label.
+  nutrition_coverage: how much of an estimate rests on measured, known foods; see `nutrition`.
+* n_ingredients, n_steps.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+import xxhash
+
+from toque.cooking.difficulty import difficulty_of_reading
+from toque.cooking.language import language_of
+from toque.cooking.nutrition import nutrition_of_reading
+from toque.cooking.quality import quality_of_reading
+from toque.cooking.reading import Reading, read
+from toque.cooking.recipe import DIFFICULTIES, NUTRITION_CLASSES, Recipe, to_text
+from toque.cooking.templates import prompt_of_names
+from toque.cooking.wording import normalised
+from toque.data.example import Example
+
+UNKNOWN: Final = 255
+"""Column value of a label that neither the record nor its ingredients tell."""
+BY_RULE, BY_FIGURES, BY_SOURCE = 0, 1, 2
+"""Where a label comes from; see above."""
+
+
+def examples_of(recipe: Recipe, notes: Counter[str]) -> list[Example]:
+    """The examples of a recipe, one a task, with rising numbers; labels' origins go to `notes`."""
+    reading = read(recipe)
+    columns = labels_of(reading, notes)
+    body = normalised("\n".join((*recipe.ingredients, *recipe.steps)))
+    title = normalised(recipe.title)
+    return [
+        Example(
+            prompt=prompt_of_names(recipe.title, [line.name for line in reading.lines]),
+            target=to_text(recipe),
+            key=_key(body),
+            title_key=_key(title),
+            record_key=_key(b"%b\n%b" % (title, body)),
+            columns=columns,
+        )
+    ]
+
+
+def labels_of(reading: Reading, notes: Counter[str]) -> dict[str, int | float]:
+    """The columns of a recipe. The source's own labels come before ours."""
+    recipe = reading.recipe
+    quality = quality_of_reading(reading)
+    if quality.parts["language"] < 1.0 and (language := language_of(reading)) != "English":
+        notes[f"recipes in {language} (labels know English only)"] += 1
+    if recipe.difficulty is None:
+        difficulty, difficulty_from = difficulty_of_reading(reading).level, BY_RULE
+    else:
+        difficulty, difficulty_from = recipe.difficulty, 1
+        notes["difficulty as the source says"] += 1
+    nutrition, nutrition_from, coverage = recipe.nutrition_class, BY_SOURCE, 1.0
+    if nutrition is None:
+        found = nutrition_of_reading(reading)
+        nutrition, coverage = found.klass, found.coverage
+        nutrition_from = BY_RULE if found.estimated else BY_FIGURES
+    notes[_ORIGINS[nutrition_from if nutrition else UNKNOWN]] += 1
+    return {
+        "n_ingredients": len(recipe.ingredients),
+        "n_steps": len(recipe.steps),
+        "quality": quality.score,
+        "difficulty": DIFFICULTIES.index(difficulty),
+        "difficulty_from": difficulty_from,
+        "nutrition": UNKNOWN if nutrition is None else NUTRITION_CLASSES.index(nutrition),
+        "nutrition_from": nutrition_from if nutrition else UNKNOWN,
+        "nutrition_coverage": coverage,
+    }
+
+
+_ORIGINS: Final = {
+    BY_RULE: "nutrition class estimated from the ingredients",
+    BY_FIGURES: "nutrition class from the source's figures",
+    BY_SOURCE: "nutrition class as the source says",
+    UNKNOWN: "nutrition class unknown",
+}
+
+
+def _key(text: bytes) -> int:
+    return xxhash.xxh3_64_intdigest(text)
