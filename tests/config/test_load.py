@@ -136,10 +136,8 @@ def test_wrong_value_says_where_what_and_what_is_allowed(tmp_path, text, line, w
 @pytest.mark.parametrize(
     "override",
     [
-        "adapter={kind: lora}",
         "curriculum={stages: []}",
         "augmentation={tips: 0.1}",
-        "optim.gradient_noise=0.1",
         "observe.trackers=[wandb]",
         "observe.webhook=x",
         "observe.profile=5 steps",

@@ -22,7 +22,9 @@ class Problem:
 def impossible(config: RunConfig) -> Iterator[Problem]:
     """Every impossible combination in `config`."""
     yield from _model(config)
+    yield from _adapter(config)
     yield from _learning_rate(config)
+    yield from _inert(config)
     yield from _held_out(config)
 
 
@@ -47,6 +49,39 @@ def _model(config: RunConfig) -> Iterator[Problem]:
             "`train.precision` is fp16 and `model.family` is t5: activations of T5 models pass "
             "65504, the largest fp16 number, and the loss becomes NaN. Use bf16, float32 or auto.",
         )
+
+
+def _adapter(config: RunConfig) -> Iterator[Problem]:
+    if config.adapter is not None and config.model.start_from == "scratch":
+        yield Problem(
+            ("adapter", "model.start_from"),
+            "`adapter` is set and `model.start_from` is scratch: an adapter beside random, frozen "
+            "weights learns nothing of use, and nobody could load it. Name a checkpoint in "
+            "`model.start_from`, or set `adapter` to null.",
+        )
+
+
+def _inert(config: RunConfig) -> Iterator[Problem]:
+    """Settings that nothing would read."""
+    optim, averaging = config.optim, config.optim.averaging
+    owners = {"cycles": "cosine_restarts", "cooldown": "wsd"}
+    for name, schedule in owners.items():
+        if getattr(optim, name) is not None and optim.schedule != schedule:
+            yield Problem(
+                (f"optim.{name}", "optim.schedule"),
+                f"`optim.{name}` is set and `optim.schedule` is {optim.schedule}: only {schedule} "
+                f"reads it. Set `optim.schedule` to {schedule}, or remove `optim.{name}`.",
+            )
+    if averaging is None:
+        return
+    unread = ("last", "every") if averaging.kind == "ema" else ("decay",)
+    for name in unread:
+        if getattr(averaging, name) is not None:
+            yield Problem(
+                (f"optim.averaging.{name}", "optim.averaging.kind"),
+                f"`optim.averaging.{name}` is set and `optim.averaging.kind` is {averaging.kind}, "
+                f"which does not read it. Remove it, or take the other kind.",
+            )
 
 
 def _learning_rate(config: RunConfig) -> Iterator[Problem]:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from toque.config.base import Config
+from toque.config.methods import AdapterConfig, AveragingConfig, CyclesConfig, NoiseConfig
 from toque.config.rules import impossible
 from toque.config.values import (
     Allowed,
@@ -31,20 +33,6 @@ DEFAULT_VOCABULARY = 8192
 """Pieces learnt when a model from scratch names no tokenizer; small models spend little on them."""
 
 
-class Config(BaseModel):
-    """Base of every section."""
-
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        strict=True,
-        allow_inf_nan=False,
-        use_attribute_docstrings=True,
-        protected_namespaces=(),
-        defer_build=True,  # importing stays cheap; the validator is built when first used
-    )
-
-
 class ModelConfig(Config):
     """Which model, and what it starts from."""
 
@@ -54,7 +42,7 @@ class ModelConfig(Config):
         str, Field(min_length=1), Allowed("scratch, a Hugging Face folder or a hub name")
     ] = "scratch"
     """scratch (random weights), a Hugging Face folder, or a hub name."""
-    shape: dict[str, Any] = {}
+    shape: dict[str, Any] = {}  # noqa: RUF012  # pydantic copies it
     """Arguments of the family's Hugging Face config, e.g. {d_model: 256}; from scratch only."""
     tokenizer: TokenizerName = "auto"
     """A Hugging Face folder, a hub name, or trained:N (learnt from the data and kept in the store).
@@ -79,7 +67,7 @@ class SourceConfig(Config):
     ] = "auto"
     """recipes: any of the known recipe formats (docs/data.md); text: plain text documents; auto: by
     what the file holds, never by its name."""
-    columns: dict[Literal["title", "ingredients", "steps"], str] = {}
+    columns: dict[Literal["title", "ingredients", "steps"], str] = {}  # noqa: RUF012
     """Fields that hold a recipe's parts, e.g. {title: dish, steps: method}, where a table's or JSON
     file's own names are not recognised."""
     weight: Annotated[float, Field(ge=1.0, le=1.0), Allowed("1.0"), Planned()] = 1.0
@@ -132,20 +120,30 @@ class OptimConfig(Config):
     keeps 8, adafactor next to none."""
     peak_lr: Annotated[float, Field(gt=0)] = 3e-4
     """Highest learning rate, reached when warmup ends."""
-    schedule: Literal["constant", "linear", "cosine"] = "cosine"
-    """How the rate goes from the peak to `min_lr` by the end of the run."""
+    schedule: Literal["constant", "linear", "cosine", "cosine_restarts", "inverse_sqrt", "wsd"] = (
+        "cosine"
+    )
+    """How the rate goes from the peak towards `min_lr`. linear, cosine: down by the end of the run;
+    cosine_restarts: in cycles; inverse_sqrt: as 1 / sqrt(time), never quite down; wsd: at the peak
+    until a linear cooldown at the end."""
+    cycles: CyclesConfig | None = None
+    """Of cosine_restarts; null: 1000 steps, then each twice as long."""
+    cooldown: Interval | None = None
+    """Of wsd, the time it takes at the end of the run; null: 20 %."""
     warmup: AnyDuration = Duration(100, "steps")
     """Time in which the rate rises linearly to the peak."""
     min_lr: Annotated[float, Field(ge=0)] = 0.0
-    """Learning rate at the end of a linear or cosine schedule."""
+    """Learning rate the decay falls to."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     """Applied to matrices; never to biases and norms."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """A longer gradient is scaled down to this norm."""
     label_smoothing: Fraction = 0.0
     """Share of the target probability spread over the vocabulary (Szegedy et al. 2016)."""
-    gradient_noise: Annotated[None, Planned()] = None
-    """Noise added to gradients."""
+    gradient_noise: NoiseConfig | None = None
+    """Noise added to the clipped gradients, annealed."""
+    averaging: AveragingConfig | None = None
+    """Evaluate and keep an average of the weights."""
 
 
 class EarlyStopping(Config):
@@ -230,8 +228,8 @@ class RunConfig(Config):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 17
     """Where all randomness comes from: weights, data order, dropout, sampling."""
     model: ModelConfig = Field(default_factory=ModelConfig)
-    adapter: Annotated[None, Planned()] = None
-    """Train a small adapter (LoRA) instead of all weights."""
+    adapter: AdapterConfig | None = None
+    """Train a small adapter (LoRA) beside the frozen weights of a checkpoint."""
     data: DataConfig = Field(default_factory=DataConfig)
     curriculum: Annotated[None, Planned()] = None
     """Begin with easy examples."""

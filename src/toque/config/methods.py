@@ -1,0 +1,66 @@
+"""Sections of methods that are off unless asked for: adapters, cycles, noise, averages."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from toque.config.base import Config
+from toque.config.values import Allowed, AsTuple, Auto, Fraction, Interval
+from toque.units import Duration
+
+
+class AdapterConfig(Config):
+    """A small trainable part beside frozen weights (docs/adapters.md)."""
+
+    kind: Literal["lora", "dora", "rslora"] = "lora"
+    """lora: Hu et al. 2021. rslora: scaled for large r. dora: row lengths trained too, slower."""
+    r: Annotated[int, Field(ge=1)] | Auto = "auto"
+    """Rank. auto: 16, and 8 for models of 3B parameters and more."""
+    alpha: Annotated[float, Field(gt=0)] | Auto = "auto"
+    """Scale of what the adapter adds, divided by r (rslora: by its root). auto: 2 r."""
+    dropout: Fraction = 0.05
+    """Share of an adapter's inputs dropped while training."""
+    target_modules: (
+        Literal["auto", "all"]
+        | Annotated[
+            tuple[str, ...],
+            AsTuple,
+            Field(min_length=1),
+            Allowed("a list of layer names such as [q, v]"),
+        ]
+    ) = "auto"
+    """Linear layers that are adapted, by the last part of their names. auto: the attention
+    projections q and v (joined ones whole); all: every one but the output head."""
+
+
+class CyclesConfig(Config):
+    """The cycles of the schedule cosine_restarts (Loshchilov and Hutter 2017)."""
+
+    first: Interval = Duration(1000, "steps")
+    """Length of the first cycle (T_0), which begins when warmup ends."""
+    growth: Annotated[int, Field(ge=1)] = 2
+    """Each cycle is this many times as long as the one before (T_mult)."""
+
+
+class NoiseConfig(Config):
+    """Gaussian noise on the gradients, annealed (Neelakantan et al. 2015)."""
+
+    eta: Annotated[float, Field(gt=0)] = 0.3
+    """Variance at the first update."""
+    gamma: Annotated[float, Field(ge=0)] = 0.55
+    """The variance of update t is eta / (1 + t)^gamma."""
+
+
+class AveragingConfig(Config):
+    """An average of the weights, evaluated and kept in place of the newest ones."""
+
+    kind: Literal["ema", "last"] = "ema"
+    """ema: exponential, over all updates. last: the mean of the last few points."""
+    decay: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """What ema keeps of itself at each update; null: 0.999."""
+    last: Annotated[int, Field(ge=2)] | None = None
+    """How many points last averages, each a copy of the weights in memory; null: 5."""
+    every: Interval | None = None
+    """Time between two points of last; null: 100 steps."""

@@ -1,0 +1,49 @@
+"""Settings of adapters, cycles, noise and averages: what is refused, and in which words."""
+
+from __future__ import annotations
+
+import pytest
+
+from toque.config import load_config
+from toque.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        (["adapter={kind: lora}"], "`model.start_from` is scratch"),
+        (["optim.cycles={growth: 3}"], "only cosine_restarts reads it"),
+        (['optim.cooldown="10 %"'], "only wsd reads it"),
+        (["optim.averaging={last: 3}"], "`optim.averaging.kind` is ema"),
+        (["optim.averaging={kind: last, decay: 0.9}"], "`optim.averaging.kind` is last"),
+        (["optim.averaging={decay: 1.5}"], "above 0"),
+        (["optim.gradient_noise={eta: -1}"], "optim.gradient_noise.eta"),
+    ],
+)
+def test_what_cannot_be_or_would_not_be_read_is_refused(override: list[str], says: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config("demo", override)
+    assert says in str(error.value)
+
+
+@pytest.mark.parametrize("targets", ["auto", "all", "[q, v]"])
+def test_target_modules_are_a_word_or_a_list(targets: str) -> None:
+    words = [
+        "model.start_from=some/model",
+        "model.shape={}",
+        f"adapter={{target_modules: {targets}}}",
+    ]
+    adapter = load_config("demo", words).config.adapter
+    assert adapter is not None
+    assert adapter.target_modules == (("q", "v") if targets == "[q, v]" else targets)
+
+
+@pytest.mark.parametrize("targets", ["3", "[]", "some"])
+def test_other_target_modules_are_refused(targets: str) -> None:
+    words = [
+        "model.start_from=some/model",
+        "model.shape={}",
+        f"adapter={{target_modules: {targets}}}",
+    ]
+    with pytest.raises(ConfigError, match="target_modules"):
+        load_config("demo", words)
