@@ -99,16 +99,6 @@ def format_correctness(recipe: ParsedRecipe) -> float:
     return 0.5 * recipe.has_ingredients_header + 0.5 * recipe.has_instructions_header
 
 
-def overall_quality(recipe: ParsedRecipe, n_chars: int) -> float:
-    """The mean of the four scores; `n_chars` is the length of the recipe's text."""
-    return (
-        ingredient_coherence(recipe)
-        + instruction_quality(recipe)
-        + completeness(recipe, n_chars)
-        + format_correctness(recipe)
-    ) / 4
-
-
 def evaluate_recipe(text: str) -> dict[str, float]:
     r"""All five scores of a recipe's text, title not included.
 
@@ -117,14 +107,18 @@ def evaluate_recipe(text: str) -> dict[str, float]:
     {'ingredient_coherence': 1.0, 'instruction_quality': 1.0, 'completeness': 0.66,
      'format_correctness': 1.0, 'overall_quality': 0.915}
     """
-    recipe, n_chars = parse_text(text), len(text.strip())
-    return {
+    return evaluate_parsed(parse_text(text), len(text.strip()))
+
+
+def evaluate_parsed(recipe: ParsedRecipe, n_chars: int) -> dict[str, float]:
+    """The same of a recipe that is read already; `n_chars` is the length of its text."""
+    scores = {
         "ingredient_coherence": ingredient_coherence(recipe),
         "instruction_quality": instruction_quality(recipe),
         "completeness": completeness(recipe, n_chars),
         "format_correctness": format_correctness(recipe),
-        "overall_quality": overall_quality(recipe, n_chars),
     }
+    return scores | {"overall_quality": sum(scores.values()) / 4}
 
 
 def ingredient_coverage(ingredients: Sequence[str], text: str) -> float:

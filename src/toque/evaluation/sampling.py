@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ class Prompt:
     ids: tuple[int, ...]
     text: str
     reference: str | None = None
+    slices: Mapping[str, str] = field(default_factory=dict)
+    """What kind of example this is, e.g. {"difficulty": "easy"}; every prompt has the same keys."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Sample:
     tokens: int
     reference: str | None
     metrics: Mapping[str, float]
+    slices: Mapping[str, str] = field(default_factory=dict)
 
     def record(self) -> dict[str, Any]:
         """As written to samples.jsonl."""
@@ -73,7 +76,7 @@ class Sampler:
     def _sample(self, prompt: Prompt, ids: Sequence[int]) -> Sample:
         text = self.codec.decode(ids)
         metrics = dict(self.metrics(prompt.text, text))
-        return Sample(prompt.text, text, len(ids), prompt.reference, metrics)
+        return Sample(prompt.text, text, len(ids), prompt.reference, metrics, prompt.slices)
 
 
 def mean_metrics(samples: Sequence[Sample]) -> dict[str, float]:

@@ -1,0 +1,128 @@
+"""Intervals by resampling texts: 95 %, percentile method (Efron 1979), all scores together.
+
+A score is a function of sums over texts (a mean is a sum divided by a count; BLEU is a function of
+ten sums), so a resample is one row of whole-number weights and all resamples of all scores are
+one matrix product. Replicate b depends on the seed and b alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+RESAMPLES: Final = 1000
+COVERAGE: Final = 0.95
+SEED: Final = 17
+_AT_ONCE: Final = 32
+"""Replicates drawn together."""
+
+
+@dataclass(frozen=True)
+class PerText:
+    """What a metric says of each text, in numbers that add up."""
+
+    values: Floats
+    """[texts, k]"""
+    score: Callable[[Floats], Floats]
+    """Sums [..., k] -> scores [...]; NaN where the sums hold no text."""
+    applies: NDArray[np.bool_]
+    """[texts] whether the metric says anything of a text; such rows of `values` are 0 if not."""
+
+    @classmethod
+    def mean(cls, values: Floats) -> PerText:
+        """The mean of [texts] values; NaN marks texts to which the metric does not apply."""
+        applies = ~np.isnan(values)
+        both = np.stack([np.where(applies, values, 0.0), applies.astype(float)], axis=1)
+        return cls(both, _ratio, applies)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A score with its interval."""
+
+    value: float
+    low: float | None
+    """None when fewer than two texts are behind it."""
+    high: float | None
+    n: int
+    """Texts to which it applies."""
+
+
+def _ratio(sums: Floats) -> Floats:
+    count = sums[..., 1]
+    found: Floats = np.full(count.shape, np.nan)
+    np.divide(sums[..., 0], count, out=found, where=count > 0)
+    return found
+
+
+def estimates(
+    measures: Mapping[str, PerText],
+    rows: NDArray[np.int64] | None = None,
+    *,
+    resamples: int = RESAMPLES,
+    seed: int = SEED,
+) -> dict[str, Estimate]:
+    """Scores over some texts, with the interval that 95 % of the resamples fall into.
+
+    Args:
+        measures: by name, all of the same texts.
+        rows: the texts meant; None for all.
+        resamples: replicates; 0 leaves the intervals out.
+        seed: of the draws.
+
+    Returns:
+        in the order of `measures`, those that apply to at least one text.
+    """
+    some = {
+        name: (m.values if rows is None else m.values[rows], m)
+        for name, m in measures.items()
+        if (m.applies if rows is None else m.applies[rows]).any()
+    }
+    if not some:
+        return {}
+    stacked = np.concatenate([values for values, _ in some.values()], axis=1)
+    totals = stacked.sum(axis=0)
+    replicates = (
+        np.concatenate([w @ stacked for w in _weights(len(stacked), resamples, seed)])
+        if resamples and len(stacked) > 1
+        else None
+    )
+    found, at = {}, 0
+    for name, (values, measure) in some.items():
+        part = slice(at, at + values.shape[1])
+        at = part.stop
+        applies = measure.applies if rows is None else measure.applies[rows]
+        bounds = None if replicates is None else _bounds(measure.score(replicates[:, part]))
+        low, high = bounds if bounds is not None and applies.sum() > 1 else (None, None)
+        value = float(measure.score(totals[part]))
+        found[name] = Estimate(value, low, high, int(applies.sum()))
+    return found
+
+
+def draws(n: int, replicate: int, *, seed: int = SEED) -> NDArray[np.int64]:
+    """[n] the texts of one resample, drawn with replacement."""
+    bits = np.random.Philox(key=[seed, replicate])  # counter-based: no state runs on
+    return np.random.Generator(bits).integers(0, n, size=n, dtype=np.int64)
+
+
+def _weights(n: int, resamples: int, seed: int) -> Iterator[Floats]:
+    """How often each text is drawn, [replicates, n] at a time."""
+    for start in range(0, resamples, _AT_ONCE):
+        count = min(_AT_ONCE, resamples - start)
+        chosen = [draws(n, start + k, seed=seed) for k in range(count)]
+        yield np.stack([np.bincount(c, minlength=n) for c in chosen]).astype(float)
+
+
+def _bounds(scores: Floats) -> tuple[float, float] | None:
+    known = scores[~np.isnan(scores)]
+    if not len(known):
+        return None
+    tail = (1.0 - COVERAGE) / 2.0
+    low, high = np.quantile(known, [tail, 1.0 - tail])
+    return float(low), float(high)
