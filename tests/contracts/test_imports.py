@@ -20,6 +20,7 @@ LEVEL = {
     "config": 1,
     "data": 1,
     "models": 1,
+    "pages": 1,
     "train": 2,
     "evaluation": 2,
     "cooking": 3,
@@ -39,6 +40,7 @@ LIGHT = [
     "toque.cli.app",
     "toque.data.*",
     "toque.cooking.*",
+    "toque.pages.*",
 ]
 """What must not load torch: commands answer at once, and worker processes stay small."""
 HEAVY_DATA = {"toque.data.stream", "toque.data.layout"}

@@ -13,7 +13,8 @@ from toque.errors import CheckpointError
 from toque.train.checkpoint import Saved
 from toque.train.events import Best, RunEnd, RunStart, StepInfo
 from toque.train.observers.console import ConsoleProgress
-from toque.train.observers.metrics import MetricsLog, read_metrics
+from toque.train.observers.metrics import MetricsLog
+from toque.train.observers.reading import read_metrics
 from toque.train.peak import Peak
 from toque.units import Duration, Progress
 

@@ -9,7 +9,8 @@ import torch
 
 from toque.errors import CheckpointError
 from toque.train.callbacks import EarlyStopping
-from toque.train.observers.metrics import MetricsLog, read_metrics
+from toque.train.observers.metrics import MetricsLog
+from toque.train.observers.reading import read_metrics
 from toque.units import Duration
 
 STEPS = 18  # the epochs end after updates 7 and 14

@@ -82,10 +82,13 @@ def prepare(config: str, /, *overrides: Overrides, replace: bool = False) -> Non
         overrides: settings to change, as section.field=value.
         replace: delete a store made from other data or settings instead of refusing.
     """
-    from toque.cli.preparing import run_prepare
+    from toque.cli.data_table import print_report
+    from toque.cli.preparing import run_prepare, told
     from toque.config import load_config
 
-    print(run_prepare(load_config(config, list(overrides)).config, replace=replace))
+    result = run_prepare(load_config(config, list(overrides)).config, replace=replace)
+    print_report(result.report)
+    print(f"{told(result)} `toque report {result.store.path}` makes a page of this.")
 
 
 @app.command
@@ -186,6 +189,19 @@ def generate(
     )
     for text in texts:
         print(text, flush=True)
+
+
+@app.command
+def report(path: Path, /, *, out: Path | None = None) -> None:
+    """Write one offline HTML page about a store or a run, finished or not.
+
+    Args:
+        path: a store folder, or a run folder.
+        out: the file to write; report.html in the folder when left out.
+    """
+    from toque.cli.reporting import run_report
+
+    print(run_report(path, out=out))
 
 
 @app.command

@@ -19,10 +19,10 @@ def run_demo(overrides: list[str], *, n: int) -> None:
         cookbook.parent.mkdir(parents=True, exist_ok=True)
         write_cookbook(cookbook, n=n, seed=config.seed)
     print(f"1/4  {cookbook}: synthetic recipes from the embedded grammar", flush=True)
-    from toque.cli.preparing import run_prepare
+    from toque.cli.preparing import run_prepare, told
 
-    report = run_prepare(config)
-    print(f"2/4  {report.splitlines()[-1]} Its report: {config.data.store}/report.md", flush=True)
+    prepared = told(run_prepare(config))
+    print(f"2/4  {prepared} Its report: {config.data.store}/report.md", flush=True)
     from toque.cli.training import run_training
     from toque.cli.writing import run_generation
 

@@ -11,23 +11,27 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from toque.build.data import prepare_settings, sources_of
 from toque.config import RunConfig
-from toque.data.prepare import prepare
+from toque.data.prepare import PrepareResult, prepare
 from toque.data.settings import ProgressSink
 
 
-def run_prepare(config: RunConfig, *, replace: bool = False) -> str:
-    """Prepare the configuration's store, or reuse it; the report as text."""
+def run_prepare(config: RunConfig, *, replace: bool = False) -> PrepareResult:
+    """Prepare the configuration's store, or reuse it."""
     sources, settings = sources_of(config), prepare_settings(config)
     with _bar() as progress:
-        result = prepare(
+        return prepare(
             sources,
             store=Path(config.data.store),
             settings=settings,
             progress=progress,
             replace=replace,
         )
+
+
+def told(result: PrepareResult) -> str:
+    """What was done, in a line."""
     verb = "Reused" if result.reused else "Prepared"
-    return f"{result.report.markdown()}\n{verb} {result.store.path}."
+    return f"{verb} {result.store.path}."
 
 
 @contextmanager

@@ -127,11 +127,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
                     )
                 ],
             ),
-            *self._cuts(),
-            (
-                f"Split: {self.split_rule}. Of the held-out examples, {self.leaked_bodies:,} have "
-                f"a body that is trained on and {self.leaked_titles:,} a title that is."
-            ),
+            *self.losses(),
+            "",
+            self.splitting(),
             "",
             *_table(("repaired or noted", "count"), sorted(self.notes.items())),
         ]
@@ -144,7 +142,15 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         ]
         return _table(("dropped because", "records", "first at"), rows)
 
-    def _cuts(self) -> list[str]:
+    def splitting(self) -> str:
+        """A sentence on how the split was made and what leaks through it."""
+        return (
+            f"Split: {self.split_rule}. Of the held-out examples, {self.leaked_bodies:,} have "
+            f"a body that is trained on and {self.leaked_titles:,} a title that is."
+        )
+
+    def losses(self) -> list[str]:
+        """Sentences on what was cut and what the vocabulary cannot say."""
         sentences = []
         for side, total in (("prompt", self.prompt_tokens), ("target", self.target_tokens)):
             lost = self.cut.get(f"{side}_tokens", 0)
@@ -161,7 +167,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             f"{n_unknown:,} tokens are unknown to the vocabulary ({share:.4%})"
             + (f"; the characters most often lost: {shown}." if shown else ".")
         )
-        return [" ".join(sentences), ""]
+        return [" ".join(sentences[:-1]), sentences[-1]]
 
 
 def _table(head: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> list[str]:

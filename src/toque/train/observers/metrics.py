@@ -4,7 +4,7 @@ Events are start, step, evaluation, save, warning and end. A step event holds lo
 gradient norm of that update, and sums or rates over the updates since the step event before it.
 One is written before every save, so a run continued from a checkpoint neither loses nor doubles
 anything: its start event names the step it continues from, and what earlier sessions wrote beyond
-that step was undone. `read_metrics` leaves that out.
+that step was undone. `reading.read_metrics` leaves that out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from toque.errors import CheckpointError
 from toque.train.callbacks import Callback
@@ -23,8 +23,6 @@ from toque.train.events import RunEnd, RunStart, StepInfo
 from toque.train.observers.window import Window
 from toque.train.peak import Peak
 from toque.units import Duration, Progress
-
-METRICS: Final = "metrics.jsonl"
 
 
 class MetricsLog(Callback):
@@ -210,27 +208,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(held) for held in value]
     return value
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The events of a run as it counts: without those a continued session undid.
-
-    Lines torn by a kill are left out.
-    """
-    events: list[dict[str, Any]] = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue
-        if not isinstance(event, dict) or "event" not in event:
-            continue
-        if event["event"] == "start":
-            events = [e for e in events if _stands(e, event["step"])]
-        events.append(event)
-    return events
-
-
-def _stands(event: Mapping[str, Any], continued_from: int) -> bool:
-    counted = event["event"] in {"step", "evaluation", "save"}
-    return not counted or event["step"] <= continued_from
