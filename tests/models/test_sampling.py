@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
-from toque.models.sampling import TokenChooser, uniform
+from toque.models.sampling import TokenChooser, likeliest, uniform
 
 
 def logits(rows=1, vocabulary=12, seed=0):
@@ -58,6 +58,18 @@ def test_greedy_is_the_largest():
     rows = logits(rows=6)
     chosen = TokenChooser().choose(rows, prompts=range(6), positions=[0] * 6)
     assert torch.equal(chosen, rows.argmax(-1))
+
+
+@pytest.mark.parametrize("vocabulary", [1023, 1024, 1500, 5001])
+def test_the_likeliest_is_the_argmax(vocabulary):
+    rows = logits(rows=40, vocabulary=vocabulary)
+    assert torch.equal(likeliest(rows), rows.argmax(-1))
+    for at in (0, 511, 512, 1022, vocabulary - 1):
+        rows[:, at] = 99.0
+        assert torch.equal(likeliest(rows), torch.full((40,), at))
+        rows[:, at] = -1.0
+    rows[:, [700, 900]] = 50.0
+    assert likeliest(rows).tolist() == [700] * 40
 
 
 def test_uniform_is_uniform_and_fixed():

@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 import psutil
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
@@ -104,6 +104,7 @@ def _write(
     A finished row makes place for the next prompt. New ones are let in several at a time, because
     reading one alone costs about as much as reading a few.
     """
+    head = _Head(core, batch_rows)
     waiting = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i))
     alive: list[int] = []
     tokens: list[int] = []
@@ -113,7 +114,7 @@ def _write(
             tokens += rows.admit([prompts[number] for number in new])
             alive += new
         hidden = rows.step(torch.tensor(tokens, device=core.device))
-        logits = F.linear(hidden, *output_head(core))
+        logits = head(hidden)
         places = [len(answers[number]) for number in alive]
         tokens = chooser.choose(logits, prompts=alive, positions=places).tolist()
         over: list[int] = []
@@ -129,6 +130,27 @@ def _write(
                 column.pop()
         if over:
             yield len(over)
+
+
+class _Head:
+    """Logits in a buffer that is used again.
+
+    They are megabytes, which a CPU's allocator takes from and gives back to the system every
+    time: touching fresh pages cost a third of the product (45 ms against 32 ms for 64 rows of
+    50,257 logits).
+    """
+
+    def __init__(self, core: PreTrainedModel, rows: int) -> None:
+        self.weight, self.bias = output_head(core)
+        on_cpu = core.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+        self.buffer = self.weight.new_empty(rows, len(self.weight)) if on_cpu else None
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """[n, D] -> [n, V], good until the next call."""
+        if self.buffer is None:
+            return F.linear(hidden, self.weight, self.bias)
+        logits = torch.mm(hidden, self.weight.T, out=self.buffer[: len(hidden)])
+        return logits if self.bias is None else logits.add_(self.bias)
 
 
 def affordable_rows(

