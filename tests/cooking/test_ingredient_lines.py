@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import csv
+import itertools
 import json
 import os
 import subprocess
@@ -13,7 +15,9 @@ from hypothesis import strategies as st
 from toque.cooking.amount_reader import Amount
 from toque.cooking.cookbook import recipes
 from toque.cooking.foods import find_food
-from toque.cooking.ingredient_lines import parse_line
+from toque.cooking.ingredient_lines import _Line, parse_line
+from toque.cooking.plain_lines import plain_line
+from toque.cooking.quantities import plain
 from toque.cooking.units_of_measure import UNITS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -169,3 +173,40 @@ def test_labelled_lines(shared):
         assert result[half]["quantity"] >= 0.97
         assert result[half]["unit"] >= 0.965
         assert result[half]["name"] >= 0.92
+
+
+FOODS = ("brown rice", "Flour", "garlic", "celery stalks", "dozen eggs", "chopped onion", "dried")
+TAILS = (
+    "",
+    ", rinsed and drained",
+    ", or stock",
+    ", broth or stock",
+    ", for dusting",
+    ", to taste",
+    ", a pinch",
+    ", peeled, cored, sliced",
+    ", at room temperature",
+    ", optional",
+    ", dry, red",
+)
+
+
+@pytest.mark.parametrize("number", ["2", "1/2", "1 1/2", "1 1/7", "10000", ""])
+@pytest.mark.parametrize("unit", ["cups", "T", "c", "cloves", "inch", ""])
+def test_plain_lines_are_read_as_by_the_reader_proper(number, unit):
+    n_plain = 0
+    for food, tail in itertools.product(FOODS, TAILS):
+        line = " ".join(part for part in (number, unit, food) if part) + tail
+        n_plain += plain_line(line) is not None
+        assert parse_line(line) == _Line(line).read(), line
+    assert n_plain == 0 if number in {"", "1 1/7", "10000"} or unit in {"T", "c"} else n_plain > 0
+
+
+def test_plain_lines_among_real_ones(shared):
+    path = shared / "data" / "recipes" / "ingredient_lines_labelled.csv"
+    if not path.exists():
+        pytest.skip(f"{path.name} is not in the shared data")
+    with path.open(newline="", encoding="utf-8") as file:
+        lines = [" ".join(plain(row["input"]).split()) for row in csv.DictReader(file)]
+    assert sum(plain_line(line) is not None for line in lines) > 1000
+    assert [line for line in lines if parse_line(line) != _Line(line).read()] == []

@@ -16,7 +16,7 @@ _TOTALS: Final = frozenset({"total", "in", "each", "apiece", "all", "altogether"
 _BETWEEN: Final = frozenset({"/", ",", ";", "or", "-", "and", "plus", "+", "=", "[", "]"})
 _BULLETS: Final = frozenset({"-", "*", "•", "~", "."})
 _PLUS: Final = frozenset({"plus", "+", "and", "&"})
-_OPENERS: Final = (
+OPENERS: Final = (
     frozenset(WORDS) | frozenset(SPELLINGS) | SIZES | SIZE_ADVERBS | PACKED | ABOUT | _PLUS
     | {"a", "an", "x", "or", "fl", "fluid"}
 )  # fmt: skip
@@ -52,7 +52,7 @@ class AmountReader:
     def head(self) -> None:
         """Read all measures and sizes that open a line, and the "of" after them."""
         kinds, words = self.tokens.kinds, self.tokens.words
-        while self.i < self.end and (kinds[self.i] != "W" or words[self.i] in _OPENERS):
+        while self.i < self.end and (kinds[self.i] != "W" or words[self.i] in OPENERS):
             if not (self._amount() or self._between() or self._late_unit() or self._size()):
                 break
         self._drop_of()

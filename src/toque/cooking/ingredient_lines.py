@@ -34,7 +34,8 @@ from toque.cooking.ingredient_words import (
 )
 from toque.cooking.line_tokens import CLOSING, Tokens
 from toque.cooking.number_reader import Range
-from toque.cooking.quantities import plain
+from toque.cooking.plain_lines import plain_line
+from toque.cooking.quantities import number, plain
 from toque.cooking.units_of_measure import LATE, LATE_SPELLINGS, unit_of
 
 
@@ -67,7 +68,24 @@ def parse_line(line: str) -> IngredientLine:
     >>> parse_line("2-3 large garlic cloves, minced (optional)").amounts
     (Amount(quantity=(2.0, 3.0), unit='clove', role='whole'),)
     """
-    return _Line(" ".join(plain(line).split())).read()
+    text = " ".join(plain(line).split())
+    found = plain_line(text)
+    if found is None:
+        return _Line(text).read()
+    digits, unit, name, after = found
+    value = number(digits)
+    quantity = (value, value)
+    return IngredientLine(
+        quantity,
+        unit,
+        "",
+        name,
+        after.preparation,
+        after.comment,
+        after.purpose,
+        after.optional,
+        (Amount(quantity, unit),),
+    )
 
 
 class _Line:

@@ -63,7 +63,7 @@ def n_named(tokens: Tokens, runs: list[Run]) -> int:
     """How many of the first runs the name spans: "boneless, skinless breasts"; "A, B or C"."""
     words = tokens.words
     n = 1
-    while n < len(runs) and all(_is_quality(word) for word in words[slice(*runs[n - 1])]):
+    while n < len(runs) and all(is_quality(word) for word in words[slice(*runs[n - 1])]):
         n += 1
     for m in range(n, min(len(runs), n + _MAX_NAMED)):
         start, end = runs[m]
@@ -71,14 +71,15 @@ def n_named(tokens: Tokens, runs: list[Run]) -> int:
             break
         if words[start] in {"or", "and", "and/or"}:
             return m + 1 if _continues(tokens, start + 1) else n
-        if not _is_food_like(tokens, start, end):
+        if tokens.kinds[start] != "W" or not is_food_like(words[start:end]):
             break
         if any(word in {"or", "and", "/"} for word in words[start:end]):
             return m + 1
     return n
 
 
-def _is_quality(word: str) -> bool:
+def is_quality(word: str) -> bool:
+    """Whether a word cannot be a food, so that a name goes on after it and a comma."""
     return (
         word in QUALITIES
         or word in PREPARED
@@ -96,10 +97,9 @@ def _continues(tokens: Tokens, i: int) -> bool:
     return word not in REMARKS and word not in PURPOSES and word not in SEGMENT_PREPARED
 
 
-def _is_food_like(tokens: Tokens, start: int, end: int) -> bool:
+def is_food_like(words: list[str]) -> bool:
     """Whether a run may be one of several foods: "water, chicken broth, or stock"."""
-    words = tokens.words[start:end]
-    if end - start > 5 or tokens.kinds[start] != "W" or words[0] in REMARKS:
+    if len(words) > 5 or words[0] in REMARKS:
         return False
     return not any(
         word in SEGMENT_PREPARED or word in ADVERBS or word in PARTS or word in {"only", "part"}
