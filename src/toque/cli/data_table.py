@@ -9,6 +9,7 @@ from rich.text import Text
 
 from toque.cli.store_page import (
     dropped_grid,
+    labels_grid,
     lengths_grid,
     notes_grid,
     sources_grid,
@@ -33,6 +34,7 @@ def print_report(report: Report, console: Console | None = None) -> None:
         ("Dropped", dropped_grid(report)),
         ("Repaired or noted", notes_grid(report)),
         ("Lengths", lengths_grid(report)),
+        ("Scores and labels", labels_grid(report)),
     ):
         if grid.rows:
             console.print(_table(title, grid))

@@ -34,8 +34,13 @@ _LABELS: Final[Mapping[str, Sequence[str]]] = {
     "difficulty": DIFFICULTIES,
     "nutrition": NUTRITION_CLASSES,
 }
+_ORIGINS: Final = {
+    "difficulty": ("by rule", "as the source says"),
+    "nutrition": ("estimated from ingredients", "from given figures", "as the source says"),
+}
+"""What the numbers in the column `X_from` say (`cooking.examples`)."""
 _UNKNOWN: Final = "255"
-"""The value of a label that a record does not carry (`cooking.sources`)."""
+"""The value of a label that a record does not carry (`cooking.examples`)."""
 
 
 def store_content(folder: Path, report: Report) -> dict[str, Any]:
@@ -168,6 +173,23 @@ def lengths_grid(report: Report) -> Grid:
     )
 
 
+def labels_grid(report: Report) -> Grid:
+    """Scores and labels in a line each, for a terminal."""
+    rows = []
+    for column in report.columns:
+        title, _ = _NAMES.get(column.name, (column.name, ""))
+        labels = _LABELS.get(column.name, ())
+        if column.values:
+            told = ", ".join(
+                f"{_label(value, labels)} {count / column.known:.1%}"
+                for value, count in column.values.items()
+            )
+        else:
+            told = f"mean {column.mean:.3g}, from {column.least:.4g} to {column.most:.4g}"
+        rows.append((title, f"{column.known:,}", told))
+    return Grid(("column", "examples", "values"), rows, frozenset({1}))
+
+
 def notes_grid(report: Report) -> Grid:
     """Repairs by name."""
     rows = [(what, f"{count:,}") for what, count in sorted(report.notes.items())]
@@ -185,20 +207,29 @@ def _column(column: ColumnReport) -> Figure:
     if column.histogram is not None:
         shape = column.histogram
         drawn = histogram(title, shape.edges, shape.counts, unit=unit or title, of="examples")
-        mean = f"Mean {column.mean:g}, from {column.least:g} to {column.most:g}."
+        mean = f"Mean {column.mean:.3g}, from {column.least:.4g} to {column.most:.4g}."
         return Figure.of(title, drawn, note=f"{mean} {note}".strip())
     labels = _LABELS.get(column.name, ())
-    split = bool(column.estimated)
+    origins = {k: counts for k, counts in column.origins.items() if k != _UNKNOWN}
+    unknown = column.origins.get(_UNKNOWN, {})
+    parts = list(origins.values()) if len(origins) > 1 else []
     rows = [
         (
             _label(value, labels),
-            (count - column.estimated[value], column.estimated[value]) if split else (count,),
+            [part.get(value, 0) for part in parts] if parts and value not in unknown else [count],
         )
         for value, count in column.values.items()
     ]
-    parts = ("given in the source", "estimated") if split else ()
-    drawn = bars(title, rows, of="examples", parts_named=parts)
+    named = [_origin(column.name, kind) for kind in origins]
+    drawn = bars(title, rows, of="examples", parts_named=named if parts else ())
+    if len(named) == 1:
+        note = f"All {named[0]}. {note}".strip()
     return Figure.of(title, drawn, note=note)
+
+
+def _origin(name: str, kind: str) -> str:
+    known = _ORIGINS.get(name, ())
+    return known[int(kind)] if int(kind) < len(known) else f"origin {kind}"
 
 
 def _label(value: str, labels: Sequence[str]) -> str:

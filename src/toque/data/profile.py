@@ -12,8 +12,10 @@ BARS = 32
 """Bins of a histogram at most."""
 FEW = 12
 """A column with at most this many different whole numbers is counted value by value."""
-ESTIMATED = "_estimated"
-"""A column `X_estimated` says which rows' `X` is an estimate (1) and which is given (0)."""
+FROM, COVERAGE = "_from", "_coverage"
+"""A column `X_from` says where each row's label `X` comes from, 0 being our own rule; and
+`X_coverage` how much of what that rule needs was there."""
+BY_RULE = 0
 _MAX_LABEL = 255
 """Whole numbers beyond are amounts, never labels."""
 
@@ -38,7 +40,10 @@ class Histogram(msgspec.Struct, frozen=True):
         if np.issubdtype(values.dtype, np.integer):
             width = max(1.0, width)
         first = np.floor(least / width)
-        n = int(np.floor(most / width) - first) + 1
+        whole = np.issubdtype(values.dtype, np.integer)
+        # 1.0 ends a share's last bin; 20 begins another of whole numbers.
+        last = np.floor(most / width) + 1 if whole else np.ceil(most / width * (1 - 1e-12))
+        n = max(1, int(last - first))
         edges = (first + np.arange(n + 1)) * width
         counts, _ = np.histogram(values, bins=edges)
         return cls([round(float(edge), 9) for edge in edges], counts.tolist())
@@ -58,8 +63,8 @@ class ColumnReport(msgspec.Struct, frozen=True, kw_only=True):
     """Of a column with many values."""
     values: dict[str, int] = {}
     """Rows of each value, of a column with few."""
-    estimated: dict[str, int] = {}
-    """Those of `values` that are estimates; empty when nothing says so."""
+    origins: dict[str, dict[str, int]] = {}
+    """The same, told by where the value comes from; empty when nothing says so."""
 
 
 class SourceRows(msgspec.Struct, frozen=True):
@@ -84,14 +89,14 @@ def round_width(least: float) -> float:
 
 
 def column_report(
-    name: str, values: NDArray[np.generic], estimated: NDArray[np.generic] | None = None
+    name: str, values: NDArray[np.generic], origin: NDArray[np.generic] | None = None
 ) -> ColumnReport:
     """The report of one column.
 
     Args:
         name: of the column.
         values: [n] of the rows in use; NaN where there is none.
-        estimated: [n], 1 where the value is an estimate.
+        origin: [n] where each value comes from, as whole numbers.
     """
     numbers = values.astype(np.float64)
     there = ~np.isnan(numbers)
@@ -99,10 +104,10 @@ def column_report(
     if not len(known):
         return ColumnReport(name=name, known=0, missing=len(numbers), mean=0, least=0, most=0)
     counts = _few(known)
-    guessed: dict[str, int] = {}
-    if counts and estimated is not None:
-        is_guess = estimated[there].astype(np.float64) == 1.0
-        guessed = dict.fromkeys(counts, 0) | (_few(known[is_guess]) or {})
+    origins: dict[str, dict[str, int]] = {}
+    if counts and origin is not None:
+        kinds = origin[there].astype(np.float64)
+        origins = {kind: _few(known[kinds == float(kind)]) or {} for kind in _few(kinds) or {}}
     return ColumnReport(
         name=name,
         known=len(known),
@@ -112,30 +117,34 @@ def column_report(
         most=round(float(known.max()), 4),
         histogram=None if counts else Histogram.of(known),
         values=counts or {},
-        estimated=guessed,
+        origins=origins,
     )
 
 
 def column_reports(
     names: Sequence[str], read: Callable[[str], NDArray[np.generic]]
 ) -> list[ColumnReport]:
-    """Those of all columns, one read at a time; which are estimates goes with the column itself.
+    """Those of all columns, one read at a time.
+
+    Where a column's values come from goes with it, and the coverage of estimates is that of the
+    estimates alone: what the source gave is covered by definition.
 
     Args:
         names: of the columns.
         read: a column's values in the rows in use.
     """
-    return [
-        column_report(
-            name, read(name), read(name + ESTIMATED) if _has_estimates(name, names) else None
-        )
-        for name in names
-        if name.removesuffix(ESTIMATED) == name or name.removesuffix(ESTIMATED) not in names
-    ]
-
-
-def _has_estimates(name: str, names: Sequence[str]) -> bool:
-    return name + ESTIMATED in names
+    reports = []
+    for name in names:
+        whole = name.removesuffix(FROM)
+        if whole != name and whole in names:
+            continue
+        values = read(name)
+        origin = read(name + FROM) if name + FROM in names else None
+        estimate = name.removesuffix(COVERAGE) + FROM
+        if name.endswith(COVERAGE) and estimate in names:
+            values = np.where(read(estimate) == BY_RULE, values, np.nan)
+        reports.append(column_report(name, values, origin))
+    return reports
 
 
 def _few(values: NDArray[np.float64]) -> dict[str, int] | None:

@@ -17,7 +17,7 @@ from toque.pages.axes import Scale, ticks, written
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58.0, 14.0, 12.0, 46.0
 """Margins that hold the numbers and names of the axes."""
 _BAR_HEIGHT, _BAR_GAP = 22.0, 8.0
-_LETTER = 7.2
+_LETTER = 8.0
 """Width of a letter at the size of the labels, about."""
 
 
@@ -201,7 +201,7 @@ def _is_number(value: float | None) -> bool:
 
 def _axis_x(x: Scale, name: str, frame: Frame, *, whole: bool = False) -> list[str]:
     base = frame.height - _BOTTOM
-    at = ticks(x.least, x.most, max(3, int((x.end - x.start) / 80)), whole=whole)
+    at = ticks(x.least, x.most, max(3, int((x.end - x.start) / 62)), whole=whole)
     parts = [f'<line class="axis" x1="{x.start}" y1="{base}" x2="{x.end}" y2="{base}"/>']
     for value, label in zip(at, _labels(at), strict=True):
         # The outermost numbers would hang over the edge of the plot.
