@@ -13,9 +13,10 @@ from toque.data.codec import Codec, load_codec
 from toque.data.store import TokenStore
 from toque.data.tokenizer_folder import resolve_tokenizer
 from toque.errors import CheckpointError, DataError
+from toque.models.adapter_folder import is_adapter_folder, load_with_adapter, merged
 from toque.models.load import load_model
 from toque.train.checkpoint import CheckpointStore
-from toque.train.tensors import load_model_tensors
+from toque.train.tensors import has_frozen, load_model_tensors
 
 
 @dataclass(frozen=True)
@@ -53,15 +54,18 @@ def open_model(path: str) -> OpenedModel:
     config = None
     if (folder / "config.yaml").exists():
         config = load_config(str(folder / "config.yaml"), []).config
-        if not (folder / "model" / "config.json").exists():
+        finished = folder / "model"
+        if not (finished / "config.json").exists() and not is_adapter_folder(finished):
             return _from_checkpoint(folder, config)
         path = str(folder / "model")
-    elif folder.is_dir() and not (folder / "config.json").exists():
+    elif folder.is_dir() and not ((folder / "config.json").exists() or is_adapter_folder(folder)):
         raise CheckpointError(
-            f"{path} holds neither a run (config.yaml) nor a model (config.json). Name a run "
-            "folder such as runs/cookbook, or a Hugging Face model folder."
+            f"{path} holds neither a run (config.yaml), a model (config.json) nor an adapter "
+            "(adapter_config.json). Name a run folder such as runs/cookbook, or a Hugging Face "
+            "model folder."
         )
-    model = load_model(path)
+    adapted = is_adapter_folder(Path(path))
+    model = load_with_adapter(Path(path)) if adapted else load_model(path)
     return OpenedModel(model, load_codec(resolve_tokenizer(path)), config, None)
 
 
@@ -76,6 +80,6 @@ def _from_checkpoint(folder: Path, config: RunConfig) -> OpenedModel:
     store = TokenStore.open(config.data.store)
     model = build_language_model(config, store)
     tensors = found.tensors("model")
-    load_model_tensors(model, tensors, trainable_only=False, where=str(found.path))
+    load_model_tensors(model, tensors, trainable_only=has_frozen(model), where=str(found.path))
     model.train(mode=False)
-    return OpenedModel(model, store.codec(), config, found.step)
+    return OpenedModel(merged(model), store.codec(), config, found.step)

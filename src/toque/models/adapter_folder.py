@@ -18,12 +18,14 @@ from transformers import PreTrainedModel
 
 from toque.errors import CheckpointError, ConfigError
 from toque.models.adapters import ADAPTER, _peft, is_adapted
-from toque.models.load import load_model
+from toque.models.load import load_model, vocabulary_rows
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 BASE_KEY = "toque_base_sha256"
-"""Metadata of the weights file: what the frozen weights hashed to."""
+"""Metadata of the weights file: what the weights beside the adapter hashed to."""
+ROWS_KEY = "toque_vocabulary"
+"""Metadata: rows of the embedding, which may have grown before training."""
 _PREFIX = "base_model.model."
 """What peft puts before a name of the model it wraps."""
 
@@ -66,7 +68,11 @@ def write_adapter(model: PreTrainedModel, folder: Path, *, base_hash: str) -> No
     save_file(
         adapter_tensors(model),
         folder / WEIGHTS,
-        metadata={"format": "pt", BASE_KEY: base_hash},
+        metadata={
+            "format": "pt",
+            BASE_KEY: base_hash,
+            ROWS_KEY: str(vocabulary_rows(model)),
+        },
     )
 
 
@@ -233,11 +239,13 @@ def read_config(folder: Path) -> Any:
 
 
 def _rows_needed(folder: Path) -> int | None:
-    """Rows the embedding must have for the tokens the adapter trained."""
+    """Rows the embedding must have: as recorded, else for the tokens the adapter trained."""
+    recorded = _read(folder / WEIGHTS)[1].get(ROWS_KEY)
+    if recorded is not None and recorded.isdecimal():
+        return int(recorded)
     indices = read_config(folder).trainable_token_indices
     listed = indices.values() if isinstance(indices, dict) else [indices or []]
-    rows = [int(i) + 1 for ids in listed for i in ids]
-    return max(rows, default=0) or None
+    return max((int(i) + 1 for ids in listed for i in ids), default=None)
 
 
 def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from toque.errors import CheckpointError
+from toque.models.adapter_folder import write_adapter
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -41,7 +43,41 @@ def save_model(model: PreTrainedModel, codec_folder: Path, folder: Path, *, card
         CheckpointError: it cannot be written, for want of space or permission; or `folder` holds
             something other than a model.
     """
-    if folder.exists() and any(folder.iterdir()) and not (folder / "config.json").exists():
+
+    def write(partial: Path) -> None:
+        _write_model(model, partial)
+
+    _write_folder(folder, write, codec_folder, card)
+
+
+def save_adapter(
+    model: PreTrainedModel, codec_folder: Path, folder: Path, *, card: str, base_hash: str
+) -> None:
+    """Write the adapter of `model`, tokenizer and card; whole, or as it was before.
+
+    Args:
+        model: With an adapter attached.
+        codec_folder: A tokenizer folder; its tokenizer files are copied.
+        folder: Where to; a model or adapter that is already there is replaced.
+        card: The text of README.md.
+        base_hash: `base_sha256` of the weights it was trained beside.
+
+    Raises:
+        CheckpointError: it cannot be written; or `folder` holds something else.
+    """
+
+    def write(partial: Path) -> None:
+        write_adapter(model, partial, base_hash=base_hash)
+
+    _write_folder(folder, write, codec_folder, card)
+
+
+def _write_folder(
+    folder: Path, write: Callable[[Path], None], codec_folder: Path, card: str
+) -> None:
+    marks = ("config.json", "adapter_config.json")
+    held = any((folder / mark).exists() for mark in marks)
+    if folder.exists() and any(folder.iterdir()) and not held:
         raise CheckpointError(
             f"{folder} exists and does not hold a model, so it is not replaced. Choose another "
             "folder, or remove it."
@@ -50,7 +86,11 @@ def save_model(model: PreTrainedModel, codec_folder: Path, folder: Path, *, card
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        _write_files(model, codec_folder, partial, card)
+        write(partial)
+        for name in _TOKENIZER_FILES:
+            if (codec_folder / name).exists():
+                shutil.copyfile(codec_folder / name, partial / name)
+        (partial / "README.md").write_text(card, encoding="utf-8")
         _replace(folder, partial)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
@@ -73,7 +113,7 @@ def tensors_to_save(model: PreTrainedModel) -> dict[str, Tensor]:
     return {name: t.contiguous().cpu() for name, t in tensors.items()}
 
 
-def _write_files(model: PreTrainedModel, codec_folder: Path, partial: Path, card: str) -> None:
+def _write_model(model: PreTrainedModel, partial: Path) -> None:
     config = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__]
     config.dtype = model.dtype
@@ -84,10 +124,6 @@ def _write_files(model: PreTrainedModel, codec_folder: Path, partial: Path, card
     if model.generation_config is not None:
         model.generation_config.save_pretrained(partial)
     save_file(tensors_to_save(model), partial / "model.safetensors", metadata={"format": "pt"})
-    for name in _TOKENIZER_FILES:
-        if (codec_folder / name).exists():
-            shutil.copyfile(codec_folder / name, partial / name)
-    (partial / "README.md").write_text(card, encoding="utf-8")
 
 
 def _scales_outputs(model: PreTrainedModel) -> bool:

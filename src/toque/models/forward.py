@@ -1,7 +1,8 @@
 """The forward of a packed batch, up to the tensor the output head reads.
 
 Stock transformers modules do the work. Ours is what keeps packed examples apart, masks on a GPU
-(`attention.py`) and blocks on a CPU (`segments.py`), and that the logits of a batch never exist.
+(`attention.py`) and blocks on a CPU (`segments.py`, `flat.py`), and that the logits of a batch
+never exist.
 """
 
 from __future__ import annotations
@@ -15,12 +16,8 @@ from toque.batch import Batch, DecoderBatch, EncoderDecoderBatch
 from toque.errors import ConfigError
 from toque.models.attention import causal_same_segment, cross_segment, for_model, same_segment
 from toque.models.families import family_of, max_positions, unwrapped
-from toque.models.segments import (
-    AttentionPlan,
-    attending_by_segments,
-    spans,
-    suits_segments,
-)
+from toque.models.flat import flat_decoder, flat_encoder_decoder
+from toque.models.segments import suits_segments
 
 
 def hidden_states(model: nn.Module, batch: Batch) -> Tensor:
@@ -61,12 +58,15 @@ def output_head(model: nn.Module) -> tuple[Tensor, Tensor | None]:
         ConfigError: the head is not a plain linear layer, so its weight alone is not the head.
     """
     head = unwrapped(model).get_submodule("lm_head")
-    if not isinstance(head, nn.Linear):
+    # peft's wrapper around a table of which some rows are trained: its weight is the whole table,
+    # computed, those rows in it.
+    inner = getattr(head, "original_module", None) if hasattr(head, "token_adapter") else head
+    if not isinstance(inner, nn.Linear):
         raise ConfigError(
             f"The model's output head is a {type(head).__name__}, and the loss needs a plain "
             "linear layer. Leave the output head out of the adapter's target modules."
         )
-    return head.weight, head.bias
+    return cast("Tensor", head.weight), inner.bias
 
 
 def scale_decoder_outputs(model: nn.Module, hidden: Tensor) -> Tensor:
@@ -80,50 +80,34 @@ def scale_decoder_outputs(model: nn.Module, hidden: Tensor) -> Tensor:
 
 
 def _encoder_decoder(core: PreTrainedModel, batch: EncoderDecoderBatch) -> Tensor:
-    encoder, decoder = core.get_submodule("encoder"), core.get_submodule("decoder")
     if suits_segments(core, batch.labels.device):
-        own = AttentionPlan(spans(batch.source_segments))
-        both = AttentionPlan(
-            spans(batch.target_segments), spans(batch.target_segments, batch.source_segments)
-        )
-        with attending_by_segments(core):
-            source = encoder(input_ids=batch.source_tokens, plan=own).last_hidden_state
-            output = decoder(
-                input_ids=batch.target_tokens,
-                encoder_hidden_states=source,
-                use_cache=False,
-                plan=both,
-            )
-    else:
-        own_mask = same_segment(batch.source_segments)
-        causal = causal_same_segment(batch.target_segments)
-        across = cross_segment(batch.target_segments, batch.source_segments)
-        source = encoder(
-            input_ids=batch.source_tokens, attention_mask=for_model(own_mask, core)
-        ).last_hidden_state
-        output = decoder(
-            input_ids=batch.target_tokens,
-            attention_mask=for_model(causal, core),
-            encoder_hidden_states=source,
-            encoder_attention_mask=for_model(across, core),
-            use_cache=False,
-        )
+        return scale_decoder_outputs(core, flat_encoder_decoder(core, batch))
+    encoder, decoder = core.get_submodule("encoder"), core.get_submodule("decoder")
+    own_mask = same_segment(batch.source_segments)
+    causal = causal_same_segment(batch.target_segments)
+    across = cross_segment(batch.target_segments, batch.source_segments)
+    source = encoder(
+        input_ids=batch.source_tokens, attention_mask=for_model(own_mask, core)
+    ).last_hidden_state
+    output = decoder(
+        input_ids=batch.target_tokens,
+        attention_mask=for_model(causal, core),
+        encoder_hidden_states=source,
+        encoder_attention_mask=for_model(across, core),
+        use_cache=False,
+    )
     return scale_decoder_outputs(core, output.last_hidden_state)
 
 
 def _decoder_only(core: PreTrainedModel, batch: DecoderBatch) -> Tensor:
+    by_segments = suits_segments(core, batch.labels.device)
+    causal = _purely_causal(core, batch)
+    if by_segments and not (causal and bool((batch.segments > 0).all())):
+        return flat_decoder(core, batch)
     # Embeddings instead of tokens: without a mask GPT-2 would look for padding among the tokens.
     embeddings = core.get_input_embeddings()(batch.tokens)
-    if _purely_causal(core, batch):
+    if causal:
         output = core.base_model(inputs_embeds=embeddings, use_cache=False)
-    elif suits_segments(core, batch.labels.device):
-        with attending_by_segments(core):
-            output = core.base_model(
-                inputs_embeds=embeddings,
-                position_ids=batch.positions,
-                use_cache=False,
-                plan=AttentionPlan(spans(batch.segments)),
-            )
     else:
         output = core.base_model(
             inputs_embeds=embeddings,

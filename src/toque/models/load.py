@@ -73,13 +73,18 @@ def load_model(
     return model
 
 
+def vocabulary_rows(model: PreTrainedModel) -> int:
+    """Rows of the embedding."""
+    return int(_embedding(model).shape[0])
+
+
 def grow_vocabulary(model: PreTrainedModel, vocab_size: int) -> None:
     """Give embeddings and head `vocab_size` rows, when they have fewer.
 
     A new row is the mean of the old ones, so the model's predictions barely change (Hewitt 2021,
     "Initializing new word embeddings for pretrained language models"); nothing is random.
     """
-    old = _embedding(model).shape[0]
+    old = vocabulary_rows(model)
     if vocab_size <= old:
         return
     model.resize_token_embeddings(vocab_size, mean_resizing=False)

@@ -90,6 +90,11 @@ def bytes_of(tensors: Mapping[str, Tensor]) -> int:
     return sum(t.numel() * t.element_size() for t in tensors.values())
 
 
+def has_frozen(model: nn.Module) -> bool:
+    """Whether some parameters are not trained, so that checkpoints leave them out."""
+    return any(not p.requires_grad for p in model.parameters())
+
+
 def model_tensors(model: nn.Module, *, trainable_only: bool) -> dict[str, Tensor]:
     """A model's parameters, tied ones once, and its buffers that are state.
 

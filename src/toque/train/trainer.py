@@ -28,7 +28,7 @@ from toque.train.prefetch import Batches, Prefetch
 from toque.train.rows_at_once import RowsAtOnce
 from toque.train.runtime import Runtime
 from toque.train.signals import INTERRUPTED
-from toque.train.tensors import load_model_tensors, model_tensors
+from toque.train.tensors import has_frozen, load_model_tensors, model_tensors
 from toque.units import Cursor, Duration, Progress
 
 LossFn = Callable[[nn.Module, Batch], Tensor]
@@ -315,11 +315,7 @@ class Trainer:
             self.callbacks.on_save(self.progress, saved)
 
     def _model_tensors(self) -> dict[str, Tensor]:
-        return model_tensors(self.model, trainable_only=self._has_frozen)
-
-    @property
-    def _has_frozen(self) -> bool:
-        return any(not p.requires_grad for p in self.model.parameters())
+        return model_tensors(self.model, trainable_only=has_frozen(self.model))
 
     def state_dict(self) -> State:
         """What a step reads and a restart cannot recompute, tensors aside: no rate, no order."""
@@ -349,7 +345,10 @@ class Trainer:
                 "model.start_from changed. Put it back to continue, or start a new run folder."
             )
         load_model_tensors(
-            self.model, checkpoint.tensors("model"), trainable_only=self._has_frozen, where=where
+            self.model,
+            checkpoint.tensors("model"),
+            trainable_only=has_frozen(self.model),
+            where=where,
         )
         load_optimizer_tensors(
             self.optimizer, self.model, checkpoint.tensors("optimizer"), where=where
