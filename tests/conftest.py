@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# What tests measure and fetch stays out of the user's cache, and is shared by the processes.
+os.environ.setdefault("TOQUE_CACHE", tempfile.mkdtemp(prefix="toque-cache-"))
 
 import pytest
 from hypothesis import settings

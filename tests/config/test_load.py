@@ -146,7 +146,6 @@ def test_wrong_value_says_where_what_and_what_is_allowed(tmp_path, text, line, w
         "data.tasks=[write, nutrition]",
         "data.sources=[{path: a, weight: 2.0}]",
         "data.sources=[{path: a, format: foodcom}]",
-        "train.gradient_checkpointing=true",
         "train.strategy=fsdp",
         "evaluation.metrics=[bleu]",
     ],

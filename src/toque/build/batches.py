@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from transformers import PreTrainedModel
 
+from toque.build.methods import add_adapter
 from toque.config import RunConfig
 from toque.data.layout import Layout
 from toque.data.packing import RowShape, choose_shape
@@ -15,18 +16,16 @@ from toque.data.store import TokenStore
 from toque.data.stream import BatchStream
 from toque.errors import ConfigError
 from toque.models.families import max_positions
-from toque.models.load import build_model, load_model
-from toque.train.runtime import Runtime
+from toque.models.load import build_model, grow_vocabulary, load_model, vocabulary_rows
 
 CPU_MICRO_BATCH_TOKENS = 4096
-CUDA_MICRO_BATCH_TOKENS = 32768
-"""Guesses, for micro_batch_rows: auto; what fits is not measured yet."""
+"""Tokens at once when evaluating; where the search for what trains fastest begins."""
 SHAPE_SAMPLE = 2048
 """Examples whose lengths choose the row; the longest of all are always among them."""
 
 
 def build_language_model(config: RunConfig, store: TokenStore) -> PreTrainedModel:
-    """The model to train, in float32 on the CPU, fitting the store's tokenizer."""
+    """The model to train, in float32 on the CPU, fitting the store's tokenizer, adapter and all."""
     codec = store.codec()
     if config.model.start_from == "scratch":
         return build_model(
@@ -38,9 +37,11 @@ def build_language_model(config: RunConfig, store: TokenStore) -> PreTrainedMode
             bos_id=codec.bos_id,
             seed=config.seed,
         )
-    return load_model(
-        config.model.start_from, family=config.model.family, vocab_size=codec.vocab_size
-    )
+    model = load_model(config.model.start_from, family=config.model.family)
+    rows = vocabulary_rows(model)
+    grow_vocabulary(model, codec.vocab_size)
+    add_adapter(config, model, codec, base_rows=rows)
+    return model
 
 
 @dataclass(frozen=True)
@@ -152,13 +153,3 @@ def expected_totals(config: RunConfig, stream: BatchStream) -> dict[str, float]:
         return {}
     epochs = stop.amount / per_epoch[stop.unit]
     return {unit: amount * epochs for unit, amount in per_epoch.items()}
-
-
-def micro_batch_rows(config: RunConfig, stream: BatchStream, runtime: Runtime) -> int:
-    """Rows computed at once; never changes an update."""
-    asked = config.train.micro_batch_rows
-    if isinstance(asked, int):
-        return asked
-    on_cpu = runtime.device.type == "cpu"
-    tokens = CPU_MICRO_BATCH_TOKENS if on_cpu else CUDA_MICRO_BATCH_TOKENS
-    return max(1, tokens // stream.layout.shape.tokens)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,17 +16,20 @@ import transformers
 from transformers import PreTrainedModel
 
 from toque import __version__
-from toque.build.batches import expected_totals, micro_batch_rows
+from toque.build.batches import expected_totals
+from toque.build.fitting import Fitted
+from toque.build.methods import gradient_noise, learning_rate, weight_average
 from toque.config import RunConfig, config_sha256
 from toque.data.store import TokenStore
 from toque.data.stream import BatchStream
+from toque.models.adapters import is_adapted, refuse_unreached
 from toque.models.load import flops_per_token, parameter_counts
 from toque.models.objective import loss_sum
 from toque.train.callbacks import Callback, Callbacks
 from toque.train.checkpoint import CheckpointStore, RunIdentity
+from toque.train.measured import Resources
 from toque.train.optim import build_optimizer
 from toque.train.runtime import Runtime
-from toque.train.schedules import make_schedule
 from toque.train.trainer import Schedule, Trainer
 
 
@@ -38,22 +42,18 @@ def build_trainer(
     evaluator: Callable[[], dict[str, float]],
     stream: BatchStream,
     callbacks: Sequence[Callback],
+    fitted: Fitted,
+    base_hash: str | None = None,
 ) -> Trainer:
-    """The loop with everything it holds."""
+    """The loop with everything it holds; `base_hash` is of the weights beside an adapter."""
     run, optim, train = Path(config.run_dir), config.optim, config.train
+    resources = fitted.resources
     return Trainer(
         model=model,
         optimizer=build_optimizer(model, name=optim.name, weight_decay=optim.weight_decay),
         batches=stream,
         loss_fn=partial(loss_sum, smoothing=optim.label_smoothing),
-        lr_at=make_schedule(
-            optim.schedule,
-            peak_lr=optim.peak_lr,
-            min_lr=optim.min_lr,
-            warmup=optim.warmup,
-            stop_after=train.stop_after,
-            expected=expected_totals(config, stream),
-        ),
+        lr_at=learning_rate(config, expected_totals(config, stream)),
         evaluator=evaluator,
         checkpoints=CheckpointStore(
             run / "checkpoints",
@@ -66,15 +66,26 @@ def build_trainer(
         callbacks=Callbacks(callbacks),
         runtime=runtime,
         schedule=Schedule(train.stop_after, train.evaluate_every, train.save_every),
-        micro_batch_rows=micro_batch_rows(config, stream, runtime),
+        micro_batch_rows=resources.micro_batch_rows,
+        smaller_from=dict(resources.smaller_from),
+        remember_smaller=lambda smaller: replace(resources, smaller_from=dict(smaller)).save(run),
+        notes=list(fitted.warnings),
         max_grad_norm=optim.max_grad_norm,
         seed=config.seed,
+        noise=gradient_noise(config),
+        average=weight_average(config),
+        check_reached=refuse_unreached if is_adapted(model) else None,
+        base_sha256=base_hash,
         run_folder=run,
     )
 
 
 def about_run(
-    config: RunConfig, model: PreTrainedModel, stream: BatchStream, runtime: Runtime
+    config: RunConfig,
+    model: PreTrainedModel,
+    stream: BatchStream,
+    runtime: Runtime,
+    resources: Resources,
 ) -> dict[str, Any]:
     """What the start event of metrics.jsonl tells: hash, versions, hardware, sizes, arithmetic."""
     counts, shape = parameter_counts(model), stream.layout.shape
@@ -100,8 +111,9 @@ def about_run(
         "row": {"source": shape.source, "target": shape.target},
         "precision": runtime.precision,
         "deterministic": runtime.deterministic,
-        "compile": config.train.compile is True,
-        "micro_batch_rows": micro_batch_rows(config, stream, runtime),
+        "compile": resources.compile,
+        "gradient_checkpointing": resources.gradient_checkpointing,
+        "micro_batch_rows": resources.micro_batch_rows,
     }
 
 

@@ -13,15 +13,18 @@ from toque import __version__
 from toque.build.batches import build_language_model, build_stream, expected_totals
 from toque.build.data import open_store
 from toque.build.evaluation import build_heldout, build_sampler, held_out_prompts, own_prompts
+from toque.build.finished import WritingContext, adapter_words, keep_model, writing_in
+from toque.build.fitting import Fitted, fit_to_machine
+from toque.build.metrics import build_text_scores
 from toque.build.trainer import about_run, build_trainer, flops_of
-from toque.cli.scoring import Evaluation
+from toque.cli.scoring import evaluation_of
 from toque.config import Resolved, RunConfig, differences, load_config, resolved_yaml
 from toque.data.files import write_whole
 from toque.data.store import TokenStore
 from toque.errors import CheckpointError
-from toque.evaluation.sampling import Sampler, append_samples, mean_metrics
-from toque.models.compile import compile_blocks
-from toque.models.export import save_model
+from toque.evaluation.sampling import Sampler, append_samples
+from toque.models.adapter_folder import base_sha256
+from toque.models.adapters import hold_frozen, is_adapted
 from toque.models.families import family_of
 from toque.models.load import parameter_counts
 from toque.train.callbacks import Callback, EarlyStopping
@@ -30,7 +33,7 @@ from toque.train.observers.console import ConsoleProgress
 from toque.train.observers.metrics import MetricsLog
 from toque.train.runtime import Runtime
 from toque.train.signals import INTERRUPTED, Interrupt
-from toque.train.tensors import load_model_tensors
+from toque.train.tensors import has_frozen, load_model_tensors
 from toque.train.trainer import Trainer
 from toque.units import Progress
 
@@ -66,6 +69,7 @@ def run_training(resolved: Resolved, *, start: str | None = None) -> RunOutcome:
         NonFiniteError: the loss is not a number.
     """
     config, console = resolved.config, Console(stderr=True)
+    build_text_scores(config)  # a metric that cannot be imported is refused now, not at the end
     run = Path(config.run_dir)
     store = open_store(config)
     found = _continued(config, store, run)
@@ -95,8 +99,12 @@ def _assemble(config: RunConfig, store: TokenStore, console: Console) -> tuple[T
         deterministic=config.train.deterministic,
         fp16_is_safe=family.name != "t5",
     )
+    base_hash = base_sha256(model) if is_adapted(model) else None
+    hold_frozen(model, runtime.dtype)
     model.to(runtime.device)  # type: ignore[arg-type]  # transformers annotates it away
     stream = build_stream(config, store, model)
+    with console.status("finding out how to compute on this machine"):
+        fitted = fit_to_machine(config, model, stream, runtime)
     heldout = build_heldout(config, store, stream, runtime)
     looks = own_prompts(config, store, encoder=family.is_encoder_decoder) or held_out_prompts(
         store, LOOKS
@@ -109,17 +117,15 @@ def _assemble(config: RunConfig, store: TokenStore, console: Console) -> tuple[T
         MetricsLog(
             run / "metrics.jsonl",
             log_every=config.observe.log_every,
-            about=about_run(config, model, stream, runtime),
+            about=about_run(config, model, stream, runtime, fitted.resources),
             flops_per_token=flops_of(model, stream),
             peak=runtime.peak,
         ),
-        SampleWriter(sampler, model, run / "samples.jsonl"),
+        SampleWriter(sampler, model, run / "samples.jsonl", writing_in(model, runtime)),
     ]
     if config.train.early_stopping is not None:
         stopping = config.train.early_stopping
         callbacks.append(EarlyStopping(patience=stopping.patience, min_delta=stopping.min_delta))
-    if config.train.compile is True:
-        compile_blocks(model)
     trainer = build_trainer(
         config,
         store=store,
@@ -128,23 +134,31 @@ def _assemble(config: RunConfig, store: TokenStore, console: Console) -> tuple[T
         evaluator=lambda: heldout(model),
         stream=stream,
         callbacks=callbacks,
+        fitted=fitted,
+        base_hash=base_hash,
     )
-    _banner(config, store, trainer, console)
+    _banner(config, store, trainer, fitted, console)
     return trainer, sampler
 
 
 class SampleWriter(Callback):
     """At every evaluation writes a few texts to samples.jsonl; never changes a training number."""
 
-    def __init__(self, sampler: Sampler, model: nn.Module, path: Path) -> None:
-        self.sampler, self.model, self.path = sampler, model, path
+    def __init__(
+        self, sampler: Sampler, model: nn.Module, path: Path, context: WritingContext
+    ) -> None:
+        self.sampler, self.model, self.path, self.context = sampler, model, path, context
 
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> None:
         """Write texts with the weights just evaluated."""
-        append_samples(self.path, self.sampler(self.model), step=at.step)
+        with self.context():
+            samples = self.sampler(self.model)
+        append_samples(self.path, samples, step=at.step)
 
 
-def _banner(config: RunConfig, store: TokenStore, trainer: Trainer, console: Console) -> None:
+def _banner(
+    config: RunConfig, store: TokenStore, trainer: Trainer, fitted: Fitted, console: Console
+) -> None:
     counts, stream = parameter_counts(trainer.model), trainer.batches
     splits, tokens = store.manifest.splits, store.manifest.tokens
     shape, runtime = stream.layout.shape, trainer.runtime  # type: ignore[attr-defined]
@@ -152,11 +166,11 @@ def _banner(config: RunConfig, store: TokenStore, trainer: Trainer, console: Con
     steps = expected_totals(config, stream).get("steps")  # type: ignore[arg-type]
     console.print(
         f"toque {__version__}: {counts.total / 1e6:,.1f} M parameters "
-        f"({counts.non_embedding / 1e6:,.1f} M without embeddings), {runtime.precision} on "
-        f"{runtime.device}\n"
+        f"({counts.non_embedding / 1e6:,.1f} M without embeddings), "
+        f"{adapter_words(config, counts)}{runtime.precision} on {runtime.device}\n"
         f"{splits.train:,} examples to train on, {splits.validation:,} held out; "
-        f"{tokens.prompt + tokens.target:,} tokens; rows of {rows} tokens, "
-        f"{trainer.micro_batch_rows} at once\n"
+        f"{tokens.prompt + tokens.target:,} tokens; rows of {rows} tokens\n"
+        f"{fitted.line}\n"
         f"until {config.train.stop_after}"
         + (
             f", about {steps:,.0f} steps"
@@ -220,7 +234,10 @@ def _start_from(model: nn.Module, path: Path) -> None:
         folder = newest.path
     checkpoint = verify_checkpoint(folder)
     load_model_tensors(
-        model, checkpoint.tensors("model"), trainable_only=False, where=str(checkpoint.path)
+        model,
+        checkpoint.tensors("model"),
+        trainable_only=has_frozen(model),
+        where=str(checkpoint.path),
     )
 
 
@@ -233,20 +250,30 @@ def _finish(
     best = trainer.checkpoints.best()
     if best is not None:
         tensors = best.tensors("model")
-        load_model_tensors(model, tensors, trainable_only=False, where=str(best.path))
+        load_model_tensors(model, tensors, trainable_only=has_frozen(model), where=str(best.path))
         step = best.step
-    heldout = trainer.evaluator()
+    elif trainer.average is not None:
+        trainer.average.apply(model)
+    losses = trainer.evaluator()
     prompts = held_out_prompts(store, config.evaluation.generate)
     scored = build_sampler(config, store, prompts) if prompts else sampler
-    with console.status(f"writing {len(scored.prompts)} held-out recipes"):
+    writing = f"writing {len(scored.prompts)} held-out recipes"
+    with console.status(writing), writing_in(model, trainer.runtime)():
         samples = scored(model)
-    result = Evaluation(step, heldout, mean_metrics(samples), len(samples))
+    result = evaluation_of(
+        store,
+        build_heldout(config, store, trainer.batches, trainer.runtime),  # type: ignore[arg-type]
+        losses,
+        samples,
+        build_text_scores(config),
+        step=step,
+    )
     write_whole(run / "evaluation.json", result.to_json().encode())
     append_samples(run / "samples.jsonl", samples, step=step)
-    card = model_card(config, step=step, metrics=heldout | mean_metrics(samples))
-    save_model(model, store.path / "tokenizer", run / "model", card=card)  # type: ignore[arg-type]
+    card = model_card(config, step=step, metrics=result.metrics)
+    said = keep_model(model, store, run / "model", card=card, base_hash=trainer.base_sha256)
     console.print(result.table(), highlight=False)
-    console.print(f"The model is in {run / 'model'} (step {step}, lowest held-out loss).")
+    console.print(f"{said} (step {step}, lowest held-out loss).", highlight=False)
 
 
 def model_card(config: RunConfig, *, step: int, metrics: Mapping[str, float]) -> str:

@@ -19,6 +19,7 @@ SAFE_TO_CHANGE = frozenset(
     {
         "run_dir",
         "train.micro_batch_rows",  # never changes an update, only the memory it needs
+        "train.gradient_checkpointing",  # the same bits
         "train.evaluate_every",
         "train.save_every",
         "train.keep_last",

@@ -23,6 +23,7 @@ from toque.config.values import (
     BatchSize,
     Fraction,
     Interval,
+    MetricName,
     Planned,
     RunLength,
     TokenizerName,
@@ -163,7 +164,8 @@ class TrainConfig(Config):
     batch: BatchSize = Duration(16384, "tokens")
     """What one update sees. Changing it changes the result."""
     micro_batch_rows: Annotated[int, Field(ge=1)] | Auto = "auto"
-    """Rows computed at once. Less needs less memory; the update stays the same."""
+    """Rows computed at once. Less needs less memory; the update stays the same. auto: measured
+    before the first update, the fastest on a CPU, the most that fit on a GPU."""
     row_tokens: Annotated[int, Field(ge=16)] | Auto = "auto"
     """Length of a packed row, in tokens; for T5, of its target side. auto: chosen from the data."""
     pack: bool = True
@@ -171,9 +173,11 @@ class TrainConfig(Config):
     precision: Literal["auto", "bf16", "fp16", "float32"] = "auto"
     """Number format of the matrix products; weights stay float32. auto: bf16 where it is fast."""
     compile: bool | Auto = "auto"
-    """torch.compile. auto: where it pays on this machine."""
-    gradient_checkpointing: Annotated[Auto, Planned(("true", "false"))] = "auto"
-    """Recompute activations to save memory. auto: never, in this version."""
+    """torch.compile. auto: where it pays, by the time of a step, the length of the run, and what
+    compiling cost and saved on this machine before."""
+    gradient_checkpointing: bool | Auto = "auto"
+    """Recompute activations in backward to save memory; the same bits, about a third slower.
+    auto: when a single row does not fit without."""
     evaluate_every: Interval = Duration(200, "steps")
     """Time between evaluations on the held-out examples; the end is always evaluated."""
     save_every: Interval = Duration(200, "steps")
@@ -199,8 +203,12 @@ class EvaluationConfig(Config):
     """Held-out prompts to write recipes for in the final evaluation; their texts are scored."""
     prompts: Annotated[tuple[str, ...], AsTuple] = ()
     """Own prompts to write samples for, besides the held-out ones."""
-    metrics: Annotated[Auto, Planned()] = "auto"
-    """auto: loss and perplexity, and the recipe metrics for what is generated."""
+    metrics: Annotated[
+        Auto | Annotated[tuple[MetricName, ...], AsTuple],
+        Allowed("auto, or a list of auto, bleu, chrf, rouge, repetition, recipe, module:function"),
+    ] = "auto"
+    """What written texts are scored by in the final evaluation; auto: all that come with Toque.
+    A function of your own is module:function, e.g. [auto, mymodule:my_metric] (docs/metrics.md)."""
 
 
 class ObserveConfig(Config):

@@ -27,6 +27,12 @@ def _outside_graphs(function: Callable[P, R]) -> Callable[P, R]:
     return disabled
 
 
+def logits_bytes(vocab_size: int, device_type: str) -> int:
+    """The most bytes that logits and their gradient take at once, in float32."""
+    elements = _CHUNK_ELEMENTS.get(device_type, _CHUNK_ELEMENTS["cuda"])
+    return 2 * 4 * max(elements, 64 * vocab_size)
+
+
 @_outside_graphs
 def cross_entropy_sum(
     hidden: Tensor,

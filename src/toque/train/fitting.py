@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from toque.batch import Batch
-from toque.train.memory import free_bytes, in_words, is_out_of_memory
+from toque.train.memory import is_out_of_memory
 from toque.train.runtime import Runtime
 
 _BUDGET_SECONDS: Final = 4.0
 """Guess: what a person does not mind at the start of a run."""
 _WORTH: Final = 0.95
 """Another size must be this much faster: what the clock tells on a shared machine is noise."""
-_HEADROOM: Final = 0.9
+HEADROOM: Final = 0.9
 """Of the free memory; fragments, and other programs, take some."""
 
 
@@ -41,17 +41,6 @@ class Needs:
     def fixed(self) -> int:
         """What has yet to be allocated whatever the number of rows."""
         return self.gradients + self.optimizer + self.logits
-
-    def in_words(self) -> str:
-        """Every part."""
-        parts = {
-            "weights": self.weights,
-            "gradients": self.gradients,
-            "optimizer": self.optimizer,
-            "activations of one row": self.activations,
-            "logits": self.logits,
-        }
-        return ", ".join(f"{name} {in_words(size)}" for name, size in parts.items())
 
 
 @dataclass
@@ -200,13 +189,8 @@ def largest_rows(
     two = fits(2) if update_rows > 1 else None
     if one is None or two is None:
         return 1
-    each, room = max(1, two - one), _HEADROOM * free() - one
+    each, room = max(1, two - one), HEADROOM * free() - one
     rows = evenly(update_rows, max(2, 1 + int(room // each)))
     while rows > 2 and fits(rows) is None:
         rows = evenly(update_rows, max(2, int(0.85 * rows)))
     return rows
-
-
-def room_for_rows(needs: Needs, device: torch.device) -> int:
-    """Bytes left for activations once the fixed parts are allocated; may be negative."""
-    return int(_HEADROOM * free_bytes(device)) - needs.fixed

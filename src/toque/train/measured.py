@@ -27,11 +27,9 @@ RESOURCES: Final = "resources.json"
 
 
 def cache_folder() -> Path:
-    """$TOQUE_CACHE, or `toque` in $XDG_CACHE_HOME, or in ~/.cache."""
+    """`measured` in $TOQUE_CACHE, or in ~/.cache/toque."""
     named = os.environ.get(CACHE_VARIABLE)
-    if named:
-        return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "toque"
+    return (Path(named) if named else Path.home() / ".cache" / "toque") / "measured"
 
 
 def machine_facts(device: torch.device) -> dict[str, Any]:
@@ -67,7 +65,7 @@ class MachineCache:
 
     def _path(self, of: Mapping[str, Any]) -> Path:
         text = json.dumps(of, sort_keys=True).encode()
-        return self.folder / f"measured-{hashlib.sha256(text).hexdigest()[:24]}.json"
+        return self.folder / f"{hashlib.sha256(text).hexdigest()[:24]}.json"
 
 
 @dataclass(frozen=True)
