@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from toque.build.batches import CPU_MICRO_BATCH_TOKENS, Lengths
+from toque.build.metrics import slices_of
 from toque.config import RunConfig
 from toque.cooking.scoring import text_metrics
 from toque.data.layout import Layout
@@ -63,13 +64,18 @@ def build_heldout(
 def held_out_prompts(store: TokenStore, n: int) -> list[Prompt]:
     """The first `n` of the fixed held-out order that have a prompt, with their references."""
     codec = store.codec()
-    prompts: list[Prompt] = []
+    found: list[tuple[int, tuple[int, ...], str]] = []
     for row in subset(store.rows("validation"), None)[: 4 * n].tolist():
         ids = tuple(int(i) for i in store.prompt(row))
         text = codec.decode(ids)
-        if text.strip() and len(prompts) < n:
-            prompts.append(Prompt(ids, text, codec.decode(store.target(row))))
-    return prompts
+        if text.strip() and len(found) < n:
+            found.append((row, ids, text))
+    references = [codec.decode(store.target(row)) for row, _, _ in found]
+    slices = slices_of(store, [row for row, _, _ in found], references)
+    return [
+        Prompt(ids, text, reference, labels)
+        for (_, ids, text), reference, labels in zip(found, references, slices, strict=True)
+    ]
 
 
 def own_prompts(config: RunConfig, store: TokenStore, *, encoder: bool) -> list[Prompt]:

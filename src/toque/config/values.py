@@ -6,6 +6,7 @@ the annotation, so they cannot disagree with what is checked.
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -70,6 +71,12 @@ def _tokenizer(value: str) -> str:
     return value
 
 
+def _metric(value: str) -> str:
+    if value not in METRIC_GROUPS and not _DOTTED.fullmatch(value):
+        raise ValueError("not a metric")
+    return value
+
+
 def _tuple(value: object) -> object:
     # YAML knows lists; a frozen tree holds tuples.
     return tuple(value) if isinstance(value, list) else value
@@ -119,6 +126,15 @@ TokenizerName = Annotated[
     Allowed("auto, a folder, a hub name, or trained:N with N from 512 to 500000"),
 ]
 """Where a tokenizer comes from."""
+
+METRIC_GROUPS = ("auto", "bleu", "chrf", "rouge", "repetition", "recipe")
+_DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")
+MetricName = Annotated[
+    str,
+    AfterValidator(_metric),
+    Allowed(f"{', '.join(METRIC_GROUPS)} or module:function"),
+]
+"""A metric of written texts: one that comes with Toque, or a function of the user's."""
 
 Fraction = Annotated[float, annotated_types.Ge(0), annotated_types.Lt(1)]
 """A share that leaves something over."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,13 +76,6 @@ class Sampler:
         text = self.codec.decode(ids)
         metrics = dict(self.metrics(prompt.text, text))
         return Sample(prompt.text, text, len(ids), prompt.reference, metrics, prompt.slices)
-
-
-def mean_metrics(samples: Sequence[Sample]) -> dict[str, float]:
-    """Mean of each metric over the samples it applies to."""
-    names = sorted({name for sample in samples for name in sample.metrics})
-    values = {n: [s.metrics[n] for s in samples if n in s.metrics] for n in names}
-    return {name: math.fsum(scores) / len(scores) for name, scores in values.items()}
 
 
 def append_samples(path: Path, samples: Sequence[Sample], *, step: int) -> None:

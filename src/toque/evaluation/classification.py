@@ -1,0 +1,89 @@
+"""Scores of tasks whose answer is one of a few classes: accuracy, macro-F1, confusion, calibration.
+
+An answer that is none of the classes is a mistake of its own kind: it lowers accuracy and recall,
+and stands in the confusion table under `OTHER`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+OTHER: Final = "(other)"
+"""What an answer is called that names no class."""
+
+
+@dataclass(frozen=True)
+class ClassScores:
+    """What answers score against the true classes."""
+
+    classes: tuple[str, ...]
+    confusion: NDArray[np.int64]
+    """[classes, classes + 1] counts: true class, then answer; the last column is `OTHER`."""
+
+    @property
+    def n(self) -> int:
+        """Answers."""
+        return int(self.confusion.sum())
+
+    @property
+    def accuracy(self) -> float:
+        """Share of right answers."""
+        return float(np.trace(self.confusion)) / self.n
+
+    @property
+    def majority(self) -> float:
+        """Accuracy of always answering the most frequent class: what has to be beaten."""
+        return float(self.confusion.sum(axis=1).max()) / self.n
+
+    @property
+    def f1(self) -> dict[str, float]:
+        """F1 of each class; 0 for one that is neither true nor answered."""
+        right = np.diag(self.confusion).astype(float)
+        true, answered = self.confusion.sum(axis=1), self.confusion[:, :-1].sum(axis=0)
+        both = np.maximum(true + answered, 1)  # F1 = 2 TP / (true + answered)
+        return dict(zip(self.classes, (2 * right / both).tolist(), strict=True))
+
+    @property
+    def macro_f1(self) -> float:
+        """Mean F1 over the classes that are true of at least one example."""
+        present = self.confusion.sum(axis=1) > 0
+        return float(np.array(list(self.f1.values()))[present].mean())
+
+    def table(self) -> str:
+        """The confusion table for people: a row a true class, a column an answer."""
+        names = [*self.classes, OTHER] if self.confusion[:, -1].any() else list(self.classes)
+        width = max(len(name) for name in names) + 2
+        lines = ["true \\ answer".ljust(width + 4) + "".join(f"{n:>{width}}" for n in names)]
+        for name, row in zip(self.classes, self.confusion.tolist(), strict=True):
+            cells = "".join(f"{count:>{width}}" for count in row[: len(names)])
+            lines.append(name.ljust(width + 4) + cells)
+        return "\n".join(lines)
+
+
+def class_scores(
+    answers: Sequence[str], truths: Sequence[str], classes: Sequence[str]
+) -> ClassScores:
+    """Count answers against true classes; case and surrounding blanks do not matter.
+
+    Raises:
+        ValueError: no example, as many answers as truths are not there, or a truth is no class.
+
+    >>> class_scores(["easy", "hard "], ["Easy", "medium"], ["easy", "medium", "hard"]).accuracy
+    0.5
+    """
+    if not truths or len(answers) != len(truths):
+        raise ValueError(f"{len(answers)} answers to {len(truths)} questions; at least one each.")
+    place = {name.strip().casefold(): i for i, name in enumerate(classes)}
+    unknown = sorted({truth for truth in truths if truth.strip().casefold() not in place})
+    if unknown:
+        raise ValueError(f"{unknown[0]!r} is none of the classes {', '.join(classes)}.")
+    true = [place[truth.strip().casefold()] for truth in truths]
+    answered = [place.get(answer.strip().casefold(), len(classes)) for answer in answers]
+    confusion = np.zeros((len(classes), len(classes) + 1), np.int64)
+    np.add.at(confusion, (true, answered), 1)
+    return ClassScores(tuple(classes), confusion)
