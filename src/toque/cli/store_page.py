@@ -216,7 +216,7 @@ def _column(column: ColumnReport) -> Figure:
     rows = [
         (
             _label(value, labels),
-            [part.get(value, 0) for part in parts] if parts and value not in unknown else [count],
+            [*(part.get(value, 0) for part in parts), unknown.get(value, 0)] if parts else [count],
         )
         for value, count in column.values.items()
     ]

@@ -14,7 +14,7 @@ from html import escape
 
 from toque.pages.axes import Scale, ticks, written
 
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58.0, 14.0, 12.0, 46.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 66.0, 14.0, 12.0, 46.0
 """Margins that hold the numbers and names of the axes."""
 _BAR_HEIGHT, _BAR_GAP = 22.0, 8.0
 _LETTER = 8.0
@@ -95,7 +95,8 @@ def bars(
         title: what is shown.
         rows: label and the counts of its parts.
         of: what is counted.
-        parts_named: names of the parts, when there are several.
+        parts_named: names of the parts, when there are several; a part beyond has none and is
+            drawn as neither.
         width: of the plot.
     """
     if not rows:
@@ -117,9 +118,11 @@ def bars(
             f"{escape(shown)}<title>{escape(label)}</title></text>"
         )
         for part, count in enumerate(counts):
-            name = f", {parts_named[part]}" if parts_named else ""
+            named = part < len(parts_named)
+            name = f", {parts_named[part]}" if named else ""
+            style = f"part{part}" if named or not parts_named else "rest"
             drawn.append(
-                f'<rect class="bar part{part}" x="{x(at):.1f}" y="{top:.1f}" '
+                f'<rect class="bar {style}" x="{x(at):.1f}" y="{top:.1f}" '
                 f'width="{x(at + count) - x(at):.1f}" height="{_BAR_HEIGHT:.0f}">'
                 f"<title>{escape(f'{label}{name}: {count:,} {of}')}</title></rect>"
             )
