@@ -1,6 +1,7 @@
 """The exceptions a user can meet, each with the exit code of the command contract.
 
 ToqueError
+├── CheckFailed       1   `toque check` found two answers where there must be one
 ├── ConfigError       2   wrong usage or configuration
 ├── DataError         3   sources, tokenizer or store
 ├── CheckpointError   4   checkpoint or run folder
@@ -17,6 +18,12 @@ from typing import ClassVar
 
 class ToqueError(Exception):
     """Base of everything a user may meet; never raised itself."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class CheckFailed(ToqueError):
+    """`toque check` computed an update in two ways that must agree and do not."""
 
     exit_code: ClassVar[int] = 1
 

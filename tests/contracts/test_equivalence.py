@@ -6,16 +6,16 @@ not, any micro-batch size, smoothing) must agree with it.
 
 import numpy as np
 import pytest
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
-from toque.batch import IGNORE, Batch
+from toque.build.check_update import difference, reference_update, training_update
 from toque.data.layout import Layout
 from toque.data.packing import RowShape
 from toque.data.plan import EpochPlan
+from toque.data.stream import BatchStream, Step
 from toque.models.load import build_model
 from toque.models.objective import loss_sum
+from toque.train.runtime import Runtime
 from toque.units import Cursor
 
 VOCAB, PAD, EOS = 61, 0, 1
@@ -48,7 +48,6 @@ SHAPES: dict[str, dict[str, object]] = {
     "llama": ROTARY | {"num_key_value_heads": 2},
 }
 Pair = tuple[list[int], list[int]]
-Gradients = dict[str, Tensor]
 
 
 class Listed:
@@ -83,7 +82,7 @@ def model_of(family: str) -> nn.Module:
     ).train()
 
 
-def update(family: str, pairs: list[Pair], *, packed: bool) -> Batch:
+def update(family: str, pairs: list[Pair], *, packed: bool) -> Step:
     """The first update of the real plan over these examples: every one of them, once."""
     encoder = family == "t5"
     p, t = (np.array([len(pair[side]) for pair in pairs]) for side in (0, 1))
@@ -98,71 +97,30 @@ def update(family: str, pairs: list[Pair], *, packed: bool) -> Batch:
         window=len(pairs),
     )
     layout = Layout(Listed(pairs), shape=shape, pad_id=PAD, start_id=PAD, packed=packed)
-    return layout.batch(plan.at(Cursor()).rows)
-
-
-def gradients(model: nn.Module) -> Gradients:
-    taken = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
-    model.zero_grad(set_to_none=True)
-    return taken
-
-
-def stock(
-    family: str, model: nn.Module, pairs: list[Pair], smoothing: float
-) -> tuple[float, Gradients]:
-    """transformers' own forward, one example at a time, its logits into torch's cross-entropy."""
-    total, n_targets = 0.0, sum(len(target) for _, target in pairs)
-    for prompt, target in pairs:
-        if family == "t5":
-            labels = torch.tensor([target])
-            logits = model(input_ids=torch.tensor([prompt]), labels=labels).logits
-        else:
-            ids = torch.tensor([prompt + target])
-            labels = torch.full_like(ids, IGNORE)
-            labels[0, len(prompt) - 1 : -1] = torch.tensor(target)
-            logits = model(input_ids=ids).logits
-        loss = F.cross_entropy(
-            logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE, reduction="sum",
-            label_smoothing=smoothing,
-        )  # fmt: skip
-        (loss / n_targets).backward()
-        total += loss.item()
-    return total / n_targets, gradients(model)
-
-
-def ours(model: nn.Module, batch: Batch, micro: int, smoothing: float) -> tuple[float, Gradients]:
-    """As `Trainer.step` does it: sums, divided once by the targets of the whole update."""
-    total = 0.0
-    for part in batch.split(micro):
-        loss = loss_sum(model, part, smoothing=smoothing)
-        (loss / batch.n_targets).backward()
-        total += loss.item()
-    return total / batch.n_targets, gradients(model)
+    return BatchStream(plan, layout, prompt_lengths=p, target_lengths=t).at(Cursor())
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("family", SHAPES)
 def test_one_update_is_one_update(family: str, smoothing: float) -> None:
     model, pairs = model_of(family), examples()
-    loss, gradient = stock(family, model, pairs, smoothing)
-    scale = max(float(g.abs().max()) for g in gradient.values())
+    reference = reference_update(model, pairs, smoothing=smoothing)
     for packed in (True, False):
-        batch = update(family, pairs, packed=packed)
-        assert batch.n_targets == sum(len(target) for _, target in pairs)
+        step = update(family, pairs, packed=packed)
+        assert step.n_targets == step.batch.n_targets == sum(len(target) for _, target in pairs)
         for micro in (1, 4, 8, 1000):
-            our_loss, our_gradient = ours(model, batch, micro, smoothing)
-            assert our_loss == pytest.approx(loss, rel=1e-5), (packed, micro)
-            assert our_gradient.keys() == gradient.keys()
-            for name, expected in gradient.items():
-                worst = float((our_gradient[name] - expected).abs().max())
-                assert worst <= 1e-4 * scale, (name, packed, micro, worst)
+            ours = training_update(
+                model, step, rows_at_once=micro, runtime=Runtime(), smoothing=smoothing
+            )
+            found = difference(ours, reference)
+            assert found.within(loss=1e-5, gradient=1e-4), (packed, micro, found)
 
 
 def test_the_comparison_can_fail() -> None:
     """A mean of micro-batch means, the fault this contract exists for, is caught."""
     model, pairs = model_of("gpt2"), examples()
-    loss, _ = stock("gpt2", model, pairs, 0.0)
-    parts = update("gpt2", pairs, packed=False).split(4)
+    loss = reference_update(model, pairs, smoothing=0.0).loss
+    parts = update("gpt2", pairs, packed=False).batch.split(4)
     means = [loss_sum(model, part).item() / part.n_targets for part in parts]
     mean_of_means = sum(means) / len(means)
     assert mean_of_means != pytest.approx(loss, rel=1e-4)

@@ -23,8 +23,9 @@ line: `toque train my.yaml train.stop_after="1 epoch" optim.peak_lr=1e-3`.
 
 Start here: `toque demo`, then `toque prepare my.yaml` and `toque train my.yaml`.
 
-Exit codes: 0 done; 2 wrong usage or config; 3 data; 4 checkpoint; 5 loss not finite; 75
-interrupted, saved and resumable. `--traceback` after any command shows where an error came from.
+Exit codes: 0 done; 1 `check` failed; 2 wrong usage or config; 3 data; 4 checkpoint; 5 loss not
+finite; 75 interrupted, saved and resumable. `--traceback` after any command shows where an error
+came from.
 """
 
 app = App(
@@ -214,6 +215,26 @@ def verify(path: Path, /) -> None:
     from toque.cli.verifying import run_verification
 
     print(run_verification(path))
+
+
+@app.command
+def check(config: str, /, *overrides: Overrides, examples: int = 16) -> None:
+    """Prove on your model and data that packing, accumulation and the rest change no number.
+
+    One update is computed in every way and compared with transformers' own, each example alone;
+    exit code 1 when a loss or gradient differs by more than rounding.
+
+    Args:
+        config: YAML file or preset.
+        overrides: settings to change, as section.field=value.
+        examples: examples in the update, from the shortest to the longest of the store.
+    """
+    from toque.config import load_config
+
+    settings = load_config(config, list(overrides)).config
+    from toque.cli.checking import run_check
+
+    run_check(settings, examples=examples, say=print)
 
 
 @app.command
