@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -11,13 +10,15 @@ import msgspec
 
 from toque import __version__
 from toque.cli.curves import Points, points, rates, smoothed, thinned
+from toque.cli.scores_part import score_grids, written
 from toque.data.report import Report
 from toque.pages.charts import Frame, Series, lines
-from toque.pages.content import Figure, Grid, Shown
+from toque.pages.content import Figure, Grid, Passage, Shown
 
 Event = Mapping[str, Any]
 _WIDE: Final = Frame(1000.0, 330.0)
 _MOST_SAMPLES: Final = 12
+_MOST_TEXTS: Final = 4
 _MOST_ROWS: Final = 40
 _ENDED: Final = {
     "finished": "Finished",
@@ -37,7 +38,7 @@ def run_content(folder: Path, events: Sequence[Event]) -> dict[str, Any]:
     steps = [e for e in events if e["event"] == "step"]
     scored = [e for e in events if e["event"] == "evaluation"]
     samples = _json_lines(folder / "samples.jsonl")
-    last = [s for s in samples if s.get("step") == samples[-1].get("step")] if samples else []
+    written = _by_prompt(samples)
     return {
         "title": folder.resolve().name,
         "sentence": _state(events),
@@ -46,10 +47,10 @@ def run_content(folder: Path, events: Sequence[Event]) -> dict[str, Any]:
         "loss": _loss(steps, scored),
         "plots": _plots(steps, scored),
         "evaluations": _evaluations(scored),
-        "final": _final(folder / "evaluation.json"),
-        "samples": [_sample(sample) for sample in last[:_MOST_SAMPLES]],
-        "samples_note": f"The last {len(last):,} of {len(samples):,} in samples.jsonl."
-        if len(samples) > len(last[:_MOST_SAMPLES])
+        "final": score_grids(_json(folder / "evaluation.json")),
+        "samples": [_shown(prompt, own) for prompt, own in written[-_MOST_SAMPLES:]],
+        "samples_note": f"The last {_MOST_SAMPLES} of {len(written):,} prompts in samples.jsonl."
+        if len(written) > _MOST_SAMPLES
         else "",
         "data": _data(folder),
         "sessions": _sessions(events),
@@ -153,35 +154,34 @@ def _plots(steps: Sequence[Event], scored: Sequence[Event]) -> list[Figure]:
 def _evaluations(scored: Sequence[Event]) -> Grid:
     names = list(dict.fromkeys(name for e in scored for name in e.get("metrics", {})))
     rows = [
-        (f"{e['step']:,}", *(_figure(e.get("metrics", {}).get(name)) for name in names))
+        (f"{e['step']:,}", *(written(e.get("metrics", {}).get(name)) for name in names))
         for e in scored[-_MOST_ROWS:]
     ]
     note = f"The last {len(rows)} of {len(scored)}." if len(scored) > len(rows) else ""
     return Grid(("step", *names), rows, frozenset(range(len(names) + 1)), note)
 
 
-def _final(path: Path) -> Grid:
-    """`evaluation.json`, flattened: whatever measures it holds."""
-    rows = [(name, _figure(value)) for name, value in _flat(_json(path))]
-    return Grid(("measure", "value"), rows, frozenset({1}))
+def _by_prompt(samples: Sequence[Event]) -> list[tuple[str, list[Event]]]:
+    """What was written for each prompt over the run; the prompt seen last stands last."""
+    found: dict[str, list[Event]] = {}
+    for sample in samples:
+        prompt = str(sample.get("prompt", ""))
+        found[prompt] = [*found.pop(prompt, []), sample]
+    return list(found.items())
 
 
-def _flat(value: object, name: str = "") -> list[tuple[str, object]]:
-    if isinstance(value, dict):
-        return [p for key, held in value.items() for p in _flat(held, f"{name} {key}".strip())]
-    return [(name, value)] if isinstance(value, int | float | str) else []
-
-
-def _sample(sample: Event) -> Shown:
-    prompt = " ".join(str(sample.get("prompt", "")).split())
-    metrics = sample.get("metrics") or {}
-    told = "\n".join(f"{name}: {_figure(value)}" for name, value in metrics.items())
-    texts = [("written", str(sample.get("text", "")))]
-    if sample.get("reference"):
-        texts.append(("reference", str(sample["reference"])))
-    if told:
-        texts.append(("scores", told))
-    return Shown(prompt, texts, [f"step {sample.get('step')}"])
+def _shown(prompt: str, own: Sequence[Event]) -> Shown:
+    """A prompt's texts, the newest first; of many, some spread evenly over the run."""
+    gap = max(1, -(-len(own) // _MOST_TEXTS))
+    texts: list[Passage] = []
+    for sample in own[::-1][::gap]:
+        metrics = sample.get("metrics") or {}
+        told = ", ".join(f"{name} {written(value)}" for name, value in metrics.items())
+        texts.append(Passage(str(sample.get("text", "")), f"step {sample.get('step')}", told))
+    if own[-1].get("reference"):
+        texts.append(Passage(str(own[-1]["reference"]), "reference"))
+    tag = f"{len(own)} texts" if len(own) > 1 else f"step {own[-1].get('step')}"
+    return Shown(" ".join(prompt.split()), texts, [tag])
 
 
 def _data(folder: Path) -> str:
@@ -208,17 +208,17 @@ def _sessions(events: Sequence[Event]) -> Grid:
     return Grid(heads, rows, frozenset({0, 1, 2}))
 
 
+def _flat(value: object, name: str = "") -> list[tuple[str, object]]:
+    if isinstance(value, dict):
+        return [p for key, held in value.items() for p in _flat(held, f"{name} {key}".strip())]
+    return [(name, value)] if isinstance(value, int | float | str) else []
+
+
 def _environment(events: Sequence[Event]) -> Grid:
     start = next((e for e in reversed(events) if e["event"] == "start"), {})
     told = {k: v for k, v in start.items() if k not in ("event", "step", "epoch", "stop_after")}
-    rows = [(name.replace("_", " "), _figure(value)) for name, value in _flat(told)]
+    rows = [(name.replace("_", " "), written(value)) for name, value in _flat(told)]
     return Grid(("what", "value"), rows)
-
-
-def _figure(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:,.4f}" if 1e-3 <= abs(value) < 1e6 or value == 0 else f"{value:.4g}"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
 def _metric(event: Event, name: str) -> float | None:
@@ -238,10 +238,10 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _json(path: Path) -> object:
+def _json(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(_text(path))
-    except ValueError:
+        return msgspec.json.decode(_text(path), type=dict[str, Any])
+    except msgspec.DecodeError:
         return {}
 
 

@@ -14,7 +14,7 @@ from toque.data.excerpts import Excerpt
 from toque.data.profile import ColumnReport, Histogram
 from toque.data.report import Lengths, Report, SourceReport
 from toque.pages.charts import bars, histogram
-from toque.pages.content import Figure, Grid, Shown
+from toque.pages.content import Figure, Grid, Passage, Shown
 
 MOST_FILES: Final = 30
 """Source files listed one by one; more are summed by source and schema."""
@@ -244,6 +244,6 @@ def _shown(excerpt: Excerpt) -> Shown:
     tags = [tag for tag in (excerpt.reason, excerpt.place) if tag]
     opening = " ".join((excerpt.prompt or excerpt.text).split())
     heading = opening if len(opening) <= 110 else opening[:110] + "…"
-    texts = [("prompt", excerpt.prompt)] if excerpt.prompt else []
-    label = "target" if excerpt.prompt else ""
-    return Shown(heading, [*texts, (label, excerpt.text)], tags)
+    prompt = [Passage(excerpt.prompt, "prompt")] if excerpt.prompt else []
+    target = Passage(excerpt.text, "target" if excerpt.prompt else "")
+    return Shown(heading, [*prompt, target], tags)

@@ -37,10 +37,18 @@ class Grid:
 
 
 @dataclass(frozen=True)
+class Passage:
+    """A text with what stands above it and what is said of it below; both may be empty."""
+
+    text: str
+    label: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class Shown:
     """Texts behind a line that opens: a recipe, or what a model wrote."""
 
     heading: str
-    texts: Sequence[tuple[str, str]]
-    """(label, text); the label may be empty."""
+    texts: Sequence[Passage]
     tags: Sequence[str] = field(default_factory=tuple)
