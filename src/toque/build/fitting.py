@@ -76,6 +76,8 @@ def fit_to_machine(
     if known is None or known.machine != of:
         found = cache.get(of)
         known = Resources(machine=of, **found) if found is not None else None
+        if known is not None and not fit.has_room(known):
+            known = None  # the machine has less to give than it had then
     if known is not None:
         fitted = fit.again(known)
     else:
@@ -109,7 +111,7 @@ class _Fit:
             target=shape.target if packed else longest[1],
             longest_source=longest[0],
             longest_target=longest[1],
-            vocab_size=int(model.get_input_embeddings().weight.shape[0]),  # type: ignore[arg-type,union-attr]
+            vocab_size=model.get_parameter("lm_head.weight").shape[0],
         )
         loss_fn = partial(loss_sum, smoothing=config.optim.label_smoothing)
         self.probe = Probe(model, loss_fn, runtime, self.worst)
@@ -148,6 +150,11 @@ class _Fit:
         state = "compiled" if compiled else "not compiled"
         return Fitted(kept, f"{self._words(kept)}; {state}, as before", tuple(self.warnings))
 
+    def has_room(self, known: Resources) -> bool:
+        """Whether its micro-batch fits now."""
+        self._recompute(known.gradient_checkpointing)
+        return self.probe.activation_bytes(known.micro_batch_rows, self._room()) is not None
+
     def measured(self, of: dict[str, Any], cache: MachineCache) -> Fitted:
         """Measure and choose."""
         recompute, room, each = self._fitting()
@@ -178,8 +185,7 @@ class _Fit:
         asked = self.train.gradient_checkpointing
         recompute = asked is True
         self._recompute(recompute)
-        needs = self._needs()
-        room = int(HEADROOM * self.free(self.runtime.device)) - needs.fixed
+        room = self._room()
         one = self.probe.activation_bytes(1, room)
         if one is None and asked == "auto":
             recompute = True
@@ -191,9 +197,15 @@ class _Fit:
                     "backward (train.gradient_checkpointing): the same bits, about a third slower"
                 )
         if one is None:
-            raise self._refusal(replace(needs, activations=max(0, room)), recompute=recompute)
+            raise self._refusal(
+                replace(self._needs(), activations=max(0, room)), recompute=recompute
+            )
         two = self.probe.activation_bytes(2, room) if self.update_rows > 1 else None
         return recompute, room, one if two is None else max(1, two - one)
+
+    def _room(self) -> int:
+        """Bytes left for activations once the fixed parts are allocated; may be negative."""
+        return int(HEADROOM * self.free(self.runtime.device)) - self._needs().fixed
 
     def _needs(self) -> Needs:
         parameters = list(self.model.parameters())
