@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from toque.cooking.ingredient_lines import parse_line
-from toque.cooking.ingredients import head_noun, ingredient_name, stem
+from toque.cooking.ingredients import head_of_line, stem
+from toque.cooking.metrics import share_named
 from toque.cooking.recipe import ParsedRecipe
 from toque.cooking.units_of_measure import UNITS
 from toque.cooking.wording import words_of
@@ -40,6 +41,7 @@ _MAY_BE_MANY: Final = re.compile(
 _MEASURE: Final = re.compile(
     r"(\d+(?:\.\d+)?)\s*(°|degrees?\b|minutes?\b|mins?\b|hours?\b|hrs?\b)", re.IGNORECASE
 )
+_COLLECTIVE_WORD: Final = re.compile(r"ingredients|everything", re.IGNORECASE)
 _COLLECTIVE: Final = re.compile(
     r"\b(?:all|remaining|other|rest of|dry|wet)\b(?: \w+){0,2} ingredients\b|\beverything\b"
     r"|\bingredients (?:in|into|together)\b",
@@ -58,8 +60,8 @@ def hallucinated_ingredients(asked: Sequence[str], recipe: ParsedRecipe) -> floa
     if not recipe.ingredients:
         return None
     known = STAPLES | {stem(word) for name in asked for word in words_of(name)}
-    heads = [head_noun(ingredient_name(line)) for line in recipe.ingredients]
-    return sum(head not in known for head in heads) / len(heads)
+    lines = recipe.ingredients
+    return sum(head_of_line(line) not in known for line in lines) / len(lines)
 
 
 def ingredients_used(recipe: ParsedRecipe) -> float | None:
@@ -70,11 +72,9 @@ def ingredients_used(recipe: ParsedRecipe) -> float | None:
     if not recipe.ingredients:
         return None
     text = " ".join(recipe.steps)
-    if _COLLECTIVE.search(text) is not None:
+    if _COLLECTIVE_WORD.search(text) is not None and _COLLECTIVE.search(text) is not None:
         return 1.0
-    words = {stem(word) for word in words_of(text)}
-    heads = [head_noun(ingredient_name(line)) for line in recipe.ingredients]
-    return sum(head in words for head in heads) / len(heads)
+    return share_named(recipe.ingredients, text)
 
 
 def quantity_sanity(recipe: ParsedRecipe) -> float | None:

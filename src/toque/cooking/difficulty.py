@@ -91,8 +91,7 @@ _TRIGGERS: Final = _triggers()
 _TRIGGER_WORDS: Final = frozenset(_TRIGGERS)
 _TIME: Final = re.compile(
     r"(\d+(?:\.\d+)?)(?:\s*(?:-|to|or)\s*(\d+(?:\.\d+)?))?\s*(?:more |additional )?"
-    r"(hours?|hrs?|minutes?|mins?)\b",
-    re.IGNORECASE,
+    r"(hours?|hrs?|minutes?|mins?)\b"
 )
 
 
@@ -129,7 +128,7 @@ def difficulty_of_reading(reading: Reading) -> DifficultyReport:
     recipe = reading.recipe
     bounds = by_bounds(len(recipe.ingredients), len(recipe.steps))
     techniques = _techniques(reading.text, reading.different)
-    minutes = float(recipe.minutes) if recipe.minutes else minutes_in(recipe.steps)
+    minutes = float(recipe.minutes) if recipe.minutes else minutes_in((reading.text,))
     level = DIFFICULTIES.index(bounds)
     long = minutes is not None and minutes > LONG_MINUTES
     if not techniques and reading.n_tokens <= MAX_WORDS and (minutes or 0.0) <= MAX_MINUTES:
@@ -169,7 +168,7 @@ def minutes_in(steps: Iterable[str]) -> float | None:
     """
     total, found = 0.0, False
     for step in steps:
-        for low, high, unit in _TIME.findall(step):
-            total += float(high or low) * (60.0 if unit.lower().startswith("h") else 1.0)
+        for low, high, unit in _TIME.findall(step.lower()):
+            total += float(high or low) * (60.0 if unit.startswith("h") else 1.0)
             found = True
     return total if found else None

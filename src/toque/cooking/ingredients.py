@@ -41,6 +41,12 @@ def one_name(name: str) -> str:
     return parts[0].strip() or name.replace(",", " ").strip()
 
 
+@lru_cache(maxsize=1 << 16)
+def head_of_line(line: str) -> str:
+    """The head noun of what an ingredient line names; lines repeat, so it is remembered."""
+    return head_noun(ingredient_name(line))
+
+
 def head_noun(name: str) -> str:
     """The word an ingredient's name turns on, in the singular and lower case.
 
@@ -52,6 +58,7 @@ def head_noun(name: str) -> str:
     return stem(words[-1]) if words else ""
 
 
+@lru_cache(maxsize=1 << 16)
 def stem(word: str) -> str:
     """The singular of a lower-case English noun, near enough to compare two texts.
 
@@ -69,6 +76,7 @@ def stem(word: str) -> str:
     return word.removesuffix("s")
 
 
+@lru_cache(maxsize=1 << 16)
 def has_quantity(line: str) -> bool:
     """Whether a line says how much of a food: a number, a fraction or words ("a pinch of salt").
 

@@ -131,7 +131,8 @@ def _eaten(line: IngredientLine, food: Food) -> tuple[float, bool]:
     return grams, False
 
 
-_SUSPECT_MARKS: Final = re.compile("[<&\ufffdÃÂâ©{}\\[\\]]")
+_SUSPECT_MARKS: Final = tuple("<&{}[]")
+_SUSPECT_SIGNS: Final = re.compile("[\ufffdÃÂâ©]")
 _SUSPECT_WORDS: Final = frozenset(
     """
     http https www list cart advertisement click subscribe rights copyright follow facebook
@@ -145,4 +146,9 @@ def may_be_dirty(text: str, words: list[str]) -> bool:
 
     Nearly always not, and ten times faster to see than by the patterns of `quality`.
     """
-    return not _SUSPECT_WORDS.isdisjoint(words) or _SUSPECT_MARKS.search(text) is not None
+    if not _SUSPECT_WORDS.isdisjoint(words):
+        return True
+    for mark in _SUSPECT_MARKS:
+        if mark in text:
+            return True
+    return not text.isascii() and _SUSPECT_SIGNS.search(text) is not None

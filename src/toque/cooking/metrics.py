@@ -16,8 +16,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from toque.cooking.ingredients import has_quantity, head_noun, ingredient_name, stem
+from toque.cooking.ingredients import has_quantity, head_of_line, stem
 from toque.cooking.recipe import ParsedRecipe, parse_text
+from toque.cooking.wording import words_of
 
 MIN_CHARS = 100
 MAX_CHARS = 2000
@@ -133,6 +134,10 @@ def ingredient_coverage(ingredients: Sequence[str], text: str) -> float:
     """
     if not ingredients:
         return 1.0
-    words = {stem(word) for word in _WORD.findall(text.casefold())}
-    heads = [head_noun(ingredient_name(line)) for line in ingredients]
-    return sum(head in words for head in heads) / len(heads)
+    return share_named(ingredients, text)
+
+
+def share_named(ingredients: Sequence[str], text: str) -> float:
+    """Share of at least one ingredient line whose head noun occurs in a text."""
+    words = {stem(word) for word in set(words_of(text))}
+    return sum(head_of_line(line) in words for line in ingredients) / len(ingredients)

@@ -61,7 +61,7 @@ def plain_line(text: str) -> tuple[str, str | None, str, After] | None:
     if not _CLOSER.isdisjoint(words) or is_quality(words[-1]):
         return None
     tails = _after(after) if after else _NOTHING
-    return None if tails is None else (number, unit and unit.name, head, tails)
+    return None if tails is None else (number, unit.name if unit else None, head, tails)
 
 
 @lru_cache(maxsize=1 << 13)

@@ -68,7 +68,6 @@ _COLLECTIVE: Final = re.compile(
     r"(?:\w+ )?ingredients|\beverything\b|\ball together\b|\bingredients (?:in|into|together)",
     re.IGNORECASE,
 )
-_COLLECTIVE_WORDS: Final = frozenset({"ingredients", "everything", "together"})
 _FUNCTION_WORDS: Final = frozenset(
     """
     a about add after all an and are as at be before but by each for from have if in into is it its
@@ -114,7 +113,7 @@ def quality_of_reading(reading: Reading) -> Quality:
     """Score a recipe that has been read."""
     recipe, lines = reading.recipe, reading.lines
     parts = {
-        "title": _title(recipe.title),
+        "title": _title(recipe.title, reading.title_words),
         "ingredients": _share(line.is_named for line in lines) * min(1.0, len(lines) / 2.0),
         "amounts": _share(line.has_amount for line in lines),
         "steps": _share(not VERB_FORMS.isdisjoint(words) for words in reading.step_words),
@@ -138,8 +137,7 @@ def _share_different(texts: Sequence[str]) -> float:
     return len(set(texts)) / len(texts) if texts else 1.0
 
 
-def _title(title: str) -> float:
-    words = words_of(title)
+def _title(title: str, words: list[str]) -> float:
     if not words or (may_be_dirty(title, words) and _DIRT.search(title)):
         return 0.0
     too_long = len(title.split()) > MAX_TITLE_WORDS
@@ -154,13 +152,16 @@ def _used(reading: Reading) -> float:
     stems = set(map(_stem, reading.different - _FUNCTION_WORDS))
     missing = sum(stems.isdisjoint(line.stems) for line in lines)
     taken_up = 0.0
-    if (
-        missing
-        and not _COLLECTIVE_WORDS.isdisjoint(reading.different)
-        and _COLLECTIVE.search(reading.text)
-    ):
+    if missing and _takes_up_all(reading):
         taken_up = COLLECTIVE_CREDIT
     return (len(lines) - missing + taken_up * missing) / len(lines)
+
+
+def _takes_up_all(reading: Reading) -> bool:
+    words = reading.different
+    if "ingredients" in words or "everything" in words:
+        return _COLLECTIVE.search(reading.text) is not None
+    return "all together" in reading.text and _COLLECTIVE.search(reading.text) is not None
 
 
 @lru_cache(maxsize=1 << 15)
@@ -189,7 +190,7 @@ def _clean(reading: Reading) -> float:
     suspects = any(line.is_dirty for line in reading.lines)
     if not (
         suspects
-        or may_be_dirty(recipe.title, words_of(recipe.title))
+        or may_be_dirty(recipe.title, reading.title_words)
         or may_be_dirty(reading.text, reading.words)
     ):
         return 1.0

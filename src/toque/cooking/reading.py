@@ -15,6 +15,7 @@ class Reading:
 
     recipe: Recipe
     lines: tuple[LineFacts, ...]
+    title_words: list[str]
     text: str
     """The steps, joined by blanks, in lower case."""
     step_words: list[list[str]]
@@ -40,6 +41,7 @@ def read(recipe: Recipe) -> Reading:
     return Reading(
         recipe=recipe,
         lines=tuple(map(line_facts, recipe.ingredients)),
+        title_words=words_of(recipe.title),
         text=text,
         step_words=step_words,
         words=words,

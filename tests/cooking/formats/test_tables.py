@@ -143,7 +143,8 @@ def test_a_quote_that_swallows_rows_costs_one_line(read_text):
 
 def test_quotes_damaged_throughout_are_refused(read_text, monkeypatch, request):
     monkeypatch.setattr(tables, "MAX_RECORD_BYTES", 1000)
-    request.addfinalizer(lambda limit=csv.field_size_limit(): csv.field_size_limit(limit))
+    limit = csv.field_size_limit()
+    request.addfinalizer(lambda: csv.field_size_limit(limit))
     good = table([["A", "2 eggs", STEPS]] * 50)
     damaged = "".join(f'"Dish {n}{good}' for n in range(21))
     with pytest.raises(DataError, match="more than 20 rows open a quote"):

@@ -35,7 +35,7 @@ def ingredient_lines(value: Any) -> list[str]:
         BrokenListError: the text claims to be a list and is none.
     """
     value = _read(value)
-    return _split(value, commas=True) if isinstance(value, str) else list(_lines(value))
+    return _split(value, commas=True) if isinstance(value, str) else _all_lines(value)
 
 
 def step_lines(value: Any) -> list[str]:
@@ -45,7 +45,7 @@ def step_lines(value: Any) -> list[str]:
         BrokenListError: the text claims to be a list and is none.
     """
     value = _read(value)
-    return _split(value, commas=False) if isinstance(value, str) else list(_lines(value))
+    return _split(value, commas=False) if isinstance(value, str) else _all_lines(value)
 
 
 def text_of(value: Any) -> str:
@@ -78,6 +78,12 @@ def _split(text: str, *, commas: bool) -> list[str]:
     names_only = not any(character.isdigit() for character in text)
     parts = text.split(",") if names_only else _AMOUNT_FOLLOWS.split(text)
     return [part.strip() for part in parts]
+
+
+def _all_lines(value: Any) -> list[str]:
+    if isinstance(value, list) and set(map(type, value)) == {str}:
+        return value  # as nearly always
+    return list(_lines(value))
 
 
 def _lines(value: Any, depth: int = 0) -> Iterator[str]:

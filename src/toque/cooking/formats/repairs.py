@@ -36,8 +36,11 @@ _LOST_SPACE = re.compile(r"[\W_]+")
 _SPACED_MARK = re.compile(r"(?<=\S) +([,;:.!?)])(?=\s|\Z)")
 _SPACED_FRACTION = re.compile(r"(?<=\d) / (?=\d)")
 _TWO_COMMAS = re.compile(r",(?:\s*,)+")
+_LINK_OPENERS = frozenset(
+    "please find see get view read click visit check go head for full complete".split()  # noqa: SIM905
+)
 _ONLY_A_LINK = re.compile(
-    r"\W*(?:(?:please )?(?:find|see|get|view|read|click|visit|check|go|head|for|full|complete)\b)"
+    rf"\W*(?:(?:please )?(?:{'|'.join(sorted(_LINK_OPENERS - {'please'}))})\b)"
     r"[^.]{0,80}\b(?:recipes?|instructions?|directions?|method|website|blog|site|link|here)\b"
     r"[^.]{0,60}[.!]?\W*\Z",
     re.IGNORECASE,
@@ -53,7 +56,7 @@ def without_boilerplate(lines: list[str], notes: Counter[str]) -> list[str]:
     if not BOILERPLATE.isdisjoint(found):
         found = [line for line in found if line not in BOILERPLATE]
         notes["boilerplate lines"] += len(lines) - len(found)
-    if any("ADVERTISEMENT" in line for line in found):
+    if "ADVERTISEMENT" in "\n".join(found):
         notes["boilerplate lines"] += 1
         found = [line.replace("ADVERTISEMENT", "").strip() for line in found]
     return found
@@ -170,6 +173,9 @@ def only_a_link(steps: list[str]) -> bool:
     (True, False)
     """
     if not steps or sum(map(len, steps)) > _LINK_CHARS:
+        return False
+    first = steps[0].partition(" ")[0]
+    if first.isascii() and first.isalpha() and first.lower() not in _LINK_OPENERS:
         return False
     text = " ".join(_TAGS.sub(" ", " ".join(steps)).split())
     return bool(text) and _ONLY_A_LINK.match(text) is not None
