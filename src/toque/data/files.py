@@ -81,8 +81,8 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def disk_faults(folder: Path, what: str) -> Iterator[None]:
-    """Turn a full disk or a missing permission under `folder` into one paragraph.
+def disk_faults(folder: Path, what: str, *, setting: str = "data.store") -> Iterator[None]:
+    """Turn a full disk or a missing permission under `folder`, that `setting` names, into words.
 
     Raises:
         DataError: naming the folder, what is missing and that a new start continues.
@@ -93,12 +93,12 @@ def disk_faults(folder: Path, what: str) -> Iterator[None]:
         if error.errno in _FULL:
             raise DataError(
                 f"The disk of {folder} is full ({error.strerror}) while {what}. Nothing already "
-                "finished is lost: make space, or point data.store elsewhere, and run the same "
+                f"finished is lost: make space, or point {setting} elsewhere, and run the same "
                 "command again; it continues where it stopped."
             ) from error
         if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
             raise DataError(
                 f"{error.filename or folder} cannot be written ({error.strerror}) while {what}. "
-                "Change the permissions, or point data.store at a folder of yours."
+                f"Change the permissions, or point {setting} at a folder of yours."
             ) from error
         raise

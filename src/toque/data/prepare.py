@@ -21,25 +21,24 @@ from typing import Any
 import msgspec
 
 from toque.data.codec import Codec, load_codec
-from toque.data.example import Block, RecordReader
+from toque.data.example import RecordReader
 from toque.data.files import disk_faults, whole_folder, write_whole
 from toque.data.finish import Ending
 from toque.data.learn_from import learn_tokenizer
 from toque.data.manifest import FORMAT, NAME, StoreManifest, read_manifest
-from toque.data.pool import usable_cores, write_shards
+from toque.data.near_files import remove_signatures
 from toque.data.report import Report
 from toque.data.settings import PrepareSettings, ProgressSink, Source
-from toque.data.sources import SourceFile, find_files, groups, plain_bytes
+from toque.data.shards import Engine, ShardWriting, read_sidecar
+from toque.data.sources import SourceFile, find_files
 from toque.data.store import TokenStore, check_files
 from toque.data.tokenizer_folder import hash_of_folder, resolve_tokenizer
-from toque.data.worker import SIDECAR, Job, ShardResult, load_reader, shard_folder
+from toque.data.worker import SIDECAR, load_reader, shard_folder
 from toque.errors import DataError
 
-CODE_VERSION = 1
+CODE_VERSION = 2
 """Raised when the same inputs and settings would give other rows: older stores are not reused."""
 BUILDING = "building.json"
-_SMALL = 4 << 20
-"""Plain bytes that one process has read before others have started."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +72,7 @@ def prepare(
     workers: int | None = None,
     progress: ProgressSink | None = None,
     replace: bool = False,
+    engine: Engine = "local",
 ) -> PrepareResult:
     """Write the store of `sources` at `store`, or reuse the one that is there.
 
@@ -84,6 +84,7 @@ def prepare(
             does not depend on it.
         progress: told how far reading has come.
         replace: remove a store made from other inputs instead of refusing.
+        engine: "local" for processes of this machine, "ray" for a cluster; no part of the result.
 
     Raises:
         DataError: a source, a tokenizer or the store cannot be used; the disk is full.
@@ -101,9 +102,17 @@ def prepare(
         with _alone(plan.store):
             _begin(plan)
             codec = _tokenizer(plan, told)
-            shards = _write_all(plan, told, workers)
+            writing = ShardWriting(plan.store, plan.fingerprint, plan.files, plan.readers, settings)
+            shards = writing.write(told, workers=workers, engine=engine)
             ending = Ending(
-                plan.store, plan.fingerprint, settings, plan.recorded, codec, plan.files, shards
+                plan.store,
+                plan.fingerprint,
+                settings,
+                plan.recorded,
+                codec,
+                plan.files,
+                shards,
+                writing.not_read,
             )
             report = ending.finish(seconds=time.perf_counter() - started)
             _remove_leftovers(plan.store, len(shards))
@@ -165,6 +174,9 @@ def _reusable(plan: _Plan, told: ProgressSink, *, replace: bool) -> PrepareResul
         return None
     if report is None:
         return None
+    if (folder / BUILDING).exists():  # killed after the manifest was written
+        with _alone(folder):
+            _remove_leftovers(folder, len({entry.file.split("/")[1] for entry in manifest.shards}))
     return PrepareResult(TokenStore(folder, manifest), report, reused=True)
 
 
@@ -183,7 +195,7 @@ def _differences(manifest: StoreManifest, plan: _Plan) -> list[str]:
     ]
     known = {entry.sha256 for entry in manifest.sources}
     wanted = {file.sha256 for file in plan.files}
-    told += [f"{f.path.name} is new or changed" for f in plan.files if f.sha256 not in known]
+    told += [f"{Path(f.name).name} is new or changed" for f in plan.files if f.sha256 not in known]
     gone = [entry.path for entry in manifest.sources if entry.sha256 not in wanted]
     told += [f"{Path(path).name} as it was then is not among the sources" for path in gone]
     return told or ["its sources are in another order or read by another reader"]
@@ -222,7 +234,7 @@ def _begin(plan: _Plan) -> None:
 
 
 def _fingerprint(sidecar: Path) -> str:
-    result = _sidecar(sidecar)
+    result = read_sidecar(sidecar)
     return result.fingerprint if result else ""
 
 
@@ -251,62 +263,12 @@ def _learnt_before(folder: Path) -> Codec | None:
         return None
 
 
-def _write_all(plan: _Plan, told: ProgressSink, workers: int | None) -> list[ShardResult]:
-    total = sum(map(plain_bytes, plan.files))
-    if workers is None:
-        workers = 1 if total <= _SMALL else usable_cores()
-    job = Job(
-        store=plan.store,
-        fingerprint=plan.fingerprint,
-        readers=tuple(_reader_specs(plan.files)),
-        settings=plan.settings,
-    )
-    results: dict[int, ShardResult] = {}
-    sizes: dict[int, int] = {}
-
-    def to_do() -> Iterator[tuple[int, list[Block]]]:
-        for number, blocks in groups(plan.files, plan.readers):
-            sizes[number] = sum(len(block.payload) for block in blocks)
-            kept = _kept_shard(plan, number)
-            if kept is None:
-                yield number, blocks
-            else:
-                results[number] = kept
-
-    for result in write_shards(job, to_do(), workers=workers):
-        results[result.group] = result
-        done = sum(sizes[number] for number in results)
-        told(done, max(total, done), f"{sum(r.rows for r in results.values()):,} examples")
-    return [results[number] for number in sorted(results)]
-
-
-def _reader_specs(files: Sequence[SourceFile]) -> list[str]:
-    by_source = {file.source: file.reader for file in files}
-    return [by_source[number] for number in sorted(by_source)]
-
-
-def _kept_shard(plan: _Plan, number: int) -> ShardResult | None:
-    """The shard an earlier start left, when it is whole and of these inputs."""
-    result = _sidecar(shard_folder(plan.store, number) / SIDECAR)
-    if result is None or result.fingerprint != plan.fingerprint:
-        return None
-    try:
-        check_files(plan.store, result.files, verify=True)
-    except DataError:
-        return None
-    return result
-
-
-def _sidecar(path: Path) -> ShardResult | None:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=ShardResult)
-    except (OSError, msgspec.DecodeError):
-        return None
-
-
 def _remove_leftovers(store: Path, n_shards: int) -> None:
-    (store / BUILDING).unlink(missing_ok=True)
+    """What only preparing needed. After the manifest: a kill in between leaves a whole store."""
     known = {shard_folder(store, number).name for number in range(n_shards)}
     for folder in (store / "shards").iterdir():
-        if folder.name not in known:
+        if folder.name in known:
+            remove_signatures(folder)
+        else:
             shutil.rmtree(folder, ignore_errors=True)
+    (store / BUILDING).unlink(missing_ok=True)

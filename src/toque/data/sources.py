@@ -9,7 +9,7 @@ from pathlib import Path
 
 from toque.data.example import Block, RecordReader
 from toque.data.files import sha256_of
-from toque.data.settings import Source
+from toque.data.settings import Located, Source
 from toque.errors import DataError
 
 GROUP_BYTES = 8 << 20
@@ -22,6 +22,8 @@ class SourceFile:
     """One file to read."""
 
     path: Path
+    name: str
+    """What reports and errors call it: its path, or the address it was fetched from."""
     source: int
     reader: str
     sha256: str
@@ -38,21 +40,30 @@ def find_files(sources: Sequence[Source]) -> list[SourceFile]:
         raise DataError("data.sources is empty. Name at least one file, folder or pattern.")
     files: list[SourceFile] = []
     for number, source in enumerate(sources):
-        for path in files_of(source.path):
+        for file in source.files if source.files is not None else located(source.path):
             try:
-                size, digest = path.stat().st_size, sha256_of(path)
+                size, digest = file.path.stat().st_size, file.sha256 or sha256_of(file.path)
             except OSError as error:
                 raise DataError(
-                    f"The source {path} cannot be read ({error.strerror}). Check data.sources and "
-                    "the file's permissions."
+                    f"The source {file.name} cannot be read ({error.strerror}). Check data.sources "
+                    "and the file's permissions."
                 ) from error
             if size == 0:
                 raise DataError(
-                    f"The source {path} is empty (0 bytes). Fetch it again, or take it out of "
+                    f"The source {file.name} is empty (0 bytes). Fetch it again, or take it out of "
                     "data.sources."
                 )
-            files.append(SourceFile(path, number, source.reader, digest, size))
+            files.append(SourceFile(file.path, file.name, number, source.reader, digest, size))
     return files
+
+
+def located(pattern: str) -> tuple[Located, ...]:
+    """The files of this machine that a source's path names.
+
+    Raises:
+        DataError: there is none.
+    """
+    return tuple(Located(str(path), path) for path in files_of(pattern))
 
 
 def files_of(pattern: str) -> list[Path]:
@@ -96,10 +107,13 @@ def blocks_of(file: SourceFile, reader: RecordReader) -> Iterator[Block]:
     """
     try:
         for block in reader.blocks(file.path):
-            yield replace(block, source=file.source)
+            yield replace(block, source=file.source, path=file.name)
+    except DataError as error:
+        # A fetched file is known by its address; where it is cached says nothing.
+        raise DataError(str(error).replace(str(file.path), file.name)) from error
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(
-            f"The source {file.path} cannot be read to its end: {error}. It may be cut short or "
+            f"The source {file.name} cannot be read to its end: {error}. It may be cut short or "
             "damaged; fetch it again."
         ) from error
 

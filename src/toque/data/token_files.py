@@ -55,6 +55,10 @@ class TokenReader:
 
     version: int = 1
 
+    def schema(self, path: Path) -> str:
+        """What the report calls such a file."""
+        return "tokens"
+
     def blocks(self, path: Path) -> Iterator[Block]:
         """Blocks of whole documents, or parts of long ones, of about PART_TOKENS ids.
 
