@@ -11,7 +11,7 @@ from toque.config import RunConfig, SourceConfig
 from toque.cooking.formats import UnknownFormatError, reader_spec, schema_of
 from toque.data.codec import load_codec
 from toque.data.manifest import StoreManifest
-from toque.data.settings import TRAINED, PrepareSettings, Source
+from toque.data.settings import PrepareSettings, Source
 from toque.data.sources import files_of
 from toque.data.store import TokenStore
 from toque.data.tokenizer_folder import resolve_tokenizer
@@ -119,8 +119,7 @@ def _tokenizer_difference(manifest: StoreManifest, asked: PrepareSettings) -> li
     there = str(manifest.settings.get("tokenizer"))
     if there == asked.tokenizer:
         return []
-    learnt = asked.trained_vocab_size is not None or there.startswith(TRAINED)
-    if not learnt:
+    if asked.trained_vocab_size is None:  # a run's finished model holds what its store learnt
         theirs = load_codec(resolve_tokenizer(asked.tokenizer))
         if theirs.sha256 == manifest.tokenizer.sha256:
             return []
