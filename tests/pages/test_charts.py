@@ -1,5 +1,5 @@
 import re
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 import pytest
 from hypothesis import given
@@ -11,9 +11,9 @@ from toque.pages.charts import Frame, Series, bars, histogram, lines
 SCRIPT = '</title><script>alert("1")</script>&'
 
 
-def drawing_of(page: str) -> ElementTree.Element:
+def drawing_of(page: str) -> ET.Element:
     """The drawing, parsed as strictly as XML is; what follows it is the legend."""
-    return ElementTree.fromstring(page[: page.index("</svg>") + 6])
+    return ET.fromstring(page[: page.index("</svg>") + 6])  # noqa: S314 - our own drawing
 
 
 def test_a_histogram_has_a_bar_for_each_bin_as_high_as_its_count():
@@ -28,7 +28,9 @@ def test_a_histogram_has_a_bar_for_each_bin_as_high_as_its_count():
 
 
 def test_bars_of_several_parts_lie_end_to_end():
-    page = bars("Label", [("a", (3, 1)), ("b", (0, 2))], of="rows", parts_named=("given", "guessed"))
+    page = bars(
+        "Label", [("a", (3, 1)), ("b", (0, 2))], of="rows", parts_named=("given", "guessed")
+    )
     first, second, *_ = list(drawing_of(page).iter("rect"))
     end = float(first.get("x")) + float(first.get("width"))
     assert end == pytest.approx(float(second.get("x")), abs=0.2)

@@ -46,14 +46,19 @@ def written(value: object) -> str:
 
 def _held_out(evaluation: Mapping[str, Any]) -> list[tuple[str, ...]]:
     found = _mapping(evaluation, "heldout")
-    return [(f"held-out {name}", written(value), _NONE, _NONE) for name, value in found.items()]
+    return [(_named(f"held-out {n}"), written(v), _NONE, _NONE) for n, v in found.items()]
 
 
 def _generated(evaluation: Mapping[str, Any]) -> list[tuple[str, ...]]:
     intervals = _mapping(evaluation, "intervals")
     over = _mapping(evaluation, "applies_to")
     return [
-        (name, written(value), _interval(intervals.get(name)), written(over.get(name, _NONE)))
+        (
+            _named(name),
+            written(value),
+            _interval(intervals.get(name)),
+            written(over.get(name, _NONE)),
+        )
         for name, value in _mapping(evaluation, "generated").items()
     ]
 
@@ -62,7 +67,9 @@ def _sliced(parts: Mapping[str, Any]) -> Grid:
     """One row a metric, one column a part; its interval is in the file."""
     scores = {label: found for label, found in parts.items() if isinstance(found, Mapping)}
     names = list(dict.fromkeys(name for found in scores.values() for name in found))
-    rows = [(name, *(_first(found.get(name)) for found in scores.values())) for name in names]
+    rows = [
+        (_named(name), *(_first(found.get(name)) for found in scores.values())) for name in names
+    ]
     return Grid(("measure", *scores), rows, frozenset(range(1, len(scores) + 1)))
 
 
@@ -81,3 +88,8 @@ def _interval(value: object) -> str:
 def _mapping(evaluation: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     found = evaluation.get(name)
     return found if isinstance(found, Mapping) else {}
+
+
+def _named(name: str) -> str:
+    """With blanks, at which a narrow screen can break it."""
+    return name.replace("_", " ")
