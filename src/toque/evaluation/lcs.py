@@ -28,7 +28,9 @@ _ALL: Final = np.uint64(2**WORD - 1)
 def lcs_length(reference: Sequence[int], candidate: Sequence[int]) -> int:
     """Length of the longest common subsequence of two lists of words.
 
-    >>> lcs_length([1, 2, 3, 4], [2, 9, 4])
+    Every word of the candidate must be one of the reference's: the others cannot be on it.
+
+    >>> lcs_length([1, 2, 3, 4], [2, 4, 3])
     2
     """
     masks: dict[int, int] = {}
@@ -38,7 +40,7 @@ def lcs_length(reference: Sequence[int], candidate: Sequence[int]) -> int:
         bit <<= 1
     column = everywhere = bit - 1
     for word in candidate:
-        matches = column & masks.get(word, 0)
+        matches = column & masks[word]
         column = (column + matches) | (column - matches)
     return len(reference) - (column & everywhere).bit_count()
 
