@@ -7,6 +7,7 @@ a function of the line alone, so a bounded memory of them changes no result.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -141,7 +142,7 @@ _SUSPECT_WORDS: Final = frozenset(
 )
 
 
-def may_be_dirty(text: str, words: list[str]) -> bool:
+def may_be_dirty(text: str, words: Iterable[str]) -> bool:
     """Whether a text holds a sign or one of its words a hint of markup, links or adverts.
 
     Nearly always not, and ten times faster to see than by the patterns of `quality`.

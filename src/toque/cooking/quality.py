@@ -186,16 +186,16 @@ def _unique_sentences(recipe: Recipe) -> float:
 
 
 def _clean(reading: Reading) -> float:
-    recipe = reading.recipe
-    suspects = any(line.is_dirty for line in reading.lines)
-    if not (
-        suspects
-        or may_be_dirty(recipe.title, reading.title_words)
-        or may_be_dirty(reading.text, reading.words)
-    ):
-        return 1.0
-    texts = (recipe.title, *recipe.ingredients, *recipe.steps)
-    return _share(_DIRT.search(text) is None for text in texts)
+    recipe, title = reading.recipe, reading.recipe.title
+    suspects = [
+        text for text, line in zip(recipe.ingredients, reading.lines, strict=True) if line.is_dirty
+    ]
+    if may_be_dirty(title, reading.title_words):
+        suspects.append(title)
+    if may_be_dirty(reading.text, reading.different):
+        suspects += recipe.steps
+    n_dirty = sum(_DIRT.search(text) is not None for text in suspects)
+    return 1.0 - n_dirty / (1 + len(recipe.ingredients) + len(recipe.steps))
 
 
 def _language(words: Sequence[str]) -> float:

@@ -20,6 +20,8 @@ _NOT_ALPHANUMERIC: Final = bytes(
 # Signs that stand between words in recipes, so that what is left of most texts is ASCII.
 _SIGNS: Final = re.compile("[°½¼¾⅓⅔⅛⅜⅝⅞⅙⅚⅕⅖⅗⅘–—‑’‘“”®™©…×•·⁄\u00a0´″]")
 _WORD: Final = re.compile(r"[^\W\d_]+")
+_DROPPED: Final = re.compile("[°–—‑’‘“”®™©…×•·⁄\u00a0´″]")
+_UNUSUAL: Final = re.compile("[^\x00-\x7f½¼¾⅓⅔⅛⅜⅝⅞⅙⅚⅕⅖⅗⅘]")
 _FOREIGN: Final = re.compile(r"[^\x00-\x7f]+")
 
 
@@ -58,6 +60,9 @@ def normalised(text: str) -> bytes:
     '1½cupscrème'
     """
     if text.isascii():
+        return text.encode().translate(_LOWER, _NOT_ALPHANUMERIC)
+    text = _DROPPED.sub("", text)
+    if _UNUSUAL.search(text) is None:  # fractions stay as they are in any case
         return text.encode().translate(_LOWER, _NOT_ALPHANUMERIC)
     folded = _FOREIGN.sub(_alphanumeric, text.casefold())
     return folded.encode().translate(None, _NOT_ALPHANUMERIC)
