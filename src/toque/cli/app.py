@@ -151,6 +151,7 @@ def generate(
     *,
     prompt: list[str] | None = None,
     file: Path | None = None,
+    adapter: list[Path] | None = None,
     n: int = 1,
     max_new_tokens: int | None = None,
     temperature: float = 0.7,
@@ -166,6 +167,8 @@ def generate(
         prompt: what to write for, e.g. "lentil soup" or "lentil soup: lentils, carrots, cumin"; may
             be given several times.
         file: a prompt a line, or JSON lines with `prompt`, or with `title` and `ingredients`.
+        adapter: adapter folder to write with; may be given several times, and each writes every
+            text: the model itself is read once.
         n: texts for each prompt.
         max_new_tokens: longest text; what the model was trained on when left out.
         temperature: 0 takes the likeliest token every time.
@@ -180,6 +183,7 @@ def generate(
         run_or_model,
         prompts=prompt or [],
         file=file,
+        adapters=adapter or [],
         n=n,
         max_new_tokens=max_new_tokens,
         temperature=temperature,
@@ -203,6 +207,26 @@ def report(path: Path, /, *, out: Path | None = None) -> None:
     from toque.cli.reporting import run_report
 
     print(run_report(path, out=out))
+
+
+@app.command
+def export(
+    run_or_model: str,
+    /,
+    *,
+    to: Path,
+    form: Annotated[str, Parameter(name="--format")] = "hf",
+) -> None:
+    """Write a run's model for use elsewhere: merged, read back, compared, or refused.
+
+    Args:
+        run_or_model: run folder, model folder or adapter folder.
+        to: the folder to write.
+        form: hf, a Hugging Face folder.
+    """
+    from toque.cli.exporting import run_export
+
+    print(run_export(run_or_model, to=to, form=form))
 
 
 @app.command

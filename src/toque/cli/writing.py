@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +13,7 @@ from toque.cooking.scoring import text_metrics
 from toque.cooking.templates import ASKS_FOR, write_prompt
 from toque.data.rows import prompt_ids
 from toque.errors import ConfigError, DataError
+from toque.models.adapter_folder import load_adapter
 from toque.models.generate import generate
 
 DEFAULT_NEW_TOKENS = 256
@@ -22,6 +24,7 @@ def run_generation(
     *,
     prompts: list[str],
     file: Path | None,
+    adapters: list[Path],
     n: int,
     max_new_tokens: int | None,
     temperature: float,
@@ -43,7 +46,8 @@ def run_generation(
             'Nothing to write for. Give --prompt "lentil soup" or --file prompts.txt.'
         )
     opened = open_model(path)
-    return _texts(
+    texts = partial(
+        _texts,
         opened,
         [text for text in asked for _ in range(n)],
         max_new_tokens=max_new_tokens or _usual_length(opened),
@@ -52,6 +56,17 @@ def run_generation(
         seed=seed,
         as_json=as_json,
     )
+    return _with_each(opened, adapters, texts) if adapters else texts()
+
+
+def _with_each(
+    opened: OpenedModel, adapters: list[Path], texts: Callable[..., Iterator[str]]
+) -> Iterator[str]:
+    """All texts with one adapter, then with the next, beside a base that is read once."""
+    for i, folder in enumerate(adapters):
+        name = f"adapter_{i}"
+        load_adapter(opened.model, folder, name=name)
+        yield from texts(adapter=str(folder))
 
 
 def _texts(
@@ -63,6 +78,7 @@ def _texts(
     top_p: float,
     seed: int,
     as_json: bool,
+    adapter: str | None = None,
 ) -> Iterator[str]:
     codec, encoder = opened.codec, bool(opened.model.config.is_encoder_decoder)
     kind: Literal["decoder", "encoder-decoder"] = "encoder-decoder" if encoder else "decoder"
@@ -81,9 +97,11 @@ def _texts(
         text = codec.decode(ids)
         if as_json:
             record = {"prompt": prompt, "text": text, "tokens": len(ids)}
+            record |= {"adapter": adapter} if adapter is not None else {}
             yield json.dumps(record | {"metrics": text_metrics(prompt, text)}, ensure_ascii=False)
         else:
-            yield f"{prompt}\n\n{text}\n"
+            heading = f"[{adapter}] {prompt}" if adapter is not None else prompt
+            yield f"{heading}\n\n{text}\n"
 
 
 def _usual_length(opened: OpenedModel) -> int:
