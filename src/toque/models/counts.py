@@ -46,7 +46,8 @@ def flops_per_token(
     and counts; looking up an embedding costs nothing. In an encoder-decoder a token passes one
     side only: source tokens the encoder and the decoder's cross-attention keys and values, target
     tokens the rest of the decoder and the head. Recomputing activations is not work done, so it
-    never counts. Adapters' frozen weights are counted as if trained: an upper bound.
+    never counts. A frozen weight costs 4, for it needs no gradient of its own; that the layers
+    below the first adapter need none at all is left out, so with adapters it is an upper bound.
 
     Args:
         model: A model of one of the families.
@@ -63,19 +64,24 @@ def flops_per_token(
     """
     core = unwrapped(model)
     config = core.config
-    head = _weights([core.get_submodule("lm_head")])
-    body = parameter_counts(core).non_embedding
+    head = _products([core.get_submodule("lm_head")])
+    tables = {id(p) for module in _tables(core) for p in module.parameters()}
+    body = sum(_cost(p) for p in core.parameters() if id(p) not in tables)
     if not family_of(config).is_encoder_decoder:
         width = int(config.num_attention_heads) * _head_size(config)
-        return 6.0 * (body + head) + 12.0 * int(config.num_hidden_layers) * width * context
+        return body + head + 12.0 * int(config.num_hidden_layers) * width * context
 
     across = source_context if source_context is not None else context
     width, depth = int(config.num_heads * config.d_kv), int(config.num_decoder_layers)
-    encoder = _weights(core.get_submodule("encoder").get_submodule("block").children())
-    keys_values = 2 * depth * int(config.d_model) * width
+    encoder = _products(core.get_submodule("encoder").get_submodule("block").children())
+    keys_values = _products(
+        module
+        for name, module in core.get_submodule("decoder").named_modules()
+        if name.endswith(("EncDecAttention.k", "EncDecAttention.v"))
+    )
     decoder = body - encoder - keys_values
-    source = 6.0 * (encoder + keys_values) + 12.0 * int(config.num_layers) * width * across
-    target = 6.0 * (decoder + head) + 12.0 * depth * width * (context + across)
+    source = encoder + keys_values + 12.0 * int(config.num_layers) * width * across
+    target = decoder + head + 12.0 * depth * width * (context + across)
     return source_share * source + (1.0 - source_share) * target
 
 
@@ -92,5 +98,10 @@ def _tables(model: nn.Module) -> list[nn.Module]:
     return tables if positions is None else [*tables, positions]
 
 
-def _weights(modules: Iterable[nn.Module]) -> int:
-    return sum(p.numel() for module in modules for p in module.parameters())
+def _products(modules: Iterable[nn.Module]) -> float:
+    return sum(_cost(p) for module in modules for p in module.parameters())
+
+
+def _cost(weight: nn.Parameter) -> float:
+    """What a token spends on it: 2 forward, 2 for the input's gradient, 2 for its own."""
+    return (6.0 if weight.requires_grad else 4.0) * weight.numel()
