@@ -147,7 +147,6 @@ def test_wrong_value_says_where_what_and_what_is_allowed(tmp_path, text, line, w
         "data.sources=[{path: a, weight: 2.0}]",
         "data.sources=[{path: a, format: foodcom}]",
         "train.strategy=fsdp",
-        "evaluation.metrics=[bleu]",
     ],
 )
 def test_what_is_planned_is_refused_and_called_so(override):

@@ -77,6 +77,7 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "train.deterministic": ("false", "deterministic"),
     "evaluation.max_examples": ("2", "evaluations"),
     "evaluation.generate": ("2", "samples"),
+    "evaluation.metrics": ("[bleu]", "scores"),
     "evaluation.prompts": ('["toast: bread, butter"]', "samples"),
     "observe.log_every": ("3 steps", "losses"),
 }
@@ -89,7 +90,6 @@ PLANNED = {
     "data.sources.weight": '[{path: "SOURCE", weight: 2.0}]',
     "optim.gradient_noise": "{eta: 0.3}",
     "train.strategy": "ddp",
-    "evaluation.metrics": "[bleu]",
     "observe.trackers": "[wandb]",
     "observe.webhook": "http://localhost",
     "observe.profile": "10 steps",
@@ -185,6 +185,7 @@ def facts_of(kitchen: Path, name: str, store: Path) -> dict[str, object]:
         "saves": [e["step"] for e in events if e["event"] == "save"],
         "checkpoints": sorted(p.name for p in (run / "checkpoints").glob("step-*")),
         "best": sorted(p.name for p in (run / "best").glob("step-*")),
+        "scores": list(json.loads((run / "evaluation.json").read_text())["generated"]),
         "samples": hashlib.sha256((run / "samples.jsonl").read_bytes()).hexdigest(),
         "store": (manifest["fingerprint"], manifest["tokens"], manifest["splits"]),
     }

@@ -24,7 +24,7 @@ from toque.train.runtime import Runtime
 
 DIGITS = 6
 """Digits after the point in evaluation.json."""
-SHOWN_SLICES = ("rougeL", "bleu", "overall_quality", "recipe_score")
+SHOWN_SLICES = ("rougeL", "bleu", "recipe_score")
 """Scores of the printed table of slices; evaluation.json holds all."""
 
 
@@ -92,9 +92,9 @@ class Evaluation:
         for slicing, labels in self.texts.slices.items():
             if len(labels) < 2 or not shown:
                 continue
-            lines.append(f"{'by ' + slicing:26}{'texts':>6}" + "".join(f"{n:>17}" for n in shown))
+            lines.append(f"{'by ' + slicing:26}{'texts':>6}" + "".join(f"{n:>14}" for n in shown))
             for label, found in labels.items():
-                cells = [f"{found[n].value:17.3f}" if n in found else f"{'-':>17}" for n in shown]
+                cells = [f"{found[n].value:14.3f}" if n in found else f"{'-':>14}" for n in shown]
                 lines.append(f"  {label:24}{self.texts.sizes[slicing][label]:6}" + "".join(cells))
         return lines
 
