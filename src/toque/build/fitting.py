@@ -19,6 +19,7 @@ from toque.config import RunConfig
 from toque.data.stream import BatchStream
 from toque.errors import ConfigError
 from toque.models.compile import compile_blocks, stop_compiling
+from toque.models.forward import output_head
 from toque.models.head import logits_bytes
 from toque.models.objective import loss_sum
 from toque.models.recompute import recompute_blocks, stop_recomputing
@@ -111,7 +112,7 @@ class _Fit:
             target=shape.target if packed else longest[1],
             longest_source=longest[0],
             longest_target=longest[1],
-            vocab_size=model.get_parameter("lm_head.weight").shape[0],
+            vocab_size=output_head(model)[0].shape[0],
         )
         loss_fn = partial(loss_sum, smoothing=config.optim.label_smoothing)
         self.probe = Probe(model, loss_fn, runtime, self.worst)
