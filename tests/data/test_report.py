@@ -67,10 +67,16 @@ def test_records_left_out_are_shown_with_their_reason(
     reasons = [e.reason for e in report.dropped_examples]
     # The duplicate is of a poor record, so it is poor before it is a duplicate.
     assert set(reasons) == {"quality below 0.8"}
-    report = prepared(lines_file, tmp_path / "t", settings_for(max_examples=12)).report
-    reasons = [e.reason for e in report.dropped_examples]
-    assert reasons.count("duplicate") == 1
-    assert set(reasons) - {"duplicate"} == set(report.dropped) - {"duplicate", "not JSON"}
+    report = prepared(lines_file, tmp_path / "t", settings_for()).report
+    (shown,) = report.dropped_examples  # this reader shows nothing of what is not JSON
+    (first, second) = [x for x in lines_file.read_text().splitlines() if '"Dish 3"' in x]
+    assert shown.reason == "duplicate"
+    assert first == second
+    assert shown.text == json.loads(first)["target"]
+    report = prepared(
+        lines_file, tmp_path / "u", settings_for(dedup="none", max_examples=12)
+    ).report
+    assert {e.reason for e in report.dropped_examples} <= {"beyond max_examples"}
 
 
 def test_documents_have_a_report_without_columns(tmp_path: Path, settings_for: Make) -> None:
