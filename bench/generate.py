@@ -1,12 +1,14 @@
-"""Greedy generation against transformers' `generate`, float32, the same prompts; prints JSON.
+"""Greedy generation against transformers' `generate`, the same prompts; prints JSON.
 
     python bench/generate.py --family t5            # random weights of the shared mini shape
     python bench/generate.py --model FOLDER         # a trained model: its answers end by themselves
 
 The baseline is the loop of the shared peers/hf_generate.py: left-padded batches of 16 prompts in
-file order, `model.generate`, key-value cache on. A and B run in turn in one process, one warm-up
-of a few prompts each. Seconds are of the wall and of the processor; on a machine that others use
-too, the second is the steadier one. Answers must be equal id for id; where one is not, the two
+file order, `model.generate`, key-value cache on; in bfloat16, as it is, and in float32. Ours is in
+float32. All run in turn in one process, after a warm-up of a few prompts each. Seconds are of the
+wall and of the processor; on a machine that others use too, the second is the steadier one.
+
+Answers must be equal id for id to those of transformers in float32. Where one is not, the two
 candidates' logits must lie within TIE of each other in the stock model (then either is a greedy
 answer, and which one depends on the order of a sum), or the ratio is void.
 """
@@ -14,6 +16,7 @@ answer, and which one depends on the order of a sum), or the ratio is void.
 from __future__ import annotations
 
 import argparse
+import copy
 import gzip
 import itertools
 import json
@@ -23,6 +26,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -153,6 +157,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--stock-rows", type=int, default=16)
     parser.add_argument("--rows", type=int)
+    parser.add_argument("--skip-bf16", action="store_true")
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -166,38 +171,41 @@ def main() -> None:
             model, given, max_new_tokens=new, eos_id=eos, pad_id=pad, batch_rows=arguments.rows
         )
 
-    def theirs(given: Answers, new: int = arguments.new) -> Answers:
-        return stock(model, given, new=new, rows=arguments.stock_rows, eos=eos)
+    def theirs(given: Answers, new: int = arguments.new, of: PreTrainedModel = model) -> Answers:
+        return stock(of, given, new=new, rows=arguments.stock_rows, eos=eos)
 
-    ours(prompts[:8], 4), theirs(prompts[:8], 4)
-    a: list[dict[str, float]] = []
-    b: list[dict[str, float]] = []
-    for _ in range(arguments.pairs):
-        seconds, mine = timed(lambda: ours(prompts))
-        a.append(seconds)
-        seconds, other = timed(lambda: theirs(prompts))
-        b.append(seconds)
-        print(json.dumps({"toque": a[-1], "transformers": b[-1]}), file=sys.stderr, flush=True)
-    check = differences(model, prompts, mine, other, eos)
-    tokens = sum(map(len, mine))
-    ratios = {
-        clock: [theirs_[clock] / ours_[clock] for ours_, theirs_ in zip(a, b, strict=True)]
-        for clock in ("wall", "processor")
+    half = copy.deepcopy(model).to(torch.bfloat16)  # type: ignore[arg-type]
+    systems = {
+        "toque": ours,
+        "transformers_float32": theirs,
+        "transformers_bf16": partial(theirs, of=half),
     }
-    void = check["different"] > 0
+    if arguments.skip_bf16:
+        del systems["transformers_bf16"]
+    answers: dict[str, Answers] = {}
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in systems}
+    for work in systems.values():
+        work(prompts[:8], 4)
+    for _ in range(arguments.pairs):
+        for name, work in systems.items():
+            seconds, answers[name] = timed(partial(work, prompts))
+            seconds["tokens"] = sum(map(len, answers[name]))
+            runs[name].append(seconds)
+            print(json.dumps({name: seconds}), file=sys.stderr, flush=True)
+    check = differences(model, prompts, answers["toque"], answers["transformers_float32"], eos)
+    ratios = {name: ratio_to(runs, name) for name in systems if name != "toque"}
     record = {
         "benchmark": "generate",
-        "model": str(arguments.model.name if arguments.model else f"{arguments.family}_mini"),
+        "model": arguments.model.name if arguments.model else f"{arguments.family}_mini",
         "prompts": len(prompts),
         "prompt_tokens": sum(map(len, prompts)),
-        "new_tokens": tokens,
-        "toque_tokens_per_second": round(tokens / statistics.median(s["wall"] for s in a), 1),
-        "transformers_tokens_per_second": round(
-            tokens / statistics.median(s["wall"] for s in b), 1
-        ),
-        "ratio": "void" if void else {k: round(statistics.median(v), 2) for k, v in ratios.items()},
-        "worst_ratio": "void" if void else {k: round(min(v), 2) for k, v in ratios.items()},
-        "answers": check,
+        "new_tokens": sum(map(len, answers["toque"])),
+        "tokens_per_second": {
+            name: round(statistics.median(r["tokens"] / r["wall"] for r in found), 1)
+            for name, found in runs.items()
+        },
+        "ratio": "void" if check["different"] else ratios,
+        "answers_in_float32": check,
         "pairs": arguments.pairs,
         "threads": arguments.threads,
         "machine": {
@@ -208,6 +216,17 @@ def main() -> None:
         "command": " ".join(["python", *sys.argv]),
     }
     print(json.dumps(record))
+
+
+def ratio_to(runs: dict[str, list[dict[str, float]]], name: str) -> dict[str, float]:
+    """Median and worst of the pairs' ratios, in tokens per second of either clock."""
+    found: dict[str, float] = {}
+    for clock in ("wall", "processor"):
+        pairs = zip(runs["toque"], runs[name], strict=True)
+        ratios = [a["tokens"] / a[clock] / (b["tokens"] / b[clock]) for a, b in pairs]
+        found[clock] = round(statistics.median(ratios), 2)
+        found[f"{clock}_worst"] = round(min(ratios), 2)
+    return found
 
 
 if __name__ == "__main__":
