@@ -193,7 +193,10 @@ class _SpanAttention(torch.autograd.Function):
         kept: list[Tensor] = []
         for row, a, b, c, d in where:
             scores = query[row, :, a:b] @ key[row, :, c:d].transpose(1, 2)
-            scores = scores.to(added.dtype).mul_(scale).add_(added[:, : b - a, : d - c])
+            scores = scores.to(added.dtype)
+            if scale != 1.0:  # T5 has none
+                scores = scores.mul_(scale)
+            scores = scores.add_(added[:, : b - a, : d - c])
             shares = scores.softmax(-1).to(value.dtype)
             kept.append(shares)
             if dropout > 0.0:
@@ -222,8 +225,8 @@ class _SpanAttention(torch.autograd.Function):
             inner = slope @ value[row, :, c:d].transpose(1, 2)
             if keep is not None:
                 inner = inner * keep
-            # The softmax's gradient: p * (g - sum(p * g)).
-            inner = shares * (inner - (inner * shares).sum(-1, keepdim=True))
+            # The softmax's gradient: p * (g - sum(p * g)), in one pass.
+            inner = torch._softmax_backward_data(inner, shares, -1, shares.dtype)  # noqa: SLF001
             if grad_bias is not None:
                 grad_bias[:, : b - a, : d - c] += inner
             gradients[0][row, :, a:b] = (inner @ key[row, :, c:d]) * ctx.scale

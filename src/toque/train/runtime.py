@@ -17,6 +17,7 @@ from torch import Tensor
 
 from toque.data.order import key_of
 from toque.errors import ConfigError
+from toque.train.heap import keep_freed_memory
 from toque.train.peak import Peak, peak_of
 
 Precision = Literal["bf16", "fp16", "float32"]
@@ -72,6 +73,8 @@ class Runtime:
         chosen = _device(device)
         kind, warnings = _precision(precision, chosen, fp16_is_safe=fp16_is_safe)
         set_deterministic(deterministic)
+        if chosen.type == "cpu":
+            keep_freed_memory()
         scaler = torch.amp.GradScaler(chosen.type) if kind == "fp16" else None
         return cls(chosen, kind, deterministic, warnings=tuple(warnings), scaler=scaler)
 
