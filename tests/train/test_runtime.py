@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
@@ -172,3 +174,26 @@ def test_cuda_skips_what_is_not_finite_without_being_asked(tiny_model, finite):
     Runtime.detect().update(optimizer, lr=0.1, max_grad_norm=1.0, loss=loss)
     changed = [n for n, p in model.named_parameters() if not torch.equal(p, before[n])]
     assert bool(changed) == finite
+
+
+def test_the_loss_scale_is_saved_and_continues(tiny_model):
+    """float16's scaler, tried with the CPU's, which is the same code."""
+
+    def runtime():
+        return Runtime(precision="fp16", scaler=torch.amp.GradScaler("cpu", init_scale=2.0**40))
+
+    def updates(own, model, optimizer, n):
+        for _ in range(n):
+            own.backward(sum(p.square().sum() for p in model.parameters()))
+            own.update(optimizer, lr=1e-2, max_grad_norm=1.0, loss=torch.tensor(1.0))
+
+    first, optimizer = runtime(), build_optimizer(tiny_model)
+    for p in tiny_model.parameters():
+        p.register_hook(lambda g: torch.where(g.abs() > 2.0**36, torch.inf, g))  # as float16 would
+    updates(first, tiny_model, optimizer, 9)
+    state = first.state_dict()
+    assert state["scaler"]["scale"] < 2.0**40
+    second = runtime()
+    second.load_state_dict(json.loads(json.dumps(state)))
+    assert second.state_dict() == state
+    assert not second.scale_is_hopeless
