@@ -61,6 +61,40 @@ def test_greedy_ids_are_those_of_transformers(kind, tiny):
         assert got == expected
 
 
+@pytest.mark.parametrize("kind", ["t5", "neox", "llama"])
+def test_buffers_grow_and_shift_under_rows_that_begin_late(kind, tiny):
+    """More columns than a buffer begins with, and rows whose starts lie far apart."""
+    model = tiny(kind)
+    make_eager_to_end(model)
+    given = prompts(9, seed=4)
+    answers = generate(model, given, max_new_tokens=90, batch_rows=3, **IDS)
+    lengths = {len(answer) for answer in answers}
+    assert max(lengths) > 50
+    assert min(lengths) < 30
+    for number in (0, 4, 8):
+        room = 90 if kind == "t5" else 64 + 1 - len(given[number])
+        assert answers[number] == stock(model, given[number], room)
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
+@pytest.mark.parametrize("kind", ["t5", "gpt2", "llama"])
+def test_an_adapter_writes_as_its_merged_model(kind, tiny):
+    peft = pytest.importorskip("peft")
+    targets = {"t5": ["q", "v", "wo"], "gpt2": ["c_attn", "c_fc"], "llama": ["q_proj", "up_proj"]}
+    settings = peft.LoraConfig(
+        r=4,
+        target_modules=targets[kind],
+        init_lora_weights=False,
+        fan_in_fan_out=kind == "gpt2",
+    )
+    plain = generate(tiny(kind), prompts(), max_new_tokens=12, **IDS)
+    adapted = peft.get_peft_model(tiny(kind), settings).eval()
+    written = generate(adapted, prompts(), max_new_tokens=12, **IDS)
+    assert written != plain
+    merged = adapted.merge_and_unload()
+    assert written == [stock(merged, prompt, 12) for prompt in prompts()]
+
+
 def test_equal_lengths_go_without_a_mask_and_agree(kind, tiny):
     model = tiny(kind, seed=5)
     even = [(prompt + [7] * 12)[:12] for prompt in prompts(4)]
