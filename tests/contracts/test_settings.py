@@ -43,6 +43,8 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "data.sources.path": ('[{path: "OTHER"}]', "store"),
     "data.sources.format": ('[{path: "SOURCE", format: text}]', "store"),
     "data.sources.columns": ('[{path: "SOURCE", columns: {title: source}}]', "store"),
+    "data.sources.weight": ('[{path: "SOURCE", weight: 2.0}]', "losses"),
+    "data.engine": ("ray", "said"),
     "data.store": ("other-store", "store_folder"),
     "data.max_prompt_tokens": ("12", "store"),
     "data.max_target_tokens": ("40", "store"),
@@ -59,6 +61,24 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "optim.weight_decay": ("0.9", "losses"),
     "optim.max_grad_norm": ("0.01", "losses"),
     "optim.label_smoothing": ("0.1", "losses"),
+    "optim.cycles": ("{first: 2 steps}", "losses"),
+    "optim.cycles.first": ("{first: 2 steps}", "losses"),
+    "optim.cycles.growth": ("{first: 1 steps, growth: 1}", "losses"),
+    "optim.cooldown": ("80 %", "losses"),
+    "optim.gradient_noise": ("{eta: 0.1}", "losses"),
+    "optim.gradient_noise.eta": ("{eta: 0.2}", "losses"),
+    "optim.gradient_noise.gamma": ("{eta: 0.1, gamma: 3.0}", "losses"),
+    "optim.averaging": ("{decay: 0.5}", "evaluations"),
+    "optim.averaging.kind": ("{kind: last}", "evaluations"),
+    "optim.averaging.decay": ("{decay: 0.05}", "evaluations"),
+    "optim.averaging.last": ("{kind: last, every: 1 steps, last: 2}", "evaluations"),
+    "optim.averaging.every": ("{kind: last, every: 2 steps}", "evaluations"),
+    "adapter": ("{r: 4}", "losses"),
+    "adapter.kind": ("dora", "losses"),
+    "adapter.r": ("2", "losses"),
+    "adapter.alpha": ("64.0", "losses"),
+    "adapter.dropout": ("0.5", "losses"),
+    "adapter.target_modules": ("all", "losses"),
     "train.stop_after": ("4 steps", "losses"),
     "train.batch": ("8 examples", "losses"),
     "train.micro_batch_rows": ("7", "banner"),
@@ -81,14 +101,32 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "evaluation.prompts": ('["toast: bread, butter"]', "samples"),
     "observe.log_every": ("3 steps", "losses"),
 }
+_PRETRAINED = ("model.start_from=BASE/model", "model.shape={}")
+_ADAPTED = (*_PRETRAINED, "adapter={r: 4, dropout: 0.0}")
+_LAST = ("optim.averaging={kind: last, every: 1 steps}",)
+# Settings that need others to be read: those stand in the run and in what it is compared with.
+BESIDE: dict[str, tuple[str, ...]] = {
+    "optim.cycles": ("optim.schedule=cosine_restarts",),
+    "optim.cycles.first": ("optim.schedule=cosine_restarts",),
+    "optim.cycles.growth": ("optim.schedule=cosine_restarts", "optim.cycles={first: 1 steps}"),
+    "optim.cooldown": ("optim.schedule=wsd",),
+    "optim.gradient_noise.eta": ("optim.gradient_noise={eta: 0.1}",),
+    "optim.gradient_noise.gamma": ("optim.gradient_noise={eta: 0.1}",),
+    "optim.averaging.kind": ("optim.averaging={kind: ema}",),
+    "optim.averaging.decay": ("optim.averaging={kind: ema}",),
+    "optim.averaging.last": _LAST,
+    "optim.averaging.every": _LAST,
+    "adapter": _PRETRAINED,
+    "adapter.kind": _ADAPTED,
+    "adapter.r": _ADAPTED,
+    "adapter.alpha": _ADAPTED,
+    "adapter.dropout": _ADAPTED,
+    "adapter.target_modules": _ADAPTED,
+}
 PLANNED = {
-    "adapter": "{kind: lora}",
     "curriculum": "{stages: []}",
     "augmentation": "{tips: 0.1}",
     "data.tasks": "[nutrition]",
-    "data.engine": "ray",
-    "data.sources.weight": '[{path: "SOURCE", weight: 2.0}]',
-    "optim.gradient_noise": "{eta: 0.3}",
     "train.strategy": "ddp",
     "observe.trackers": "[wandb]",
     "observe.webhook": "http://localhost",
@@ -146,6 +184,7 @@ def run_tiny(
     *,
     prepare: bool,
     capfd: pytest.CaptureFixture[str],
+    beside: tuple[str, ...] = (),
 ) -> Seen:
     store = kitchen / (f"store-{name}" if prepare else "store-base")
     text = BASE.format(run=kitchen / name, source=kitchen / "a.jsonl", store=store)
@@ -156,7 +195,8 @@ def run_tiny(
     section = path if path is None else ".".join(path.split(".")[:2])
     if path in ("run_dir", "data.store"):
         value = str(kitchen / value)
-    words = [str(config)] if section is None else [str(config), f"{section}={value}"]
+    words = [str(config), *(word.replace("BASE", str(kitchen / "base")) for word in beside)]
+    words += [] if section is None else [f"{section}={value}"]
     code = main(["prepare", *words]) if prepare else 0
     code = code or main(["train", *words])
     said = "".join(capfd.readouterr())
@@ -191,15 +231,26 @@ def facts_of(kitchen: Path, name: str, store: Path) -> dict[str, object]:
     }
 
 
-_BASES: dict[Path, Seen] = {}
+_BASES: dict[tuple[Path, tuple[str, ...]], Seen] = {}
 
 
 @pytest.fixture
 def base(kitchen: Path, capfd: pytest.CaptureFixture[str]) -> Seen:
-    if kitchen not in _BASES:
-        _BASES[kitchen] = run_tiny(kitchen, "base", None, "", prepare=True, capfd=capfd)
-    assert _BASES[kitchen].code == 0, _BASES[kitchen].said
-    return _BASES[kitchen]
+    return compared_with(kitchen, (), capfd)
+
+
+def compared_with(
+    kitchen: Path, beside: tuple[str, ...], capfd: pytest.CaptureFixture[str]
+) -> Seen:
+    """The run without the setting in question, made once for all that need it."""
+    if (kitchen, beside) not in _BASES:
+        name = "-".join(["base", *map(str, [len(_BASES)] if beside else [])])
+        _BASES[kitchen, beside] = run_tiny(
+            kitchen, name, None, "", prepare=not beside, capfd=capfd, beside=beside
+        )
+    seen = _BASES[kitchen, beside]
+    assert seen.code == 0, seen.said
+    return seen
 
 
 def test_every_setting_has_a_row() -> None:
@@ -211,21 +262,32 @@ def test_every_setting_has_a_row() -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        # Compiling takes minutes on two busy cores.
-        pytest.param(path, marks=pytest.mark.slow if path == "train.compile" else ())
+        # Compiling takes minutes on two busy cores, Ray half a minute to start.
+        pytest.param(
+            path, marks=pytest.mark.slow if path in ("train.compile", "data.engine") else ()
+        )
         for path in EFFECTS
     ],
 )
+@pytest.mark.usefixtures("base")  # whose store and model the others use
 def test_a_setting_has_its_effect(
-    path: str, base: Seen, kitchen: Path, capfd: pytest.CaptureFixture[str]
+    path: str, kitchen: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     value, what = EFFECTS[path]
+    beside = BESIDE.get(path, ())
+    base = compared_with(kitchen, beside, capfd)
     prepare = path.startswith("data.") or path == "model.tokenizer"
-    seen = run_tiny(kitchen, path.replace(".", "-"), path, value, prepare=prepare, capfd=capfd)
+    name = path.replace(".", "-")
+    seen = run_tiny(kitchen, name, path, value, prepare=prepare, capfd=capfd, beside=beside)
     if what == "refusal":
         assert seen.code in (2, 3), seen.said
         return
     assert seen.code == 0, seen.said
+    if what == "said":  # an engine changes how, never what
+        assert f"{path}={value}" in seen.said
+        assert f"{path}={value}" not in base.said
+        assert seen.facts["store"] == base.facts["store"]
+        return
     assert seen.facts[what] != base.facts[what]
     if what == "store":  # not only the hash of the settings: what lies in the store
         assert seen.facts["store"][1:] != base.facts["store"][1:] or path == "model.tokenizer"  # type: ignore[index]

@@ -270,7 +270,9 @@ def test_a_limit_on_examples_is_counted(
     lines_file: Path, tmp_path: Path, settings_for: Make
 ) -> None:
     result = prepared(lines_file, tmp_path / "s", settings_for(max_examples=12))
-    assert (result.report.examples, result.report.dropped["beyond max_examples"]) == (12, 18)
+    report = result.report
+    # The fourth group holds the twelfth example and three more; the rest of the file is not read.
+    assert (report.examples, report.dropped["beyond max_examples"], report.read) == (12, 3, 16)
     assert int((result.store.split != 255).sum()) == 12
 
 
@@ -323,7 +325,7 @@ def test_settings_no_data_could_meet_are_refused() -> None:
     for change, message in (
         ({"family_kind": "encoder"}, r"family_kind is 'encoder'; it can be decoder, encoder-"),
         ({"on_overlong": "wrap"}, "on_overlong is 'wrap'; it can be error, drop, truncate"),
-        ({"dedup": "near"}, "dedup is 'near'; it can be none, exact"),
+        ({"dedup": "fuzzy"}, "dedup is 'fuzzy'; it can be none, exact, near"),
         ({"max_target_tokens": 3}, "fewer than 4 tokens"),
         ({"validation_fraction": 1.0}, "below 1"),
         ({"max_examples": 0}, "give a positive number"),

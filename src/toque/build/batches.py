@@ -8,6 +8,7 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from toque.build.methods import add_adapter
+from toque.build.mixing import mixture_of
 from toque.config import RunConfig
 from toque.data.layout import Layout
 from toque.data.packing import RowShape, choose_shape
@@ -123,6 +124,7 @@ def build_stream(
         seed=config.seed,
         update_rows=max(1, int(batch.amount // shape.tokens)) if in_tokens else None,
         window=WINDOW_EXAMPLES if in_tokens else int(batch.amount),
+        mixture=mixture_of(config, store, rows),
     )
     return BatchStream(
         plan=plan,
@@ -146,8 +148,8 @@ def expected_totals(config: RunConfig, stream: BatchStream) -> dict[str, float]:
     per_epoch = {
         "epochs": 1.0,
         "steps": plan.updates_per_epoch(),
-        "examples": float(len(plan.examples)),
-        "tokens": float(plan.source_lengths.sum() + plan.target_lengths.sum()),
+        "examples": float(plan.n_drawn),
+        "tokens": plan.n_tokens,
     }
     if stop.unit not in per_epoch:
         return {}

@@ -87,9 +87,10 @@ def prepare(config: str, /, *overrides: Overrides, replace: bool = False) -> Non
     from toque.cli.preparing import run_prepare, told
     from toque.config import load_config
 
-    result = run_prepare(load_config(config, list(overrides)).config, replace=replace)
+    resolved = load_config(config, list(overrides)).config
+    result = run_prepare(resolved, replace=replace)
     print_report(result.report)
-    print(f"{told(result)} `toque report {result.store.path}` makes a page of this.")
+    print(f"{told(result, resolved)} `toque report {result.store.path}` makes a page of this.")
 
 
 @app.command

@@ -21,7 +21,7 @@ def run_demo(overrides: list[str], *, n: int) -> None:
     print(f"1/4  {cookbook}: synthetic recipes from the embedded grammar", flush=True)
     from toque.cli.preparing import run_prepare, told
 
-    prepared = told(run_prepare(config))
+    prepared = told(run_prepare(config), config)
     print(f"2/4  {prepared} Its report: {config.data.store}/report.md", flush=True)
     from toque.cli.training import run_training
     from toque.cli.writing import run_generation

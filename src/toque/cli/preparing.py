@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,26 +17,30 @@ from toque.data.settings import ProgressSink
 
 def run_prepare(config: RunConfig, *, replace: bool = False) -> PrepareResult:
     """Prepare the configuration's store, or reuse it."""
-    sources, settings = sources_of(config), prepare_settings(config)
-    with _bar() as progress:
+    settings = prepare_settings(config)
+    with _bar() as (progress, say):
+        sources = sources_of(config, progress=progress, say=say)
         return prepare(
             sources,
             store=Path(config.data.store),
             settings=settings,
             progress=progress,
             replace=replace,
+            engine=config.data.engine,
         )
 
 
-def told(result: PrepareResult) -> str:
+def told(result: PrepareResult, config: RunConfig) -> str:
     """What was done, in a line."""
-    verb = "Reused" if result.reused else "Prepared"
-    return f"{verb} {result.store.path}."
+    if result.reused:
+        return f"Reused {result.store.path}."
+    cluster = " with data.engine=ray" if config.data.engine == "ray" else ""
+    return f"Prepared {result.store.path}{cluster}."
 
 
 @contextmanager
-def _bar() -> Iterator[ProgressSink]:
-    """A bar on a terminal's standard error, nothing elsewhere; standard output stays clean."""
+def _bar() -> Iterator[tuple[ProgressSink, Callable[[str], None]]]:
+    """A bar on a terminal's standard error, sentences there anyway; standard output stays clean."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
     bar = Progress(
@@ -52,4 +56,7 @@ def _bar() -> Iterator[ProgressSink]:
         def show(done_bytes: int, total_bytes: int, message: str) -> None:
             bar.update(task, completed=done_bytes, total=total_bytes or None, description=message)
 
-        yield show
+        def say(sentence: str) -> None:
+            console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+
+        yield show, say

@@ -16,9 +16,10 @@ from toque.build.evaluation import build_heldout, build_sampler, held_out_prompt
 from toque.build.finished import WritingContext, adapter_words, keep_model, writing_in
 from toque.build.fitting import Fitted, fit_to_machine
 from toque.build.metrics import build_text_scores
+from toque.build.mixing import mixture_in_words
 from toque.build.trainer import about_run, build_trainer, flops_of
 from toque.cli.scoring import evaluation_of
-from toque.config import Resolved, RunConfig, differences, load_config, resolved_yaml
+from toque.config import Difference, Resolved, RunConfig, differences, load_config, resolved_yaml
 from toque.data.files import write_whole
 from toque.data.store import TokenStore
 from toque.errors import CheckpointError
@@ -171,6 +172,7 @@ def _banner(
         f"{splits.train:,} examples to train on, {splits.validation:,} held out; "
         f"{tokens.prompt + tokens.target:,} tokens; rows of {rows} tokens\n"
         f"{fitted.line}\n"
+        f"{mixture_in_words(config, stream.plan)}"  # type: ignore[attr-defined]
         f"until {config.train.stop_after}"
         + (
             f", about {steps:,.0f} steps"
@@ -196,11 +198,7 @@ def _continued(config: RunConfig, store: TokenStore, run: Path) -> Checkpoint | 
         )
     old = load_config(str(run / "config.yaml"), []).config
     # Where the data lies may change: the fingerprint above holds it to its content.
-    unsafe = [
-        d
-        for d in differences(old, config)
-        if not d.is_safe and not d.path.startswith(("data.store", "data.sources"))
-    ]
+    unsafe = [d for d in differences(old, config) if not d.is_safe and not _only_moved(d)]
     if unsafe:
         listed = "; ".join(f"{d.path}: {d.old} -> {d.new}" for d in unsafe)
         raise CheckpointError(
@@ -209,6 +207,13 @@ def _continued(config: RunConfig, store: TokenStore, run: Path) -> Checkpoint | 
             f"its weights: run_dir=runs/another --from {found.path}."
         )
     return found
+
+
+def _only_moved(difference: Difference) -> bool:
+    """Whether the data lies elsewhere and is drawn from as before."""
+    if difference.path.endswith(".weight"):
+        return (difference.old or 1.0) == (difference.new or 1.0)
+    return difference.path.startswith(("data.store", "data.sources"))
 
 
 def _write_config(resolved: Resolved, run: Path) -> None:

@@ -18,6 +18,7 @@ from toque.errors import ConfigError
 SAFE_TO_CHANGE = frozenset(
     {
         "run_dir",
+        "data.engine",  # the store is the same
         "train.micro_batch_rows",  # never changes an update, only the memory it needs
         "train.gradient_checkpointing",  # the same bits
         "train.evaluate_every",

@@ -59,20 +59,26 @@ class ModelConfig(Config):
 
 
 class SourceConfig(Config):
-    """One file, folder or pattern of raw data."""
+    """One file, folder or pattern of raw data, here, in a bucket or on the hub."""
 
-    path: Annotated[str, Field(min_length=1), Allowed("a file, a folder or a pattern")]
-    """A file, a folder or a pattern such as "dump/*.jsonl.gz"."""
+    path: Annotated[
+        str,
+        Field(min_length=1),
+        Allowed("a file, a folder or a pattern, also at gs:// or s3://, or hf:NAME:SPLIT"),
+    ]
+    """A file, a folder or a pattern such as "dump/*.jsonl.gz" or "gs://bucket/dumps/"; or a Hugging
+    Face dataset, "hf:NAME:SPLIT"."""
     format: Annotated[
-        Literal["auto", "recipes", "text"], Planned(("foodcom", "recipenlg", "tokens"))
+        Literal["auto", "recipes", "text", "tokens"], Planned(("foodcom", "recipenlg"))
     ] = "auto"
-    """recipes: any of the known recipe formats (docs/data.md); text: plain text documents; auto: by
-    what the file holds, never by its name."""
-    columns: dict[Literal["title", "ingredients", "steps"], str] = {}  # noqa: RUF012
+    """recipes: any of the known recipe formats (docs/data.md); text: plain text documents; tokens:
+    .npy or .npz files of token ids; auto: by what the file holds, never by its name."""
+    columns: dict[Literal["title", "ingredients", "steps", "text"], str] = {}  # noqa: RUF012
     """Fields that hold a recipe's parts, e.g. {title: dish, steps: method}, where a table's or JSON
-    file's own names are not recognised."""
-    weight: Annotated[float, Field(ge=1.0, le=1.0), Allowed("1.0"), Planned()] = 1.0
-    """Share of this source in the mixture. Only 1.0 in this version: every example, once."""
+    file's own names are not recognised; or {text: body}, the field that holds a document."""
+    weight: Annotated[float, Field(gt=0, le=100)] = 1.0
+    """Times an epoch passes over this source's training examples: 2.0 repeats each, 0.5 takes half
+    of them, the other half in the next epoch. Changing it needs no new store."""
 
 
 class DataConfig(Config):
@@ -103,13 +109,16 @@ class DataConfig(Config):
     validation_fraction: Fraction = 0.1
     """Share of the recipes or documents held out from training."""
     max_examples: Annotated[int, Field(ge=1)] | None = None
-    """Use only this many examples, the first ones; null for all."""
+    """Use only this many examples, the first ones: files take turns, and reading stops when enough
+    are found. null for all."""
     min_quality: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Leave out recipes whose quality score is below this."""
-    dedup: Annotated[Literal["none", "exact"], Planned(("near",))] = "exact"
-    """exact: of equal recipes, apart from case and spacing, only one is kept."""
-    engine: Annotated[Literal["local"], Planned(("ray",))] = "local"
-    """Where preparing runs. local: the cores of this machine."""
+    dedup: Literal["none", "exact", "near"] = "exact"
+    """exact: of equal recipes, apart from case and spacing, only one is kept. near: of recipes and
+    documents that share most of their wording, too."""
+    engine: Literal["local", "ray"] = "local"
+    """Where preparing runs. local: the cores of this machine. ray: a Ray cluster that shares a file
+    system; the store is the same."""
 
 
 class OptimConfig(Config):

@@ -1,7 +1,8 @@
 """What looks at all rows at once: duplicates, the limit on examples, the split.
 
-Every choice is a function of a row's keys, so it does not depend on the order of work, and adding
-recipes moves none from one side of the split to the other.
+Every choice is a function of the rows' keys and their order in the sources, so it does not depend
+on the order of work. A row's side depends on its own key alone: adding recipes moves none from one
+side to the other. Of near-duplicates one is left, so they cannot straddle.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from toque.data.order import mixed
 from toque.data.settings import PrepareSettings
 from toque.data.store import LEFT_OUT, SPLIT_CODES
 
 Keys = NDArray[np.uint64]
 _SPLIT_SALT = np.uint64(0x746F7175655F7370)
-_LIMIT_SALT = np.uint64(0x746F7175655F6C69)
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class Columns:
     record_key: Keys
     task: NDArray[np.uint8]
     starts_record: NDArray[np.uint8]
+    first_alike: NDArray[np.int64] | None = None
+    """[records] the first record of each record's cluster of near-duplicates; None: not asked."""
 
 
 @dataclass(frozen=True)
@@ -46,17 +49,21 @@ class Division:
 
 
 def divide(columns: Columns, settings: PrepareSettings) -> Division:
-    """Drop duplicates, keep at most `max_examples` rows, and split the rest by key."""
+    """Drop duplicates, keep the first `max_examples` rows, and split them by key."""
     records = np.cumsum(columns.starts_record, dtype=np.int64) - 1
     keep = np.ones(len(records), np.bool_)
     dropped: dict[str, int] = {}
     n_before = _count(records, keep)
-    if settings.dedup == "exact":
+    if settings.dedup != "none":
         keep = first_of_kind(columns.record_key, columns.task, records)
         dropped["duplicate"] = n_before - _count(records, keep)
+    if columns.first_alike is not None:
+        n_before = _count(records, keep)
+        keep &= columns.first_alike[records] == records
+        dropped["near duplicate"] = n_before - _count(records, keep)
     if settings.max_examples is not None and int(keep.sum()) > settings.max_examples:
         n_before = _count(records, keep)
-        keep &= _drawn(columns.key, keep, settings.max_examples)
+        keep &= np.cumsum(keep) <= settings.max_examples
         dropped["beyond max_examples"] = n_before - _count(records, keep)
     split = np.full(len(records), LEFT_OUT, np.uint8)
     split[keep] = _sides(columns.key[keep], settings.validation_fraction)
@@ -88,15 +95,6 @@ def first_of_kind(
     return keep
 
 
-def _drawn(keys: Keys, keep: NDArray[np.bool_], limit: int) -> NDArray[np.bool_]:
-    """`limit` of the kept rows, a draw that is uniform over keys and the same every time."""
-    rows = np.flatnonzero(keep)
-    order = np.argsort(mixed(keys[rows] ^ _LIMIT_SALT), kind="stable")
-    chosen = np.zeros(len(keep), np.bool_)
-    chosen[rows[order[:limit]]] = True
-    return chosen
-
-
 def _sides(keys: Keys, validation_fraction: float) -> NDArray[np.uint8]:
     draws = mixed(keys ^ _SPLIT_SALT)
     held_out = draws < np.uint64(min(validation_fraction * 2.0**64, 2.0**64 - 2048))
@@ -106,13 +104,6 @@ def _sides(keys: Keys, validation_fraction: float) -> NDArray[np.uint8]:
         held_out |= draws == draws.min()
         held_out &= draws != draws.max()
     return np.where(held_out, SPLIT_CODES["validation"], SPLIT_CODES["train"]).astype(np.uint8)
-
-
-def mixed(values: Keys) -> Keys:
-    """SplitMix64's finaliser: every output bit depends on every input bit (Steele et al. 2014)."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
 
 
 def _count(records: NDArray[np.int64], keep: NDArray[np.bool_]) -> int:

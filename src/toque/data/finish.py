@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,12 @@ from toque.data.manifest import (
     Tokens,
     manifest_bytes,
 )
+from toque.data.near import Clusters
+from toque.data.near_files import NEAR, clusters_of
 from toque.data.profile import Histogram
 from toque.data.report import Lengths, Report, SourceReport, reasons_in_words
 from toque.data.settings import PrepareSettings
+from toque.data.shards import NOT_READ
 from toque.data.sources import SourceFile
 from toque.data.store import LEFT_OUT, SPLIT_CODES
 from toque.data.worker import ShardResult, load_reader, shard_folder
@@ -53,6 +57,8 @@ class Ending:
     files: Sequence[SourceFile]
     shards: Sequence[ShardResult]
     """In group order."""
+    not_read: int = 0
+    """Bytes of the sources left unread because `max_examples` were found."""
 
     def finish(self, *, seconds: float) -> Report:
         """Write the split, the report and, last, the manifest.
@@ -84,22 +90,39 @@ class Ending:
 
     def _columns(self) -> Columns:
         def joined(name: str) -> NDArray[Any]:
-            folders = (shard_folder(self.store, shard.group) for shard in self.shards)
-            return np.concatenate([np.load(f / f"{name}.npy", allow_pickle=False) for f in folders])
+            paths = [folder / f"{name}.npy" for folder in self._folders()]
+            return np.concatenate([np.load(path, allow_pickle=False) for path in paths])
 
+        alike = self._alike
         return Columns(
             key=joined("key"),
             title_key=joined("title_key"),
             record_key=joined("record_key"),
             task=joined("task"),
             starts_record=joined("starts_record"),
+            first_alike=None if alike is None else alike.first,
         )
 
+    @cached_property
+    def _alike(self) -> Clusters | None:
+        if self.settings.dedup != "near":
+            return None
+        return clusters_of(self.store, self._folders())
+
+    def _notes(self) -> dict[str, int]:
+        notes = self._summed("notes")
+        notes[NOT_READ] = self.not_read
+        notes["comparisons of near-duplicates cut short"] = (
+            self._alike.unchecked if self._alike else 0
+        )
+        return {what: n for what, n in sorted(notes.items()) if n}
+
+    def _folders(self) -> list[Path]:
+        return [shard_folder(self.store, shard.group) for shard in self.shards]
+
     def _lengths(self, side: str, division: Division) -> NDArray[np.int64]:
-        folders = (shard_folder(self.store, shard.group) for shard in self.shards)
-        parts = [
-            np.diff(np.load(f / f"{side}_ends.npy", allow_pickle=False), prepend=0) for f in folders
-        ]
+        paths = [folder / f"{side}_ends.npy" for folder in self._folders()]
+        parts = [np.diff(np.load(path, allow_pickle=False), prepend=0) for path in paths]
         used: NDArray[np.int64] = np.concatenate(parts)[division.split != LEFT_OUT]
         return used
 
@@ -131,7 +154,7 @@ class Ending:
                 for reason, numbers in block.lines.items():
                     places = [f"{Path(block.path).name}:{n}" for n in numbers]
                     lines.setdefault(reason, []).extend(places)
-            paths = [file.path.name for file in self.files if file.source == number]
+            paths = [Path(f.name).name for f in self.files if f.source == number]
             raise DataError(
                 f"{bad:,} of the {read:,} records in {', '.join(paths[:3])} cannot be used, more "
                 f"than the share of {most:g} that data.max_bad_share allows: "
@@ -140,7 +163,7 @@ class Ending:
             )
 
     def _named_sources(self) -> str:
-        names = [file.path.name for file in self.files]
+        names = [Path(file.name).name for file in self.files]
         return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
     def _summed(self, field: str) -> Counter[str]:
@@ -156,7 +179,7 @@ class Ending:
             for block in shard.blocks:
                 read[block.source, block.path] += block.read
                 kept[block.source, block.path] += block.kept
-        keys = [(file, (file.source, str(file.path))) for file in self.files]
+        keys = [(file, (file.source, file.name)) for file in self.files]
         return [(file, read[key], kept[key]) for file, key in keys]
 
     def _report(
@@ -173,7 +196,7 @@ class Ending:
         return Report(
             tokenizer=self.codec.name,
             sources=[
-                SourceReport(str(f.path), self._schema(f), f.source, r, k)
+                SourceReport(f.name, self._schema(f), f.source, r, k)
                 for f, r, k in self._per_file()
             ],
             source_rows=look.sources(lengths),
@@ -181,7 +204,7 @@ class Ending:
             kept=division.records,
             dropped=dict(dropped.most_common()),
             lines=lines,
-            notes=dict(sorted(self._summed("notes").items())),
+            notes=self._notes(),
             examples=len(lengths["target"]),
             train=int((division.split == SPLIT_CODES["train"]).sum()),
             validation=int((division.split == SPLIT_CODES["validation"]).sum()),
@@ -238,10 +261,15 @@ class Ending:
             records=Records(read, division.records),
             dropped=dict(sorted(dropped.items())),
             sources=[
-                SourceEntry(str(f.path), f.reader, f.source, f.sha256, f.bytes, r, k)
+                SourceEntry(f.name, f.reader, f.source, f.sha256, f.bytes, r, k)
                 for f, r, k in self._per_file()
             ],
-            shards=[entry for shard in self.shards for entry in shard.files],
+            shards=[
+                entry
+                for shard in self.shards
+                for entry in shard.files
+                if Path(entry.file).stem != NEAR
+            ],
             files=[self._entry("split.npy", len(codes))]
             + [self._entry(f"tokenizer/{path.name}", 0) for path in tokenizer],
             columns=dict(sorted(columns.items())),

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from toque.data.codec import Codec
 from toque.data.example import Block, Example, RecordReader
 from toque.data.excerpts import Excerpt, ExcerptSample, shortened
+from toque.data.near import signatures
+from toque.data.near_files import NEAR
 from toque.data.rows import PIECES_PER_GROUP, Ids, Side, pieces, prompt_bounds, wrap
 from toque.data.settings import PrepareSettings
 from toque.data.token_files import check_ids, ids_of
@@ -123,7 +125,12 @@ class Group:
             "target_tokens": target.tokens.astype(dtype),
             "target_ends": target.ends,
         }
-        return arrays | self._columns(of, part)
+        arrays |= self._columns(of, part)
+        if self._settings.dedup == "near":
+            starts = np.flatnonzero(arrays["starts_record"])
+            firsts = [self._examples[i] for i in of[starts].tolist()]
+            arrays[NEAR] = signatures([_words(example) for example in firsts])
+        return arrays
 
     def _refuse_split(self, pairs: list[int]) -> None:
         if pairs and self._settings.on_overlong == "split":
@@ -294,6 +301,13 @@ def _ordinals(examples: list[Example]) -> list[int]:
         )
         ordinals.append(ordinals[-1] + (not same) if ordinals else 0)
     return ordinals
+
+
+def _words(example: Example) -> str:
+    """What near-duplicates are compared by: the title and names of the prompt, and the target."""
+    if example.ids:  # token files have no words; their ids stand for them
+        return " ".join(map(str, np.frombuffer(example.ids, "<u4").tolist()))
+    return f"{example.prompt}\n{example.target}"
 
 
 def _part_key(key: int, group: int) -> int:

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toque.data.codec import Codec
-from toque.data.division import mixed
 from toque.data.excerpts import Excerpt, shortened, spread
+from toque.data.order import mixed
 from toque.data.profile import ColumnReport, SourceRows, column_reports
 from toque.data.store import LEFT_OUT, SPLIT_CODES
 from toque.data.worker import ShardResult, shard_folder

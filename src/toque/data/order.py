@@ -39,11 +39,15 @@ def key_of(*parts: int) -> int:
     return key
 
 
+def mixed(values: U64) -> U64:
+    """SplitMix64's finaliser: every output bit depends on every input bit (Steele et al. 2014)."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
 def _mix_array(values: U64) -> U64:
-    z = values + np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
+    return mixed(values + np.uint64(0x9E3779B97F4A7C15))
 
 
 def permute(positions: NDArray[np.int64], *, n: int, key: int) -> NDArray[np.int64]:

@@ -1,6 +1,7 @@
 """Which examples each update sees, in what order, packed how: a pure function of its arguments.
 
-The epoch's order is a keyed permutation of the selected examples, cut into windows. A window's
+The epoch's order is a keyed permutation of the selected examples (or of what a mixture draws from
+them), cut into windows. A window's
 examples are packed into rows and the rows shuffled. An update is
 
 * `update_rows` consecutive rows, which may span windows (a batch in tokens), or
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from toque.data.mixing import Mixture
 from toque.data.order import key_of, permute
 from toque.data.packing import RowShape, pack
 from toque.errors import ConfigError
@@ -52,6 +54,7 @@ class EpochPlan:
         seed: of the run.
         update_rows: rows an update takes, or None when an update is one window.
         window: examples packed together.
+        mixture: how often an epoch draws from each source; None for every example once.
 
     Raises:
         ConfigError: no examples, or an example longer than a row.
@@ -64,6 +67,7 @@ class EpochPlan:
     seed: int
     update_rows: int | None
     window: int = WINDOW_EXAMPLES
+    mixture: Mixture | None = None
     _packed: OrderedDict[tuple[int, int], list[tuple[int, ...]]] = field(
         default_factory=OrderedDict, repr=False
     )
@@ -89,9 +93,23 @@ class EpochPlan:
             )
 
     @property
+    def n_drawn(self) -> int:
+        """Examples an epoch sees, repeated ones counted each time."""
+        return len(self.examples) if self.mixture is None else sum(self.mixture.draws)
+
+    @property
+    def n_tokens(self) -> float:
+        """Tokens an epoch computes; of a weighted source, what its draws have on average."""
+        lengths = self.source_lengths + self.target_lengths
+        if self.mixture is None:
+            return float(lengths.sum())
+        drawn = zip(self.mixture.draws, self.mixture.members, strict=True)
+        return sum(n * float(lengths[members].mean()) for n, members in drawn if n)
+
+    @property
     def n_windows(self) -> int:
         """Windows in an epoch."""
-        return -(-len(self.examples) // self.window)
+        return -(-self.n_drawn // self.window)
 
     def at(self, cursor: Cursor) -> Update:
         """The update that begins at `cursor`."""
@@ -117,13 +135,13 @@ class EpochPlan:
         inside = 0.0
         if cursor.row:
             inside = size * cursor.row / len(self.window_rows(cursor.epoch, cursor.window))
-        return cursor.epoch + (cursor.window * self.window + inside) / len(self.examples)
+        return cursor.epoch + (cursor.window * self.window + inside) / self.n_drawn
 
     def updates_per_epoch(self) -> float:
         """Updates in an epoch; exact for a batch in examples, else estimated from one window."""
         if self.update_rows is None:
             return float(self.n_windows)
-        rows = len(self.window_rows(0, 0)) * len(self.examples) / self._window_size(0)
+        rows = len(self.window_rows(0, 0)) * self.n_drawn / self._window_size(0)
         return rows / self.update_rows
 
     def window_rows(self, epoch: int, window: int) -> list[tuple[int, ...]]:
@@ -134,7 +152,9 @@ class EpochPlan:
         positions = np.arange(
             window * self.window, window * self.window + self._window_size(window)
         )
-        chosen = permute(positions, n=len(self.examples), key=key_of(self.seed, epoch))
+        chosen = permute(positions, n=self.n_drawn, key=key_of(self.seed, epoch))
+        if self.mixture is not None:
+            chosen = self.mixture.examples(chosen, epoch=epoch)
         rows = pack(self.source_lengths[chosen], self.target_lengths[chosen], self.shape)
         ids = self.examples[chosen].tolist()
         shuffled = permute(
@@ -147,4 +167,4 @@ class EpochPlan:
         return result
 
     def _window_size(self, window: int) -> int:
-        return max(0, min(self.window, len(self.examples) - window * self.window))
+        return max(0, min(self.window, self.n_drawn - window * self.window))

@@ -1,9 +1,10 @@
-"""Which files the sources name, their groups of blocks, and how far reading has come."""
+"""Which files the sources name, their blocks, and how far reading has come."""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -106,11 +107,9 @@ def blocks_of(file: SourceFile, reader: RecordReader) -> Iterator[Block]:
         DataError: what the reader found wrong, or a file damaged on the way.
     """
     try:
-        for block in reader.blocks(file.path):
-            yield replace(block, source=file.source, path=file.name)
-    except DataError as error:
-        # A fetched file is known by its address; where it is cached says nothing.
-        raise DataError(str(error).replace(str(file.path), file.name)) from error
+        with named(file.path, file.name):
+            for block in reader.blocks(file.path):
+                yield replace(block, source=file.source, path=file.name)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(
             f"The source {file.name} cannot be read to its end: {error}. It may be cut short or "
@@ -118,20 +117,15 @@ def blocks_of(file: SourceFile, reader: RecordReader) -> Iterator[Block]:
         ) from error
 
 
-def groups(
-    files: Sequence[SourceFile], readers: Sequence[RecordReader]
-) -> Iterator[tuple[int, list[Block]]]:
-    """(number, blocks) of about GROUP_BYTES, over all files; one group becomes one shard."""
-    number, size, group = 0, 0, list[Block]()
-    for file in files:
-        for block in blocks_of(file, readers[file.source]):
-            if group and size + len(block.payload) > GROUP_BYTES:
-                yield number, group
-                number, size, group = number + 1, 0, []
-            group.append(block)
-            size += len(block.payload)
-    if group:
-        yield number, group
+@contextmanager
+def named(path: Path, name: str) -> Iterator[None]:
+    """Let errors about a fetched file say its address: where it is cached tells nobody anything."""
+    try:
+        yield
+    except DataError as error:
+        if str(path) == name:
+            raise
+        raise DataError(str(error).replace(str(path), name)) from error
 
 
 def plain_bytes(file: SourceFile) -> int:

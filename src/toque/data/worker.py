@@ -19,6 +19,7 @@ from toque.data.excerpts import Excerpt
 from toque.data.files import disk_faults, save_array, sha256_of, sync_folder, whole_folder
 from toque.data.group import BlockCounts, Group
 from toque.data.manifest import FileEntry
+from toque.data.near_files import NEAR
 from toque.data.settings import PrepareSettings
 from toque.errors import ConfigError
 
@@ -90,7 +91,7 @@ class Kitchen:
                 columns={
                     name: str(array.dtype)
                     for name, array in sorted(rows.items())
-                    if not name.endswith(("_tokens", "_ends"))
+                    if not name.endswith(("_tokens", "_ends")) and name != NEAR
                 },
                 files=files,
                 **group_rows.counts(),
