@@ -37,7 +37,12 @@ import sacrebleu
 from rouge_score import rouge_scorer
 
 from toque.cooking.ingredient_lines import parse_line
-from toque.cooking.ingredients import has_quantity, head_of_line, ingredient_name
+from toque.cooking.ingredients import (
+    forms_in_line,
+    has_quantity,
+    head_of_line,
+    ingredient_name,
+)
 from toque.cooking.recipe import Recipe, to_text
 from toque.cooking.scoring import text_metrics
 from toque.cooking.templates import write_prompt
@@ -88,7 +93,7 @@ def real_pairs(n: int) -> list[Pair]:
 
 def forget_lines() -> None:
     """Empty what was remembered of ingredient lines: neither side may profit from the other."""
-    for remembered in (parse_line, ingredient_name, head_of_line, has_quantity):
+    for remembered in (parse_line, ingredient_name, head_of_line, forms_in_line, has_quantity):
         remembered.cache_clear()
 
 

@@ -4,7 +4,7 @@ import csv
 
 import pytest
 
-from toque.cooking.ingredients import has_quantity, head_noun, ingredient_name, stem
+from toque.cooking.ingredients import forms, has_quantity, head_noun, ingredient_name, stem
 
 
 @pytest.mark.parametrize(
@@ -73,3 +73,13 @@ def test_real_labelled_lines(shared):
         rows = list(csv.DictReader(file))
     same = sum(head_noun(ingredient_name(r["input"])) == head_noun(r["name"]) for r in rows)
     assert same / len(rows) > 0.97
+
+
+def test_forms_are_all_words_of_a_stem():
+    words = (
+        "leaf leaves loaf loaves half halves berry berries pie pies tomato tomatoes peach peaches "
+        "dish dishes glass glasses box boxes couscous gas egg eggs olive olives hummus molasses shelf"
+    ).split()
+    for word in words:
+        assert word in forms(stem(word))
+        assert {stem(form) for form in forms(stem(word))} == {stem(word)}

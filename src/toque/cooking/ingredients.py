@@ -76,6 +76,23 @@ def stem(word: str) -> str:
     return word.removesuffix("s")
 
 
+def forms(noun: str) -> frozenset[str]:
+    """Every word whose `stem` is this singular noun.
+
+    >>> sorted(forms("tomato")), sorted(forms("berry"))
+    (['tomato', 'tomatoes', 'tomatos'], ['berries', 'berry', 'berrys'])
+    """
+    # The inverse of each of the rules of `stem`.
+    maybe = {noun, noun + "s", noun + "es", noun[:-1] + "ies", noun[:-1] + "ves"}
+    return frozenset(word for word in maybe if stem(word) == noun)
+
+
+@lru_cache(maxsize=1 << 16)
+def forms_in_line(line: str) -> frozenset[str]:
+    """Every form of the head noun of what an ingredient line names."""
+    return forms(head_of_line(line))
+
+
 @lru_cache(maxsize=1 << 16)
 def has_quantity(line: str) -> bool:
     """Whether a line says how much of a food: a number, a fraction or words ("a pinch of salt").

@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from toque.cooking.ingredients import has_quantity, head_of_line, stem
+from toque.cooking.ingredients import forms_in_line, has_quantity
 from toque.cooking.recipe import ParsedRecipe, parse_text
 from toque.cooking.wording import words_of
 
@@ -139,5 +139,5 @@ def ingredient_coverage(ingredients: Sequence[str], text: str) -> float:
 
 def share_named(ingredients: Sequence[str], text: str) -> float:
     """Share of at least one ingredient line whose head noun occurs in a text."""
-    words = {stem(word) for word in set(words_of(text))}
-    return sum(head_of_line(line) in words for line in ingredients) / len(ingredients)
+    words = set(words_of(text))
+    return sum(not forms_in_line(line).isdisjoint(words) for line in ingredients) / len(ingredients)
