@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
 from toque.config import RunConfig, SourceConfig
-from toque.cooking.formats import UnknownFormatError, reader_spec, schema_of
+from toque.cooking.formats import (
+    TextRecordsError,
+    UnknownFormatError,
+    is_columnar,
+    reader_spec,
+    schema_of,
+)
+from toque.cooking.formats.hf_dataset import PREFIX, dataset_files, saved_files
 from toque.data.codec import load_codec
 from toque.data.manifest import StoreManifest
-from toque.data.settings import PrepareSettings, Source
-from toque.data.sources import files_of
+from toque.data.numpy_files import is_array_file
+from toque.data.remote import is_remote, listing
+from toque.data.remote_cache import fetch
+from toque.data.settings import TRAINED, Located, PrepareSettings, ProgressSink, Source
+from toque.data.sources import located, named
 from toque.data.store import TokenStore
+from toque.data.token_files import READER as TOKEN_READER
 from toque.data.tokenizer_folder import resolve_tokenizer
 from toque.errors import ConfigError, DataError
 
@@ -38,30 +50,76 @@ def family_kind(config: RunConfig) -> Literal["decoder", "encoder-decoder"]:
     return "encoder-decoder" if family == "t5" else "decoder"
 
 
-def sources_of(config: RunConfig) -> list[Source]:
-    """What `prepare` reads, each with its reader.
+def _silent(*told: object) -> None:
+    """Hears what nobody wants to be told."""
+
+
+def sources_of(
+    config: RunConfig,
+    *,
+    progress: ProgressSink = _silent,
+    say: Callable[[str], None] = _silent,
+) -> list[Source]:
+    """What `prepare` reads, each with its reader; remote files are fetched.
+
+    Args:
+        config: the run's.
+        progress: told how far fetching has come.
+        say: told in sentences what was fetched, skipped or left out.
 
     Raises:
-        ConfigError: no source is named.
+        ConfigError: no source is named, or a tokenizer is to be learnt from token files.
+        DataError: a source cannot be found, fetched or recognised.
     """
-    if not config.data.sources:
+    given = config.data.sources
+    if not given:
         raise ConfigError(
             "data.sources is empty, so there is nothing to prepare. Name at least one file: "
             "data.sources=[{path: recipes.jsonl}]."
         )
-    return [Source(path=s.path, reader=_reader_of(s), weight=s.weight) for s in config.data.sources]
+    # Every bucket is asked before the first byte is fetched: a wrong key shows at once.
+    listed = [listing(s.path, say) if is_remote(s.path) else None for s in given]
+    sources = []
+    for source, remote in zip(given, listed, strict=True):
+        if remote is not None:
+            files = tuple(fetch(*remote, progress=progress, say=say))
+        else:
+            files = _local_files(source.path)
+        reader = _reader_of(source, files[0])
+        if reader == TOKEN_READER and config.model.tokenizer_source.startswith(TRAINED):
+            raise ConfigError(
+                f"{source.path} holds token ids, and model.tokenizer is "
+                f"{config.model.tokenizer_source}: no tokenizer can be learnt from ids. Name the "
+                "tokenizer the file was written with in model.tokenizer."
+            )
+        sources.append(Source(source.path, reader, source.weight, files))
+    return sources
 
 
-def _reader_of(source: SourceConfig) -> str:
-    """The reader by content, not by name; what is no known recipe format is text."""
-    if source.format == "text":
-        return TEXT_READER
+def _local_files(path: str) -> tuple[Located, ...]:
+    if path.startswith(PREFIX):
+        return dataset_files(path)
+    saved = saved_files(Path(path).expanduser())
+    if saved is not None:
+        return tuple(Located(str(file), file) for file in saved)
+    return located(path)
+
+
+def _reader_of(source: SourceConfig, file: Located) -> str:
+    """The reader by content, not by name; what is no known format is text."""
     columns = {str(part): name for part, name in source.columns.items()}
-    if source.format == "auto":
-        try:
-            schema_of(files_of(source.path)[0], columns)
-        except UnknownFormatError:
-            return TEXT_READER
+    if source.format == "tokens" or (source.format == "auto" and is_array_file(file.path)):
+        return TOKEN_READER
+    with named(file.path, file.name):
+        if source.format == "text" and not columns:
+            return reader_spec({"text": "text"}) if is_columnar(file.path) else TEXT_READER
+        if source.format == "auto":
+            try:
+                schema_of(file.path, columns)
+            except UnknownFormatError:
+                return TEXT_READER
+            except TextRecordsError as found:
+                return reader_spec({"text": found.column})
     return reader_spec(columns)
 
 

@@ -5,8 +5,9 @@ Through fsspec: gcsfs for `gs://`, s3fs for `s3://`. Keys and secrets are never 
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +67,37 @@ def is_remote(path: str) -> bool:
             "name the file."
         )
     return True
+
+
+def listing(path: str, say: Callable[[str], None]) -> tuple[Bucket, list[RemoteFile]]:
+    """The bucket of an address and what is to be read of it; hidden and empty objects are told.
+
+    Raises:
+        DataError: credentials, the bucket or the name are wrong, or nothing is left to read.
+    """
+    bucket, rest = bucket_of(path)
+    found = bucket.list(rest)
+    first_sign = min((rest.index(sign) for sign in "*?[" if sign in rest), default=len(rest))
+    n_given = rest[:first_sign].count("/")
+    named = [file for file in found if file.key == rest]
+    hidden = [f for f in found if not named and "/." in "/" + _below(f.key, n_given)]
+    empty = [file for file in found if file.bytes == 0 and file not in hidden]
+    for files, why in ((hidden, "hidden (a part of the name begins with a dot)"), (empty, "empty")):
+        if files:
+            shown = ", ".join(file.address for file in files[:3])
+            more = f" and {len(files) - 3:,} more" if len(files) > 3 else ""
+            say(f"Not read, because {why}: {shown}{more}.")
+    left = [file for file in found if file not in hidden and file not in empty]
+    if not left:
+        raise DataError(
+            f"{path} names {len(found):,} objects, all of them empty or hidden. Correct the "
+            "address in data.sources, or write them again."
+        )
+    return bucket, left
+
+
+def _below(key: str, n_parts: int) -> str:
+    return "/".join(key.split("/")[n_parts:])
 
 
 @dataclass(frozen=True)
@@ -186,7 +218,7 @@ def bucket_of(path: str) -> tuple[Bucket, str]:
     if not name or "@" in name or any(sign in name for sign in "*?["):
         # The name is not shown: before an @ some tools take a key and its secret.
         raise DataError(
-            f"A source begins with {scheme}:// and names no bucket after it. An address is "
+            f"A source begins with {scheme}:// and names no usable bucket after it. An address is "
             f"{scheme}://BUCKET/FOLDER/ or {scheme}://BUCKET/NAME, patterns only after the bucket "
             "and keys never in it."
         )
@@ -198,6 +230,8 @@ _Opened = tuple[Any, bool, tuple[type[Exception], ...]]
 
 
 def _google() -> _Opened:
+    # It would print every repeated request with a traceback; the error's paragraph says enough.
+    logging.getLogger("gcsfs").addHandler(logging.NullHandler())
     emulated = "STORAGE_EMULATOR_HOST" in os.environ
     if emulated:
         # With it gcsfs asks an emulator, which does not answer, for a minute and a half.

@@ -87,7 +87,7 @@ def fetch(
     bucket: Bucket,
     files: Sequence[RemoteFile],
     *,
-    told: ProgressSink,
+    progress: ProgressSink,
     say: Say,
     cache: Path | None = None,
 ) -> list[Located]:
@@ -117,7 +117,7 @@ def fetch(
                 done, waiting = wait(waiting, timeout=0.2, return_when=FIRST_EXCEPTION)
                 for job in done:
                     job.result()
-                told(fetched.done(), total, f"fetching {len(files):,} files")
+                progress(fetched.done(), total, f"fetching {len(files):,} files")
         finally:
             # Also on an error and on Ctrl-C: what has come stays, the rest is not begun.
             fetched.stop.set()

@@ -15,9 +15,18 @@ from toque.cooking.formats.reader import (
     recipe_reader,
     schema_of,
 )
-from toque.cooking.formats.recognise import UnknownFormatError
+from toque.cooking.formats.recognise import UnknownFormatError, is_columnar
+from toque.cooking.formats.shapes import TextRecordsError
 
-__all__ = ["FormatReader", "UnknownFormatError", "reader_spec", "recipe_reader", "schema_of"]
+__all__ = [
+    "FormatReader",
+    "TextRecordsError",
+    "UnknownFormatError",
+    "is_columnar",
+    "reader_spec",
+    "recipe_reader",
+    "schema_of",
+]
 
 
 def __getattr__(name: str) -> Any:

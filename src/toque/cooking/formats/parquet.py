@@ -34,15 +34,15 @@ def parquet_blocks(path: Path, columns: list[str]) -> Iterator[Block]:
     first_row = 1
     with _reading(path) as file:
         for batch in file.batches(columns):
-            for part in _parts(batch):
-                yield pack(path, first_row, "parquet", file.serialised(part))
+            for part in parts_of(batch):
+                yield pack(path, first_row, "parquet", serialised(part, file.arrow))
                 first_row += part.num_rows
 
 
 def parquet_records(header: Header, body: memoryview, first_row: int) -> Numbered:
     """The rows of a block by column name; their numbers are the rows' in the file."""
     del header
-    arrow = _pyarrow("a block of Parquet rows")
+    arrow = pyarrow_for("a block of Parquet rows")
     table = arrow.ipc.open_stream(arrow.py_buffer(body)).read_all()
     values = {name: _cells(table.column(name), arrow) for name in table.column_names}
     for row in range(table.num_rows):
@@ -77,7 +77,7 @@ def _decoded(cell: bytes | None) -> Any:
         return _NotText()
 
 
-def _parts(batch: Any) -> Iterator[Any]:
+def parts_of(batch: Any) -> Iterator[Any]:
     """A batch in parts of about CHUNK_BYTES, at least a row each."""
     n_parts = max(1, -(-batch.nbytes // CHUNK_BYTES))
     n_rows = max(1, -(-batch.num_rows // n_parts))
@@ -85,22 +85,24 @@ def _parts(batch: Any) -> Iterator[Any]:
         yield batch.slice(start, n_rows)
 
 
+def serialised(batch: Any, arrow: Any) -> bytes:
+    """A batch as a stream that holds only it, with its schema."""
+    sink = arrow.BufferOutputStream()
+    with arrow.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
 class _File:
     """An open Parquet file."""
 
     def __init__(self, path: Path, arrow: Any) -> None:
-        self._arrow = arrow
+        self.arrow = arrow
         self._file = arrow.parquet.ParquetFile(path, pre_buffer=False)
         self.schema_arrow = self._file.schema_arrow
 
     def batches(self, columns: list[str]) -> Iterator[Any]:
         yield from self._file.iter_batches(batch_size=_BATCH_ROWS, columns=columns)
-
-    def serialised(self, batch: Any) -> bytes:
-        sink = self._arrow.BufferOutputStream()
-        with self._arrow.ipc.new_stream(sink, batch.schema) as writer:
-            writer.write_batch(batch)
-        return bytes(sink.getvalue())
 
     def close(self) -> None:
         self._file.close()
@@ -113,7 +115,7 @@ class _reading:  # noqa: N801  # reads as a verb: with _reading(path) as file
         self._path = path
 
     def __enter__(self) -> _File:
-        self._arrow = _pyarrow(str(self._path))
+        self._arrow = pyarrow_for(str(self._path))
         try:
             self._file = _File(self._path, self._arrow)
         except (self._arrow.ArrowException, OSError) as error:
@@ -133,7 +135,12 @@ class _reading:  # noqa: N801  # reads as a verb: with _reading(path) as file
         )
 
 
-def _pyarrow(what: str) -> Any:
+def pyarrow_for(what: str) -> Any:
+    """Pyarrow, with the modules used here.
+
+    Raises:
+        DataError: it is not installed; `what` needs it.
+    """
     try:
         import pyarrow as pa
         import pyarrow.ipc

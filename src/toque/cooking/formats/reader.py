@@ -20,7 +20,7 @@ from toque.cooking.formats.tables import table_records
 from toque.cooking.formats.web import page_records
 from toque.cooking.recipe import Recipe
 from toque.cooking.sources import recipe_of
-from toque.data.example import Block, BlockExamples, Example
+from toque.data.example import Block, BlockExamples, Example, RecordReader
 from toque.data.excerpts import PER_REASON, shortened
 from toque.errors import ConfigError
 
@@ -32,7 +32,7 @@ def _unreadable_records(header: Header, body: memoryview, first_line: int) -> Nu
     yield first_line, str(header.meta["reason"])
 
 
-_READ: dict[str, Callable[[Header, memoryview, int], Numbered]] = {
+READ: dict[str, Callable[[Header, memoryview, int], Numbered]] = {
     "json-lines": json_records,
     "json": json_records,
     "table": table_records,
@@ -102,7 +102,7 @@ class FormatReader:
     def _read(self, block: Block, notes: Counter[str]) -> Iterator[tuple[int, Recipe | str, Raw]]:
         header, body = unpack(block)
         columns = tuple(sorted(self.columns.items()))
-        for number, raw in _READ[header.kind](header, body, block.first_line):
+        for number, raw in READ[header.kind](header, body, block.first_line):
             if isinstance(raw, str):
                 yield number, raw, raw
                 continue
@@ -139,23 +139,30 @@ def reader_spec(columns: Mapping[str, str]) -> str:
     Raises:
         ConfigError: `columns` names something that is no part of a recipe.
     """
+    if "text" in columns and len(columns) == 1:
+        return f"{_MODULE}:text={columns['text']}"
     unknown = sorted(columns.keys() - set(ROLES))
     if unknown:
         raise ConfigError(
-            f"columns of a source names {', '.join(unknown)}; it can name {', '.join(ROLES)}."
+            f"columns of a source names {', '.join(unknown)}; it can name "
+            f"{', '.join(ROLES)}, or for documents text alone."
         )
     if not columns:
         return f"{_MODULE}:recipe_reader"
     return f"{_MODULE}:columns={json.dumps(dict(columns), sort_keys=True)}"
 
 
-def reader_named(attribute: str) -> FormatReader:
+def reader_named(attribute: str) -> RecordReader:
     """The reader that the part of a `reader_spec` after the colon names.
 
     Raises:
         AttributeError: it names none.
     """
     name, _, columns = attribute.partition("=")
+    if name == "text" and columns:
+        from toque.cooking.formats.documents import DocumentReader
+
+        return DocumentReader(columns)
     if name != "columns" or not columns:
         raise AttributeError(f"module {_MODULE!r} has no attribute {attribute!r}")
     return FormatReader(columns=json.loads(columns))

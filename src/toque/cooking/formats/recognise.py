@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from toque.cooking.formats.hf_dataset import arrow_blocks, arrow_columns, is_arrow
 from toque.cooking.formats.json_files import json_blocks, layout_of, sample_records
 from toque.cooking.formats.mealmaster import is_mealmaster, mealmaster_blocks
 from toque.cooking.formats.opening import head
@@ -37,16 +38,19 @@ def recognise(path: Path, columns: Mapping[str, str]) -> Recognised:
     Args:
         path: the file, plain or compressed.
         columns: "title", "ingredients", "steps" to the fields that hold them, where the user
-            has named them.
+            has named them; or "text" to the field of documents.
 
     Raises:
         UnknownFormatError: it is of no known kind.
+        TextRecordsError: its records hold a text and no recipe.
         DataError: it cannot be read, or lacks a part of a recipe.
     """
     start, whole = head(path)
     bare = start.lstrip()
     if start.startswith(MAGIC):
-        return _parquet(path, columns)
+        return _columnar(path, columns, "parquet", columns_of(path), parquet_blocks)
+    if is_arrow(start):
+        return _columnar(path, columns, "arrow", arrow_columns(path), arrow_blocks)
     if bare[:1] in (b"{", b"["):
         return _json(path, start, columns, whole=whole)
     if is_page(start):
@@ -65,6 +69,16 @@ def recognise(path: Path, columns: Mapping[str, str]) -> Recognised:
     return Recognised(schema, lambda: table_blocks(path, dialect))
 
 
+def is_columnar(path: Path) -> bool:
+    """Whether the file is Parquet or Arrow, which no reader of plain text can read.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    start, _ = head(path, 8)
+    return start.startswith(MAGIC) or is_arrow(start)
+
+
 def _json(path: Path, start: bytes, columns: Mapping[str, str], *, whole: bool) -> Recognised:
     layout = layout_of(start, whole=whole)
     sample = sample_records(start, layout, whole=whole)
@@ -79,14 +93,22 @@ def _json(path: Path, start: bytes, columns: Mapping[str, str], *, whole: bool) 
     return Recognised(schema, lambda: json_blocks(path, layout))
 
 
-def _parquet(path: Path, columns: Mapping[str, str]) -> Recognised:
-    there = columns_of(path)
-    refuse_cut_schema(path, "a Parquet table", list(there), columns)
+def _columnar(
+    path: Path,
+    columns: Mapping[str, str],
+    kind: str,
+    there: Mapping[str, bool],
+    blocks: Callable[[Path, list[str]], Iterator[Block]],
+) -> Recognised:
+    """A table of Parquet or Arrow; of `there`, the columns, those of bytes are not read."""
+    refuse_cut_schema(path, f"a table of {kind.capitalize()}", list(there), columns)
     shape = shape_of(tuple(there), tuple(columns.items()))
     needed = set(shape.roles.values())
     read = [name for name, is_data in there.items() if name in needed or not is_data]
-    schema = "parquet" if shape.schema == "generic" else shape.schema
-    return Recognised(schema, lambda: parquet_blocks(path, read))
+    if "text" in columns:
+        read = [columns["text"]]
+    schema = kind if shape.schema == "generic" else shape.schema
+    return Recognised(schema, lambda: blocks(path, read))
 
 
 def _are_names(dialect: Dialect) -> bool:

@@ -177,6 +177,14 @@ def schema_of_records(records: Sequence[Mapping[str, Any]], *, in_dict: bool = F
     return "generic"
 
 
+class TextRecordsError(DataError):
+    """Records that are documents: a field of text and no parts of a recipe."""
+
+    def __init__(self, message: str, column: str) -> None:
+        super().__init__(message)
+        self.column = column
+
+
 def refuse_cut_schema(
     path: object, what: str, fields: Sequence[str], columns: Mapping[str, str]
 ) -> None:
@@ -189,6 +197,7 @@ def refuse_cut_schema(
         columns: fields the user has named by role.
 
     Raises:
+        TextRecordsError: the records have a field "text" and neither ingredients nor steps.
         DataError: a role is filled by no field, or a named field is not there.
     """
     shown = ", ".join(repr(name) for name in fields[:20]) + (", ..." if len(fields) > 20 else "")
@@ -198,7 +207,17 @@ def refuse_cut_schema(
             f"{path} is {what} without the column named for {', '.join(gone)}. Its columns are "
             f"{shown or 'none'}. Correct columns of this source in data.sources."
         )
-    missing = shape_of(tuple(fields), tuple(columns.items())).missing
+    if "text" in columns:
+        return
+    shape = shape_of(tuple(fields), tuple(columns.items()))
+    missing = shape.missing
+    if "text" in shape.folded and {"ingredients", "steps"} <= set(missing):
+        column = shape.folded["text"]
+        raise TextRecordsError(
+            f"{path} is {what} of documents (its column {column!r}), not of recipes. Give its "
+            f"source columns: {{text: {column}}} and name recipes in another.",
+            column,
+        )
     if missing:
         words = " and ".join(missing)
         known = "; ".join(f"{role}: {', '.join(NAMES[role][1:8])}" for role in missing)
