@@ -11,6 +11,7 @@ from toque.cooking.cleaning import (
     clean_steps,
     clean_text,
     clean_title,
+    is_plain,
     is_subheading,
 )
 
@@ -108,3 +109,44 @@ def test_steps_lose_numbers_and_join_their_headings():
     assert steps == ("Boil water.", "Add rice.", "Drain.", "For the sauce: Melt butter.",
                      "1.5 cups go in.", "Serve.", "2 eggs are added.", "Eat.")  # fmt: skip
     assert notes["step sub-headings joined to their step"] == 1
+
+
+@pytest.mark.parametrize(
+    ("lines", "steps", "note"),
+    [
+        (["Step 1", "Mix.", "Etape 2:", "Bake.", "METHOD"], ("Mix.", "Bake."), "only say"),
+        (["Heat oven to 350F.Butter a pan.Bake until done."],
+         ("Heat oven to 350F. Butter a pan. Bake until done.",), "glued"),
+        (["Add 1.5 cups. See foo.Bar and U.S.A today."],
+         ("Add 1.5 cups. See foo. Bar and U.S.A today.",), "glued"),
+        (["**Mix** the __dry__ things. ***"], ("Mix the dry things. ***",), "Markdown"),
+        (["1. Mix. 2. Bake for 3. Serve"], ("Mix.", "Bake for", "Serve"), "numbered"),
+        (["1. Mix 2. eggs and 3) rest"], ("Mix 2. eggs and 3) rest",), ""),
+        (["Serve with 2. Then 1. eat."], ("Serve with 2. Then 1. eat.",), ""),
+        (["Stir. Method acting is no heading."], ("Stir. Method acting is no heading.",), ""),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("plain", [True, False])
+def test_steps_are_parted_and_bared(lines, steps, note, plain):
+    notes = Counter()
+    assert clean_steps(lines, notes, plain=plain) == steps
+    assert [what for what, count in notes.items() if count and note in what] or not note
+    assert bool(sum(notes.values())) == bool(note)
+
+
+@given(st.lists(st.text(max_size=30), max_size=4))
+def test_plain_texts_are_those_that_cleaning_leaves_alone(texts):
+    if is_plain(texts):
+        notes = Counter()
+        assert [clean_text(text, notes) for text in texts] == [text.strip() for text in texts]
+        assert not +notes
+
+
+@pytest.mark.parametrize(
+    "text", ["a &amp; b", "<b>", "a\tb", "two  blanks", "cre\u0300me", "\ufffd", chr(0xD800),
+             "\u00a0",
+             "soft\u00adhyphen", "\u2028", "\ufe0f"]
+)  # fmt: skip
+def test_texts_that_need_a_repair_are_not_plain(text):
+    assert not is_plain(["Soup", text])
+    assert is_plain(["Soup", "½ cup crème fraîche at 350°F – “fine”"])

@@ -36,6 +36,19 @@ _STEP_NUMBER = re.compile(
 _WORD = re.compile(r"[^\W\d_]")
 _PLAIN_STARTS: Final = frozenset("ABCDEFGHIJKLMNOPQRTUVWXYZabcdefghijklmnopqrtuvwxyz")
 """First letters of a step that has neither bullet nor number: all but "s" ("Step 1")."""
+_PLAIN_BYTES: Final = bytes(code for code in range(32, 127) if chr(code) not in "&<")
+_HEADING_CHARS: Final = 24
+_BARE_HEADING: Final = re.compile(
+    r"\W*(?:(?:step|etape|étape|schritt|paso|passo|stap|passaggio)\s*\d{0,2}"
+    r"|method|methods|directions?|instructions?|preparation|steps)\W*",
+    re.IGNORECASE,
+)
+"""A line that says only that a step follows."""
+_MARKDOWN: Final = re.compile(r"(?<![*_])(\*\*|__)(?=[^\s*_])(.+?)(?<=[^\s*_])\1(?![*_])")
+_GLUED: Final = re.compile(r"[.!?](?:(?<=[a-z][a-z].)|(?<=[FC)].))(?=[A-Z][a-z]+ )")
+"""The end of a sentence, and the next one without a blank: "until done.Serve"."""
+_INLINE_NUMBER: Final = re.compile(r"(?:(?<=\s)|\A)(\d{1,2})[.)]\s+(?=[A-Z])")
+_MARKED: Final = frozenset("&<")
 _UNPRINTED: Final = frozenset("\ufffd\ufe0e\ufe0f")
 """Signs to be repaired that count as printable."""
 _DIGIT = re.compile(r"\d")
@@ -94,11 +107,19 @@ def is_plain(texts: Iterable[str]) -> bool:
     several times cheaper than asking each line.
     """
     whole = " ".join(texts)
-    if not whole.isprintable() or "&" in whole or "<" in whole or "  " in whole:
+    if "  " in whole:
         return False
-    if whole.isascii():
+    others = whole.encode("utf-8", "surrogatepass").translate(None, _PLAIN_BYTES)
+    if not others:
         return True
-    return _UNPRINTED.isdisjoint(whole) and unicodedata.is_normalized("NFC", whole)
+    foreign = others.decode("utf-8", "surrogatepass")
+    return (
+        foreign.isprintable()
+        and _UNPRINTED.isdisjoint(foreign)
+        and _MARKED.isdisjoint(foreign)
+        and not any(map(unicodedata.combining, foreign))
+        and unicodedata.is_normalized("NFC", foreign)
+    )
 
 
 def clean_ingredients(
@@ -164,13 +185,16 @@ def clean_steps(
     """
     steps: list[str] = []
     heading = ""
-    for text in items if plain else _item_lines(items, notes):
+    for text in _parted(items if plain else _item_lines(items, notes), notes):
         bare = text.strip()
         if bare[:1] not in _PLAIN_STARTS:
             bare = _unnumbered(bare)
             if not _WORD.search(bare):
                 notes["steps without a word"] += 1
                 continue
+        if len(bare) <= _HEADING_CHARS and _BARE_HEADING.fullmatch(bare):
+            notes["step lines that only say Step 1, Method or the like"] += 1
+            continue
         if bare[-1] == ":" and len(bare.split()) <= 6:
             heading = f"{bare} "
             notes["step sub-headings joined to their step"] += 1
@@ -178,6 +202,39 @@ def clean_steps(
         steps.append(heading + bare)
         heading = ""
     return tuple(steps)
+
+
+def _parted(lines: Iterable[str], notes: Counter[str]) -> Iterable[str]:
+    """Steps without Markdown, without glued sentences, and one by one where numbers part them."""
+    for line in lines:
+        if "**" in line or "__" in line:
+            bare = _MARKDOWN.sub(r"\2", line)
+            notes["texts with Markdown"] += bare != line
+            line = bare  # noqa: PLW2901
+        if _GLUED.search(line):
+            notes["sentences glued together parted"] += 1
+            line = _GLUED.sub(r"\g<0> ", line)  # noqa: PLW2901
+        if ("2. " in line or "2) " in line) and len(found := _numbered(line)) > 1:
+            notes["numbered steps on one line parted"] += 1
+            yield from found
+        else:
+            yield line
+
+
+def _numbered(line: str) -> list[str]:
+    """The steps of "1. Mix. 2. Bake."; the line alone unless its numbers count from 1.
+
+    >>> _numbered("1. Mix 2 eggs. 2. Bake.")
+    ['1. Mix 2 eggs.', '2. Bake.']
+    """
+    starts: list[int] = []
+    for mark in _INLINE_NUMBER.finditer(line):
+        if int(mark[1]) == len(starts) + 1:
+            starts.append(mark.start(1))
+    if len(starts) < 2 or line[: starts[0]].strip():
+        return [line]
+    ends = [*starts[1:], len(line)]
+    return [line[start:end].strip() for start, end in zip(starts, ends, strict=True)]
 
 
 def _unnumbered(step: str) -> str:

@@ -89,8 +89,9 @@ def _triggers() -> dict[str, list[tuple[str, re.Pattern[str] | None]]]:
 
 _TRIGGERS: Final = _triggers()
 _TRIGGER_WORDS: Final = frozenset(_TRIGGERS)
+# A set of characters first: a search then runs from one of them to the next.
 _TIME: Final = re.compile(
-    r"(\d+(?:\.\d+)?)(?:\s*(?:-|to|or)\s*(\d+(?:\.\d+)?))?\s*(?:more |additional )?"
+    r"([0-9]\d*(?:\.\d+)?)(?:\s*(?:-|to|or)\s*(\d+(?:\.\d+)?))?\s*(?:more |additional )?"
     r"(hours?|hrs?|minutes?|mins?)\b"
 )
 

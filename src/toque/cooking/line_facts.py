@@ -133,7 +133,7 @@ def _eaten(line: IngredientLine, food: Food) -> tuple[float, bool]:
 
 
 _SUSPECT_MARKS: Final = tuple("<&{}[]")
-_SUSPECT_SIGNS: Final = re.compile("[\ufffdÃÂâ©]")
+_SUSPECT_SIGNS: Final = tuple("\ufffdÃÂâ©")
 _SUSPECT_WORDS: Final = frozenset(
     """
     http https www list cart advertisement click subscribe rights copyright follow facebook
@@ -149,7 +149,7 @@ def may_be_dirty(text: str, words: Iterable[str]) -> bool:
     """
     if not _SUSPECT_WORDS.isdisjoint(words):
         return True
-    for mark in _SUSPECT_MARKS:
+    for mark in _SUSPECT_MARKS if text.isascii() else _SUSPECT_MARKS + _SUSPECT_SIGNS:
         if mark in text:
             return True
-    return not text.isascii() and _SUSPECT_SIGNS.search(text) is not None
+    return False
