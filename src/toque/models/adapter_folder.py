@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +53,18 @@ def base_sha256(model: PreTrainedModel) -> str:
 
 
 def adapter_tensors(model: PreTrainedModel, name: str = ADAPTER) -> dict[str, Tensor]:
-    """The adapter's tensors as peft names them in its file."""
-    held = _peft().get_peft_model_state_dict(model, adapter_name=name)
-    return {_PREFIX + key: tensor.detach().contiguous().cpu() for key, tensor in held.items()}
+    """The tensors of adapter `name` as peft calls them in its file; the model's own, not copies."""
+    # Not peft's own function: it may ask the hub for a config, and cannot tell adapters with
+    # trained tokens from those without. That the names agree is tested.
+    found = {}
+    for own, parameter in model.named_parameters():
+        parts = own.split(".")
+        if name in parts and (".lora_" in own or ".trainable_tokens_delta." in own):
+            parts.remove(name)
+            if parts[-2:] == ["lora_magnitude_vector", "weight"]:
+                parts.pop()
+            found[_PREFIX + ".".join(parts)] = parameter.detach()
+    return found
 
 
 def write_adapter(model: PreTrainedModel, folder: Path, *, base_hash: str) -> None:
@@ -66,7 +76,7 @@ def write_adapter(model: PreTrainedModel, folder: Path, *, base_hash: str) -> No
     finally:
         config.inference_mode = inference
     save_file(
-        adapter_tensors(model),
+        {key: tensor.contiguous().cpu() for key, tensor in adapter_tensors(model).items()},
         folder / WEIGHTS,
         metadata={
             "format": "pt",
@@ -76,9 +86,7 @@ def write_adapter(model: PreTrainedModel, folder: Path, *, base_hash: str) -> No
     )
 
 
-def load_adapter(
-    model: PreTrainedModel, folder: Path, *, name: str = ADAPTER, check_base: bool = True
-) -> None:
+def load_adapter(model: PreTrainedModel, folder: Path, *, name: str = ADAPTER) -> None:
     """Put the adapter of `folder` into `model`, beside any that is there, and make it the one used.
 
     Args:
@@ -86,8 +94,6 @@ def load_adapter(
             and `use_adapter` goes back to one of them: the base is read once for all.
         folder: Written by a run, or by peft.
         name: What to call it.
-        check_base: Refuse a base other than the one recorded; one must be recorded for that, and
-            the model must be bare.
 
     Raises:
         ConfigError: it is of a kind that is not LoRA, or belongs to a model of other shapes.
@@ -96,32 +102,46 @@ def load_adapter(
     peft, config = _peft(), read_config(folder)
     tensors, metadata = _read(folder / WEIGHTS)
     recorded = metadata.get(BASE_KEY)
-    if check_base and recorded and not is_adapted(model) and recorded != base_sha256(model):
+    if recorded and recorded != base_sha256(model):
         raise CheckpointError(
             f"The adapter {folder} was trained on other weights than those of its base "
             f"{config.base_model_name_or_path}: their hashes differ. Restore that model, or name "
             "the right one in adapter_config.json."
         )
     try:
-        peft.inject_adapter_in_model(config, model, name)
-        stripped = {key.removeprefix(_PREFIX): tensor for key, tensor in tensors.items()}
-        found = peft.set_peft_model_state_dict(model, stripped, adapter_name=name)
-    except (ValueError, RuntimeError, KeyError) as error:
+        with warnings.catch_warnings():  # that there are several is what was asked for
+            warnings.filterwarnings("ignore", message="Already found a `peft_config`")
+            peft.inject_adapter_in_model(config, model, name)
+    except ValueError as error:
         raise ConfigError(
-            f"The adapter {folder} does not fit a {model.config.model_type} model of this shape: "
-            f"{' '.join(str(error).split())[:300]}. Load it on {config.base_model_name_or_path}."
+            f"The adapter {folder} does not fit a {model.config.model_type} model: "
+            f"{' '.join(str(error).split())[:300]} Load it on {config.base_model_name_or_path}."
         ) from error
-    expected = set(peft.get_peft_model_state_dict(model, adapter_name=name))
-    missing, unknown = expected - stripped.keys(), list(found.unexpected_keys)
-    if missing or unknown:
-        raise CheckpointError(
-            f"{folder / WEIGHTS} lacks {len(missing)} of the adapter's tensors and has "
-            f"{len(unknown)} that are none of its own. Copy the folder again."
-        )
+    _fill(adapter_tensors(model, name), tensors, where=folder / WEIGHTS)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     model.train(mode=False)
     use_adapter(model, name)
+
+
+@torch.no_grad()
+def _fill(own: dict[str, Tensor], tensors: dict[str, Tensor], *, where: Path) -> None:
+    """Copy `tensors` into `own`; names and shapes must be the same."""
+    wrong = [f"{key} is missing" for key in own.keys() - tensors.keys()]
+    wrong += [f"{key} is none of the adapter's" for key in tensors.keys() - own.keys()]
+    wrong += [
+        f"{key} is {tuple(tensors[key].shape)}, the model has {tuple(tensor.shape)}"
+        for key, tensor in own.items()
+        if key in tensors and tensors[key].shape != tensor.shape
+    ]
+    if wrong:
+        shown = "; ".join(sorted(wrong)[:3])
+        raise CheckpointError(
+            f"{where} does not fit its base and its configuration in {len(wrong)} places: {shown}. "
+            "Copy the folder again, or load it on the model it was trained on."
+        )
+    for key, tensor in own.items():
+        tensor.copy_(tensors[key])
 
 
 def use_adapter(model: PreTrainedModel, name: str | None) -> None:
