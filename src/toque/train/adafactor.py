@@ -57,4 +57,5 @@ class Adafactor(GatedOptimizer):
             scale = (rows / rows.mean(-1, keepdim=True)).rsqrt_()
             change = gradient * scale[..., None] * columns.rsqrt()[..., None, :]
         size = torch.linalg.vector_norm(change) / change.numel() ** 0.5
-        return change / (size / _CLIP).clamp(min=1.0)
+        clipped: Tensor = change / (size / _CLIP).clamp(min=1.0)
+        return clipped

@@ -130,4 +130,5 @@ class AdamW8bit(GatedOptimizer):
                 state[name].copy_(torch.where(gate > 0, value, state[name]))
         step = state["step"].clamp(min=1.0)
         root = (square / (1.0 - beta2**step)).sqrt_().add_(group["eps"])
-        return mean / (1.0 - beta1**step) / root
+        change: Tensor = mean / (1.0 - beta1**step) / root
+        return change

@@ -87,7 +87,8 @@ class _Watch:
             self._handles.append(module.register_forward_hook(after))
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
-                self._handles.append(parameter.register_hook(partial(self._gradient, name)))
+                arrived = partial(self._gradient, name)
+                self._handles.append(parameter.register_hook(arrived))  # type: ignore[no-untyped-call]
         try:
             yield
         finally:

@@ -40,7 +40,8 @@ def orthogonalised(matrix: Tensor) -> Tensor:
     for _ in range(_ITERATIONS):
         gram = x @ x.mT
         x = a * x + (b * gram + c * (gram @ gram)) @ x
-    return (x if wide else x.mT).float()
+    found: Tensor = (x if wide else x.mT).float()
+    return found
 
 
 @final
@@ -81,7 +82,7 @@ class MuonWithAdamW(GatedOptimizer):
             self._adamw.state = self.state
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Both halves."""
         if self._adamw is not None:
             if self.found_inf is not None:
