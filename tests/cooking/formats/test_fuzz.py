@@ -189,11 +189,20 @@ def read(path, data):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_damage_is_counted_or_refused(tmp_path, name):
-    rng = random.Random(name)
     data = FORMATS[name].encode()
     assert read(tmp_path / "file", data) == (1 if name == "page" else N)
-    met = sum(read(tmp_path / "file", damaged(data, rng)) for _ in range(250))
-    assert met > 100
+    assert _met(tmp_path, name, rng=random.Random(name), times=100) > 40
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FORMATS)
+def test_ten_thousand_damaged_records(tmp_path, name):
+    assert _met(tmp_path, name, rng=random.Random(f"{name} again"), times=1000) > 400
+
+
+def _met(folder, name, *, rng, times):
+    data = FORMATS[name].encode()
+    return sum(read(folder / "file", damaged(data, rng)) for _ in range(times))
 
 
 def test_damaged_cells_of_parquet(tmp_path):
