@@ -119,7 +119,7 @@ def _reader_of(source: SourceConfig, file: Located) -> str:
             except UnknownFormatError:
                 return TEXT_READER
             except TextRecordsError as found:
-                return reader_spec({"text": found.column})
+                return reader_spec(found.columns)
     return reader_spec(columns)
 
 

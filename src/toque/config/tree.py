@@ -73,9 +73,10 @@ class SourceConfig(Config):
     ] = "auto"
     """recipes: any of the known recipe formats (docs/data.md); text: plain text documents; tokens:
     .npy or .npz files of token ids; auto: by what the file holds, never by its name."""
-    columns: dict[Literal["title", "ingredients", "steps", "text"], str] = {}  # noqa: RUF012
+    columns: dict[Literal["title", "ingredients", "steps", "text", "prompt", "target"], str] = {}  # noqa: RUF012
     """Fields that hold a recipe's parts, e.g. {title: dish, steps: method}, where a table's or JSON
-    file's own names are not recognised; or {text: body}, the field that holds a document."""
+    file's own names are not recognised; or {text: body}, the field that holds a document; or
+    {prompt: question, target: answer}, for texts of your own task, taken as they are."""
     weight: Annotated[float, Field(gt=0, le=100)] = 1.0
     """Times an epoch passes over this source's training examples: 2.0 repeats each, 0.5 takes half
     of them, the other half in the next epoch. Changing it needs no new store."""

@@ -141,11 +141,13 @@ def reader_spec(columns: Mapping[str, str]) -> str:
     """
     if "text" in columns and len(columns) == 1:
         return f"{_MODULE}:text={columns['text']}"
+    if columns.keys() == {"prompt", "target"}:
+        return f"{_MODULE}:pairs={json.dumps(dict(columns), sort_keys=True)}"
     unknown = sorted(columns.keys() - set(ROLES))
     if unknown:
         raise ConfigError(
             f"columns of a source names {', '.join(unknown)}; it can name "
-            f"{', '.join(ROLES)}, or for documents text alone."
+            f"{', '.join(ROLES)}; for documents text alone; for any other task prompt and target."
         )
     if not columns:
         return f"{_MODULE}:recipe_reader"
@@ -163,6 +165,10 @@ def reader_named(attribute: str) -> RecordReader:
         from toque.cooking.formats.documents import DocumentReader
 
         return DocumentReader(columns)
+    if name == "pairs" and columns:
+        from toque.cooking.formats.pairs import PairReader
+
+        return PairReader(**json.loads(columns))
     if name != "columns" or not columns:
         raise AttributeError(f"module {_MODULE!r} has no attribute {attribute!r}")
     return FormatReader(columns=json.loads(columns))

@@ -38,11 +38,11 @@ def recognise(path: Path, columns: Mapping[str, str]) -> Recognised:
     Args:
         path: the file, plain or compressed.
         columns: "title", "ingredients", "steps" to the fields that hold them, where the user
-            has named them; or "text" to the field of documents.
+            has named them; or "text" to the field of documents; or "prompt" and "target".
 
     Raises:
         UnknownFormatError: it is of no known kind.
-        TextRecordsError: its records hold a text and no recipe.
+        TextRecordsError: its records hold a text, or prompts and answers, and no recipe.
         DataError: it cannot be read, or lacks a part of a recipe.
     """
     start, whole = head(path)
@@ -105,8 +105,8 @@ def _columnar(
     shape = shape_of(tuple(there), tuple(columns.items()))
     needed = set(shape.roles.values())
     read = [name for name, is_data in there.items() if name in needed or not is_data]
-    if "text" in columns:
-        read = [columns["text"]]
+    if "text" in columns or "target" in columns:
+        read = list(columns.values())
     schema = kind if shape.schema == "generic" else shape.schema
     return Recognised(schema, lambda: blocks(path, read))
 

@@ -177,12 +177,28 @@ def schema_of_records(records: Sequence[Mapping[str, Any]], *, in_dict: bool = F
     return "generic"
 
 
-class TextRecordsError(DataError):
-    """Records that are documents: a field of text and no parts of a recipe."""
+PAIRS = (
+    ("prompt", "target"),
+    ("prompt", "completion"),
+    ("prompt", "response"),
+    ("instruction", "output"),
+    ("instruction", "response"),
+    ("question", "answer"),
+    ("input", "output"),
+    ("source", "target"),
+)
+"""Field names of prompts and their answers, in the order they are looked for."""
 
-    def __init__(self, message: str, column: str) -> None:
+
+class TextRecordsError(DataError):
+    """Records that are documents, or prompts with their answers, and no recipes.
+
+    `columns` names the fields as a source's columns do: {"text": ...} or {"prompt", "target"}.
+    """
+
+    def __init__(self, message: str, columns: Mapping[str, str]) -> None:
         super().__init__(message)
-        self.column = column
+        self.columns = dict(columns)
 
 
 def refuse_cut_schema(
@@ -197,7 +213,8 @@ def refuse_cut_schema(
         columns: fields the user has named by role.
 
     Raises:
-        TextRecordsError: the records have a field "text" and neither ingredients nor steps.
+        TextRecordsError: the records have a field "text", or a prompt and its answer, and neither
+            ingredients nor steps.
         DataError: a role is filled by no field, or a named field is not there.
     """
     shown = ", ".join(repr(name) for name in fields[:20]) + (", ..." if len(fields) > 20 else "")
@@ -207,7 +224,7 @@ def refuse_cut_schema(
             f"{path} is {what} without the column named for {', '.join(gone)}. Its columns are "
             f"{shown or 'none'}. Correct columns of this source in data.sources."
         )
-    if "text" in columns:
+    if "text" in columns or "target" in columns:
         return
     shape = shape_of(tuple(fields), tuple(columns.items()))
     missing = shape.missing
@@ -216,7 +233,15 @@ def refuse_cut_schema(
         raise TextRecordsError(
             f"{path} is {what} of documents (its column {column!r}), not of recipes. Give its "
             f"source columns: {{text: {column}}} and name recipes in another.",
-            column,
+            {"text": column},
+        )
+    pair = next((p for p in PAIRS if shape.folded.keys() >= set(p)), None)
+    if pair is not None and {"ingredients", "steps"} <= set(missing):
+        prompt, target = (shape.folded[name] for name in pair)
+        raise TextRecordsError(
+            f"{path} is {what} of prompts and answers (its columns {prompt!r} and {target!r}), not "
+            f"of recipes. Give its source columns: {{prompt: {prompt}, target: {target}}}.",
+            {"prompt": prompt, "target": target},
         )
     if missing:
         words = " and ".join(missing)
