@@ -35,6 +35,7 @@ from toque.models.adapters import (
     resolve,
 )
 from toque.models.export import save_adapter, save_model
+from toque.models.forward import output_head
 from toque.models.generate import generate
 from toque.models.load import flops_per_token, load_model, parameter_counts
 from toque.models.objective import loss_sum
@@ -212,6 +213,9 @@ def test_adapters_are_swapped_beside_one_base(kind, tiny, base_folder, tmp_path)
     assert torch.equal(sample_logits(model), sample_logits(first))
     use_adapter(model, None)
     assert torch.equal(sample_logits(model), bare)
+    assert torch.equal(output_head(model)[0], output_head(load_model(str(base_folder)))[0])
+    use_adapter(model, "b")  # which trains no token, unlike the other
+    assert torch.equal(output_head(model)[0], output_head(second)[0])
     with pytest.raises(ConfigError, match="there are a, b"):
         use_adapter(model, "c")
 

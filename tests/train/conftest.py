@@ -15,12 +15,14 @@ from torch.nn import functional as F
 
 from toque.batch import IGNORE, Batch, DecoderBatch
 from toque.data.stream import Step
+from toque.train.averaging import WeightAverage
 from toque.train.callbacks import Callback, Callbacks
 from toque.train.checkpoint import CheckpointStore, Saved
 from toque.train.events import RunEnd, RunStart, StepInfo
+from toque.train.noise import GradientNoise
 from toque.train.optim import build_optimizer
 from toque.train.runtime import Runtime, set_deterministic
-from toque.train.schedules import make_schedule
+from toque.train.schedules import Cycles, make_schedule
 from toque.train.trainer import Schedule, Trainer
 from toque.units import Cursor, Duration, Progress
 
@@ -164,6 +166,9 @@ class RunMaker:
         store: CheckpointStore | None = None,
         freeze: tuple[str, ...] = (),
         stop_after: str | None = None,
+        schedule: str = "cosine",
+        noise: GradientNoise | None = None,
+        average: WeightAverage | None = None,
     ) -> Run:
         torch.manual_seed(3)
         model = TinyModel(dropout)
@@ -178,7 +183,11 @@ class RunMaker:
             batches=RowStream(),
             loss_fn=loss_fn,
             lr_at=make_schedule(
-                "cosine", peak_lr=peak_lr, warmup=Duration(3, "steps"), stop_after=stop
+                schedule,
+                peak_lr=peak_lr,
+                warmup=Duration(3, "steps"),
+                stop_after=stop,
+                cycles=Cycles(Duration(4, "steps")),
             ),
             evaluator=lambda: (evaluator or held_out_loss)(model),
             checkpoints=store
@@ -193,6 +202,8 @@ class RunMaker:
             micro_batch_rows=micro_batch_rows,
             max_grad_norm=1.0,
             seed=17,
+            noise=noise,
+            average=replace(average) if average is not None else None,
             run_folder=folder,
         )
         newest = trainer.checkpoints.newest_valid()

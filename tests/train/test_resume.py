@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from toque.errors import CheckpointError
+from toque.train.averaging import WeightAverage
 from toque.train.callbacks import EarlyStopping
+from toque.train.noise import GradientNoise
 from toque.train.observers.metrics import MetricsLog
 from toque.train.observers.reading import read_metrics
 from toque.units import Duration
@@ -49,6 +51,47 @@ def test_resumed_from_every_step_the_losses_and_weights_are_the_same(make_run, p
         assert run.losses == reference.losses[at:], f"from step {at}"
         for name, weight in run.weights().items():
             assert torch.equal(weight, reference.weights()[name]), f"{name} from step {at}"
+
+
+@pytest.mark.parametrize("kind", ["ema", "last"])
+def test_noise_restarts_and_averages_resume_to_the_bit(make_run, kind):
+    methods = {
+        "schedule": "cosine_restarts",
+        "noise": GradientNoise(eta=0.001, gamma=0.55, seed=17),
+        "average": WeightAverage(kind, decay=0.8, last=3, every=Duration(2, "steps")),
+        "evaluate_every": "5 steps",
+    }
+    reference = whole_run(make_run, **methods)
+    averages = reference.trainer.average.weights(reference.trainer.model)
+    for at in (1, 4, 5, 11, 17):
+        run = continued(make_run, at, **methods)
+        run.trainer.fit()
+        assert run.losses == reference.losses[at:], f"from step {at}"
+        later = [e for e in reference.recorder.evaluations if e[0] > at]
+        assert run.recorder.evaluations == later
+        for name, average in run.trainer.average.weights(run.trainer.model).items():
+            assert torch.equal(average, averages[name]), f"{name} from step {at}"
+
+
+def test_noise_does_not_depend_on_micro_batches_and_the_average_is_what_is_evaluated(make_run):
+    noise = GradientNoise(eta=0.001, gamma=0.55, seed=17)
+    runs = [
+        make_run(
+            folder=make_run.folder / str(rows), micro_batch_rows=rows, dropout=0.0, noise=noise
+        )
+        for rows in (1, 4)
+    ]
+    for run in runs:
+        run.trainer.fit()
+    assert runs[0].losses == pytest.approx(runs[1].losses, rel=1e-4)
+    folder = make_run.folder / "averaged"
+    averaged = make_run(folder=folder, dropout=0.0, noise=noise, average=WeightAverage("ema"))
+    averaged.trainer.fit()
+    assert averaged.losses == runs[1].losses  # training goes on with its own weights
+    assert averaged.recorder.evaluations != runs[1].recorder.evaluations
+    best = averaged.trainer.checkpoints.best().tensors("model")
+    kept = averaged.trainer.average.weights(averaged.trainer.model)
+    assert all(torch.equal(best[name], tensor) for name, tensor in kept.items())
 
 
 def test_another_seed_gives_other_losses(make_run):

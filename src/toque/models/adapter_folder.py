@@ -159,11 +159,20 @@ def use_adapter(model: PreTrainedModel, name: str | None) -> None:
 
     for module in model.modules():
         if isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper):
-            module.enable_adapters(name is not None)
-            if name is not None:
+            if name is None or not _holds(module, name):
+                module.enable_adapters(False)
+            else:
+                module.enable_adapters(True)
                 module.set_adapter(name)
     for parameter in model.parameters():
         parameter.requires_grad_(False)  # choosing one makes peft think it is to be trained
+
+
+def _holds(module: Any, name: str) -> bool:
+    """Whether one of peft's layers has parts of the adapter `name`."""
+    inner = getattr(module, "token_adapter", module)
+    parts = (getattr(inner, kind, ()) for kind in ("lora_A", "trainable_tokens_delta"))
+    return any(name in part for part in parts)
 
 
 def load_with_adapter(folder: Path, *, merge: bool = True) -> PreTrainedModel:

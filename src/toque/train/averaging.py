@@ -36,7 +36,7 @@ class WeightAverage:
     last: int = 5
     every: Duration = Duration(100, "steps")
     whole: Duration | None = None
-    _held: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    _held: dict[str, dict[str, Tensor]] = field(default_factory=dict, init=False)
     """ema: {"ema": weights}; last: {"000": oldest, ...}, by parameter name."""
 
     @torch.no_grad()

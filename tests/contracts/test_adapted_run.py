@@ -1,0 +1,124 @@
+"""A run with an adapter and every method on: continued to the bit, generated from, exported."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from toque.cli import main
+from toque.cooking.cookbook import write_cookbook
+
+BASE = """
+seed: 5
+run_dir: {folder}/base
+model: {{family: {family}, tokenizer: "trained:600", shape: {shape}}}
+data: {{sources: [{{path: {folder}/a.jsonl}}], store: {folder}/store, max_prompt_tokens: 64,
+  max_target_tokens: 256}}
+optim: {{warmup: "0 steps"}}
+train: {{stop_after: "2 steps", batch: "2048 tokens", micro_batch_rows: 2, precision: bf16,
+  compile: false}}
+evaluation: {{max_examples: 4, generate: 0}}
+"""
+SHAPES = {
+    "t5": "{d_model: 32, d_kv: 8, d_ff: 48, num_layers: 2, num_heads: 4}",
+    "llama": "{hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 4, "
+    "intermediate_size: 64, max_position_embeddings: 512}",
+}
+EVERYTHING = [
+    "adapter={r: 4, dropout: 0.1}",
+    "optim.gradient_noise={eta: 0.01}",
+    "optim.averaging={kind: ema, decay: 0.9}",
+    "optim.schedule=cosine_restarts",
+    "optim.cycles={first: 3 steps}",
+    "optim.warmup=2 steps",
+    "optim.label_smoothing=0.1",
+    "train.stop_after=9 steps",
+    "train.save_every=1 steps",
+    "train.evaluate_every=4 steps",
+    "train.keep_last=20",
+]
+
+
+@pytest.fixture(params=[pytest.param("t5", marks=pytest.mark.slow), "llama"])
+def kitchen(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A folder with a store and a finished run on it."""
+    write_cookbook(tmp_path / "a.jsonl", n=40, seed=3)
+    text = BASE.format(folder=tmp_path, family=request.param, shape=SHAPES[request.param])
+    (tmp_path / "base.yaml").write_text(text)
+    assert main(["prepare", str(tmp_path / "base.yaml")]) == 0
+    assert main(["train", str(tmp_path / "base.yaml")]) == 0
+    return tmp_path
+
+
+def train(kitchen: Path, name: str, *words: str) -> Path:
+    start = [
+        f"run_dir={kitchen / name}",
+        f"model.start_from={kitchen}/base/model",
+        "model.shape={}",
+    ]
+    assert main(["train", str(kitchen / "base.yaml"), *start, *EVERYTHING, *words]) == 0
+    return kitchen / name
+
+
+def weights(run: Path, step: int) -> dict[str, torch.Tensor]:
+    folder = run / "checkpoints" / f"step-{step:08d}"
+    found: dict[str, torch.Tensor] = {}
+    for stem in ("model", "optimizer", "average"):
+        tensors = load_file(folder / f"{stem}.safetensors")
+        found |= {f"{stem}: {name}": tensor for name, tensor in tensors.items()}
+    return found
+
+
+def test_a_run_with_everything_on(kitchen: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    whole = train(kitchen, "whole")
+    at = 5
+    part = kitchen / "part"
+    (part / "checkpoints").mkdir(parents=True)
+    shutil.copytree(
+        whole / "checkpoints" / f"step-{at:08d}", part / "checkpoints" / f"step-{at:08d}"
+    )
+    settings = (whole / "config.yaml").read_text()
+    (part / "config.yaml").write_text(settings)
+    train(kitchen, "part")
+
+    expected, continued = weights(whole, 9), weights(part, 9)
+    assert expected.keys() == continued.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(tensor, continued[name]), name
+    saved = [n for n in expected if n.startswith("model")]
+    assert all("lora_" in n or "trainable_tokens" in n for n in saved)  # and nothing else
+
+    # What the run says of its model is what the adapter gives when it is opened again.
+    scores = json.loads((whole / "evaluation.json").read_text())["heldout"]
+    assert main(["evaluate", str(whole)]) == 0
+    again = json.loads((whole / "evaluation.json").read_text())["heldout"]
+    assert again["loss"] == pytest.approx(scores["loss"], rel=2e-3)  # bf16, merged or beside
+
+    assert main(["export", str(whole), "--to", str(kitchen / "merged")]) == 0
+    capfd.readouterr()
+    asked = ["--prompt", "leek soup", "--temperature", "0", "--max-new-tokens", "8", "--json"]
+    texts = []
+    for words in ([str(kitchen / "merged")], [str(whole)], [str(whole / "model")]):
+        assert main(["generate", *words, *asked]) == 0
+        texts.append(json.loads(capfd.readouterr().out)["text"])
+    adapter = ["--adapter", str(whole / "model")]
+    assert main(["generate", str(kitchen / "base" / "model"), *adapter, *asked]) == 0
+    texts.append(json.loads(capfd.readouterr().out)["text"])
+    assert len(set(texts)) == 1
+
+    # Another base under the same name is refused, at the next start and beside the adapter.
+    (part / "checkpoints" / "step-00000009").rename(part / "later")
+    file = kitchen / "base" / "model" / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-2] ^= 1
+    file.write_bytes(data)
+    words = [f"run_dir={part}", f"model.start_from={kitchen}/base/model", "model.shape={}"]
+    assert main(["train", str(kitchen / "base.yaml"), *words, *EVERYTHING]) == 4
+    assert "other frozen weights" in capfd.readouterr().err
+    assert main(["generate", str(whole), *asked]) == 4
+    assert "trained on other weights" in capfd.readouterr().err
