@@ -127,8 +127,8 @@ def structure_score(text: str, recipe: ParsedRecipe) -> float:
     if not recipe.ingredients or not recipe.steps:
         return 0.0
     numbers = [int(n) for n in _NUMBERED.findall(text)]
-    lines = [line.casefold() for line in (*recipe.ingredients, *recipe.steps)]
-    folded = text.casefold()
+    folded = text.lower()
+    lines = "\n".join((*recipe.ingredients, *recipe.steps)).lower().split("\n")
     held = (
         0 <= folded.find("ingredients") < max(folded.rfind("instructions"), folded.rfind("steps")),
         len(recipe.ingredients) > 1,

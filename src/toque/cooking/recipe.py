@@ -74,6 +74,8 @@ def to_text(recipe: Recipe) -> str:
     return f"Ingredients:\n{ingredients}\n\nInstructions:\n{steps}"
 
 
+LONGEST_HEADER = 40
+"""Characters of a line that may be a header, decoration aside."""
 _DECORATION = " \t#*_=:"
 _INGREDIENT_HEADERS = frozenset({"ingredients", "ingredient list"})
 _FORM_HEADERS = frozenset({"instructions", "steps"})
@@ -141,10 +143,13 @@ def parse_text(text: str) -> ParsedRecipe:
     """
     reading = _Reading()
     for line in text.splitlines():
-        words = " ".join(line.strip(_DECORATION).casefold().split())
-        if not words or reading.header(words):
-            continue
-        inline = _INLINE_HEADER.match(line)
+        bare = line.strip(_DECORATION).strip()
+        # Most lines are long, or begin with a mark or a number: no header, and told at once.
+        if len(bare) <= LONGEST_HEADER and (not bare or bare[0].isalpha()):
+            words = " ".join(bare.casefold().split())
+            if not words or reading.header(words):
+                continue
+        inline = _INLINE_HEADER.match(line) if ":" in line else None
         if inline and reading.header(inline.group(1).casefold()):
             line = line[inline.end() :]  # noqa: PLW2901  # the rest of the line is an item
         reading.item(line)

@@ -23,7 +23,7 @@ from toque.evaluation.sampling import Sample
 
 GROUPS: Final = ("bleu", "chrf", "rouge", "repetition", "recipe")
 """Metrics that come with Toque, by the names of evaluation.metrics; "recipe" is the domain's."""
-PART: Final = MAX_PAIRS // 2
+PART: Final = MAX_PAIRS // 4
 """Texts scored at once: few enough to stay in a core's cache."""
 MOST_SLICES: Final = 12
 """Labels of a slicing that are reported, the most frequent ones."""
