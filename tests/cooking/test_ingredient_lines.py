@@ -210,3 +210,8 @@ def test_plain_lines_among_real_ones(shared):
         lines = [" ".join(plain(row["input"]).split()) for row in csv.DictReader(file)]
     assert sum(plain_line(line) is not None for line in lines) > 1000
     assert [line for line in lines if parse_line(line) != _Line(line).read()] == []
+
+
+@pytest.mark.parametrize("line", ["² eggs", "10 cm² nori", "2² cups", "① egg", "٣ eggs", "৪ cups"])
+def test_signs_that_count_as_digits_are_survived(line):
+    assert parse_line(line).name

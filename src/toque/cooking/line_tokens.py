@@ -17,7 +17,7 @@ def _kind(word: str) -> str:
     """The kind of a token whose first character leaves it open."""
     if word[0].isalpha() or word == "00":  # "00 flour"
         return "W"
-    return "N" if word[-1].isdigit() else "P"
+    return "N" if word[-1].isdecimal() else "P"  # "²" is a digit and no number
 
 
 class Tokens:
