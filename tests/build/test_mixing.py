@@ -1,0 +1,91 @@
+"""Weights meet the store they were meant for, or are refused; a run keeps its own."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from toque.build.mixing import mixture_in_words, mixture_of
+from toque.cli import main
+from toque.config import load_config
+from toque.cooking.cookbook import write_cookbook
+from toque.data.packing import RowShape
+from toque.data.plan import EpochPlan
+from toque.data.store import TokenStore
+from toque.errors import ConfigError
+
+CONFIG = """
+run_dir: {run}
+model: {{family: gpt2, tokenizer: "trained:512",
+  shape: {{n_embd: 8, n_layer: 1, n_head: 1, n_positions: 512}}}}
+data: {{store: "{store}", max_prompt_tokens: 64, max_target_tokens: 256, sources: SOURCES}}
+optim: {{warmup: "1 step"}}
+train: {{stop_after: "2 steps", batch: "1024 tokens", micro_batch_rows: 1, precision: float32}}
+evaluation: {{max_examples: 4, generate: 0}}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of two sources, one of them a folder."""
+    folder = tmp_path_factory.mktemp("mixing")
+    (folder / "dump").mkdir()
+    write_cookbook(folder / "a.jsonl", n=40, seed=1)
+    write_cookbook(folder / "dump" / "b.jsonl", n=20, seed=2)
+    assert main(["prepare", str(config_of(folder, 1.0, 1.0))]) == 0
+    return folder
+
+
+def config_of(folder: Path, *weights: float, paths: tuple[str, ...] = ("a.jsonl", "dump")) -> Path:
+    listed = ", ".join(
+        f'{{path: "{folder / path}", weight: {weight}}}'
+        for path, weight in zip(paths, weights, strict=True)
+    )
+    text = CONFIG.format(run=folder / "run", store=folder / "store")
+    path = folder / "config.yaml"
+    path.write_text(text.replace("SOURCES", f"[{listed}]"))
+    return path
+
+
+def test_weights_become_draws_of_the_stores_sources(folder: Path) -> None:
+    config = load_config(str(config_of(folder, 1.0, 2.5)), []).config
+    store = TokenStore.open(folder / "store")
+    rows = store.rows("train")
+    mixture = mixture_of(config, store, rows)
+    assert mixture is not None
+    n = [int((store.column("source")[rows] == number).sum()) for number in (0, 1)]
+    assert mixture.draws == [n[0], round(2.5 * n[1])]
+    lengths = np.full(len(rows), 5)
+    plan = EpochPlan(rows, 0 * lengths, lengths, RowShape(0, 64), 1, 4, mixture=mixture)
+    assert f"dump {n[1]} x 2.5 = {round(2.5 * n[1])}" in mixture_in_words(config, plan)
+    plain = load_config(str(config_of(folder, 1.0, 1.0)), []).config
+    assert mixture_of(plain, store, rows) is None
+
+
+@pytest.mark.parametrize(
+    ("weights", "paths", "words"),
+    [
+        ((2.0,), ("a.jsonl",), "weights to 1 sources"),
+        ((2.0, 1.0), ("dump", "a.jsonl"), r"data\.sources\[0\] is .*dump, and source 0"),
+        ((2.0, 1.0), ("a.jsonl", "*.json"), r"data\.sources\[1\] is"),
+    ],
+)
+def test_weights_of_other_sources_are_refused(
+    folder: Path, weights: tuple[float, ...], paths: tuple[str, ...], words: str
+) -> None:
+    config = load_config(str(config_of(folder, *weights, paths=paths)), []).config
+    store = TokenStore.open(folder / "store")
+    with pytest.raises(ConfigError, match=words):
+        mixture_of(config, store, store.rows("train"))
+
+
+def test_a_run_continues_with_its_own_weights_only(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", str(config_of(folder, 1.0, 2.0))]) == 0
+    assert "an epoch draws" in capfd.readouterr().err
+    assert main(["train", str(config_of(folder, 1.0, 3.0))]) == 4
+    assert "data.sources.1.weight: 2.0 -> 3.0" in capfd.readouterr().err
+    # A new weight needs no new store.
+    assert main(["prepare", str(config_of(folder, 1.0, 3.0))]) == 0
+    assert "Reused" in capfd.readouterr().out
