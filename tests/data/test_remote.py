@@ -10,11 +10,13 @@ from importlib.util import find_spec
 
 import pytest
 from buckets import Service, breaking
+from store_checks import READER
 
 from toque.data import remote_cache
+from toque.data.prepare import prepare
 from toque.data.remote import RemoteFile, is_remote, listing
 from toque.data.remote_cache import fetch, place_of
-from toque.data.settings import Located
+from toque.data.settings import Located, Source
 from toque.errors import DataError
 
 # Looked for, not imported: gcsfs reads a variable at its import, which the product sets before.
@@ -119,7 +121,8 @@ def test_what_is_whole_is_not_fetched_and_what_changed_is(service):
 
 def test_a_partial_file_is_resumed_and_a_wrong_one_is_not_believed(service):
     address = f"{service.scheme}://pantry/dumps/big.bin"
-    _, files = listing(address, print)
+    bucket, files = listing(address, print)
+    said: list[str] = []
     place = place_of(files[0], remote_cache.cache_folder())
     place.parent.mkdir(parents=True)
     record = place.with_name(".big.bin.json")
@@ -135,7 +138,7 @@ def test_a_partial_file_is_resumed_and_a_wrong_one_is_not_believed(service):
         place.unlink(missing_ok=True)
         partial.write_bytes(start)
         record.write_text(json.dumps(known | ({} if of_this_version else {"tag": "older"})))
-        found, said = fetched(address)
+        found = fetch(bucket, files, progress=lambda *_: None, say=said.append)
         assert found[0].path.read_bytes() == BIG
         assert f"1 fetched ({words}" in said[-1], said
         assert not partial.exists()
@@ -143,7 +146,7 @@ def test_a_partial_file_is_resumed_and_a_wrong_one_is_not_believed(service):
 
 def test_a_line_that_breaks_is_repeated_from_where_it_broke(service, monkeypatch):
     monkeypatch.setattr(remote_cache, "CHUNK_BYTES", 50_000)
-    with breaking(service.port, cut_after=30_000, cuts=6) as line:
+    with breaking(service.port, cut_after=30_000, cuts=2) as line:
         through(service, line.port, monkeypatch)
         found, said = fetched(f"{service.scheme}://pantry/dumps/big.bin")
         assert line.cuts_left == 0
@@ -170,6 +173,86 @@ def test_a_line_that_stays_broken_ends_in_words_and_the_next_start_continues(ser
     _, said = fetched(address)
     assert "1 fetched (0.1 MB" in said[-1]
     assert "1 resumed" in said[-1]
+
+
+def test_requests_that_fail_are_repeated_and_counted(service, monkeypatch):
+    bucket, files = listing(f"{service.scheme}://pantry/dumps/big.bin", print)
+    read, answers = type(bucket).read, iter([ConnectionResetError, b"short", TimeoutError, None])
+
+    def failing(self, file, start, end):
+        answer = next(answers)
+        if isinstance(answer, type):
+            raise answer
+        return read(self, file, start, end) if answer is None else answer
+
+    monkeypatch.setattr(type(bucket), "read", failing)
+    said: list[str] = []
+    found = fetch(bucket, files, progress=lambda *_: None, say=said.append)
+    assert found[0].path.read_bytes() == BIG
+    assert said[-1].endswith("3 requests repeated.")
+
+
+def test_credentials_are_asked_for_by_name(service, monkeypatch, tmp_path):
+    """Where there are none, where their file is not there, and where they are refused."""
+    if service.scheme == "gs":
+        monkeypatch.delenv("STORAGE_EMULATOR_HOST")
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "absent.json"))
+        with pytest.raises(DataError, match=r"absent.json, and there is no such file\. Set GOOGLE"):
+            listing("gs://pantry/dumps/", print)
+        (tmp_path / "absent.json").write_text("{}")
+        with pytest.raises(DataError, match="holds no credentials"):
+            listing("gs://pantry/dumps/", print)
+        return
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    bucket, _ = listing("s3://pantry/dumps/", print)  # a public one needs none
+    words = r"none were found\. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+    with pytest.raises(DataError, match=words), bucket.refusals("s3://pantry/dumps/"):
+        raise PermissionError("Access Denied")
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    with pytest.raises(DataError, match=r"credentials cannot be used: .*nobody.* AWS_PROFILE"):
+        listing("s3://pantry/dumps/", print)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (PermissionError("Access Denied for a-secret-of-tests"), "may not be read with the cred"),
+        (OSError("Forbidden: https://host/o\nlong"), "expired, or lack the right"),
+        (OSError("no route to host a-secret-of-tests"), "cannot be reached: no route to host"),
+    ],
+)
+def test_refusals_name_what_to_set_and_no_secret(service, error, words):
+    bucket, _ = listing(f"{service.scheme}://pantry/dumps/a.json", print)
+    # gs runs without credentials here, on its emulator.
+    expected = words if service.scheme == "s3" or "reached" in words else "none were found"
+    with pytest.raises(DataError, match=expected) as caught, bucket.refusals("s3://pantry/x"):
+        raise error
+    assert "a-secret-of-tests" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_store_is_the_same_from_a_bucket_and_names_the_address(
+    service, lines_file, settings_for, tmp_path
+):
+    service.put("lines/recipes.jsonl", lines_file.read_bytes())
+    address = f"{service.scheme}://pantry/lines/"
+    files, _ = fetched(address)
+    there = Source(address, READER, files=tuple(files))
+    far = prepare([there], store=tmp_path / "far", settings=settings_for())
+    near = prepare(
+        [Source(str(lines_file), READER)], store=tmp_path / "near", settings=settings_for()
+    )
+    assert far.store.manifest.fingerprint == near.store.manifest.fingerprint
+    assert far.store.manifest.sources[0].path == f"{address}recipes.jsonl"
+    for file in (tmp_path / "far").rglob("*.json"):
+        text = file.read_text()
+        assert str(tmp_path / "cache") not in text, file
+        assert "a-secret-of-tests" not in text
+    shards = [sorted(p for p in (tmp_path / n).rglob("*.npy")) for n in ("far", "near")]
+    assert [p.read_bytes() for p in shards[0]] == [p.read_bytes() for p in shards[1]]
+    assert far.report.read == near.report.read == 33
 
 
 def test_what_is_not_there_is_said(service):
