@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any, Literal
 
 import numpy as np
@@ -66,9 +66,7 @@ class WordTable:
             own = cut(text)
             words += own
             counts[i] = len(own)
-        self._learn(words)
-        index = self._index
-        rows = np.fromiter(map(index.__getitem__, words), np.int64, len(words))
+        rows = self._rows(words)
         lengths = self._lengths[rows]
         ends = np.cumsum(lengths)
         # Position in the pool of every id: its word's start, plus its place within the word.
@@ -87,14 +85,21 @@ class WordTable:
         spaced = text.replace("\n", "\0\n\0").replace(" ", "\0 ")
         return [word for word in spaced.split("\0") if word]
 
-    def _learn(self, words: list[str]) -> None:
-        new = [word for word in dict.fromkeys(words) if word not in self._index]
-        if not new:
-            return
+    def _rows(self, words: list[str]) -> NDArray[np.int64]:
+        """Each word's place in the table; words not met before are learnt."""
+        rows = np.fromiter(map(self._index.get, words, repeat(-1)), np.int64, len(words))
+        unknown = np.flatnonzero(rows < 0)
+        if not len(unknown):
+            return rows
+        new = list(dict.fromkeys(words[i] for i in unknown.tolist()))
         if len(self._index) + len(new) > _LARGEST and len(self._index) > 1:
             self._forget()
-            self._learn(words)
-            return
+            return self._rows(words)
+        self._learn(new)
+        rows[unknown] = [self._index[words[i]] for i in unknown.tolist()]
+        return rows
+
+    def _learn(self, new: list[str]) -> None:
         encodings = self._tokenizer.encode_batch_fast(new, add_special_tokens=False)
         ids = [encoding.ids for encoding in encodings]
         lengths = np.fromiter(map(len, ids), np.int64, len(ids))
