@@ -169,6 +169,7 @@ class RunMaker:
         schedule: str = "cosine",
         noise: GradientNoise | None = None,
         average: WeightAverage | None = None,
+        background_saves: bool = False,
     ) -> Run:
         torch.manual_seed(3)
         model = TinyModel(dropout)
@@ -205,6 +206,7 @@ class RunMaker:
             noise=noise,
             average=replace(average) if average is not None else None,
             run_folder=folder,
+            background_saves=background_saves,
         )
         newest = trainer.checkpoints.newest_valid()
         if newest is not None:

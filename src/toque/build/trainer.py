@@ -76,6 +76,7 @@ def build_trainer(
         average=weight_average(config),
         check_reached=refuse_unreached if is_adapted(model) else None,
         base_sha256=base_hash,
+        background_saves=True,
         run_folder=run,
     )
 

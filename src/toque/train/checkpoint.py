@@ -80,6 +80,9 @@ class Saved:
     step: int
     bytes: int
     seconds: float
+    """From the first byte until it was durable."""
+    blocked_seconds: float | None = None
+    """Of a save in the background, what training waited for; None: all of `seconds`."""
 
 
 @dataclass(frozen=True)
@@ -219,11 +222,7 @@ class CheckpointStore:
             SaveError: the file system refused. The older ones are untouched.
         """
         assert self.best_folder is not None
-        loss = metrics.get("loss", math.nan)
-        if self.keep_best < 1 or not math.isfinite(loss):
-            return None
-        others = [c for c in self._best_first() if c.step != step]
-        if len(others) >= self.keep_best and loss >= others[self.keep_best - 1].metrics["loss"]:
+        if not self.is_among_best(step, metrics):
             return None
         finite = {name: float(v) for name, v in metrics.items() if math.isfinite(v)}
         saved = self._write(
@@ -232,6 +231,14 @@ class CheckpointStore:
         for manifest in self._best_first()[self.keep_best :]:
             self._remove(self.best_folder / _name(manifest.step))
         return saved
+
+    def is_among_best(self, step: int, metrics: Mapping[str, float]) -> bool:
+        """Whether `save_best` would keep a model with these metrics."""
+        loss = metrics.get("loss", math.nan)
+        if self.keep_best < 1 or not math.isfinite(loss):
+            return False
+        others = [c for c in self._best_first() if c.step != step]
+        return len(others) < self.keep_best or loss < others[self.keep_best - 1].metrics["loss"]
 
     def newest_valid(self) -> Checkpoint | None:
         """The newest checkpoint that verifies, with the newer ones that did not; None for none.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -48,6 +48,18 @@ class Best:
     loss: float
 
 
+@dataclass
+class SaveCounts:
+    """What became of the saves of a session."""
+
+    written: int = 0
+    skipped: int = 0
+    """Due while the one before was still being written."""
+    waited: int = 0
+    """Written while the loop waited, because memory had no room for a copy."""
+    failed: int = 0
+
+
 @dataclass(frozen=True)
 class RunEnd:
     """How a session ended."""
@@ -59,6 +71,7 @@ class RunEnd:
     """Wall seconds of this session, evaluating and saving included."""
     best: Best | None = None
     error: str | None = None
+    saves: SaveCounts = field(default_factory=SaveCounts)
 
 
 @dataclass(frozen=True)

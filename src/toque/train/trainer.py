@@ -18,7 +18,7 @@ from toque.errors import CheckpointError, DataError, NonFiniteError
 from toque.train.averaging import WeightAverage
 from toque.train.blame import Blame, find_blame
 from toque.train.callbacks import Callbacks
-from toque.train.checkpoint import Checkpoint, CheckpointStore, SaveError
+from toque.train.checkpoint import Checkpoint, CheckpointStore
 from toque.train.events import Best, Requests, RunEnd, RunStart, State, StepInfo
 from toque.train.manifest import differences
 from toque.train.noise import GradientNoise
@@ -27,6 +27,7 @@ from toque.train.optim import load_optimizer_tensors, optimizer_tensors
 from toque.train.prefetch import Batches, Prefetch
 from toque.train.rows_at_once import RowsAtOnce
 from toque.train.runtime import Runtime
+from toque.train.saving import Saves
 from toque.train.signals import INTERRUPTED
 from toque.train.tensors import has_frozen, load_model_tensors, model_tensors
 from toque.units import Cursor, Duration, Progress
@@ -77,6 +78,8 @@ class Trainer:
     smaller_from: dict[int, int] = field(default_factory=dict)
     """Step -> rows at once from there on, where memory ran out in an earlier session."""
     remember_smaller: Callable[[dict[int, int]], None] | None = None
+    background_saves: bool = False
+    """Write checkpoints while training goes on; the last of a session is always waited for."""
     run_folder: Path | None = None
     """Where `non_finite.json` goes; None for nowhere."""
     progress: Progress = Progress()
@@ -94,6 +97,7 @@ class Trainer:
             norm_may_be_infinite=self.runtime.scaler is not None,
             locate=self._locate,
         )
+        self._saves = Saves(self.checkpoints, self.callbacks, background=self.background_saves)
         self._rows = RowsAtOnce(self.micro_batch_rows, self.smaller_from, self.remember_smaller)
         self._session_began = time.perf_counter()
 
@@ -109,6 +113,7 @@ class Trainer:
         with (
             self.checkpoints.claimed() as leftovers,
             self.callbacks.around(self._start(leftovers), self._end) as wants,
+            self._saves.session(lambda: self.progress),
         ):
             self._heed(wants)
             self._pay_owed_evaluation()
@@ -121,6 +126,7 @@ class Trainer:
         with Prefetch(self.batches, self.cursor, pin=pin) as ahead:
             while not self.finished:
                 started = time.perf_counter()
+                self.callbacks.on_before_step(self.progress)
                 planned, batch, waited = ahead.next()
                 info = self.step(planned, batch, started=started, data_wait_seconds=waited)
                 self.progress, self.cursor = info.progress, planned.cursor
@@ -130,6 +136,7 @@ class Trainer:
                 wants = self.callbacks.on_step(info)  # observers may ask; only the loop acts
                 self._heed(wants)
                 self._evaluate_and_save(info.before, wants)
+                self._saves.tell(self.progress)
 
     def _evaluate_and_save(self, before: Progress, wants: Requests) -> None:
         scheduled = self._due(self.schedule.evaluate_every, before) or self._reached
@@ -260,6 +267,7 @@ class Trainer:
 
     def _evaluate(self) -> Requests:
         self._judge()
+        self.callbacks.on_before_evaluate(self.progress)
         with self._averaged():
             metrics = self.evaluator()
             loss = metrics.get("loss")
@@ -286,15 +294,9 @@ class Trainer:
             self._save(final=True)
 
     def _save_best(self, metrics: dict[str, float]) -> None:
-        try:
-            self.checkpoints.save_best(
-                self.progress.step,
-                self._model_tensors(),
-                progress=asdict(self.progress),
-                metrics=metrics,
-            )
-        except SaveError as error:
-            self.callbacks.on_warning(self.progress, str(error))
+        self._saves.save_best(
+            self.progress, self._model_tensors, progress=asdict(self.progress), metrics=metrics
+        )
 
     def _save(self, *, final: bool) -> None:
         self._judge()
@@ -305,14 +307,7 @@ class Trainer:
         }
         if self.average is not None:
             tensors["average"] = self.average.tensors()
-        try:
-            saved = self.checkpoints.save(self.progress.step, tensors, self.state_dict())
-        except SaveError as error:
-            if final:
-                raise
-            self.callbacks.on_warning(self.progress, str(error))
-        else:
-            self.callbacks.on_save(self.progress, saved)
+        self._saves.save(self.progress, tensors, self.state_dict(), final=final)
 
     def _model_tensors(self) -> dict[str, Tensor]:
         return model_tensors(self.model, trainable_only=has_frozen(self.model))
@@ -383,6 +378,7 @@ class Trainer:
             seconds=time.perf_counter() - self._session_began,
             best=self.best,
             error=str(error) if error is not None else None,
+            saves=self._saves.counts,
         )
 
 

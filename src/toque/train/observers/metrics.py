@@ -12,7 +12,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ class MetricsLog(Callback):
             parameters, FLOPs per token.
         flops_per_token: arithmetic of one token, forward and backward; None for no utilisation.
         peak: the machine's rate; None for no utilisation.
+        copies: each is called with every record, whether or not the file took it.
 
     Raises:
         CheckpointError: the file cannot be opened.
@@ -48,9 +50,10 @@ class MetricsLog(Callback):
         about: Mapping[str, Any] | None = None,
         flops_per_token: float | None = None,
         peak: Peak | None = None,
+        copies: Sequence[Callable[[Mapping[str, Any]], None]] = (),
     ) -> None:
         self.path, self.log_every, self.about = path, log_every, dict(about or {})
-        self.flops_per_token, self.peak = flops_per_token, peak
+        self.flops_per_token, self.peak, self.copies = flops_per_token, peak, tuple(copies)
         self.dropped_records = 0
         self._window = Window()
         self._stop_after: Duration | None = None
@@ -99,6 +102,7 @@ class MetricsLog(Callback):
             path=f"{saved.path.parent.name}/{saved.path.name}",
             bytes=saved.bytes,
             seconds=saved.seconds,
+            blocked_seconds=saved.blocked_seconds or saved.seconds,
         )
 
     def on_warning(self, at: Progress, message: str) -> None:
@@ -119,6 +123,7 @@ class MetricsLog(Callback):
             training_seconds=end.progress.seconds,
             error=end.error,
             dropped_records=self.dropped_records,
+            saves=asdict(end.saves),
         )
         if self._file is not None:
             self._file.close()
@@ -162,8 +167,11 @@ class MetricsLog(Callback):
         return None
 
     def _write(self, event: str, **fields: Any) -> None:
-        if self._file is not None and not self._file.append({"event": event, **fields}):
+        record = {"event": event, **fields}
+        if self._file is not None and not self._file.append(record):
             self.dropped_records += 1
+        for copy in self.copies:
+            copy(record)
 
 
 class _Lines:
