@@ -5,10 +5,10 @@
 The bound of the ratio is 1.5: a weight costs 2 operations a token forward, 2 for the gradient of
 its input and 2 for its own; frozen ones are spared the last (6 / 4). "bound_here" is the same for
 this model, attention, head and adapter counted, the optimizer's step not. Full and adapter in
-turn, each pair one ratio; the median is given. Quality: before the first update B is zero, so both losses must agree (bf16:
-1e-3 of the loss, the frozen matrices being held in the format autocast rounds them to), or the
-ratio is void. On a machine shared with others the ratio of core seconds, with one thread, is the
-steadier one.
+turn, each pair one ratio; the median is given. Quality: before the first update B is zero, so both
+losses must agree (bf16: 1e-3 of the loss, the frozen matrices being held in the format autocast
+rounds them to), or the ratio is void. On a machine shared with others the ratio of core seconds,
+with one thread, is the steadier one.
 """
 
 from __future__ import annotations

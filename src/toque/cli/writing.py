@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -24,7 +24,6 @@ def run_generation(
     *,
     prompts: list[str],
     file: Path | None,
-    adapters: list[Path],
     n: int,
     max_new_tokens: int | None,
     temperature: float,
@@ -32,6 +31,7 @@ def run_generation(
     seed: int,
     raw: bool,
     as_json: bool,
+    adapters: Sequence[Path] = (),
 ) -> Iterator[str]:
     """Texts for every prompt, `n` each, in order; as JSON objects when asked.
 
@@ -60,7 +60,7 @@ def run_generation(
 
 
 def _with_each(
-    opened: OpenedModel, adapters: list[Path], texts: Callable[..., Iterator[str]]
+    opened: OpenedModel, adapters: Sequence[Path], texts: Callable[..., Iterator[str]]
 ) -> Iterator[str]:
     """All texts with one adapter, then with the next, beside a base that is read once."""
     for i, folder in enumerate(adapters):
