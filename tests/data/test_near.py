@@ -137,7 +137,7 @@ def test_near_duplicates_after_an_interruption_and_a_repair(
     prepared(path, tmp_path / "calm", settings)
     store = tmp_path / "s"
     interrupted_after(3, path, store, settings)
-    prepared(path, store, settings, workers=2)
+    prepared(path, store, settings)
     assert content(store) == content(tmp_path / "calm")
     (store / "shards" / "00001" / "key.npy").write_bytes(b"short")
     assert not prepared(path, store, settings).reused

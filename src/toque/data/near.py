@@ -13,7 +13,7 @@ seven edited words.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -128,19 +128,19 @@ def band_keys(part: Signatures) -> U64:
     return keys
 
 
-def find_clusters(found: Signatures, keys: U64) -> Clusters:
+def find_clusters(found: Signatures, keys: Iterable[U64]) -> Clusters:
     """Clusters of records whose estimated similarity reaches the threshold.
 
-    Memory: some forty bytes a record besides the arguments, which may be memory maps.
+    Memory: some fifty bytes a record besides the signatures, which may be a memory map.
 
     Args:
         found: [records, HASHES] signatures.
-        keys: [BANDS, records] their band keys.
+        keys: [records] of each band, one band after another.
     """
     first = np.arange(len(found), dtype=np.int64)
     unchecked = 0
-    for band in range(len(keys)):
-        rows, bucket = _crowded(keys[band])
+    for of_band in keys:
+        rows, bucket = _crowded(of_band)
         for _ in range(ROUNDS):
             if not len(rows):
                 break

@@ -1,46 +1,47 @@
 """Near-duplicates over all shards of a store, with little more memory than a few columns.
 
-Signatures lie in the shards while a store is made; here they are joined into two files of
-640 bytes a record in all, mapped rather than held, and removed in the end.
+Signatures lie in the shards while a store is made; here they are joined into one file and their
+band keys written to another, 400 bytes a record in all, both removed in the end. The keys are read
+a band at a time, of the signatures only the pages of candidates are mapped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO
 
 import numpy as np
-from numpy.typing import NDArray
 
 from toque.data.files import PARTIAL
-from toque.data.near import BANDS, HASHES, Clusters, band_keys, find_clusters
+from toque.data.near import BANDS, HASHES, U64, Clusters, Signatures, band_keys, find_clusters
 
 NEAR = "near"
 """Name of the signatures among a shard's arrays; no part of a finished store."""
-_ROWS = 1 << 16
-_Number = TypeVar("_Number", bound=np.generic)
+_KEY_BYTES = 8
 
 
 def clusters_of(store: Path, folders: Sequence[Path]) -> Clusters:
     """Clusters of all records, in the order of the shards' `folders`."""
-    parts = [np.load(f / f"{NEAR}.npy", mmap_mode="r", allow_pickle=False) for f in folders]
-    n_records = sum(map(len, parts))
+    counts = [len(_signatures(folder, mmap=True)) for folder in folders]
+    n_records = sum(counts)
     if not n_records:
         return Clusters(np.zeros(0, np.int64), 0)
-    with (
-        _scratch(store / f"{NEAR}{PARTIAL}", np.uint16, (n_records, HASHES)) as found,
-        _scratch(store / f"{NEAR}-keys{PARTIAL}", np.uint64, (BANDS, n_records)) as keys,
-    ):
+    with ExitStack() as stack:
+        joined = stack.enter_context(_scratch(store / f"{NEAR}{PARTIAL}"))
+        keys = stack.enter_context(_scratch(store / f"{NEAR}-keys{PARTIAL}"))
         at = 0
-        for part in parts:
-            for begin in range(0, len(part), _ROWS):
-                rows = np.asarray(part[begin : begin + _ROWS])
-                found[at : at + len(rows)] = rows
-                keys[:, at : at + len(rows)] = band_keys(rows)
-                at += len(rows)
-        return find_clusters(found, keys)
+        for folder, count in zip(folders, counts, strict=True):
+            rows = _signatures(folder, mmap=False)
+            joined.write(rows.tobytes())
+            for band, part in enumerate(band_keys(rows)):
+                keys.seek((band * n_records + at) * _KEY_BYTES)
+                keys.write(part.tobytes())
+            at += count
+        joined.flush()
+        found = np.memmap(joined.name, np.uint16, "r", shape=(n_records, HASHES))
+        return find_clusters(found, _bands(keys, n_records))
 
 
 def remove_signatures(folder: Path) -> None:
@@ -48,20 +49,24 @@ def remove_signatures(folder: Path) -> None:
     (folder / f"{NEAR}.npy").unlink(missing_ok=True)
 
 
-@contextmanager
-def _scratch(path: Path, kind: type[_Number], shape: tuple[int, ...]) -> Iterator[NDArray[_Number]]:
-    """A mapped array in a file that is gone afterwards.
+def _signatures(folder: Path, *, mmap: bool) -> Signatures:
+    found: Signatures = np.load(
+        folder / f"{NEAR}.npy", mmap_mode="r" if mmap else None, allow_pickle=False
+    )
+    return found
 
-    The space is written before it is mapped: a full disk must be an error here, not a SIGBUS when
-    a page is touched.
-    """
-    dtype = np.dtype(kind)
-    n_bytes = dtype.itemsize * int(np.prod(shape))
+
+def _bands(keys: BinaryIO, n_records: int) -> Iterator[U64]:
+    for band in range(BANDS):
+        keys.seek(band * n_records * _KEY_BYTES)
+        yield np.frombuffer(keys.read(n_records * _KEY_BYTES), np.uint64)
+
+
+@contextmanager
+def _scratch(path: Path) -> Iterator[BinaryIO]:
+    """A file to write and read that is gone afterwards."""
     try:
-        with path.open("wb") as file:
-            zeros = bytes(min(n_bytes, 1 << 22))
-            for at in range(0, n_bytes, len(zeros)):
-                file.write(zeros[: n_bytes - at])
-        yield np.memmap(path, dtype, "r+", shape=shape)
+        with path.open("w+b") as file:
+            yield file
     finally:
         path.unlink(missing_ok=True)
