@@ -6,6 +6,7 @@ ToqueError
 ├── DataError         3   sources, tokenizer or store
 ├── CheckpointError   4   checkpoint or run folder
 ├── NonFiniteError    5   training stopped on a loss or gradient that is not a number
+├── RankLost          1   another process of the same run is gone or does not answer
 └── Interrupted       75  stopped by a signal, saved and resumable
 
 A message is one paragraph: what was found, where, what is allowed, what to do.
@@ -20,6 +21,8 @@ class ToqueError(Exception):
     """Base of everything a user may meet; never raised itself."""
 
     exit_code: ClassVar[int] = 1
+    said_by_another: bool = False
+    """Whether another rank of the same run tells the user about it."""
 
 
 class CheckFailed(ToqueError):
@@ -50,6 +53,12 @@ class NonFiniteError(ToqueError):
     """The loss or the gradient norm became NaN or infinite."""
 
     exit_code: ClassVar[int] = 5
+
+
+class RankLost(ToqueError):
+    """Another of the processes that share the run is gone or does not answer."""
+
+    exit_code: ClassVar[int] = 1
 
 
 class Interrupted(ToqueError):

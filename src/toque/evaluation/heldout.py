@@ -32,6 +32,8 @@ class HeldOut:
         autocast: the run's precision.
         device: where the model is.
         rows_per_batch: rows computed at once.
+        share: which of how many equal shares of the rows is computed here.
+        total: sums over all who compute a share.
     """
 
     layout: Layout
@@ -40,6 +42,8 @@ class HeldOut:
     autocast: Callable[[], AbstractContextManager[object]]
     device: torch.device
     rows_per_batch: int = 8
+    share: tuple[int, int] = (0, 1)
+    total: Callable[[Sequence[float]], Sequence[float]] = tuple
 
     def __call__(self, model: nn.Module) -> dict[str, float]:
         """`loss` in nats per target token, `perplexity`, and the tokens they are over.
@@ -49,15 +53,19 @@ class HeldOut:
         was_training = model.training
         model.eval()
         total, targets = 0.0, 0
+        rank, ranks = self.share
+        first, stride = rank * self.rows_per_batch, ranks * self.rows_per_batch
         try:
             with torch.no_grad():
-                for i in range(0, len(self.rows), self.rows_per_batch):
+                for i in range(first, len(self.rows), stride):
                     batch = self.layout.batch(self.rows[i : i + self.rows_per_batch])
                     with self.autocast():
                         total += float(self.loss_sum(model, batch.to(self.device)))
                     targets += batch.n_targets
         finally:
             model.train(was_training)
+        total, n_targets = self.total((total, targets))
+        targets = int(n_targets)
         loss = total / targets
         return {"loss": loss, "perplexity": perplexity(loss), "target_tokens": targets}
 

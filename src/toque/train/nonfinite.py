@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -43,6 +43,8 @@ class NonFiniteGuard:
     """With a float16 loss scaler an overflow is ordinary: the step is skipped, the scale halved."""
     locate: Callable[[int, Batch], Blame | None] | None = None
     """(step, its batch) -> where the first such value appears, by computing it again."""
+    gather: Callable[[Any], list[Any]] = lambda own: [own]
+    """Every rank's share of what is said; each of them finds the same update bad."""
     _waiting: list[_Update] = field(default_factory=list)
 
     def add(
@@ -73,8 +75,13 @@ class NonFiniteGuard:
                 raise self._error(update, loss, norm)
 
     def _error(self, update: _Update, loss: float, norm: float) -> NonFiniteError:
-        ids = tuple(i for row in update.batch.example_ids for i in row)
         blame = self.locate(update.step, update.batch) if self.locate is not None else None
+        found = asdict(blame) if blame is not None else None
+        shares = self.gather({"rows": update.batch.example_ids, "blame": found})
+        rows = [row for share in shares for row in share["rows"]]
+        ids = tuple(i for row in rows for i in row)
+        found = next(filter(None, (share["blame"] for share in shares)), None)
+        blame = Blame(found["where"], tuple(found["example_ids"])) if found is not None else None
         first = "Computed again, every value is finite."
         if blame is not None:
             held = f", in examples {_listed(blame.example_ids)}" if blame.example_ids else ""
@@ -83,7 +90,7 @@ class NonFiniteGuard:
         if self.run_folder is not None:
             path = self.run_folder / DUMP
             with contextlib.suppress(OSError):  # the error itself matters more than its record
-                path.write_text(_record(update, loss, norm, blame), encoding="utf-8")
+                path.write_text(_record(update, loss, norm, blame, rows), encoding="utf-8")
                 where = f" (all in {path})"
         return NonFiniteError(
             f"Step {update.step} has loss {loss:g} and gradient norm {norm:g} at learning rate "
@@ -98,7 +105,9 @@ def _listed(ids: tuple[int, ...]) -> str:
     return ", ".join(map(str, ids[:_SHOWN])) + (", …" if len(ids) > _SHOWN else "")
 
 
-def _record(update: _Update, loss: float, norm: float, blame: Blame | None) -> str:
+def _record(
+    update: _Update, loss: float, norm: float, blame: Blame | None, rows: Sequence[Sequence[int]]
+) -> str:
     record = {
         "step": update.step,
         "loss": repr(loss),  # JSON has no word for NaN
@@ -106,6 +115,6 @@ def _record(update: _Update, loss: float, norm: float, blame: Blame | None) -> s
         "lr": update.lr,
         "first_non_finite": blame.where if blame else None,
         "first_example_ids": blame.example_ids if blame else None,
-        "example_ids": update.batch.example_ids,
+        "example_ids": rows,
     }
     return json.dumps(record, indent=1) + "\n"

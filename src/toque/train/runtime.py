@@ -19,6 +19,7 @@ from toque.data.order import key_of
 from toque.errors import ConfigError
 from toque.train.heap import keep_freed_memory
 from toque.train.peak import Peak, peak_of
+from toque.train.ranks import Ranks
 
 Precision = Literal["bf16", "fp16", "float32"]
 PrecisionChoice = Literal["auto", "bf16", "fp16", "float32"]
@@ -41,8 +42,8 @@ class Runtime:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     precision: Precision = "float32"
     deterministic: bool = True
-    rank: int = 0
-    world_size: int = 1
+    ranks: Ranks = field(default_factory=Ranks)
+    """The processes that share every update; this one alone unless started as one of several."""
     warnings: tuple[str, ...] = ()
     """What the user should be told about the choices made."""
     scaler: torch.amp.GradScaler | None = None
@@ -56,6 +57,7 @@ class Runtime:
         precision: PrecisionChoice = "auto",
         deterministic: bool = True,
         fp16_is_safe: bool = True,
+        ranks: Ranks | None = None,
     ) -> Runtime:
         """Choose device and precision and set torch accordingly.
 
@@ -65,18 +67,23 @@ class Runtime:
                 the model can bear it, else float32.
             deterministic: the same bits from the same run; slower on CUDA.
             fp16_is_safe: False for T5, whose activations overflow float16.
+            ranks: this process among others, from `joining.joined`.
 
         Raises:
             ConfigError: the device is absent, or the precision cannot work on it.
         """
-        _refuse_several_ranks()
+        if ranks is None:
+            _refuse_several_ranks()
+            ranks = Ranks()
+        if ranks.several and device == "auto" and torch.cuda.is_available():
+            device = f"cuda:{ranks.local_rank}"
         chosen = _device(device)
         kind, warnings = _precision(precision, chosen, fp16_is_safe=fp16_is_safe)
         set_deterministic(deterministic)
         if chosen.type == "cpu":
             keep_freed_memory()
         scaler = torch.amp.GradScaler(chosen.type) if kind == "fp16" else None
-        return cls(chosen, kind, deterministic, warnings=tuple(warnings), scaler=scaler)
+        return cls(chosen, kind, deterministic, ranks, warnings=tuple(warnings), scaler=scaler)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -98,12 +105,16 @@ class Runtime:
 
     def seed(self, seed: int, step: int) -> None:
         """Make every random number of update `step` a function of (seed, step, rank)."""
-        torch.manual_seed(key_of(seed, step, self.rank))
+        torch.manual_seed(key_of(seed, step, self.ranks.rank))
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of `loss` to the parameters' gradients."""
         scaled = loss if self.scaler is None else self.scaler.scale(loss)
         torch.autograd.backward(scaled)
+
+    def sum_over_ranks(self, loss_sum: Tensor, optimizer: torch.optim.Optimizer) -> Tensor:
+        """Make the gradients the whole update's on every rank; [] the loss of the whole update."""
+        return self.ranks.sum_gradients(_parameters(optimizer), loss_sum)
 
     def update(
         self,
@@ -188,9 +199,9 @@ def _refuse_several_ranks() -> None:
     world_size = os.environ.get("WORLD_SIZE", "1")
     if world_size != "1":
         raise ConfigError(
-            f"WORLD_SIZE is {world_size}: this version trains in one process. Start `toque train` "
-            "without torchrun, or unset WORLD_SIZE; micro_batch_rows fits a large batch into one "
-            "device."
+            f"WORLD_SIZE is {world_size}, and only `toque train` shares its work between "
+            "processes; this would do the same work in each. Start it without torchrun, or unset "
+            "WORLD_SIZE."
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Mapping
 from types import FrameType
 from typing import Any, Final
@@ -23,12 +24,24 @@ class Interrupt(Callback):
 
     Handlers are set from `on_fit_start` to `on_fit_end` and only in the main thread, the only one
     in which Python allows it; in another thread signals keep their meaning.
+
+    Args:
+        signals: those that stop the run.
+        silent: say nothing; another rank does.
+        same_for_seconds: a second signal this soon is taken for the first: torchrun passes on
+            what a terminal or a scheduler has sent to every process already.
     """
 
     def __init__(
-        self, signals: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGINT)
+        self,
+        signals: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGINT),
+        *,
+        silent: bool = False,
+        same_for_seconds: float = 0.0,
     ) -> None:
         self._signals = signals
+        self._silent, self._same_for_seconds = silent, same_for_seconds
+        self._caught_at = 0.0
         self._before: dict[int, Any] = {}
         self._caught: signal.Signals | None = None
 
@@ -59,10 +72,13 @@ class Interrupt(Callback):
     def _handle(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
         if self._caught is not None:
+            if time.monotonic() - self._caught_at < self._same_for_seconds:
+                return
             _say(f"\n{name} again: exiting at once. The last checkpoint is whole.\n")
             os._exit(128 + number)  # the shell's convention for death by a signal
-        self._caught = signal.Signals(number)
-        _say(f"\n{name}: finishing this step, then saving. Once more exits at once.\n")
+        self._caught, self._caught_at = signal.Signals(number), time.monotonic()
+        if not self._silent:
+            _say(f"\n{name}: finishing this step, then saving. Once more exits at once.\n")
 
 
 def _say(text: str) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +18,13 @@ from toque.train.averaging import WeightAverage
 from toque.train.blame import Blame, find_blame
 from toque.train.callbacks import Callbacks
 from toque.train.checkpoint import Checkpoint, CheckpointStore
+from toque.train.continuing import circumstances, notes_on
 from toque.train.events import Best, Requests, RunEnd, RunStart, State, StepInfo
-from toque.train.manifest import differences
 from toque.train.noise import GradientNoise
 from toque.train.nonfinite import NonFiniteGuard
 from toque.train.optim import load_optimizer_tensors, optimizer_tensors
 from toque.train.prefetch import Batches, Prefetch
+from toque.train.ranks import Ranks
 from toque.train.rows_at_once import RowsAtOnce
 from toque.train.runtime import Runtime
 from toque.train.saving import Saves
@@ -96,6 +96,7 @@ class Trainer:
             self.run_folder,
             norm_may_be_infinite=self.runtime.scaler is not None,
             locate=self._locate,
+            gather=self._ranks.gather,
         )
         self._saves = Saves(self.checkpoints, self.callbacks, background=self.background_saves)
         self._rows = RowsAtOnce(self.micro_batch_rows, self.smaller_from, self.remember_smaller)
@@ -110,12 +111,13 @@ class Trainer:
         """
         self._session_began = time.perf_counter()
         self.stop_reason = None
+        self._ranks.confirm("at the begin", self.model, self.progress, self.cursor)
         with (
-            self.checkpoints.claimed() as leftovers,
+            self._claimed() as leftovers,
             self.callbacks.around(self._start(leftovers), self._end) as wants,
             self._saves.session(lambda: self.progress),
         ):
-            self._heed(wants)
+            self._heed(self._ranks.agreed(wants))
             self._pay_owed_evaluation()
             if not self.finished:
                 self._train()
@@ -133,7 +135,8 @@ class Trainer:
                 self._check_finite(info)
                 if self.average is not None:
                     self.average.update(self.model, info.before, info.progress)
-                wants = self.callbacks.on_step(info)  # observers may ask; only the loop acts
+                # Observers may ask; only the loop acts, and on all ranks alike.
+                wants = self._ranks.agreed(self.callbacks.on_step(info))
                 self._heed(wants)
                 self._evaluate_and_save(info.before, wants)
                 self._saves.tell(self.progress)
@@ -147,6 +150,13 @@ class Trainer:
             wants |= self._evaluate()
         if wants.save or self.finished or self._due(self.schedule.save_every, before):
             self._save(final=self.finished)
+
+    def _claimed(self) -> AbstractContextManager[list[str]]:
+        return self.checkpoints.claimed() if self._ranks.leads else nullcontext([])
+
+    @property
+    def _ranks(self) -> Ranks:
+        return self.runtime.ranks
 
     @property
     def finished(self) -> bool:
@@ -190,6 +200,7 @@ class Trainer:
             lambda rows: self._gradients(batch or planned.batch, rows, planned.n_targets),
             say=lambda text: self.callbacks.on_warning(self.progress, text),
         )
+        loss_sum = self.runtime.sum_over_ranks(loss_sum, self.optimizer)
         if self.check_reached is not None:
             self.check_reached(self.model)
             self.check_reached = None
@@ -209,7 +220,9 @@ class Trainer:
             grad_norm=grad_norm,
             batch=planned.batch,
         )
-        seconds = time.perf_counter() - started
+        # Rates and lengths may be in minutes, which are rank 0's, or ranks would part ways.
+        own = (time.perf_counter() - started) if self._ranks.leads else 0.0
+        seconds, n_computed = self._ranks.total([own, planned.n_computed])
         return StepInfo(
             before=self.progress,
             progress=planned.after(self.progress, seconds),
@@ -219,7 +232,7 @@ class Trainer:
             n_targets=planned.n_targets,
             n_tokens=planned.n_tokens,
             n_examples=planned.n_examples,
-            n_computed=planned.n_computed,
+            n_computed=int(n_computed),
             seconds=seconds,
             data_wait_seconds=data_wait_seconds,
         )
@@ -274,7 +287,7 @@ class Trainer:
             if loss is not None and (self.best is None or loss < self.best.loss):
                 self.best = Best(self.progress.step, loss)
             self._save_best(metrics)
-            wants = self.callbacks.on_evaluate(self.progress, metrics)
+            wants = self._ranks.agreed(self.callbacks.on_evaluate(self.progress, metrics))
         self._heed(wants)
         return wants
 
@@ -294,12 +307,16 @@ class Trainer:
             self._save(final=True)
 
     def _save_best(self, metrics: dict[str, float]) -> None:
-        self._saves.save_best(
-            self.progress, self._model_tensors, progress=asdict(self.progress), metrics=metrics
-        )
+        if self._ranks.leads:
+            self._saves.save_best(
+                self.progress, self._model_tensors, progress=asdict(self.progress), metrics=metrics
+            )
 
     def _save(self, *, final: bool) -> None:
         self._judge()
+        self._ranks.confirm("before a save", self.model, self.progress, self.cursor)
+        if not self._ranks.leads:
+            return
         self.callbacks.on_before_save(self.progress)
         tensors = {
             "model": self._model_tensors(),
@@ -322,7 +339,7 @@ class Trainer:
             "best": asdict(self.best) if self.best else None,
             "owes_evaluation": self.owes_evaluation,
             "base_sha256": self.base_sha256,
-            "threads": torch.get_num_threads(),
+            **circumstances(self._ranks),
         }
 
     def load(self, checkpoint: Checkpoint) -> None:
@@ -356,12 +373,12 @@ class Trainer:
             self.owes_evaluation = bool(state["owes_evaluation"])
             self.runtime.load_state_dict(state["runtime"])
             self.callbacks.load_state_dict(state["callbacks"])
-            threads = int(state["threads"])
+            versions = self.checkpoints.identity.versions
+            self.notes += notes_on(checkpoint, versions, state, self._ranks)
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"{where} has a state this Toque cannot read: {error}."
             ) from error
-        self.notes += _notes(checkpoint, self.checkpoints.identity.versions, threads)
 
     def _start(self, leftovers: list[str]) -> RunStart:
         removed = [f"removed what a killed save left: {', '.join(leftovers)}"] if leftovers else []
@@ -380,13 +397,3 @@ class Trainer:
             error=str(error) if error is not None else None,
             saves=self._saves.counts,
         )
-
-
-def _notes(checkpoint: Checkpoint, versions: Any, threads: int) -> list[str]:
-    notes = [f"skipped {skipped.path.name}: {skipped.reason}" for skipped in checkpoint.skipped]
-    changed = differences(checkpoint.manifest.versions, versions)
-    if threads != torch.get_num_threads():
-        changed.append(f"threads: {threads} -> {torch.get_num_threads()}")
-    if changed:
-        notes.append(f"the bits may differ from an undisturbed run's: {'; '.join(changed)}")
-    return notes
