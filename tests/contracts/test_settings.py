@@ -6,6 +6,7 @@ everything but their neutral value.
 
 import hashlib
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,6 +101,9 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "evaluation.metrics": ("[bleu]", "scores"),
     "evaluation.prompts": ('["toast: bread, butter"]', "samples"),
     "observe.log_every": ("3 steps", "losses"),
+    "observe.trackers": ("[tensorboard]", "trackers"),
+    "observe.webhook": ("http://127.0.0.1:9/nobody", "warnings"),
+    "observe.callbacks": ("[stop_watch:AtThree]", "losses"),
 }
 _PRETRAINED = ("model.start_from=BASE/model", "model.shape={}")
 _ADAPTED = (*_PRETRAINED, "adapter={r: 4, dropout: 0.0}")
@@ -128,8 +132,6 @@ PLANNED = {
     "augmentation": "{tips: 0.1}",
     "data.tasks": "[nutrition]",
     "train.strategy": "ddp",
-    "observe.trackers": "[wandb]",
-    "observe.webhook": "http://localhost",
     "observe.profile": "10 steps",
     "observe.system": "false",
 }
@@ -173,6 +175,11 @@ def kitchen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     poor = json.dumps({"title": "Toast", "ingredients": ["bread", "butter"], "directions": steps})
     (folder / "a.jsonl").write_text(lines + lines.splitlines()[0] + "\n" + poor + "\n")
     write_cookbook(folder / "b.jsonl", n=60, seed=4)
+    watch = (
+        "class AtThree:\n  def on_step_end(self, s):\n    return 'stop' if s.step > 2 else None\n"
+    )
+    (folder / "stop_watch.py").write_text(watch)
+    sys.path.append(str(folder))
     return folder
 
 
@@ -225,6 +232,8 @@ def facts_of(kitchen: Path, name: str, store: Path) -> dict[str, object]:
         "saves": [e["step"] for e in events if e["event"] == "save"],
         "checkpoints": sorted(p.name for p in (run / "checkpoints").glob("step-*")),
         "best": sorted(p.name for p in (run / "best").glob("step-*")),
+        "warnings": [e["message"] for e in events if e["event"] == "warning"],
+        "trackers": [p.name for p in run.glob("tensorboard")],
         "scores": list(json.loads((run / "evaluation.json").read_text())["generated"]),
         "samples": hashlib.sha256((run / "samples.jsonl").read_bytes()).hexdigest(),
         "store": (manifest["fingerprint"], manifest["tokens"], manifest["splits"]),

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import math
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from toque.build.importing import imported
 from toque.config import RunConfig
 from toque.cooking.recipe import DIFFICULTIES
 from toque.data.store import TokenStore
@@ -31,19 +30,8 @@ def build_text_scores(config: RunConfig) -> TextScores:
 
 
 def _imported(path: str) -> UserMetric:
-    module, _, attribute = path.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path:  # the command, unlike `python -m`, does not look where it runs
-        sys.path.append(here)
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"evaluation.metrics names {path}, which cannot be imported: {error}. Give "
-            "module:function, the module importable from here (a file beside the configuration "
-            "you run from, or an installed package), taking the predictions and the references "
-            "and returning {name: score}."
-        ) from error
+    wanted = "a function of the predictions and the references that returns {name: score}"
+    found = imported(path, setting="evaluation.metrics", wanted=wanted)
     if not callable(found):
         raise ConfigError(
             f"evaluation.metrics names {path}, which is a {type(found).__name__} and no function "

@@ -114,7 +114,9 @@ def train(
 
     run = run_training(resolved, start=start)
     if run.interrupted:
-        again = shlex.join(["toque", "train", config, *overrides])
+        # A webhook's address is a secret; the shell's history may have it, the log may not.
+        shown = [o.partition("=")[0] + "=..." if "webhook" in o else o for o in overrides]
+        again = shlex.join(["toque", "train", config, *shown])
         raise Interrupted(
             f"Stopped by a signal and saved at step {run.step}. Continue with: {again}"
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from toque.build.finished import WritingContext, adapter_words, keep_model, writ
 from toque.build.fitting import Fitted, fit_to_machine
 from toque.build.metrics import build_text_scores
 from toque.build.mixing import mixture_in_words
+from toque.build.observers import Watchers, build_watchers
 from toque.build.trainer import about_run, build_trainer, flops_of
 from toque.cli.scoring import evaluation_of
 from toque.config import Difference, Resolved, RunConfig, differences, load_config, resolved_yaml
@@ -56,7 +57,13 @@ class RunOutcome:
         return self.reason == INTERRUPTED
 
 
-def run_training(resolved: Resolved, *, start: str | None = None) -> RunOutcome:
+def run_training(
+    resolved: Resolved,
+    *,
+    start: str | None = None,
+    own: Sequence[object] = (),
+    upload: bool = True,
+) -> RunOutcome:
     """Train from the beginning, or continue from the run folder's newest whole checkpoint.
 
     Args:
@@ -71,16 +78,38 @@ def run_training(resolved: Resolved, *, start: str | None = None) -> RunOutcome:
     """
     config, console = resolved.config, Console(stderr=True)
     build_text_scores(config)  # a metric that cannot be imported is refused now, not at the end
-    run = Path(config.run_dir)
+    watchers = build_watchers(config, own)
     store = open_store(config)
     found = _continued(config, store, run)
     if start is not None and found is not None:
         raise CheckpointError(
             f"{run} already holds a run at step {found.step}, and --from begins a new one. Choose "
             "another folder: run_dir=runs/another."
+
+    def say(sentence: str) -> None:
+        console.print(sentence, highlight=False, soft_wrap=True)
+
+    with uploading(config, say=say, on=upload) as uploads:
+        outcome = _train(resolved, store, watchers, console, start=start, uploads=uploads)
+        if uploads is not None and not outcome.interrupted:
+            uploads.finished()
+    return outcome
+
+
+def _train(
+    resolved: Resolved,
+    store: TokenStore,
+    watchers: Watchers,
+    console: Console,
+    *,
+    start: str | None,
+    uploads: Uploads | None,
+) -> RunOutcome:
+    config = resolved.config
+    run = Path(config.run_dir)
         )
     _write_config(resolved, run)
-    trainer, sampler = _assemble(config, store, console)
+    trainer, sampler = _assemble(config, store, console, watchers, uploads)
     if found is not None:
         trainer.load(found)
     elif start is not None:
@@ -92,7 +121,13 @@ def run_training(resolved: Resolved, *, start: str | None = None) -> RunOutcome:
     return RunOutcome(run, end.progress.step, end.reason)
 
 
-def _assemble(config: RunConfig, store: TokenStore, console: Console) -> tuple[Trainer, Sampler]:
+def _assemble(
+    config: RunConfig,
+    store: TokenStore,
+    console: Console,
+    watchers: Watchers,
+    uploads: Uploads | None,
+) -> tuple[Trainer, Sampler]:
     model = build_language_model(config, store)
     family = family_of(model.config)
     runtime = Runtime.detect(
@@ -117,6 +152,11 @@ def _assemble(config: RunConfig, store: TokenStore, console: Console) -> tuple[T
         ConsoleProgress(log_every=config.observe.log_every, console=console),
         MetricsLog(
             run / "metrics.jsonl",
+
+    def warn(at: Progress, message: str) -> None:
+        trainer.callbacks.on_warning(at, message)
+
+    feeds = watchers.feeds(warn)
             log_every=config.observe.log_every,
             about=about_run(config, model, stream, runtime, fitted.resources),
             flops_per_token=flops_of(model, stream),
@@ -126,12 +166,16 @@ def _assemble(config: RunConfig, store: TokenStore, console: Console) -> tuple[T
     ]
     if config.train.early_stopping is not None:
         stopping = config.train.early_stopping
+            copies=[feed.take for feed in feeds],
         callbacks.append(EarlyStopping(patience=stopping.patience, min_delta=stopping.min_delta))
     trainer = build_trainer(
         config,
         store=store,
         model=model,
         runtime=runtime,
+    if uploads is not None:
+        callbacks.append(UploadProgress(uploads, run, warn))
+    callbacks += [*watchers.callbacks(warn), *feeds]
         evaluator=lambda: heldout(model),
         stream=stream,
         callbacks=callbacks,

@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from toque.config.names import Path, find_field
-from toque.config.values import Planned, allowed_words
+from toque.config.values import Planned, Secret, allowed_words
 
 Origin = Callable[[Path], str]
 
@@ -48,6 +48,8 @@ def _value(detail: ErrorDetails, given: Mapping[str, Any], origin: Origin) -> st
         return f"{origin(path[:-1])}: `{name}` is missing. Write it. {meaning}".rstrip()
     field = find_field(path)
     found = _found(_at(given, path))
+    if field is not None and any(isinstance(item, Secret) for item in field.metadata):
+        found = "not an address (it is a secret, so it is not shown)"
     allowed = "text" if field is None else allowed_words(field.annotation, field.metadata)
     verdict = f"{origin(path)}: `{name}` is {found}"
     if field is not None and _is_planned(field, _at(given, path)):

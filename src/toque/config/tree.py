@@ -26,6 +26,7 @@ from toque.config.values import (
     MetricName,
     Planned,
     RunLength,
+    PythonName,
     TokenizerName,
 )
 from toque.units import Duration
@@ -229,9 +230,14 @@ class ObserveConfig(Config):
     trackers: Annotated[
         tuple[str, ...], AsTuple, Field(max_length=0), Allowed("[]"), Planned()
     ] = ()
-    """Experiment trackers fed with copies of `metrics.jsonl`."""
-    webhook: Annotated[None, Planned()] = None
-    """Address told about the end of a run."""
+    """Experiment trackers fed with copies of `metrics.jsonl`, from threads of their own: one that
+    hangs or fails costs its copies, nothing else (docs/callbacks.md)."""
+    webhook: Annotated[SecretAddress, Field(repr=False)] = None
+    """Address told when a run starts, has a new lowest held-out loss, ends or fails; Discord's form
+    for its addresses, plain JSON for others. It is kept out of every file and message: better
+    env:NAME, so that the run's own config.yaml works, too."""
+    callbacks: Annotated[tuple[PythonName, ...], AsTuple, Allowed("a list of module:Class")] = ()
+    """Classes of your own that watch the run, e.g. [mymodule:Watcher] (docs/callbacks.md)."""
     profile: Annotated[None, Planned()] = None
     """Steps to profile."""
     system: Annotated[Literal[True], Planned()] = True

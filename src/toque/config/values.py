@@ -11,6 +11,7 @@ import types
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from urllib.parse import urlsplit
 
 import annotated_types
 from pydantic import AfterValidator, BaseModel, BeforeValidator, PlainSerializer, PlainValidator
@@ -77,6 +78,32 @@ def _metric(value: str) -> str:
     return value
 
 
+def _python_name(value: str) -> str:
+    if not _DOTTED.fullmatch(value):
+        raise ValueError("not module:name")
+    return value
+
+
+def _webhook(value: str) -> str:
+    if re.fullmatch(r"env:[A-Za-z_]\w*", value):
+        return value
+    parts = urlsplit(value)
+    blank = re.search(r"\s", value)
+    if parts.scheme not in ("http", "https") or not parts.hostname or blank:
+        raise ValueError("not an address")
+    return value
+
+
+def _public(value: str | None) -> str | None:
+    return value if value is not None and value.startswith("env:") else None
+
+
+def _different(values: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(values)) < len(values):
+        raise ValueError("one of them twice")
+    return values
+
+
 def _tuple(value: object) -> object:
     # YAML knows lists; a frozen tree holds tuples.
     return tuple(value) if isinstance(value, list) else value
@@ -135,6 +162,27 @@ MetricName = Annotated[
     Allowed(f"{', '.join(METRIC_GROUPS)} or module:function"),
 ]
 """A metric of written texts: one that comes with Toque, or a function of the user's."""
+
+PythonName = Annotated[str, AfterValidator(_python_name), Allowed("module:name")]
+"""Something of the user's own, importable."""
+
+
+@dataclass(frozen=True)
+class Secret:
+    """A value that no message, file or hash may hold."""
+
+
+SecretAddress = Annotated[
+    Annotated[str, AfterValidator(_webhook)] | None,
+    Secret(),
+    # What is written down is the variable's name, or that there is nothing.
+    PlainSerializer(_public, return_type=str | None),
+    Allowed("null, env:NAME (the address is in that environment variable), or an http(s) address"),
+]
+"""Where messages are sent."""
+
+TaskName = Literal["write", "request", "nutrition", "difficulty", "cuisine", "next_step", "title"]
+"""What a recipe can be turned into; `toque.cooking.templates` has the same list."""
 
 Fraction = Annotated[float, annotated_types.Ge(0), annotated_types.Lt(1)]
 """A share that leaves something over."""

@@ -18,8 +18,14 @@ class Callback:
     def on_fit_start(self, start: RunStart) -> Requests | None:
         """A session begins."""
 
+    def on_before_step(self, at: Progress) -> None:
+        """An update begins."""
+
     def on_step(self, info: StepInfo) -> Requests | None:
         """An update is done; not yet evaluated or saved."""
+
+    def on_before_evaluate(self, at: Progress) -> None:
+        """An evaluation begins."""
 
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> Requests | None:
         """An evaluation is done."""
@@ -71,6 +77,16 @@ class Callbacks:
             with ExitStack() as stack:  # each is called even when another one fails
                 for callback in reversed(started):
                     stack.callback(callback.on_fit_end, summary)
+
+    def on_before_step(self, at: Progress) -> None:
+        """Tell all."""
+        for callback in self._callbacks:
+            callback.on_before_step(at)
+
+    def on_before_evaluate(self, at: Progress) -> None:
+        """Tell all."""
+        for callback in self._callbacks:
+            callback.on_before_evaluate(at)
 
     def on_step(self, info: StepInfo) -> Requests:
         """Tell all; together, what they ask."""
