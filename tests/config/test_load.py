@@ -139,7 +139,6 @@ def test_wrong_value_says_where_what_and_what_is_allowed(tmp_path, text, line, w
         "curriculum={stages: []}",
         "augmentation={tips: 0.1}",
         "observe.profile=5 steps",
-        "data.tasks=[write, nutrition]",
         "data.sources=[{path: a, format: foodcom}]",
         "train.strategy=fsdp",
     ],

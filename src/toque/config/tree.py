@@ -7,7 +7,7 @@ for a later version is refused with the reason instead of being half obeyed.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -24,9 +24,12 @@ from toque.config.values import (
     Fraction,
     Interval,
     MetricName,
+    Once,
     Planned,
-    RunLength,
     PythonName,
+    RunLength,
+    SecretAddress,
+    TaskName,
     TokenizerName,
 )
 from toque.units import Duration
@@ -93,14 +96,20 @@ class DataConfig(Config):
     store: Annotated[str, Field(min_length=1), Allowed("a folder")] = "stores/cookbook"
     """Folder of the prepared, tokenised data."""
     tasks: Annotated[
-        tuple[Literal["write"], ...],
+        tuple[TaskName, ...],
         AsTuple,
-        Field(min_length=1, max_length=1),
-        Allowed("[write]"),
-        Planned(("nutrition", "difficulty")),
+        Once,
+        Field(min_length=1),
+        Allowed(f"a list of {', '.join(get_args(TaskName))}, each once"),
     ] = ("write",)
-    """What a recipe is turned into. write: the recipe from its title and ingredients.
-    Text sources always make documents."""
+    """What a recipe is turned into, all in one store (docs/tasks.md). write: the recipe from its
+    title and ingredients. Text sources always make documents."""
+    task_weights: dict[TaskName, Annotated[float, Field(gt=0, le=100)]] = {}  # noqa: RUF012
+    """Times an epoch passes over a task's training examples, e.g. {nutrition: 0.5}; 1 where not
+    named. Changing it needs no new store."""
+    task_temperature: Annotated[float, Field(ge=1, le=100)] | None = None
+    """Mix tasks by (their examples)^(1/T) instead (Raffel et al. 2020): 1 as they are, 100 nearly
+    equal shares; an epoch stays as long. null: by task_weights."""
     max_prompt_tokens: Annotated[int, Field(ge=8)] = 256
     """Longest prompt, in tokens."""
     max_target_tokens: Annotated[int, Field(ge=8)] = 512
@@ -205,6 +214,21 @@ class TrainConfig(Config):
     """How several GPUs share the work. auto: one process, in this version."""
 
 
+class CheckpointConfig(Config):
+    """Where checkpoints go besides the run's folder."""
+
+    upload: (
+        Annotated[
+            str,
+            Field(pattern=r"^(gs|s3)://[^/@\s]+/[^/\s]"),
+            Allowed("an address such as gs://bucket/runs/cookbook or s3://bucket/runs/cookbook"),
+        ]
+        | None
+    ) = None
+    """Folder in a bucket that checkpoints, figures and the finished model are copied to while
+    training goes on; from there another machine continues. null: nowhere (docs/faults.md)."""
+
+
 class EvaluationConfig(Config):
     """What is measured on held-out examples."""
 
@@ -228,7 +252,9 @@ class ObserveConfig(Config):
     log_every: Interval = Duration(10, "steps")
     """Time between lines of `metrics.jsonl`."""
     trackers: Annotated[
-        tuple[str, ...], AsTuple, Field(max_length=0), Allowed("[]"), Planned()
+        tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...],
+        AsTuple,
+        Allowed("a list of tensorboard, wandb, mlflow, trackio"),
     ] = ()
     """Experiment trackers fed with copies of `metrics.jsonl`, from threads of their own: one that
     hangs or fails costs its copies, nothing else (docs/callbacks.md)."""
@@ -248,7 +274,8 @@ class RunConfig(Config):
     """A whole run."""
 
     run_dir: Annotated[str, Field(min_length=1), Allowed("a folder")] = "runs/cookbook"
-    """Folder of the run: checkpoints, metrics, the finished model."""
+    """Folder of the run: checkpoints, metrics, the finished model. At gs:// or s3:// it is worked
+    on in a folder of this machine and uploaded (`checkpoint.upload`)."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 17
     """Where all randomness comes from: weights, data order, dropout, sampling."""
     model: ModelConfig = Field(default_factory=ModelConfig)
@@ -261,6 +288,7 @@ class RunConfig(Config):
     """Vary prompts and texts while training."""
     optim: OptimConfig = Field(default_factory=OptimConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     observe: ObserveConfig = Field(default_factory=ObserveConfig)
 

@@ -188,6 +188,8 @@ Fraction = Annotated[float, annotated_types.Ge(0), annotated_types.Lt(1)]
 """A share that leaves something over."""
 
 Auto = Literal["auto"]
+Once = AfterValidator(_different)
+"""No value of a list twice."""
 AsTuple = BeforeValidator(_tuple)
 
 
