@@ -47,6 +47,9 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "data.sources.weight": ('[{path: "SOURCE", weight: 2.0}]', "losses"),
     "data.engine": ("ray", "said"),
     "data.store": ("other-store", "store_folder"),
+    "data.tasks": ("[difficulty]", "store"),
+    "data.task_weights": ("{nutrition: 3.0}", "losses"),
+    "data.task_temperature": ("3.0", "losses"),
     "data.max_prompt_tokens": ("12", "store"),
     "data.max_target_tokens": ("40", "store"),
     "data.on_overlong": ("drop", "store"),
@@ -109,7 +112,10 @@ _PRETRAINED = ("model.start_from=BASE/model", "model.shape={}")
 _ADAPTED = (*_PRETRAINED, "adapter={r: 4, dropout: 0.0}")
 _LAST = ("optim.averaging={kind: last, every: 1 steps}",)
 # Settings that need others to be read: those stand in the run and in what it is compared with.
+_TWO_TASKS = ("data.tasks=[write, nutrition]", "data.store=BASE-two-tasks")
 BESIDE: dict[str, tuple[str, ...]] = {
+    "data.task_weights": _TWO_TASKS,
+    "data.task_temperature": _TWO_TASKS,
     "optim.cycles": ("optim.schedule=cosine_restarts",),
     "optim.cycles.first": ("optim.schedule=cosine_restarts",),
     "optim.cycles.growth": ("optim.schedule=cosine_restarts", "optim.cycles={first: 1 steps}"),
@@ -130,7 +136,6 @@ BESIDE: dict[str, tuple[str, ...]] = {
 PLANNED = {
     "curriculum": "{stages: []}",
     "augmentation": "{tips: 0.1}",
-    "data.tasks": "[nutrition]",
     "train.strategy": "ddp",
     "observe.profile": "10 steps",
     "observe.system": "false",

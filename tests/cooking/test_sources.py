@@ -164,6 +164,7 @@ def test_the_example():
         "nutrition": 1,
         "nutrition_from": BY_RULE,
         "nutrition_coverage": 1.0,
+        "cuisine": UNKNOWN,
     }
 
 

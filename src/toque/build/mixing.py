@@ -1,4 +1,4 @@
-"""Weights of the configuration's sources to a mixture, checked against the store."""
+"""Weights of the configuration's sources and tasks to a mixture, checked against the store."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toque.config import RunConfig
+from toque.cooking.templates import TASKS
 from toque.data.manifest import StoreManifest
 from toque.data.mixing import Mixture
 from toque.data.plan import EpochPlan
@@ -17,34 +18,70 @@ from toque.errors import ConfigError
 
 
 def mixture_of(config: RunConfig, store: TokenStore, rows: NDArray[np.int64]) -> Mixture | None:
-    """How often an epoch draws from each source; None when all weights are 1.
+    """How often an epoch draws from each source and task; None when every example comes once.
+
+    The groups of the mixture are the pairs (source, task); a pair's weight is the product of its
+    source's and its task's.
 
     Args:
-        config: its sources carry the weights.
+        config: its sources and tasks carry the weights.
         store: made from those sources.
         rows: store rows to train on.
 
     Raises:
         ConfigError: the store was made from other sources, or in another order.
     """
-    weights = [source.weight for source in config.data.sources]
+    of_sources = [source.weight for source in config.data.sources]
+    of_tasks, weighted = [1.0], any(weight != 1.0 for weight in of_sources)
+    group = np.zeros(len(rows), np.int64)
+    if weighted:
+        _check_sources(config, store.manifest)
+        group = np.asarray(store.column("source"))[rows].astype(np.int64)
+    else:
+        of_sources = [1.0]
+    if config.data.task_weights or config.data.task_temperature is not None:
+        tasks = np.asarray(store.column("task"))[rows].astype(np.int64)
+        of_tasks = task_weights(config, np.bincount(tasks, minlength=len(TASKS)))
+        group = group * len(TASKS) + tasks
+    weights = [one * other for one in of_sources for other in of_tasks]
     if all(weight == 1.0 for weight in weights):
         return None
-    _check_sources(config, store.manifest)
-    source = np.asarray(store.column("source"))[rows].astype(np.int64)
-    return Mixture(source=source, weights=weights, seed=config.seed)
+    return Mixture(source=group, weights=weights, seed=config.seed)
+
+
+def task_weights(config: RunConfig, counts: NDArray[np.int64]) -> list[float]:
+    """Passes an epoch makes over each task of `TASKS`.
+
+    By temperature T a task of n examples has the share n^(1/T) of an epoch that is as long as
+    before (Raffel et al. 2020, section 3.5.2, temperature-scaled mixing, without its limit K).
+
+    Args:
+        config: names weights or a temperature.
+        counts: [tasks] training examples of each; documents and pairs count as the first.
+    """
+    temperature = config.data.task_temperature
+    if temperature is None:
+        return [config.data.task_weights.get(task, 1.0) for task in TASKS]
+    n = counts.astype(float)
+    share = np.where(n > 0, n ** (1.0 / temperature), 0.0)
+    drawn = n.sum() * share / share.sum() if n.sum() else n
+    return [float(d / c) if c else 1.0 for d, c in zip(drawn, n, strict=True)]
 
 
 def mixture_in_words(config: RunConfig, plan: EpochPlan) -> str:
-    """A line on what an epoch draws from each source; "" without weights."""
+    """A line on what an epoch draws from each source and task; "" without weights."""
     if plan.mixture is None:
         return ""
-    parts = [
-        f"{source.path} {len(members):,} x {source.weight:g} = {draws:,}"
-        for source, members, draws in zip(
-            config.data.sources, plan.mixture.members, plan.mixture.draws, strict=True
-        )
-    ]
+    mixture, parts = plan.mixture, []
+    n_tasks = len(TASKS) if config.data.task_weights or config.data.task_temperature else 1
+    for group, (members, draws) in enumerate(zip(mixture.members, mixture.draws, strict=True)):
+        if not draws:
+            continue
+        source, task = divmod(group, n_tasks)
+        named = [config.data.sources[source].path] if len(mixture.weights) > n_tasks else []
+        named += [TASKS[task]] if n_tasks > 1 else []
+        weight = mixture.weights[group]
+        parts.append(f"{' '.join(named)} {len(members):,} x {weight:.3g} = {draws:,}")
     return f"an epoch draws {plan.n_drawn:,} examples: {'; '.join(parts)}\n"
 
 

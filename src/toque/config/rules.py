@@ -26,6 +26,7 @@ def impossible(config: RunConfig) -> Iterator[Problem]:
     yield from _learning_rate(config)
     yield from _inert(config)
     yield from _held_out(config)
+    yield from _tasks(config)
 
 
 def _model(config: RunConfig) -> Iterator[Problem]:
@@ -114,4 +115,22 @@ def _held_out(config: RunConfig) -> Iterator[Problem]:
             "`train.early_stopping` is set and `data.validation_fraction` is 0: without held-out "
             "examples there is no loss to watch. Hold some out, e.g. 0.05, or set "
             "`train.early_stopping` to null.",
+        )
+
+
+def _tasks(config: RunConfig) -> Iterator[Problem]:
+    data = config.data
+    absent = [task for task in data.task_weights if task not in data.tasks]
+    if absent:
+        yield Problem(
+            ("data.task_weights", "data.tasks"),
+            f"`data.task_weights` weighs {', '.join(absent)}, and `data.tasks` is "
+            f"{', '.join(data.tasks)}: there is nothing to weigh. Add it to `data.tasks`, or "
+            "remove the weight.",
+        )
+    if data.task_weights and data.task_temperature is not None:
+        yield Problem(
+            ("data.task_temperature", "data.task_weights"),
+            "`data.task_temperature` and `data.task_weights` are both set, and both say how often "
+            "each task is seen. Remove one.",
         )

@@ -210,8 +210,12 @@ class TrainConfig(Config):
     """End the run when the held-out loss stops falling; null: never."""
     deterministic: bool = True
     """The same bits in every run on the same machine; costs a little speed on some GPUs."""
-    strategy: Annotated[Auto, Planned(("single", "ddp", "fsdp"))] = "auto"
-    """How several GPUs share the work. auto: one process, in this version."""
+    strategy: Annotated[Literal["auto", "single", "ddp"], Planned(("fsdp",))] = "auto"
+    """How several processes share the work (docs/runs.md). auto: all that torchrun started share
+    every update. single: refuse to be one of several. ddp: refuse to be alone."""
+    rank_timeout: Annotated[float, Field(gt=0)] = 30.0
+    """Minutes the processes of a run wait for each other before it is given up; evaluating, writing
+    texts and saving by one of them must fit in."""
 
 
 class CheckpointConfig(Config):

@@ -7,25 +7,29 @@ Columns of an example, all numbers:
 * nutrition: 0 Healthy, 1 Moderate, 2 Indulgent, 255 unknown. nutrition_from: 0 estimated from
   the ingredients, 1 from the nutrients the source gives, 2 the source's own label.
   nutrition_coverage: how much of an estimate rests on measured, known foods; see `nutrition`.
+* cuisine: the number of its class in `cuisines.CUISINES`, 255 unknown.
 * n_ingredients, n_steps.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Final
 
 import xxhash
 
+from toque.cooking.cuisines import cuisine_of
 from toque.cooking.difficulty import difficulty_of_reading
 from toque.cooking.language import language_of
 from toque.cooking.nutrition import nutrition_of_reading
 from toque.cooking.quality import quality_of_reading
 from toque.cooking.reading import Reading, read
-from toque.cooking.recipe import DIFFICULTIES, NUTRITION_CLASSES, Recipe, to_text
-from toque.cooking.templates import prompt_of_names
+from toque.cooking.recipe import DIFFICULTIES, NUTRITION_CLASSES, Recipe
+from toque.cooking.tasks import NEEDS, Labelled, ask
+from toque.cooking.templates import CLASSES, TASKS, Task
 from toque.cooking.wording import normalised
-from toque.data.example import Example
+from toque.data.example import NO_LABEL, Example, examples_note, missing_note
 
 UNKNOWN: Final = 255
 """Column value of a label that neither the record nor its ingredients tell."""
@@ -33,22 +37,42 @@ BY_RULE, BY_FIGURES, BY_SOURCE = 0, 1, 2
 """Where a label comes from; see above."""
 
 
-def examples_of(recipe: Recipe, notes: Counter[str]) -> list[Example]:
-    """The examples of a recipe, one a task, with rising numbers; labels' origins go to `notes`."""
+def examples_of(
+    recipe: Recipe, notes: Counter[str], tasks: Sequence[Task] = ("write",)
+) -> list[Example] | str:
+    """The examples of a recipe, one a task, with rising numbers; or why it has none.
+
+    Args:
+        recipe: cleaned.
+        notes: gets the labels' origins, and for each task the recipes that have an example of it
+            and those that lack what it needs.
+        tasks: what is asked for.
+    """
     reading = read(recipe)
     columns = labels_of(reading, notes)
     body = normalised("\n".join((*recipe.ingredients, *recipe.steps)))
     title = normalised(recipe.title)
-    return [
-        Example(
-            prompt=prompt_of_names(recipe.title, [line.name for line in reading.lines]),
-            target=to_text(recipe),
-            key=_key(body),
-            title_key=_key(title),
-            record_key=_key(b"%b\n%b" % (title, body)),
-            columns=columns,
+    key, title_key, record_key = _key(body), _key(title), _key(b"%b\n%b" % (title, body))
+    labelled = Labelled(reading, _classes(columns), record_key)
+    examples: list[Example] = []
+    for number, task in enumerate(TASKS):
+        if task not in tasks:
+            continue
+        asked = ask(task, labelled)
+        if asked is None:
+            notes[missing_note(task, NEEDS[task])] += 1
+            continue
+        if tuple(tasks) != ("write",):  # which every recipe has
+            notes[examples_note(task)] += 1
+        prompt, target = asked
+        examples.append(
+            Example(prompt, target, key, title_key, record_key, task=number, columns=columns)
         )
-    ]
+    return examples or f"{NO_LABEL} for {', '.join(tasks)}"
+
+
+def _classes(columns: dict[str, int | float]) -> dict[Task, int | None]:
+    return {task: None if columns[task] == UNKNOWN else int(columns[task]) for task in CLASSES}
 
 
 def labels_of(reading: Reading, notes: Counter[str]) -> dict[str, int | float]:
@@ -68,6 +92,7 @@ def labels_of(reading: Reading, notes: Counter[str]) -> dict[str, int | float]:
         nutrition, coverage = found.klass, found.coverage
         nutrition_from = BY_RULE if found.estimated else BY_FIGURES
     notes[_ORIGINS[nutrition_from if nutrition else UNKNOWN]] += 1
+    cuisine = cuisine_of(recipe.tags)
     return {
         "n_ingredients": len(recipe.ingredients),
         "n_steps": len(recipe.steps),
@@ -77,6 +102,7 @@ def labels_of(reading: Reading, notes: Counter[str]) -> dict[str, int | float]:
         "nutrition": UNKNOWN if nutrition is None else NUTRITION_CLASSES.index(nutrition),
         "nutrition_from": nutrition_from if nutrition else UNKNOWN,
         "nutrition_coverage": coverage,
+        "cuisine": UNKNOWN if cuisine is None else cuisine,
     }
 
 

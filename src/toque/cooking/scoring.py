@@ -10,7 +10,11 @@ from toque.cooking.consistency import (
 )
 from toque.cooking.metrics import evaluate_parsed, ingredient_coverage
 from toque.cooking.recipe import parse_text
-from toque.cooking.templates import ASKS_FOR, MAX_PROMPT_INGREDIENTS, WITH_INGREDIENTS
+from toque.cooking.templates import (
+    MAX_PROMPT_INGREDIENTS,
+    WITH_INGREDIENTS,
+    asks_for_a_recipe,
+)
 
 
 def text_metrics(prompt: str, text: str) -> dict[str, float]:
@@ -23,7 +27,7 @@ def text_metrics(prompt: str, text: str) -> dict[str, float]:
     >>> text_metrics("Once upon a time", "there was a cook")
     {}
     """
-    if not prompt.lstrip().startswith(ASKS_FOR):
+    if not asks_for_a_recipe(prompt):
         return {}
     recipe, asked = parse_text(text), asked_ingredients(prompt)
     found: dict[str, float | None] = dict(evaluate_parsed(recipe, len(text.strip())))

@@ -12,6 +12,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+NO_LABEL = "no label"
+"""How a reader's reason begins for a record that is fine and tells nothing of the tasks asked."""
+
+
+def examples_note(task: str) -> str:
+    """The note that counts a task's examples, when several tasks can be asked for."""
+    return f"examples of the task {task}"
+
+
+def missing_note(task: str, needs: str = "") -> str:
+    """The note that counts records without an example of a task, and its beginning."""
+    return f"records without an example of the task {task}: {needs}"
+
 
 @dataclass(frozen=True)
 class Block:
@@ -81,11 +94,24 @@ class NamesSchemas(Protocol):
         ...
 
 
+@runtime_checkable
+class DoesTasks(Protocol):
+    """A reader that turns a record into what it is asked for."""
+
+    def for_tasks(self, tasks: tuple[str, ...]) -> RecordReader:
+        """The same reader for these tasks.
+
+        Raises:
+            ConfigError: it knows none of this name.
+        """
+        ...
+
+
 class RecordReader(Protocol):
     """Turns files of one kind into examples.
 
-    Given to `prepare` as "module:attribute" and imported in the workers. The attribute is either
-    a reader, or a function of the tasks (tuple of words) that returns one. A reader may have an
+    Given to `prepare` as "module:attribute" and imported in the workers. The attribute is a
+    reader, which may be a `DoesTasks`, or a function of the tasks that returns one. It may have an
     integer attribute `version`, raised when its examples change: older stores are then not reused.
     """
 

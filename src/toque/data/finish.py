@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from toque.data.codec import Codec
 from toque.data.division import Columns, Division, divide
-from toque.data.example import NamesSchemas
+from toque.data.example import NO_LABEL, NamesSchemas, examples_note, missing_note
 from toque.data.files import save_array, sha256_of, sync_folder, write_whole
 from toque.data.look import Look
 from toque.data.manifest import (
@@ -69,6 +69,7 @@ class Ending:
         """
         dropped, lines = self._dropped()
         self._refuse_bad_sources()
+        self._refuse_missing_tasks()
         division = divide(self._columns(), self.settings)
         dropped.update(division.dropped)
         read = sum(block.read for shard in self.shards for block in shard.blocks)
@@ -144,7 +145,10 @@ class Ending:
         for number in sorted({file.source for file in self.files}):
             blocks = [b for s in self.shards for b in s.blocks if b.source == number]
             read = sum(b.read for b in blocks)
-            bad = read - sum(b.kept for b in blocks)
+            unlabelled = sum(
+                n for b in blocks for why, n in b.dropped.items() if why.startswith(NO_LABEL)
+            )
+            bad = read - sum(b.kept for b in blocks) - unlabelled
             if read == 0 or bad / read <= most:
                 continue
             dropped: Counter[str] = Counter()
@@ -161,6 +165,23 @@ class Ending:
                 f"{reasons_in_words(dropped, lines)}. Check that the file is of the format given, "
                 "or raise data.max_bad_share if this is how the data is."
             )
+
+    def _refuse_missing_tasks(self) -> None:
+        """A task that no record has an example of was asked for in vain."""
+        notes = self._summed("notes")
+        for task in self.settings.tasks:
+            without = [
+                (note.removeprefix(missing_note(task)), n)
+                for note, n in notes.items()
+                if note.startswith(missing_note(task))
+            ]
+            if without and not notes[examples_note(task)]:
+                needs, n = without[0]
+                raise DataError(
+                    f"data.tasks asks for {task}, and none of the {n:,} recipes in "
+                    f"{self._named_sources()} gives an example of it: {needs}. Take {task} out of "
+                    "data.tasks, or add a source that has what it needs."
+                )
 
     def _named_sources(self) -> str:
         names = [Path(file.name).name for file in self.files]

@@ -14,7 +14,7 @@ from typing import cast
 import msgspec
 
 from toque.data.codec import Codec, load_codec
-from toque.data.example import Block, RecordReader
+from toque.data.example import Block, DoesTasks, RecordReader
 from toque.data.excerpts import Excerpt
 from toque.data.files import disk_faults, save_array, sha256_of, sync_folder, whole_folder
 from toque.data.group import BlockCounts, Group
@@ -120,7 +120,7 @@ def load_reader(spec: str, tasks: tuple[str, ...]) -> RecordReader:
             f'The reader "{spec}" cannot be loaded: {error}. It is named "module:attribute".'
         ) from error
     reader = found if hasattr(found, "examples") else found(tasks)
-    return cast(RecordReader, reader)
+    return reader.for_tasks(tasks) if isinstance(reader, DoesTasks) else cast(RecordReader, reader)
 
 
 def _entry(path: Path, folder: Path, n_rows: int) -> FileEntry:

@@ -91,7 +91,7 @@ def _generic(raw: Mapping[str, Any], shape: Shape) -> Record:
     lines, steps = record.get("ingredients"), record.pop("steps", None)
     record["ingredients"] = ingredient_lines(lines or shape.another(raw, "ingredients"))
     record["directions"] = step_lines(steps or shape.another(raw, "steps"))
-    record["tags"] = _words(record.get("tags"))
+    record["tags"] = [*_words(record.get("tags")), *_words(record.pop("cuisine", None))]
     record["source"] = text_of(raw.get("source"))
     for name in ("difficulty", "nutrition_class"):
         record[name] = raw.get(name)

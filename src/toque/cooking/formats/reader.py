@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self, cast
 
 from toque.cooking.examples import examples_of
 from toque.cooking.formats.adapters import records_of
@@ -20,6 +21,7 @@ from toque.cooking.formats.tables import table_records
 from toque.cooking.formats.web import page_records
 from toque.cooking.recipe import Recipe
 from toque.cooking.sources import recipe_of
+from toque.cooking.templates import TASKS, Task
 from toque.data.example import Block, BlockExamples, Example, RecordReader
 from toque.data.excerpts import PER_REASON, shortened
 from toque.errors import ConfigError
@@ -50,11 +52,27 @@ class FormatReader:
     Attributes:
         columns: "title", "ingredients" or "steps" to the field that holds it, for files whose
             own names are not known.
+        tasks: what each recipe is turned into.
         version: raised when the same bytes would give other examples.
     """
 
     columns: Mapping[str, str] = field(default_factory=dict)
-    version: int = 2
+    tasks: tuple[Task, ...] = ("write",)
+    version: int = 3
+
+    def for_tasks(self, tasks: tuple[str, ...]) -> Self:
+        """The same reader for these tasks.
+
+        Raises:
+            ConfigError: there is no such task.
+        """
+        unknown = [task for task in tasks if task not in TASKS]
+        if unknown:
+            raise ConfigError(
+                f"data.tasks names {', '.join(unknown)}; a recipe can be turned into "
+                f"{', '.join(TASKS)}."
+            )
+        return replace(self, tasks=cast("tuple[Task, ...]", tasks))
 
     def blocks(self, path: Path) -> Iterator[Block]:
         """Blocks of `path`, by the schema its content shows.
@@ -73,11 +91,12 @@ class FormatReader:
         read = kept = 0
         for number, recipe, raw in self._read(block, notes):
             read += 1
-            if isinstance(recipe, Recipe):
+            found = examples_of(recipe, notes, self.tasks) if isinstance(recipe, Recipe) else recipe
+            if isinstance(found, list):
                 kept += 1
-                examples += examples_of(recipe, notes)
+                examples += found
             else:
-                numbers = dropped.setdefault(recipe, [])
+                numbers = dropped.setdefault(found, [])
                 if len(numbers) < PER_REASON:
                     texts[number] = _shown(block, number, raw)
                 numbers.append(number)

@@ -80,7 +80,8 @@ NAMES: dict[Role, tuple[str, ...]] = {
     ),
 }
 _OTHERS = {
-    "tags": ("tags", "keywords", "categories", "category", "cuisine"),
+    "tags": ("tags", "keywords", "categories", "category"),
+    "cuisine": ("cuisine", "cuisines", "recipecuisine"),
     "servings": ("servings", "yields", "yield", "recipeyield", "serves", "recipeservings"),
     "minutes": ("minutes", "totaltime", "totaltimeinmins", "readyinminutes", "time"),
     "prep_time": ("preptime", "preptimeinmins"),
