@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from toque.data.order import key_of, mix, permute
+from toque.data.order import key_of, mix, permute, shuffle
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 64, 65, 1000, 4097])
@@ -36,3 +36,11 @@ def test_the_mixing_function_has_the_published_first_value() -> None:
     # SplitMix64 seeded with 0 begins with this number (Vigna's reference, splitmix64.c).
     assert mix(0) == 0xE220A8397B1DCDAF
     assert len({key_of(a, b) for a in range(40) for b in range(40)}) == 1600
+
+
+def test_a_shuffle_holds_every_number_once_and_depends_on_its_key() -> None:
+    first, second = (shuffle(500, key=key_of(17, n)) for n in (0, 1))
+    assert sorted(first.tolist()) == list(range(500))
+    assert first.tolist() != second.tolist()
+    assert first.tolist() == shuffle(500, key=key_of(17, 0)).tolist()
+    assert shuffle(0, key=1).tolist() == []

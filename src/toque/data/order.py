@@ -50,6 +50,16 @@ def _mix_array(values: U64) -> U64:
     return mixed(values + np.uint64(0x9E3779B97F4A7C15))
 
 
+def shuffle(n: int, *, key: int) -> NDArray[np.int64]:
+    """All of 0..n-1 in a pseudo-random order: sorted by a hash of (key, number).
+
+    For sets small enough to sort; `permute` gives one image without the others.
+    """
+    with np.errstate(over="ignore"):
+        draws = _mix_array(np.arange(n, dtype=np.uint64) ^ np.uint64(key))
+    return np.argsort(draws, kind="stable")
+
+
 def permute(positions: NDArray[np.int64], *, n: int, key: int) -> NDArray[np.int64]:
     """Images of `positions` under a pseudo-random permutation of 0..n-1.
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toque.data.mixing import Mixture
-from toque.data.order import key_of, permute
+from toque.data.order import key_of, permute, shuffle
 from toque.data.packing import RowShape, pack
 from toque.errors import ConfigError
 from toque.units import Cursor
@@ -30,6 +30,8 @@ WINDOW_EXAMPLES = 2048
 0.1 points less. Packing this many takes tens of milliseconds: what finding any position costs."""
 
 _KEPT_WINDOWS = 4
+_BLOCK = 8192
+"""Positions permuted at once."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,9 @@ class EpochPlan:
     window: int = WINDOW_EXAMPLES
     mixture: Mixture | None = None
     _packed: OrderedDict[tuple[int, int], list[tuple[int, ...]]] = field(
+        default_factory=OrderedDict, repr=False
+    )
+    _images: OrderedDict[tuple[int, int], NDArray[np.int64]] = field(
         default_factory=OrderedDict, repr=False
     )
 
@@ -149,22 +154,32 @@ class EpochPlan:
         known = self._packed.get((epoch, window))
         if known is not None:
             return known
-        positions = np.arange(
-            window * self.window, window * self.window + self._window_size(window)
-        )
-        chosen = permute(positions, n=self.n_drawn, key=key_of(self.seed, epoch))
+        chosen = self._drawn(epoch, window * self.window, self._window_size(window))
         if self.mixture is not None:
             chosen = self.mixture.examples(chosen, epoch=epoch)
         rows = pack(self.source_lengths[chosen], self.target_lengths[chosen], self.shape)
         ids = self.examples[chosen].tolist()
-        shuffled = permute(
-            np.arange(len(rows)), n=len(rows), key=key_of(self.seed, epoch, window, 1)
-        )
+        shuffled = shuffle(len(rows), key=key_of(self.seed, epoch, window, 1))
         result = [tuple(ids[item] for item in rows[r]) for r in shuffled.tolist()]
         self._packed[epoch, window] = result
         while len(self._packed) > _KEPT_WINDOWS:
             self._packed.popitem(last=False)
         return result
+
+    def _drawn(self, epoch: int, start: int, size: int) -> NDArray[np.int64]:
+        """The epoch's examples from position `start`; small windows share one permutation call."""
+        parts = []
+        for block in range(start // _BLOCK, (start + size - 1) // _BLOCK + 1):
+            images = self._images.get((epoch, block))
+            if images is None:
+                positions = np.arange(block * _BLOCK, min(self.n_drawn, (block + 1) * _BLOCK))
+                images = permute(positions, n=self.n_drawn, key=key_of(self.seed, epoch))
+                self._images[epoch, block] = images
+                while len(self._images) > _KEPT_WINDOWS:
+                    self._images.popitem(last=False)
+            first = block * _BLOCK
+            parts.append(images[max(0, start - first) : start + size - first])
+        return np.concatenate(parts)
 
     def _window_size(self, window: int) -> int:
         return max(0, min(self.window, self.n_drawn - window * self.window))

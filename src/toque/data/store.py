@@ -12,6 +12,7 @@ What lies in its folder:
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -44,6 +45,7 @@ class TokenStore:
         self._shards = [name for name, _ in dict(shards).items()]
         counts = np.array([dict(shards)[name] for name in self._shards], np.int64)
         self._starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+        self._bounds = self._starts.tolist()
         self._files = {f.file for f in manifest.shards}
         self._maps: dict[tuple[int, str], tuple[NDArray[np.generic], NDArray[np.int64]]] = {}
 
@@ -140,9 +142,9 @@ class TokenStore:
     def _side(self, row: int, side: str) -> NDArray[np.generic]:
         if not 0 <= row < self.n_rows:
             raise IndexError(f"row {row} of a store with {self.n_rows} rows")
-        shard = int(np.searchsorted(self._starts, row, side="right")) - 1
+        shard = bisect_right(self._bounds, row) - 1
         tokens, ends = self._maps.get((shard, side)) or self._map(shard, side)
-        local = row - int(self._starts[shard])
+        local = row - self._bounds[shard]
         return tokens[int(ends[local - 1]) if local else 0 : int(ends[local])]
 
     def _map(self, shard: int, side: str) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
