@@ -156,15 +156,15 @@ class Rewriter:
     def _rewritten_line(self, line: str) -> str:
         if self._splits_fractions:
             line = _MIXED_NUMBER.sub(" ", line)
-        if self._folds:
-            line = self._tokenizer.normalizer.normalize_str(line)
+        line = self._fold(line)
         if not self._limited:
             return line
         rewritten = line.translate(self._table)
         # A stand-in can complete something that folds again (a letter before a combining mark).
-        if self._folds and rewritten != line:
-            return self._tokenizer.normalizer.normalize_str(rewritten)
-        return rewritten
+        return rewritten if rewritten == line else self._fold(rewritten)
+
+    def _fold(self, line: str) -> str:
+        return str(self._tokenizer.normalizer.normalize_str(line)) if self._folds else line
 
     def _is_plain(self, text: str) -> bool:
         """Whether `text` is sure to stay as it is."""
