@@ -62,6 +62,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tokenizer", required=True, help="a folder")
     parser.add_argument("--family", default="gpt2")
     parser.add_argument("--dedup", default="near")
+    parser.add_argument("--group-bytes", type=int, default=1 << 20, help="raw bytes of a shard")
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
@@ -77,7 +78,12 @@ def _run(options: argparse.Namespace, store: Path) -> subprocess.Popen[bytes]:
         f"data.dedup={options.dedup}",
         f"data.store={store}",
     ]
-    script = "import sys; from toque.cli import main; sys.exit(main(sys.argv[1:]))"
+    # Shards of a megabyte instead of eight: a file of a few thousand recipes gives several.
+    script = (
+        "import sys; from toque.cli import main; from toque.data import sources\n"
+        f"if __name__ == '__main__': sources.GROUP_BYTES = {options.group_bytes}; "
+        "sys.exit(main(sys.argv[1:]))"
+    )
     return subprocess.Popen(  # noqa: S603 - our own command
         [sys.executable, "-c", script, "prepare", *words],
         stdout=subprocess.DEVNULL,
@@ -103,12 +109,13 @@ def _killed(options: argparse.Namespace, store: Path, seconds: float) -> dict[st
         # It was done before its time had come: the next kill meets a store from the beginning.
         shutil.rmtree(store)
     last = _run(options, store)
-    last.wait()
+    _, said = last.communicate()
     return {
         "hit": len(moments),
         "after_seconds": moments,
         "whole_shards_then": shards,
         "exit_code_at_last": last.returncode,
+        "said_at_last": said.decode().strip(),
     }
 
 

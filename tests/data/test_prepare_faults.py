@@ -1,5 +1,6 @@
 """Kills, full disks, damage: a store is whole, or continues, or says what is wrong."""
 
+import errno
 import json
 import os
 import random
@@ -10,10 +11,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from store_checks import content, prepared, whole_shards
 
 import toque
+from toque.data.files import save_array
 from toque.data.settings import PrepareSettings
 from toque.errors import DataError
 
@@ -159,6 +162,13 @@ def test_a_full_disk_is_one_paragraph_and_it_continues(
     prepared(path, store, settings)
     prepared(path, tmp_path / "calm", settings)
     assert content(store) == content(tmp_path / "calm")
+
+
+@pytest.mark.parametrize("n", [1, 1_000_000])
+def test_a_full_disk_is_known_by_its_number(n: int) -> None:
+    with pytest.raises(OSError, match="No space left") as caught:
+        save_array(Path("/dev/full"), np.zeros(n))
+    assert caught.value.errno == errno.ENOSPC
 
 
 def interrupted_after(shards: int, path: Path, store: Path, settings: PrepareSettings) -> None:

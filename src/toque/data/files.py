@@ -44,8 +44,12 @@ def write_whole(path: Path, data: bytes) -> None:
 def save_array(path: Path, array: NDArray[np.generic]) -> None:
     """Write a `.npy` file, on the disk when this returns."""
     with path.open("wb") as file:
-        # Not np.save to a path: on a full disk it leaves a short file under the final name.
-        np.lib.format.write_array(file, np.ascontiguousarray(array), allow_pickle=False)
+        # Not np.save, nor its write_array: on a full disk they raise an OSError that does not say
+        # so ("1220862 requested and 1089472 written", no errno).
+        array = np.ascontiguousarray(array)
+        header = np.lib.format.header_data_from_array_1_0(array)
+        np.lib.format.write_array_header_1_0(file, header)
+        file.write(array.tobytes())
         file.flush()
         os.fsync(file.fileno())
 
