@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -42,6 +43,15 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     show_traceback = "--traceback" in words
+    # Trackers note the command line they find; a webhook's address is a secret.
+    sys.argv[1:] = _without_secrets(sys.argv[1:])
+    code = _ended(words)
+    if several.one_of_several():
+        several.leave(code)
+    return code
+
+
+def _ended(words: list[str]) -> int:
     try:
         app([word for word in words if word != "--traceback"], exit_on_error=False)
     except CycloptsError:
@@ -62,6 +72,15 @@ def main(argv: list[str] | None = None) -> int:
 @app.command
 def demo(*overrides: Overrides, n: int = 4000) -> None:
     """Do the whole job on the embedded cookbook: prepare, train, evaluate, write three recipes.
+def _without_secrets(words: Sequence[str]) -> list[str]:
+    """The words of a command line with the address of a webhook left out.
+
+    >>> _without_secrets(["train", "my.yaml", "observe.webhook=https://x/token", "seed=1"])
+    ['train', 'my.yaml', 'observe.webhook=...', 'seed=1']
+    """
+    return [w.partition("=")[0] + "=..." if "webhook" in w and "=" in w else w for w in words]
+
+
 
     Args:
         overrides: settings to change, as section.field=value.
@@ -114,9 +133,7 @@ def train(
 
     run = run_training(resolved, start=start)
     if run.interrupted:
-        # A webhook's address is a secret; the shell's history may have it, the log may not.
-        shown = [o.partition("=")[0] + "=..." if "webhook" in o else o for o in overrides]
-        again = shlex.join(["toque", "train", config, *shown])
+        again = shlex.join(["toque", "train", config, *_without_secrets(overrides)])
         raise Interrupted(
             f"Stopped by a signal and saved at step {run.step}. Continue with: {again}"
         )

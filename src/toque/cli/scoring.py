@@ -157,9 +157,14 @@ def run_evaluation(path: str, settings: RunConfig) -> str:
     model = opened.model.to(runtime.device)  # type: ignore[arg-type]
     stream = build_stream(settings, store, model)
     heldout = build_heldout(settings, store, stream, runtime)
+    """Score `path` as `evaluate_on` does; the table of it."""
+    return evaluate_on(path, settings).table()
+
+
+def evaluate_on(path: str, settings: RunConfig) -> Evaluation:
     prompts = held_out_prompts(store, settings.evaluation.generate)
     samples = build_sampler(settings, store, prompts)(model)
     result = evaluation_of(store, heldout, heldout(model), samples, scores, step=opened.step)
     if (run / "config.yaml").exists():
         write_whole(run / "evaluation.json", result.to_json().encode())
-    return result.table()
+    return result

@@ -47,10 +47,13 @@ class SideThread:
             self._thread.start()
         return True
 
-    def trouble(self) -> str | None:
-        """What was lost since this was last asked, in a sentence; None when nothing was."""
+    def trouble(self, *, final: bool = False) -> str | None:
+        """How much was lost so far, in a sentence; None when it is not worth saying again.
+
+        It is said at the first loss, each time the number has doubled, and at last.
+        """
         lost = self.dropped + self.failed
-        if lost == self._told:
+        if lost == self._told or (lost < 2 * self._told and not final):
             return None
         self._told = lost
         why = f" ({self.last_error})" if self.last_error else ""

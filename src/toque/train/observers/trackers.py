@@ -74,7 +74,7 @@ class TrackerFeed(Callback):
     def on_fit_end(self, end: RunEnd) -> None:
         """Wait a little for what is left; metrics.jsonl has ended before."""
         self._thread.close(patience_seconds=END_PATIENCE_SECONDS)
-        self._complain(end.progress)
+        self._complain(end.progress, final=True)
 
     def _opened(self) -> Tracker:
         if self._tracker is None:
@@ -85,8 +85,8 @@ class TrackerFeed(Callback):
         if self._tracker is not None:
             self._tracker.end(failed=failed)
 
-    def _complain(self, at: Progress) -> None:
-        if trouble := self._thread.trouble():
+    def _complain(self, at: Progress, *, final: bool = False) -> None:
+        if trouble := self._thread.trouble(final=final):
             self.warn(at, trouble)
 
 

@@ -71,7 +71,7 @@ class Webhook(Callback):
         said += f": {end.error}" if end.error else ""
         self._send("failure" if end.error else "end", end.progress, said, loss=best)
         self._thread.close(patience_seconds=END_PATIENCE_SECONDS)
-        self._complain(end.progress)
+        self._complain(end.progress, final=True)
 
     def state_dict(self) -> State:
         """The best loss, so that a continued run does not announce it again."""
@@ -86,8 +86,8 @@ class Webhook(Callback):
         body = body_for(self._address, event, run=self.run, step=at.step, text=text, loss=loss)
         self._thread.offer(lambda: self._post(self._address, body))
 
-    def _complain(self, at: Progress) -> None:
-        if trouble := self._thread.trouble():
+    def _complain(self, at: Progress, *, final: bool = False) -> None:
+        if trouble := self._thread.trouble(final=final):
             self.warn(at, trouble)
 
 
