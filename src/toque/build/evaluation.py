@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+import numpy as np
+
 from toque.build.batches import CPU_MICRO_BATCH_TOKENS, Lengths
 from toque.build.metrics import slices_of
 from toque.config import RunConfig
 from toque.cooking.scoring import text_metrics
+from toque.cooking.templates import CLASSES, TASKS
 from toque.data.layout import Layout
 from toque.data.packing import choose_shape
 from toque.data.rows import prompt_ids
@@ -58,14 +61,22 @@ def build_heldout(
         autocast=runtime.autocast,
         device=runtime.device,
         rows_per_batch=max(1, CPU_MICRO_BATCH_TOKENS // shape.tokens),
+        share=(runtime.ranks.rank, runtime.ranks.world_size),
+        total=runtime.ranks.total,
     )
 
 
 def held_out_prompts(store: TokenStore, n: int) -> list[Prompt]:
-    """The first `n` of the fixed held-out order that have a prompt, with their references."""
+    """The first `n` of the fixed held-out order that have a prompt, with their references.
+
+    Questions whose answer is a class are left out: they are scored by `task_scores`.
+    """
     codec = store.codec()
     found: list[tuple[int, tuple[int, ...], str]] = []
-    for row in subset(store.rows("validation"), None)[: 4 * n].tolist():
+    held_out = store.rows("validation")
+    of_classes = [number for number, task in enumerate(TASKS) if task in CLASSES]
+    written = ~np.isin(np.asarray(store.column("task"))[held_out], of_classes)
+    for row in subset(held_out[written], None)[: 4 * n].tolist():
         ids = tuple(int(i) for i in store.prompt(row))
         text = codec.decode(ids)
         if text.strip() and len(found) < n:

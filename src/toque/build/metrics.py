@@ -9,6 +9,7 @@ from pathlib import Path
 from toque.build.importing import imported
 from toque.config import RunConfig
 from toque.cooking.recipe import DIFFICULTIES
+from toque.cooking.templates import TASKS
 from toque.data.store import TokenStore
 from toque.errors import ConfigError
 from toque.evaluation.scores import GROUPS, TextScores, UserMetric
@@ -44,7 +45,7 @@ def _imported(path: str) -> UserMetric:
 def slices_of(
     store: TokenStore, rows: Sequence[int], references: Sequence[str]
 ) -> list[dict[str, str]]:
-    """What kind of example each store row is: by length, difficulty and source."""
+    """What kind of example each store row is: by length, difficulty, task and source."""
     slices = [{"length": _length(reference)} for reference in references]
     columns = store.manifest.columns
     if "difficulty" in columns:
@@ -52,6 +53,10 @@ def slices_of(
         for labels, level in zip(slices, levels, strict=True):
             # Comparing keeps NaN out, too.
             labels["difficulty"] = DIFFICULTIES[int(level)] if 0 <= level <= 2 else "unknown"
+    tasks = store.column("task")[list(rows)].astype(int).tolist()
+    if len(set(tasks)) > 1:
+        for labels, task in zip(slices, tasks, strict=True):
+            labels["task"] = TASKS[task]
     files: dict[int, str] = {}
     for entry in store.manifest.sources:
         files.setdefault(entry.source, Path(entry.path).name)

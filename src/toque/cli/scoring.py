@@ -12,6 +12,7 @@ from toque.build.batches import build_stream
 from toque.build.data import open_store
 from toque.build.evaluation import build_heldout, build_sampler, held_out_prompts
 from toque.build.metrics import bits_per_byte, build_text_scores, text_bytes
+from toque.build.task_scores import TaskScores, score_tasks
 from toque.cli.opening import open_model
 from toque.config import RunConfig
 from toque.data.files import write_whole
@@ -35,11 +36,19 @@ class Evaluation:
     step: int | None
     heldout: Mapping[str, float]
     texts: Scores
+    tasks: Sequence[TaskScores] = ()
 
     @property
     def metrics(self) -> dict[str, float]:
         """Every score by its name, without intervals."""
-        return {**self.heldout, **{name: e.value for name, e in self.texts.overall.items()}}
+        of_tasks = {
+            f"{scores.task}_{name}": value
+            for scores in self.tasks
+            for name, value in scores.record().items()
+            if name in ("loss", "accuracy", "macro_f1", "ece")
+        }
+        texts = {name: e.value for name, e in self.texts.overall.items()}
+        return {**self.heldout, **of_tasks, **texts}
 
     def to_json(self) -> str:
         """Everything, as written."""
@@ -47,6 +56,7 @@ class Evaluation:
         record = {
             "step": self.step,
             "heldout": dict(self.heldout),
+            "tasks": {scores.task: scores.record() for scores in self.tasks},
             "generated": {
                 "texts": self.texts.n_texts,
                 **{name: round(e.value, DIGITS) for name, e in overall.items()},
@@ -79,6 +89,8 @@ class Evaluation:
         if "bits_per_byte" in self.heldout:
             lines[0] += f", {self.heldout['bits_per_byte']:.3f} bits a byte"
         lines.append(f"  over {tokens:,.0f} target tokens")
+        for scores in self.tasks:
+            lines += scores.lines()
         if self.texts.n_texts:
             lines.append(f"{self.texts.n_texts} written texts, with 95 % intervals:")
             lines += [_line(name, e, self.texts.n_texts) for name, e in self.texts.overall.items()]
@@ -122,6 +134,7 @@ def evaluation_of(
     scores: TextScores,
     *,
     step: int | None,
+    tasks: Sequence[TaskScores] = (),
 ) -> Evaluation:
     """Put together what was measured.
 
@@ -132,6 +145,7 @@ def evaluation_of(
         samples: the written texts.
         scores: what is to be said of them; nothing added up yet.
         step: of the weights, where known.
+        tasks: the scores of each task, where there are several.
     """
     n_bytes = text_bytes(store, heldout.rows)
     heldout_scores = dict(losses)
@@ -139,10 +153,15 @@ def evaluation_of(
         bits = bits_per_byte(losses["loss"], int(losses["target_tokens"]), n_bytes)
         heldout_scores |= {"bits_per_byte": bits, "target_bytes": n_bytes}
     scores.add(samples)
-    return Evaluation(step, heldout_scores, scores.result())
+    return Evaluation(step, heldout_scores, scores.result(), tasks)
 
 
 def run_evaluation(path: str, settings: RunConfig) -> str:
+    """Score `path` as `evaluate_on` does; the table of it."""
+    return evaluate_on(path, settings).table()
+
+
+def evaluate_on(path: str, settings: RunConfig) -> Evaluation:
     """Score `path` on the store of `settings`; write evaluation.json when it is a run.
 
     Raises:
@@ -157,14 +176,17 @@ def run_evaluation(path: str, settings: RunConfig) -> str:
     model = opened.model.to(runtime.device)  # type: ignore[arg-type]
     stream = build_stream(settings, store, model)
     heldout = build_heldout(settings, store, stream, runtime)
-    """Score `path` as `evaluate_on` does; the table of it."""
-    return evaluate_on(path, settings).table()
-
-
-def evaluate_on(path: str, settings: RunConfig) -> Evaluation:
     prompts = held_out_prompts(store, settings.evaluation.generate)
     samples = build_sampler(settings, store, prompts)(model)
-    result = evaluation_of(store, heldout, heldout(model), samples, scores, step=opened.step)
+    result = evaluation_of(
+        store,
+        heldout,
+        heldout(model),
+        samples,
+        scores,
+        step=opened.step,
+        tasks=score_tasks(settings, store, stream, runtime, model),
+    )
     if (run / "config.yaml").exists():
         write_whole(run / "evaluation.json", result.to_json().encode())
     return result

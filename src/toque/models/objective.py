@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from toque.batch import Batch
+from toque.batch import IGNORE, Batch
 from toque.models.forward import hidden_states, output_head
 from toque.models.head import cross_entropy_sum
 
@@ -27,3 +29,25 @@ def loss_sum(model: nn.Module, batch: Batch, *, smoothing: float = 0.0) -> Tenso
     return cross_entropy_sum(
         hidden_states(model, batch), weight, batch.labels, bias=bias, smoothing=smoothing
     )
+
+
+def log_probabilities(model: nn.Module, batch: Batch) -> Tensor:
+    """The log-probability the model gives each label; 0 at positions without one.
+
+    Logits exist for the labelled positions alone, so answers of a few tokens cost little.
+
+    Args:
+        model: A transformers model of one of the families.
+        batch: On the model's device; few labels.
+
+    Returns:
+        [R, L] or [R, T] float32, nats.
+    """
+    weight, bias = output_head(model)
+    hidden = hidden_states(model, batch)
+    labelled = batch.labels != IGNORE
+    logits = F.linear(hidden[labelled], weight.to(hidden.dtype), bias).float()
+    chosen = logits.log_softmax(-1).gather(1, batch.labels[labelled][:, None]).squeeze(1)
+    found = torch.zeros(batch.labels.shape, device=chosen.device)
+    found[labelled] = chosen
+    return found
