@@ -101,6 +101,7 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "train.deterministic": ("false", "deterministic"),
     "evaluation.max_examples": ("2", "evaluations"),
     "evaluation.generate": ("2", "samples"),
+    "train.strategy": ("ddp", "refusal"),  # this process is alone
     "evaluation.metrics": ("[bleu]", "scores"),
     "evaluation.prompts": ('["toast: bread, butter"]', "samples"),
     "observe.log_every": ("3 steps", "losses"),
@@ -136,7 +137,6 @@ BESIDE: dict[str, tuple[str, ...]] = {
 PLANNED = {
     "curriculum": "{stages: []}",
     "augmentation": "{tips: 0.1}",
-    "train.strategy": "ddp",
     "observe.profile": "10 steps",
     "observe.system": "false",
 }

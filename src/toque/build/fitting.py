@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +27,7 @@ from toque.train.fitting import HEADROOM, Needs, Probe, fastest_rows, largest_ro
 from toque.train.measured import MachineCache, Resources, cache_folder, machine_facts
 from toque.train.memory import free_bytes, in_words, is_out_of_memory
 from toque.train.optim import build_optimizer, state_bytes
+from toque.train.ranks import Ranks
 from toque.train.runtime import Runtime
 from toque.train.worst_batch import WorstBatch
 from toque.units import Cursor
@@ -70,7 +71,9 @@ def fit_to_machine(
     Raises:
         ConfigError: not even one row fits; the bytes are given by part.
     """
-    fit = _Fit(config, model, stream, runtime, free)
+    fit, ranks = _Fit(config, model, stream, runtime, free), runtime.ranks
+    if not ranks.leads:
+        return _as_first(fit, Path(config.run_dir), ranks)
     run, cache = Path(config.run_dir), MachineCache(cache_folder())
     of = fit.depends_on()
     known = Resources.load(run)
@@ -88,7 +91,17 @@ def fit_to_machine(
         if not fitted.warnings:  # those are circumstances of the day
             cache.put(of, {name: getattr(chosen, name) for name in names})
     fitted.resources.save(run)
+    ranks.first(asdict(replace(fitted.resources, smaller_from={})))
     return fitted
+
+
+def _as_first(fit: _Fit, run: Path, ranks: Ranks) -> Fitted:
+    """Compute as rank 0 chose; where memory ran out is each rank's own."""
+    chosen = Resources(**ranks.first())
+    own = Resources.load(run, rank=ranks.rank)
+    if own is not None and own.machine == chosen.machine:
+        chosen = replace(chosen, smaller_from=own.smaller_from)
+    return fit.again(chosen)
 
 
 class _Fit:
@@ -127,19 +140,23 @@ class _Fit:
         """Everything a choice was made of; another run with the same gets the same."""
         shapes = [(n, list(p.shape), p.requires_grad) for n, p in self.model.named_parameters()]
         model = hashlib.sha256(repr((self.model.config.model_type, shapes)).encode()).hexdigest()
-        return machine_facts(self.runtime.device) | {
-            "toque": __version__,
-            "model": model[:16],
-            "precision": self.runtime.precision,
-            "deterministic": self.runtime.deterministic,
-            "optimizer": self.config.optim.name,
-            "row": [self.worst.source, self.worst.target],
-            "longest": [self.worst.longest_source, self.worst.longest_target],
-            "update_rows": self.update_rows,
-            "gradient_checkpointing": self.train.gradient_checkpointing,
-            "compile": self.train.compile,
-            "micro_batch_rows": self.train.micro_batch_rows,
-        }
+        return (
+            machine_facts(self.runtime.device)
+            | {
+                "toque": __version__,
+                "model": model[:16],
+                "precision": self.runtime.precision,
+                "deterministic": self.runtime.deterministic,
+                "optimizer": self.config.optim.name,
+                "row": [self.worst.source, self.worst.target],
+                "longest": [self.worst.longest_source, self.worst.longest_target],
+                "update_rows": self.update_rows,
+                "gradient_checkpointing": self.train.gradient_checkpointing,
+                "compile": self.train.compile,
+                "micro_batch_rows": self.train.micro_batch_rows,
+            }
+            | ({"ranks": self.runtime.ranks.world_size} if self.runtime.ranks.several else {})
+        )
 
     def again(self, known: Resources) -> Fitted:
         """Compute as before."""

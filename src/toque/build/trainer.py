@@ -68,7 +68,9 @@ def build_trainer(
         schedule=Schedule(train.stop_after, train.evaluate_every, train.save_every),
         micro_batch_rows=resources.micro_batch_rows,
         smaller_from=dict(resources.smaller_from),
-        remember_smaller=lambda smaller: replace(resources, smaller_from=dict(smaller)).save(run),
+        remember_smaller=lambda smaller: replace(resources, smaller_from=dict(smaller)).save(
+            run, rank=runtime.ranks.rank
+        ),
         notes=list(fitted.warnings),
         max_grad_norm=optim.max_grad_norm,
         seed=config.seed,
@@ -115,6 +117,7 @@ def about_run(
         "compile": resources.compile,
         "gradient_checkpointing": resources.gradient_checkpointing,
         "micro_batch_rows": resources.micro_batch_rows,
+        "ranks": runtime.ranks.world_size,
     }
 
 

@@ -15,6 +15,7 @@ from typing import Annotated
 from cyclopts import App, CycloptsError, Parameter
 
 from toque import __version__
+from toque.cli import several
 from toque.errors import ConfigError, Interrupted, ToqueError
 
 HELP = """Train language models that write recipes, and any other text, on the machine you have.
@@ -24,9 +25,9 @@ line: `toque train my.yaml train.stop_after="1 epoch" optim.peak_lr=1e-3`.
 
 Start here: `toque demo`, then `toque prepare my.yaml` and `toque train my.yaml`.
 
-Exit codes: 0 done; 1 `check` failed; 2 wrong usage or config; 3 data; 4 checkpoint; 5 loss not
-finite; 75 interrupted, saved and resumable. `--traceback` after any command shows where an error
-came from.
+Exit codes: 0 done; 1 `check` failed, or a process of a shared run was lost; 2 wrong usage or
+config; 3 data; 4 checkpoint; 5 loss not finite; 75 interrupted, saved and resumable. `--traceback`
+after any command shows where an error came from.
 """
 
 app = App(
@@ -42,7 +43,6 @@ Overrides = Annotated[str, Parameter(help="Settings to change, as section.field=
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    show_traceback = "--traceback" in words
     # Trackers note the command line they find; a webhook's address is a secret.
     sys.argv[1:] = _without_secrets(sys.argv[1:])
     code = _ended(words)
@@ -52,14 +52,17 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _ended(words: list[str]) -> int:
+    show_traceback = "--traceback" in words
     try:
+        several.refuse_repeating(words)
         app([word for word in words if word != "--traceback"], exit_on_error=False)
     except CycloptsError:
         return ConfigError.exit_code  # already printed, with the nearest command or option
     except ToqueError as error:
         if show_traceback:
             raise
-        print(f"toque: {error}", file=sys.stderr)
+        if several.speaks(error):
+            print(f"toque: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("toque: stopped by the keyboard before anything needed saving.", file=sys.stderr)
@@ -69,9 +72,6 @@ def _ended(words: list[str]) -> int:
     return 0
 
 
-@app.command
-def demo(*overrides: Overrides, n: int = 4000) -> None:
-    """Do the whole job on the embedded cookbook: prepare, train, evaluate, write three recipes.
 def _without_secrets(words: Sequence[str]) -> list[str]:
     """The words of a command line with the address of a webhook left out.
 
@@ -81,6 +81,9 @@ def _without_secrets(words: Sequence[str]) -> list[str]:
     return [w.partition("=")[0] + "=..." if "webhook" in w and "=" in w else w for w in words]
 
 
+@app.command
+def demo(*overrides: Overrides, n: int = 4000) -> None:
+    """Do the whole job on the embedded cookbook: prepare, train, evaluate, write three recipes.
 
     Args:
         overrides: settings to change, as section.field=value.
@@ -118,6 +121,7 @@ def train(
     /,
     *overrides: Overrides,
     start: Annotated[str | None, Parameter(name="--from")] = None,
+    no_upload: bool = False,
 ) -> None:
     """Train, or continue: a run folder that holds a whole checkpoint continues exactly.
 
@@ -125,13 +129,14 @@ def train(
         config: YAML file or preset; a run's own config.yaml will do.
         overrides: settings to change, as section.field=value.
         start: begin a new run from this checkpoint's weights.
+        no_upload: leave checkpoint.upload alone in this session; nothing is fetched either.
     """
     from toque.config import load_config
 
     resolved = load_config(config, list(overrides))  # a mistyped key is answered before torch loads
     from toque.cli.training import run_training
 
-    run = run_training(resolved, start=start)
+    run = run_training(resolved, start=start, upload=not no_upload)
     if run.interrupted:
         again = shlex.join(["toque", "train", config, *_without_secrets(overrides)])
         raise Interrupted(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 from torch import nn
+from transformers import PreTrainedModel
 
 from toque import __version__
 from toque.build.batches import build_language_model, build_stream, expected_totals
@@ -18,11 +19,15 @@ from toque.build.fitting import Fitted, fit_to_machine
 from toque.build.metrics import build_text_scores
 from toque.build.mixing import mixture_in_words
 from toque.build.observers import Watchers, build_watchers
+from toque.build.sharing import found_by_first, peak_of_all, words_on, written_by_all
+from toque.build.task_scores import score_tasks
 from toque.build.trainer import about_run, build_trainer, flops_of
+from toque.cli.remote_run import on_this_machine, uploading
 from toque.cli.scoring import evaluation_of
 from toque.config import Difference, Resolved, RunConfig, differences, load_config, resolved_yaml
 from toque.data.files import write_whole
 from toque.data.store import TokenStore
+from toque.data.stream import BatchStream
 from toque.errors import CheckpointError
 from toque.evaluation.sampling import Sampler, append_samples
 from toque.models.adapter_folder import base_sha256
@@ -31,13 +36,16 @@ from toque.models.families import family_of
 from toque.models.load import parameter_counts
 from toque.train.callbacks import Callback, EarlyStopping
 from toque.train.checkpoint import Checkpoint, CheckpointStore, verify_checkpoint
+from toque.train.joining import joined
 from toque.train.observers.console import ConsoleProgress
 from toque.train.observers.metrics import MetricsLog
+from toque.train.ranks import Ranks
 from toque.train.runtime import Runtime
 from toque.train.signals import INTERRUPTED, Interrupt
 from toque.train.tensors import has_frozen, load_model_tensors
 from toque.train.trainer import Trainer
-from toque.units import Progress
+from toque.train.upload import UploadProgress, Uploads
+from toque.units import Cursor, Progress
 
 LOOKS = 2
 """Texts written at every evaluation for the eye; the scored ones come at the end."""
@@ -69,28 +77,34 @@ def run_training(
     Args:
         resolved: the configuration and the origin of its values.
         start: a checkpoint folder whose weights a new run begins with.
+        own: objects that watch the run, besides those of observe.callbacks.
+        upload: fetch from `checkpoint.upload` and copy to it, if there is one.
 
     Raises:
         ConfigError: settings that do not fit each other, the model or the data.
         DataError: the store is missing, damaged, or prepared with other settings.
         CheckpointError: the run folder belongs to another run, or cannot be used.
         NonFiniteError: the loss is not a number.
+        RankLost: another process of the same run is gone or does not answer.
     """
-    config, console = resolved.config, Console(stderr=True)
-    build_text_scores(config)  # a metric that cannot be imported is refused now, not at the end
-    watchers = build_watchers(config, own)
+    build_text_scores(resolved.config)  # a metric that cannot be imported is refused now
+    with joined(strategy=resolved.config.train.strategy) as ranks:
+        return _shared(on_this_machine(resolved), ranks, start=start, own=own, upload=upload)
+
+
+def _shared(
+    resolved: Resolved, ranks: Ranks, *, start: str | None, own: Sequence[object], upload: bool
+) -> RunOutcome:
+    """The same in each of several ranks; rank 0 speaks and writes, the others compute."""
+    config, console = resolved.config, Console(stderr=True, quiet=not ranks.leads)
+    watchers = build_watchers(config, own) if ranks.leads else None
     store = open_store(config)
-    found = _continued(config, store, run)
-    if start is not None and found is not None:
-        raise CheckpointError(
-            f"{run} already holds a run at step {found.step}, and --from begins a new one. Choose "
-            "another folder: run_dir=runs/another."
 
     def say(sentence: str) -> None:
         console.print(sentence, highlight=False, soft_wrap=True)
 
-    with uploading(config, say=say, on=upload) as uploads:
-        outcome = _train(resolved, store, watchers, console, start=start, uploads=uploads)
+    with uploading(config, say=say, on=upload and ranks.leads) as uploads:
+        outcome = _train(resolved, store, ranks, watchers, console, start=start, uploads=uploads)
         if uploads is not None and not outcome.interrupted:
             uploads.finished()
     return outcome
@@ -99,7 +113,8 @@ def run_training(
 def _train(
     resolved: Resolved,
     store: TokenStore,
-    watchers: Watchers,
+    ranks: Ranks,
+    watchers: Watchers | None,
     console: Console,
     *,
     start: str | None,
@@ -107,16 +122,23 @@ def _train(
 ) -> RunOutcome:
     config = resolved.config
     run = Path(config.run_dir)
+    found = found_by_first(lambda: _continued(config, store, run), ranks)
+    if start is not None and found is not None:
+        raise CheckpointError(
+            f"{run} already holds a run at step {found.step}, and --from begins a new one. Choose "
+            "another folder: run_dir=runs/another."
         )
-    _write_config(resolved, run)
-    trainer, sampler = _assemble(config, store, console, watchers, uploads)
+    if ranks.leads:
+        _write_config(resolved, run)
+    trainer, sampler = _assemble(config, store, ranks, console, watchers, uploads)
     if found is not None:
         trainer.load(found)
     elif start is not None:
         _start_from(trainer.model, Path(start))
     before = trainer.progress.step
     end = trainer.fit()
-    if end.reason != INTERRUPTED and (end.progress.step > before or not (run / "model").exists()):
+    unfinished = ranks.first(end.progress.step > before or not (run / "model").exists())
+    if end.reason != INTERRUPTED and unfinished:
         _finish(config, store, trainer, sampler, console)
     return RunOutcome(run, end.progress.step, end.reason)
 
@@ -124,8 +146,9 @@ def _train(
 def _assemble(
     config: RunConfig,
     store: TokenStore,
+    ranks: Ranks,
     console: Console,
-    watchers: Watchers,
+    watchers: Watchers | None,
     uploads: Uploads | None,
 ) -> tuple[Trainer, Sampler]:
     model = build_language_model(config, store)
@@ -134,11 +157,12 @@ def _assemble(
         precision=config.train.precision,
         deterministic=config.train.deterministic,
         fp16_is_safe=family.name != "t5",
+        ranks=ranks,
     )
     base_hash = base_sha256(model) if is_adapted(model) else None
     hold_frozen(model, runtime.dtype)
     model.to(runtime.device)  # type: ignore[arg-type]  # transformers annotates it away
-    stream = build_stream(config, store, model)
+    stream = build_stream(config, store, model, rank=ranks.rank, ranks=ranks.world_size)
     with console.status("finding out how to compute on this machine"):
         fitted = fit_to_machine(config, model, stream, runtime)
     heldout = build_heldout(config, store, stream, runtime)
@@ -146,36 +170,24 @@ def _assemble(
         store, LOOKS
     )
     sampler = build_sampler(config, store, looks if config.evaluation.generate else [])
-    run = Path(config.run_dir)
-    callbacks: list[Callback] = [
-        Interrupt(),
-        ConsoleProgress(log_every=config.observe.log_every, console=console),
-        MetricsLog(
-            run / "metrics.jsonl",
 
     def warn(at: Progress, message: str) -> None:
         trainer.callbacks.on_warning(at, message)
 
-    feeds = watchers.feeds(warn)
-            log_every=config.observe.log_every,
-            about=about_run(config, model, stream, runtime, fitted.resources),
-            flops_per_token=flops_of(model, stream),
-            peak=runtime.peak,
-        ),
-        SampleWriter(sampler, model, run / "samples.jsonl", writing_in(model, runtime)),
-    ]
-    if config.train.early_stopping is not None:
-        stopping = config.train.early_stopping
-            copies=[feed.take for feed in feeds],
-        callbacks.append(EarlyStopping(patience=stopping.patience, min_delta=stopping.min_delta))
+    shared = {"silent": not ranks.leads, "same_for_seconds": 5.0} if ranks.several else {}
+    callbacks: list[Callback] = [Interrupt(**shared)]  # type: ignore[arg-type]  # by name
+    if watchers is not None:  # there are none but on the first rank
+        callbacks += [
+            ConsoleProgress(log_every=config.observe.log_every, console=console),
+            *_observers(config, model, stream, runtime, fitted, sampler, watchers, warn),
+        ]
+    if uploads is not None:
+        callbacks.append(UploadProgress(uploads, Path(config.run_dir), warn))
     trainer = build_trainer(
         config,
         store=store,
         model=model,
         runtime=runtime,
-    if uploads is not None:
-        callbacks.append(UploadProgress(uploads, run, warn))
-    callbacks += [*watchers.callbacks(warn), *feeds]
         evaluator=lambda: heldout(model),
         stream=stream,
         callbacks=callbacks,
@@ -184,6 +196,34 @@ def _assemble(
     )
     _banner(config, store, trainer, fitted, console)
     return trainer, sampler
+
+
+def _observers(
+    config: RunConfig,
+    model: PreTrainedModel,
+    stream: BatchStream,
+    runtime: Runtime,
+    fitted: Fitted,
+    sampler: Sampler,
+    watchers: Watchers,
+    warn: Callable[[Progress, str], None],
+) -> list[Callback]:
+    run, feeds = Path(config.run_dir), watchers.feeds(warn)
+    callbacks: list[Callback] = [
+        MetricsLog(
+            run / "metrics.jsonl",
+            log_every=config.observe.log_every,
+            about=about_run(config, model, stream, runtime, fitted.resources),
+            flops_per_token=flops_of(model, stream),
+            peak=peak_of_all(runtime.peak, runtime.ranks),
+            copies=[feed.take for feed in feeds],
+        ),
+        SampleWriter(sampler, model, run / "samples.jsonl", writing_in(model, runtime)),
+    ]
+    if config.train.early_stopping is not None:
+        stopping = config.train.early_stopping
+        callbacks.append(EarlyStopping(patience=stopping.patience, min_delta=stopping.min_delta))
+    return [*callbacks, *watchers.callbacks(warn), *feeds]
 
 
 class SampleWriter(Callback):
@@ -215,6 +255,7 @@ def _banner(
         f"{adapter_words(config, counts)}{runtime.precision} on {runtime.device}\n"
         f"{splits.train:,} examples to train on, {splits.validation:,} held out; "
         f"{tokens.prompt + tokens.target:,} tokens; rows of {rows} tokens\n"
+        f"{words_on(runtime.ranks, str(runtime.device), stream.at(Cursor()).batch.n_rows)}"
         f"{fitted.line}\n"
         f"{mixture_in_words(config, stream.plan)}"  # type: ignore[attr-defined]
         f"until {config.train.stop_after}"
@@ -296,7 +337,8 @@ def _finish(
     """The best model as a Hugging Face folder, scored on held-out data."""
     run, model = Path(config.run_dir), trainer.model
     step = trainer.progress.step
-    best = trainer.checkpoints.best()
+    ranks = trainer.runtime.ranks
+    best = found_by_first(trainer.checkpoints.best, ranks)
     if best is not None:
         tensors = best.tensors("model")
         load_model_tensors(model, tensors, trainable_only=has_frozen(model), where=str(best.path))
@@ -308,7 +350,9 @@ def _finish(
     scored = build_sampler(config, store, prompts) if prompts else sampler
     writing = f"writing {len(scored.prompts)} held-out recipes"
     with console.status(writing), writing_in(model, trainer.runtime)():
-        samples = scored(model)
+        samples = written_by_all(scored, model, ranks)
+    if not ranks.leads:
+        return
     result = evaluation_of(
         store,
         build_heldout(config, store, trainer.batches, trainer.runtime),  # type: ignore[arg-type]
@@ -316,6 +360,7 @@ def _finish(
         samples,
         build_text_scores(config),
         step=step,
+        tasks=score_tasks(config, store, trainer.batches, trainer.runtime, model),  # type: ignore[arg-type]
     )
     write_whole(run / "evaluation.json", result.to_json().encode())
     append_samples(run / "samples.jsonl", samples, step=step)

@@ -26,6 +26,8 @@ SAFE_TO_CHANGE = frozenset(
         "train.keep_last",
         "train.keep_best",
         "train.early_stopping",
+        "train.strategy",  # the same updates, shared; the bits of sums aside
+        "checkpoint",
         "evaluation",
         "observe",
     }

@@ -213,9 +213,6 @@ class TrainConfig(Config):
     strategy: Annotated[Literal["auto", "single", "ddp"], Planned(("fsdp",))] = "auto"
     """How several processes share the work (docs/runs.md). auto: all that torchrun started share
     every update. single: refuse to be one of several. ddp: refuse to be alone."""
-    rank_timeout: Annotated[float, Field(gt=0)] = 30.0
-    """Minutes the processes of a run wait for each other before it is given up; evaluating, writing
-    texts and saving by one of them must fit in."""
 
 
 class CheckpointConfig(Config):

@@ -21,14 +21,19 @@ Strategy = Literal["auto", "single", "ddp"]
 _STARTING: Final = "torchrun --nproc-per-node 2 -m toque train CONFIG"
 
 
+TIMEOUT_VARIABLE: Final = "TOQUE_RANK_TIMEOUT"
+"""Environment variable: seconds that ranks wait for each other before the run is given up. One
+rank's evaluating, writing texts and saving must fit in, hence half an hour when it is not set."""
+_TIMEOUT_SECONDS: Final = 1800
+
+
 @contextmanager
-def joined(*, strategy: Strategy, timeout_seconds: float) -> Iterator[Ranks]:
+def joined(*, strategy: Strategy) -> Iterator[Ranks]:
     """Be one of the ranks while inside; leaving without an error waits for the others.
 
     Args:
         strategy: auto takes the processes there are; single wants one; ddp wants to have been
             started as one of several.
-        timeout_seconds: how long ranks wait for each other before the run is given up.
 
     Raises:
         ConfigError: the strategy does not fit how the process was started, or its surroundings
@@ -50,7 +55,7 @@ def joined(*, strategy: Strategy, timeout_seconds: float) -> Iterator[Ranks]:
     if world_size == 1:
         yield Ranks()
         return
-    ranks = _joined(rank, world_size, timeout_seconds)
+    ranks = _joined(rank, world_size, _number(TIMEOUT_VARIABLE, _TIMEOUT_SECONDS))
     assert ranks.roll is not None
     try:
         yield ranks
@@ -104,7 +109,7 @@ def _number(name: str, default: int) -> int:
     text = os.environ.get(name, str(default))
     if not text.isdecimal():
         raise ConfigError(
-            f"{name} is {text!r} in the environment, where torchrun puts a whole number. Start "
-            f"several processes with `{_STARTING}`, or unset {name}."
+            f"{name} is {text!r} in the environment, where a whole number belongs. torchrun sets "
+            f"what it takes to share a run (`{_STARTING}`); or unset {name}."
         )
     return int(text)

@@ -79,27 +79,32 @@ class Resources:
     smaller_from: dict[int, int] = field(default_factory=dict)
     """Step -> rows at once from there on, where memory had run out."""
 
-    def save(self, run: Path) -> None:
-        """Write `resources.json` of the run.
+    def save(self, run: Path, *, rank: int = 0) -> None:
+        """Write `resources.json` of the run, or another rank's file beside it.
 
         Raises:
             CheckpointError: the folder cannot be written.
         """
         try:
             run.mkdir(parents=True, exist_ok=True)
-            write_whole(run / RESOURCES, (json.dumps(asdict(self), indent=1) + "\n").encode())
+            write_whole(run / _file_of(rank), (json.dumps(asdict(self), indent=1) + "\n").encode())
         except OSError as error:
             raise CheckpointError(
-                f"{run / RESOURCES} cannot be written: {error.strerror}. It keeps how the updates "
-                "are computed, which a continued run needs; choose another run_dir or make room."
+                f"{run / _file_of(rank)} cannot be written: {error.strerror}. It keeps how the "
+                "updates are computed, which a continued run needs; choose another run_dir or make "
+                "room."
             ) from error
 
     @classmethod
-    def load(cls, run: Path) -> Resources | None:
+    def load(cls, run: Path, *, rank: int = 0) -> Resources | None:
         """Those of an earlier session; None when there are none, or none that can be read."""
         try:
-            held = json.loads((run / RESOURCES).read_text(encoding="utf-8"))
+            held = json.loads((run / _file_of(rank)).read_text(encoding="utf-8"))
             smaller = {int(step): int(rows) for step, rows in held.pop("smaller_from").items()}
             return cls(**held, smaller_from=smaller)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
+
+
+def _file_of(rank: int) -> str:
+    return RESOURCES if rank == 0 else f"resources-rank{rank}.json"

@@ -83,7 +83,7 @@ class RollCall:
         error = RankLost(
             f"{who} The other ranks stop, too, and the last checkpoint stands. The same command "
             "continues from it; torchrun --max-restarts=3 does so by itself. Ranks wait "
-            f"{self.timeout_seconds / 60:g} minutes for each other (train.rank_timeout)."
+            f"{self.timeout_seconds:g} s for each other (TOQUE_RANK_TIMEOUT)."
         )
         error.said_by_another = not self._speaks_first()
         return error

@@ -1,0 +1,60 @@
+"""What the ranks of a run do together besides its updates: read one checkpoint, write texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from torch import nn
+
+from toque.evaluation.sampling import Sample, Sampler
+from toque.train.checkpoint import Checkpoint, verify_checkpoint
+from toque.train.peak import Peak
+from toque.train.ranks import Ranks
+
+
+def found_by_first(find: Callable[[], Checkpoint | None], ranks: Ranks) -> Checkpoint | None:
+    """The checkpoint that rank 0 finds; the others read the same one, whatever they would find.
+
+    Raises:
+        CheckpointError: another rank does not see it: the run folder is not shared.
+    """
+    found = find() if ranks.leads else None
+    path = ranks.first(str(found.path) if found is not None else None)
+    return found if ranks.leads or path is None else verify_checkpoint(Path(path))
+
+
+def written_by_all(sampler: Sampler, model: nn.Module, ranks: Ranks) -> list[Sample]:
+    """One sample for each prompt, in their order; each rank writes every n-th of them."""
+    own = replace(sampler, prompts=sampler.prompts[ranks.rank :: ranks.world_size])
+    shares = ranks.gather([asdict(sample) for sample in own(model)])
+    found: list[Sample | None] = [None] * len(sampler.prompts)
+    for rank, share in enumerate(shares):
+        found[rank :: ranks.world_size] = [Sample(**sample) for sample in share]
+    return [sample for sample in found if sample is not None]
+
+
+def peak_of_all(peak: Peak, ranks: Ranks) -> Peak:
+    """What all ranks together could reach, each on a device of its own."""
+    if not ranks.several:
+        return peak
+    origin = f"{ranks.world_size} ranks of {peak.flops_per_second:.3g}; {peak.origin}"
+    return Peak(peak.flops_per_second * ranks.world_size, origin)
+
+
+def words_on(ranks: Ranks, device: str, rows: int) -> str:
+    """The line a shared run begins with; nothing when it is alone.
+
+    Args:
+        ranks: those that share it.
+        device: of rank 0, for the name of the network's library.
+        rows: of rank 0's share of the first update.
+    """
+    if not ranks.several:
+        return ""
+    library = "nccl" if device.startswith("cuda") else "gloo"
+    return (
+        f"{ranks.world_size} ranks over {library} share each update, about {rows} of its rows "
+        "each\n"
+    )
