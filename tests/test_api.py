@@ -16,6 +16,7 @@ TINY = {
         "tokenizer": "trained:512",
         "shape": {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 512},
     },
+    "data": {"max_prompt_tokens": 64, "max_target_tokens": 256},
     "optim": {"warmup": "1 steps", "peak_lr": 1e-2},
     "train": {"stop_after": "3 steps", "batch": "1024 tokens", "precision": "float32"},
     "evaluation": {"max_examples": 4, "generate": 1},

@@ -120,6 +120,11 @@ def opener(name: str, *, folder: Path, settings: Mapping[str, Any]) -> Open:
             f"it (pip install 'toque[{_EXTRA.get(name, 'track')}]'), or take {name} out of "
             "observe.trackers: metrics.jsonl holds the same figures."
         )
+    if name == "mlflow" and not os.environ.get(_MLFLOW_HOME):
+        raise ConfigError(
+            f"observe.trackers names mlflow, and {_MLFLOW_HOME} is not set. MLflow keeps runs on a "
+            f"server: export {_MLFLOW_HOME}=http://..., or take mlflow out of observe.trackers."
+        )
     return lambda: make(folder, settings)
 
 
@@ -172,13 +177,12 @@ class _Trackio:
 
 
 class _Mlflow:
-    """MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME say where; without, mlruns in the run."""
+    """MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME say where."""
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         tracking = importlib.import_module("mlflow.tracking")
-        home = os.environ.get("MLFLOW_TRACKING_URI") or (folder / "mlruns").resolve().as_uri()
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "toque")
-        self._client: Any = tracking.MlflowClient(tracking_uri=home)
+        self._client: Any = tracking.MlflowClient(tracking_uri=os.environ[_MLFLOW_HOME])
         known = self._client.get_experiment_by_name(name)
         experiment = known.experiment_id if known else self._client.create_experiment(name)
         self._id: str = self._client.create_run(experiment, run_name=folder.name).info.run_id
@@ -200,6 +204,7 @@ TRACKERS: Final[Mapping[str, tuple[str, Callable[[Path, Mapping[str, Any]], Trac
     "trackio": ("trackio", _Trackio),
 }
 """Name -> the package it needs, and how it is opened."""
+_MLFLOW_HOME: Final = "MLFLOW_TRACKING_URI"
 _EXTRA: Final = {"wandb": "wandb", "mlflow": "mlflow"}
 
 
