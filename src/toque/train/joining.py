@@ -86,7 +86,9 @@ def _joined(rank: int, world_size: int, timeout_seconds: float) -> Ranks:
     try:
         # Under torchrun this is torchrun's own store, which outlives us.
         found, _, _ = next(rendezvous("env://", timeout=wait))
-        store = PrefixStore("toque", found)
+        # It also outlives a restart, and must not tell of processes that are gone.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = PrefixStore(f"toque/{attempt}", found)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if cuda else "gloo",
             store=PrefixStore("group", store),
@@ -96,8 +98,8 @@ def _joined(rank: int, world_size: int, timeout_seconds: float) -> Ranks:
         )
     except (RuntimeError, ValueError) as error:
         raise RankLost(
-            f"Rank {rank} of {world_size} could not join the others: {str(error).splitlines()[0]} "
-            f"Start all of them together, e.g. `{_STARTING}`; across machines each needs the same "
+            f"Rank {rank} of {world_size} could not join the others: "
+            f"{str(error).splitlines()[0]}. Start all of them together, e.g. `{_STARTING}`; across machines each needs the same "
             "MASTER_ADDR and MASTER_PORT, reachable from all."
         ) from error
     roll = RollCall(PrefixStore("roll", store), rank, world_size, timeout_seconds)

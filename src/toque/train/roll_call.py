@@ -80,10 +80,11 @@ class RollCall:
         who = " ".join(map(self._of, missing)) or (
             f"All ranks are there, and still an exchange between them failed: {reason}."
         )
+        waited = f" They waited {self.timeout_seconds:g} s for it (TOQUE_RANK_TIMEOUT)."
         error = RankLost(
-            f"{who} The other ranks stop, too, and the last checkpoint stands. The same command "
-            "continues from it; torchrun --max-restarts=3 does so by itself. Ranks wait "
-            f"{self.timeout_seconds:g} s for each other (TOQUE_RANK_TIMEOUT)."
+            f"{who}{waited if 'timed out' in reason.lower() else ''} The other ranks stop, too, "
+            "and the last checkpoint stands. The same command continues from it; torchrun "
+            "--max-restarts=3 does so by itself."
         )
         error.said_by_another = not self._speaks_first()
         return error
