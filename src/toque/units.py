@@ -29,6 +29,10 @@ class Cursor:
     epoch: int = 0
     window: int = 0
     row: int = 0
+    stage: int = 0
+    """Of a curriculum; its epochs count from 0 anew."""
+    updates: int = 0
+    """Made in this stage, where a curriculum's stages are measured in steps."""
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,13 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "data.max_examples": ("20", "store"),
     "data.min_quality": ("1.0", "store"),
     "data.dedup": ("none", "store"),
+    "curriculum": ("{stages: [{from: 0 %, max_steps: 5}]}", "losses"),
+    "curriculum.stages": ("[{from: 0 %, max_steps: 5}]", "losses"),
+    "curriculum.stages.from": ("[{from: 0 %}, {from: 4 steps, max_steps: 5}]", "losses"),
+    "curriculum.stages.max_difficulty": ("[{from: 0 %, max_difficulty: easy}]", "losses"),
+    "curriculum.stages.min_quality": ("[{from: 0 %, min_quality: 1.0}]", "losses"),
+    "curriculum.stages.max_ingredients": ("[{from: 0 %, max_ingredients: 6}]", "losses"),
+    "curriculum.stages.max_steps": ("[{from: 0 %, max_steps: 5}]", "losses"),
     "optim.name": ("muon", "losses"),
     "optim.peak_lr": ("2e-2", "losses"),
     "optim.schedule": ("constant", "losses"),
@@ -115,6 +122,9 @@ _LAST = ("optim.averaging={kind: last, every: 1 steps}",)
 # Settings that need others to be read: those stand in the run and in what it is compared with.
 _TWO_TASKS = ("data.tasks=[write, nutrition]", "data.store=BASE-two-tasks")
 BESIDE: dict[str, tuple[str, ...]] = {
+    "curriculum.stages.from": (
+        "curriculum={stages: [{from: 0 %}, {from: 2 steps, max_steps: 5}]}",
+    ),
     "data.task_weights": _TWO_TASKS,
     "data.task_temperature": _TWO_TASKS,
     "optim.cycles": ("optim.schedule=cosine_restarts",),
@@ -135,7 +145,6 @@ BESIDE: dict[str, tuple[str, ...]] = {
     "adapter.target_modules": _ADAPTED,
 }
 PLANNED = {
-    "curriculum": "{stages: []}",
     "augmentation": "{tips: 0.1}",
     "observe.profile": "10 steps",
     "observe.system": "false",

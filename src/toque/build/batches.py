@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from transformers import PreTrainedModel
 
+from toque.build.curriculum import plan_of_stages
 from toque.build.methods import add_adapter
 from toque.build.mixing import mixture_of
 from toque.config import RunConfig
+from toque.data.curriculum import StagedPlan
 from toque.data.layout import Layout
 from toque.data.packing import RowShape, choose_shape
 from toque.data.plan import WINDOW_EXAMPLES, EpochPlan
@@ -116,16 +118,21 @@ def build_stream(
     check_positions(model, lengths)
     shape, batch = row_shape(config, lengths), config.train.batch
     in_tokens = batch.unit == "tokens"
-    plan = EpochPlan(
-        examples=rows,
-        source_lengths=lengths.source,
-        target_lengths=lengths.target,
-        shape=shape,
-        seed=config.seed,
-        update_rows=max(1, int(batch.amount // shape.tokens)) if in_tokens else None,
-        window=WINDOW_EXAMPLES if in_tokens else int(batch.amount),
-        mixture=mixture_of(config, store, rows),
-    )
+
+    def make(chosen: np.ndarray, seed: int) -> EpochPlan:
+        mixture = mixture_of(config, store, rows[chosen])
+        return EpochPlan(
+            examples=rows[chosen],
+            source_lengths=lengths.source[chosen],
+            target_lengths=lengths.target[chosen],
+            shape=shape,
+            seed=seed,
+            update_rows=max(1, int(batch.amount // shape.tokens)) if in_tokens else None,
+            window=WINDOW_EXAMPLES if in_tokens else int(batch.amount),
+            mixture=mixture and replace(mixture, seed=seed),
+        )
+
+    plan = plan_of_stages(config, store, rows, make)
     return BatchStream(
         plan=plan,
         layout=Layout(
@@ -145,6 +152,8 @@ def build_stream(
 def expected_totals(config: RunConfig, stream: BatchStream) -> dict[str, float]:
     """Steps, epochs, examples and tokens of the whole run, as far as they can be known before."""
     plan, stop = stream.plan, config.train.stop_after
+    if isinstance(plan, StagedPlan):
+        return plan.totals
     per_epoch = {
         "epochs": 1.0,
         "steps": plan.updates_per_epoch(),

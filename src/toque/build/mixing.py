@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from toque.config import RunConfig
 from toque.cooking.templates import TASKS
+from toque.data.curriculum import StagedPlan
 from toque.data.manifest import StoreManifest
 from toque.data.mixing import Mixture
 from toque.data.plan import EpochPlan
@@ -68,8 +69,10 @@ def task_weights(config: RunConfig, counts: NDArray[np.int64]) -> list[float]:
     return [float(d / c) if c else 1.0 for d, c in zip(drawn, n, strict=True)]
 
 
-def mixture_in_words(config: RunConfig, plan: EpochPlan) -> str:
+def mixture_in_words(config: RunConfig, plan: EpochPlan | StagedPlan) -> str:
     """A line on what an epoch draws from each source and task; "" without weights."""
+    if isinstance(plan, StagedPlan):  # each has its own; the first speaks for them
+        plan = plan.stages[0]
     if plan.mixture is None:
         return ""
     mixture, parts = plan.mixture, []

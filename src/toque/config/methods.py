@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
-from pydantic import Field
+from pydantic import Field, create_model
 
 from toque.config.base import Config
-from toque.config.values import Allowed, AsTuple, Auto, Fraction, Interval
+from toque.config.values import Allowed, AnyDuration, AsTuple, Auto, Fraction, Interval
 from toque.units import Duration
 
 
@@ -64,3 +64,47 @@ class AveragingConfig(Config):
     """How many points last averages, each a copy of the weights in memory; null: 5."""
     every: Interval | None = None
     """Time between two points of last; null: 100 steps."""
+
+
+class StageFilters(Config):
+    """Which examples a stage of a curriculum sees; those that lack a number pass."""
+
+    max_difficulty: Literal["easy", "medium", "hard"] | None = None
+    """No harder than this, by the label of the source or ours; null: any."""
+    min_quality: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Quality score from here on."""
+    max_ingredients: Annotated[int, Field(ge=1)] | None = None
+    """At most so many ingredients; null: any number."""
+    max_steps: Annotated[int, Field(ge=1)] | None = None
+    """At most so many steps; null: any number."""
+
+    @property
+    def begins(self) -> Duration:
+        """`from`, which is a word of Python and no attribute's name."""
+        return cast("Duration", getattr(self, "from"))
+
+
+_FROM = (
+    AnyDuration,
+    Field(
+        description="Where the stage begins: a share of the run, or in the unit of "
+        'train.stop_after. The first begins at "0 %".'
+    ),
+)
+if TYPE_CHECKING:
+    StageConfig = StageFilters
+else:
+    StageConfig = create_model("StageConfig", __base__=StageFilters, **{"from": _FROM})
+
+
+class CurriculumConfig(Config):
+    """Stages that see different examples, e.g. the easy ones first (docs/curriculum.md)."""
+
+    stages: Annotated[
+        tuple[StageConfig, ...],
+        AsTuple,
+        Field(min_length=1),
+        Allowed('a list such as [{from: "0 %", max_difficulty: easy}, {from: "50 %"}]'),
+    ]
+    """One after the other; each sees what its bounds select, and nothing is bound but what it
+    says."""

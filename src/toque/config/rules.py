@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
+
+from toque.units import Duration
 
 if TYPE_CHECKING:
     from toque.config.tree import RunConfig
@@ -27,6 +30,7 @@ def impossible(config: RunConfig) -> Iterator[Problem]:
     yield from _inert(config)
     yield from _held_out(config)
     yield from _tasks(config)
+    yield from _curriculum(config)
 
 
 def _model(config: RunConfig) -> Iterator[Problem]:
@@ -134,3 +138,45 @@ def _tasks(config: RunConfig) -> Iterator[Problem]:
             "`data.task_temperature` and `data.task_weights` are both set, and both say how often "
             "each task is seen. Remove one.",
         )
+
+
+def _curriculum(config: RunConfig) -> Iterator[Problem]:
+    if config.curriculum is None:
+        return
+    stop_after = config.train.stop_after
+    if stop_after.unit == "minutes":
+        yield Problem(
+            ("curriculum", "train.stop_after"),
+            f"`train.stop_after` is {str(stop_after)!r} and there is a `curriculum`: by the clock "
+            "two equal runs would see different examples. Give `train.stop_after` in epochs, "
+            "steps, examples or tokens.",
+        )
+        return
+    shares = [share_of(stage.begins, stop_after) for stage in config.curriculum.stages]
+    told = ", ".join(str(stage.begins) for stage in config.curriculum.stages)
+    if None in shares:
+        yield Problem(
+            ("curriculum.stages", "train.stop_after"),
+            f"`curriculum.stages` begin at {told}, and the run is measured in {stop_after.unit}. "
+            f'Write shares such as "50 %", or {stop_after.unit}.',
+        )
+        return
+    known = [share for share in shares if share is not None]
+    rising = all(a < b for a, b in pairwise(known))
+    if known[0] != 0 or not rising or known[-1] >= 1:
+        yield Problem(
+            ("curriculum.stages", "train.stop_after"),
+            f"`curriculum.stages` begin at {told}: the first must begin at 0 %, each later than "
+            "the one before, and the last before the run ends.",
+        )
+
+
+def share_of(point: Duration, whole: Duration) -> float | None:
+    """A point of a run as a share of it; None where its unit is neither % nor the whole's.
+
+    >>> share_of(Duration.parse("2 epochs"), Duration.parse("6 epochs"))
+    0.3333333333333333
+    """
+    if point.unit == "%":
+        return point.amount / 100.0
+    return point.amount / whole.amount if point.unit == whole.unit else None

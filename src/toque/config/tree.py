@@ -13,7 +13,13 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from toque.config.base import Config
-from toque.config.methods import AdapterConfig, AveragingConfig, CyclesConfig, NoiseConfig
+from toque.config.methods import (
+    AdapterConfig,
+    AveragingConfig,
+    CurriculumConfig,
+    CyclesConfig,
+    NoiseConfig,
+)
 from toque.config.rules import impossible
 from toque.config.values import (
     Allowed,
@@ -283,8 +289,8 @@ class RunConfig(Config):
     adapter: AdapterConfig | None = None
     """Train a small adapter (LoRA) beside the frozen weights of a checkpoint."""
     data: DataConfig = Field(default_factory=DataConfig)
-    curriculum: Annotated[None, Planned()] = None
-    """Begin with easy examples."""
+    curriculum: CurriculumConfig | None = None
+    """Stages that see different examples, e.g. the easy ones first; null: all from the start."""
     augmentation: Annotated[None, Planned()] = None
     """Vary prompts and texts while training."""
     optim: OptimConfig = Field(default_factory=OptimConfig)

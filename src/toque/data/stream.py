@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from toque.batch import Batch
+from toque.data.curriculum import StagedPlan
 from toque.data.layout import Layout
 from toque.data.plan import EpochPlan
 from toque.units import Cursor, Progress
@@ -56,7 +57,7 @@ class BatchStream:
         world_size: processes that share each update's rows.
     """
 
-    plan: EpochPlan
+    plan: EpochPlan | StagedPlan
     layout: Layout
     prompt_lengths: np.ndarray
     target_lengths: np.ndarray
