@@ -1,0 +1,108 @@
+"""Object stores of our own, and a tiny prepared run that the fault tests share."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from toque.cli import main
+from toque.cooking.cookbook import write_cookbook
+
+# Read when gcsfs is imported; with it, it asks an emulator over gRPC, which does not answer.
+os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
+
+STEPS = 12
+CONFIG = """
+run_dir: {run}
+seed: 5
+model: {{family: gpt2, tokenizer: "trained:512",
+  shape: {{n_embd: 16, n_layer: 1, n_head: 2, n_positions: 512}}}}
+data: {{sources: [{{path: "{folder}/a.jsonl"}}], store: "{folder}/store", max_prompt_tokens: 64,
+  max_target_tokens: 256}}
+optim: {{warmup: "2 steps", peak_lr: 1e-2}}
+train: {{stop_after: "{steps} steps", batch: "1024 tokens", evaluate_every: "5 steps",
+  precision: float32, micro_batch_rows: 2, compile: false, save_every: "2 steps"}}
+evaluation: {{max_examples: 4, generate: 0}}
+observe: {{log_every: "1 step"}}
+"""
+
+
+def _buckets() -> ModuleType:
+    place = Path(__file__).parent.parent / "data" / "buckets.py"
+    spec = importlib.util.spec_from_file_location("fault_buckets", place)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def buckets() -> ModuleType:
+    """What the tests of sources use: free ports, and lines that break."""
+    return _buckets()
+
+
+class Service:
+    """A running service with the bucket "pantry"."""
+
+    def __init__(self, scheme: str, port: int) -> None:
+        self.scheme, self.port = scheme, port
+
+    @property
+    def variable(self) -> str:
+        return "AWS_ENDPOINT_URL" if self.scheme == "s3" else "STORAGE_EMULATOR_HOST"
+
+
+@pytest.fixture(scope="session")
+def s3(buckets) -> Iterator[Service]:
+    pytest.importorskip("s3fs")
+    server = pytest.importorskip("moto.server")
+    port = buckets.free_port()
+    running = server.ThreadedMotoServer("127.0.0.1", port, verbose=False)
+    running.start()
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/pantry/", data=b"", method="PUT")
+    urllib.request.urlopen(request).close()  # noqa: S310
+    yield Service("s3", port)
+    running.stop()
+
+
+@pytest.fixture(scope="session")
+def gs(buckets) -> Iterator[Service]:
+    pytest.importorskip("gcsfs")
+    server = pytest.importorskip("gcp_storage_emulator.server")
+    port = buckets.free_port()
+    running = server.create_server("127.0.0.1", port, in_memory=True, default_bucket="pantry")
+    running.start()
+    yield Service("gs", port)
+    running.stop()
+
+
+@pytest.fixture(params=["s3", "gs"])
+def service(request, monkeypatch) -> Service:
+    found = request.getfixturevalue(request.param)
+    for name in ("AWS_PROFILE", "GOOGLE_APPLICATION_CREDENTIALS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test-key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-secret-of-tests")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv(found.variable, f"http://127.0.0.1:{found.port}")
+    monkeypatch.setattr("toque.train.remote_store.FIRST_WAIT", 0.01)
+    monkeypatch.setattr("toque.train.remote_lock._SETTLE", 0.01)
+    return found
+
+
+@pytest.fixture(scope="session")
+def kitchen(tmp_path_factory) -> Path:
+    """A folder with a prepared store."""
+    folder = tmp_path_factory.mktemp("faults")
+    write_cookbook(folder / "a.jsonl", n=60, seed=3)
+    path = folder / "run.yaml"
+    path.write_text(CONFIG.format(run=folder / "unused", folder=folder, steps=STEPS))
+    assert main(["prepare", str(path)]) == 0
+    return folder

@@ -1,0 +1,266 @@
+"""Runs in buckets, with real services on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import threading
+
+import pytest
+from safetensors.torch import load_file
+
+from toque.cli import main
+from toque.cli.training import run_training
+from toque.config import load_config
+from toque.errors import CheckpointError
+from toque.train.remote_fetch import fetch_run
+from toque.train.remote_lock import LOCK, RemoteLock
+from toque.train.remote_store import RemoteFolder, StoreError
+from toque.train.upload import Uploads
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+class StopAt:
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, run):
+        if run.step == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def run(kitchen, name, *words, stop_at=None):
+    words = [f"run_dir={kitchen / name}" if "://" not in name else f"run_dir={name}", *words]
+    resolved = load_config(str(kitchen / "run.yaml"), words)
+    return run_training(resolved, own=[StopAt(stop_at)] if stop_at else [])
+
+
+def last(folder):
+    return load_file(folder / "checkpoints" / "step-00000012" / "optimizer.safetensors")
+
+
+def address(service, name):
+    return f"{service.scheme}://pantry/{name}"
+
+
+def test_a_run_continues_on_an_empty_machine_from_the_bucket_alone(kitchen, service):
+    whole, at = f"whole-{service.scheme}", address(service, "runs/a")
+    assert run(kitchen, whole).reason == "finished"
+    first = f"first-{service.scheme}"
+    assert run(kitchen, first, f"checkpoint.upload={at}", stop_at=7).interrupted
+    shutil.rmtree(kitchen / first)
+    second = f"second-{service.scheme}"
+    assert run(kitchen, second, f"checkpoint.upload={at}").reason == "finished"
+    start = json.loads(
+        [x for x in (kitchen / second / "metrics.jsonl").read_text().splitlines() if "start" in x][
+            -1
+        ]
+    )
+    assert start["step"] == 8  # the signal comes after the callbacks of step 7 were asked
+    mine, wanted = last(kitchen / second), last(kitchen / whole)
+    assert mine.keys() == wanted.keys()
+    assert all(mine[name].equal(wanted[name]) for name in mine)
+    names = RemoteFolder.at(at).names()
+    manifests = [n for n in names if n.endswith("manifest.json")]
+    assert "checkpoints/step-00000012/manifest.json" in manifests
+    assert len([n for n in manifests if n.startswith("checkpoints")]) == 2  # train.keep_last
+    assert {"config.yaml", "metrics.jsonl", "model/model.safetensors"} <= set(names)
+    assert LOCK not in names
+
+
+def test_a_run_folder_may_be_an_address(kitchen, service, monkeypatch, tmp_path):
+    monkeypatch.setenv("TOQUE_CACHE", str(tmp_path / "one" / "sources"))
+    at = address(service, "runs/b")
+    assert run(kitchen, at, stop_at=4).interrupted
+    monkeypatch.setenv("TOQUE_CACHE", str(tmp_path / "two" / "sources"))
+    outcome = run(kitchen, at)
+    assert outcome.reason == "finished"
+    assert outcome.folder == tmp_path / "two" / "runs" / service.scheme / "pantry" / "runs" / "b"
+
+
+@pytest.fixture
+def remote(service, request):
+    return RemoteFolder.at(address(service, f"tests/{request.node.name}"), deadline=5.0)
+
+
+def made(run_folder, *steps, keep_last=2):
+    """A run folder with small real checkpoints."""
+    import torch
+
+    from toque.train.checkpoint import CheckpointStore, RunIdentity
+
+    store = CheckpointStore(
+        run_folder / "checkpoints",
+        keep_last=keep_last,
+        identity=RunIdentity(data_fingerprint="the same"),
+    )
+    for step in steps:
+        tensors = {"model": {"w": torch.full((300,), float(step))}}
+        store.save(step, tensors, {"progress": {"step": step}})
+    (run_folder / "config.yaml").write_text("seed: 1\n")
+    return store
+
+
+def upload(run_folder, remote, *, keep_last=2):
+    with RemoteLock(remote) as lock, Uploads(run_folder, remote, lock, keep_last=keep_last) as up:
+        pass
+    return up
+
+
+def test_content_without_a_manifest_is_no_checkpoint_and_is_swept(remote, tmp_path):
+    made(tmp_path / "a", 4)
+    upload(tmp_path / "a", remote)
+    remote.put("checkpoints/step-00000006/model.safetensors", b"half")
+    said = []
+    assert fetch_run(remote, tmp_path / "b", say=said.append) == 4
+    upload(tmp_path / "a", remote)
+    assert [n for n in remote.names() if "step-00000006" in n] == []
+    assert (tmp_path / "b" / "config.yaml").read_text() == "seed: 1\n"
+
+
+def test_a_damaged_object_is_named_and_the_one_before_it_used(remote, tmp_path):
+    store = made(tmp_path / "a", 2)
+    upload(tmp_path / "a", remote)
+    made(tmp_path / "a", 4)
+    upload(tmp_path / "a", remote)
+    data = bytearray(remote.read("checkpoints/step-00000004/model.safetensors"))
+    data[-1] ^= 1
+    remote.put("checkpoints/step-00000004/model.safetensors", bytes(data))
+    said = []
+    assert fetch_run(remote, tmp_path / "b", say=said.append) == 2
+    assert "step-00000004 cannot be used" in said[0]
+    assert "model.safetensors is damaged" in said[0]
+    assert store.newest_valid().step == 4
+
+
+def test_a_manifest_that_points_elsewhere_fetches_nothing(remote, tmp_path):
+    manifest = {
+        "format": 1, "step": 4, "progress": {}, "cursor": {}, "config_sha256": "",
+        "data_fingerprint": "", "versions": {},
+        "files": [{"file": "../../../evil", "bytes": 1, "sha256": "0"}],
+    }  # fmt: skip
+    remote.put("checkpoints/step-00000004/manifest.json", json.dumps(manifest).encode())
+    remote.put("evil", b"!")
+    with pytest.raises(CheckpointError, match="only plain names in its folder"):
+        fetch_run(remote, tmp_path / "run" / "deep", say=print)
+    assert [p for p in tmp_path.rglob("*") if p.is_file()] == []
+
+
+def test_two_machines_on_one_address_the_second_is_refused(remote):
+    with RemoteLock(remote, heartbeat=0.05, settle=0.01):
+        # As from another machine: nothing there can be asked whether the process lives.
+        with (
+            pytest.raises(CheckpointError, match="in use by another training process"),
+            RemoteLock(remote, stale=5.0, settle=0.01),
+        ):
+            pass
+        assert remote.read(LOCK) is not None
+
+
+def test_a_lock_left_behind_is_taken_over_and_a_lost_one_is_noticed(remote):
+    remote.put(LOCK, json.dumps({"id": "x", "host": "gone", "pid": 1}).encode())
+    with RemoteLock(remote, heartbeat=0.05, stale=0.2, settle=0.01) as lock:
+        remote.put(LOCK, json.dumps({"id": "y", "host": "other", "pid": 1}).encode())
+        assert lock.lost.wait(10)
+    assert json.loads(remote.read(LOCK))["id"] == "y"
+
+
+def test_a_dead_process_of_this_machine_is_not_waited_for(remote):
+    import socket
+
+    remote.put(
+        LOCK,
+        json.dumps({"id": "x", "host": socket.gethostname(), "pid": 4194999}).encode(),
+    )
+    with RemoteLock(remote, stale=3600.0, settle=0.01):
+        pass
+
+
+def test_another_run_in_the_same_place_is_refused(remote, tmp_path):
+    made(tmp_path / "a", 4)
+    upload(tmp_path / "a", remote)
+    store = made(tmp_path / "b", 2)
+    store.identity = type(store.identity)(data_fingerprint="another")
+    store.save(6, {}, {"progress": {}})
+    with pytest.raises(CheckpointError, match="trained on another store"):
+        fetch_run(remote, tmp_path / "b", say=print)
+
+
+def test_a_line_that_breaks_is_repeated(service, buckets, monkeypatch, tmp_path):
+    made(tmp_path / "a", 4)
+    with buckets.breaking(service.port, cut_after=100, cuts=4) as line:
+        monkeypatch.setenv(service.variable, f"http://127.0.0.1:{line.port}")
+        remote = RemoteFolder.at(address(service, "tests/broken"), deadline=60.0)
+        up = upload(tmp_path / "a", remote)
+        assert line.cuts_left == 0
+    assert up.counts.uploaded == 1
+    assert up.counts.failed == 0
+    monkeypatch.setenv(service.variable, f"http://127.0.0.1:{service.port}")
+    assert fetch_run(RemoteFolder.at(remote.address), tmp_path / "b", say=print) == 4
+
+
+def test_while_the_store_is_down_a_ring_waits_and_then_goes(remote, tmp_path, monkeypatch):
+    store = made(tmp_path / "a", keep_last=1)
+    down = threading.Event()
+    down.set()
+    pipe, put = type(remote.bucket.files).pipe_file, type(remote.bucket.files).put_file
+
+    def refusing(real):
+        def ask(*args, **kwargs):
+            if down.is_set():
+                raise ConnectionResetError("down")
+            return real(*args, **kwargs)
+
+        return ask
+
+    with RemoteLock(remote) as lock:
+        monkeypatch.setattr(type(remote.bucket.files), "pipe_file", refusing(pipe))
+        monkeypatch.setattr(type(remote.bucket.files), "put_file", refusing(put))
+        with Uploads(tmp_path / "a", remote, lock, keep_last=9) as up:
+            for step in range(2, 12, 2):
+                saved = store.save(
+                    step, {"model": {"w": __import__("torch").ones(9)}}, {"progress": {}}
+                )
+                up.add(saved.path)
+            waiting = sorted(p.name for p in (tmp_path / "a" / "outbox").iterdir())
+            assert len(waiting) <= 3  # the ring, and what the thread had begun with
+            down.clear()
+    assert "checkpoints/step-00000010/manifest.json" in remote.names()
+    assert up.counts.given_up >= 2
+    assert list((tmp_path / "a" / "outbox").iterdir()) == []
+
+
+def test_a_bucket_that_is_not_there_is_refused_before_training(kitchen, service, capfd):
+    at = f"{service.scheme}://no-such-bucket/a"
+    words = [f"run_dir={kitchen / 'nobucket'}", f"checkpoint.upload={at}"]
+    assert main(["train", str(kitchen / "run.yaml"), *words]) == 4
+    assert "there is no such bucket" in capfd.readouterr().err.replace("\n", " ")
+
+
+def test_missing_rights_are_refused_in_words(remote, monkeypatch):
+    def denied(*_args, **_kwargs):
+        raise PermissionError("AccessDenied: 403")
+
+    monkeypatch.setattr(type(remote.bucket.files), "pipe_file", denied)
+    with pytest.raises(StoreError, match="credentials are missing, wrong, expired"):
+        remote.put("a", b"1")
+
+
+def test_addresses_that_cannot_be_a_run_are_refused(kitchen, capfd):
+    train = ["train", str(kitchen / "run.yaml")]
+    for words in (
+        ["run_dir=gs://bucket"],
+        ["run_dir=https://host/a"],
+        ["run_dir=gs://b/a", "checkpoint.upload=gs://b/c"],
+        ["checkpoint.upload=/a/folder"],
+        ["checkpoint.upload=s3://key:secret@bucket/a"],
+    ):
+        assert main([*train, *words]) == 2, capfd.readouterr().err
