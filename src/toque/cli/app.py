@@ -287,6 +287,34 @@ def check(config: str, /, *overrides: Overrides, examples: int = 16) -> None:
 
 
 @app.command
+def ablate(
+    config: str,
+    /,
+    *overrides: Overrides,
+    seeds: int = 5,
+    steps: int | None = None,
+    budget: str | None = None,
+    out: Path = Path("runs/ablation"),
+) -> None:
+    """Measure what each improvement is worth on your data: on and off, over several seeds.
+
+    Each is taken from a run that has all and added to one that has none. A killed ablation goes on
+    where it was; runs with equal settings are done once.
+
+    Args:
+        config: YAML file or preset.
+        overrides: settings that hold in all runs, as section.field=value.
+        seeds: runs of each combination.
+        steps: updates of each run; the configuration's length when left out.
+        budget: time for all runs together instead, e.g. "90 minutes".
+        out: folder of the runs and the results.
+    """
+    from toque.cli.ablating import run_ablation
+
+    run_ablation(config, overrides, out=out, seeds=seeds, steps=steps, budget=budget, say=print)
+
+
+@app.command
 def show(config: str, /, *overrides: Overrides) -> None:
     """Print the resolved configuration with the origin of every value.
 

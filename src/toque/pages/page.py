@@ -11,13 +11,14 @@ from markupsafe import Markup
 
 STORE: Final = "store.html"
 RUN: Final = "run.html"
+ABLATION: Final = "ablation.html"
 
 
 def render(template: str, content: Mapping[str, Any]) -> str:
     """The page of `template`; every text in `content` is escaped, drawings are `drawing`s.
 
     Args:
-        template: STORE or RUN.
+        template: STORE, RUN or ABLATION.
         content: what its variables are; a missing one is an error, not a blank.
     """
     return _environment().get_template(template).render(**content)
