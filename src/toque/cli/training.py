@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from toque import __version__
 from toque.build.batches import build_language_model, build_stream, expected_totals
+from toque.build.curriculum import stages_in_words
 from toque.build.data import open_store
 from toque.build.evaluation import build_heldout, build_sampler, held_out_prompts, own_prompts
 from toque.build.finished import WritingContext, adapter_words, keep_model, writing_in
@@ -258,6 +259,7 @@ def _banner(
         f"{words_on(runtime.ranks, str(runtime.device), stream.at(Cursor()).batch.n_rows)}"
         f"{fitted.line}\n"
         f"{mixture_in_words(config, stream.plan)}"  # type: ignore[attr-defined]
+        f"{stages_in_words(config, stream.plan)}"  # type: ignore[attr-defined]
         f"until {config.train.stop_after}"
         + (
             f", about {steps:,.0f} steps"
