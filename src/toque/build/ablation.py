@@ -215,11 +215,16 @@ def t_quantile(freedom: int) -> float:
     >>> t_quantile(4), round(t_quantile(60), 2)
     (2.776, 2.0)
     """
-    # To 1e-3 above ten: Hill 1970 (Algorithm 396), two terms of the expansion at z = 1.959964.
+    # Above ten to 1e-3: Fisher and Cornish's expansion about the normal point (Hill 1970, eq. 3).
     if freedom <= len(_T):
         return _T[freedom - 1]
     z = 1.959964
-    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+    return (
+        z
+        + (z**3 + z) / (4 * freedom)
+        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
+    )
 
 
 _T: Final = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)

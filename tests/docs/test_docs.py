@@ -1,0 +1,147 @@
+"""Every code block of the README and of docs/ runs, or says above it why it is not run.
+
+Python is executed page by page, YAML is checked as a configuration, `$ toque ...` lines are parsed
+and their configurations resolved; slow: they are run. `<!-- not run: reason -->` on the line before
+a block leaves it out. Blocks of plain `text` are output. All in a folder with a small run.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from toque.cli import main
+from toque.cli.app import app
+from toque.config import load_config, presets
+from toque.cooking.cookbook import write_cookbook
+
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
+PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md"]
+PAGES += sorted((REPOSITORY / "docs").glob("*.md"))
+MY_YAML = """
+run_dir: runs/mine
+model: {family: gpt2, tokenizer: "trained:512",
+  shape: {n_embd: 16, n_layer: 1, n_head: 2, n_positions: 512}}
+data: {sources: [{path: my-recipes.jsonl.gz}], store: stores/mine, max_prompt_tokens: 64,
+  max_target_tokens: 256}
+optim: {warmup: "1 steps"}
+train: {stop_after: "3 steps", batch: "1024 tokens", precision: float32}
+evaluation: {max_examples: 4, generate: 1}
+"""
+UNRUN = {"make", "cd", "pip", "git", "python", "export", "docker", "torchrun", "tensorboard"}
+"""Programs that a reader has or that take minutes; `make` targets are looked up."""
+NOT_AT_ALL = {"serve", "demo", "drill", "ablate"}
+"""Verbs that do not end or take minutes."""
+
+
+@dataclass(frozen=True)
+class Block:
+    page: Path
+    line: int
+    language: str
+    text: str
+
+    @property
+    def id(self) -> str:
+        return f"{self.page.name}:{self.line}"
+
+
+def blocks(language: str) -> list[Block]:
+    found = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for match in re.finditer(r"(?ms)^(<!-- not run: .+? -->\n)?```(\w*)\n(.*?)^```", text):
+            excused, named, inner = match.groups()
+            if named == language and not excused:
+                line = text.count("\n", 0, match.start(2)) + 1
+                found.append(Block(page, line, named, inner))
+    return found
+
+
+def commands() -> list[tuple[Block, list[str]]]:
+    return [
+        (block, shlex.split(line.removeprefix("$ "), comments=True))
+        for block in blocks("console")
+        for line in re.sub(r"\\\n\s*", " ", block.text).splitlines()
+        if line.startswith("$ ")
+    ]
+
+
+@pytest.fixture(scope="module")
+def kitchen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as the pages have it: recipes, my.yaml, stores/mine and runs/mine."""
+    folder = tmp_path_factory.mktemp("docs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        write_cookbook(folder / "my-recipes.jsonl.gz", n=60, seed=3)
+        (folder / "my.yaml").write_text(MY_YAML)
+        assert main(["prepare", "my.yaml"]) == 0
+        assert main(["train", "my.yaml"]) == 0
+    return folder
+
+
+@pytest.mark.parametrize(
+    "page", sorted({block.page for block in blocks("python")}), ids=lambda page: page.name
+)
+def test_python_runs(page: Path, kitchen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(kitchen)
+    names: dict[str, object] = {"__name__": page.stem}
+    for block in blocks("python"):
+        if block.page == page:
+            padding = "\n" * block.line  # errors name the page's own lines
+            exec(compile(padding + block.text, str(page), "exec"), names)  # noqa: S102
+
+
+@pytest.mark.parametrize("block", blocks("yaml"), ids=lambda block: block.id)
+def test_yaml_is_a_configuration(block: Block, tmp_path: Path) -> None:
+    (tmp_path / "block.yaml").write_text(block.text)
+    load_config(tmp_path / "block.yaml")
+
+
+def test_every_language_is_known() -> None:
+    known = {"text", "python", "yaml", "console", "json", "html", "bibtex"}
+    for page in PAGES:
+        opened = re.findall(r"(?m)^```(.*)$", page.read_text(encoding="utf-8"))[::2]
+        assert set(opened) <= known, page.name
+
+
+@pytest.mark.parametrize(
+    ("block", "words"), commands(), ids=lambda part: part.id if isinstance(part, Block) else ""
+)
+def test_commands_parse(
+    block: Block, words: list[str], kitchen: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(kitchen)
+    assert words, block.id
+    if words[0] == "make":
+        targets = re.findall(r"(?m)^([a-z-]+):", (REPOSITORY / "Makefile").read_text())
+        assert words[1] in targets
+        return
+    if words[0] in UNRUN or "=" in words[0]:
+        return
+    assert words[0] == "toque", block.id
+    app.parse_args(words[1:], print_error=False, exit_on_error=False)
+    config = words[2] if len(words) > 2 else ""
+    if config.endswith(".yaml") or config in presets():
+        overrides = [w for w in words[3:] if re.match(r"[a-z_.]+=", w)]
+        load_config("my.yaml" if config.endswith(".yaml") else config, overrides)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("block", "words"), commands(), ids=lambda part: part.id if isinstance(part, Block) else ""
+)
+def test_commands_run(
+    block: Block, words: list[str], kitchen: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those about the run and the store of the folder; a preset would train for an hour."""
+    ours = len(words) > 2 and words[2] in ("my.yaml", "runs/mine", "stores/mine")
+    if words[0] != "toque" or not ours or words[1] in NOT_AT_ALL:
+        pytest.skip(f"{block.id} is not about this folder")
+    monkeypatch.chdir(kitchen)
+    overridden = words[1] == "train" and len(words) > 3
+    assert main([*words[1:], *(["run_dir=runs/another"] if overridden else [])]) in (0, 1)
