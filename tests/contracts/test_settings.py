@@ -7,6 +7,7 @@ everything but their neutral value.
 import hashlib
 import json
 import sys
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +49,7 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "data.engine": ("ray", "said"),
     "data.store": ("other-store", "store_folder"),
     "data.tasks": ("[difficulty]", "store"),
-    "data.task_weights": ("{nutrition: 3.0}", "losses"),
+    "data.task_weights": ("{next_step: 3.0}", "losses"),
     "data.task_temperature": ("3.0", "losses"),
     "data.max_prompt_tokens": ("12", "store"),
     "data.max_target_tokens": ("40", "store"),
@@ -57,6 +58,12 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "data.max_examples": ("20", "store"),
     "data.min_quality": ("1.0", "store"),
     "data.dedup": ("none", "store"),
+    "augmentation": ("{prompt_formats: true}", "losses"),
+    "augmentation.prompt_formats": ("true", "losses"),
+    "augmentation.instructions": ("1.0", "losses"),
+    "augmentation.paraphrase": ("1.0", "losses"),
+    "augmentation.substitute": ("1.0", "losses"),
+    "augmentation.tips": ("1.0", "losses"),
     "curriculum": ("{stages: [{from: 0 %, max_steps: 5}]}", "losses"),
     "curriculum.stages": ("[{from: 0 %, max_steps: 5}]", "losses"),
     "curriculum.stages.from": ("[{from: 0 %}, {from: 4 steps, max_steps: 5}]", "losses"),
@@ -106,6 +113,7 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "train.early_stopping.patience": ("{patience: 1, min_delta: 9.0}", "losses"),
     "train.early_stopping.min_delta": ("{patience: 1, min_delta: 9.0}", "losses"),
     "train.deterministic": ("false", "deterministic"),
+    "checkpoint.upload": ("s3://pantry/runs/a", "said"),
     "evaluation.max_examples": ("2", "evaluations"),
     "evaluation.generate": ("2", "samples"),
     "train.strategy": ("ddp", "refusal"),  # this process is alone
@@ -120,7 +128,7 @@ _PRETRAINED = ("model.start_from=BASE/model", "model.shape={}")
 _ADAPTED = (*_PRETRAINED, "adapter={r: 4, dropout: 0.0}")
 _LAST = ("optim.averaging={kind: last, every: 1 steps}",)
 # Settings that need others to be read: those stand in the run and in what it is compared with.
-_TWO_TASKS = ("data.tasks=[write, nutrition]", "data.store=BASE-two-tasks")
+_TWO_TASKS = ("data.tasks=[write, next_step]", "data.store=BASE-two-tasks")
 BESIDE: dict[str, tuple[str, ...]] = {
     "curriculum.stages.from": (
         "curriculum={stages: [{from: 0 %}, {from: 2 steps, max_steps: 5}]}",
@@ -145,7 +153,6 @@ BESIDE: dict[str, tuple[str, ...]] = {
     "adapter.target_modules": _ADAPTED,
 }
 PLANNED = {
-    "augmentation": "{tips: 0.1}",
     "observe.profile": "10 steps",
     "observe.system": "false",
 }
@@ -186,8 +193,10 @@ def kitchen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_cookbook(folder / "a.jsonl", n=60, seed=3)
     lines = (folder / "a.jsonl").read_text()
     steps = ["Bread and butter belong together, as everybody knows.", "Such is life in a kitchen."]
-    poor = json.dumps({"title": "Toast", "ingredients": ["bread", "butter"], "directions": steps})
-    (folder / "a.jsonl").write_text(lines + lines.splitlines()[0] + "\n" + poor + "\n")
+    poor = [{"title": "Toast", "ingredients": ["bread", "butter"], "directions": steps}]
+    poor += [{"title": f"Rusk {n}", "ingredients": ["rye"], "directions": steps[:1]} for n in "abc"]
+    more = "".join(json.dumps(record) + "\n" for record in poor)
+    (folder / "a.jsonl").write_text(lines + lines.splitlines()[0] + "\n" + more)
     write_cookbook(folder / "b.jsonl", n=60, seed=4)
     watch = (
         "class AtThree:\n  def on_step_end(self, s):\n    return 'stop' if s.step > 2 else None\n"
@@ -258,6 +267,30 @@ _BASES: dict[tuple[Path, tuple[str, ...]], Seen] = {}
 
 
 @pytest.fixture
+def pantry(path: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A bucket, for the setting that needs one."""
+    if path != "checkpoint.upload":
+        yield
+        return
+    server = pytest.importorskip("moto.server")
+    running = server.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    running.start()
+    host, port = running.get_host_and_port()
+    for name, value in {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }.items():
+        monkeypatch.setenv(name, value)
+    request = urllib.request.Request(f"http://{host}:{port}/pantry", data=b"", method="PUT")
+    urllib.request.urlopen(request).close()  # noqa: S310
+    yield
+    running.stop()
+
+
+@pytest.fixture
 def base(kitchen: Path, capfd: pytest.CaptureFixture[str]) -> Seen:
     return compared_with(kitchen, (), capfd)
 
@@ -269,7 +302,13 @@ def compared_with(
     if (kitchen, beside) not in _BASES:
         name = "-".join(["base", *map(str, [len(_BASES)] if beside else [])])
         _BASES[kitchen, beside] = run_tiny(
-            kitchen, name, None, "", prepare=not beside, capfd=capfd, beside=beside
+            kitchen,
+            name,
+            None,
+            "",
+            prepare=not beside or beside == _TWO_TASKS,
+            capfd=capfd,
+            beside=beside,
         )
     seen = _BASES[kitchen, beside]
     assert seen.code == 0, seen.said
@@ -292,7 +331,7 @@ def test_every_setting_has_a_row() -> None:
         for path in EFFECTS
     ],
 )
-@pytest.mark.usefixtures("base")  # whose store and model the others use
+@pytest.mark.usefixtures("base", "pantry")  # whose store and model the others use
 def test_a_setting_has_its_effect(
     path: str, kitchen: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

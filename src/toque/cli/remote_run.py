@@ -78,6 +78,6 @@ def uploading(
             counts = uploads.counts
             newest = f", newest step {counts.newest_step:,}" if counts.newest_step else ""
             say(
-                f"{remote.address}: {counts.uploaded} uploaded{newest}, {counts.failed} tries "
-                f"failed, {counts.given_up} given up for newer ones"
+                f"checkpoint.upload={remote.address}: {counts.uploaded} uploaded{newest}, "
+                f"{counts.failed} tries failed, {counts.given_up} given up for newer ones"
             )
