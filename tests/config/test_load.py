@@ -136,7 +136,6 @@ def test_wrong_value_says_where_what_and_what_is_allowed(tmp_path, text, line, w
 @pytest.mark.parametrize(
     "override",
     [
-        "augmentation={tips: 0.1}",
         "observe.profile=5 steps",
         "data.sources=[{path: a, format: foodcom}]",
         "train.strategy=fsdp",

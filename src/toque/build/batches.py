@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from transformers import PreTrainedModel
 
+from toque.build.augmentation import varied_of
 from toque.build.curriculum import plan_of_stages
 from toque.build.methods import add_adapter
 from toque.build.mixing import mixture_of
@@ -118,6 +119,7 @@ def build_stream(
     check_positions(model, lengths)
     shape, batch = row_shape(config, lengths), config.train.batch
     in_tokens = batch.unit == "tokens"
+    varied = varied_of(config, store, rows, encoder=lengths.encoder)
 
     def make(chosen: np.ndarray, seed: int) -> EpochPlan:
         mixture = mixture_of(config, store, rows[chosen])
@@ -130,6 +132,7 @@ def build_stream(
             update_rows=max(1, int(batch.amount // shape.tokens)) if in_tokens else None,
             window=WINDOW_EXAMPLES if in_tokens else int(batch.amount),
             mixture=mixture and replace(mixture, seed=seed),
+            varied=varied,
         )
 
     plan = plan_of_stages(config, store, rows, make)
@@ -146,6 +149,7 @@ def build_stream(
         target_lengths=store.target_lengths,
         rank=rank,
         world_size=ranks,
+        varied=varied,
     )
 
 

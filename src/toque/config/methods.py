@@ -108,3 +108,21 @@ class CurriculumConfig(Config):
     ]
     """One after the other; each sees what its bounds select, and nothing is bound but what it
     says."""
+
+
+Probability = Annotated[float, Field(ge=0, le=1)]
+
+
+class AugmentationConfig(Config):
+    """Other wordings of the training examples, new in each epoch (docs/augmentation.md)."""
+
+    prompt_formats: bool = False
+    """Ask in one of eight wordings, each as likely, instead of one."""
+    instructions: Probability = 0.0
+    """Of examples: name the ingredients in other words than "using ingredients:"."""
+    paraphrase: Probability = 0.0
+    """Of examples: begin sentences of the steps with other verbs of the same meaning."""
+    substitute: Probability = 0.0
+    """Of examples: one ingredient for another, in prompt and recipe alike, where that is safe."""
+    tips: Probability = 0.0
+    """Of examples: end with a tip."""

@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 from toque.config.base import Config
 from toque.config.methods import (
     AdapterConfig,
+    AugmentationConfig,
     AveragingConfig,
     CurriculumConfig,
     CyclesConfig,
@@ -291,8 +292,8 @@ class RunConfig(Config):
     data: DataConfig = Field(default_factory=DataConfig)
     curriculum: CurriculumConfig | None = None
     """Stages that see different examples, e.g. the easy ones first; null: all from the start."""
-    augmentation: Annotated[None, Planned()] = None
-    """Vary prompts and texts while training."""
+    augmentation: AugmentationConfig | None = None
+    """Vary prompts and texts while training; null: as they are stored."""
     optim: OptimConfig = Field(default_factory=OptimConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)

@@ -41,6 +41,7 @@ class Codec:
         bos_id, unk_id: None when the vocabulary has none.
         newline_id: the line-break marker, None when the vocabulary holds "\n" itself.
         sha256: of `tokenizer.json` as `save` writes it.
+        word_kind: how it cuts words, where a text's ids are its words' side by side, else None.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Codec:
         self.rewriter = Rewriter(
             tokenizer, unk_id=self.unk_id, specials=[t.content for t in added if t.special]
         )
-        kind = kind_of(tokenizer)
+        self.word_kind = kind = kind_of(tokenizer)
         self._words = WordTable(tokenizer, kind=kind, break_id=self.newline_id) if kind else None
 
     def normalise(self, text: str) -> str:
@@ -130,6 +131,10 @@ class Codec:
             elif token not in self._silent:
                 lines[-1].append(int(token))
         return "\n".join(self._tokenizer.decode(line, skip_special_tokens=False) for line in lines)
+
+    def pieces(self) -> dict[str, int]:
+        """Every token as the vocabulary spells it, with its id."""
+        return self._tokenizer.get_vocab()
 
     def save(self, folder: Path) -> None:
         """Write a Hugging Face tokenizer folder that AutoTokenizer reads."""

@@ -142,6 +142,10 @@ class StagedPlan:
             "tokens": sum(n * plan.n_tokens for n, plan in stages),
         }
 
+    def epoch_key(self, cursor: Cursor) -> int:
+        """What decides how examples are varied in the epoch of `cursor`."""
+        return self.stages[cursor.stage].epoch_key(cursor)
+
     def at(self, cursor: Cursor) -> Update:
         """The update that begins at `cursor`."""
         stage = cursor.stage

@@ -139,21 +139,21 @@ class Layout:
         self.start_id = start_id
         self.packed = packed
 
-    def batch(self, rows: Sequence[Sequence[int]]) -> Batch:
-        """The batch of these rows of examples."""
-        shape = self.shape
+    def batch(self, rows: Sequence[Sequence[int]], examples: Examples | None = None) -> Batch:
+        """The batch of these rows of examples, read from `examples` where they are given."""
+        shape, examples = self.shape, examples or self.examples
         if not self.packed:
             rows = [(example,) for row in rows for example in row]
-            shape = self._longest([example for (example,) in rows])
+            shape = self._longest([example for (example,) in rows], examples)
         if self.shape.source == 0:
-            return decoder_batch(self.examples, rows, length=shape.target, pad_id=self.pad_id)
+            return decoder_batch(examples, rows, length=shape.target, pad_id=self.pad_id)
         return encoder_decoder_batch(
-            self.examples, rows, shape=shape, pad_id=self.pad_id, start_id=self.start_id
+            examples, rows, shape=shape, pad_id=self.pad_id, start_id=self.start_id
         )
 
-    def _longest(self, examples: Sequence[int]) -> RowShape:
-        prompts = [len(self.examples.prompt(e)) for e in examples]
-        targets = [len(self.examples.target(e)) for e in examples]
+    def _longest(self, rows: Sequence[int], examples: Examples) -> RowShape:
+        prompts = [len(examples.prompt(row)) for row in rows]
+        targets = [len(examples.target(row)) for row in rows]
         if self.shape.source == 0:
             return RowShape(
                 0, max((p + t - 1 for p, t in zip(prompts, targets, strict=True)), default=1)

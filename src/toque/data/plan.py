@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from toque.data.mixing import Mixture
 from toque.data.order import key_of, permute, shuffle
 from toque.data.packing import RowShape, pack
+from toque.data.varied import Varied
 from toque.errors import ConfigError
 from toque.units import Cursor
 
@@ -57,6 +58,7 @@ class EpochPlan:
         update_rows: rows an update takes, or None when an update is one window.
         window: examples packed together.
         mixture: how often an epoch draws from each source; None for every example once.
+        varied: examples whose lengths differ from epoch to epoch; none is longer than a row.
 
     Raises:
         ConfigError: no examples, or an example longer than a row.
@@ -70,6 +72,7 @@ class EpochPlan:
     update_rows: int | None
     window: int = WINDOW_EXAMPLES
     mixture: Mixture | None = None
+    varied: Varied | None = None
     _packed: OrderedDict[tuple[int, int], list[tuple[int, ...]]] = field(
         default_factory=OrderedDict, repr=False
     )
@@ -134,6 +137,10 @@ class EpochPlan:
         next_cursor = Cursor(epoch + 1, 0, 0) if epoch_ends else Cursor(epoch, window, row)
         return Update(tuple(rows), next_cursor, self.epochs_at(next_cursor))
 
+    def epoch_key(self, cursor: Cursor) -> int:
+        """What decides how examples are varied in the epoch of `cursor`."""
+        return key_of(self.seed, cursor.epoch)
+
     def epochs_at(self, cursor: Cursor) -> float:
         """Passes over the data when `cursor` is next, as a fraction."""
         size = self._window_size(cursor.window)
@@ -157,7 +164,11 @@ class EpochPlan:
         chosen = self._drawn(epoch, window * self.window, self._window_size(window))
         if self.mixture is not None:
             chosen = self.mixture.examples(chosen, epoch=epoch)
-        rows = pack(self.source_lengths[chosen], self.target_lengths[chosen], self.shape)
+        source, target = self.source_lengths[chosen], self.target_lengths[chosen]
+        if self.varied is not None:
+            key = self.epoch_key(Cursor(epoch))
+            source, target = self.varied.lengths(self.examples[chosen], key)
+        rows = pack(source, target, self.shape)
         ids = self.examples[chosen].tolist()
         shuffled = shuffle(len(rows), key=key_of(self.seed, epoch, window, 1))
         result = [tuple(ids[item] for item in rows[r]) for r in shuffled.tolist()]

@@ -14,6 +14,7 @@ from toque.batch import Batch
 from toque.data.curriculum import StagedPlan
 from toque.data.layout import Layout
 from toque.data.plan import EpochPlan
+from toque.data.varied import Varied
 from toque.units import Cursor, Progress
 
 
@@ -55,6 +56,7 @@ class BatchStream:
         target_lengths: [all store rows] stored target tokens.
         rank: this process.
         world_size: processes that share each update's rows.
+        varied: the examples as they differ from epoch to epoch; None for as they are stored.
     """
 
     plan: EpochPlan | StagedPlan
@@ -63,17 +65,23 @@ class BatchStream:
     target_lengths: np.ndarray
     rank: int = 0
     world_size: int = 1
+    varied: Varied | None = None
 
     def at(self, cursor: Cursor) -> Step:
         """The update that begins at `cursor`; costs at most one or two windows of packing."""
         update = self.plan.at(cursor)
         ids = np.fromiter((e for row in update.rows for e in row), np.int64)
         prompts, targets = self.prompt_lengths[ids], self.target_lengths[ids]
+        here = None
+        if self.varied is not None:
+            here = self.varied.at(self.plan.epoch_key(cursor))
+            prompts = np.array([len(here.prompt(row)) for row in ids.tolist()], np.int64)
+            targets = np.array([len(here.target(row)) for row in ids.tolist()], np.int64)
         decoder_only = self.layout.shape.source == 0
         # A decoder-only example's last token is no input; without a prompt its first is no target.
         unpredicted = int((prompts == 0).sum()) if decoder_only else 0
         inputs = int(prompts.sum()) + int(targets.sum()) - (len(ids) if decoder_only else 0)
-        batch = self.layout.batch(update.rows[self.rank :: self.world_size])
+        batch = self.layout.batch(update.rows[self.rank :: self.world_size], here)
         return Step(
             batch=batch,
             cursor=update.next,

@@ -1,0 +1,68 @@
+"""Examples that differ from epoch to epoch: a function of (epoch key, row), remembered for a while.
+
+The plan asks for lengths when it packs a window, and the layout for ids when the window is
+trained on; both see the same texts, and each is made once.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.generic]
+Sides = tuple[Ids, Ids]
+Vary = Callable[[int, int], Sides]
+"""(row, epoch key) -> prompt and target ids; a pure function."""
+_KEPT = 16384
+"""Examples remembered: several windows."""
+
+
+class Varied:
+    """Examples through a function that varies them."""
+
+    def __init__(self, vary: Vary, *, encoder: bool) -> None:
+        self._vary = vary
+        self._encoder = encoder
+        self._known: OrderedDict[tuple[int, int], Sides] = OrderedDict()
+
+    def sides(self, row: int, key: int) -> Sides:
+        """Prompt and target of a store row in the epoch of this key."""
+        known = self._known.get((key, row))
+        if known is None:
+            known = self._known[key, row] = self._vary(row, key)
+            while len(self._known) > _KEPT:
+                self._known.popitem(last=False)
+        return known
+
+    def lengths(
+        self, rows: NDArray[np.int64], key: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Source and target lengths as computed; see `EpochPlan`."""
+        sides = [self.sides(row, key) for row in rows.tolist()]
+        prompt = np.array([len(p) for p, _ in sides], np.int64)
+        target = np.array([len(t) for _, t in sides], np.int64)
+        return (prompt, target) if self._encoder else (0 * prompt, prompt + target - 1)
+
+    def at(self, key: int) -> InEpoch:
+        """What a layout reads in the epoch of this key."""
+        return InEpoch(self, key)
+
+
+@dataclass(frozen=True)
+class InEpoch:
+    """The examples of one epoch."""
+
+    varied: Varied
+    key: int
+
+    def prompt(self, row: int, /) -> Ids:
+        """Prompt ids of a store row."""
+        return self.varied.sides(int(row), self.key)[0]
+
+    def target(self, row: int, /) -> Ids:
+        """Target ids of a store row."""
+        return self.varied.sides(int(row), self.key)[1]
