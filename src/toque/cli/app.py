@@ -328,6 +328,25 @@ def show(config: str, /, *overrides: Overrides) -> None:
 
 
 @app.command
+def show_batch(config: str, /, *overrides: Overrides, step: int = 1, most: int = 4) -> None:
+    """Print the texts of one update as the model reads them, unpacked and augmented.
+
+    Args:
+        config: YAML file or preset.
+        overrides: settings to change, as section.field=value.
+        step: which update, counted from 1.
+        most: examples to show.
+    """
+    from toque.config import load_config
+
+    settings = load_config(config, list(overrides)).config
+    from toque.cli.showing_batch import run_show_batch
+
+    for line in run_show_batch(settings, step=step, most=most):
+        print(line)
+
+
+@app.command
 def presets() -> None:
     """List the complete runs that come with Toque."""
     from toque.config import presets as known
