@@ -349,3 +349,16 @@ def test_killed_after_every_system_call_the_old_or_the_new_checkpoint_stands(tmp
     for stage in ("write model.safetensors", "fsync manifest.json", "rename", "set aside"):
         assert stage in stages
     assert "remove step-00000001" in stages
+
+
+@pytest.mark.parametrize("name", ["step", "cursor", "config_sha256", "versions", "self_sha256"])
+def test_a_manifest_is_held_to_the_hash_of_itself(store, name):
+    save(store, 4)
+    path = store.folder / "step-00000004" / "manifest.json"
+    text = path.read_bytes()
+    path.write_bytes(text.replace(name.encode(), name.upper().encode(), 1))
+    with pytest.raises(CheckpointError, match=r"manifest\.json"):
+        verify_checkpoint(store.folder / "step-00000004")
+    path.write_bytes(text.replace(b'"row": 4', b'"row": 5'))
+    with pytest.raises(CheckpointError, match="does not have the hash that stands in it"):
+        verify_checkpoint(store.folder / "step-00000004")

@@ -6,6 +6,8 @@ reader trusts nothing it says about places: file names are plain names in the sa
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +22,7 @@ FORMAT: Final = 1
 """Version of the layout on disk; raised when an older Toque could misread a newer checkpoint."""
 MANIFEST: Final = "manifest.json"
 _MAX_BYTES: Final = 1 << 24
+_SELF: Final = re.compile(rb'"self_sha256": "([0-9a-f]{64})"\s*}\s*\Z')
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,10 +38,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[FileEntry, ...]
     metrics: dict[str, float] = {}
     """Of the evaluation that made it one of the best; empty in an ordinary checkpoint."""
+    self_sha256: str = ""
+    """SHA-256 of this file's bytes with these digits left out."""
 
     def to_json(self) -> bytes:
         """Indented JSON, for people and for `read_manifest`."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
+        blank = msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
+        before, key, after = blank.rpartition(b'"self_sha256": "')
+        return before + key + hashlib.sha256(blank).hexdigest().encode() + after
 
 
 class _Version(msgspec.Struct):
@@ -76,7 +83,17 @@ def read_manifest(folder: Path) -> Manifest:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path} is not a checkpoint's manifest: {error}.") from error
     _check_names(manifest, path)
+    _check_itself(text, path)
     return manifest
+
+
+def _check_itself(text: bytes, path: Path) -> None:
+    found = _SELF.search(text)
+    if found is None:
+        raise CheckpointError(f"{path} is damaged: it has no hash of itself (self_sha256).")
+    blank = text[: found.start(1)] + text[found.end(1) :]
+    if hashlib.sha256(blank).hexdigest().encode() != found.group(1):
+        raise CheckpointError(f"{path} is damaged: it does not have the hash that stands in it.")
 
 
 def _check_names(manifest: Manifest, path: Path) -> None:
