@@ -1,0 +1,101 @@
+"""Tasks, weights, stages and augmentation at once: continued to the bit, the same run unpacked."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from toque.cli import main
+from toque.cooking.cookbook import write_cookbook
+
+CONFIG = """
+seed: 5
+model: {{family: {family}, tokenizer: "trained:600", shape: {shape}}}
+data: {{sources: [{{path: {folder}/a.jsonl}}], store: {folder}/store, max_prompt_tokens: 96,
+  max_target_tokens: 256, tasks: [write, nutrition, next_step], task_weights: {{nutrition: 0.5}}}}
+curriculum: {{stages: [{{from: "0 %", max_ingredients: 9}}, {{from: "40 %"}}]}}
+augmentation: {{prompt_formats: true, instructions: 0.5, paraphrase: 0.5, substitute: 0.5,
+  tips: 0.3}}
+optim: {{warmup: "1 steps", peak_lr: 1e-3}}
+train: {{stop_after: "10 steps", batch: "2048 tokens", micro_batch_rows: 2, precision: float32,
+  compile: false, save_every: "1 steps", evaluate_every: "5 steps", keep_last: 20}}
+evaluation: {{max_examples: 4, generate: 0}}
+observe: {{log_every: "1 steps"}}
+"""
+SHAPES = {
+    "t5": "{d_model: 32, d_kv: 8, d_ff: 48, num_layers: 1, num_heads: 4, dropout_rate: 0.0}",
+    "gpt2": "{n_embd: 32, n_layer: 1, n_head: 2, n_positions: 512, resid_pdrop: 0.0, "
+    "embd_pdrop: 0.0, attn_pdrop: 0.0}",
+}
+
+
+@pytest.fixture(params=[pytest.param("t5", marks=pytest.mark.slow), "gpt2"])
+def kitchen(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    write_cookbook(tmp_path / "a.jsonl", n=60, seed=3)
+    text = CONFIG.format(folder=tmp_path, family=request.param, shape=SHAPES[request.param])
+    (tmp_path / "c.yaml").write_text(text)
+    assert main(["prepare", str(tmp_path / "c.yaml")]) == 0
+    return tmp_path
+
+
+def train(kitchen: Path, name: str, *words: str) -> list[dict[str, float]]:
+    run = kitchen / name
+    assert main(["train", str(kitchen / "c.yaml"), f"run_dir={run}", *words]) == 0
+    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [event for event in events if event["event"] == "step"]
+
+
+def test_a_run_with_every_technique_on_the_data(kitchen: Path) -> None:
+    whole = train(kitchen, "whole")
+    assert len(whole) == 10
+    # A slow disk may have skipped some; stage 2 begins after step 4.
+    saved = [int(p.name[5:]) for p in (kitchen / "whole/checkpoints").glob("step-*")]
+    choice = random.Random(kitchen.name)
+    early, late = [n for n in saved if n <= 4], [n for n in saved if 4 < n < 10]
+    for at in [choice.choice(sorted(some)) for some in (early, late) if some]:
+        part, folder = kitchen / f"part-{at}", f"step-{at:08d}"
+        shutil.copytree(kitchen / "whole/checkpoints" / folder, part / "checkpoints" / folder)
+        shutil.copy(kitchen / "whole/config.yaml", part / "config.yaml")
+        again = train(kitchen, part.name)
+        assert [e["loss"] for e in again] == [e["loss"] for e in whole[at:]]
+        for name in ("model", "optimizer"):
+            files = [
+                load_file(kitchen / run / f"checkpoints/step-00000010/{name}.safetensors")
+                for run in ("whole", part.name)
+            ]
+            assert files[0].keys() == files[1].keys()
+            assert all(torch.equal(t, files[1][key]) for key, t in files[0].items())
+
+    alone = train(kitchen, "alone", "train.pack=false")
+    assert [e["target_tokens"] for e in alone] == [e["target_tokens"] for e in whole]
+    assert [e["tokens"] for e in alone] == [e["tokens"] for e in whole]
+    assert [e["loss"] for e in alone] == pytest.approx([e["loss"] for e in whole], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "stages",
+    ['[{from: "10 %"}]', '[{from: "0 %"}, {from: "2 epochs"}]', '[{from: "0 %"}, {from: "0 %"}]'],
+)
+def test_stages_that_make_no_run_are_refused(
+    stages: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = [f"curriculum={{stages: {stages}}}", "train.stop_after=10 steps"]
+    assert main(["show", "demo", *words]) == 2
+    assert "`curriculum.stages` begin at" in capfd.readouterr().err
+
+
+def test_a_stage_that_selects_nothing_is_refused_with_counts(
+    kitchen: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    empty = 'curriculum={stages: [{from: "0 %"}, {from: "50 %", max_ingredients: 1}]}'
+    assert main(["train", str(kitchen / "c.yaml"), f"run_dir={kitchen / 'run'}", empty]) == 2
+    said = " ".join(capfd.readouterr().err.split())
+    assert "Stage 2 of the curriculum (up to 1 ingredients) selects none of the" in said
+    assert "stage 2: 0" in said
+    assert main(["train", str(kitchen / "c.yaml"), "augmentation={tips: 1.5}"]) == 2
