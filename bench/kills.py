@@ -235,7 +235,15 @@ def _transformers(run: Path, work: Path, options: argparse.Namespace, *, upload:
         rows = torch.randint(3, 600, (240, 48), generator=torch.Generator().manual_seed(3))
         data = [{"input_ids": row[:24], "labels": row[24:]} for row in rows]
         model = T5ForConditionalGeneration(
-            T5Config(vocab_size=600, d_model=48, d_kv=12, d_ff=96, num_layers=2, num_heads=4)
+            T5Config(
+                vocab_size=600,
+                d_model=48,
+                d_kv=12,
+                d_ff=96,
+                num_layers=2,
+                num_heads=4,
+                decoder_start_token_id=0,
+            )
         )
         arguments = TrainingArguments(
             output_dir=str(run), max_steps=options.steps, save_steps=SAVE_EVERY,

@@ -51,6 +51,7 @@ def address(service, name):
     return f"{service.scheme}://pantry/{name}"
 
 
+@pytest.mark.slow
 def test_a_run_continues_on_an_empty_machine_from_the_bucket_alone(kitchen, service):
     whole, at = f"whole-{service.scheme}", address(service, "runs/a")
     assert run(kitchen, whole).reason == "finished"
@@ -76,6 +77,7 @@ def test_a_run_continues_on_an_empty_machine_from_the_bucket_alone(kitchen, serv
     assert LOCK not in names
 
 
+@pytest.mark.slow
 def test_a_run_folder_may_be_an_address(kitchen, service, monkeypatch, tmp_path):
     monkeypatch.setenv("TOQUE_CACHE", str(tmp_path / "one" / "sources"))
     at = address(service, "runs/b")
