@@ -15,7 +15,7 @@ from toque.build.batches import build_language_model, build_stream, expected_tot
 from toque.build.curriculum import stages_in_words
 from toque.build.data import open_store
 from toque.build.evaluation import build_heldout, build_sampler, held_out_prompts, own_prompts
-from toque.build.finished import WritingContext, adapter_words, keep_model, writing_in
+from toque.build.finished import adapter_words, keep_model, writing_in
 from toque.build.fitting import Fitted, fit_to_machine
 from toque.build.metrics import build_text_scores
 from toque.build.mixing import mixture_in_words
@@ -23,6 +23,7 @@ from toque.build.observers import Watchers, build_watchers
 from toque.build.sharing import found_by_first, peak_of_all, words_on, written_by_all
 from toque.build.task_scores import score_tasks
 from toque.build.trainer import about_run, build_trainer, flops_of
+from toque.cli.looking import SampleWriter
 from toque.cli.remote_run import on_this_machine, uploading
 from toque.cli.scoring import evaluation_of
 from toque.config import Difference, Resolved, RunConfig, differences, load_config, resolved_yaml
@@ -180,7 +181,7 @@ def _assemble(
     if watchers is not None:  # there are none but on the first rank
         callbacks += [
             ConsoleProgress(log_every=config.observe.log_every, console=console),
-            *_observers(config, model, stream, runtime, fitted, sampler, watchers, warn),
+            *_observers(config, model, stream, runtime, fitted, sampler, watchers, warn, console),
         ]
     if uploads is not None:
         callbacks.append(UploadProgress(uploads, Path(config.run_dir), warn))
@@ -208,6 +209,7 @@ def _observers(
     sampler: Sampler,
     watchers: Watchers,
     warn: Callable[[Progress, str], None],
+    console: Console,
 ) -> list[Callback]:
     run, feeds = Path(config.run_dir), watchers.feeds(warn)
     callbacks: list[Callback] = [
@@ -219,27 +221,18 @@ def _observers(
             peak=peak_of_all(runtime.peak, runtime.ranks),
             copies=[feed.take for feed in feeds],
         ),
-        SampleWriter(sampler, model, run / "samples.jsonl", writing_in(model, runtime)),
+        SampleWriter(
+            sampler,
+            model,
+            run / "samples.jsonl",
+            writing_in(model, runtime),
+            console=console if config.evaluation.prompts else None,  # asked for by name
+        ),
     ]
     if config.train.early_stopping is not None:
         stopping = config.train.early_stopping
         callbacks.append(EarlyStopping(patience=stopping.patience, min_delta=stopping.min_delta))
     return [*callbacks, *watchers.callbacks(warn), *feeds]
-
-
-class SampleWriter(Callback):
-    """At every evaluation writes a few texts to samples.jsonl; never changes a training number."""
-
-    def __init__(
-        self, sampler: Sampler, model: nn.Module, path: Path, context: WritingContext
-    ) -> None:
-        self.sampler, self.model, self.path, self.context = sampler, model, path, context
-
-    def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> None:
-        """Write texts with the weights just evaluated."""
-        with self.context():
-            samples = self.sampler(self.model)
-        append_samples(self.path, samples, step=at.step)
 
 
 def _banner(

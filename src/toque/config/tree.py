@@ -245,7 +245,8 @@ class EvaluationConfig(Config):
     generate: Annotated[int, Field(ge=0)] = 16
     """Held-out prompts to write recipes for in the final evaluation; their texts are scored."""
     prompts: Annotated[tuple[str, ...], AsTuple] = ()
-    """Own prompts to write samples for, besides the held-out ones."""
+    """Own prompts to write for at every evaluation, shown and kept in `samples.jsonl`, in place of
+    two held-out ones."""
     metrics: Annotated[
         Auto | Annotated[tuple[MetricName, ...], AsTuple],
         Allowed("auto, or a list of auto, bleu, chrf, rouge, repetition, recipe, module:function"),
