@@ -107,6 +107,7 @@ def made(run_folder, *steps, keep_last=2):
     for step in steps:
         tensors = {"model": {"w": torch.full((300,), float(step))}}
         store.save(step, tensors, {"progress": {"step": step}})
+    run_folder.mkdir(exist_ok=True)
     (run_folder / "config.yaml").write_text("seed: 1\n")
     return store
 
@@ -213,7 +214,7 @@ def test_while_the_store_is_down_a_ring_waits_and_then_goes(remote, tmp_path, mo
     store = made(tmp_path / "a", keep_last=1)
     down = threading.Event()
     down.set()
-    pipe, put = type(remote.bucket.files).pipe_file, type(remote.bucket.files).put_file
+    pipe, put = remote.bucket.files.pipe_file, remote.bucket.files.put_file
 
     def refusing(real):
         def ask(*args, **kwargs):
@@ -224,8 +225,8 @@ def test_while_the_store_is_down_a_ring_waits_and_then_goes(remote, tmp_path, mo
         return ask
 
     with RemoteLock(remote) as lock:
-        monkeypatch.setattr(type(remote.bucket.files), "pipe_file", refusing(pipe))
-        monkeypatch.setattr(type(remote.bucket.files), "put_file", refusing(put))
+        monkeypatch.setattr(remote.bucket.files, "pipe_file", refusing(pipe))
+        monkeypatch.setattr(remote.bucket.files, "put_file", refusing(put))
         with Uploads(tmp_path / "a", remote, lock, keep_last=9) as up:
             for step in range(2, 12, 2):
                 saved = store.save(
@@ -251,7 +252,7 @@ def test_missing_rights_are_refused_in_words(remote, monkeypatch):
     def denied(*_args, **_kwargs):
         raise PermissionError("AccessDenied: 403")
 
-    monkeypatch.setattr(type(remote.bucket.files), "pipe_file", denied)
+    monkeypatch.setattr(remote.bucket.files, "pipe_file", denied)
     with pytest.raises(StoreError, match="credentials are missing, wrong, expired"):
         remote.put("a", b"1")
 

@@ -167,9 +167,9 @@ class Uploads:
                 continue
             try:
                 self._upload(path)
-            except FileNotFoundError:
-                continue  # gave way in the ring
             except (CheckpointError, OSError) as error:
+                if not path.exists():
+                    continue  # gave way while it was on its way
                 self.counts.failed += 1
                 self._messages.put(f"{path.name} is not uploaded yet. {error}")
                 if self._closing:
