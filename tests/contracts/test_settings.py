@@ -128,7 +128,7 @@ _PRETRAINED = ("model.start_from=BASE/model", "model.shape={}")
 _ADAPTED = (*_PRETRAINED, "adapter={r: 4, dropout: 0.0}")
 _LAST = ("optim.averaging={kind: last, every: 1 steps}",)
 # Settings that need others to be read: those stand in the run and in what it is compared with.
-_TWO_TASKS = ("data.tasks=[write, next_step]", "data.store=BASE-two-tasks")
+_TWO_TASKS = ("data.tasks=[write, next_step]",)
 BESIDE: dict[str, tuple[str, ...]] = {
     "curriculum.stages.from": (
         "curriculum={stages: [{from: 0 %}, {from: 2 steps, max_steps: 5}]}",
@@ -194,7 +194,9 @@ def kitchen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = (folder / "a.jsonl").read_text()
     steps = ["Bread and butter belong together, as everybody knows.", "Such is life in a kitchen."]
     poor = [{"title": "Toast", "ingredients": ["bread", "butter"], "directions": steps}]
-    poor += [{"title": f"Rusk {n}", "ingredients": ["rye"], "directions": steps[:1]} for n in "abc"]
+    one = [f"{' '.join(steps)} Nobody says how."]  # no next step to ask for
+    foods = ["rye", "water", "salt", "time"]
+    poor += [{"title": f"Rusk {n}", "ingredients": foods, "directions": one} for n in "abcdef"]
     more = "".join(json.dumps(record) + "\n" for record in poor)
     (folder / "a.jsonl").write_text(lines + lines.splitlines()[0] + "\n" + more)
     write_cookbook(folder / "b.jsonl", n=60, seed=4)
