@@ -130,7 +130,7 @@ def test_22_without_restarts_all_end_within_ten_seconds(kitchen):
     wait_for(kitchen / "gone" / "checkpoints" / "step-00000002", agent)
     other = rank(agent, 0)
     rank(agent, 1).kill()
-    assert other.wait(timeout=10) is not None
+    other.wait(timeout=10)  # raises when it has not ended by then
     assert "is gone" in ended(agent, within=60)
 
 
@@ -153,7 +153,7 @@ def test_a_signal_to_one_rank_saves_once_and_one_process_continues(kitchen, whol
     wait_for(kitchen / "moved" / "checkpoints" / "step-00000004", agent)
     rank(agent, 1).send_signal(signal.SIGTERM)
     said = ended(agent, within=60)
-    assert "exitcode: 75" in said.replace(" ", "").replace("exitcode:", "exitcode: ")
+    assert "exitcode:75" in said.replace(" ", "")
     assert said.count("Stopped by a signal and saved at step") == 1
     end = json.loads((kitchen / "moved" / "metrics.jsonl").read_text().splitlines()[-1])
     assert end["reason"] == "interrupted"

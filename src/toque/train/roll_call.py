@@ -66,9 +66,12 @@ class RollCall:
         others = [rank for rank in range(self.world_size) if rank != self.rank]
         deadline = time.monotonic() + _ANSWER_SECONDS
         while True:
-            failures = [f for r in others if (f := self._said("failed", r)) is not None]
             missing = [r for r in others if not self._spoke(r)]
-            if failures or not missing or time.monotonic() > deadline:
+            # Asked after: a rank that failed says so before it is gone.
+            failures = [f for r in others if (f := self._said("failed", r)) is not None]
+            if failures or time.monotonic() > deadline or not missing:
+                break
+            if all(map(self._is_gone, missing)) and not any(map(self._spoke, missing)):
                 break
             time.sleep(0.05)
         if failures:
@@ -97,18 +100,20 @@ class RollCall:
         name = f"Rank {rank} (process {who['pid']} on {who['host']})"
         if who["host"] != socket.gethostname():
             return f"{name} is lost: it died, its machine did, or the network to it."
-        try:
-            process = psutil.Process(who["pid"])
-            state = process.status()
-            if state == psutil.STATUS_STOPPED:
-                # Only awake it can write where it stood, and end.
-                process.resume()
-                return f"{name} was stopped by a signal; it is woken to write its stack and end."
-        except psutil.Error:
+        state = _state(who["pid"])
+        if state is None:
             return f"{name} is gone: it was killed, or ran out of memory."
-        if state == psutil.STATUS_ZOMBIE:
-            return f"{name} is gone: it was killed, or ran out of memory."
+        if state == psutil.STATUS_STOPPED:
+            with contextlib.suppress(psutil.Error):
+                psutil.Process(who["pid"]).resume()  # only awake it can write where it stood
+            return f"{name} was stopped by a signal; it is woken to write its stack and end."
         return f"{name} is alive ({state}) and does not answer; its stack is in its error output."
+
+    def _is_gone(self, rank: int) -> bool:
+        """Whether a rank cannot answer any more, as far as this machine can tell."""
+        who = self._said("who", rank)
+        here = who is not None and who["host"] == socket.gethostname()
+        return who is not None and here and _state(who["pid"]) is None
 
     def _spoke(self, rank: int) -> bool:
         return self._said("waiting", rank) is not None or self._said("failed", rank) is not None
@@ -132,3 +137,12 @@ class RollCall:
         except RuntimeError:
             return None
         return said
+
+
+def _state(pid: int) -> str | None:
+    """What a process of this machine does; None when it has ended."""
+    try:
+        state: str = psutil.Process(pid).status()
+    except psutil.Error:
+        return None
+    return None if state == psutil.STATUS_ZOMBIE else state
