@@ -194,9 +194,10 @@ def kitchen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = (folder / "a.jsonl").read_text()
     steps = ["Bread and butter belong together, as everybody knows.", "Such is life in a kitchen."]
     poor = [{"title": "Toast", "ingredients": ["bread", "butter"], "directions": steps}]
-    one = [f"{' '.join(steps)} Nobody says how."]  # no next step to ask for
     foods = ["rye", "water", "salt", "time"]
-    poor += [{"title": f"Rusk {n}", "ingredients": foods, "directions": one} for n in "abcdef"]
+    for n in "abcdef":  # one step alone: there is no next one to ask for
+        one = [f"{' '.join(steps)} Nobody in house {n} says how."]
+        poor.append({"title": f"Rusk {n}", "ingredients": foods, "directions": one})
     more = "".join(json.dumps(record) + "\n" for record in poor)
     (folder / "a.jsonl").write_text(lines + lines.splitlines()[0] + "\n" + more)
     write_cookbook(folder / "b.jsonl", n=60, seed=4)
