@@ -77,46 +77,50 @@ class WordSplicer:
         self._spaced = codec.word_kind == "byte-level"
         self._begins, self._breaks = _tables(codec)
         self._texts: dict[bytes, str] = {}
+        self._with_space: dict[bytes, bool] = {}
         self._ids: dict[str, NDArray[np.int64]] = {}
 
     def words(self, ids: Ids) -> list[str]:
         """See `Splicer`."""
         whole = ids.astype(np.int64)
-        return [self._text(part) for part in np.split(whole, self._starts(whole)[1:])]
+        data, at = whole.tobytes(), [8 * start for start in self._starts(whole)]
+        ends = [*at[1:], len(data)]
+        return [self._text(data[start:end]) for start, end in zip(at, ends, strict=True)]
 
     def spliced(self, ids: Ids, edits: Sequence[Edit]) -> Ids:
         """See `Splicer`."""
         if not edits:
             return ids
         whole = ids.astype(np.int64)
-        parts = np.split(whole, self._starts(whole)[1:])
+        starts = [*self._starts(whole), len(whole)]
         out: list[NDArray[np.int64]] = []
         at = 0
         for edit in edits:
-            self._keep(parts[at : edit.start], out)
+            self._keep(whole, starts[at : edit.start + 1], out)
             for word in edit.words:
                 out.append(self._encoded(word, leads=self._leads(out)))
             at = edit.end
-        self._keep(parts[at:], out)
+        self._keep(whole, starts[at:], out)
         return np.concatenate([np.empty(0, np.int64), *out])
 
-    def _keep(self, parts: list[NDArray[np.int64]], out: list[NDArray[np.int64]]) -> None:
-        if not parts:
+    def _keep(
+        self, whole: NDArray[np.int64], starts: list[int], out: list[NDArray[np.int64]]
+    ) -> None:
+        """Add the words that begin at all but the last of `starts`."""
+        if len(starts) < 2:
             return
         # A word that comes to lead a line, or leads one no more, loses or gets its space.
-        text, leads = self._text(parts[0]), self._leads(out)
-        if self._spaced and text != BREAK and self._is_spaced(parts[0]) == leads:
+        first = whole[starts[0] : starts[1]].tobytes()
+        text, leads = self._text(first), self._leads(out)
+        if self._spaced and text != BREAK and self._with_space[first] == leads:
             out.append(self._encoded(text, leads=leads))
+            out.append(whole[starts[1] : starts[-1]])
         else:
-            out.append(parts[0])
-        out += parts[1:]
+            out.append(whole[starts[0] : starts[-1]])
 
     def _leads(self, out: list[NDArray[np.int64]]) -> bool:
-        return not out or bool(self._breaks[out[-1][-1]])
-
-    def _is_spaced(self, part: NDArray[np.int64]) -> bool:
-        raw = self._codec.decode(part.tolist())
-        return raw.startswith(" ")
+        last = next((part for part in reversed(out) if len(part)), None)
+        return last is None or bool(self._breaks[last[-1]])
 
     def _encoded(self, word: str, *, leads: bool) -> NDArray[np.int64]:
         text = word if leads or not self._spaced or word == BREAK else f" {word}"
@@ -126,19 +130,18 @@ class WordSplicer:
             self._ids[text] = known
         return known
 
-    def _starts(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _starts(self, ids: NDArray[np.int64]) -> list[int]:
         begins = self._begins[ids]
         begins[:1] = True
         begins[1:] |= self._breaks[ids[:-1]]
-        return np.flatnonzero(begins)
+        return np.flatnonzero(begins).tolist()
 
-    def _text(self, part: NDArray[np.int64]) -> str:
-        key = part.tobytes()
-        known = self._texts.get(key)
+    def _text(self, part: bytes) -> str:
+        known = self._texts.get(part)
         if known is None:
-            raw = self._codec.decode(part.tolist())
+            raw = self._codec.decode(np.frombuffer(part, np.int64).tolist())
             known = BREAK if raw == BREAK else raw.strip(" ")
-            self._texts[key] = known
+            self._texts[part], self._with_space[part] = known, raw.startswith(" ")
         return known
 
 
