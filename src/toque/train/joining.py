@@ -99,7 +99,8 @@ def _joined(rank: int, world_size: int, timeout_seconds: float) -> Ranks:
     except (RuntimeError, ValueError) as error:
         raise RankLost(
             f"Rank {rank} of {world_size} could not join the others: "
-            f"{str(error).splitlines()[0]}. Start all of them together, e.g. `{_STARTING}`; across machines each needs the same "
+            f"{str(error).splitlines()[0]}. Start all of them together, e.g. `{_STARTING}`; "
+            "across machines each needs the same "
             "MASTER_ADDR and MASTER_PORT, reachable from all."
         ) from error
     roll = RollCall(PrefixStore("roll", store), rank, world_size, timeout_seconds)
