@@ -113,8 +113,10 @@ class Rewriter:
         # Private-use characters are in no learnt vocabulary: whoever holds one holds all bytes.
         self._limited = limited
         self._splits_fractions = limited and not self.holds("½")
-        self._line = lru_cache(maxsize=1 << 16)(self._rewritten_line)
+        self._word = lru_cache(maxsize=1 << 16)(self._rewritten_word)
         self._ascii_trouble = self._odd_ascii() if limited or self._folds else None
+        ascii_odd = "".join(map(re.escape, (self._ascii_trouble or b"").decode()))
+        self._odd = re.compile(f"[^\\x00-\\x7f]|[{ascii_odd}]" if ascii_odd else r"[^\x00-\x7f]")
         misread = sorted(filter(self._misread, specials), key=len, reverse=True)
         self._specials = re.compile("|".join(map(re.escape, misread))) if misread else None
         self._first_of_specials = {special[0] for special in misread}
@@ -146,14 +148,28 @@ class Rewriter:
     def _rewritten(self, text: str) -> str:
         if self._is_plain(text):
             return text
-        # Line by line: few lines need it, and the folding of some vocabularies (T5's) would turn
-        # a line break into a space.
-        rewrite = self._line
+        # Line by line: folding turns a line break into a space in some vocabularies (T5's).
         return "\n".join(
-            line if self._is_plain(line) else rewrite(line) for line in text.split("\n")
+            line if self._is_plain(line) else self._rewritten_line(line)
+            for line in text.split("\n")
         )
 
     def _rewritten_line(self, line: str) -> str:
+        """Word by word: few words need it, and they repeat."""
+        parts, done = [], 0
+        for odd in self._odd.finditer(line):
+            if odd.start() < done:
+                continue
+            start = line.rfind(" ", 0, odd.start()) + 1
+            if unicodedata.category(line[start])[0] in "MC":
+                return self._word(line)  # a mark or joiner belongs to the space before it
+            parts.append(line[done:start])
+            done = line.find(" ", start)
+            done = len(line) if done < 0 else done
+            parts.append(self._word(line[start:done]))
+        return "".join(parts) + line[done:]
+
+    def _rewritten_word(self, line: str) -> str:
         if self._splits_fractions:
             line = _MIXED_NUMBER.sub(" ", line)
         line = self._fold(line)
