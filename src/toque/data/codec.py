@@ -190,7 +190,10 @@ def _holds_newline(tokenizer: Tokenizer) -> bool:
 
 
 def _id_of(tokenizer: Tokenizer, token: str) -> int:
-    return tokenizer.get_vocab()[token]
+    found = tokenizer.token_to_id(token)  # the whole vocabulary as a dict takes 40 ms
+    if found is None:
+        raise KeyError(token)
+    return int(found)
 
 
 def _newline_token(tokenizer: Tokenizer) -> int | None:
