@@ -129,3 +129,27 @@ def test_a_row_that_is_not_there(store: TokenStore) -> None:
     for row in (-1, store.n_rows):
         with pytest.raises(IndexError):
             store.prompt(row)
+
+
+@pytest.mark.parametrize("bit", [0, 3, 6])
+def test_every_flipped_bit_of_the_manifest_is_found(store: TokenStore, bit: int) -> None:
+    path = store.path / "manifest.json"
+    data = path.read_bytes()
+    # Every byte of the end, where the hash stands, and an even share of the others.
+    for at in {*range(0, len(data), 23), *range(len(data) - 100, len(data))}:
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :])
+        with pytest.raises(DataError, match=r"manifest\.json"):
+            TokenStore.open(store.path)
+    path.write_bytes(data)
+    TokenStore.open(store.path)
+
+
+def test_a_store_of_before_the_hash_opens(store: TokenStore) -> None:
+    path = store.path / "manifest.json"
+    held = json.loads(path.read_text())
+    del held["self_sha256"]
+    path.write_text(json.dumps(held, indent=1))
+    assert TokenStore.open(store.path).fingerprint == store.fingerprint
+    path.write_text(json.dumps(held | {"self_sha257": "0" * 64}, indent=1))
+    with pytest.raises(DataError, match="unknown field `self_sha257`"):
+        TokenStore.open(store.path)

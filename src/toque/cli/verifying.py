@@ -29,10 +29,13 @@ def run_verification(path: Path) -> str:
 
 
 def _is_store(path: Path) -> bool:
+    if (path / "shards").is_dir():
+        return True
     try:
-        return "shards" in json.loads((path / "manifest.json").read_bytes())
+        found = json.loads((path / "manifest.json").read_bytes())
     except ValueError:
-        return (path / "shards").exists()
+        return False
+    return isinstance(found, dict) and "shards" in found
 
 
 def _store(path: Path) -> str:

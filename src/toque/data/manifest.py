@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
+from toque.data.sealed import KEY, seal_of, sealed
 from toque.errors import DataError
 
 FORMAT = 1
 """Raised when a store of the new kind cannot be read by the old code."""
 NAME = "manifest.json"
+_MOST_BYTES = 1 << 28
+"""A million files take less; a crafted manifest must not make us read more."""
+
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class TokenizerEntry(msgspec.Struct, frozen=True):
@@ -26,9 +33,9 @@ class FileEntry(msgspec.Struct, frozen=True):
     """One file of the store; `examples` is the rows it describes, 0 when it has none."""
 
     file: str
-    bytes: int
+    bytes: Count
     sha256: str
-    examples: int = 0
+    examples: Count = 0
 
 
 class SourceEntry(msgspec.Struct, frozen=True):
@@ -75,8 +82,8 @@ class StoreManifest(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str
     family_kind: str
     tokenizer: TokenizerEntry
-    examples: int
-    rows: int
+    examples: Count
+    rows: Count
     tokens: Tokens
     splits: Splits
     records: Records
@@ -90,6 +97,12 @@ class StoreManifest(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, Any]
     cut: dict[str, int]
     """Sides cut to their limit and tokens lost by it."""
+    self_sha256: str = ""
+    """SHA-256 of this file's bytes with these digits left out; absent from stores of before it."""
+
+
+class _OfBefore(StoreManifest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A manifest without a hash of itself: a name it does not know may be that hash's, damaged."""
 
 
 def read_manifest(folder: Path) -> StoreManifest:
@@ -114,6 +127,11 @@ def read_manifest(folder: Path) -> StoreManifest:
         )
         raise DataError(f"{folder} {state}.")
     try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise DataError(
+                f"{path} is {path.stat().st_size:,} bytes long; no store's description is. Write "
+                "the store again with `toque prepare CONFIG` after removing it."
+            )
         data = path.read_bytes()
         found = msgspec.json.decode(data)
     except (msgspec.DecodeError, OSError) as error:
@@ -127,15 +145,49 @@ def read_manifest(folder: Path) -> StoreManifest:
             f"{path} is of format {version!r}; this toque reads up to {FORMAT}. Use the toque that "
             "wrote it or a newer one, or prepare the data again."
         )
+    seal = seal_of(data)
+    if seal == "damaged" or (seal == "absent" and KEY in found):
+        raise DataError(
+            f"{path} is damaged: it does not have the hash that stands in it ({KEY}). Restore the "
+            "file, or write the store again with `toque prepare CONFIG` after removing it."
+        )
     try:
-        return msgspec.json.decode(data, type=StoreManifest)
+        kind = StoreManifest if seal == "whole" else _OfBefore
+        manifest = msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
         raise DataError(
             f"{path} is not a token store's description: {error}. Write the store again with "
             "`toque prepare CONFIG` after removing it."
         ) from error
+    _check_names(manifest, path)
+    return manifest
+
+
+def _check_names(manifest: StoreManifest, path: Path) -> None:
+    """A manifest may come from anywhere: it must not make us read outside its folder."""
+    names = [entry.file for entry in [*manifest.shards, *manifest.files]]
+    for name in names:
+        parts = name.split("/")
+        if not {"", ".", ".."}.isdisjoint(parts) or "\0" in name or "\\" in name:
+            raise DataError(
+                f"{path} names the file {name!r}; only files in the store's own folder are "
+                "allowed. The store is damaged or made to harm: prepare the data again."
+            )
+    for entry in manifest.shards:
+        if len(entry.file.split("/")) != 3 or not entry.file.startswith("shards/"):
+            raise DataError(
+                f"{path} names {entry.file!r} as a shard's file, which is shards/NAME/FILE. The "
+                "store is damaged: prepare the data again."
+            )
+    doubled = sorted(name for name, count in Counter(names).items() if count > 1)
+    if doubled:
+        raise DataError(
+            f"{path} lists {', '.join(doubled[:5])} more than once. The store is damaged: prepare "
+            "the data again."
+        )
 
 
 def manifest_bytes(manifest: StoreManifest) -> bytes:
-    """The manifest as it is written: indented, keys in the declared order."""
-    return msgspec.json.format(msgspec.json.encode(manifest, order="deterministic"), indent=1)
+    """The manifest as it is written: indented, keys in the declared order, its own hash last."""
+    blank = msgspec.structs.replace(manifest, self_sha256="")
+    return sealed(msgspec.json.format(msgspec.json.encode(blank, order="deterministic"), indent=1))

@@ -12,6 +12,7 @@ What lies in its folder:
 
 from __future__ import annotations
 
+import stat
 from bisect import bisect_right
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 
 from toque.data.files import sha256_of
 from toque.data.manifest import FileEntry, StoreManifest, read_manifest
+from toque.data.mapped import mapped_array
 from toque.errors import DataError
 
 if TYPE_CHECKING:
@@ -129,8 +131,7 @@ class TokenStore:
         return self.path / "shards" / self._shards[index]
 
     def _array(self, path: Path) -> NDArray[np.generic]:
-        array: NDArray[np.generic] = np.load(path, mmap_mode="r", allow_pickle=False)
-        return array
+        return mapped_array(path)
 
     def _lengths(self, side: str) -> NDArray[np.int32]:
         parts = [
@@ -151,7 +152,7 @@ class TokenStore:
         folder = self._shard(shard)
         tokens = self._array(folder / f"{side}_tokens.npy")
         # The ends are read whole: 8 bytes a row, and a page fault less per example.
-        ends = np.load(folder / f"{side}_ends.npy", allow_pickle=False)
+        ends = np.array(self._array(folder / f"{side}_ends.npy"))
         # A plain view: indexing a memmap object costs a Python-level call for every slice.
         self._maps[shard, side] = (np.asarray(tokens), ends)
         return self._maps[shard, side]
@@ -166,14 +167,26 @@ def check_files(folder: Path, entries: list[FileEntry], *, verify: bool) -> None
         DataError: naming the first file that is missing, of another size or of other content.
     """
     again = "Restore the file, or remove the store and prepare the data again."
+    inside = folder.resolve()
+    linked = {
+        parent
+        for parent in {(folder / entry.file).parent for entry in entries}
+        if not parent.resolve().is_relative_to(inside)
+    }
     for entry in entries:
         path = folder / entry.file
         try:
-            size = path.stat().st_size
+            found = path.lstat()
         except OSError as error:
             raise DataError(
                 f"{path} is missing from the store ({error.strerror}). {again}"
             ) from error
+        if not stat.S_ISREG(found.st_mode) or path.parent in linked:
+            raise DataError(
+                f"{path} is not a plain file of the store: a link, or a folder in its place. A "
+                f"store's files lie in its own folder. {again}"
+            )
+        size = found.st_size
         if size != entry.bytes:
             raise DataError(
                 f"{path} has {size:,} bytes where the manifest says {entry.bytes:,}: it was cut "

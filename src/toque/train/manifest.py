@@ -6,8 +6,6 @@ reader trusts nothing it says about places: file names are plain names in the sa
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from toque.data.files import sha256_of
+from toque.data.sealed import KEY, seal_of, sealed
 from toque.errors import CheckpointError
 from toque.train.files import FileEntry
 
@@ -22,7 +21,6 @@ FORMAT: Final = 1
 """Version of the layout on disk; raised when an older Toque could misread a newer checkpoint."""
 MANIFEST: Final = "manifest.json"
 _MAX_BYTES: Final = 1 << 24
-_SELF: Final = re.compile(rb'"self_sha256": "([0-9a-f]{64})"\s*}\s*\Z')
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,9 +41,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_json(self) -> bytes:
         """Indented JSON, for people and for `read_manifest`."""
-        blank = msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
-        before, key, after = blank.rpartition(b'"self_sha256": "')
-        return before + key + hashlib.sha256(blank).hexdigest().encode() + after
+        return sealed(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
 
 
 class _Version(msgspec.Struct):
@@ -88,11 +84,10 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _check_itself(text: bytes, path: Path) -> None:
-    found = _SELF.search(text)
-    if found is None:
-        raise CheckpointError(f"{path} is damaged: it has no hash of itself (self_sha256).")
-    blank = text[: found.start(1)] + text[found.end(1) :]
-    if hashlib.sha256(blank).hexdigest().encode() != found.group(1):
+    seal = seal_of(text)
+    if seal == "absent":
+        raise CheckpointError(f"{path} is damaged: it has no hash of itself ({KEY}).")
+    if seal == "damaged":
         raise CheckpointError(f"{path} is damaged: it does not have the hash that stands in it.")
 
 

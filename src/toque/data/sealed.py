@@ -1,0 +1,44 @@
+"""JSON that carries a hash of itself, so that a single flipped bit in it is found.
+
+The last member of the object is `"self_sha256": "<64 hex digits>"`: SHA-256 of the file's bytes
+with these digits left out, white space and all. It finds damage; whoever forges a file can compute
+it, too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Final, Literal
+
+KEY: Final = "self_sha256"
+_SEAL: Final = re.compile(rb'"self_sha256": "([0-9a-f]{64})"\s*}\s*\Z')
+
+SealState = Literal["whole", "damaged", "absent"]
+
+
+def sealed(blank: bytes) -> bytes:
+    """`blank` with its hash filled in.
+
+    Args:
+        blank: JSON text of an object whose last member is `"self_sha256": ""`.
+    """
+    before, key, after = blank.rpartition(f'"{KEY}": "'.encode())
+    return before + key + hashlib.sha256(blank).hexdigest().encode() + after
+
+
+def seal_of(text: bytes) -> SealState:
+    """Whether the text has the hash that stands in it, another, or none in the right place.
+
+    >>> seal_of(sealed(b'{"a": 1, "self_sha256": ""}'))
+    'whole'
+    >>> seal_of(sealed(b'{"a": 1, "self_sha256": ""}').replace(b"1", b"3"))
+    'damaged'
+    >>> seal_of(b'{"a": 1}')
+    'absent'
+    """
+    found = _SEAL.search(text)
+    if found is None:
+        return "absent"
+    blank = text[: found.start(1)] + text[found.end(1) :]
+    return "whole" if hashlib.sha256(blank).hexdigest().encode() == found.group(1) else "damaged"
