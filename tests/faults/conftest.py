@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,18 +34,24 @@ observe: {{log_every: "1 step"}}
 """
 
 
-def _buckets() -> ModuleType:
-    place = Path(__file__).parent.parent / "data" / "buckets.py"
-    spec = importlib.util.spec_from_file_location("fault_buckets", place)
+def _borrowed(name: str, place: str) -> ModuleType:
+    """A module of other tests, which are no package."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent.parent / place)
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
+
+
+_runs = _borrowed("fault_runs", "train/conftest.py")
+make_run = _runs.make_run
+"""A small real run in this process, as the tests of the loop use it."""
 
 
 @pytest.fixture(scope="session")
 def buckets() -> ModuleType:
     """What the tests of sources use: free ports, and lines that break."""
-    return _buckets()
+    return _borrowed("fault_buckets", "data/buckets.py")
 
 
 class Service:

@@ -13,6 +13,7 @@ from toque.build.importing import imported
 from toque.config import RunConfig
 from toque.errors import ConfigError
 from toque.train.callbacks import Callback
+from toque.train.observers.data_bound import DataBound
 from toque.train.observers.overfitting import Overfitting
 from toque.train.observers.trackers import TrackerFeed, opener
 from toque.train.observers.user_callbacks import METHODS, UserCallback
@@ -34,7 +35,7 @@ class Watchers:
 
     def callbacks(self, warn: Warn) -> list[Callback]:
         """As observers of the loop; `warn` takes what they have to say."""
-        found: list[Callback] = [Overfitting(warn=warn)]
+        found: list[Callback] = [Overfitting(warn=warn), DataBound(warn=warn)]
         found += [UserCallback(watcher, name=name, warn=warn) for name, watcher in self.own]
         if self.webhook is not None:
             found.append(Webhook(self.webhook, run=self.run, warn=warn))

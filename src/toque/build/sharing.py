@@ -1,28 +1,14 @@
-"""What the ranks of a run do together besides its updates: read one checkpoint, write texts."""
+"""What the ranks of a run do together besides its updates: write texts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, replace
-from pathlib import Path
 
 from torch import nn
 
 from toque.evaluation.sampling import Sample, Sampler
-from toque.train.checkpoint import Checkpoint, verify_checkpoint
 from toque.train.peak import Peak
 from toque.train.ranks import Ranks
-
-
-def found_by_first(find: Callable[[], Checkpoint | None], ranks: Ranks) -> Checkpoint | None:
-    """The checkpoint that rank 0 finds; the others read the same one, whatever they would find.
-
-    Raises:
-        CheckpointError: another rank does not see it: the run folder is not shared.
-    """
-    found = find() if ranks.leads else None
-    path = ranks.first(str(found.path) if found is not None else None)
-    return found if ranks.leads or path is None else verify_checkpoint(Path(path))
 
 
 def written_by_all(sampler: Sampler, model: nn.Module, ranks: Ranks) -> list[Sample]:

@@ -20,7 +20,7 @@ from toque.build.fitting import Fitted, fit_to_machine
 from toque.build.metrics import build_text_scores
 from toque.build.mixing import mixture_in_words
 from toque.build.observers import Watchers, build_watchers
-from toque.build.sharing import found_by_first, peak_of_all, words_on, written_by_all
+from toque.build.sharing import peak_of_all, words_on, written_by_all
 from toque.build.task_scores import score_tasks
 from toque.build.trainer import about_run, build_trainer, flops_of
 from toque.cli.looking import SampleWriter
@@ -38,6 +38,7 @@ from toque.models.families import family_of
 from toque.models.load import parameter_counts
 from toque.train.callbacks import Callback, EarlyStopping
 from toque.train.checkpoint import Checkpoint, CheckpointStore, verify_checkpoint
+from toque.train.continuing import found_by_first
 from toque.train.joining import joined
 from toque.train.observers.console import ConsoleProgress
 from toque.train.observers.metrics import MetricsLog

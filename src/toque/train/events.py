@@ -72,6 +72,8 @@ class RunEnd:
     best: Best | None = None
     error: str | None = None
     saves: SaveCounts = field(default_factory=SaveCounts)
+    skipped_updates: int = 0
+    """Outliers that were not applied, over the whole run."""
 
 
 @dataclass(frozen=True)

@@ -124,6 +124,7 @@ class Runtime:
         max_grad_norm: float | None,
         loss: Tensor,
         after_clipping: Callable[[], None] | None = None,
+        accepts: Callable[..., Tensor] | None = None,
     ) -> Tensor:
         """Clip, and update the weights; nothing changes when loss or gradient is not finite.
 
@@ -133,6 +134,7 @@ class Runtime:
             max_grad_norm: longer gradients are scaled to this length; None or 0 for never.
             loss: the update's loss, [].
             after_clipping: may change the gradients once more.
+            accepts: `(grad_norm=)` -> [] bool; False leaves the weights as they are.
 
         Returns:
             [] length of the whole gradient before clipping; the caller judges whether it is finite.
@@ -147,21 +149,27 @@ class Runtime:
             after_clipping()
         for group in optimizer.param_groups:
             group["lr"] = lr * group.get("lr_scale", 1.0)
-        self._step_if_finite(optimizer, torch.isfinite(norm) & torch.isfinite(loss))
+        wanted = torch.isfinite(norm) & torch.isfinite(loss)
+        if accepts is not None:
+            wanted = wanted & accepts(grad_norm=norm)
+        self._step_if(optimizer, wanted, by_scaler_alone=accepts is None)
         optimizer.zero_grad(set_to_none=True)
         return norm
 
-    def _step_if_finite(self, optimizer: torch.optim.Optimizer, finite: Tensor) -> None:
+    def _step_if(
+        self, optimizer: torch.optim.Optimizer, wanted: Tensor, *, by_scaler_alone: bool
+    ) -> None:
         if self.scaler is not None:
-            self.scaler.step(optimizer)  # skips by itself when unscaling found an infinity
+            if by_scaler_alone or bool(wanted):
+                self.scaler.step(optimizer)  # skips by itself when unscaling found an infinity
             self.scaler.update()
         elif self.device.type == "cpu":
-            if bool(finite):
+            if bool(wanted):
                 optimizer.step()
         else:
             # The fused kernels skip on the device when told so, as for a loss scaler; asking
-            # here whether `finite` holds would wait for the device at every step.
-            optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
+            # here whether `wanted` holds would wait for the device at every step.
+            optimizer.found_inf = (~wanted).float()  # type: ignore[attr-defined]
             optimizer.step()
             del optimizer.found_inf  # type: ignore[attr-defined]
 

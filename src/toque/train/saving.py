@@ -45,8 +45,12 @@ class Saves:
         try:
             yield
         finally:
-            self._writer.close()
-            self.tell(at())
+            self.settle(at())
+
+    def settle(self, at: Progress) -> None:
+        """Wait for what is being written, and say what came of it."""
+        self._writer.close()
+        self.tell(at)
 
     def tell(self, at: Progress) -> None:
         """Tell the callbacks of saves that ended since the last call.
@@ -85,8 +89,7 @@ class Saves:
             if self._writer.submit(self._ordinary, at.step, write, tensors, state):
                 return
             self.counts.waited += 1  # no memory for a copy
-        self._writer.close()
-        self.tell(at)
+        self.settle(at)
         try:
             saved = self.store.save(at.step, tensors, state)
         except SaveError as error:

@@ -18,18 +18,20 @@ from toque.train.averaging import WeightAverage
 from toque.train.blame import Blame, find_blame
 from toque.train.callbacks import Callbacks
 from toque.train.checkpoint import Checkpoint, CheckpointStore
-from toque.train.continuing import circumstances, notes_on
+from toque.train.continuing import circumstances, found_by_first, load_tensors, notes_on
 from toque.train.events import Best, Requests, RunEnd, RunStart, State, StepInfo
+from toque.train.judging import Judge
 from toque.train.noise import GradientNoise
 from toque.train.nonfinite import NonFiniteGuard
-from toque.train.optim import load_optimizer_tensors, optimizer_tensors
+from toque.train.optim import optimizer_tensors
+from toque.train.outliers import Outliers
 from toque.train.prefetch import Batches, Prefetch
 from toque.train.ranks import Ranks
 from toque.train.rows_at_once import RowsAtOnce
 from toque.train.runtime import Runtime
 from toque.train.saving import Saves
 from toque.train.signals import INTERRUPTED
-from toque.train.tensors import has_frozen, load_model_tensors, model_tensors
+from toque.train.tensors import has_frozen, model_tensors
 from toque.units import Cursor, Duration, Progress
 
 LossFn = Callable[[nn.Module, Batch], Tensor]
@@ -71,6 +73,8 @@ class Trainer:
     noise: GradientNoise | None = None
     average: WeightAverage | None = None
     """When there is one, it is what is evaluated and kept as a best model."""
+    outliers: Outliers | None = None
+    """When there is one, it leaves out updates far from those before, NaN too, and goes on."""
     check_reached: Callable[[nn.Module], None] | None = None
     """Called with the gradients of a session's first update; raises when parts got none."""
     base_sha256: str | None = None
@@ -92,12 +96,13 @@ class Trainer:
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._guard = NonFiniteGuard(
+        guard = NonFiniteGuard(
             self.run_folder,
             norm_may_be_infinite=self.runtime.scaler is not None,
             locate=self._locate,
             gather=self._ranks.gather,
         )
+        self._judge = Judge(guard, self.outliers, self.runtime, self.callbacks)
         self._saves = Saves(self.checkpoints, self.callbacks, background=self.background_saves)
         self._rows = RowsAtOnce(self.micro_batch_rows, self.smaller_from, self.remember_smaller)
         self._session_began = time.perf_counter()
@@ -212,14 +217,9 @@ class Trainer:
             max_grad_norm=self.max_grad_norm,
             loss=mean_loss,
             after_clipping=self._add_noise,
+            accepts=self._judge.accepts(self.progress.step, mean_loss, planned.batch),
         )
-        self._guard.add(
-            step=self.progress.step,
-            lr=lr,
-            loss=mean_loss,
-            grad_norm=grad_norm,
-            batch=planned.batch,
-        )
+        self._judge.add(self.progress.step, lr, mean_loss, grad_norm, planned.batch)
         # Rates and lengths may be in minutes, which are rank 0's, or ranks would part ways.
         own = (time.perf_counter() - started) if self._ranks.leads else 0.0
         seconds, n_computed = self._ranks.total([own, planned.n_computed])
@@ -253,15 +253,19 @@ class Trainer:
     def _check_finite(self, info: StepInfo) -> None:
         on_cpu = self.runtime.device.type == "cpu"
         if on_cpu or self.finished or self._due(self.schedule.check_every, info.before):
-            self._judge()
+            self._judge.check(self.progress)
+            if self.outliers is not None and self.outliers.exhausted:
+                self._roll_back(self.outliers)
 
-    def _judge(self) -> None:
-        self._guard.check()
-        if self.runtime.scale_is_hopeless:
-            raise NonFiniteError(
-                f"Step {self.progress.step} overflows float16 at every loss scale. Use precision "
-                "bf16 or float32."
-            )
+    def _roll_back(self, outliers: Outliers) -> None:
+        self._saves.settle(self.progress)
+        found = found_by_first(self.checkpoints.newest_valid, self._ranks)
+        sentence = outliers.going_back(self.progress.step, found.step if found else None)
+        assert found is not None
+        load_tensors(found, self.model, self.optimizer, self.average)
+        self.runtime.load_state_dict(found.state()["runtime"])
+        self.callbacks.on_warning(self.progress, sentence)
+        self._save(final=False)  # a killed run would otherwise come by the same examples again
 
     def _locate(self, step: int, batch: Batch) -> Blame | None:
         self.model.train()
@@ -279,7 +283,7 @@ class Trainer:
             self.stop_reason = wants.reason or "stopped"
 
     def _evaluate(self) -> Requests:
-        self._judge()
+        self._judge.check(self.progress)
         self.callbacks.on_before_evaluate(self.progress)
         with self._averaged():
             metrics = self.evaluator()
@@ -313,7 +317,7 @@ class Trainer:
             )
 
     def _save(self, *, final: bool) -> None:
-        self._judge()
+        self._judge.check(self.progress)
         self._ranks.confirm("before a save", self.model, self.progress, self.cursor)
         if not self._ranks.leads:
             return
@@ -339,6 +343,7 @@ class Trainer:
             "best": asdict(self.best) if self.best else None,
             "owes_evaluation": self.owes_evaluation,
             "base_sha256": self.base_sha256,
+            "outliers": self.outliers.state_dict() if self.outliers is not None else None,
             **circumstances(self._ranks),
         }
 
@@ -356,23 +361,15 @@ class Trainer:
                 f"{state.get('base_sha256')}, now {self.base_sha256}): the model in "
                 "model.start_from changed. Put it back to continue, or start a new run folder."
             )
-        load_model_tensors(
-            self.model,
-            checkpoint.tensors("model"),
-            trainable_only=has_frozen(self.model),
-            where=where,
-        )
-        load_optimizer_tensors(
-            self.optimizer, self.model, checkpoint.tensors("optimizer"), where=where
-        )
-        if self.average is not None:
-            self.average.load(self.model, checkpoint.tensors("average"), where=where)
+        load_tensors(checkpoint, self.model, self.optimizer, self.average)
         try:
             self.progress, self.cursor = Progress(**state["progress"]), Cursor(**state["cursor"])
             self.best = Best(**state["best"]) if state["best"] else None
             self.owes_evaluation = bool(state["owes_evaluation"])
             self.runtime.load_state_dict(state["runtime"])
             self.callbacks.load_state_dict(state["callbacks"])
+            if self.outliers is not None and state.get("outliers"):
+                self.outliers.load_state_dict(state["outliers"])
             versions = self.checkpoints.identity.versions
             self.notes += notes_on(checkpoint, versions, state, self._ranks)
         except (KeyError, TypeError, ValueError) as error:
@@ -396,4 +393,5 @@ class Trainer:
             best=self.best,
             error=str(error) if error is not None else None,
             saves=self._saves.counts,
+            skipped_updates=self.outliers.skipped if self.outliers is not None else 0,
         )

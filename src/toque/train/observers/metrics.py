@@ -124,6 +124,7 @@ class MetricsLog(Callback):
             error=end.error,
             dropped_records=self.dropped_records,
             saves=asdict(end.saves),
+            skipped_updates=end.skipped_updates,
         )
         if self._file is not None:
             self._file.close()
