@@ -25,9 +25,9 @@ line: `toque train my.yaml train.stop_after="1 epoch" optim.peak_lr=1e-3`.
 
 Start here: `toque demo`, then `toque prepare my.yaml` and `toque train my.yaml`.
 
-Exit codes: 0 done; 1 `check` failed, or a process of a shared run was lost; 2 wrong usage or
-config; 3 data; 4 checkpoint; 5 loss not finite; 75 interrupted, saved and resumable. `--traceback`
-after any command shows where an error came from.
+Exit codes: 0 done; 1 `check` or `drill` failed, or a process of a shared run was lost; 2 wrong
+usage or config; 3 data; 4 checkpoint; 5 loss not finite; 75 interrupted, saved and resumable.
+`--traceback` after any command shows where an error came from.
 """
 
 app = App(
@@ -264,6 +264,34 @@ def verify(path: Path, /) -> None:
     from toque.cli.verifying import run_verification
 
     print(run_verification(path))
+
+
+@app.command
+def drill(
+    run: Path,
+    /,
+    *,
+    kills: int = 10,
+    steps: int = 24,
+    seed: int = 1,
+    json: bool = False,
+) -> None:
+    """Do the crash test on this machine and disk: kills, signals, damage, a full disk.
+
+    Short copies of the run train beside it and are harmed; each must end with the weights,
+    optimizer and losses of one that was left alone, bit for bit. The run itself is only read.
+    Exit code 1 when something came out otherwise.
+
+    Args:
+        run: run folder, finished or not.
+        kills: times a run is killed with SIGKILL at a random moment.
+        steps: updates of each copy.
+        seed: where random moments and bits come from.
+        json: print one JSON object instead of a table.
+    """
+    from toque.cli.drilling import run_drill
+
+    run_drill(run, kills=kills, steps=steps, seed=seed, as_json=json)
 
 
 @app.command
