@@ -58,6 +58,9 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "data.max_examples": ("20", "store"),
     "data.min_quality": ("1.0", "store"),
     "data.dedup": ("none", "store"),
+    "span_corruption": ("{}", "losses"),
+    "span_corruption.density": ("0.3", "losses"),
+    "span_corruption.mean_length": ("9.0", "losses"),
     "augmentation": ("{prompt_formats: true}", "losses"),
     "augmentation.prompt_formats": ("true", "losses"),
     "augmentation.instructions": ("1.0", "losses"),
@@ -129,10 +132,19 @@ _ADAPTED = (*_PRETRAINED, "adapter={r: 4, dropout: 0.0}")
 _LAST = ("optim.averaging={kind: last, every: 1 steps}",)
 # Settings that need others to be read: those stand in the run and in what it is compared with.
 _TWO_TASKS = ("data.tasks=[write, next_step]",)
+_T5 = (
+    "model.family=t5",
+    "model.shape={d_model: 16, d_kv: 8, d_ff: 16, num_layers: 1, num_heads: 2, dropout_rate: 0.0}",
+    "evaluation.generate=0",
+)
+_GAPS = (*_T5, "span_corruption={}")
 BESIDE: dict[str, tuple[str, ...]] = {
     "curriculum.stages.from": (
         "curriculum={stages: [{from: 0 %}, {from: 2 steps, max_steps: 5}]}",
     ),
+    "span_corruption": _T5,
+    "span_corruption.density": _GAPS,
+    "span_corruption.mean_length": _GAPS,
     "data.task_weights": _TWO_TASKS,
     "data.task_temperature": _TWO_TASKS,
     "optim.cycles": ("optim.schedule=cosine_restarts",),
@@ -243,6 +255,7 @@ def facts_of(kitchen: Path, name: str, store: Path) -> dict[str, object]:
     start = next(e for e in events if e["event"] == "start")
     steps = [e for e in events if e["event"] == "step"]
     manifest = json.loads((store / "manifest.json").read_text())
+    samples = run / "samples.jsonl"
     return {
         "folder": run.name,
         "store_folder": store.name,
@@ -261,7 +274,7 @@ def facts_of(kitchen: Path, name: str, store: Path) -> dict[str, object]:
         "warnings": [e["message"] for e in events if e["event"] == "warning"],
         "trackers": [p.name for p in run.glob("tensorboard")],
         "scores": list(json.loads((run / "evaluation.json").read_text())["generated"]),
-        "samples": hashlib.sha256((run / "samples.jsonl").read_bytes()).hexdigest(),
+        "samples": hashlib.sha256(samples.read_bytes() if samples.exists() else b"").hexdigest(),
         "store": (manifest["fingerprint"], manifest["tokens"], manifest["splits"]),
     }
 
@@ -309,7 +322,7 @@ def compared_with(
             name,
             None,
             "",
-            prepare=not beside or beside == _TWO_TASKS,
+            prepare=not beside or beside in (_TWO_TASKS, _T5, _GAPS),
             capfd=capfd,
             beside=beside,
         )
@@ -341,7 +354,7 @@ def test_a_setting_has_its_effect(
     value, what = EFFECTS[path]
     beside = BESIDE.get(path, ())
     base = compared_with(kitchen, beside, capfd)
-    prepare = path.startswith("data.") or path == "model.tokenizer"
+    prepare = path.startswith(("data.", "span_corruption")) or path == "model.tokenizer"
     name = path.replace(".", "-")
     seen = run_tiny(kitchen, name, path, value, prepare=prepare, capfd=capfd, beside=beside)
     if what == "refusal":

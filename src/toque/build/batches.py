@@ -11,11 +11,13 @@ from toque.build.augmentation import varied_of
 from toque.build.curriculum import plan_of_stages
 from toque.build.methods import add_adapter
 from toque.build.mixing import mixture_of
+from toque.build.spans import corrupted, spans_of
 from toque.config import RunConfig
 from toque.data.curriculum import StagedPlan
 from toque.data.layout import Layout
 from toque.data.packing import RowShape, choose_shape
 from toque.data.plan import WINDOW_EXAMPLES, EpochPlan
+from toque.data.spans import SpanCorruption
 from toque.data.store import TokenStore
 from toque.data.stream import BatchStream
 from toque.errors import ConfigError
@@ -57,10 +59,22 @@ class Lengths:
     encoder: bool
 
     @classmethod
-    def of(cls, store: TokenStore, rows: np.ndarray, *, encoder: bool) -> Lengths:
-        """Of store rows: a decoder-only model reads prompt and target joined, less the last."""
+    def of(
+        cls,
+        store: TokenStore,
+        rows: np.ndarray,
+        *,
+        encoder: bool,
+        spans: SpanCorruption | None = None,
+    ) -> Lengths:
+        """Of store rows: a decoder-only model reads prompt and target joined, less the last.
+
+        With `spans`, the most that corrupting leaves of them.
+        """
         prompt = store.prompt_lengths[rows].astype(np.int64)
         target = store.target_lengths[rows].astype(np.int64)
+        if spans is not None:
+            prompt, target = spans.longest(prompt, target)
         if encoder:
             return cls(prompt, target, encoder=True)
         return cls(np.zeros_like(prompt), prompt + target - 1, encoder=False)
@@ -115,11 +129,15 @@ def build_stream(
 ) -> BatchStream:
     """Training batches by position."""
     rows = store.rows("train")
-    lengths = Lengths.of(store, rows, encoder=model.config.is_encoder_decoder)
+    spans = spans_of(config, store, encoder=model.config.is_encoder_decoder)
+    lengths = Lengths.of(store, rows, encoder=model.config.is_encoder_decoder, spans=spans)
     check_positions(model, lengths)
     shape, batch = row_shape(config, lengths), config.train.batch
     in_tokens = batch.unit == "tokens"
-    varied = varied_of(config, store, rows, encoder=lengths.encoder)
+    if spans is None:
+        varied = varied_of(config, store, rows, encoder=lengths.encoder)
+    else:
+        varied = corrupted(store, spans)
 
     def make(chosen: np.ndarray, seed: int) -> EpochPlan:
         mixture = mixture_of(config, store, rows[chosen])

@@ -9,6 +9,7 @@ import numpy as np
 
 from toque.build.batches import CPU_MICRO_BATCH_TOKENS, Lengths
 from toque.build.metrics import slices_of
+from toque.build.spans import corrupted_held_out, spans_of
 from toque.config import RunConfig
 from toque.cooking.scoring import text_metrics
 from toque.cooking.templates import CLASSES, TASKS
@@ -40,11 +41,15 @@ def build_heldout(
             "The store has no held-out example, so nothing can be evaluated. Prepare with a "
             "data.validation_fraction above 0."
         )
-    shape = choose_shape(*Lengths.of(store, rows, encoder=encoder).sample(), encoder=encoder)
+    spans = spans_of(config, store, encoder=encoder)
+    lengths = Lengths.of(store, rows, encoder=encoder, spans=spans)
+    shape = choose_shape(*lengths.sample(), encoder=encoder)
+    everything = store.prompt_lengths.astype(np.int64), store.target_lengths.astype(np.int64)
+    prompts, targets = everything if spans is None else spans.longest(*everything)
     trained = stream.layout
     return HeldOut(
         layout=Layout(
-            store,
+            store if spans is None else corrupted_held_out(store, spans),
             shape=shape,
             pad_id=trained.pad_id,
             start_id=trained.start_id,
@@ -53,8 +58,8 @@ def build_heldout(
         rows=choose_rows(
             rows,
             max_examples=config.evaluation.max_examples,
-            prompt_lengths=store.prompt_lengths,
-            target_lengths=store.target_lengths,
+            prompt_lengths=prompts,
+            target_lengths=targets,
             shape=shape,
         ),
         loss_sum=loss_sum,

@@ -147,7 +147,9 @@ def evaluation_of(
         step: of the weights, where known.
         tasks: the scores of each task, where there are several.
     """
-    n_bytes = text_bytes(store, heldout.rows)
+    # Of a corrupted text the targets are pieces: bits a byte would be of no text.
+    whole = heldout.layout.examples is store
+    n_bytes = text_bytes(store, heldout.rows) if whole else 0
     heldout_scores = dict(losses)
     if n_bytes:
         bits = bits_per_byte(losses["loss"], int(losses["target_tokens"]), n_bytes)

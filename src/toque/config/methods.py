@@ -110,6 +110,15 @@ class CurriculumConfig(Config):
     says."""
 
 
+class SpanCorruptionConfig(Config):
+    """T5's pretraining: spans are cut out of a text and asked for (docs/data.md)."""
+
+    density: Annotated[float, Field(gt=0, le=0.5)] = 0.15
+    """Share of a text's tokens that are cut out."""
+    mean_length: Annotated[float, Field(ge=1)] = 3.0
+    """Tokens of a span on average."""
+
+
 Probability = Annotated[float, Field(ge=0, le=1)]
 
 

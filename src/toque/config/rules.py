@@ -31,6 +31,7 @@ def impossible(config: RunConfig) -> Iterator[Problem]:
     yield from _held_out(config)
     yield from _tasks(config)
     yield from _curriculum(config)
+    yield from _spans(config)
 
 
 def _model(config: RunConfig) -> Iterator[Problem]:
@@ -168,6 +169,30 @@ def _curriculum(config: RunConfig) -> Iterator[Problem]:
             ("curriculum.stages", "train.stop_after"),
             f"`curriculum.stages` begin at {told}: the first must begin at 0 %, each later than "
             "the one before, and the last before the run ends.",
+        )
+
+
+def _spans(config: RunConfig) -> Iterator[Problem]:
+    if config.span_corruption is None:
+        return
+    if config.model.family not in ("t5", "auto"):
+        yield Problem(
+            ("span_corruption", "model.family"),
+            f"`span_corruption` is set and `model.family` is {config.model.family}: it needs an "
+            "encoder, which reads what is left of the text. Take t5, or set it to null.",
+        )
+    if config.augmentation is not None or config.data.tasks != ("write",):
+        other = "augmentation" if config.augmentation is not None else "data.tasks"
+        yield Problem(
+            ("span_corruption", other),
+            f"`span_corruption` is set, and so is `{other}`: a text with gaps asks for nothing but "
+            "its gaps. Pretrain without it, then go on from runs/.../model with it.",
+        )
+    if config.evaluation.generate:
+        yield Problem(
+            ("evaluation.generate", "span_corruption"),
+            f"`evaluation.generate` is {config.evaluation.generate} and `span_corruption` is set: "
+            "a model that fills gaps writes no recipes yet. Set `evaluation.generate` to 0.",
         )
 
 

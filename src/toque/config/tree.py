@@ -20,6 +20,7 @@ from toque.config.methods import (
     CurriculumConfig,
     CyclesConfig,
     NoiseConfig,
+    SpanCorruptionConfig,
 )
 from toque.config.rules import impossible
 from toque.config.values import (
@@ -293,6 +294,9 @@ class RunConfig(Config):
     data: DataConfig = Field(default_factory=DataConfig)
     curriculum: CurriculumConfig | None = None
     """Stages that see different examples, e.g. the easy ones first; null: all from the start."""
+    span_corruption: SpanCorruptionConfig | None = None
+    """Pretrain a T5: every example, prompt and target joined, becomes a text with gaps and the
+    gaps' content, new in each epoch; null: examples are asked and answered as they are."""
     augmentation: AugmentationConfig | None = None
     """Vary prompts and texts while training; null: as they are stored."""
     optim: OptimConfig = Field(default_factory=OptimConfig)
