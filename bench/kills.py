@@ -1,34 +1,38 @@
-"""Kill a training run with SIGKILL again and again, and compare it with one that was left alone.
+"""Kill training runs with SIGKILL at random moments, and compare them with one left alone.
 
-    python bench/kills.py [--kills 200] [--seed 1] [--upload] [--trainer toque|transformers]
+    python bench/kills.py [--kills 200] [--seed 1] [--steps 80] [--upload]
+                          [--trainer toque|transformers]
 
-A tiny T5 with dropout and saves in the background trains in a process forked from one that has
-imported torch and transformers but computed nothing, so that a restart costs tenths of a second
-and is a fresh trainer all the same. Each is killed at a random moment after its first new update;
-then the next one continues. At the end SHA-256 of the last weights and optimizer, and every loss,
-are compared with the undisturbed run's, bit for bit. With --upload the checkpoints go to an S3
-emulator, and every tenth kill also deletes the run's folder: the bucket alone continues. With
---trainer transformers the same is done to transformers.Trainer. Prints one JSON object; exit code
-1 when toque differs.
+A tiny T5 with dropout, augmentation and saves in the background trains in a process forked from
+one that has imported torch and transformers but computed nothing, so that a restart costs tenths
+of a second and is a fresh trainer all the same. Each session is killed at a moment drawn evenly
+from the life of an undisturbed run, starting up and ending included; a run that comes to its end
+before is compared, and the next one begins. Compared with the undisturbed run's, bit for bit:
+SHA-256 of the last weights, of the optimizer and of the finished model, and every loss. With
+--upload the checkpoints go to an S3 emulator, and every tenth kill also deletes the run's folder:
+the bucket alone continues. With --trainer transformers the same is done to transformers.Trainer
+(plain data, no augmentation). Prints one JSON object; exit code 1 when toque differs.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import platform
 import random
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
+
+from toque.build.drill_sessions import Kills, Session, facts_of, kill_and_continue, preload
+from toque.data.files import sha256_of
 
 SAVE_EVERY = 3
 SHAPE = "{d_model: 48, d_kv: 12, d_ff: 96, num_layers: 2, num_heads: 4, dropout_rate: 0.1}"
@@ -57,12 +61,10 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="SIGKILL a run and compare its bits")
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=0, help="0: enough for the kills")
+    parser.add_argument("--steps", type=int, default=80, help="of each run")
     parser.add_argument("--upload", action="store_true")
     parser.add_argument("--trainer", choices=("toque", "transformers"), default="toque")
-    options = parser.parse_args()
-    options.steps = options.steps or max(60, options.kills * 8)
-    return options
+    return parser.parse_args()
 
 
 def _prepare(work: Path, options: argparse.Namespace) -> None:
@@ -77,9 +79,11 @@ model: {{family: t5, tokenizer: "trained:600", shape: {SHAPE}}}
 data: {{sources: [{{path: "{work}/a.jsonl"}}], store: "{work}/store", max_prompt_tokens: 64,
   max_target_tokens: 128}}
 optim: {{peak_lr: 1e-3, warmup: "5 steps", label_smoothing: 0.1}}
+augmentation: {{prompt_formats: true, instructions: 0.5, paraphrase: 0.5, substitute: 0.3,
+  tips: 0.3}}
 train: {{stop_after: "{options.steps} steps", batch: "512 tokens", micro_batch_rows: 2,
   precision: float32, compile: false, gradient_checkpointing: false,
-  save_every: "{SAVE_EVERY} steps", evaluate_every: "50 steps", keep_last: 2}}
+  save_every: "{SAVE_EVERY} steps", evaluate_every: "20 steps", keep_last: 2}}
 evaluation: {{max_examples: 4, generate: 0}}
 observe: {{log_every: "1 step"}}
 """
@@ -122,26 +126,36 @@ def _emulator(work: Path) -> subprocess.Popen[bytes]:
 
 
 def _trial(work: Path, options: argparse.Namespace) -> dict[str, object]:
-    _preload(options)
-    start = _toque if options.trainer == "toque" else _transformers
-    whole, killed, chance = work / "whole", work / "killed", random.Random(options.seed)
+    preload()
+    own = options.trainer == "toque"
+    session, facts = (_toque, facts_of) if own else (_transformers, _facts_of_transformers)
     began = time.perf_counter()
-    if not start(whole, work, options, upload=False)():
-        raise SystemExit((work / "log.txt").read_text()[-3000:])
-    calm = time.perf_counter() - began
-    kills, moments, wiped, died = 0, [], 0, 0
-    while kills < options.kills:
-        hit, step = _killed(start(killed, work, options, upload=options.upload), killed, chance)
-        if not hit:
-            died += 1
-            break
-        kills += 1
-        moments.append(step)
+
+    def fresh(n: int) -> Path:
+        (work / f"killed-{n}").mkdir()
+        return work / f"killed-{n}"
+
+    def start(run: Path) -> Session:
+        return session(run, work, options, upload=options.upload)
+
+    def wipe(run: Path, kills: int) -> None:
         if options.upload and kills % 10 == 0:
-            shutil.rmtree(killed)
-            wiped += 1
-    finished = start(killed, work, options, upload=options.upload)()
-    same = {name: _facts(whole)[name] == _facts(killed).get(name) for name in _facts(whole)}
+            shutil.rmtree(run)
+            run.mkdir()
+
+    def say(kills: int) -> None:
+        print(f"{kills} kills after {time.perf_counter() - began:.0f} s", file=sys.stderr)
+
+    whole = work / "whole"
+    calm = session(whole, work, options, upload=False)
+    if calm.wait() != 0:
+        raise SystemExit(calm.said()[-3000:])
+    calm_seconds = time.perf_counter() - began
+    found = kill_and_continue(
+        start, fresh, facts(whole), kills=options.kills, span=calm_seconds,
+        chance=random.Random(options.seed), facts=facts, after_kill=wipe, say=say,
+        stop_when_wrong=own,
+    )  # fmt: skip
     return {
         "what": f"{options.trainer}: killed with SIGKILL and continued, against an undisturbed run",
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
@@ -151,79 +165,42 @@ def _trial(work: Path, options: argparse.Namespace) -> dict[str, object]:
             "transformers": version("transformers"),
         },
         "cores": len(os.sched_getaffinity(0)),
-        "steps": options.steps,
+        "load": os.getloadavg(),
+        "steps_of_a_run": options.steps,
         "save_every_steps": SAVE_EVERY,
-        "kills": kills,
-        "ended_by_itself": died,
-        "last_session_finished": finished,
-        "folders_deleted": wiped,
-        "calm_seconds": round(calm, 1),
+        "kills": found.kills,
+        **(_told_of(found, options.steps) if own else {}),
+        "folders_deleted": found.kills // 10 if options.upload else 0,
+        "finished_runs_compared": found.finished,
+        "compared": sorted(facts(whole)),
+        "calm_seconds": round(calm_seconds, 1),
         "total_seconds": round(time.perf_counter() - began, 1),
-        "newest_step_when_killed": [min(moments, default=0), max(moments, default=0)],
-        "same": same,
-        "bit_exact": all(same.values()) and finished and kills == options.kills,
-        "log_tail": "" if finished else (work / "log.txt").read_text()[-1500:],
+        "wrong": dict(Counter(found.wrong)),
+        "bit_exact": not found.wrong and found.kills == options.kills,
     }
 
 
-def _preload(options: argparse.Namespace) -> None:
-    """Import, and compute nothing: a forked process that has computed shares broken threads."""
-    import torch
-    import transformers.models.t5.modeling_t5
-
-    import toque.cli.training
-    import toque.models.families  # noqa: F401
-
-    torch.set_num_threads(1)
-    if options.trainer == "transformers":
-        import transformers.trainer  # noqa: F401
+def _told_of(found: Kills, steps: int) -> dict[str, object]:
+    """What the sessions were doing when killed, and how many kills came in each tenth of a run."""
+    tenths = [min(9, 10 * step // steps) for step in found.steps]
+    return {
+        "killed_while": found.while_,
+        "kills_in_each_tenth_of_the_steps": [tenths.count(n) for n in range(10)],
+    }
 
 
-class _Child:
-    """A trainer in a forked process; calling it waits for its end."""
-
-    def __init__(self, work: Path, body: object) -> None:
-        self.pid = os.fork()
-        if self.pid == 0:
-            code = 1
-            try:
-                log = os.open(work / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-                os.dup2(log, 1)
-                os.dup2(log, 2)
-                code = body()  # type: ignore[operator]
-            except BaseException:
-                import traceback
-
-                traceback.print_exc()
-                raise
-            finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(code)
-
-    def __call__(self) -> bool:
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]) == 0
-
-    def ended(self) -> bool:
-        return os.waitpid(self.pid, os.WNOHANG)[0] != 0
-
-    def kill(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
-
-
-def _toque(run: Path, work: Path, _options: argparse.Namespace, *, upload: bool) -> _Child:
+def _toque(run: Path, work: Path, _options: argparse.Namespace, *, upload: bool) -> Session:
     def body() -> int:
         from toque.cli import main as toque
 
         words = [f"run_dir={run}"]
-        words += ["checkpoint.upload=s3://pantry/killed"] if upload else []
+        words += [f"checkpoint.upload=s3://pantry/{run.name}"] if upload else []
         return toque(["train", str(work / "run.yaml"), *words])
 
-    return _Child(work, body)
+    return Session(body, work / "log.txt")
 
 
-def _transformers(run: Path, work: Path, options: argparse.Namespace, *, upload: bool) -> _Child:
+def _transformers(run: Path, work: Path, options: argparse.Namespace, *, upload: bool) -> Session:
     del upload  # it has none
 
     def body() -> int:
@@ -253,53 +230,21 @@ def _transformers(run: Path, work: Path, options: argparse.Namespace, *, upload:
         last = get_last_checkpoint(str(run)) if run.exists() else None
         trainer = Trainer(model=model, args=arguments, train_dataset=data)
         trainer.train(resume_from_checkpoint=last)
-        trainer.save_model(str(run / "model"))
+        trainer.save_model(str(run))
         return 0
 
-    return _Child(work, body)
+    return Session(body, work / "log.txt")
 
 
-def _newest(run: Path) -> int:
-    folders = [*(run / "checkpoints").glob("step-*"), *run.glob("checkpoint-*")]
-    return max((int(f.name.rpartition("-")[2]) for f in folders), default=0)
-
-
-def _killed(child: _Child, run: Path, chance: random.Random) -> tuple[bool, int]:
-    """Wait for a new checkpoint, then a random moment of the next, and kill."""
-    before, deadline = _newest(run), time.monotonic() + 300
-    while _newest(run) <= before and time.monotonic() < deadline:
-        if child.ended():
-            return False, _newest(run)
-        time.sleep(0.002)
-    time.sleep(chance.uniform(0.0, 0.25))
-    if child.ended():
-        return False, _newest(run)
-    child.kill()
-    return True, _newest(run)
-
-
-def _facts(run: Path) -> dict[str, object]:
-    """Hashes of what training made, and the loss of every step as last reported."""
-    found: dict[str, object] = {}
-    newest = [*(run / "checkpoints").glob("step-*"), *run.glob("checkpoint-*")]
-    if newest:
-        last = max(newest, key=lambda f: int(f.name.rpartition("-")[2]))
-        for name in ("model.safetensors", "optimizer.safetensors"):
-            if (last / name).exists():
-                found[name] = hashlib.sha256((last / name).read_bytes()).hexdigest()
-        state = last / "trainer_state.json"
-        if state.exists():
-            history = json.loads(state.read_text())["log_history"]
-            found["losses"] = {e["step"]: e["loss"] for e in history if "loss" in e}
-    if (run / "metrics.jsonl").exists():
-        lines = []
-        for text in (run / "metrics.jsonl").read_text().splitlines():
-            try:
-                lines.append(json.loads(text))
-            except ValueError:  # half a line of a killed writer
-                continue
-        found["losses"] = {e["step"]: e["loss"] for e in lines if e["event"] == "step"}
-    return found
+def _facts_of_transformers(run: Path) -> dict[str, object]:
+    """The same of transformers.Trainer's newest checkpoint."""
+    folders = sorted(run.glob("checkpoint-*"), key=lambda f: int(f.name.rpartition("-")[2]))
+    if not folders:
+        return {}
+    files = {"weights": folders[-1] / "model.safetensors", "model": run / "model.safetensors"}
+    found: dict[str, object] = {n: sha256_of(path) for n, path in files.items() if path.exists()}
+    history = json.loads((folders[-1] / "trainer_state.json").read_text())["log_history"]
+    return {**found, "losses": {e["step"]: e["loss"] for e in history if "loss" in e}}
 
 
 if __name__ == "__main__":

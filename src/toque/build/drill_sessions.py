@@ -207,6 +207,7 @@ def kill_and_continue(
     facts: Callable[[Path], Facts] = facts_of,
     after_kill: Callable[[Path, int], None] = lambda _run, _kills: None,
     say: Callable[[int], None] = lambda _kills: None,
+    stop_when_wrong: bool = True,
 ) -> Kills:
     """SIGKILL at moments drawn evenly from [0, span) seconds of each session's life.
 
@@ -222,6 +223,7 @@ def kill_and_continue(
         facts: how a finished run is described.
         after_kill: told of each kill before the run continues.
         say: told the number of kills so far.
+        stop_when_wrong: at the first difference; otherwise the next run begins, too.
     """
     found = Kills()
     run = fresh(0)
@@ -240,6 +242,6 @@ def kill_and_continue(
             found.wrong.append(f"a session ended with {code}: {' '.join(last)}")
         else:
             found.wrong += [f"other {name}" for name in differing(whole, facts(run))]
-        if found.kills >= kills or found.wrong:
+        if found.kills >= kills or (found.wrong and stop_when_wrong):
             return found
         run = fresh(found.finished)
