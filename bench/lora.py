@@ -63,19 +63,27 @@ def model_of(family: str) -> PreTrainedModel:
     return model
 
 
-def batch_of(family: str) -> Batch:
-    """One example a row, every position with a target."""
-    tokens = torch.randint(
-        2, VOCABULARY, (ROWS, LENGTH), generator=torch.Generator().manual_seed(2)
-    )
-    ids = tuple((i,) for i in range(ROWS))
+def batch_of(
+    family: str,
+    *,
+    rows: int = ROWS,
+    source: int = LENGTH,
+    target: int = LENGTH,
+    vocabulary: int = VOCABULARY,
+) -> Batch:
+    """One example a row, every target position with a label; `source` counts for T5 alone."""
+    made = torch.Generator().manual_seed(2)
+    tokens = torch.randint(2, vocabulary, (rows, target), generator=made)
+    ids = tuple((i,) for i in range(rows))
     labels, segments = tokens.roll(-1, 1), torch.ones_like(tokens, dtype=torch.int32)
     if family == "t5":
+        prompt = torch.randint(2, vocabulary, (rows, source), generator=made)
         return EncoderDecoderBatch(
-            labels=labels, example_ids=ids, source_tokens=tokens, source_segments=segments,
+            labels=labels, example_ids=ids, source_tokens=prompt,
+            source_segments=torch.ones_like(prompt, dtype=torch.int32),
             target_tokens=tokens, target_segments=segments,
         )  # fmt: skip
-    positions = torch.arange(LENGTH).expand_as(tokens).contiguous()
+    positions = torch.arange(target).expand_as(tokens).contiguous()
     return DecoderBatch(labels, ids, tokens, segments, positions)
 
 

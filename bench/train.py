@@ -32,7 +32,7 @@ SHARED = Path(os.environ.get("TOQUE_SHARED") or Path(__file__).resolve().parents
 PEERS = SHARED / "peers"
 RECIPES = SHARED / "data" / "recipes" / "allrecipes_epicurious_as_is.jsonl.gz"
 TOKENIZERS = {"t5": "t5", "gpt2": "gpt2", "neox": "gpt_neox"}
-EXAMPLES, BATCH = 2000, 16
+EXAMPLES = 2000
 
 
 def run(command: list[str], threads: int) -> str:
@@ -48,9 +48,14 @@ def run(command: list[str], threads: int) -> str:
     return done.stdout
 
 
+def shape_file(a: argparse.Namespace) -> Path:
+    """Arguments of the family's Hugging Face config, the same for both sides."""
+    return Path(a.shape) if a.shape else PEERS / f"{a.family}_mini.json"
+
+
 def config_for(a: argparse.Namespace, folder: Path) -> list[str]:
     """The overrides of the run that is timed; whatever is not named keeps its default."""
-    shape = json.loads((PEERS / f"{a.family}_mini.json").read_text())
+    shape = json.loads(shape_file(a).read_text())
     config = {
         "run_dir": str(folder / "run"),
         "model": {
@@ -71,7 +76,7 @@ def config_for(a: argparse.Namespace, folder: Path) -> list[str]:
         },
         "optim": {"peak_lr": 1e-4, "warmup": "0 steps"},
         "train": {
-            "batch": f"{BATCH} examples",
+            "batch": f"{a.batch} examples",
             "stop_after": f"{a.steps} steps",
             "evaluate_every": "100 %",
             "save_every": "100 %",
@@ -116,8 +121,8 @@ def theirs(a: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "--family": a.family,
         "--examples": folder / "pairs.jsonl",
         "--tokenizer": SHARED / "tokenizers" / TOKENIZERS[a.family],
-        "--shape": PEERS / f"{a.family}_mini.json",
-        "--batch-size": BATCH,
+        "--shape": shape_file(a),
+        "--batch-size": a.batch,
         "--steps": a.steps,
         "--warmup": a.warmup,
         "--precision": a.baseline_precision,
@@ -135,7 +140,7 @@ def gemm_gflops(a: argparse.Namespace) -> float:
     import torch
 
     torch.set_num_threads(a.threads)
-    shape = json.loads((PEERS / f"{a.family}_mini.json").read_text())
+    shape = json.loads(shape_file(a).read_text())
     width = shape.get("d_model") or shape.get("n_embd") or shape["hidden_size"]
     inner = shape.get("d_ff") or shape.get("intermediate_size") or 4 * width
     x, w, dy = torch.randn(4096, width), torch.randn(inner, width), torch.randn(4096, inner)
@@ -192,6 +197,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     p.add_argument("--family", choices=sorted(TOKENIZERS), default="t5")
+    p.add_argument("--shape", help="a JSON file in place of the shared peers/FAMILY_mini.json")
+    p.add_argument("--batch", type=int, default=16, help="examples an update, on both sides")
     p.add_argument("--pairs", type=int, default=5)
     p.add_argument("--steps", type=int, default=8)
     p.add_argument("--warmup", type=int, default=2)

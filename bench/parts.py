@@ -1,0 +1,359 @@
+"""What each part of the training step is worth, switched on and off; prints JSON.
+
+    python bench/parts.py [--family t5] [--pairs 3] [--parts packing,head] [--device auto]
+
+One model and the same examples for all: cookbook recipes, a tokenizer learnt from them, a small
+shape (or `--shape FILE`, arguments of the family's Hugging Face config). A part's two ways run in
+turn in this process, off first, each for one whole update; the ratio of a pair is off / on, and
+the median is given. On a CPU "on" is what is shipped: examples attended one by one, padding left
+out. The masked ways ("packing", "segments") are what a GPU or a compiled model computes.
+
+Quality: the first update's loss both ways, from the same weights, must agree to 1e-5 (bf16: 1e-2),
+or the ratio is void. `gemm_gflops` is timed in this run; `mfu` counts useful tokens only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import numpy as np
+import torch
+import transformers
+from torch import Tensor
+from torch.nn import functional as F
+
+from toque.batch import IGNORE, Batch
+from toque.build.batches import build_language_model, build_stream
+from toque.build.data import open_store, prepare_settings, sources_of
+from toque.build.trainer import flops_of
+from toque.config.load import resolve_values
+from toque.cooking.cookbook import write_cookbook
+from toque.data.prepare import prepare
+from toque.models import forward, objective
+from toque.models.activations import fuse_activations
+from toque.models.compile import compile_blocks, stop_compiling
+from toque.train.optim import build_optimizer
+from toque.train.runtime import Runtime
+from toque.units import Cursor
+
+LARGE = {"hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8,
+         "intermediate_size": 2048}  # fmt: skip
+SHAPES: dict[str, dict[str, Any]] = {
+    "t5": {"d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 4, "num_heads": 8,
+           "dropout_rate": 0.0},
+    "gpt2": {"n_embd": 512, "n_layer": 6, "n_head": 8, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
+             "attn_pdrop": 0.0},
+    "neox": LARGE,
+    "llama": LARGE,
+}  # fmt: skip
+RECIPES, EXAMPLES, MICRO_BATCH = 600, 16, 4096
+"""Recipes in the store, examples of an update, tokens computed at once."""
+
+
+class Bench:
+    """A model, an optimizer and the same update laid out packed and not."""
+
+    def __init__(self, a: argparse.Namespace, folder: Path) -> None:
+        shape = json.loads(Path(a.shape).read_text()) if a.shape else SHAPES[a.family]
+        write_cookbook(folder / "cookbook.jsonl", RECIPES, seed=1)
+        values = {
+            "run_dir": str(folder / "run"),
+            "model": {"family": a.family, "shape": shape, "tokenizer": f"trained:{a.vocabulary}"},
+            "data": {
+                "sources": [{"path": str(folder / "cookbook.jsonl")}],
+                "store": str(folder / "store"),
+            },
+            "train": {"batch": f"{EXAMPLES} examples"},
+        }
+        config = resolve_values(values).config
+        prepare(
+            sources_of(config),
+            store=folder / "store",
+            settings=prepare_settings(config),
+            workers=1,
+        )
+        store = open_store(config)
+        self.runtime = Runtime.detect(device=a.device, precision=a.precision, deterministic=False)
+        self.model = build_language_model(config, store).to(self.runtime.device)
+        fuse_activations(self.model)
+        self.model.train()
+        stream = build_stream(config, store, self.model)
+        self.flops = flops_of(self.model, stream)
+        step = stream.at(Cursor())
+        self.useful = step.n_tokens
+        self.packed = step.batch.to(self.runtime.device)
+        alone = copy.copy(stream.layout)
+        alone.packed = False
+        self.alone = alone.batch(step.batch.example_ids).to(self.runtime.device)
+        self.optimizer = build_optimizer(self.model)
+
+    def update(self, batch: Batch, *, precision: str | None = None) -> tuple[float, float]:
+        """Seconds of one update, and its mean loss; the learning rate is 0, the work is not."""
+        tokens = batch.n_computed // batch.n_rows
+        kept = self.runtime.precision
+        self.runtime.precision = precision or kept  # type: ignore[assignment]
+        self._wait()
+        begun, total = time.perf_counter(), torch.zeros((), device=self.runtime.device)
+        for part in batch.split(max(1, MICRO_BATCH // tokens)):
+            with self.runtime.autocast():
+                loss = objective.loss_sum(self.model, part)
+            self.runtime.backward(loss / batch.n_targets)
+            total += loss.detach()
+        self.runtime.update(self.optimizer, lr=0.0, max_grad_norm=1.0, loss=total)
+        self._wait()
+        seconds = time.perf_counter() - begun
+        self.runtime.precision = kept
+        return seconds, float(total) / batch.n_targets
+
+    def _wait(self) -> None:
+        if self.runtime.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+@contextmanager
+def masked() -> Iterator[None]:
+    """Attention of packed rows through masks, padding computed, as on a GPU."""
+    with patch.object(forward, "suits_segments", lambda *_: False):
+        yield
+
+
+def whole_logits(
+    hidden: Tensor, weight: Tensor, labels: Tensor, *, bias: Tensor | None, **_: Any
+) -> Tensor:
+    """What the chunked head replaces: all logits at once, then F.cross_entropy in float32."""
+    logits = F.linear(hidden, weight.to(hidden.dtype), bias).float()
+    return F.cross_entropy(
+        logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE, reduction="sum"
+    )
+
+
+def in_turn(a: argparse.Namespace, off: Callable[[], Any], on: Callable[[], Any]) -> dict[str, Any]:
+    """Both ways `--pairs` times after one update each to warm up, and what they come to."""
+    losses = [off()[1], on()[1]]
+    pairs = [(off()[0], on()[0]) for _ in range(a.pairs)]
+    return {
+        "off_seconds": round(statistics.median(o for o, _ in pairs), 4),
+        "on_seconds": round(statistics.median(o for _, o in pairs), 4),
+        "ratio": round(statistics.median(o / n for o, n in pairs), 3),
+        "losses": [round(loss, 6) for loss in losses],
+        "loss_difference": abs(losses[0] / losses[1] - 1) if losses[1] else 0.0,
+    }
+
+
+def judged(found: dict[str, Any], tolerance: float) -> dict[str, Any]:
+    """The same, its ratio void when the losses differ by more."""
+    return found if found["loss_difference"] <= tolerance else found | {"ratio": "void"}
+
+
+def packing(a: argparse.Namespace, b: Bench) -> dict[str, Any]:
+    """One example a row against packed rows, both through masks."""
+    with masked():
+        found = judged(in_turn(a, lambda: b.update(b.alone), lambda: b.update(b.packed)), a.close)
+    padding = {"off": b.alone.n_computed - b.useful, "on": b.packed.n_computed - b.useful}
+    return found | {"padding_tokens": padding}
+
+
+def segments(a: argparse.Namespace, b: Bench) -> dict[str, Any]:
+    """Masks over packed rows against examples attended one by one, padding left out."""
+    if b.runtime.device.type != "cpu":
+        return {"skipped": "a GPU attends through masks or its own kernels"}
+
+    def off() -> tuple[float, float]:
+        with masked():
+            return b.update(b.packed)
+
+    return judged(in_turn(a, off, lambda: b.update(b.packed)), a.close)
+
+
+def head(a: argparse.Namespace, b: Bench) -> dict[str, Any]:
+    """All logits at once against the chunked head."""
+
+    def off() -> tuple[float, float]:
+        with patch.object(objective, "cross_entropy_sum", whole_logits):
+            return b.update(b.packed)
+
+    return judged(in_turn(a, off, lambda: b.update(b.packed)), a.close)
+
+
+def bf16(a: argparse.Namespace, b: Bench) -> dict[str, Any]:
+    """float32 against bf16 autocast."""
+    return judged(
+        in_turn(
+            a,
+            lambda: b.update(b.packed, precision="float32"),
+            lambda: b.update(b.packed, precision="bf16"),
+        ),
+        1e-2,
+    )
+
+
+def compiled(a: argparse.Namespace, b: Bench) -> dict[str, Any]:
+    """Eager (the shipped way of this device) against compiled blocks; compiling is not timed."""
+    begun = time.perf_counter()
+
+    def on() -> tuple[float, float]:
+        compile_blocks(b.model)
+        try:
+            return b.update(b.packed)
+        finally:
+            stop_compiling(b.model)
+
+    on()
+    seconds = time.perf_counter() - begun
+    found = judged(in_turn(a, lambda: b.update(b.packed), on), max(a.close, 1e-4))
+    return found | {"compile_seconds": round(seconds, 1)}
+
+
+def attention(a: argparse.Namespace, b: Bench) -> dict[str, Any]:
+    """The eager attention against PyTorch's kernels, both over masked packed rows."""
+
+    def of(kind: str) -> tuple[float, float]:
+        b.model.set_attn_implementation(kind)
+        try:
+            with masked():
+                return b.update(b.packed)
+        finally:
+            b.model.set_attn_implementation("sdpa")
+
+    return judged(in_turn(a, lambda: of("eager"), lambda: of("sdpa")), a.close)
+
+
+def optimizer(a: argparse.Namespace, b: Bench) -> dict[str, Any]:
+    """The AdamW of torch as it comes against the fused one that is shipped: the step alone."""
+    plain = torch.optim.AdamW(b.model.parameters(), lr=0.0)
+    for p in b.model.parameters():
+        p.grad = torch.full_like(p, 1e-3)
+
+    def step(chosen: torch.optim.Optimizer) -> tuple[float, float]:
+        b._wait()  # noqa: SLF001  # the same file
+        begun = time.perf_counter()
+        chosen.step()
+        b._wait()  # noqa: SLF001
+        return time.perf_counter() - begun, 0.0
+
+    for group in b.optimizer.param_groups:
+        group["lr"] = 0.0
+    found = in_turn(a, lambda: step(plain), lambda: step(b.optimizer))
+    b.optimizer.zero_grad(set_to_none=True)
+    return found
+
+
+def causal(a: argparse.Namespace, b: Bench) -> dict[str, Any]:
+    """A cached [L, L] mask against none, in PyTorch's attention: L 1,024, 8 heads of 64 (D1)."""
+    device, dtype = b.runtime.device, b.runtime.dtype
+    made = torch.Generator().manual_seed(1)
+    q, k, v = (
+        torch.randn(2, 8, 1024, 64, generator=made).to(device, dtype).requires_grad_()
+        for _ in range(3)
+    )
+    mask = torch.ones(1024, 1024, dtype=torch.bool, device=device).tril()
+
+    def attend(**how: Any) -> tuple[float, float]:
+        b._wait()  # noqa: SLF001
+        begun = time.perf_counter()
+        out = F.scaled_dot_product_attention(q, k, v, **how)
+        out.sum().backward()
+        b._wait()  # noqa: SLF001
+        return time.perf_counter() - begun, float(out.detach().float().abs().mean())
+
+    found = in_turn(a, lambda: attend(attn_mask=mask), lambda: attend(is_causal=True))
+    return judged(found, 1e-2 if dtype != torch.float32 else 1e-5)
+
+
+def copies(a: argparse.Namespace, b: Bench) -> dict[str, Any]:
+    """Copies to the GPU from pageable memory against page-locked and non-blocking ones (D3)."""
+    if b.runtime.device.type != "cuda":
+        return {"skipped": "there is nothing to copy to: the model is on the CPU"}
+    pageable = b.packed.to("cpu")
+    pinned = pageable.pin()
+
+    def off() -> tuple[float, float]:
+        moved = {n: t.to(b.runtime.device) for n, t in pageable._tensors().items()}  # noqa: SLF001
+        seconds, loss = b.update(type(pageable)(example_ids=pageable.example_ids, **moved))
+        return seconds, loss
+
+    return judged(in_turn(a, off, lambda: b.update(pinned.to(b.runtime.device))), a.close)
+
+
+PARTS = {
+    "packing": packing,
+    "segments": segments,
+    "head": head,
+    "attention": attention,
+    "bf16": bf16,
+    "compile": compiled,
+    "optimizer": optimizer,
+    "causal": causal,
+    "copies": copies,
+}
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    p.add_argument("--family", choices=sorted(SHAPES), default="t5")
+    p.add_argument("--pairs", type=int, default=3)
+    p.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}")
+    p.add_argument("--shape", help="a JSON file of the family's config arguments")
+    p.add_argument("--vocabulary", type=int, default=8000)
+    p.add_argument("--device", default="auto")
+    p.add_argument("--precision", default="auto")
+    p.add_argument("--threads", type=int, default=2)
+    return p.parse_args()
+
+
+def main() -> None:
+    """Measure every part asked for, and print."""
+    a = arguments()
+    torch.set_num_threads(a.threads)
+    results: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="parts-") as name, nullcontext():
+        b = Bench(a, Path(name))
+        a.close = 1e-5 if b.runtime.precision == "float32" else 1e-2
+        shipped = statistics.median(b.update(b.packed)[0] for _ in range(a.pairs + 1))
+        gemm = b.runtime.peak
+        for part in a.parts.split(","):
+            results[part] = {"what": PARTS[part].__doc__} | PARTS[part](a, b)
+            print(f"{part}: {results[part].get('ratio', 'skipped')}", file=sys.stderr)
+    speed = b.useful / shipped
+    printed = {
+        "family": a.family,
+        "parts": results,
+        "useful_tokens": b.useful,
+        "padding_tokens_packed": b.packed.n_computed - b.useful,
+        "useful_tokens_per_second": round(speed, 1),
+        "gemm": {"gflops": round(gemm.flops_per_second / 1e9, 1), "origin": gemm.origin},
+        "mfu": round(speed * b.flops / gemm.flops_per_second, 3),
+        "precision": b.runtime.precision,
+        "device": str(b.runtime.device),
+        "threads": a.threads,
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "numpy": np.__version__,
+        },
+        "command": " ".join(sys.argv),
+    }
+    print(json.dumps(printed, indent=1))
+
+
+if __name__ == "__main__":
+    main()
