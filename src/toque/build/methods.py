@@ -1,4 +1,4 @@
-"""From the configuration to an adapter, a schedule, noise and an average of the weights."""
+"""From the configuration to adapter, schedule, noise, outliers and an average of the weights."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from toque.data.codec import Codec
 from toque.models.adapters import attach, resolve
 from toque.train.averaging import WeightAverage
 from toque.train.noise import GradientNoise
+from toque.train.outliers import RECORD, Outliers
+from toque.train.runtime import Runtime
 from toque.train.schedules import Cycles, LearningRate, make_schedule
 from toque.units import Duration
 
@@ -66,6 +68,21 @@ def gradient_noise(config: RunConfig) -> GradientNoise | None:
     if wanted is None:
         return None
     return GradientNoise(eta=wanted.eta, gamma=wanted.gamma, seed=config.seed)
+
+
+def outlier_policy(config: RunConfig, runtime: Runtime) -> Outliers | None:
+    """Who leaves updates out, if asked for."""
+    wanted, ranks = config.optim.outliers, runtime.ranks
+    if wanted is None:
+        return None
+    return Outliers(
+        sigma=wanted.sigma,
+        window=wanted.window,
+        roll_back_after=wanted.roll_back_after,
+        record=Path(config.run_dir) / RECORD if ranks.leads else None,
+        overflow_is_ordinary=runtime.scaler is not None,
+        gather=ranks.gather,
+    )
 
 
 def weight_average(config: RunConfig) -> WeightAverage | None:

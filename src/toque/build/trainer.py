@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from toque import __version__
 from toque.build.batches import expected_totals
 from toque.build.fitting import Fitted
-from toque.build.methods import gradient_noise, learning_rate, weight_average
+from toque.build.methods import gradient_noise, learning_rate, outlier_policy, weight_average
 from toque.config import RunConfig, config_sha256
 from toque.data.store import TokenStore
 from toque.data.stream import BatchStream
@@ -76,6 +76,7 @@ def build_trainer(
         seed=config.seed,
         noise=gradient_noise(config),
         average=weight_average(config),
+        outliers=outlier_policy(config, runtime),
         check_reached=refuse_unreached if is_adapted(model) else None,
         base_sha256=base_hash,
         background_saves=True,

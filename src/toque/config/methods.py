@@ -66,6 +66,19 @@ class AveragingConfig(Config):
     """Time between two points of last; null: 100 steps."""
 
 
+class OutliersConfig(Config):
+    """Updates far from those before are not applied."""
+
+    sigma: Annotated[float, Field(gt=0)] = 6.0
+    """Standard deviations above their means over recent updates at which a loss or a gradient's
+    norm is an outlier."""
+    window: Annotated[int, Field(ge=2)] = 128
+    """Updates those means are over; judging begins when half of them have been seen."""
+    roll_back_after: Annotated[int, Field(ge=1)] = 4
+    """Outliers in a row after which the weights of the newest checkpoint are taken again and the
+    examples since then passed over; at the second time within a window the run ends."""
+
+
 class StageFilters(Config):
     """Which examples a stage of a curriculum sees; those that lack a number pass."""
 

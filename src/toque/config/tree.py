@@ -20,6 +20,7 @@ from toque.config.methods import (
     CurriculumConfig,
     CyclesConfig,
     NoiseConfig,
+    OutliersConfig,
     SpanCorruptionConfig,
 )
 from toque.config.rules import impossible
@@ -173,6 +174,9 @@ class OptimConfig(Config):
     """Noise added to the clipped gradients, annealed."""
     averaging: AveragingConfig | None = None
     """Evaluate and keep an average of the weights."""
+    outliers: OutliersConfig | None = None
+    """Leave out updates whose loss or gradient lies far above those before, or is not a number.
+    null: apply all, and end the run at what is not a number (docs/faults.md)."""
 
 
 class EarlyStopping(Config):
