@@ -161,6 +161,7 @@ def ended(pid: int, log: str) -> dict[str, Any]:
 
 
 def lived(work: Path, **options: Any) -> dict[str, Any]:
+    """One life to its end."""
     return ended(*life(work, lambda: train(work / "out", **options)))
 
 
@@ -174,7 +175,8 @@ def scenario(number: str) -> Callable[..., Any]:
     return keep
 
 
-def kept(work: Path) -> list[str]:  # checkpoints that are there
+def kept(work: Path) -> list[str]:
+    """Checkpoints that are there."""
     return sorted(p.name for p in (work / "out").glob("checkpoint-*"))
 
 
@@ -187,17 +189,12 @@ def signalled(work: Path, number: int) -> dict[str, Any]:
     return found | {"same bits": found["again"].get("sha256") == whole["sha256"]}
 
 
-@scenario("1")
-def _killed(work: Path) -> dict[str, Any]:
-    return signalled(work, signal.SIGKILL)
+scenario("1")(lambda work: signalled(work, signal.SIGKILL))
+scenario("5")(lambda work: signalled(work, signal.SIGTERM))
 
 
-@scenario("5")
-def _terminated(work: Path) -> dict[str, Any]:
-    return signalled(work, signal.SIGTERM)
-
-
-def killed_at(step: int) -> At:  # SIGKILL from within
+def killed_at(step: int) -> At:
+    """SIGKILL from within."""
     return At(step, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
 
 
