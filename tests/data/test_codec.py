@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from toque.data.codec import Codec, load_codec
+from toque.data.codec import Codec, Encoded, load_codec
 from toque.data.learn import train_codec
 from toque.data.tokenizer_folder import resolve_tokenizer
 from toque.errors import DataError
@@ -55,8 +55,12 @@ def test_a_written_special_token_is_text(codec: Codec, text: str) -> None:
     assert not {codec.pad_id, codec.eos_id, codec.bos_id, codec.newline_id} & set(ids)
 
 
-CHARACTERS = "aab1'.,½ñe\u0301 \n  \n\t\u00a0\u2003<{\x00\x1c"
+CHARACTERS = "aab1'.,½ñe\u0301 \n  \n\t\u00a0\u2003<{\x00\x01\x02\x1c"
 TEXTS = st.lists(st.text(st.sampled_from(CHARACTERS), max_size=30))
+
+
+def rows(encoded: Encoded) -> list[list[int]]:
+    return [row.tolist() for row in np.split(encoded.flat, encoded.ends[:-1])][: len(encoded.ends)]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -65,25 +69,31 @@ def test_the_fast_way_gives_the_tokenizers_own_ids(
     tokenizers_at: dict[str, Path], family: str, texts: list[str]
 ) -> None:
     codec = LOADED.setdefault(family, load_codec(tokenizers_at[family]))
-    right = [codec.encode(text) for text in texts]
-    assert [row.tolist() for row in codec.encode_batch(texts)] == right
-    # The sample taken by encode_batch would hide a wrong table: ask the table itself.
-    words = codec._words
-    assert words is not None
-    sure = [i for i, text in enumerate(texts) if words.usable(text)]
-    flat, ends = words.encode_flat([texts[i] for i in sure])
-    assert [row.tolist() for row in np.split(flat, ends[:-1])][: len(sure)] == [
-        right[i] for i in sure
-    ]
+    right = [codec.encode(codec.normalise(text)) for text in texts]
+    found = codec.encode_flat(texts)
+    assert rows(found) == right
+    # The sample taken by encode_flat would hide a wrong table.
+    assert not found.disagreed
+    # What is odd goes the long way; common texts must not.
+    assert codec._words is not None
+    assert not len(codec._words.encode(["stir the soup\n- 1½ eggs\n\n1. Mix."]).odd)
+
+
+def test_characters_that_are_lost_are_counted_each_time(tokenizers_at: dict[str, Path]) -> None:
+    codec = load_codec(tokenizers_at["encoder-decoder"])
+    found = codec.encode_flat(["add 鍋 salt", "salt", " 鍋鍋"] * 70)
+    assert found.lost == {"鍋": 210}
+    assert codec.unk_id in found.flat
 
 
 def test_a_wrong_fast_way_is_found_and_left(tokenizers_at: dict[str, Path]) -> None:
     codec = load_codec(tokenizers_at["decoder"])
     texts = ["stir the soup", "add salt"]
-    right = [codec.encode(text) for text in texts]
-    codec.encode_batch(texts)
-    codec._words._pool[:] = 1  # as if the words had been learnt wrongly
-    assert [row.tolist() for row in codec.encode_batch(texts)] == right
+    right = rows(codec.encode_flat(texts))
+    codec._words._table[b"the"] = codec._words._table[b"soup"]  # as if learnt wrongly
+    found = codec.encode_flat(texts)
+    assert rows(found) == right == [codec.encode(text) for text in texts]
+    assert found.disagreed
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -198,13 +208,15 @@ def test_real_recipes_come_back(shared: Path, where: str) -> None:
     codec = load_codec(shared / where)
     found = (codec.vocab_size, codec.pad_id, codec.eos_id, codec.bos_id, codec.newline_id)
     assert found == REAL[where]
-    texts = [codec.normalise(text) for text in real_recipes(shared, every=40)]
-    rows = codec.encode_batch(texts)
-    assert all(np.array_equal(row, codec.encode(t)) for row, t in zip(rows, texts, strict=True))
-    whole = [(r, t) for r, t in zip(rows, texts, strict=True) if codec.unk_id not in r.tolist()]
+    raw = real_recipes(shared, every=40)
+    texts = [codec.normalise(text) for text in raw]
+    found = codec.encode_flat(raw)
+    assert not found.disagreed
+    assert rows(found) == [codec.encode(text) for text in texts]
+    whole = [(r, t) for r, t in zip(rows(found), texts, strict=True) if codec.unk_id not in r]
     assert len(whole) >= 0.998 * len(texts)
     for row, text in whole:
-        assert one_space(codec.decode(row.tolist())) == one_space(text)
+        assert one_space(codec.decode(row)) == one_space(text)
 
 
 @pytest.mark.parametrize(("kind", "times"), [("bpe", 2), ("unigram", 6)])

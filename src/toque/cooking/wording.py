@@ -68,5 +68,20 @@ def normalised(text: str) -> bytes:
     return folded.encode().translate(None, _NOT_ALPHANUMERIC)
 
 
+def casefolded(text: str) -> bytes:
+    """A text case-folded, in UTF-8: `text.casefold().encode()`, faster for texts mostly of ASCII.
+
+    >>> casefolded("Crème BRÛLÉE 1½ Straße").decode()
+    'crème brûlée 1½ strasse'
+    """
+    if not text.isascii():
+        text = _FOREIGN.sub(_folded, text)
+    return text.encode().lower()
+
+
+def _folded(run: re.Match[str]) -> str:
+    return run.group().casefold()
+
+
 def _alphanumeric(run: re.Match[str]) -> str:
     return "".join(filter(str.isalnum, run.group()))

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+import msgspec
+
 NO_LABEL = "no label"
 """How a reader's reason begins for a record that is fine and tells nothing of the tasks asked."""
 
@@ -40,8 +42,7 @@ class Block:
     """For documents: whether the payload reaches the end of its file."""
 
 
-@dataclass(frozen=True)
-class Example:
+class Example(msgspec.Struct, frozen=True):
     """One prompt and the text that should follow it."""
 
     prompt: str
@@ -57,7 +58,7 @@ class Example:
     the first in source order is kept. All examples of a record carry the same one."""
     task: int = 0
     """Which of a record's examples this is; a record's examples carry rising numbers."""
-    columns: Mapping[str, int | float] = field(default_factory=dict)
+    columns: Mapping[str, int | float] = {}
     """Numbers stored per example as float32, e.g. quality; one reader, one set of names."""
     document: bool = False
     """A text without a prompt: `prompt` is empty and `target` may be cut into several rows."""

@@ -97,16 +97,22 @@ def wrap(
     out_ends = np.cumsum(out_lengths)
     starts = out_ends - out_lengths
     tokens = np.empty(int(out_ends[-1]) if len(out_ends) else 0, np.uint32)
-    place = np.arange(int(kept.sum())) - np.repeat(np.cumsum(kept) - kept, kept)
-    tokens[np.repeat(starts + n_begin, kept) + place] = side.tokens[
-        np.repeat(side.ends - lengths, kept) + place
-    ]
+    is_text = np.ones(len(tokens), np.bool_)
     if begin is not None:
+        is_text[starts] = False
         tokens[starts] = begin
     if end is not None:
+        is_text[out_ends[has_end] - 1] = False
         tokens[out_ends[has_end] - 1] = end
+    tokens[is_text] = side.tokens if not cut.any() else side.tokens[_beginnings(kept, lengths)]
     # A row of text that only lost its end is whole text, yet has no end: it counts as cut.
     return Wrapped(Side(tokens, out_ends), cut, lengths - kept)
+
+
+def _beginnings(kept: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Of joined rows of these lengths, true for the first `kept` tokens of each."""
+    parts = np.stack([kept, lengths - kept], axis=1).ravel()
+    return np.repeat(np.tile([True, False], len(kept)), parts)
 
 
 def pieces(

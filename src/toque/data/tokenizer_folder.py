@@ -44,6 +44,7 @@ class TokenizerFolder:
 
     name: str
     json: str
+    tokenizer: Tokenizer
     specials: SpecialTokens
     settings: dict[str, Any]
 
@@ -82,7 +83,7 @@ def read_folder(folder: Path) -> TokenizerFolder:
     settings = {name: config[name] for name in _KEPT if name in config}
     # A folder inside a store is called "tokenizer": its own name was kept in the settings.
     name = str(config.get("toque_name", folder.name))
-    return TokenizerFolder(name, text, specials, {**settings, "toque_name": name})
+    return TokenizerFolder(name, text, tokenizer, specials, {**settings, "toque_name": name})
 
 
 def hash_of_folder(folder: Path) -> str:

@@ -1,141 +1,221 @@
-"""Tokenising each distinct word once: the same ids, several times faster.
+"""Tokenising each distinct word once: the same ids, many times faster.
 
 A pre-tokenizer that always cuts before a space never joins two words in one token, so the ids of
 a text are the ids of its words, side by side. Recipes repeat their words: 68,000 of them hold 16
-million words and fewer than 100,000 distinct ones.
+million words and fewer than 100,000 distinct ones. Every word is rewritten and tokenised when it
+is first met, and is bytes from then on: a text's ids are its words' bytes joined.
 """
 
 from __future__ import annotations
 
-import json
 import re
+import unicodedata
+from array import array
+from collections import Counter
 from collections.abc import Sequence
-from itertools import chain, repeat
+from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from toque.data.vocabulary import Rewriter
+
 Kind = Literal["sentencepiece", "byte-level"]
 _LARGEST = 400_000
 """Words held before starting afresh: about 100 MB."""
-# Spaces that Python and the tokenizers do not cut at alike, and the mark used below.
-_ODD_SPACE = re.compile(r"[^\S \n]")
-_ODD_ASCII = "\0\t\r\x0b\x0c\x1c\x1d\x1e\x1f"
-# GPT-2's own rule with its three classes of visible characters taken as one: a word may hold
-# several of its pieces, and no piece reaches into two words.
-_BYTE_LEVEL_WORDS = re.compile(r" ?\S+|\s+(?!\S)|\s+")
+_SLICE = 64
+"""Texts cut into words at a time: few enough that the words stay in the processor's cache."""
+_END, _LEADS, _BREAKS = b"\0", b"\1", b"\2"
+"""Words that no text has: the end of a text, the mark of a word without a space before it, and
+two line breaks."""
+_MARKS = (_END, _LEADS, _BREAKS)
+_OUTER_SPACE = re.compile(r"\A\s|\s\Z|\s\s")
+"""GPT-2's rule takes a run of white space but its last sign as one piece."""
+_SPACED = re.compile(r"\A(?! {2,}\Z).*\s", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Words:
+    """Texts as ids, by their words.
+
+    Attributes:
+        flat: all ids joined, uint32.
+        ends: for each text the position after its last id.
+        odd: texts that must be tokenised whole; what `flat` holds of them means nothing.
+        lost: characters that became unknown tokens, and how often.
+    """
+
+    flat: NDArray[np.uint32]
+    ends: NDArray[np.int64]
+    odd: NDArray[np.int64]
+    lost: Counter[str]
+
+
+class _Table(dict[bytes, bytes | bytearray]):
+    """Words to the bytes of their ids; a new word gets a place, to be filled by `_learn`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.new: list[bytes] = []
+
+    def __missing__(self, word: bytes) -> bytearray:
+        place = self[word] = bytearray()
+        self.new.append(word)
+        return place
 
 
 class WordTable:
-    r"""Ids of whole texts from the ids of their words.
+    r"""Ids of whole texts, rewritten for the vocabulary, from the ids of their words.
 
     `kind` says how words are cut: "sentencepiece" drops spaces and writes "▁" at each word (T5),
     "byte-level" keeps a space with the word it leads (GPT-2, NeoX). `break_id` is the marker
     written for a line break, None when the vocabulary holds "\n" as any other word.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, kind: Kind, break_id: int | None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        rewriter: Rewriter,
+        *,
+        kind: Kind,
+        break_id: int | None,
+        unk_id: int | None,
+        vocab_size: int,
+    ) -> None:
         self._tokenizer = tokenizer
-        self._kind = kind
-        # NeoX has tokens of several spaces that are found before words are cut.
-        added = tokenizer.get_added_tokens_decoder().values()
-        self._any_spaces = not any(char.isspace() for token in added for char in token.content)
+        self._rewriter = rewriter
+        self._spaced = kind == "byte-level"
         self._break_id = break_id
-        self._index: dict[str, int] = {}
-        self._pool = np.empty(0, np.uint32)
-        self._starts = np.empty(0, np.int64)
-        self._lengths = np.empty(0, np.int64)
+        self._unk_id = unk_id
+        # A special token's text is read as text; other added tokens are found before words are.
+        added = tokenizer.get_added_tokens_decoder().values()
+        self._added = [token.content for token in added if not token.special]
+        # Two ids above the vocabulary stand for the end of a text and for a word that is odd.
+        bits = 16 if vocab_size < (1 << 16) - 1 else 32
+        self._dtype = np.dtype(f"u{bits // 8}")
+        self._end_id = (1 << bits) - 1
+        self._odd_id = self._end_id - 1
         self._forget()
 
-    def usable(self, text: str) -> bool:
-        """Whether cutting `text` into words is sure to be exact; the others go the long way."""
-        if text.isascii():
-            odd = any(space in text for space in _ODD_ASCII)
-        else:
-            odd = "\0" in text or _ODD_SPACE.search(text) is not None
-        return not odd and (self._any_spaces or _single_spaces(text))
+    def encode(self, texts: Sequence[str]) -> Words:
+        """The ids of `texts`, rewritten as the vocabulary needs it."""
+        lost: Counter[str] = Counter()
+        slices = range(0, len(texts), _SLICE)
+        joined = b"".join([self._slice(texts[at : at + _SLICE], lost) for at in slices])
+        found = np.frombuffer(joined, self._dtype)
+        ends = np.flatnonzero(found == self._end_id)
+        odd = np.unique(np.searchsorted(ends, np.flatnonzero(found == self._odd_id)))
+        flat = found[found != self._end_id].astype(np.uint32)
+        return Words(flat, ends - np.arange(len(ends)), odd, lost)
 
-    def encode_flat(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """All ids joined, and for each text the position after its last id."""
-        words: list[str] = []
-        counts = np.empty(len(texts), np.int64)
-        cut = self._words
-        for i, text in enumerate(texts):
-            own = cut(text)
-            words += own
-            counts[i] = len(own)
-        rows = self._rows(words)
-        lengths = self._lengths[rows]
-        ends = np.cumsum(lengths)
-        # Position in the pool of every id: its word's start, plus its place within the word.
-        shift = self._starts[rows] - (ends - lengths)
-        total = int(ends[-1]) if len(ends) else 0
-        flat = self._pool[np.arange(total) + np.repeat(shift, lengths)]
-        return flat, np.concatenate([[0], ends])[np.cumsum(counts)]
-
-    def _words(self, text: str) -> list[str]:
-        if self._kind == "sentencepiece":
-            if self._break_id is None:
-                return text.split()
-            return text.replace("\n", " \0 ").split()
-        if not _single_spaces(text):
-            return _BYTE_LEVEL_WORDS.findall(text)
-        spaced = text.replace("\n", "\0\n\0").replace(" ", "\0 ")
-        return [word for word in spaced.split("\0") if word]
-
-    def _rows(self, words: list[str]) -> NDArray[np.int64]:
-        """Each word's place in the table; words not met before are learnt."""
-        rows = np.fromiter(map(self._index.get, words, repeat(-1)), np.int64, len(words))
-        unknown = np.flatnonzero(rows < 0)
-        if not len(unknown):
-            return rows
-        new = list(dict.fromkeys(words[i] for i in unknown.tolist()))
-        if len(self._index) + len(new) > _LARGEST and len(self._index) > 1:
+    def _slice(self, texts: Sequence[str], lost: Counter[str]) -> bytes:
+        """The ids of some texts, the mark of the end after each, as bytes."""
+        if len(self._table) > _LARGEST:
             self._forget()
-            return self._rows(words)
-        self._learn(new)
-        rows[unknown] = [self._index[words[i]] for i in unknown.tolist()]
-        return rows
+        table = self._table
+        words = self._marked(texts).split(b" ")
+        found = list(map(table.__getitem__, words))
+        if table.new:
+            self._learn()
+        ids = b"".join(found)
+        if self._lossy and (np.frombuffer(ids, self._dtype) == self._unk_id).any():
+            for word in filter(self._lossy.__contains__, words):
+                lost.update(self._lossy[word])
+        return ids
 
-    def _learn(self, new: list[str]) -> None:
-        encodings = self._tokenizer.encode_batch_fast(new, add_special_tokens=False)
-        ids = [encoding.ids for encoding in encodings]
-        lengths = np.fromiter(map(len, ids), np.int64, len(ids))
-        starts = len(self._pool) + np.cumsum(lengths) - lengths
-        flat = np.fromiter(chain.from_iterable(ids), np.uint32, int(lengths.sum()))
-        first = len(self._lengths)
-        self._index.update((word, first + i) for i, word in enumerate(new))
-        self._pool = np.concatenate([self._pool, flat])
-        self._starts = np.concatenate([self._starts, starts])
-        self._lengths = np.concatenate([self._lengths, lengths])
+    def _marked(self, texts: Sequence[str]) -> bytes:
+        """The texts as one, with a space before every word and mark."""
+        raw = "\0".join(texts).encode()
+        if raw.count(_END) >= len(texts) or _LEADS in raw or _BREAKS in raw:
+            # What has the marks in it becomes a mark in a wrong place, which is odd.
+            has_mark = [any(mark.decode() in text for mark in _MARKS) for text in texts]
+            kept = ["\1" if bad else text for text, bad in zip(texts, has_mark, strict=True)]
+            raw = "\0".join(kept).encode()
+        if not self._spaced:
+            return raw.replace(b"\n", b" \n ").replace(_END, b" \0 ") + b" \0"
+        raw = raw.replace(b"\n\n", b" \2 \1").replace(b"\n", b" \n \1")
+        return _LEADS + raw.replace(_END, b" \0 \1") + b" \0"
+
+    def _learn(self) -> None:
+        """Fill the places of the words not met before."""
+        new, self._table.new = self._table.new, []
+        words: list[bytes] = []
+        texts: list[str] = []
+        for word in new:
+            leads = word.startswith(_LEADS)
+            text = word[leads:].decode()
+            rewritten = "" if self._is_odd(text) else self._rewriter(text)
+            if not rewritten or (self._spaced and _OUTER_SPACE.search(rewritten)):
+                self._fill(word, [self._odd_id])
+            else:
+                words.append(word)
+                texts.append(f" {rewritten}" if self._spaced and not leads else rewritten)
+        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        for word, text, encoding in zip(words, texts, encodings, strict=True):
+            ids = encoding.ids
+            self._fill(word, ids)
+            if self._unk_id in ids and (lost := self._rewriter.lost([text])):
+                self._lossy[word] = lost
+
+    def _fill(self, word: bytes, ids: list[int]) -> None:
+        data = array("H" if self._dtype.itemsize == 2 else "I", ids).tobytes()
+        self._table[word] += data  # the place itself: it lies in lists already
+        self._table[word] = data
+
+    def _is_odd(self, text: str) -> bool:
+        """Whether a word's ids could differ with what stands beside it."""
+        if not text:  # a space too many
+            return True
+        # A mark or joiner at the front folds with the space before it.
+        if not text[0].isprintable() or unicodedata.category(text[0])[0] == "M":
+            return True
+        return any(content in text for content in self._added)
 
     def _forget(self) -> None:
-        # The marker is the word "\0"; a slot without a marker is never looked up.
-        self._index = {"\0": 0}
-        self._pool = np.array([self._break_id or 0], np.uint32)
-        self._starts = np.zeros(1, np.int64)
-        self._lengths = np.ones(1, np.int64)
+        self._lossy: dict[bytes, Counter[str]] = {}
+        self._table = _Table()
+        if self._break_id is not None:
+            breaks = [self._break_id]
+        elif self._spaced:
+            breaks = self._tokenizer.encode("\n", add_special_tokens=False).ids
+        else:
+            breaks = [self._odd_id]
+        for word, ids in (
+            (b"", [self._odd_id] if self._spaced else []),
+            (_LEADS, [self._odd_id]),
+            (_END, [self._end_id]),
+            (b"\n", breaks),
+            (_BREAKS, breaks * 2),
+        ):
+            self._fill(word, ids)
+        self._table.new = []
 
 
-def _single_spaces(text: str) -> bool:
-    """Whether every space and line break of `text` stands alone or before a word."""
-    return not (
-        "  " in text
-        or "\n " in text
-        or " \n" in text
-        or "\n\n\n" in text
-        or text.endswith((" ", "\n"))
-    )
+class _Added(msgspec.Struct):
+    content: str
 
 
-def kind_of(tokenizer: Tokenizer) -> Kind | None:
-    """How `tokenizer` cuts words, when it is a way known to be exact; None for all others."""
-    state = json.loads(tokenizer.to_str())
-    pieces = _flat(state.get("pre_tokenizer"), "pretokenizers")
-    folds = {part["type"] for part in _flat(state.get("normalizer"), "normalizers")}
+class _Parts(msgspec.Struct):
+    """What of a `tokenizer.json` says how words are cut; the vocabulary is skipped."""
+
+    added_tokens: list[_Added] = []
+    pre_tokenizer: dict[str, Any] | None = None
+    normalizer: dict[str, Any] | None = None
+
+
+def kind_of(tokenizer_json: str) -> Kind | None:
+    """How a tokenizer cuts words, when it is a way known to be exact; None for all others."""
+    state = msgspec.json.decode(tokenizer_json, type=_Parts)
+    pieces = _flat(state.pre_tokenizer, "pretokenizers")
+    folds = {part["type"] for part in _flat(state.normalizer, "normalizers")}
     if not folds <= {"NFC", "NFKC", "Precompiled"}:
+        return None
+    # Added tokens are found before words are cut. Of those with white space only NeoX's runs of
+    # spaces are sure to lie between words.
+    if any(_SPACED.search(token.content) for token in state.added_tokens):
         return None
     match [piece["type"] for piece in pieces]:
         case ["WhitespaceSplit", "Metaspace"] if pieces[1].get("prepend_scheme") == "always":

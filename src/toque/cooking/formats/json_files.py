@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -39,6 +39,7 @@ went wrong long before, and the file is refused."""
 _DECODER = msgspec.json.Decoder()
 _WRAPPER_FIELDS = {"title", "name", "ingredients", "@type", "@graph", "@context"}
 _SAMPLE = 20
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -183,6 +184,28 @@ def json_records(header: Header, body: memoryview, first_line: int) -> Numbered:
     for number, line in zip(numbers, lines, strict=True):
         if line.strip():
             yield number, TOO_LONG if line == LONG_LINE else _decoded(line)
+
+
+def typed_records(
+    header: Header, body: memoryview, first_line: int, decoder: msgspec.json.Decoder[_T]
+) -> list[tuple[int, _T]] | None:
+    """The records of a block of either kind, with their numbers, decoded at once.
+
+    None when a record is not of the decoder's type, or when anything else asks for a closer look
+    (`json_records`): empty lines, damage, what is JSON to Python alone.
+    """
+    data = bytes(body)
+    n_lines = count_lines(data) + (not data.endswith((b"\n", b"\r")))
+    numbers = header.meta.get("numbers") or range(first_line, first_line + n_lines)
+    a_line_each = data.startswith(b"{") and data.count(b"\n{") + 1 == n_lines == len(numbers)
+    if len(data) > MAX_RECORD_BYTES or not a_line_each:
+        return None
+    try:
+        # What is not read is not decoded, and bytes that are no UTF-8 may lie there.
+        found = decoder.decode_lines(data if data.isascii() else data.decode())
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return list(zip(numbers, found, strict=True)) if len(found) == n_lines else None
 
 
 def line_of(header: Header, body: memoryview, first_line: int, number: int) -> bytes:

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import xxhash
 
-from toque.cooking.formats.payload import unpack
+from toque.cooking.formats.json_files import decode_line, line_of, typed_records
+from toque.cooking.formats.payload import Header, Raw, unpack
 from toque.cooking.formats.reader import READ
 from toque.cooking.formats.recognise import recognise
+from toque.cooking.wording import casefolded
 from toque.data.example import Block, BlockExamples, Example
 from toque.data.excerpts import PER_REASON, shortened
 
 NO_PROMPT, NO_TARGET = "no prompt", "no target"
-_UNPRINTABLE = dict.fromkeys([*range(9), 11, 12, *range(14, 32), 127])
+_CONTROLS = bytes([*range(9), 11, 12, *range(14, 32), 127])
+_UNPRINTABLE = dict.fromkeys(_CONTROLS)
+
+
+class Pair(msgspec.Struct, gc=False):
+    """The two texts of a record; None for one that is not there."""
+
+    prompt: str | None = None
+    target: str | None = None
 
 
 @dataclass(frozen=True)
@@ -50,33 +61,75 @@ class PairReader:
         dropped: dict[str, list[int]] = {}
         texts: dict[int, str] = {}
         notes: Counter[str] = Counter()
-        read = 0
         header, body = unpack(block)
-        for number, raw in READ[header.kind](header, body, block.first_line):
+        records: Iterable[tuple[int, Pair | Raw]] | None
+        records = self._plain_pairs(header, body, block.first_line)
+        if records is None:
+            records = READ[header.kind](header, body, block.first_line)
+        read = 0
+        for number, record in records:
             read += 1
-            found = raw if isinstance(raw, str) else self._pair(raw, notes)
-            if isinstance(found, str):
-                numbers = dropped.setdefault(found, [])
-                if len(numbers) < PER_REASON:
-                    texts[number] = shortened(str(raw))
-                numbers.append(number)
-            else:
+            found = _example(
+                record if isinstance(record, Pair | str) else self._pair(record, notes)
+            )
+            if isinstance(found, Example):
                 examples.append(found)
+                continue
+            numbers = dropped.setdefault(found, [])
+            if len(numbers) < PER_REASON:
+                whole = record
+                if isinstance(record, Pair):
+                    whole = decode_line(line_of(header, body, block.first_line, number))
+                texts[number] = shortened(str(whole))
+            numbers.append(number)
         return BlockExamples(examples, read, len(examples), dropped, dict(notes), texts)
 
     @property
     def _columns(self) -> dict[str, str]:
         return {"prompt": self.prompt, "target": self.target}
 
-    def _pair(self, record: dict[str, Any], notes: Counter[str]) -> Example | str:
-        prompt, target = (_text(record.get(name), notes) for name in (self.prompt, self.target))
-        if not prompt.strip():
-            return NO_PROMPT
-        if not target.strip():
-            return NO_TARGET
-        key = xxhash.xxh3_64_intdigest(prompt.casefold().encode())
-        whole = xxhash.xxh3_64_intdigest(f"{prompt}\0{target}".casefold().encode())
-        return Example(prompt=prompt, target=target, key=key, title_key=0, record_key=whole)
+    def _plain_pairs(
+        self, header: Header, body: memoryview, first_line: int
+    ) -> list[tuple[int, Pair]] | None:
+        """The pairs of a block of JSON whose fields are texts without control characters.
+
+        All are decoded and looked at together, which is ten times as fast as one by one; None
+        when the block holds anything else.
+        """
+        if header.kind not in ("json-lines", "json") or self.prompt == self.target:
+            return None
+        pairs = typed_records(header, body, first_line, _decoder(self.prompt, self.target))
+        if pairs is None:
+            return None
+        texts = [text for _, pair in pairs for text in (pair.prompt, pair.target) if text]
+        data = "\n".join(texts).encode()
+        return pairs if len(data.translate(None, _CONTROLS)) == len(data) else None
+
+    def _pair(self, record: dict[str, object], notes: Counter[str]) -> Pair:
+        return Pair(_text(record.get(self.prompt), notes), _text(record.get(self.target), notes))
+
+
+def _example(pair: Pair | str) -> Example | str:
+    """The example of a pair; or why there is none."""
+    if isinstance(pair, str):
+        return pair
+    prompt, target = pair.prompt, pair.target
+    if not prompt or prompt.isspace():
+        return NO_PROMPT
+    if not target or target.isspace():
+        return NO_TARGET
+    asked = casefolded(prompt)
+    key = xxhash.xxh3_64_intdigest(asked)
+    whole = xxhash.xxh3_64_intdigest(b"\0".join((asked, casefolded(target))))
+    return Example(prompt, target, key, 0, whole)
+
+
+@lru_cache(maxsize=8)
+def _decoder(prompt: str, target: str) -> msgspec.json.Decoder[Pair]:
+    fields = [("prompt", str | None, None), ("target", str | None, None)]
+    names = {"prompt": prompt, "target": target}
+    kind = msgspec.defstruct("NamedPair", fields, bases=(Pair,), rename=names, gc=False)
+    return msgspec.json.Decoder(kind)
 
 
 def _text(value: object, notes: Counter[str]) -> str:
