@@ -47,6 +47,37 @@ def test_equal_variants_are_one_run_and_the_key_is_of_the_settings():
     assert not set(other.runs) & set(first.runs)
 
 
+def test_improvements_of_one_setting_are_written_together():
+    made = plan("train.stop_after=12 steps")  # by the clock there are no stages
+    everything = next(v for v in made.variants if v.name == "all on")
+    config = load_config("demo", everything.overrides).config
+    bounds = [(s.max_difficulty, s.min_quality) for s in config.curriculum.stages]
+    assert bounds == [("easy", 0.5), ("medium", 0.6), (None, 0.7)]
+    assert (config.augmentation.prompt_formats, config.augmentation.tips) == (True, 0.3)
+    less = next(v for v in made.variants if v.name == "all on, curriculum off")
+    config = load_config("demo", less.overrides).config
+    assert [s.max_difficulty for s in config.curriculum.stages] == [None] * 3
+    assert [s.min_quality for s in config.curriculum.stages] == [0.5, 0.6, 0.7]
+    alone = next(v for v in made.variants if v.name == "all off, other wordings on")
+    config = load_config("demo", alone.overrides).config
+    assert not config.augmentation.prompt_formats
+    assert config.curriculum is None
+
+
+def test_a_setting_of_the_configurations_own_is_switched_as_a_whole():
+    made = plan("augmentation={substitute: 0.5}")
+    assert "prompt formats" in made.improvements
+    assert "see prompt formats" in made.left_out["other wordings"]
+    values = {
+        v.name: load_config("demo", v.overrides).config.augmentation
+        for v in made.variants
+        if v.seed == 17
+    }
+    assert values["all off, prompt formats on"].substitute == 0.5
+    assert not values["all off, prompt formats on"].prompt_formats
+    assert values["all on, prompt formats off"] is None
+
+
 def test_one_seed_is_refused():
     with pytest.raises(ConfigError, match="at least 2"):
         plan(seeds=1)
