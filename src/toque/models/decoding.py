@@ -22,7 +22,7 @@ from transformers.cache_utils import DynamicLayer
 from transformers.models.gpt_neox.modeling_gpt_neox import apply_rotary_pos_emb
 
 from toque.models.families import family_of
-from toque.models.slots import Slots
+from toque.models.slots import Slots, Window
 
 READ_TOKENS = 4096
 """Prompt tokens, padding included, that are read at once; bounds the memory of reading."""
@@ -131,9 +131,9 @@ class CausalDecoding(Decoding):
 
     def step(self, tokens: Tensor) -> Tensor:
         """One walk through the layers."""
-        mask = self.slots.begin()
+        windows = self.slots.begin()
         positions = torch.tensor(self.positions, device=tokens.device)
-        hidden = self.walk(self.core, self.slots, tokens, positions, mask)
+        hidden = self.walk(self.core, self.slots, tokens, positions, windows)
         self.slots.advance()
         self.positions = [position + 1 for position in self.positions]
         return hidden
@@ -145,12 +145,13 @@ class CausalDecoding(Decoding):
         self.positions.pop()
 
 
-Walk = Callable[[PreTrainedModel, Slots, Tensor, Tensor, Tensor | None], Tensor]
-"""(model, slots, tokens [n], positions [n], mask) -> hidden states [n, D]."""
+Windows = Sequence[Window]
+Walk = Callable[[PreTrainedModel, Slots, Tensor, Tensor, Windows], Tensor]
+"""(model, slots, tokens [n], positions [n], windows) -> hidden states [n, D]."""
 
 
 def gpt2(
-    core: PreTrainedModel, slots: Slots, tokens: Tensor, positions: Tensor, mask: Tensor | None
+    core: PreTrainedModel, slots: Slots, tokens: Tensor, positions: Tensor, windows: Windows
 ) -> Tensor:
     """GPT2Model.forward for one token a row."""
     base: Any = core.base_model
@@ -159,14 +160,14 @@ def gpt2(
         attention = block.attn
         joint = attention.c_attn(block.ln_1(hidden))
         query, key, value = joint.view(len(joint), 3, -1, attention.head_dim).unbind(1)
-        seen = slots.attend(number, query, key, value, mask=mask, scale=attention.scaling)
+        seen = slots.attend(number, query, key, value, windows=windows, scale=attention.scaling)
         hidden = hidden + attention.c_proj(seen)
         hidden = hidden + block.mlp(block.ln_2(hidden))
     return cast("Tensor", base.ln_f(hidden))
 
 
 def neox(
-    core: PreTrainedModel, slots: Slots, tokens: Tensor, positions: Tensor, mask: Tensor | None
+    core: PreTrainedModel, slots: Slots, tokens: Tensor, positions: Tensor, windows: Windows
 ) -> Tensor:
     """GPTNeoXModel.forward for one token a row."""
     base: Any = core.base_model
@@ -178,7 +179,7 @@ def neox(
         split = joint.view(len(joint), -1, 3 * attention.head_size)
         query, key, value = split.chunk(3, dim=-1)
         query, key = _rotated(query, key, cosine, sine)
-        seen = slots.attend(number, query, key, value, mask=mask, scale=attention.scaling)
+        seen = slots.attend(number, query, key, value, windows=windows, scale=attention.scaling)
         attended = attention.dense(seen)
         if layer.use_parallel_residual:
             hidden = layer.mlp(layer.post_attention_layernorm(hidden)) + attended + hidden
@@ -189,7 +190,7 @@ def neox(
 
 
 def llama(
-    core: PreTrainedModel, slots: Slots, tokens: Tensor, positions: Tensor, mask: Tensor | None
+    core: PreTrainedModel, slots: Slots, tokens: Tensor, positions: Tensor, windows: Windows
 ) -> Tensor:
     """LlamaModel.forward for one token a row; Mistral's and Qwen's, which norm heads, too."""
     base: Any = core.base_model
@@ -205,7 +206,7 @@ def llama(
         if hasattr(attention, "q_norm"):
             query, key = attention.q_norm(query), attention.k_norm(key)
         query, key = _rotated(query, key, cosine, sine)
-        seen = slots.attend(number, query, key, value, mask=mask, scale=attention.scaling)
+        seen = slots.attend(number, query, key, value, windows=windows, scale=attention.scaling)
         hidden = hidden + attention.o_proj(seen)
         hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
     return cast("Tensor", base.norm(hidden))

@@ -6,6 +6,7 @@ Letters as in `decoding.py`; S longest live source, and source and target have a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from transformers import PreTrainedModel
 from toque.models.attention import for_model
 from toque.models.decoding import Decoding, cache_dtype, cache_shape, groups, padded
 from toque.models.forward import scale_decoder_outputs
-from toque.models.slots import Slots, attend
+from toque.models.slots import Slots, Window, alike, attend_through
 
 
 class T5Decoding(Decoding):
@@ -33,6 +34,7 @@ class T5Decoding(Decoding):
         self._cross: list[tuple[Tensor, Tensor]] = []
         self._hidden_source = torch.empty(0)  # [R, S]: -inf behind a row's source
         self._nearness = torch.empty(0)
+        self._across: list[Window] = []  # empty when the rows have changed
 
     def admit(self, prompts: Sequence[Sequence[int]]) -> list[int]:
         """Encode the prompts; an answer begins with the start token."""
@@ -82,13 +84,12 @@ class T5Decoding(Decoding):
             self._hidden_source[row, : len(prompt)] = 0.0
             self._hidden_source[row, len(prompt) :] = -torch.inf
             self.sources.append(len(prompt))
+        self._across = []
 
     def step(self, tokens: Tensor) -> Tensor:
         """One walk through the decoder."""
-        mask = self._self_mask(self.slots.begin())
-        width, live = max(self.sources), len(self.sources)
-        even = min(self.sources) == width
-        across = None if even else self._hidden_source[:live, None, None, :width]
+        windows = self._biased(self.slots.begin())
+        across, live = self._windows_across(), len(self.sources)
         hidden = self.decoder.embed_tokens(tokens)
         size = self.core.config.d_kv
         for number, block in enumerate(self.decoder.block):
@@ -99,30 +100,42 @@ class T5Decoding(Decoding):
                 for project in (attention.q, attention.k, attention.v)
             )
             # No 1/sqrt(d): T5's query initialiser carries it (Raffel et al. 2020).
-            seen = self.slots.attend(number, query, key, value, mask=mask, scale=1.0)
+            seen = self.slots.attend(number, query, key, value, windows=windows, scale=1.0)
             hidden = hidden + attention.o(seen)
 
             layer = block.layer[1]
             attention = layer.EncDecAttention
             query = attention.q(layer.layer_norm(hidden)).view(live, -1, size)
-            keys, values = (buffer[:live, :, :width] for buffer in self._cross[number])
-            hidden = hidden + attention.o(attend(query, keys, values, across, 1.0))
+            hidden = hidden + attention.o(attend_through(across, query, *self._cross[number], 1.0))
 
             hidden = block.layer[2](hidden)
         self.slots.advance()
         return scale_decoder_outputs(self.core, self.decoder.final_layer_norm(hidden))
 
-    def _self_mask(self, blocked: Tensor | None) -> Tensor:
-        """The position bias of the window, and what rows must not see: [1 or n, H, 1, K]."""
-        window = self.slots.end + 1 - self.slots.first
-        if self._nearness.shape[-1] < window:
+    def _biased(self, windows: Sequence[Window]) -> list[Window]:
+        """The same windows, with the position bias in their masks: [1 or rows, H, 1, K]."""
+        widest = max(part.columns.stop - part.columns.start for part in windows)
+        if self._nearness.shape[-1] < widest:
             # [1, H, 1, columns]: the bias of the newest of so many tokens towards each.
             attention = self.decoder.block[0].layer[0].SelfAttention
-            columns = window + 256
+            columns = widest + 256
             bias = attention.compute_bias(1, columns, past_seen_tokens=columns - 1)
             self._nearness = bias.to(self.dtype)
-        bias = self._nearness[..., -window:]
-        return bias if blocked is None else bias + blocked
+        biased = []
+        for part in windows:
+            bias = self._nearness[..., part.columns.start - part.columns.stop :]
+            mask = bias if part.mask is None else bias + part.mask
+            biased.append(replace(part, mask=mask))
+        return biased
+
+    def _windows_across(self) -> list[Window]:
+        """What rows attend to of their sources."""
+        if not self._across:
+            for part in alike(self.sources, self.core.device):
+                columns = slice(0, part.columns)
+                mask = None if part.even else self._hidden_source[part.rows, None, None, columns]
+                self._across.append(Window(part.rows, columns, mask))
+        return self._across
 
     def drop(self, row: int) -> None:
         """See `Decoding.drop`."""
@@ -135,3 +148,4 @@ class T5Decoding(Decoding):
             self._hidden_source[row] = self._hidden_source[last]
             self.sources[row] = self.sources[last]
         self.sources.pop()
+        self._across = []
