@@ -14,6 +14,7 @@ import pytest
 
 from toque.cli import main
 from toque.cooking.cookbook import write_cookbook
+from toque.train.remote_store import RemoteFolder
 
 # Read when gcsfs is imported; with it, it asks an emulator over gRPC, which does not answer.
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
@@ -113,3 +114,22 @@ def kitchen(tmp_path_factory) -> Path:
     path.write_text(CONFIG.format(run=folder / "unused", folder=folder, steps=STEPS))
     assert main(["prepare", str(path)]) == 0
     return folder
+
+
+@pytest.fixture(scope="session")
+def parts() -> ModuleType:
+    """Small checkpoints, and a session that uploads them."""
+    return _borrowed("fault_remote_parts", "faults/remote_parts.py")
+
+
+@pytest.fixture(scope="session")
+def proxy() -> ModuleType:
+    """Lines to a store that misbehave on purpose."""
+    return _borrowed("fault_proxy", "faults/proxy.py")
+
+
+@pytest.fixture
+def remote(service, request, parts) -> RemoteFolder:
+    """A folder of a bucket for this test alone."""
+    name = f"tests/{request.node.name}"
+    return RemoteFolder.at(parts.address(service, name), deadline=5.0)

@@ -47,13 +47,9 @@ def last(folder):
     return load_file(folder / "checkpoints" / "step-00000012" / "optimizer.safetensors")
 
 
-def address(service, name):
-    return f"{service.scheme}://pantry/{name}"
-
-
 @pytest.mark.slow
-def test_a_run_continues_on_an_empty_machine_from_the_bucket_alone(kitchen, service):
-    whole, at = f"whole-{service.scheme}", address(service, "runs/a")
+def test_a_run_continues_on_an_empty_machine_from_the_bucket_alone(kitchen, service, parts):
+    whole, at = f"whole-{service.scheme}", parts.address(service, "runs/a")
     assert run(kitchen, whole).reason == "finished"
     first = f"first-{service.scheme}"
     assert run(kitchen, first, f"checkpoint.upload={at}", stop_at=7).interrupted
@@ -78,9 +74,9 @@ def test_a_run_continues_on_an_empty_machine_from_the_bucket_alone(kitchen, serv
 
 
 @pytest.mark.slow
-def test_a_run_folder_may_be_an_address(kitchen, service, monkeypatch, tmp_path):
+def test_a_run_folder_may_be_an_address(kitchen, service, monkeypatch, tmp_path, parts):
     monkeypatch.setenv("TOQUE_CACHE", str(tmp_path / "one" / "sources"))
-    at = address(service, "runs/b")
+    at = parts.address(service, "runs/b")
     assert run(kitchen, at, stop_at=4).interrupted
     monkeypatch.setenv("TOQUE_CACHE", str(tmp_path / "two" / "sources"))
     outcome = run(kitchen, at)
@@ -88,52 +84,22 @@ def test_a_run_folder_may_be_an_address(kitchen, service, monkeypatch, tmp_path)
     assert outcome.folder == tmp_path / "two" / "runs" / service.scheme / "pantry" / "runs" / "b"
 
 
-@pytest.fixture
-def remote(service, request):
-    return RemoteFolder.at(address(service, f"tests/{request.node.name}"), deadline=5.0)
-
-
-def made(run_folder, *steps, keep_last=2):
-    """A run folder with small real checkpoints."""
-    import torch
-
-    from toque.train.checkpoint import CheckpointStore, RunIdentity
-
-    store = CheckpointStore(
-        run_folder / "checkpoints",
-        keep_last=keep_last,
-        identity=RunIdentity(data_fingerprint="the same"),
-    )
-    for step in steps:
-        tensors = {"model": {"w": torch.full((300,), float(step))}}
-        store.save(step, tensors, {"progress": {"step": step}})
-    run_folder.mkdir(exist_ok=True)
-    (run_folder / "config.yaml").write_text("seed: 1\n")
-    return store
-
-
-def upload(run_folder, remote, *, keep_last=2):
-    with RemoteLock(remote) as lock, Uploads(run_folder, remote, lock, keep_last=keep_last) as up:
-        pass
-    return up
-
-
-def test_content_without_a_manifest_is_no_checkpoint_and_is_swept(remote, tmp_path):
-    made(tmp_path / "a", 4)
-    upload(tmp_path / "a", remote)
+def test_content_without_a_manifest_is_no_checkpoint_and_is_swept(remote, tmp_path, parts):
+    parts.made(tmp_path / "a", 4)
+    parts.upload(tmp_path / "a", remote)
     remote.put("checkpoints/step-00000006/model.safetensors", b"half")
     said = []
     assert fetch_run(remote, tmp_path / "b", say=said.append) == 4
-    upload(tmp_path / "a", remote)
+    parts.upload(tmp_path / "a", remote)
     assert [n for n in remote.names() if "step-00000006" in n] == []
     assert (tmp_path / "b" / "config.yaml").read_text() == "seed: 1\n"
 
 
-def test_a_damaged_object_is_named_and_the_one_before_it_used(remote, tmp_path):
-    store = made(tmp_path / "a", 2)
-    upload(tmp_path / "a", remote)
-    made(tmp_path / "a", 4)
-    upload(tmp_path / "a", remote)
+def test_a_damaged_object_is_named_and_the_one_before_it_used(remote, tmp_path, parts):
+    store = parts.made(tmp_path / "a", 2)
+    parts.upload(tmp_path / "a", remote)
+    parts.made(tmp_path / "a", 4)
+    parts.upload(tmp_path / "a", remote)
     data = bytearray(remote.read("checkpoints/step-00000004/model.safetensors"))
     data[-1] ^= 1
     remote.put("checkpoints/step-00000004/model.safetensors", bytes(data))
@@ -187,22 +153,22 @@ def test_a_dead_process_of_this_machine_is_not_waited_for(remote):
         pass
 
 
-def test_another_run_in_the_same_place_is_refused(remote, tmp_path):
-    made(tmp_path / "a", 4)
-    upload(tmp_path / "a", remote)
-    store = made(tmp_path / "b", 2)
+def test_another_run_in_the_same_place_is_refused(remote, tmp_path, parts):
+    parts.made(tmp_path / "a", 4)
+    parts.upload(tmp_path / "a", remote)
+    store = parts.made(tmp_path / "b", 2)
     store.identity = type(store.identity)(data_fingerprint="another")
     store.save(6, {}, {"progress": {}})
     with pytest.raises(CheckpointError, match="trained on another store"):
         fetch_run(remote, tmp_path / "b", say=print)
 
 
-def test_a_line_that_breaks_is_repeated(service, buckets, monkeypatch, tmp_path):
-    made(tmp_path / "a", 4)
+def test_a_line_that_breaks_is_repeated(service, buckets, monkeypatch, tmp_path, parts):
+    parts.made(tmp_path / "a", 4)
     with buckets.breaking(service.port, cut_after=100, cuts=4) as line:
         monkeypatch.setenv(service.variable, f"http://127.0.0.1:{line.port}")
-        remote = RemoteFolder.at(address(service, "tests/broken"), deadline=60.0)
-        up = upload(tmp_path / "a", remote)
+        remote = RemoteFolder.at(parts.address(service, "tests/broken"), deadline=60.0)
+        up = parts.upload(tmp_path / "a", remote)
         assert line.cuts_left == 0
     assert up.counts.uploaded == 1
     assert up.counts.failed == 0
@@ -210,8 +176,8 @@ def test_a_line_that_breaks_is_repeated(service, buckets, monkeypatch, tmp_path)
     assert fetch_run(RemoteFolder.at(remote.address), tmp_path / "b", say=print) == 4
 
 
-def test_while_the_store_is_down_a_ring_waits_and_then_goes(remote, tmp_path, monkeypatch):
-    store = made(tmp_path / "a", keep_last=1)
+def test_while_the_store_is_down_a_ring_waits_and_then_goes(remote, tmp_path, monkeypatch, parts):
+    store = parts.made(tmp_path / "a", keep_last=1)
     down = threading.Event()
     down.set()
     pipe, put = remote.bucket.files.pipe_file, remote.bucket.files.put_file

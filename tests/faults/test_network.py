@@ -1,0 +1,218 @@
+"""Faults of the line to a bucket, brought about by a proxy before a real service."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from toque.errors import CheckpointError
+from toque.train.remote_fetch import fetch_run
+from toque.train.remote_lock import RemoteLock
+from toque.train.remote_store import RemoteFolder, StoreError
+from toque.train.upload import Uploads
+
+pytestmark = [
+    pytest.mark.parametrize(
+        "service", ["s3", pytest.param("gs", marks=pytest.mark.slow)], indirect=True
+    ),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+STEP = "checkpoints/step-00000004"
+
+
+@pytest.fixture
+def line(service, proxy, monkeypatch, request, parts):
+    """`line(*faults)`: a folder of a bucket at the end of a line with these faults."""
+    lines = []
+
+    def open_line(*faults, deadline=20.0):
+        lines.append(proxy.FaultProxy(service.port, *faults))
+        # Read when the first request is made, so it stays until the next line is opened.
+        monkeypatch.setenv(service.variable, f"http://127.0.0.1:{lines[-1].port}")
+        name = parts.address(service, f"lines/{request.node.name}")
+        return RemoteFolder.at(name, deadline=deadline)
+
+    yield open_line
+    for opened in lines:
+        opened.close()
+
+
+def fetched(remote, folder):
+    """The step that an empty machine gets from the bucket."""
+    return fetch_run(remote, folder, say=print)
+
+
+UPLOAD = """
+import os, sys
+from pathlib import Path
+os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
+from toque.train import remote_lock, remote_store
+remote_store.FIRST_WAIT, remote_lock._SETTLE = 0.01, 0.01
+from toque.train.remote_lock import RemoteLock
+from toque.train.remote_store import RemoteFolder
+from toque.train.upload import Uploads
+
+remote = RemoteFolder.at(sys.argv[1], deadline=20.0)
+with RemoteLock(remote, settle=0.01) as lock:
+    with Uploads(Path(sys.argv[2]), remote, lock, keep_last=2):
+        pass
+"""
+
+
+def uploading(service, proxy, remote, run, *faults):
+    """A process that uploads `run` behind a line; the faults may kill it."""
+    line = proxy.FaultProxy(service.port, *faults)
+    environment = os.environ | {
+        service.variable: f"http://127.0.0.1:{line.port}",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    return line, subprocess.Popen(
+        [sys.executable, "-c", UPLOAD, remote.address, str(run)], env=environment
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", ["model.safetensors", "state.json", "config.yaml"])
+def test_fault_03_killed_while_uploading_leaves_no_checkpoint_there(
+    service, proxy, remote, parts, tmp_path, ending
+):
+    parts.made(tmp_path / "a", 4)
+    lives = []
+    fault = proxy.Fault(proxy.writes(ending), then=lambda: lives[0].send_signal(signal.SIGKILL))
+    line, process = uploading(service, proxy, remote, tmp_path / "a", fault)
+    lives.append(process)
+    assert process.wait(60) == -signal.SIGKILL
+    line.close()
+    assert f"{STEP}/manifest.json" not in remote.names()
+    assert fetched(remote, tmp_path / "b") is None
+    parts.upload(tmp_path / "a", remote)
+    assert fetched(remote, tmp_path / "b") == 4
+
+
+@pytest.mark.slow
+def test_fault_04_killed_between_the_manifest_and_our_own_books(
+    service, proxy, remote, parts, tmp_path
+):
+    parts.made(tmp_path / "a", 4)
+    lives = []
+    fault = proxy.Fault(
+        proxy.writes(f"{STEP}/manifest.json"),
+        then=lambda: lives[0].send_signal(signal.SIGKILL),
+    )
+    line, process = uploading(service, proxy, remote, tmp_path / "a", fault)
+    lives.append(process)
+    assert process.wait(60) == -signal.SIGKILL
+    line.close()
+    waiting = tmp_path / "a" / "outbox" / "checkpoints-step-00000004"
+    assert waiting.exists()  # here it is not known to have arrived
+    assert fetched(remote, tmp_path / "b") == 4  # there it is a checkpoint
+    before = remote.read(f"{STEP}/manifest.json")
+    again = parts.upload(tmp_path / "a", remote)
+    assert not waiting.exists()
+    assert again.counts.failed == 0
+    assert remote.read(f"{STEP}/manifest.json") == before
+
+
+def test_fault_31_a_store_that_is_busy_is_asked_again(proxy, parts, line, tmp_path):
+    parts.made(tmp_path / "a", 4)
+    faults = [
+        proxy.Fault(proxy.writes(f"{STEP}/model.safetensors"), 2, answer=proxy.UNAVAILABLE),
+        proxy.Fault(proxy.writes(f"{STEP}/manifest.json"), 2, answer=proxy.UNAVAILABLE),
+    ]
+    up = parts.upload(tmp_path / "a", line(*faults))
+    assert [fault.struck for fault in faults] == [2, 2]
+    assert (up.counts.uploaded, up.counts.failed) == (1, 0)
+    assert fetched(line(), tmp_path / "b") == 4
+
+
+def test_fault_31_training_is_not_held_up_by_a_store_that_hangs(proxy, parts, line, tmp_path):
+    store = parts.made(tmp_path / "a", 4)
+    fault = proxy.Fault(proxy.writes(f"{STEP}/model.safetensors"), stall=2.0)
+    remote = line(fault)
+    with RemoteLock(remote) as lock, Uploads(tmp_path / "a", remote, lock, keep_last=2) as up:
+        began = time.monotonic()
+        for step in (6, 8):
+            saved = store.save(step, {}, {"progress": {"step": step}})
+            up.add(saved.path)
+        handed_over = time.monotonic() - began
+        assert fault.struck == 0 or up.counts.uploaded == 0
+    assert handed_over < fault.stall
+    assert fetched(remote, tmp_path / "b") == 8
+
+
+@pytest.mark.slow
+def test_fault_32_a_line_that_breaks_inside_a_file(proxy, parts, line, tmp_path):
+    parts.made(tmp_path / "a", 4)
+    fault = proxy.Fault(proxy.writes(f"{STEP}/model.safetensors"), 3, reset_after=700)
+    up = parts.upload(tmp_path / "a", line(fault))
+    assert fault.struck == 3
+    assert (up.counts.uploaded, up.counts.failed) == (1, 0)
+    remote = line()
+    assert fetched(remote, tmp_path / "b") == 4
+    assert len([n for n in remote.names() if n.startswith(STEP)]) == 3  # nothing twice
+
+
+def test_fault_34_what_is_damaged_on_its_way_is_sent_again(proxy, parts, line, tmp_path):
+    parts.made(tmp_path / "a", 4)
+    fault = proxy.Fault(proxy.writes(f"{STEP}/model.safetensors"), damage=True)
+    up = parts.upload(tmp_path / "a", line(fault))
+    assert fault.struck == 1
+    assert (up.counts.uploaded, up.counts.failed) == (1, 0)
+    here = (tmp_path / "a" / STEP / "model.safetensors").read_bytes()
+    assert line().read(f"{STEP}/model.safetensors") == here
+
+
+@pytest.mark.slow
+def test_fault_35_rights_that_end_while_training_keep_what_is_here(proxy, parts, line, tmp_path):
+    parts.made(tmp_path / "a", 4)
+    fault = proxy.Fault(proxy.writes(f"{STEP}/model.safetensors"), 99, answer=proxy.FORBIDDEN)
+    up = parts.upload(tmp_path / "a", line(fault))
+    assert (up.counts.uploaded, up.counts.failed) == (0, 1)
+    assert "credentials are missing, wrong, expired" in " ".join(up.told())
+    assert (tmp_path / "a" / "outbox" / "checkpoints-step-00000004" / "manifest.json").exists()
+    again = parts.upload(tmp_path / "a", line())  # renewed
+    assert again.counts.uploaded == 1
+
+
+def test_fault_36_two_that_take_one_place_at_once(service, line):
+    if service.scheme == "gs":
+        pytest.skip("the emulator of GCS knows no preconditions")
+    first, second = line(), line()
+    assert first.put("lock.json", b"mine", new=True)
+    assert not second.put("lock.json", b"yours", new=True)
+    assert first.read("lock.json") == b"mine"
+
+
+@pytest.mark.parametrize("ending", [f"{STEP}/manifest.json", f"{STEP}/model.safetensors"])
+def test_fault_37_the_answer_to_a_write_is_lost(proxy, parts, line, tmp_path, ending):
+    parts.made(tmp_path / "a", 4)
+    fault = proxy.Fault(proxy.writes(ending), lose_answer=True)
+    up = parts.upload(tmp_path / "a", line(fault))
+    assert fault.struck == 1
+    assert (up.counts.uploaded, up.counts.failed) == (1, 0)
+    manifest = json.loads(line().read(f"{STEP}/manifest.json"))
+    assert manifest["step"] == 4
+
+
+def test_fault_37_a_lost_answer_to_new_is_ours_and_not_anothers(proxy, line):
+    fault = proxy.Fault(proxy.writes("lock.json"), lose_answer=True)
+    assert line(fault).put("lock.json", b"mine", new=True)
+    assert fault.struck == 1
+
+
+@pytest.mark.slow  # the libraries' own patience comes before ours
+def test_fault_33_a_store_that_stays_away_ends_in_words(proxy, line):
+    remote = line(proxy.Fault(lambda *_: True, 10**6, answer=proxy.UNAVAILABLE), deadline=0.5)
+    with pytest.raises(StoreError, match="does not answer as it should") as caught:
+        remote.put("a", b"1")
+    assert "What is on this machine is intact" in str(caught.value)
+    assert isinstance(caught.value, CheckpointError)
