@@ -105,6 +105,8 @@ def prepare(config: str, /, *overrides: Overrides, replace: bool = False) -> Non
         overrides: settings to change, as section.field=value.
         replace: delete a store made from other data or settings instead of refusing.
     """
+    # A process of one thread forks its workers; numpy would start one for each core.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from toque.cli.data_table import print_report
     from toque.cli.preparing import run_prepare, told
     from toque.config import load_config
@@ -176,6 +178,8 @@ def generate(
     *,
     prompt: list[str] | None = None,
     file: Path | None = None,
+    task: str | None = None,
+    choices: list[str] | None = None,
     adapter: list[Path] | None = None,
     n: int = 1,
     max_new_tokens: int | None = None,
@@ -185,13 +189,16 @@ def generate(
     raw: bool = False,
     json: bool = False,
 ) -> None:
-    """Write text for one or more prompts.
+    """Write text for one or more prompts, or choose one of a few answers.
 
     Args:
         run_or_model: run folder, or a Hugging Face model folder.
         prompt: what to write for, e.g. "lentil soup" or "lentil soup: lentils, carrots, cumin"; may
             be given several times.
         file: a prompt a line, or JSON lines with `prompt`, or with `title` and `ingredients`.
+        task: ask this instead of writing: nutrition, difficulty or cuisine. The answer is one of
+            its classes, with the model's probability of each.
+        choices: an answer of your own to choose from, for prompts as they are; given twice or more.
         adapter: adapter folder to write with; may be given several times, and each writes every
             text: the model itself is read once.
         n: texts for each prompt.
@@ -202,23 +209,23 @@ def generate(
         raw: send the prompt as it is, not in the form the model was trained on.
         json: one JSON object a line.
     """
-    from toque.cli.writing import run_generation
+    from toque.cli.generating import Manner, run_generation
 
-    texts = run_generation(
+    lines = run_generation(
         run_or_model,
         prompts=prompt or [],
         file=file,
+        task=task,
+        choices=choices or [],
         adapters=adapter or [],
-        n=n,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        seed=seed,
+        manner=Manner(
+            n=n, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed
+        ),
         raw=raw,
         as_json=json,
     )
-    for text in texts:
-        print(text, flush=True)
+    for line in lines:
+        print(line, flush=True)
 
 
 @app.command
@@ -343,16 +350,18 @@ def ablate(
 
 
 @app.command
-def show(config: str, /, *overrides: Overrides) -> None:
-    """Print the resolved configuration with the origin of every value.
+def show(config: str, /, *overrides: Overrides, plot: bool = False) -> None:
+    """Print the resolved configuration with the origin of every value, and what saves will take.
 
     Args:
-        config: YAML file or preset.
+        config: YAML file, preset or run folder.
         overrides: settings to change, as section.field=value.
+        plot: draw the learning rate over the run instead, and where a curriculum's stages begin.
     """
-    from toque.config import load_config, resolved_yaml
+    from toque.cli.showing import run_show
 
-    print(resolved_yaml(load_config(config, list(overrides))), end="")
+    for part in run_show(config, overrides, draw=plot):
+        print(part)
 
 
 @app.command

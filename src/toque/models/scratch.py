@@ -6,12 +6,14 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     PretrainedConfig,
@@ -20,7 +22,7 @@ from transformers import (
 
 from toque.errors import ConfigError
 from toque.models.activations import fuse_activations
-from toque.models.families import Family, family_named
+from toque.models.families import Family, family_named, family_of
 
 _FROM_TOKENIZER = (
     "vocab_size",
@@ -129,6 +131,21 @@ def set_token_ids(model: PreTrainedModel, *, pad_id: int, eos_id: int, bos_id: i
     generation.bos_token_id = bos_id
     if config.is_encoder_decoder:
         config.decoder_start_token_id = generation.decoder_start_token_id = pad_id
+
+
+def outline_of(folder: Path) -> PreTrainedModel:
+    """The model that a folder's config.json describes, with fresh weights in place of its own.
+
+    Under `FakeTensorMode`, which it is for, these take no memory.
+
+    Raises:
+        ConfigError: not a model config, or of no family that works here.
+    """
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ConfigError(f"{folder}/config.json cannot be read: {error}") from error
+    return _construct(family_of(config), config)
 
 
 def _construct(family: Family, config: PretrainedConfig) -> PreTrainedModel:
