@@ -148,23 +148,14 @@ def generate(
         ConfigError: no prompt, or a number out of range.
         CheckpointError: a run without a checkpoint.
     """
-    from toque.cli.writing import run_generation
+    from toque.cli.writing import Manner, asked_for, write_texts
 
-    lines = run_generation(
-        str(_folder(run_or_model)),
-        prompts=[prompts] if isinstance(prompts, str) else list(prompts),
-        file=None,
-        adapters=[],
-        n=n,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        seed=seed,
-        raw=raw,
-        as_json=True,
+    asked = asked_for([prompts] if isinstance(prompts, str) else prompts, None, raw=raw)
+    manner = Manner(
+        n=n, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed
     )
-    records = map(json.loads, lines)
-    return [Written(r["prompt"], r["text"], r["tokens"], r["metrics"]) for r in records]
+    texts = write_texts(str(_folder(run_or_model)), asked, manner)
+    return [Written(t.prompt, t.text, t.tokens, t.metrics) for t in texts]
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from toque.build.evaluation import build_heldout
 from toque.config import RunConfig
 from toque.cooking.examples import UNKNOWN
 from toque.cooking.templates import CLASSES, TASKS, Task
+from toque.data.codec import Codec
 from toque.data.store import TokenStore
 from toque.data.stream import BatchStream
 from toque.evaluation.calibration import Calibration, calibration
@@ -133,7 +134,7 @@ def _score(
     )
     classes = classes_of(store, task)
     prompts = [store.prompt(row) for row in rows.tolist()]
-    shares = choose(model, prompts, [answer_ids(store, name) for name in classes])
+    shares = choose(model, prompts, [answer_ids(codec, name) for name in classes])
     answers = [classes[i] for i in shares.argmax(axis=1).tolist()]
     truths = [codec.decode(store.target(row)) for row in rows.tolist()]
     right = [a == t for a, t in zip(answers, truths, strict=True)]
@@ -153,8 +154,7 @@ def classes_of(store: TokenStore, task: Task) -> list[str]:
     return [CLASSES[task][code] for code in used.tolist()]
 
 
-def answer_ids(store: TokenStore, answer: str) -> Ids:
-    """An answer as the store holds it, with the end token."""
-    codec = store.codec()
+def answer_ids(codec: Codec, answer: str) -> Ids:
+    """An answer as a store holds it, with the end token."""
     ids = codec.encode(codec.normalise(answer))
     return cast("Ids", np.array([*ids, codec.eos_id], np.int64))

@@ -24,7 +24,7 @@ def run_demo(overrides: list[str], *, n: int) -> None:
     prepared = told(run_prepare(config), config)
     print(f"2/4  {prepared} Its report: {config.data.store}/report.md", flush=True)
     from toque.cli.training import run_training
-    from toque.cli.writing import run_generation
+    from toque.cli.writing import Manner, asked_for, write_texts
 
     outcome = run_training(resolved)
     if outcome.interrupted:
@@ -36,12 +36,9 @@ def run_demo(overrides: list[str], *, n: int) -> None:
         "Lemon Chicken Rice: chicken, rice, lemon, garlic, spinach, olive oil",
         "Blueberry Oat Muffins: flour, oats, blueberries, eggs, milk, butter, sugar",
     ]
-    texts = run_generation(
-        str(outcome.folder), prompts=asked, file=None, n=1, max_new_tokens=None, temperature=0.0,
-        top_p=1.0, seed=config.seed, raw=False, as_json=False,
-    )  # fmt: skip
-    for text in texts:
-        print(text)
+    manner = Manner(temperature=0.0, top_p=1.0, seed=config.seed)
+    for text in write_texts(str(outcome.folder), asked_for(asked, None, raw=False), manner):
+        print(text.shown())
     minutes = (time.perf_counter() - started) / 60
     print(
         f"Done in {minutes:.1f} minutes. The run folder is {outcome.folder}: model/, "

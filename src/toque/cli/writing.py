@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from toque.cli.opening import OpenedModel, open_model
+from toque.cli.prompt_files import lines_of
 from toque.cooking.scoring import text_metrics
 from toque.cooking.templates import ASKS_FOR, write_prompt
 from toque.data.rows import prompt_ids
@@ -19,89 +20,118 @@ from toque.models.generate import generate
 DEFAULT_NEW_TOKENS = 256
 
 
-def run_generation(
-    path: str,
-    *,
-    prompts: list[str],
-    file: Path | None,
-    n: int,
-    max_new_tokens: int | None,
-    temperature: float,
-    top_p: float,
-    seed: int,
-    raw: bool,
-    as_json: bool,
-    adapters: Sequence[Path] = (),
-) -> Iterator[str]:
-    """Texts for every prompt, `n` each, in order; as JSON objects when asked.
+@dataclass(frozen=True)
+class Manner:
+    """How texts are written.
 
     Raises:
-        ConfigError: no prompt, or a number out of range.
+        ConfigError: a number out of range.
     """
-    if n < 1 or temperature < 0 or not 0 < top_p <= 1:
-        raise ConfigError("--n must be at least 1, --temperature at least 0, --top-p in (0, 1].")
-    asked = [_request(p, raw=raw) for p in prompts] + (_from_file(file, raw=raw) if file else [])
+
+    n: int = 1
+    """Texts for each prompt."""
+    max_new_tokens: int | None = None
+    """None for what the model was trained on."""
+    temperature: float = 0.7
+    """0 takes the likeliest token every time."""
+    top_p: float = 0.95
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.n < 1 or self.temperature < 0 or not 0 < self.top_p <= 1:
+            raise ConfigError(
+                f"--n is {self.n}, --temperature {self.temperature:g} and --top-p {self.top_p:g}. "
+                "Allowed: --n from 1, --temperature from 0, --top-p above 0 and up to 1."
+            )
+
+
+@dataclass(frozen=True)
+class WrittenText:
+    """A text of a model."""
+
+    prompt: str
+    """As the model read it."""
+    text: str
+    tokens: int
+    adapter: str | None = None
+    """Folder of the adapter it was written with, where several were asked for."""
+
+    @cached_property
+    def metrics(self) -> Mapping[str, float]:
+        """The recipe scores of the text."""
+        return text_metrics(self.prompt, self.text)
+
+    def record(self) -> dict[str, Any]:
+        """As one object of JSON lines."""
+        found: dict[str, Any] = {"prompt": self.prompt, "text": self.text, "tokens": self.tokens}
+        found |= {"adapter": self.adapter} if self.adapter is not None else {}
+        return found | {"metrics": self.metrics}
+
+    def shown(self) -> str:
+        """For people."""
+        heading = f"[{self.adapter}] {self.prompt}" if self.adapter is not None else self.prompt
+        return f"{heading}\n\n{self.text}\n"
+
+
+def asked_for(prompts: Sequence[str], file: Path | None, *, raw: bool) -> list[str]:
+    """Prompts as a model reads them, those of a file after those of the command line.
+
+    Args:
+        prompts: "dish" or "dish: a, b, c".
+        file: a prompt a line, or JSON lines with `prompt`, or with `title` and `ingredients`.
+        raw: take prompts as they are, not in the form models are trained on.
+
+    Raises:
+        ConfigError: there is none.
+        DataError: a file that cannot be read.
+    """
+    asked = [_request(p, raw=raw) for p in prompts]
+    asked += _from_file(file, raw=raw) if file is not None else ()
     if not asked:
         raise ConfigError(
             'Nothing to write for. Give --prompt "lentil soup" or --file prompts.txt.'
         )
+    return asked
+
+
+def write_texts(
+    path: str, prompts: Sequence[str], manner: Manner, *, adapters: Sequence[Path] = ()
+) -> Iterator[WrittenText]:
+    """Texts for every prompt, in order; all with one adapter, then with the next.
+
+    Args:
+        path: a run, a model folder or a hub name; it is read once.
+        prompts: as the model reads them.
+        manner: how many, how long, how freely.
+        adapters: folders of adapters for the model.
+    """
     opened = open_model(path)
-    texts = partial(
-        _texts,
-        opened,
-        [text for text in asked for _ in range(n)],
-        max_new_tokens=max_new_tokens or _usual_length(opened),
-        temperature=temperature,
-        top_p=top_p,
-        seed=seed,
-        as_json=as_json,
-    )
-    return _with_each(opened, adapters, texts) if adapters else texts()
-
-
-def _with_each(
-    opened: OpenedModel, adapters: Sequence[Path], texts: Callable[..., Iterator[str]]
-) -> Iterator[str]:
-    """All texts with one adapter, then with the next, beside a base that is read once."""
+    if not adapters:
+        yield from _texts(opened, prompts, manner, adapter=None)
     for i, folder in enumerate(adapters):
-        name = f"adapter_{i}"
-        load_adapter(opened.model, folder, name=name)
-        yield from texts(adapter=str(folder))
+        load_adapter(opened.model, folder, name=f"adapter_{i}")
+        yield from _texts(opened, prompts, manner, adapter=str(folder))
 
 
 def _texts(
-    opened: OpenedModel,
-    prompts: list[str],
-    *,
-    max_new_tokens: int,
-    temperature: float,
-    top_p: float,
-    seed: int,
-    as_json: bool,
-    adapter: str | None = None,
-) -> Iterator[str]:
+    opened: OpenedModel, prompts: Sequence[str], manner: Manner, *, adapter: str | None
+) -> Iterator[WrittenText]:
     codec, encoder = opened.codec, bool(opened.model.config.is_encoder_decoder)
     kind: Literal["decoder", "encoder-decoder"] = "encoder-decoder" if encoder else "decoder"
+    each = [text for text in prompts for _ in range(manner.n)]
     written = generate(
         opened.model,
-        [prompt_ids(codec, text, kind) for text in prompts],
-        max_new_tokens=max_new_tokens,
+        [prompt_ids(codec, text, kind) for text in each],
+        max_new_tokens=manner.max_new_tokens or _usual_length(opened),
         eos_id=codec.eos_id,
         pad_id=codec.pad_id,
-        strategy="sample" if temperature > 0 else "greedy",
-        temperature=temperature or 1.0,
-        top_p=top_p,
-        seed=seed,
+        strategy="sample" if manner.temperature > 0 else "greedy",
+        temperature=manner.temperature or 1.0,
+        top_p=manner.top_p,
+        seed=manner.seed,
     )
-    for prompt, ids in zip(prompts, written, strict=True):
-        text = codec.decode(ids)
-        if as_json:
-            record = {"prompt": prompt, "text": text, "tokens": len(ids)}
-            record |= {"adapter": adapter} if adapter is not None else {}
-            yield json.dumps(record | {"metrics": text_metrics(prompt, text)}, ensure_ascii=False)
-        else:
-            heading = f"[{adapter}] {prompt}" if adapter is not None else prompt
-            yield f"{heading}\n\n{text}\n"
+    for prompt, ids in zip(each, written, strict=True):
+        yield WrittenText(prompt, codec.decode(ids), len(ids), adapter)
 
 
 def _usual_length(opened: OpenedModel) -> int:
@@ -120,29 +150,16 @@ def _request(prompt: str, *, raw: bool) -> str:
     return write_prompt(title.strip(), [i.strip() for i in listed.split(",") if i.strip()])
 
 
-def _from_file(file: Path, *, raw: bool) -> list[str]:
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"--file {file} cannot be read as UTF-8 text: {error}.") from error
-    prompts = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        if not line.lstrip().startswith("{"):
-            prompts.append(_request(line.strip(), raw=raw))
-            continue
-        try:
-            record = json.loads(line)
-        except ValueError as error:
-            raise DataError(f"{file}:{number} looks like JSON and is not: {error}.") from error
-        if isinstance(record.get("prompt"), str):
-            prompts.append(record["prompt"])
-        elif isinstance(record.get("title"), str):
-            prompts.append(write_prompt(record["title"], record.get("ingredients") or []))
+def _from_file(file: Path, *, raw: bool) -> Iterator[str]:
+    for where, line in lines_of(file):
+        if isinstance(line, str):
+            yield _request(line, raw=raw)
+        elif isinstance(line.get("prompt"), str):
+            yield line["prompt"]
+        elif isinstance(line.get("title"), str):
+            yield write_prompt(line["title"], line.get("ingredients") or [])
         else:
             raise DataError(
-                f'{file}:{number} has neither "prompt" nor "title". Write {{"prompt": "..."}} or '
+                f'{where} has neither "prompt" nor "title". Write {{"prompt": "..."}} or '
                 '{"title": "...", "ingredients": ["...", "..."]} on each line.'
             )
-    return prompts

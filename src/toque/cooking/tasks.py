@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from toque.cooking.reading import Reading
-from toque.cooking.recipe import to_text
+from toque.cooking.reading import Reading, read
+from toque.cooking.recipe import Recipe, to_text
 from toque.cooking.templates import (
     CLASSES,
     QUESTIONS,
@@ -94,13 +94,25 @@ def _request(labelled: Labelled) -> Asked:
     return form.format(**known), to_text(recipe)
 
 
-def _classified(task: Task, shown: Callable[[Labelled], str]) -> Callable[[Labelled], Asked | None]:
+def question(task: Task, recipe: Recipe) -> str:
+    r"""The prompt of a class task, as models are trained on it; steps and lines may be missing.
+
+    >>> question("nutrition", Recipe("Toast", ("2 slices bread",), ()))
+    'Rate how healthy this recipe is (Healthy, Moderate or Indulgent): Toast\n- 2 slices bread'
+
+    Raises:
+        KeyError: not a task whose answer is a class.
+    """
+    return f"{QUESTIONS[task]}{recipe.title}\n{_SHOWN[task](Labelled(read(recipe), {}, 0))}"
+
+
+def _classified(task: Task) -> Callable[[Labelled], Asked | None]:
     def asked(labelled: Labelled) -> Asked | None:
         number = labelled.classes.get(task)
         if number is None:
             return None
         title = labelled.reading.recipe.title
-        return f"{QUESTIONS[task]}{title}\n{shown(labelled)}", CLASSES[task][number]
+        return f"{QUESTIONS[task]}{title}\n{_SHOWN[task](labelled)}", CLASSES[task][number]
 
     return asked
 
@@ -141,12 +153,19 @@ def _listed(names: Sequence[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
+_SHOWN: Final[dict[Task, Callable[[Labelled], str]]] = {
+    "nutrition": _lines,
+    "difficulty": _names_and_steps,
+    "cuisine": _names,
+}
+"""What a class task shows of a recipe."""
+
 _ASK: Final[dict[Task, Callable[[Labelled], Asked | None]]] = {
     "write": _write,
     "request": _request,
-    "nutrition": _classified("nutrition", _lines),
-    "difficulty": _classified("difficulty", _names_and_steps),
-    "cuisine": _classified("cuisine", _names),
+    "nutrition": _classified("nutrition"),
+    "difficulty": _classified("difficulty"),
+    "cuisine": _classified("cuisine"),
     "next_step": _next_step,
     "title": _title,
 }
