@@ -1,0 +1,222 @@
+"""Faults of the loop itself, with small real runs in this process."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import time
+
+import pytest
+import torch
+
+from toque.errors import NonFiniteError
+from toque.train.callbacks import Callback
+from toque.train.checkpoint import CheckpointStore
+from toque.train.observers.data_bound import DataBound
+from toque.train.outliers import Outliers
+from toque.train.signals import INTERRUPTED, Interrupt
+
+
+def test_fault_07_a_signal_while_a_save_is_being_written(make_run):
+    whole = make_run(folder=make_run.folder / "whole", save_every=None)
+    whole.trainer.fit()
+    stages = []
+
+    def after(stage):
+        stages.append(stage)
+        if stage == "fsync model.safetensors" and stages.count(stage) == 1:
+            os.kill(os.getpid(), signal.SIGTERM)  # from the writer's thread, in mid save
+
+    store = CheckpointStore(make_run.folder / "checkpoints", keep_last=9, after=after)
+    run = make_run(
+        save_every="4 steps", store=store, background_saves=True, callbacks=(Interrupt(),)
+    )
+    end = run.trainer.fit()
+    assert end.reason == INTERRUPTED
+    steps = sorted(int(p.name.removeprefix("step-")) for p in store.folder.glob("step-*"))
+    assert steps[0] == 4  # the save that was under way
+    assert steps[-1] == end.progress.step  # and the step the signal found
+    assert end.saves.failed == 0
+    again = make_run(save_every=None)
+    again.trainer.fit()
+    assert run.losses + again.losses == whole.losses
+
+
+def test_fault_21_another_processor_is_said_when_a_run_continues(make_run, monkeypatch):
+    make_run(steps=3).trainer.fit()
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "ABACUS")
+    notes = " ".join(make_run(steps=3).trainer.notes)
+    assert "the bits may differ" in notes
+    assert "-> ABACUS" in notes
+
+
+class Spikes(Callback):
+    """Multiplies loss and gradient of some updates."""
+
+    def __init__(self, run, *steps, by=1e4):
+        self.run, self.steps, self.by = run, steps, by
+        self.plain = run.trainer.loss_fn
+        run.trainer.loss_fn = self.loss_sum
+
+    def loss_sum(self, model, batch):
+        loss = self.plain(model, batch)
+        return loss * self.by if self.run.trainer.progress.step in self.steps else loss
+
+
+class Look(Callback):
+    """What the weights were before each step, and at each save."""
+
+    def __init__(self):
+        self.run, self.before, self.saved = None, {}, {}
+
+    def on_before_step(self, at):
+        scaler = self.run.trainer.runtime.scaler
+        self.before[at.step] = (self.run.weights(), scaler and scaler.get_scale())
+
+    def on_save(self, at, saved):
+        self.saved.setdefault(saved.step, self.run.weights())
+
+
+def equal(some, others):
+    return all(some[name].equal(others[name]) for name in some)
+
+
+def outlying(run, *steps, by=1e4, **options):
+    """`run`, with a policy and with outliers at `steps`."""
+    options = {"window": 8, "roll_back_after": 3} | options
+    record = run.trainer.run_folder / "skipped_updates.jsonl"
+    policy = Outliers(record=record, **options)
+    run.trainer.outliers = policy
+    run.trainer.__post_init__()
+    newest = run.trainer.checkpoints.newest_valid()
+    if newest is not None:
+        run.trainer.load(newest)
+    Spikes(run, *steps, by=by)
+    return run
+
+
+@pytest.mark.parametrize("by", [1e4, float("nan"), float("inf")])
+def test_fault_27_an_outlier_is_left_out_and_named(make_run, by):
+    look = Look()
+    run = outlying(make_run(save_every=None, steps=12, callbacks=(look,)), 8, by=by)
+    look.run = run
+    end = run.trainer.fit()
+    assert end.reason == "finished"
+    assert end.skipped_updates == 1
+    same = [equal(look.before[n][0], look.before[n + 1][0]) for n in range(11)]
+    assert [n for n, unchanged in enumerate(same) if unchanged] == [8]
+    assert "update 8 is not applied" in run.recorder.warnings[0]
+    record = run.trainer.run_folder / "skipped_updates.jsonl"
+    (told,) = map(json.loads, record.read_text().splitlines())
+    assert told["step"] == 8
+    assert len(told["example_ids"]) == run.recorder.steps[8].n_examples
+
+
+def test_fault_27_without_outliers_nothing_is_left_out(make_run):
+    plain = make_run(folder=make_run.folder / "plain", save_every=None)
+    plain.trainer.fit()
+    run = outlying(make_run(save_every=None))
+    end = run.trainer.fit()
+    assert run.losses == plain.losses
+    assert end.skipped_updates == 0
+
+
+def test_fault_27_several_in_a_row_go_back_to_a_checkpoint_and_on(make_run):
+    look, bad = Look(), (9, 10, 11)
+    run = outlying(make_run(save_every="4 steps", callbacks=(look,)), *bad, window=6)
+    look.run = run
+    end = run.trainer.fit()
+    assert (end.reason, end.progress.step, end.skipped_updates) == ("finished", 18, len(bad))
+    assert any("the weights are those of step 8 again" in w for w in run.recorder.warnings)
+    assert equal(look.before[12][0], look.saved[8])
+    assert not equal(look.before[9][0], look.saved[8])
+
+
+@pytest.mark.parametrize("at", [3, 10, 12, 15])
+def test_fault_27_killed_anywhere_the_same_updates_are_left_out(make_run, at):
+    whole = outlying(make_run(folder=make_run.folder / "whole"), 9, 10, 11, window=6)
+    whole.trainer.fit()
+    first = outlying(make_run(stop_after=f"{at} steps"), 9, 10, 11, window=6)
+    # The schedule is that of the whole run; only this session is shorter.
+    first.trainer.lr_at = whole.trainer.lr_at
+    first.trainer.fit()
+    again = outlying(make_run(), 9, 10, 11, window=6)
+    again.trainer.fit()
+    assert first.losses + again.losses == whole.losses
+    assert equal(again.weights(), whole.weights())
+
+
+@pytest.mark.parametrize(
+    ("save_every", "words"), [(None, "no checkpoint to go back to"), ("2 steps", "already")]
+)
+def test_fault_27_a_run_that_only_meets_outliers_ends(make_run, save_every, words):
+    run = outlying(make_run(save_every=save_every), *range(8, 99))
+    with pytest.raises(NonFiniteError, match=words) as caught:
+        run.trainer.fit()
+    assert "3 updates in a row" in str(caught.value)
+    assert "optim.peak_lr" in str(caught.value)
+
+
+def test_fault_28_a_float16_overflow_lowers_the_scale_which_is_saved(make_run):
+    def in_float16(run):
+        run.trainer.runtime.precision = "fp16"
+        run.trainer.runtime.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20)
+        run.trainer.__post_init__()
+        newest = run.trainer.checkpoints.newest_valid()
+        if newest is not None:
+            run.trainer.load(newest)
+        return run
+
+    look = Look()
+    whole = in_float16(make_run(folder=make_run.folder / "whole", steps=12, callbacks=(look,)))
+    look.run = whole
+    Spikes(whole, 4, by=1e9)
+    assert whole.trainer.fit().reason == "finished"
+    (weights, scale), (after, lower) = look.before[4], look.before[5]
+    assert equal(weights, after)
+    assert lower == scale / 2
+    first = in_float16(make_run(stop_after="7 steps"))
+    first.trainer.lr_at = whole.trainer.lr_at
+    Spikes(first, 4, by=1e9)
+    first.trainer.fit()
+    again = in_float16(make_run(steps=12))
+    assert again.trainer.runtime.scaler.get_scale() == look.before[7][1]
+    again.trainer.fit()
+    assert first.losses + again.losses == whole.losses
+
+
+class SlowRows:
+    """Batches that take their time."""
+
+    def __init__(self, batches, seconds):
+        self.batches, self.seconds = batches, seconds
+
+    def at(self, cursor):
+        time.sleep(self.seconds)
+        return self.batches.at(cursor)
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(0.06, 1), (0.0, 0)])
+def test_fault_41_a_run_that_waits_for_its_data_says_so_once(make_run, seconds, said):
+    warnings = []
+    bound = DataBound(warn=lambda at, text: warnings.append((at.step, text)), updates=5, share=0.3)
+    run = make_run(steps=14, save_every=None, callbacks=(bound,))
+    run.trainer.batches = SlowRows(run.trainer.batches, seconds)
+    run.trainer.fit()
+    assert len(warnings) == said
+    for step, text in warnings:
+        assert step == 6  # the first update has nothing made ahead of it and is no evidence
+        assert text.startswith("data-bound ")
+        assert "local disk" in text
+
+
+def test_fault_45_continued_twice_from_one_checkpoint(make_run):
+    make_run(stop_after="7 steps").trainer.fit()
+    shutil.copytree(make_run.folder, make_run.folder.with_name("copy"))
+    runs = [make_run(), make_run(folder=make_run.folder.with_name("copy"))]
+    for run in runs:
+        run.trainer.fit()
+    assert runs[0].losses == runs[1].losses
+    assert equal(runs[0].weights(), runs[1].weights())
