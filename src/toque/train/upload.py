@@ -32,7 +32,8 @@ from toque.units import Progress
 OUTBOX: Final = "outbox"
 RING: Final = 2
 """Checkpoints that wait at most, best models not counted."""
-_KINDS: Final = ("checkpoints", "best")
+_KINDS: Final = ("best", "checkpoints")
+"""In the order in which they are uploaded, see `Uploads._next`."""
 _AGAIN_AFTER: Final = 30.0
 """Seconds until a store that was down is tried again, if no new checkpoint comes before."""
 
@@ -152,8 +153,10 @@ class Uploads:
         return sorted(self._outbox.glob(f"{kind}-step-*"), reverse=True)
 
     def _next(self) -> Path | None:
+        # The best first: a bucket that holds a step and lacks a best model from before it would
+        # continue to the same weights and finish with another model.
         with self._guard:
-            found = self._waiting("checkpoints") + self._waiting("best")
+            found = self._waiting("best") + self._waiting("checkpoints")
         return found[0] if found else None
 
     def _work(self) -> None:
@@ -243,10 +246,10 @@ class UploadProgress(Callback):
         return Requests(stop=True, reason="taken_over") if self._uploads.lost else None
 
     def on_save(self, at: Progress, saved: Saved) -> None:
-        """Have it uploaded, and new best models with it."""
-        self._uploads.add(saved.path)
+        """Have it uploaded, and new best models before it."""
         for best in sorted((self._run / "best").glob("step-*")):
             self._uploads.add(best)
+        self._uploads.add(saved.path)
 
 
 def _link(source: str, target: str) -> None:
