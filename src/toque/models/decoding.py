@@ -44,14 +44,21 @@ class Decoding(ABC):
         """Forget a row; the last live one takes its number."""
 
 
-def decoding_for(core: PreTrainedModel, *, rows: int, pad_id: int) -> Decoding:
-    """The decoding of this model's family, for at most `rows` live rows."""
+def decoding_for(core: PreTrainedModel, *, rows: int, columns: int, pad_id: int) -> Decoding:
+    """The decoding of this model's family.
+
+    Args:
+        core: The model.
+        rows: The most live rows.
+        columns: Tokens that the longest row's decoder remembers in the end.
+        pad_id: Fills the short prompts of a group.
+    """
     name = family_of(core.config).name
     if name == "t5":
         from toque.models.decoding_t5 import T5Decoding
 
-        return T5Decoding(core, rows=rows, pad_id=pad_id)
-    return CausalDecoding(core, _LAYERS[name], rows=rows, pad_id=pad_id)
+        return T5Decoding(core, rows=rows, columns=columns, pad_id=pad_id)
+    return CausalDecoding(core, _LAYERS[name], rows=rows, columns=columns, pad_id=pad_id)
 
 
 def cache_dtype(core: PreTrainedModel) -> torch.dtype:
@@ -95,10 +102,12 @@ class CausalDecoding(Decoding):
     A prompt is read up to its last token, which then is the first one to be stepped with.
     """
 
-    def __init__(self, core: PreTrainedModel, walk: Walk, *, rows: int, pad_id: int) -> None:
+    def __init__(
+        self, core: PreTrainedModel, walk: Walk, *, rows: int, columns: int, pad_id: int
+    ) -> None:
         self.core, self.walk, self.pad_id = core, walk, pad_id
         shape, dtype = cache_shape(core), cache_dtype(core)
-        self.slots = Slots(shape, rows=rows, dtype=dtype, device=core.device)
+        self.slots = Slots(shape, rows=rows, columns=columns, dtype=dtype, device=core.device)
         self.positions: list[int] = []
 
     def admit(self, prompts: Sequence[Sequence[int]]) -> list[int]:

@@ -16,20 +16,20 @@ from transformers import PreTrainedModel
 from toque.models.attention import for_model
 from toque.models.decoding import Decoding, cache_dtype, cache_shape, groups, padded
 from toque.models.forward import scale_decoder_outputs
-from toque.models.slots import Slots, Window, alike, attend_through
+from toque.models.slots import Slots, Window, alike, attend_through, zeroed
 
 
 class T5Decoding(Decoding):
     """Sources are encoded as they come in; their keys and values are computed once a layer."""
 
-    def __init__(self, core: PreTrainedModel, *, rows: int, pad_id: int) -> None:
+    def __init__(self, core: PreTrainedModel, *, rows: int, columns: int, pad_id: int) -> None:
         self.core, self.pad_id, self.rows = core, pad_id, rows
         start = core.config.decoder_start_token_id
         self.start = pad_id if start is None else int(start)
         self.decoder: Any = core.get_submodule("decoder")
         self.dtype = cache_dtype(core)
         shape = cache_shape(core)
-        self.slots = Slots(shape, rows=rows, dtype=self.dtype, device=core.device)
+        self.slots = Slots(shape, rows=rows, columns=columns, dtype=self.dtype, device=core.device)
         self.sources: list[int] = []
         self._cross: list[tuple[Tensor, Tensor]] = []
         self._hidden_source = torch.empty(0)  # [R, S]: -inf behind a row's source
@@ -51,16 +51,16 @@ class T5Decoding(Decoding):
         if width <= have:
             return
         live, config = len(self.sources), self.core.config
-        placed: dict[str, Any] = {"dtype": self.dtype, "device": self.core.device}
+        device = self.core.device
         shape = (self.rows, config.num_heads, width, config.d_kv)
         old, self._cross = self._cross, []
         for layer in range(len(self.decoder.block)):
-            pair = (torch.zeros(shape, **placed), torch.zeros(shape, **placed))
+            pair = (zeroed(shape, self.dtype, device), zeroed(shape, self.dtype, device))
             if old:
                 for new, before in zip(pair, old[layer], strict=True):
                     new[:live, :, :have] = before[:live]
             self._cross.append(pair)
-        self._hidden_source = torch.zeros(self.rows, width, **placed)
+        self._hidden_source = torch.zeros(self.rows, width, dtype=self.dtype, device=device)
         for row, length in enumerate(self.sources):
             self._hidden_source[row, length:] = -torch.inf
 

@@ -84,7 +84,12 @@ def generate(
     done = 0
     try:
         with torch.inference_mode(), eagerly(model):
-            rows = decoding_for(core, rows=min(batch_rows, len(prompts) or 1), pad_id=pad_id)
+            rows = decoding_for(
+                core,
+                rows=min(batch_rows, len(prompts) or 1),
+                columns=_longest(core, prompts, limits),
+                pad_id=pad_id,
+            )
             written = _write(rows, core, prompts, answers, limits, chooser, eos_id, batch_rows)
             for finished in written:
                 done += finished
@@ -192,16 +197,22 @@ def affordable_rows(
     if not prompts:
         return 1
     layers, heads, size = cache_shape(core)
+    columns = _longest(core, prompts, limits)
     if family_of(core.config).is_encoder_decoder:
-        columns = max(limits) + max(map(len, prompts))
-    else:
-        columns = max(len(p) + limit for p, limit in zip(prompts, limits, strict=True))
+        columns += max(map(len, prompts))  # of the source
     # A buffer that grows is up to a quarter larger than what it holds.
     per_row = 2 * layers * heads * size * cache_dtype(core).itemsize * (columns * 5 // 4 + SPARE)
     per_row += 8 * core.config.vocab_size  # logits, and what choosing among them takes
     on_cuda = core.device.type == "cuda"
     free = torch.cuda.mem_get_info(core.device)[0] if on_cuda else psutil.virtual_memory().available
     return max(1, min(MOST_ROWS["cuda" if on_cuda else "cpu"], int(free // 4 // per_row)))
+
+
+def _longest(core: PreTrainedModel, prompts: Sequence[Sequence[int]], limits: Sequence[int]) -> int:
+    """Tokens the longest row's decoder remembers in the end."""
+    if family_of(core.config).is_encoder_decoder:
+        return max(limits, default=0)
+    return max((len(p) + limit for p, limit in zip(prompts, limits, strict=True)), default=0)
 
 
 def _limits(

@@ -13,15 +13,21 @@ of the buffer, K columns of the window, d head size.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 SPARE = 64
 """Columns a buffer is given beyond what it needs now."""
+AT_ONCE = 1024
+"""The most columns a buffer is given before it is known that they are needed."""
+_LINE = 64
+"""Bytes of a cache line: what begins on one is read without touching two for one."""
 NEEDLESS = 192
 """Columns that rows attending together may read in vain before they are parted.
 
@@ -86,6 +92,18 @@ def attend_through(
     return seen[0] if len(seen) == 1 else torch.cat(seen)
 
 
+def zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros that take time and memory where they are first touched, not before, on a CPU.
+
+    `torch.zeros` writes all of them; the system gives zeros to who asks for fresh memory anyway.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    raw = np.zeros(math.prod(shape) * dtype.itemsize + _LINE, np.uint8)
+    first = -raw.ctypes.data % _LINE
+    return torch.from_numpy(raw[first : len(raw) - _LINE + first]).view(dtype).view(shape)
+
+
 def attend(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float
 ) -> Tensor:
@@ -138,6 +156,7 @@ class Slots:
         shape: tuple[int, int, int],
         *,
         rows: int,
+        columns: int = 0,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
@@ -146,12 +165,14 @@ class Slots:
         Args:
             shape: Layers, key-value heads and head size.
             rows: The most rows that can live at once.
+            columns: What the longest row will need, where that is known: buffers that grow are
+                copied.
             dtype: Of keys and values.
             device: Where they are.
         """
         layers, heads, size = shape
         self._shape = (layers, rows, heads, size)
-        self._placed = {"dtype": dtype, "device": device}
+        self._dtype, self._device = dtype, device
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
         self._blocked = torch.empty(0)  # [R, W]: -inf left of a row's start
@@ -159,7 +180,7 @@ class Slots:
         """The first column of every live row."""
         self.end = 0
         """The column the next token is written to."""
-        self._width = 0
+        self._width = min(columns, AT_ONCE)
         self._alike: list[Alike] = []  # empty when the rows have changed
         self._since = 0  # the column the newest token stood in when they were parted
 
@@ -212,7 +233,7 @@ class Slots:
             self._place(self.end - self.first)
         if not self._alike:
             lengths = [self.end + 1 - start for start in self.starts]
-            self._alike, self._since = alike(lengths, self._blocked.device), self.end
+            self._alike, self._since = alike(lengths, self._device), self.end
         windows = []
         for part in self._alike:
             # All rows have grown alike since.
@@ -247,12 +268,12 @@ class Slots:
         first, live, kept = self.first, len(self.starts), self.end - self.first
         layers, rows, heads, size = self._shape
         width = self._width
-        if end + SPARE > width:
+        if end + (SPARE if self._keys else 0) > width:
             width = end + max(SPARE, end // 4)
         for buffers in (self._keys, self._values):
             for layer in range(layers):
                 # Zeros, not empty: a masked column must not hold a NaN.
-                target = torch.zeros(rows, heads, width, size, **self._placed)  # type: ignore[call-overload]
+                target = zeroed((rows, heads, width, size), self._dtype, self._device)
                 if layer < len(buffers):
                     source = buffers[layer][:live, :, first : self.end]
                     target[:live, :, end - kept : end] = source
@@ -263,7 +284,7 @@ class Slots:
         self.starts = [start - first + end - kept for start in self.starts]
         self._since += end - self.end
         self.end = end
-        self._blocked = torch.zeros(rows, width, **self._placed)  # type: ignore[call-overload]
+        self._blocked = torch.zeros(rows, width, dtype=self._dtype, device=self._device)
         self._mask_rows(range(live))
 
     def _mask_rows(self, rows: Sequence[int]) -> None:
