@@ -119,9 +119,10 @@ def test_every_missing_short_or_changed_file_is_named(store: TokenStore) -> None
 def test_opening_maps_no_file(store: TokenStore) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     opened = TokenStore.open(store.path)
-    assert not opened._maps
+    assert not opened._targets.maps
     opened.target(0)
-    assert list(opened._maps) == [(0, "target")]
+    assert list(opened._targets.maps) == [0]
+    assert not opened._prompts.maps
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (soft, hard)
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from toque.batch import IGNORE, Batch, DecoderBatch, EncoderDecoderBatch
+from toque.data.joining import Pieces
 from toque.data.packing import RowShape
+from toque.data.store import TokenStore
 
 Ids = NDArray[np.generic]
 
@@ -37,30 +41,35 @@ def decoder_batch(
         pad_id: fills the rest.
     """
     shape = (len(rows), length)
-    tokens, labels = np.full(shape, pad_id, np.int64), np.full(shape, IGNORE, np.int64)
-    segments, positions = np.zeros(shape, np.int32), np.zeros(shape, np.int64)
-    counting = np.arange(length)
-    for r, row in enumerate(rows):
-        start = 0
-        for segment, example in enumerate(row, start=1):
-            prompt, target = examples.prompt(example), examples.target(example)
-            p, end = len(prompt), start + len(prompt) + len(target) - 1
-            tokens[r, start : start + p] = prompt
-            tokens[r, start + p : end] = target[:-1]
-            # Position p - 1 (the prompt's last token) predicts the target's first.
-            if p:
-                labels[r, start + p - 1 : end] = target
-            else:
-                labels[r, start:end] = target[1:]
-            segments[r, start:end] = segment
-            positions[r, start:end] = counting[: end - start]
-            start = end
+    prompts, targets = _sides(examples, rows)
+    inputs = prompts.followed_by(targets.without_last())
+    runs = _Runs(rows, inputs.lengths, length)
+    tokens = runs.laid_out(inputs)
+    segments = runs.segments()
+    padding = segments == 0
+    labels = np.full(tokens.shape, IGNORE, np.int64)
+    labels[:-1] = tokens[1:]
+    some = inputs.lengths > 0  # a target of one token without a prompt has no input
+    labels[(runs.starts + inputs.lengths - 1)[some]] = targets.last()[some]
+    # Position p - 1 (the prompt's last token) predicts the target's first.
+    parts = np.empty((len(inputs.lengths), 3), np.int64)
+    parts[:, 0] = np.maximum(prompts.lengths - 1, 0)
+    parts[:, 1] = inputs.lengths - parts[:, 0]
+    parts[:, 2] = runs.spans[1::2]
+    predicted = np.repeat(np.tile([False, True, False], len(parts)), parts.ravel())
+    np.copyto(labels, IGNORE, where=~predicted)
+    begins = np.zeros(len(runs.spans), np.int64)
+    begins[::2] = runs.starts
+    positions = np.arange(len(tokens)) - np.repeat(begins, runs.spans)
+    np.copyto(positions, 0, where=padding)
+    if pad_id:
+        np.copyto(tokens, pad_id, where=padding)
     return DecoderBatch(
-        labels=torch.from_numpy(labels),
-        example_ids=tuple(tuple(row) for row in rows),
-        tokens=torch.from_numpy(tokens),
-        segments=torch.from_numpy(segments),
-        positions=torch.from_numpy(positions),
+        labels=_tensor(labels, shape),
+        example_ids=tuple(map(tuple, rows)),
+        tokens=_tensor(tokens, shape),
+        segments=_tensor(segments, shape),
+        positions=_tensor(positions, shape),
     )
 
 
@@ -82,35 +91,74 @@ def encoder_decoder_batch(
         start_id: the decoder's first input of every example.
     """
     source_shape, target_shape = (len(rows), shape.source), (len(rows), shape.target)
-    source, target = (
-        np.full(source_shape, pad_id, np.int64),
-        np.full(target_shape, pad_id, np.int64),
-    )
-    labels = np.full(target_shape, IGNORE, np.int64)
-    source_segments, target_segments = (
-        np.zeros(source_shape, np.int32),
-        np.zeros(target_shape, np.int32),
-    )
-    for r, row in enumerate(rows):
-        s = t = 0
-        for segment, example in enumerate(row, start=1):
-            prompt, answer = examples.prompt(example), examples.target(example)
-            s_end, t_end = s + len(prompt), t + len(answer)
-            source[r, s:s_end] = prompt
-            source_segments[r, s:s_end] = segment
-            target[r, t] = start_id
-            target[r, t + 1 : t_end] = answer[:-1]
-            labels[r, t:t_end] = answer
-            target_segments[r, t:t_end] = segment
-            s, t = s_end, t_end
+    prompts, targets = _sides(examples, rows)
+    sources = _Runs(rows, prompts.lengths, shape.source)
+    runs = _Runs(rows, targets.lengths, shape.target)
+    source, labels = sources.laid_out(prompts), runs.laid_out(targets)
+    source_segments, target_segments = sources.segments(), runs.segments()
+    padding = target_segments == 0
+    target = np.empty_like(labels)
+    target[1:] = labels[:-1]
+    target[runs.starts] = start_id
+    np.copyto(target, pad_id, where=padding)
+    np.copyto(labels, IGNORE, where=padding)
+    if pad_id:
+        np.copyto(source, pad_id, where=source_segments == 0)
     return EncoderDecoderBatch(
-        labels=torch.from_numpy(labels),
-        example_ids=tuple(tuple(row) for row in rows),
-        source_tokens=torch.from_numpy(source),
-        source_segments=torch.from_numpy(source_segments),
-        target_tokens=torch.from_numpy(target),
-        target_segments=torch.from_numpy(target_segments),
+        labels=_tensor(labels, target_shape),
+        example_ids=tuple(map(tuple, rows)),
+        source_tokens=_tensor(source, source_shape),
+        source_segments=_tensor(source_segments, source_shape),
+        target_tokens=_tensor(target, target_shape),
+        target_segments=_tensor(target_segments, target_shape),
     )
+
+
+def _sides(examples: Examples, rows: Sequence[Sequence[int]]) -> tuple[Pieces, Pieces]:
+    """Prompts and targets in row order: from a store at once, else one by one."""
+    ids = list(chain.from_iterable(rows))
+    if isinstance(examples, TokenStore):
+        return examples.sides(np.array(ids, np.int64))
+    prompts = Pieces.of([examples.prompt(row) for row in ids])
+    return prompts, Pieces.of([examples.target(row) for row in ids])
+
+
+class _Runs:
+    """Where each example lies when rows of one length are written one after the other.
+
+    Args:
+        rows: the examples of each row; none is empty.
+        lengths: [examples] tokens of each, in row order.
+        row_length: of all rows.
+    """
+
+    def __init__(
+        self, rows: Sequence[Sequence[int]], lengths: NDArray[np.int64], row_length: int
+    ) -> None:
+        self._counts = [len(row) for row in rows]
+        firsts = np.cumsum([0, *self._counts])
+        gaps = row_length - np.add.reduceat(lengths, firsts[:-1])
+        self._gaps: list[int] = gaps.tolist()
+        self.spans = np.zeros(2 * len(lengths), np.int64)
+        """[2 examples] tokens of each, and of the padding after it: none but at the row's end."""
+        self.spans[::2] = lengths
+        self.spans[2 * firsts[1:] - 1] = gaps
+        self.starts = np.cumsum(self.spans)[::2] - lengths
+        """[examples] where each begins."""
+
+    def laid_out(self, pieces: Pieces) -> NDArray[np.int64]:
+        """All rows side by side; padding is 0."""
+        return pieces.in_rows(self._counts, self._gaps)
+
+    def segments(self) -> NDArray[np.int32]:
+        """The number of the example at every position, from 1 in every row; padding is 0."""
+        numbers = np.zeros(len(self.spans), np.int32)
+        numbers[::2] = list(chain.from_iterable(range(1, n + 1) for n in self._counts))
+        return np.repeat(numbers, self.spans)
+
+
+def _tensor(flat: NDArray[np.integer], shape: tuple[int, int]) -> Tensor:
+    return torch.from_numpy(flat.reshape(shape))
 
 
 class Layout:
@@ -144,18 +192,15 @@ class Layout:
         shape, examples = self.shape, examples or self.examples
         if not self.packed:
             rows = [(example,) for row in rows for example in row]
-            shape = self._longest([example for (example,) in rows], examples)
+            shape = self._longest(*_sides(examples, rows))
         if self.shape.source == 0:
             return decoder_batch(examples, rows, length=shape.target, pad_id=self.pad_id)
         return encoder_decoder_batch(
             examples, rows, shape=shape, pad_id=self.pad_id, start_id=self.start_id
         )
 
-    def _longest(self, rows: Sequence[int], examples: Examples) -> RowShape:
-        prompts = [len(examples.prompt(row)) for row in rows]
-        targets = [len(examples.target(row)) for row in rows]
+    def _longest(self, prompts: Pieces, targets: Pieces) -> RowShape:
         if self.shape.source == 0:
-            return RowShape(
-                0, max((p + t - 1 for p, t in zip(prompts, targets, strict=True)), default=1)
-            )
-        return RowShape(max(prompts, default=1), max(targets, default=1))
+            joined = prompts.lengths + targets.lengths - 1
+            return RowShape(0, int(joined.max(initial=1)))
+        return RowShape(int(prompts.lengths.max(initial=1)), int(targets.lengths.max(initial=1)))

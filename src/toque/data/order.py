@@ -39,11 +39,30 @@ def key_of(*parts: int) -> int:
     return key
 
 
+def keys_of(key: int, *parts: NDArray[np.integer] | int) -> U64:
+    """What `key_of` gives when more parts follow those of `key`, for arrays of parts at once.
+
+    >>> keys_of(key_of(17), np.array([0, 1]), 5).tolist() == [key_of(17, 0, 5), key_of(17, 1, 5)]
+    True
+    """
+    keys = np.asarray(key, np.uint64)
+    with np.errstate(over="ignore"):
+        for part in parts:
+            keys = _mix_array(keys ^ _mix_array(np.asarray(part).astype(np.uint64)))
+    return keys
+
+
 def mixed(values: U64) -> U64:
-    """SplitMix64's finaliser: every output bit depends on every input bit (Steele et al. 2014)."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
+    """SplitMix64's finaliser: every output bit depends on every input bit (Steele et al. 2014).
+
+    `values` are left as they are; the result is made in one array of its own.
+    """
+    values = values ^ (values >> np.uint64(30))
+    values *= np.uint64(0xBF58476D1CE4E5B9)
+    values ^= values >> np.uint64(27)
+    values *= np.uint64(0x94D049BB133111EB)
+    values ^= values >> np.uint64(31)
+    return values
 
 
 def _mix_array(values: U64) -> U64:
@@ -55,9 +74,20 @@ def shuffle(n: int, *, key: int) -> NDArray[np.int64]:
 
     For sets small enough to sort; `permute` gives one image without the others.
     """
+    (order,) = shuffles(np.array([n]), np.array([key], np.uint64))
+    return np.asarray(order)
+
+
+def shuffles(sizes: NDArray[np.int64], keys: U64) -> NDArray[np.int64]:
+    """[sets, max(sizes)] what `shuffle` gives for each size and its key.
+
+    Where a set is smaller than the largest, the numbers past its size follow in their order.
+    """
+    numbers = np.arange(int(sizes.max(initial=0)), dtype=np.uint64)
     with np.errstate(over="ignore"):
-        draws = _mix_array(np.arange(n, dtype=np.uint64) ^ np.uint64(key))
-    return np.argsort(draws, kind="stable")
+        draws = _mix_array(numbers ^ keys[:, None])
+    draws[numbers >= sizes[:, None].astype(np.uint64)] = _MASK
+    return np.argsort(draws, axis=1, kind="stable")
 
 
 def permute(positions: NDArray[np.int64], *, n: int, key: int) -> NDArray[np.int64]:

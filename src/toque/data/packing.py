@@ -6,7 +6,10 @@ dimension (decoder-only) and for two (encoder and decoder side at once).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +17,9 @@ from numpy.typing import NDArray
 Lengths = NDArray[np.int64]
 Rows = list[list[int]]
 """For each row, positions into the lengths that were given."""
+_TINY: Final = 1e-9
+"""Shares of a row that differ by less are equal: far less than a token, far more than rounding."""
+_UNOPENED: Final = 1e3
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,50 @@ class RowShape:
         return self.source + self.target
 
 
+@dataclass(frozen=True)
+class Placed:
+    """Where examples went. Windows are packed apart from each other and at the same time.
+
+    The k-th example that window w placed is order[w, k]; it went to row row[w, k].
+    """
+
+    order: NDArray[np.int64]
+    """[windows, examples] positions within the window."""
+    row: NDArray[np.int64]
+    """[windows, examples] rows, numbered from 0 in every window."""
+
+    @property
+    def n_rows(self) -> NDArray[np.int64]:
+        """[windows] rows each window fills."""
+        return np.asarray(self.row.max(axis=1, initial=-1) + 1)
+
+    def by_row(
+        self, order: NDArray[np.int64] | None = None
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Examples sorted by their row, as they were placed; and how many each row has.
+
+        Args:
+            order: [windows, rows] the rows of each window in the order wanted; None for ascending.
+
+        Returns:
+            [windows, examples] positions within the window, and [windows, rows] counts, 0 where a
+            window has fewer rows than the others.
+        """
+        n_windows, width = len(self.row), int(self.n_rows.max(initial=0))
+        row = self.row
+        if order is not None:
+            place = np.empty_like(order)
+            np.put_along_axis(place, order, np.arange(width)[None], axis=1)
+            row = np.take_along_axis(place, row, axis=1)
+        small = (
+            row.astype(np.int16) if width < 1 << 15 else row
+        )  # sorted by radix: ten times faster
+        sort = np.argsort(small, axis=1, kind="stable")
+        cells = row + np.arange(n_windows)[:, None] * width
+        counts = np.bincount(cells.ravel(), minlength=n_windows * width)
+        return np.take_along_axis(self.order, sort, axis=1), counts.reshape(n_windows, width)
+
+
 def pack(source: Lengths, target: Lengths, shape: RowShape) -> Rows:
     """Rows of whole examples; every example is in exactly one row.
 
@@ -40,19 +90,36 @@ def pack(source: Lengths, target: Lengths, shape: RowShape) -> Rows:
     >>> pack(np.zeros(3, np.int64), np.array([3, 5, 2]), RowShape(0, 5))
     [[1], [0, 2]]
     """
-    if shape.source == 0:
-        return _best_fit(target, shape.target)
-    return _best_fit_pairs(source, target, shape)
+    items, counts = pack_windows(source[None], target[None], shape).by_row()
+    following = iter(items[0].tolist())
+    return [list(islice(following, n)) for n in counts[0].tolist()]
 
 
-def _best_fit(lengths: Lengths, capacity: int) -> Rows:
-    rows: Rows = []
+def pack_windows(source: Lengths, target: Lengths, shape: RowShape) -> Placed:
+    """Pack each of several windows of as many examples; what `pack` gives for each of them.
+
+    Args:
+        source: [windows, examples] encoder lengths (ignored when `shape.source` is 0).
+        target: [windows, examples] decoder lengths.
+        shape: what a row can hold; no example may be longer.
+    """
+    if shape.source:
+        return _best_fit_pairs(source / shape.source, target / shape.target)
+    order = np.argsort(-target, axis=1, kind="stable")
+    lengths = np.take_along_axis(target, order, axis=1).tolist()
+    rows = [_best_fit(window, shape.target) for window in lengths]
+    return Placed(order, np.array(rows, np.int64).reshape(order.shape))
+
+
+def _best_fit(lengths: Sequence[int], capacity: int) -> list[int]:
+    """The row of each of these descending lengths."""
+    placed: list[int] = []
+    n_rows = 0
     open_rows: list[list[int]] = [
         [] for _ in range(capacity + 1)
     ]  # rows by the room they have left
     rooms = 0  # bit r is set when some row has room r: the smallest room >= n is one shift away
-    for item in np.argsort(-lengths, kind="stable").tolist():
-        length = int(lengths[item])
+    for length in lengths:
         candidates = rooms >> length
         if candidates:
             room = length + (candidates & -candidates).bit_length() - 1
@@ -60,49 +127,84 @@ def _best_fit(lengths: Lengths, capacity: int) -> Rows:
             if not open_rows[room]:
                 rooms ^= 1 << room
         else:
-            room, row = capacity, len(rows)
-            rows.append([])
-        rows[row].append(item)
+            room, row = capacity, n_rows
+            n_rows += 1
+        placed.append(row)
         left = room - length
         open_rows[left].append(row)
         rooms |= 1 << left
-    return rows
+    return placed
 
 
-def _best_fit_pairs(source: Lengths, target: Lengths, shape: RowShape) -> Rows:
-    s = source / shape.source
-    t = target / shape.target
-    rows: Rows = []
-    room_s, room_t = np.empty(len(s)), np.empty(len(s))
-    first = 0  # rows before it are full: they cannot take even the smallest example
-    smallest_s, smallest_t = (s.min(), t.min()) if len(s) else (0.0, 0.0)
+def _best_fit_pairs(s: NDArray[np.float64], t: NDArray[np.float64]) -> Placed:
+    """Best fit in two dimensions, of lengths [windows, examples] as shares of a row's sides.
+
+    A numpy call costs as much as a thousand numbers in it, and a window of a batch has some thirty
+    rows: so all windows place their k-th example at once.
+    """
     # Examples that are large on either side leave the fewest choices, so they go first.
-    for item in np.lexsort((-(s + t), -np.maximum(s, t))).tolist():
-        n = len(rows)
-        left_s, left_t = room_s[first:n] - s[item], room_t[first:n] - t[item]
+    order = np.lexsort((-(s + t), -np.maximum(s, t)))
+    sides = np.stack([np.take_along_axis(side, order, axis=1).T for side in (s, t)], axis=1)
+    n_windows, n_examples = s.shape
+    rows = np.empty((n_examples, n_windows), np.int64)
+    open_rows = _OpenRows(n_windows)
+    for k in range(n_examples):
+        open_rows.place(sides[k], out=rows[k])
+    return Placed(order, np.ascontiguousarray(rows.T))
+
+
+class _OpenRows:
+    """The room left in the rows of several windows, as shares of a row's two sides."""
+
+    def __init__(self, n_windows: int) -> None:
+        self._room = np.empty((2, n_windows, 0))
+        self._widen()
+
+    def place(self, example: NDArray[np.float64], *, out: NDArray[np.int64]) -> None:
+        """Place one example [2, windows] in each window; `out` takes the rows they go to."""
+        if self._sure == 0:
+            self._widen()
+        self._sure -= 1
+        np.subtract(self._room, example[:, :, None], out=self._left)
+        (left_s, left_t), (lopsided, too_full) = self._left, self._scratch
+        np.minimum(left_s, left_t, out=too_full)
         # The tightest fit: least room left on both sides together, and not lopsided.
-        waste = left_s + left_t + 0.5 * np.abs(left_s - left_t)
-        waste[(left_s < -1e-9) | (left_t < -1e-9)] = np.inf
-        best = int(waste.argmin()) if n > first else -1
-        if best < 0 or waste[best] == np.inf:
-            rows.append([item])
-            room_s[n], room_t[n] = 1.0 - s[item], 1.0 - t[item]
-            continue
-        row = first + best
-        rows[row].append(item)
-        room_s[row] -= s[item]
-        room_t[row] -= t[item]
-        while first < len(rows) and (
-            room_s[first] < smallest_s - 1e-9 or room_t[first] < smallest_t - 1e-9
-        ):
-            first += 1
-    return rows
+        np.subtract(left_s, left_t, out=lopsided)
+        np.abs(lopsided, out=lopsided)
+        lopsided *= 0.5
+        left_s += left_t
+        left_s += lopsided
+        # Beyond all bounds, up or down. An assignment under a mask costs ten times as much.
+        too_full += _TINY
+        too_full *= -1e300
+        np.maximum(left_s, too_full, out=left_s)
+        left_s.argmin(axis=1, out=out)
+        place = self._firsts + out
+        room = self._all_room.take(place)
+        np.minimum(room, 1.0, out=room)
+        room -= example
+        self._all_room[place] = room
+
+    def _widen(self) -> None:
+        # A row not yet opened looks far too large, so it is taken when no other will do; of
+        # several the first.
+        _, n_windows, before = self._room.shape
+        n_rows = int((self._room < _UNOPENED).sum(axis=2).max(initial=0))
+        width = n_rows + n_rows // 8 + 8
+        room = np.full((2, n_windows, width), _UNOPENED)
+        room[:, :, :before] = self._room
+        self._room, self._all_room = room, room.reshape(-1)
+        self._left, self._scratch = np.empty_like(room), np.empty_like(room)
+        self._firsts = (np.arange(2 * n_windows) * width).reshape(2, n_windows)
+        self._sure = width - n_rows
+        """Examples there is a row for whatever they need: each opens at most one."""
 
 
 def useful_share(source: Lengths, target: Lengths, shape: RowShape) -> float:
     """Share of computed tokens that are not padding when these examples are packed."""
     useful = int(target.sum()) + (int(source.sum()) if shape.source else 0)
-    return useful / (len(pack(source, target, shape)) * shape.tokens)
+    n_rows = int(pack_windows(source[None], target[None], shape).n_rows[0])
+    return useful / (n_rows * shape.tokens)
 
 
 def choose_shape(

@@ -22,8 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toque.data.files import sha256_of
+from toque.data.joining import Pieces
 from toque.data.manifest import FileEntry, StoreManifest, read_manifest
 from toque.data.mapped import mapped_array
+from toque.data.stored_side import StoredSide
 from toque.errors import DataError
 
 if TYPE_CHECKING:
@@ -49,7 +51,6 @@ class TokenStore:
         self._starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
         self._bounds = self._starts.tolist()
         self._files = {f.file for f in manifest.shards}
-        self._maps: dict[tuple[int, str], tuple[NDArray[np.generic], NDArray[np.int64]]] = {}
 
     @classmethod
     def open(cls, folder: Path | str, *, verify: bool = False) -> TokenStore:
@@ -70,15 +71,15 @@ class TokenStore:
             )
         return store
 
-    @cached_property
+    @property
     def prompt_lengths(self) -> NDArray[np.int32]:
         """Prompt tokens of every row, int32 [n_rows]."""
-        return self._lengths("prompt")
+        return self._prompts.lengths
 
-    @cached_property
+    @property
     def target_lengths(self) -> NDArray[np.int32]:
         """Target tokens of every row, int32 [n_rows]."""
-        return self._lengths("target")
+        return self._targets.lengths
 
     @cached_property
     def split(self) -> NDArray[np.uint8]:
@@ -91,11 +92,24 @@ class TokenStore:
 
     def prompt(self, row: int, /) -> NDArray[np.generic]:
         """Prompt ids of a row; a view of the map."""
-        return self._side(int(row), "prompt")
+        return self._prompts.row(int(row), self._shard_of(int(row)))
 
     def target(self, row: int, /) -> NDArray[np.generic]:
         """Target ids of a row; a view of the map."""
-        return self._side(int(row), "target")
+        return self._targets.row(int(row), self._shard_of(int(row)))
+
+    def sides(self, rows: NDArray[np.int64]) -> tuple[Pieces, Pieces]:
+        """Prompts and targets of many rows.
+
+        Raises:
+            IndexError: a row that is not there.
+        """
+        if rows.min(initial=0) < 0 or rows.max(initial=0) >= max(1, self.n_rows):
+            raise IndexError(f"rows {rows.tolist()} of a store with {self.n_rows} rows")
+        shards = [0] * len(rows)
+        if len(self._shards) > 1:
+            shards = (np.searchsorted(self._starts, rows, side="right") - 1).tolist()
+        return self._prompts.pieces(rows, shards), self._targets.pieces(rows, shards)
 
     def column(self, name: str) -> NDArray[np.generic]:
         """A per-example column of all rows; NaN where a row's source has no such number.
@@ -133,29 +147,24 @@ class TokenStore:
     def _array(self, path: Path) -> NDArray[np.generic]:
         return mapped_array(path)
 
-    def _lengths(self, side: str) -> NDArray[np.int32]:
-        parts = [
-            np.diff(self._array(self._shard(i) / f"{side}_ends.npy"), prepend=0)
-            for i in range(len(self._shards))
-        ]
-        return np.concatenate([np.empty(0, np.int64), *parts]).astype(np.int32)
+    @cached_property
+    def _prompts(self) -> StoredSide:
+        return self._side("prompt")
 
-    def _side(self, row: int, side: str) -> NDArray[np.generic]:
+    @cached_property
+    def _targets(self) -> StoredSide:
+        return self._side("target")
+
+    def _side(self, name: str) -> StoredSide:
+        shards = [self._shard(index) for index in range(len(self._shards))]
+        first = shards[0] / "prompt_tokens.npy" if shards else None
+        dtype = np.dtype(np.uint32) if first is None else self._array(first).dtype
+        return StoredSide(name, shards, self._bounds, dtype)
+
+    def _shard_of(self, row: int) -> int:
         if not 0 <= row < self.n_rows:
             raise IndexError(f"row {row} of a store with {self.n_rows} rows")
-        shard = bisect_right(self._bounds, row) - 1
-        tokens, ends = self._maps.get((shard, side)) or self._map(shard, side)
-        local = row - self._bounds[shard]
-        return tokens[int(ends[local - 1]) if local else 0 : int(ends[local])]
-
-    def _map(self, shard: int, side: str) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
-        folder = self._shard(shard)
-        tokens = self._array(folder / f"{side}_tokens.npy")
-        # The ends are read whole: 8 bytes a row, and a page fault less per example.
-        ends = np.array(self._array(folder / f"{side}_ends.npy"))
-        # A plain view: indexing a memmap object costs a Python-level call for every slice.
-        self._maps[shard, side] = (np.asarray(tokens), ends)
-        return self._maps[shard, side]
+        return bisect_right(self._bounds, row) - 1
 
 
 def check_files(folder: Path, entries: list[FileEntry], *, verify: bool) -> None:

@@ -14,6 +14,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from toque.data.order import mixed
+
 U64 = NDArray[np.uint64]
 I64 = NDArray[np.int64]
 
@@ -103,7 +105,7 @@ def characters(texts: Sequence[str]) -> Tokens:
     code = np.frombuffer("".join(joined).encode("utf-32-le", "replace"), np.uint32)
     counts = np.array([len(text) for text in joined], np.int64)
     none = np.empty(0, np.int64)
-    return Tokens(_mixed(code.astype(np.uint64) + np.uint64(1)), counts, none, (none, none), b"")
+    return Tokens(mixed(code.astype(np.uint64) + np.uint64(1)), counts, none, (none, none), b"")
 
 
 def grams(hashes: U64, texts: I64, n: int) -> tuple[U64, I64]:
@@ -118,7 +120,7 @@ def grams(hashes: U64, texts: I64, n: int) -> tuple[U64, I64]:
         joined *= np.uint64(_BASE)
         joined += hashes[k : k + last]
     whole = texts[:last] == texts[n - 1 :]
-    return _mixed(joined[whole]), texts[:last][whole]
+    return mixed(joined[whole]), texts[:last][whole]
 
 
 def cut_by_rules(line: str) -> str:
@@ -153,24 +155,14 @@ def _hashes(data: bytes, starts: I64, ends: I64) -> U64:
     """Tokens read eight bytes at a time, each time mixed with what came before."""
     window = np.ndarray(len(data) + 1, "<u8", data + bytes(8), strides=(1,))
     lengths = ends - starts
-    hashes = _mixed(window[starts] & _FIRST_BYTES[np.minimum(lengths, 8)])
+    hashes = mixed(window[starts] & _FIRST_BYTES[np.minimum(lengths, 8)])
     rest, at = np.flatnonzero(lengths > 8), 8
     while len(rest):
         left = np.minimum(lengths[rest] - at, 8)
-        hashes[rest] = _mixed((window[starts[rest] + at] & _FIRST_BYTES[left]) + hashes[rest])
+        hashes[rest] = mixed((window[starts[rest] + at] & _FIRST_BYTES[left]) + hashes[rest])
         at += 8
         rest = rest[lengths[rest] > at]
     return hashes
-
-
-def _mixed(values: U64) -> U64:
-    """SplitMix64's finaliser (Steele, Lea and Flood 2014)."""
-    values = values ^ (values >> np.uint64(30))
-    values *= np.uint64(0xBF58476D1CE4E5B9)
-    values ^= values >> np.uint64(27)
-    values *= np.uint64(0x94D049BB133111EB)
-    values ^= values >> np.uint64(31)
-    return values
 
 
 _SPACE, _MARK, _ALONE, _PLAIN = 0, 1, 2, 3

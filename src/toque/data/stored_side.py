@@ -1,0 +1,93 @@
+"""One side of a store's rows, prompts or targets, through the maps of its shards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toque.data.joining import Pieces
+from toque.data.mapped import mapped_array
+from toque.errors import DataError
+
+Ids = NDArray[np.generic]
+
+
+class StoredSide:
+    """The prompts of all rows, or the targets. Says where they lie; maps open when first read.
+
+    Args:
+        name: "prompt" or "target".
+        shards: the folders that hold them.
+        bounds: the number of each shard's first row, and of all rows.
+        dtype: of the ids.
+
+    Raises:
+        DataError: a shard does not say where its rows end.
+    """
+
+    def __init__(
+        self, name: str, shards: Sequence[Path], bounds: Sequence[int], dtype: np.dtype[np.generic]
+    ) -> None:
+        self.name, self.dtype = name, dtype
+        self._shards = shards
+        self.maps: dict[int, Ids] = {}
+        """Tokens by shard, as far as they were asked for."""
+        self._bytes: dict[int, memoryview] = {}
+        self.lengths = np.zeros(bounds[-1], np.int32)
+        """[rows] tokens of each."""
+        # Of three million rows either array is 12 MB.
+        self._starts = np.zeros(bounds[-1], np.uint32)
+        for shard, (first, last) in enumerate(pairwise(bounds)):
+            self._fill(shard, first, last)
+
+    def row(self, row: int, shard: int) -> Ids:
+        """The ids of a row of `shard`; a view of the map."""
+        start = int(self._starts[row])
+        return self.tokens(shard)[start : start + int(self.lengths[row])]
+
+    def pieces(self, rows: NDArray[np.int64], shards: Sequence[int]) -> Pieces:
+        """The ids of rows, each of which lies in the shard given beside it."""
+        for shard in set(shards).difference(self._bytes):
+            self._bytes[shard] = memoryview(self.tokens(shard).view(np.uint8).data)
+        size, opened = self.dtype.itemsize, self._bytes
+        lengths = self.lengths[rows].astype(np.int64)
+        first = self._starts[rows].astype(np.int64) * size
+        last = first + lengths * size
+        cuts = zip(shards, first.tolist(), last.tolist(), strict=True)
+        return Pieces(lengths, [opened[shard][start:end] for shard, start, end in cuts], self.dtype)
+
+    def tokens(self, shard: int) -> Ids:
+        """All ids of a shard.
+
+        Raises:
+            DataError: they are of another type than the rest of the store, or not as many as its
+                rows have.
+        """
+        known = self.maps.get(shard)
+        if known is None:
+            path = self._shards[shard] / f"{self.name}_tokens.npy"
+            # A plain view: indexing a memmap object costs a Python-level call for every slice.
+            known = np.asarray(mapped_array(path))
+            if known.dtype != self.dtype:
+                raise DataError(
+                    f"{path} holds {known.dtype} and the store's first ids are {self.dtype}: it is "
+                    "of another store. Prepare the data again."
+                )
+            self.maps[shard] = known
+        return known
+
+    def _fill(self, shard: int, first: int, last: int) -> None:
+        path = self._shards[shard] / f"{self.name}_ends.npy"
+        ends = mapped_array(path)
+        lengths = np.diff(ends, prepend=0)
+        if len(ends) != last - first or (lengths < 0).any() or ends[-1:].sum() >= 1 << 32:
+            raise DataError(
+                f"{path} does not say where {last - first} rows end, one after the other and below "
+                "2^32. The store is damaged; prepare the data again."
+            )
+        self.lengths[first:last] = lengths
+        self._starts[first + 1 : last] = ends[:-1]
