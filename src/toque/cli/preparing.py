@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,8 @@ from toque.build.data import prepare_settings, sources_of
 from toque.config import RunConfig
 from toque.data.prepare import PrepareResult, prepare
 from toque.data.settings import ProgressSink
+
+_REFRESH_SECONDS = 0.1
 
 
 def run_prepare(config: RunConfig, *, replace: bool = False) -> PrepareResult:
@@ -49,12 +52,19 @@ def _bar() -> Iterator[tuple[ProgressSink, Callable[[str], None]]]:
         console=console,
         transient=True,
         disable=not console.is_terminal,
+        auto_refresh=False,  # by a thread, and only a process of one thread can be forked
     )
+    shown = 0.0
     with bar:
         task = bar.add_task("preparing", total=None)
 
         def show(done_bytes: int, total_bytes: int, message: str) -> None:
-            bar.update(task, completed=done_bytes, total=total_bytes or None, description=message)
+            nonlocal shown
+            now = time.monotonic()
+            late = now - shown > _REFRESH_SECONDS
+            shown = now if late else shown
+            total = total_bytes or None
+            bar.update(task, completed=done_bytes, total=total, description=message, refresh=late)
 
         def say(sentence: str) -> None:
             console.print(sentence, markup=False, highlight=False, soft_wrap=True)

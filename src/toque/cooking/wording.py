@@ -10,6 +10,7 @@ _LETTERS: Final = bytes(
     ord(chr(code).lower()) if chr(code) in string.ascii_letters else 32 for code in range(256)
 )
 """Bytes of ASCII: letters in lower case, everything else a blank."""
+_ASCII: Final = bytes(range(128))
 _LOWER: Final = bytes(code + 32 if 65 <= code <= 90 else code for code in range(256))
 _NOT_LETTERS: Final = bytes(
     code for code in range(128) if chr(code) not in string.ascii_letters and code != 10
@@ -74,13 +75,13 @@ def casefolded(text: str) -> bytes:
     >>> casefolded("Crème BRÛLÉE 1½ Straße").decode()
     'crème brûlée 1½ strasse'
     """
-    if not text.isascii():
-        text = _FOREIGN.sub(_folded, text)
-    return text.encode().lower()
-
-
-def _folded(run: re.Match[str]) -> str:
-    return run.group().casefold()
+    data = text.encode()
+    if len(data) != len(text):
+        # Each character is folded by itself, and most foreign ones stay as they are: ° ½ ’ é.
+        foreign = data.translate(None, _ASCII).decode()
+        if foreign.casefold() != foreign:
+            return text.casefold().encode()
+    return data.lower()
 
 
 def _alphanumeric(run: re.Match[str]) -> str:

@@ -27,6 +27,7 @@ from toque.data.finish import Ending
 from toque.data.learn_from import learn_tokenizer
 from toque.data.manifest import FORMAT, NAME, StoreManifest, read_manifest
 from toque.data.near_files import remove_signatures
+from toque.data.pool import Inherited
 from toque.data.report import Report
 from toque.data.settings import PrepareSettings, ProgressSink, Source
 from toque.data.shards import Engine, ShardWriting, read_sidecar
@@ -99,10 +100,17 @@ def prepare(
         return found
     with disk_faults(plan.store, "preparing the data"):
         plan.store.mkdir(parents=True, exist_ok=True)
-        with _alone(plan.store):
+        with _alone(plan.store) as lock:
             _begin(plan)
             codec = _tokenizer(plan, told)
-            writing = ShardWriting(plan.store, plan.fingerprint, plan.files, plan.readers, settings)
+            writing = ShardWriting(
+                plan.store,
+                plan.fingerprint,
+                plan.files,
+                plan.readers,
+                settings,
+                Inherited(codec, lock),
+            )
             shards = writing.write(told, workers=workers, engine=engine)
             ending = Ending(
                 plan.store,
@@ -202,8 +210,8 @@ def _differences(manifest: StoreManifest, plan: _Plan) -> list[str]:
 
 
 @contextmanager
-def _alone(store: Path) -> Iterator[None]:
-    """Hold the store's lock, so that two commands do not write one store.
+def _alone(store: Path) -> Iterator[int]:
+    """Hold the store's lock, so that two commands do not write one store; gives its descriptor.
 
     Raises:
         DataError: another process holds it.
@@ -216,7 +224,7 @@ def _alone(store: Path) -> Iterator[None]:
                 f"Another process is preparing {store}. Wait for it to end, or choose another "
                 "data.store."
             ) from error
-        yield
+        yield lock.fileno()
 
 
 def _begin(plan: _Plan) -> None:

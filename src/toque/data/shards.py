@@ -20,7 +20,7 @@ import numpy as np
 from toque.data import sources
 from toque.data.division import first_of_kind
 from toque.data.example import Block, RecordReader
-from toque.data.pool import usable_cores, write_shards
+from toque.data.pool import Inherited, usable_cores, write_shards
 from toque.data.settings import PrepareSettings, ProgressSink
 from toque.data.sources import SourceFile, blocks_of, plain_bytes
 from toque.data.store import check_files
@@ -47,6 +47,7 @@ class ShardWriting:
         files: to read, in order.
         readers: by source.
         settings: what the rows are to be.
+        inherited: what workers forked here take over.
     """
 
     store: Path
@@ -54,6 +55,7 @@ class ShardWriting:
     files: Sequence[SourceFile]
     readers: Sequence[RecordReader]
     settings: PrepareSettings
+    inherited: Inherited
     not_read: int = 0
     """Bytes left unread when `max_examples` were found."""
     _results: dict[int, ShardResult] = field(default_factory=dict)
@@ -80,7 +82,9 @@ class ShardWriting:
 
             written = write_shards_on_ray(job, self._to_do(coming), workers=workers)
         else:
-            written = write_shards(job, self._to_do(coming), workers=workers or 1)
+            written = write_shards(
+                job, self._to_do(coming), workers=workers or 1, inherited=self.inherited
+            )
         for result in written:
             self._take(result)
             done = sum(self._sizes[number] for number in self._results)

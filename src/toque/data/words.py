@@ -28,10 +28,11 @@ _LARGEST = 400_000
 """Words held before starting afresh: about 100 MB."""
 _SLICE = 64
 """Texts cut into words at a time: few enough that the words stay in the processor's cache."""
-_END, _LEADS, _BREAKS = b"\0", b"\1", b"\2"
-"""Words that no text has: the end of a text, the mark of a word without a space before it, and
-two line breaks."""
-_MARKS = (_END, _LEADS, _BREAKS)
+_END, _LEADS, _BREAKS, _SPACE = b"\0", b"\1", b"\2", b"\3"
+"""What no text has: the end of a text, the mark of a word without a space before it, two line
+breaks, and a space that is no mark of a word."""
+_MARKS = (_END, _LEADS, _BREAKS, _SPACE)
+_SPACES = re.compile(rb" {3,}")
 _OUTER_SPACE = re.compile(r"\A\s|\s\Z|\s\s")
 """GPT-2's rule takes a run of white space but its last sign as one piece."""
 _SPACED = re.compile(r"\A(?! {2,}\Z).*\s", re.DOTALL)
@@ -52,6 +53,10 @@ class Words:
     ends: NDArray[np.int64]
     odd: NDArray[np.int64]
     lost: Counter[str]
+
+
+def _spaces_word(run: re.Match[bytes]) -> bytes:
+    return b" " + _SPACE * (len(run.group()) - 1) + b" "
 
 
 class _Table(dict[bytes, bytes | bytearray]):
@@ -93,6 +98,8 @@ class WordTable:
         # A special token's text is read as text; other added tokens are found before words are.
         added = tokenizer.get_added_tokens_decoder().values()
         self._added = [token.content for token in added if not token.special]
+        # NeoX has tokens of several spaces.
+        self._runs = self._spaced and not any(map(str.isspace, self._added))
         # Two ids above the vocabulary stand for the end of a text and for a word that is odd.
         bits = 16 if vocab_size < (1 << 16) - 1 else 32
         self._dtype = np.dtype(f"u{bits // 8}")
@@ -129,7 +136,7 @@ class WordTable:
     def _marked(self, texts: Sequence[str]) -> bytes:
         """The texts as one, with a space before every word and mark."""
         raw = "\0".join(texts).encode()
-        if raw.count(_END) >= len(texts) or _LEADS in raw or _BREAKS in raw:
+        if raw.count(_END) >= len(texts) or any(mark in raw for mark in _MARKS[1:]):
             # What has the marks in it becomes a mark in a wrong place, which is odd.
             has_mark = [any(mark.decode() in text for mark in _MARKS) for text in texts]
             kept = ["\1" if bad else text for text, bad in zip(texts, has_mark, strict=True)]
@@ -137,7 +144,13 @@ class WordTable:
         if not self._spaced:
             return raw.replace(b"\n", b" \n ").replace(_END, b" \0 ") + b" \0"
         raw = raw.replace(b"\n\n", b" \2 \1").replace(b"\n", b" \n \1")
-        return _LEADS + raw.replace(_END, b" \0 \1") + b" \0"
+        marked = _LEADS + raw.replace(_END, b" \0 \1") + b" \0"
+        if self._runs and b"  " in marked:
+            # GPT-2's rule: of a run of white space before a word all but the last is a piece. So
+            # of k spaces k - 1 are, but spaces and the first of two breaks are one, which is odd.
+            marked = marked.replace(b"  \2", b"  \1 \2")
+            marked = _SPACES.sub(_spaces_word, marked)
+        return marked
 
     def _learn(self) -> None:
         """Fill the places of the words not met before."""
@@ -145,6 +158,10 @@ class WordTable:
         words: list[bytes] = []
         texts: list[str] = []
         for word in new:
+            if word.startswith(_SPACE):
+                words.append(word)
+                texts.append(" " * len(word))
+                continue
             leads = word.startswith(_LEADS)
             text = word[leads:].decode()
             rewritten = "" if self._is_odd(text) else self._rewriter(text)
@@ -183,8 +200,11 @@ class WordTable:
             breaks = self._tokenizer.encode("\n", add_special_tokens=False).ids
         else:
             breaks = [self._odd_id]
+        space = [self._odd_id]
+        if self._runs:
+            space = self._tokenizer.encode(" ", add_special_tokens=False).ids
         for word, ids in (
-            (b"", [self._odd_id] if self._spaced else []),
+            (b"", space if self._spaced else []),
             (_LEADS, [self._odd_id]),
             (_END, [self._end_id]),
             (b"\n", breaks),

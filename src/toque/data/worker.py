@@ -60,9 +60,9 @@ class Job:
 class Kitchen:
     """A worker's tools for one job: the codec and the readers, made once."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, codec: Codec | None = None) -> None:
         self.job = job
-        self.codec: Codec = load_codec(job.store / "tokenizer")
+        self.codec = codec or load_codec(job.store / "tokenizer")
         tasks = job.settings.tasks
         self.readers = [load_reader(reader, tasks) for reader in job.readers]
 
