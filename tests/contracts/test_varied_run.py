@@ -7,12 +7,18 @@ import random
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from toque.build.augmentation import Rewriting, augmentation_in_words, varied_of
+from toque.build.data import open_store
 from toque.cli import main
+from toque.config import load_config
+from toque.cooking.augment import Augmentation
 from toque.cooking.cookbook import write_cookbook
+from toque.data.order import key_of
 
 CONFIG = """
 seed: 5
@@ -51,9 +57,36 @@ def train(kitchen: Path, name: str, *words: str) -> list[dict[str, float]]:
     return [event for event in events if event["event"] == "step"]
 
 
+def test_what_augmentation_does_is_counted(
+    kitchen: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = load_config(str(kitchen / "c.yaml"), []).config
+    store, encoder = open_store(config), config.model.family == "t5"
+    rows = store.rows("train")
+    varied = varied_of(config, store, rows, encoder=encoder)
+    assert varied is not None
+    key = key_of(config.seed, 0)
+    changed = sum(
+        not all(map(np.array_equal, varied.sides(row, key), (store.prompt(row), store.target(row))))
+        for row in rows.tolist()
+    )
+    told = augmentation_in_words(config, store, encoder=encoder)
+    assert told.startswith(f"augmentation: of {len(rows)} examples looked at {changed} are changed")
+    assert main(["train", str(kitchen / "c.yaml"), f"run_dir={kitchen / 'told'}"]) == 0
+    assert told.splitlines()[0] in capfd.readouterr().err
+    # Beside the shortest example alone, what augmentation lengthens does not fit.
+    lengths = store.prompt_lengths + store.target_lengths
+    rules = Augmentation(prompt_formats=True, tips=1.0)
+    shortest = rows[lengths[rows].argmin() :][:1]
+    narrow, wide = (Rewriting(rules, store, r, encoder=encoder) for r in (shortest, rows))
+    fitting, left = narrow.counts(rows, key)
+    assert fitting + left == sum(wide.counts(rows, key))
+    assert left > wide.counts(rows, key)[1]
+
+
 def test_a_run_with_every_technique_on_the_data(kitchen: Path) -> None:
     whole = train(kitchen, "whole")
-    assert len(whole) == 10
+    assert [event["stage"] for event in whole] == [1] * 4 + [2] * 6
     # A slow disk may have skipped some; stage 2 begins after step 4.
     saved = [int(p.name[5:]) for p in (kitchen / "whole/checkpoints").glob("step-*")]
     choice = random.Random(kitchen.name)

@@ -123,6 +123,52 @@ def _score(
     scores = TaskScores(task, len(rows), losses["loss"], losses["perplexity"])
     if task not in CLASSES:
         return scores
+    chosen = choose_classes(store, stream, runtime, model, task=task, rows=rows)
+    answers = chosen.answers
+    right = [a == t for a, t in zip(answers, chosen.truths, strict=True)]
+    full = int((store.prompt_lengths[rows] >= config.data.max_prompt_tokens).sum())
+    return replace(
+        scores,
+        classes=class_scores(answers, chosen.truths, chosen.classes),
+        sureness=calibration(chosen.shares.max(axis=1).tolist(), right),
+        truncated=full,
+    )
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The classes a model gives to examples."""
+
+    classes: list[str]
+    shares: NDArray[np.float64]
+    """[examples, classes] probabilities."""
+    truths: list[str]
+
+    @property
+    def answers(self) -> list[str]:
+        """The likeliest class of each."""
+        return [self.classes[i] for i in self.shares.argmax(axis=1).tolist()]
+
+
+def choose_classes(
+    store: TokenStore,
+    stream: BatchStream,
+    runtime: Runtime,
+    model: nn.Module,
+    *,
+    task: Task,
+    rows: NDArray[np.int64],
+) -> Chosen:
+    """Have a model choose, for each of `rows`, one of the classes the store's examples have.
+
+    Args:
+        store: holds the examples.
+        stream: says how the model reads them.
+        runtime: the run's precision and device.
+        model: the one asked.
+        task: one whose answer is a class.
+        rows: store rows of that task.
+    """
     layout, codec = stream.layout, store.codec()
     choose = Chooser(
         log_probabilities=log_probabilities,
@@ -135,16 +181,7 @@ def _score(
     classes = classes_of(store, task)
     prompts = [store.prompt(row) for row in rows.tolist()]
     shares = choose(model, prompts, [answer_ids(codec, name) for name in classes])
-    answers = [classes[i] for i in shares.argmax(axis=1).tolist()]
-    truths = [codec.decode(store.target(row)) for row in rows.tolist()]
-    right = [a == t for a, t in zip(answers, truths, strict=True)]
-    full = sum(len(prompt) >= config.data.max_prompt_tokens for prompt in prompts)
-    return replace(
-        scores,
-        classes=class_scores(answers, truths, classes),
-        sureness=calibration(shares.max(axis=1).tolist(), right),
-        truncated=full,
-    )
+    return Chosen(classes, shares, [codec.decode(store.target(row)) for row in rows.tolist()])
 
 
 def classes_of(store: TokenStore, task: Task) -> list[str]:

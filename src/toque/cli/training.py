@@ -11,6 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from toque import __version__
+from toque.build.augmentation import augmentation_in_words
 from toque.build.batches import build_language_model, build_stream, expected_totals
 from toque.build.curriculum import stages_in_words
 from toque.build.data import open_store
@@ -254,6 +255,7 @@ def _banner(
         f"{fitted.line}\n"
         f"{mixture_in_words(config, stream.plan)}"  # type: ignore[attr-defined]
         f"{stages_in_words(config, stream.plan)}"  # type: ignore[attr-defined]
+        f"{augmentation_in_words(config, store, encoder=shape.source > 0)}"
         f"until {config.train.stop_after}"
         + (
             f", about {steps:,.0f} steps"

@@ -32,6 +32,8 @@ class Step:
     """Tokens computed by this rank, padding included."""
     epoch: float
     """Passes over the data after this update."""
+    stage: int | None = None
+    """Of the curriculum, counted from 1; None without one."""
 
     def after(self, before: Progress, seconds: float) -> Progress:
         """Progress once this update is done, which took `seconds`."""
@@ -90,6 +92,7 @@ class BatchStream:
             n_examples=len(ids),
             n_computed=batch.n_computed,
             epoch=update.epoch,
+            stage=cursor.stage + 1 if isinstance(self.plan, StagedPlan) else None,
         )
 
     def starting_at(self, cursor: Cursor) -> Iterator[Step]:

@@ -28,6 +28,8 @@ class StepInfo:
     seconds: float
     """Wall seconds of the whole update, waiting for data included."""
     data_wait_seconds: float
+    stage: int | None = None
+    """Of the curriculum, counted from 1; None without one."""
 
 
 @dataclass(frozen=True)

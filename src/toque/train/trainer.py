@@ -235,6 +235,7 @@ class Trainer:
             n_computed=int(n_computed),
             seconds=seconds,
             data_wait_seconds=data_wait_seconds,
+            stage=planned.stage,
         )
 
     def _gradients(self, batch: Batch, rows_at_once: int, n_targets: int) -> Tensor:

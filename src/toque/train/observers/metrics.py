@@ -9,6 +9,7 @@ that step was undone. `reading.read_metrics` leaves that out.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -148,6 +149,7 @@ class MetricsLog(Callback):
             tokens_per_second=window.tokens_per_second,
             data_wait_seconds=window.data_wait_seconds,
             mfu=self._utilisation(last.progress),
+            **({} if last.stage is None else {"stage": last.stage}),
         )
         self._window = Window()
 
@@ -196,12 +198,19 @@ class _Lines:
         text = json.dumps(_finite(record), allow_nan=False).encode() + b"\n"
         if self._torn:
             text = b"\n" + text
+        before = os.fstat(self._descriptor).st_size
         try:
             written = os.write(self._descriptor, text)
         except OSError:
             return False
-        self._torn = written < len(text)
-        return not self._torn
+        if written < len(text):  # the disk filled within the line: none is better than a half
+            was_torn, self._torn = self._torn, True
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, before)
+                self._torn = was_torn
+            return False
+        self._torn = False
+        return True
 
     def close(self) -> None:
         """Close the file."""
