@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toque.data.joining import Pieces
-from toque.data.mapped import mapped_array
+from toque.data.mapped import Watched, mapped_array
 from toque.errors import DataError
 
 Ids = NDArray[np.generic]
@@ -37,6 +37,7 @@ class StoredSide:
         self.maps: dict[int, Ids] = {}
         """Tokens by shard, as far as they were asked for."""
         self._bytes: dict[int, memoryview] = {}
+        self._watched = Watched()
         self.lengths = np.zeros(bounds[-1], np.int32)
         """[rows] tokens of each."""
         # Of three million rows either array is 12 MB.
@@ -45,12 +46,22 @@ class StoredSide:
             self._fill(shard, first, last)
 
     def row(self, row: int, shard: int) -> Ids:
-        """The ids of a row of `shard`; a view of the map."""
+        """The ids of a row of `shard`; a view of the map.
+
+        Raises:
+            DataError: a shard became shorter since it was opened.
+        """
+        self._watched.look()
         start = int(self._starts[row])
         return self.tokens(shard)[start : start + int(self.lengths[row])]
 
     def pieces(self, rows: NDArray[np.int64], shards: Sequence[int]) -> Pieces:
-        """The ids of rows, each of which lies in the shard given beside it."""
+        """The ids of rows, each of which lies in the shard given beside it.
+
+        Raises:
+            DataError: a shard became shorter since it was opened.
+        """
+        self._watched.look()
         for shard in set(shards).difference(self._bytes):
             self._bytes[shard] = memoryview(self.tokens(shard).view(np.uint8).data)
         size, opened = self.dtype.itemsize, self._bytes
@@ -70,8 +81,10 @@ class StoredSide:
         known = self.maps.get(shard)
         if known is None:
             path = self._shards[shard] / f"{self.name}_tokens.npy"
+            array = mapped_array(path)
+            self._watched.add(path, array)
             # A plain view: indexing a memmap object costs a Python-level call for every slice.
-            known = np.asarray(mapped_array(path))
+            known = np.asarray(array)
             if known.dtype != self.dtype:
                 raise DataError(
                     f"{path} holds {known.dtype} and the store's first ids are {self.dtype}: it is "

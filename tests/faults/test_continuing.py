@@ -1,0 +1,139 @@
+"""Data, settings and tokenizers that changed between two sessions, or while one reads them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from toque.cli import main
+from toque.cli.training import run_training
+from toque.config import load_config
+from toque.cooking.cookbook import write_cookbook
+
+
+class StopAt:
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, run):
+        if run.step == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.fixture(scope="module")
+def begun(kitchen) -> Path:
+    """A run that was interrupted after a few steps."""
+    words = [f"run_dir={kitchen / 'begun'}"]
+    resolved = load_config(str(kitchen / "run.yaml"), words)
+    assert run_training(resolved, own=[StopAt(3)]).interrupted
+    return kitchen / "begun"
+
+
+@pytest.fixture
+def go_on(kitchen, begun, tmp_path, capfd):
+    """`go_on(settings...)`: exit code and words of the interrupted run with other settings."""
+
+    def train(*words):
+        shutil.copytree(begun, tmp_path / "begun", dirs_exist_ok=True)
+        code = main(["train", str(kitchen / "run.yaml"), f"run_dir={tmp_path / 'begun'}", *words])
+        return code, " ".join(capfd.readouterr().err.split())
+
+    return train
+
+
+def test_fault_17_a_shard_that_changed_between_two_sessions(kitchen, go_on, tmp_path):
+    store = tmp_path / "store"
+    shutil.copytree(kitchen / "store", store)
+    shard = next(store.glob("shards/*/target_tokens.npy"))
+    data = bytearray(shard.read_bytes())
+    data[-2] ^= 1
+    shard.write_bytes(data)
+    code, said = go_on(f"data.store={store}")
+    assert code == 3
+    assert f"{shard.name} has the right size and the wrong content" in said
+
+
+def test_fault_17_another_store_under_the_same_name(kitchen, go_on, tmp_path):
+    write_cookbook(tmp_path / "b.jsonl", n=60, seed=4)
+    words = [f"data.sources=[{{path: {tmp_path / 'b.jsonl'}}}]", f"data.store={tmp_path / 'store'}"]
+    assert main(["prepare", str(kitchen / "run.yaml"), *words]) == 0
+    code, said = go_on(*words)
+    assert code == 4
+    assert "was trained on another store" in said
+    assert "run_dir=runs/another" in said
+
+
+def test_fault_18_another_tokenizer_than_the_stores(kitchen, go_on, tmp_path):
+    code, said = go_on("model.tokenizer=trained:600")
+    assert code == 3
+    assert "the tokenizer was trained:512 and is trained:600" in said
+    store = tmp_path / "store"
+    shutil.copytree(kitchen / "store", store)
+    vocabulary = store / "tokenizer" / "tokenizer.json"
+    vocabulary.write_text(vocabulary.read_text() + "\n")
+    code, said = go_on(f"data.store={store}")
+    assert code == 3
+    assert "tokenizer.json" in said
+
+
+def test_fault_19_settings_that_would_make_it_another_run_are_listed(go_on):
+    code, said = go_on("optim.peak_lr=2e-2", "train.batch=8 examples", "observe.log_every=2 steps")
+    assert code == 4
+    assert "optim.peak_lr: 0.01 -> 0.02" in said
+    assert "train.batch: 1024 tokens -> 8 examples" in said
+    assert "log_every" not in said
+
+
+def test_fault_19_settings_that_only_watch_may_change(go_on, tmp_path):
+    code, said = go_on("observe.log_every=2 steps", "train.save_every=5 steps")
+    assert code == 0, said
+    assert (tmp_path / "begun" / "model" / "config.json").exists()
+
+
+CUT = """
+import os, sys, time
+from pathlib import Path
+import numpy as np
+from toque.data.store import TokenStore
+from toque.errors import DataError
+
+folder, way = Path(sys.argv[1]), sys.argv[2]
+shard = next(folder.glob("shards/*/target_tokens.npy"))
+store, plain = TokenStore.open(folder), np.load(shard, mmap_mode="r")
+rows = np.arange(store.n_rows)
+read = {
+    "row": lambda: [int(store.target(row).sum()) for row in rows.tolist()],
+    "rows": lambda: [bytes(part) for part in store.sides(rows)[1].parts],
+    "numpy": lambda: int(plain.sum()),
+}[way]
+read()
+os.truncate(shard, 200)
+time.sleep(0.1)
+try:
+    read()
+except DataError as error:
+    print(error)
+    sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize(("way", "code"), [("row", 3), ("rows", 3), ("numpy", -signal.SIGBUS)])
+def test_fault_16_a_shard_that_is_cut_while_it_is_mapped(kitchen, tmp_path, way, code):
+    store = tmp_path / "store"
+    shutil.copytree(kitchen / "store", store)
+    done = subprocess.run(
+        [sys.executable, "-c", CUT, str(store), way],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == code, (done.returncode, done.stderr[-2000:])
+    if code == 3:
+        assert "target_tokens.npy was cut short while it was being read: 200 bytes" in done.stdout
