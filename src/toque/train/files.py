@@ -19,7 +19,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
+
+import msgspec
 
 from toque.data.files import sync_folder
 from toque.errors import CheckpointError
@@ -40,7 +42,7 @@ class FileEntry:
     """One file of a folder, as its manifest lists it."""
 
     file: str
-    bytes: int
+    bytes: Annotated[int, msgspec.Meta(ge=0)]
     sha256: str
 
 

@@ -6,7 +6,7 @@ reader trusts nothing it says about places: file names are plain names in the sa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -75,12 +75,23 @@ def read_manifest(folder: Path) -> Manifest:
                 f"{folder} has format {version}; this Toque reads up to {FORMAT}. Install a newer "
                 "Toque, or move this checkpoint away to continue from an older one."
             )
-        manifest = msgspec.json.decode(text, type=Manifest)
+        if version not in READERS:
+            raise CheckpointError(f"{path} has format {version}, which no Toque ever wrote.")
+        manifest = READERS[version](text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path} is not a checkpoint's manifest: {error}.") from error
     _check_names(manifest, path)
     _check_itself(text, path)
     return manifest
+
+
+def _read_1(text: bytes) -> Manifest:
+    return msgspec.json.decode(text, type=Manifest)
+
+
+READERS: Final[Mapping[int, Callable[[bytes], Manifest]]] = {1: _read_1}
+"""Format -> how its manifest becomes today's. A new format adds its reader and keeps the others:
+`tests/golden/checkpoint-v*` holds a checkpoint of each, which must load to the same loss."""
 
 
 def _check_itself(text: bytes, path: Path) -> None:

@@ -1,0 +1,123 @@
+"""A checkpoint that this release wrote, and what every later one must make of it (fault 46).
+
+`checkpoint-v1/` is never rewritten: `pytest --regenerate` writes it only where it is missing. A
+new format gets a folder and a line of its own. The weights are made up, from a seed.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from toque.batch import DecoderBatch
+from toque.errors import CheckpointError
+from toque.models.load import build_model
+from toque.models.objective import loss_sum
+from toque.train.checkpoint import CheckpointStore, RunIdentity, verify_checkpoint
+from toque.train.manifest import FORMAT, READERS, NewerFormatError
+from toque.train.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
+from toque.train.tensors import load_model_tensors, model_tensors
+
+FOLDER = Path(__file__).parent / "checkpoint-v1"
+STEP = 3
+LOSSES = (3.8978245, 3.6584511)
+"""Nats per target of the fixed batch: as loaded, and after one more update, which reads the
+optimizer's state."""
+SHAPE = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}
+STATE = {
+    "progress": {"step": STEP, "epoch": 0.25, "examples": 12, "tokens": 192, "target_tokens": 192},
+    "cursor": {"epoch": 0, "window": 0, "row": STEP, "stage": 0, "updates": 0},
+}
+
+
+def batch() -> DecoderBatch:
+    """Four rows of sixteen made-up tokens, each predicting the next."""
+    made = torch.randint(3, 97, (4, 17), generator=torch.Generator().manual_seed(2))
+    return DecoderBatch(
+        labels=made[:, 1:],
+        example_ids=tuple((i,) for i in range(4)),
+        tokens=made[:, :-1],
+        segments=torch.ones(4, 16, dtype=torch.int32),
+        positions=torch.arange(16).expand(4, 16),
+    )
+
+
+def parts() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    model = build_model(
+        family="gpt2", shape=SHAPE, vocab_size=97, pad_id=0, eos_id=1, bos_id=None, seed=4
+    )
+    return model.eval(), build_optimizer(model, weight_decay=0.1)
+
+
+def updated(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> float:
+    """The loss before an update, nats per target."""
+    optimizer.zero_grad()
+    loss = loss_sum(model, batch()) / 64
+    loss.backward()
+    for group in optimizer.param_groups:
+        group["lr"] = 0.02
+    optimizer.step()
+    return float(loss.detach())
+
+
+def write() -> None:
+    model, optimizer = parts()
+    for _ in range(STEP):
+        updated(model, optimizer)
+    versions = {"toque": "0.1", "torch": "2.13.0", "python": "3.11"}
+    store = CheckpointStore(FOLDER, identity=RunIdentity("c0", "da7a", versions))
+    tensors = {
+        "model": model_tensors(model, trainable_only=False),
+        "optimizer": optimizer_tensors(optimizer, model),
+    }
+    store.save(STEP, tensors, STATE)
+
+
+@pytest.mark.golden
+def test_a_checkpoint_of_format_1_loads_to_the_same_loss(*, regenerate: bool) -> None:
+    if regenerate and not FOLDER.exists():
+        write()
+    found = verify_checkpoint(FOLDER / f"step-{STEP:08d}")
+    assert (found.manifest.format, found.manifest.data_fingerprint) == (1, "da7a")
+    assert found.state() == STATE
+    model, optimizer = parts()
+    fresh = float(loss_sum(model, batch()).detach()) / 64
+    load_model_tensors(model, found.tensors("model"), trainable_only=False, where="v1")
+    load_optimizer_tensors(optimizer, model, found.tensors("optimizer"), where="v1")
+    losses = (updated(model, optimizer), updated(model, optimizer))
+    assert losses == pytest.approx(LOSSES, abs=1e-5)
+    assert fresh > LOSSES[0] + 0.01
+    assert sum(p.stat().st_size for p in FOLDER.rglob("*")) < 200_000
+
+
+def test_every_format_has_a_reader_and_a_golden_checkpoint() -> None:
+    assert max(READERS) == FORMAT
+    kept = {int(p.name.removeprefix("checkpoint-v")) for p in FOLDER.parent.glob("checkpoint-v*")}
+    assert kept == set(READERS)
+
+
+@pytest.mark.parametrize(
+    ("version", "kind", "words"),
+    [
+        (
+            FORMAT + 1,
+            NewerFormatError,
+            rf"has format {FORMAT + 1}; this Toque reads",
+        ),
+        (0, CheckpointError, "has format 0, which no Toque ever wrote"),
+        (-3, CheckpointError, "has format -3, which no Toque ever wrote"),
+    ],
+)
+def test_another_format_is_refused_in_words(
+    tmp_path: Path, version: int, kind: type[CheckpointError], words: str
+) -> None:
+    folder = tmp_path / f"step-{STEP:08d}"
+    shutil.copytree(FOLDER / folder.name, folder)
+    path = folder / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": version}))
+    with pytest.raises(kind, match=words):
+        verify_checkpoint(folder)
