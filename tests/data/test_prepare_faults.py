@@ -215,3 +215,22 @@ def test_a_damaged_tokenizer_is_written_again(
     (store / "tokenizer" / "tokenizer.json").write_text("{")
     assert not prepared(lines_file, store, settings).reused
     assert content(store) == before
+
+
+def test_a_killed_worker_is_named_and_the_next_start_ends_with_the_same_bytes(
+    tmp_path: Path, settings_for: Make
+) -> None:
+    path, settings = many_lines(tmp_path, 200), settings_for()
+    store = tmp_path / "s"
+    process = child(tmp_path, path, store, settings.tokenizer, workers=2)
+    while not whole_shards(store):
+        assert process.poll() is None
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(children[-1]), signal.SIGKILL)  # as the system does when memory is short
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 3, out
+    assert "A worker process ended, most likely killed by the system" in out
+    assert whole_shards(store)
+    prepared(path, store, settings)
+    prepared(path, tmp_path / "calm", settings)
+    assert content(store) == content(tmp_path / "calm")
