@@ -1,0 +1,66 @@
+"""A file with everything wrong at once, through the command a user types."""
+
+from __future__ import annotations
+
+import json
+
+from toque.cli import main
+from toque.data.manifest import read_manifest
+from toque.data.report import Report
+
+CONFIG = """
+run_dir: {folder}/run
+model: {{family: gpt2, tokenizer: "trained:512"}}
+data: {{sources: [{{path: "{folder}/a.jsonl"}}], store: "{folder}/store", max_prompt_tokens: 64,
+  max_target_tokens: 256}}
+"""
+
+
+def record(n, **more):
+    steps = ["Rinse the lentils in cold water.", f"Simmer for {n} minutes until soft, then serve."]
+    foods = [f"{n} cups lentils", "1/2 lemon"]
+    return {"title": f"Pot {n}", "ingredients": foods, "directions": steps, **more}
+
+
+LINES = [json.dumps(record(n)).encode() for n in range(40)]
+NASTY = {
+    6: LINES[5].replace(b"lentils", b"lent\xff\xfels"),
+    10: b'{"title": "x',
+    14: b"[1, 2]",
+    18: b'{"title": "' + b"a" * (9 << 20) + b'"}',
+    22: json.dumps(record(21, directions=[])).encode(),
+    23: json.dumps(record(22, directions=["", " "])).encode(),
+    26: b"[" * 100_000,
+    38: b"\x00\x00\x00",
+}
+"""By the number of their line."""
+STRANGE = {
+    30: b'{"title": "Pot 0", ' + LINES[29][1:],  # one key twice
+    34: json.dumps(record(33, title="Pot\x00 33")).encode(),
+}
+"""What can still be read."""
+
+
+def prepared(folder, capfd):
+    lines = [(NASTY | STRANGE).get(n, line) for n, line in enumerate(LINES, start=1)]
+    (folder / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + b"\r\n".join(lines) + b"\r\n")
+    (folder / "run.yaml").write_text(CONFIG.format(folder=folder))
+    code = main(["prepare", str(folder / "run.yaml")])
+    return code, " ".join("".join(capfd.readouterr()).split())
+
+
+def test_faults_29_and_30_are_counted_with_their_lines(tmp_path, capfd):
+    code, said = prepared(tmp_path, capfd)
+    assert code == 0, said
+    manifest = read_manifest(tmp_path / "store")
+    assert {reason: manifest.dropped[reason] for reason in sorted(manifest.dropped)} == {
+        "no steps": 2,
+        "not JSON": 3,
+        "not UTF-8": 1,
+        "not an object": 1,
+        "too long": 1,
+    }
+    assert "Read 40 = kept 32 + dropped 8 records" in said
+    places = Report.read_from(tmp_path / "store").lines
+    told = sorted(int(p.rpartition(":")[2]) for found in places.values() for p in found)
+    assert told == sorted(NASTY)
