@@ -158,24 +158,30 @@ class WordTable:
         words: list[bytes] = []
         texts: list[str] = []
         for word in new:
-            if word.startswith(_SPACE):
+            text = (word[1:] if word.startswith(_LEADS) else word).decode()
+            if word.startswith(_SPACE) or not self._is_odd(text):
                 words.append(word)
-                texts.append(" " * len(word))
-                continue
-            leads = word.startswith(_LEADS)
-            text = word[leads:].decode()
-            rewritten = "" if self._is_odd(text) else self._rewriter(text)
-            if not rewritten or (self._spaced and _OUTER_SPACE.search(rewritten)):
-                self._fill(word, [self._odd_id])
+                texts.append(text)
             else:
-                words.append(word)
-                texts.append(f" {rewritten}" if self._spaced and not leads else rewritten)
+                self._fill(word, [self._odd_id])
+        # A line each: asked one by one they take several times as long.
+        texts = self._rewriter("\n".join(texts)).split("\n") if texts else []
+        if self._spaced:
+            texts = [self._as_read(*of) for of in zip(words, texts, strict=True)]
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         for word, text, encoding in zip(words, texts, encodings, strict=True):
             ids = encoding.ids
-            self._fill(word, ids)
+            self._fill(word, ids if text or not self._spaced else [self._odd_id])
             if self._unk_id in ids and (lost := self._rewriter.lost([text])):
                 self._lossy[word] = lost
+
+    def _as_read(self, word: bytes, text: str) -> str:
+        """A word of bytes with the space it is read with; nothing where it is odd."""
+        if word.startswith(_SPACE):
+            return " " * len(word)
+        if not text or _OUTER_SPACE.search(text):
+            return ""
+        return text if word.startswith(_LEADS) else f" {text}"
 
     def _fill(self, word: bytes, ids: list[int]) -> None:
         data = array("H" if self._dtype.itemsize == 2 else "I", ids).tobytes()
@@ -184,12 +190,11 @@ class WordTable:
 
     def _is_odd(self, text: str) -> bool:
         """Whether a word's ids could differ with what stands beside it."""
-        if not text:  # a space too many
+        if not text or not text[0].isprintable():
             return True
-        # A mark or joiner at the front folds with the space before it.
-        if not text[0].isprintable() or unicodedata.category(text[0])[0] == "M":
-            return True
-        return any(content in text for content in self._added)
+        if not text.isascii() and unicodedata.category(text[0])[0] == "M":
+            return True  # a mark at the front folds with the space before it, as a joiner does
+        return bool(self._added) and any(content in text for content in self._added)
 
     def _forget(self) -> None:
         self._lossy: dict[bytes, Counter[str]] = {}
