@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +15,7 @@ from cyclopts import App, CycloptsError, Parameter
 
 from toque import __version__
 from toque.cli import several
+from toque.cli.secrets import without_secrets
 from toque.errors import ConfigError, Interrupted, ToqueError
 
 HELP = """Train language models that write recipes, and any other text, on the machine you have.
@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     # Trackers note the command line they find; a webhook's address is a secret.
-    sys.argv[1:] = _without_secrets(sys.argv[1:])
+    sys.argv[1:] = without_secrets(sys.argv[1:])
     code = _ended(words)
     if several.one_of_several():
         several.leave(code)
@@ -70,15 +70,6 @@ def _ended(words: list[str]) -> int:
     except BrokenPipeError:  # `toque presets | head`: the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
-
-
-def _without_secrets(words: Sequence[str]) -> list[str]:
-    """The words of a command line with the address of a webhook left out.
-
-    >>> _without_secrets(["train", "my.yaml", "observe.webhook=https://x/token", "seed=1"])
-    ['train', 'my.yaml', 'observe.webhook=...', 'seed=1']
-    """
-    return [w.partition("=")[0] + "=..." if "webhook" in w and "=" in w else w for w in words]
 
 
 @app.command
@@ -140,7 +131,7 @@ def train(
 
     run = run_training(resolved, start=start, upload=not no_upload)
     if run.interrupted:
-        again = shlex.join(["toque", "train", config, *_without_secrets(overrides)])
+        again = shlex.join(["toque", "train", config, *without_secrets(overrides)])
         raise Interrupted(
             f"Stopped by a signal and saved at step {run.step}. Continue with: {again}"
         )

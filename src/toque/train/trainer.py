@@ -195,11 +195,7 @@ class Trainer:
             DataError: no token of the batch has loss, so there is nothing to learn from.
         """
         started = time.perf_counter() if started is None else started
-        if planned.n_targets < 1:
-            raise DataError(
-                f"Step {self.progress.step} has no target token, so its loss is undefined. Prepare "
-                "the data again; examples without a target belong out of the store."
-            )
+        self._refuse_no_targets(planned)
         loss_sum = self._rows.computed(
             self.progress.step,
             lambda rows: self._gradients(batch or planned.batch, rows, planned.n_targets),
@@ -237,6 +233,12 @@ class Trainer:
             data_wait_seconds=data_wait_seconds,
             stage=planned.stage,
         )
+
+    def _refuse_no_targets(self, planned: Step) -> None:
+        if planned.n_targets < 1:
+            raise DataError(
+                f"Step {self.progress.step} has no target token: leave such examples out of the data."
+            )
 
     def _gradients(self, batch: Batch, rows_at_once: int, n_targets: int) -> Tensor:
         """Add the whole update's gradients; [] its loss in nats, summed."""
