@@ -220,3 +220,20 @@ def test_fault_45_continued_twice_from_one_checkpoint(make_run):
         run.trainer.fit()
     assert runs[0].losses == runs[1].losses
     assert equal(runs[0].weights(), runs[1].weights())
+
+
+def test_fault_38_a_clock_that_jumps_back_changes_nothing(make_run, monkeypatch):
+    whole = make_run(folder=make_run.folder / "whole", save_every=None)
+    whole.trainer.fit()
+    clock = iter(range(2_000_000_000, 0, -86_400))  # a day back at every look
+    monkeypatch.setattr(time, "time", lambda: float(next(clock)))
+    first = make_run(stop_after="7 steps", keep_last=2)
+    first.trainer.lr_at = whole.trainer.lr_at
+    first.trainer.fit()
+    folder = first.trainer.checkpoints.folder
+    for age, path in enumerate(sorted(folder.glob("step-*"))):
+        os.utime(path, (1e9 - age, 1e9 - age))  # the newest looks oldest
+    again = make_run(keep_last=2)
+    again.trainer.fit()
+    assert first.losses + again.losses == whole.losses
+    assert sorted(p.name for p in folder.glob("step-*")) == ["step-00000017", "step-00000018"]
