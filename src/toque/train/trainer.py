@@ -237,7 +237,7 @@ class Trainer:
     def _refuse_no_targets(self, planned: Step) -> None:
         if planned.n_targets < 1:
             raise DataError(
-                f"Step {self.progress.step} has no target token: leave such examples out of the data."
+                f"Step {self.progress.step} has no target token: leave such examples out."
             )
 
     def _gradients(self, batch: Batch, rows_at_once: int, n_targets: int) -> Tensor:
