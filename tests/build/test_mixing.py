@@ -5,10 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from toque.build.batches import Lengths, row_shape
 from toque.build.mixing import mixture_in_words, mixture_of
 from toque.cli import main
 from toque.config import load_config
 from toque.cooking.cookbook import write_cookbook
+from toque.data.mixing import Mixture
 from toque.data.packing import RowShape
 from toque.data.plan import EpochPlan
 from toque.data.store import TokenStore
@@ -89,3 +91,20 @@ def test_a_run_continues_with_its_own_weights_only(
     # A new weight needs no new store.
     assert main(["prepare", str(config_of(folder, 1.0, 3.0))]) == 0
     assert "Reused" in capfd.readouterr().out
+
+
+def test_rows_are_shaped_for_what_is_drawn(folder: Path) -> None:
+    # Long targets that are hardly drawn, short ones that fill the epoch.
+    source, target = np.full(400, 200), np.repeat([190, 4], 200)
+    lengths = Lengths(source, target, encoder=True)
+    mixture = Mixture(source=np.repeat([0, 1], 200), weights=[0.05, 1.0], seed=3)
+    sampled = lengths.sample(mixture)[1]
+    assert 10 <= (sampled == 190).sum() <= 11  # 10 of 210 drawn, and the longest of all
+    config = load_config(str(config_of(folder, 1.0, 1.0)), ["train.batch=8192 tokens"]).config
+    share = []
+    for shape in (row_shape(config, lengths), row_shape(config, lengths, mixture)):
+        rows = EpochPlan(
+            np.arange(400), source, target, shape, seed=1, update_rows=2, mixture=mixture
+        ).window_rows(0, 0)
+        share.append(sum(len(row) for row in rows) * 200 / (len(rows) * shape.tokens))
+    assert share[1] > 1.2 * share[0]

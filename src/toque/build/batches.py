@@ -15,6 +15,7 @@ from toque.build.spans import corrupted, spans_of
 from toque.config import RunConfig
 from toque.data.curriculum import StagedPlan
 from toque.data.layout import Layout
+from toque.data.mixing import Mixture
 from toque.data.packing import RowShape, choose_shape
 from toque.data.plan import WINDOW_EXAMPLES, EpochPlan
 from toque.data.spans import SpanCorruption
@@ -79,22 +80,23 @@ class Lengths:
             return cls(prompt, target, encoder=True)
         return cls(np.zeros_like(prompt), prompt + target - 1, encoder=False)
 
-    def sample(self) -> tuple[np.ndarray, np.ndarray]:
-        """Lengths of an even sample, and of the longest example of either side."""
-        n = len(self.target)
+    def sample(self, mixture: Mixture | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Lengths of an even sample of what is drawn, and of the longest example of either side."""
+        n = len(self.target) if mixture is None else sum(mixture.draws)
         ids = np.linspace(0, n - 1, min(n, SHAPE_SAMPLE)).astype(np.int64)
+        ids = ids if mixture is None else mixture.examples(ids, epoch=0)
         ids = np.unique(np.append(ids, [self.source.argmax(), self.target.argmax()]))
         return self.source[ids], self.target[ids]
 
 
-def row_shape(config: RunConfig, lengths: Lengths) -> RowShape:
-    """What a packed row holds: as configured, or the cheapest for this data.
+def row_shape(config: RunConfig, lengths: Lengths, mixture: Mixture | None = None) -> RowShape:
+    """What a packed row holds: as configured, or the cheapest for what an epoch draws.
 
     Raises:
         ConfigError: a row holds more tokens than an update.
     """
     batch, asked = config.train.batch, config.train.row_tokens
-    source, target = lengths.sample()
+    source, target = lengths.sample(mixture)
     limit = batch.amount if batch.unit == "tokens" else np.inf
     shape = choose_shape(source, target, encoder=lengths.encoder, at_most=limit)
     if isinstance(asked, int):
@@ -132,7 +134,8 @@ def build_stream(
     spans = spans_of(config, store, encoder=model.config.is_encoder_decoder)
     lengths = Lengths.of(store, rows, encoder=model.config.is_encoder_decoder, spans=spans)
     check_positions(model, lengths)
-    shape, batch = row_shape(config, lengths), config.train.batch
+    shape = row_shape(config, lengths, mixture_of(config, store, rows))
+    batch = config.train.batch
     in_tokens = batch.unit == "tokens"
     if spans is None:
         varied = varied_of(config, store, rows, encoder=lengths.encoder)
