@@ -274,6 +274,9 @@ def test_a_limit_on_examples_is_counted(
     # The fourth group holds the twelfth example and three more; the rest of the file is not read.
     assert (report.examples, report.dropped["beyond max_examples"], report.read) == (12, 3, 16)
     assert int((result.store.split != 255).sum()) == 12
+    # Of the records that are not kept one is no JSON; three were only not asked for.
+    assert report.lost == report.read - report.kept - 3 == 1
+    assert "kept 12, dropped 1, left 3 beyond max_examples." in report.markdown()
 
 
 @pytest.mark.parametrize("family", ["decoder", "encoder-decoder"])

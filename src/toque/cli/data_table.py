@@ -15,7 +15,7 @@ from toque.cli.store_page import (
     sources_grid,
     warnings_of,
 )
-from toque.data.report import Report
+from toque.data.report import BEYOND, Report
 from toque.pages.content import Grid
 
 _NO_TERMINAL_COLUMNS = 120
@@ -40,13 +40,14 @@ def print_report(report: Report, console: Console | None = None) -> None:
             console.print(_table(title, grid))
             if grid.note:
                 console.print(Text(_plain(grid.note), style="dim"))
+    beyond = report.dropped.get(BEYOND, 0)
     for sentence in (*report.losses(), report.splitting()):
         console.print(Text(_plain(sentence)))
     console.print(
         Text(
-            f"Read {report.read:,} = kept {report.kept:,} + dropped "
-            f"{report.read - report.kept:,} records. {report.examples:,} examples: "
-            f"{report.train:,} to train on, {report.validation:,} held out; "
+            f"Read {report.read:,} = kept {report.kept:,} + dropped {report.lost:,}"
+            f"{f' + beyond max_examples {beyond:,}' if beyond else ''} records. "
+            f"{report.examples:,} examples: {report.train:,} to train on, {report.validation:,} held out; "
             f"{report.prompt_tokens + report.target_tokens:,} tokens of {_plain(report.tokenizer)}."
         )
     )

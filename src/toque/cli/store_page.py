@@ -47,10 +47,7 @@ def store_content(folder: Path, report: Report) -> dict[str, Any]:
     """The variables of the store's page."""
     return {
         "title": folder.resolve().name,
-        "sentence": (
-            f"Read {report.read:,} records: kept {report.kept:,}, dropped "
-            f"{report.read - report.kept:,}. Every record is one or the other."
-        ),
+        "sentence": (f"{report.counted()} No record is left uncounted."),
         "facts": _facts(report),
         "warnings": warnings_of(report),
         "sources": sources_grid(report),
@@ -92,10 +89,10 @@ def warnings_of(report: Report) -> list[str]:
             f"{share:.1%} of all target tokens were cut off by data.max_target_tokens. Raise it, "
             "or leave long examples out with data.on_overlong=drop."
         )
-    if report.read and report.kept < 0.9 * report.read:
+    share = report.lost / max(1, report.kept + report.lost)
+    if share > 0.1:
         found.append(
-            f"{1 - report.kept / report.read:.0%} of the records were dropped; the reasons and "
-            "examples are below."
+            f"{share:.0%} of the records were dropped; the reasons and examples are below."
         )
     if report.leaked_bodies:
         found.append(

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toque.data.order import mixed
+from toque.data.report import BEYOND
 from toque.data.settings import PrepareSettings
 from toque.data.store import LEFT_OUT, SPLIT_CODES
 
@@ -64,7 +65,7 @@ def divide(columns: Columns, settings: PrepareSettings) -> Division:
     if settings.max_examples is not None and int(keep.sum()) > settings.max_examples:
         n_before = _count(records, keep)
         keep &= np.cumsum(keep) <= settings.max_examples
-        dropped["beyond max_examples"] = n_before - _count(records, keep)
+        dropped[BEYOND] = n_before - _count(records, keep)
     split = np.full(len(records), LEFT_OUT, np.uint8)
     split[keep] = _sides(columns.key[keep], settings.validation_fraction)
     train = split == SPLIT_CODES["train"]

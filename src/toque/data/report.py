@@ -14,6 +14,8 @@ from toque.data.files import write_whole
 from toque.data.profile import ColumnReport, Histogram, SourceRows
 
 JSON_NAME, MARKDOWN_NAME = "report.json", "report.md"
+BEYOND = "beyond max_examples"
+"""The reason of records that are fine and were not asked for."""
 
 
 class Lengths(msgspec.Struct, frozen=True):
@@ -84,6 +86,17 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     """This start's own; shards kept from an earlier one cost it nothing."""
 
+    @property
+    def lost(self) -> int:
+        """Records that were dropped for what they are, not for being beyond `max_examples`."""
+        return self.read - self.kept - self.dropped.get(BEYOND, 0)
+
+    def counted(self) -> str:
+        """What became of the records, in a clause that adds up."""
+        beyond = self.dropped.get(BEYOND, 0)
+        more = f", left {beyond:,} beyond max_examples" if beyond else ""
+        return f"Read {self.read:,} records: kept {self.kept:,}, dropped {self.lost:,}{more}."
+
     def write(self, folder: Path) -> None:
         """Write both forms into the store."""
         data = msgspec.json.format(msgspec.json.encode(self), indent=1)
@@ -105,8 +118,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             "# Data report",
             "",
             (
-                f"Read {self.read:,} records: kept {self.kept:,}, dropped "
-                f"{self.read - self.kept:,}. {self.examples:,} examples, {self.train:,} to train "
+                f"{self.counted()} {self.examples:,} examples, {self.train:,} to train "
                 f"on and {self.validation:,} held out. {tokens:,} tokens of {self.tokenizer} "
                 f"({self.prompt_tokens:,} in prompts, {self.target_tokens:,} in targets). "
                 f"{self.seconds:.1f} seconds."
