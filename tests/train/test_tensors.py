@@ -70,7 +70,7 @@ def test_a_dtype_without_a_name_is_refused():
     ("content", "message"),
     [
         (b"", "claims a header"),
-        ((10**10).to_bytes(8, "little") + b"{}", "claims a header of 10000000000 bytes"),
+        ((10**10).to_bytes(8, "little") + b"{}", "claims a header of 10,000,000,000 bytes"),
         ((2).to_bytes(8, "little") + b"[]", "not a safetensors file"),
         (b"\x80\x04\x95 a pickle, say, of some length", "claims a header"),
     ],

@@ -20,6 +20,7 @@ from toque.cooking.formats.hf_dataset import PREFIX, dataset_files, saved_files
 from toque.data.codec import load_codec
 from toque.data.manifest import StoreManifest
 from toque.data.numpy_files import is_array_file
+from toque.data.pickles import refuse_pickle
 from toque.data.remote import is_remote, listing
 from toque.data.remote_cache import fetch
 from toque.data.settings import TRAINED, Located, PrepareSettings, ProgressSink, Source
@@ -107,6 +108,7 @@ def _local_files(path: str) -> tuple[Located, ...]:
 
 def _reader_of(source: SourceConfig, file: Located) -> str:
     """The reader by content, not by name; what is no known format is text."""
+    refuse_pickle(file.path, file.name)
     columns = {str(part): name for part, name in source.columns.items()}
     if source.format == "tokens" or (source.format == "auto" and is_array_file(file.path)):
         return TOKEN_READER

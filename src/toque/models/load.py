@@ -18,6 +18,7 @@ from toque.models.counts import ParameterCounts, flops_per_token, parameter_coun
 from toque.models.families import Family, family_named, family_of
 from toque.models.hub import resolve_folder
 from toque.models.scratch import build_model, give_own_head
+from toque.models.tensor_header import check_header
 
 __all__ = [
     "ParameterCounts",
@@ -28,6 +29,7 @@ __all__ = [
 ]
 
 _INDEX = "model.safetensors.index.json"
+_PICKLES = {".bin", ".pt", ".pth", ".pkl", ".ckpt"}
 
 
 def load_model(
@@ -57,7 +59,7 @@ def load_model(
             "Set model.family=auto, or name another checkpoint in model.start_from."
         )
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (ValueError, TypeError, KeyError) as error:
         raise ConfigError(
             f"{folder / 'config.json'} is not a model config that transformers can read: "
@@ -119,12 +121,19 @@ def _weight_files(folder: Path) -> list[Path]:
     if (folder / _INDEX).exists():
         try:
             index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
-            return [folder / name for name in sorted(set(index["weight_map"].values()))]
+            names = sorted(set(index["weight_map"].values()))
+            outside = [name for name in names if not name or name != Path(name).name]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{folder / _INDEX} cannot be read: {error!r}.") from error
+        if outside:
+            raise CheckpointError(
+                f"{folder / _INDEX} names the file {outside[0]!r}; only plain names in its folder "
+                "are allowed. It is damaged or made to harm; copy the model from its source again."
+            )
+        return [folder / name for name in names]
     if (folder / "model.safetensors").exists():
         return [folder / "model.safetensors"]
-    pickles = sorted(p.name for p in folder.iterdir() if p.suffix in {".bin", ".pt", ".pth"})
+    pickles = sorted(p.name for p in folder.iterdir() if p.suffix in _PICKLES)
     if pickles:
         raise CheckpointError(
             f"{folder} holds its weights only as {', '.join(pickles)}, a pickle, which can run any "
@@ -139,6 +148,7 @@ def _weight_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     for file in _weight_files(folder):
         try:
+            check_header(file)
             with safe_open(file, framework="pt") as tensors:
                 for name in tensors.keys():  # noqa: SIM118  # not a mapping
                     shapes[name] = tuple(tensors.get_slice(name).get_shape())
@@ -161,6 +171,7 @@ def _read_weights(folder: Path, family: Family) -> PreTrainedModel:
             dtype=torch.float32,
             use_safetensors=True,
             local_files_only=True,
+            trust_remote_code=False,  # without it, transformers asks at the terminal
             output_loading_info=True,
         )
     except (RuntimeError, ValueError, OSError, SafetensorError) as error:

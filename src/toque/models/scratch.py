@@ -142,7 +142,7 @@ def outline_of(folder: Path) -> PreTrainedModel:
         ConfigError: not a model config, or of no family that works here.
     """
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ConfigError(f"{folder}/config.json cannot be read: {error}") from error
     return _construct(family_of(config), config)

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from toque.errors import CheckpointError
+from toque.models.tensor_header import check_header
 
 _DTYPE_NAMES: Final = {
     torch.float64: "F64",
@@ -31,8 +32,6 @@ _DTYPE_NAMES: Final = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-_MAX_HEADER_BYTES: Final = 100_000_000
-"""The safetensors library's own cap; a crafted header must not make us allocate gigabytes."""
 
 
 def safetensors_chunks(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
@@ -72,12 +71,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         CheckpointError: the file is missing or is not a safetensors file.
     """
     try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-        if length > min(_MAX_HEADER_BYTES, path.stat().st_size - 8):
-            raise CheckpointError(
-                f"{path} claims a header of {length} bytes, which it cannot hold."
-            )
+        check_header(path)
         return load_file(path)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error

@@ -1,0 +1,47 @@
+"""What a safetensors header may not say, beyond what the library refuses by itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from toque.errors import CheckpointError
+
+MAX_HEADER_BYTES: Final = 100_000_000
+"""The safetensors library's own cap; a crafted header must not make us allocate gigabytes."""
+
+
+def check_header(path: Path) -> None:
+    """Refuse a header larger than its file or the cap, no JSON, or with a name twice.
+
+    Of two equal names the library takes one and another reader the other. Sizes, offsets and
+    overlaps are the library's to check; it does so before it makes a tensor.
+
+    Raises:
+        CheckpointError: naming the file and what is wrong.
+        OSError: the file cannot be read.
+    """
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > min(MAX_HEADER_BYTES, path.stat().st_size - 8):
+            raise CheckpointError(
+                f"{path} claims a header of {length:,} bytes, which it cannot hold. It is damaged "
+                "or made to harm; put a whole copy in its place."
+            )
+        text = file.read(length)
+    try:
+        json.loads(text, object_pairs_hook=_each_once)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"{path} is not a safetensors file: {error}. Put a whole copy in its place."
+        ) from error
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        doubled = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"its header names {doubled!r} more than once")
+    return found

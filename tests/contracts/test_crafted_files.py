@@ -1,0 +1,88 @@
+"""Files that may come from anyone: refused in a paragraph, nothing allocated, nothing executed."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from toque.cli import main
+
+EXIT_CODES = {"checkpoint": (4,), "store": (3,), "model": (2, 4)}
+WORDS = {
+    "checkpoint: a header of 10 GB": "claims a header of 10,737,418,240 bytes",
+    "checkpoint: a name twice": "names 'w' more than once",
+    "checkpoint: a file outside": "names the file '../../secret'",
+    "checkpoint: a link out of the folder": "is not a plain file",
+    "checkpoint: a pickle in place of the weights": "has no model.safetensors; it holds model.bin",
+    "checkpoint: a manifest of 20 MB": "no manifest is",
+    "store: a file outside": "names the file 'shards/../../secret'",
+    "store: an absolute name": "names the file '/etc/hostname'",
+    "store: a name twice": "lists shards/00000/",
+    "store: a negative count of rows": ">= 0",
+    "store: a link out of the folder": "is not a plain file of the store",
+    "store: a folder that is a link": "is not a plain file of the store",
+    "store: an array of terabytes": "claims the shape (1099511627776,)",
+    "store: an array of objects": "is no array of a store",
+    "model: a header of 10 GB": "claims a header of 10,737,418,240 bytes",
+    "model: a name twice": "names 'w' more than once",
+    "model: only a w.pkl": "w.pkl, a pickle, which can run any code",
+    "model: an index that points outside": "names the file '../../secret.safetensors'",
+    "model: code of its own": "contains custom code",
+}
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    work = tmp_path_factory.mktemp("crafted")
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).parent / "crafted.py"), str(work)],
+        capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, cwd=work,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_each_is_refused_in_a_paragraph_with_its_exit_code(said: dict[str, Any]) -> None:
+    wrong = {
+        name: (kind, code, text)
+        for name, (kind, code, text) in said["said"].items()
+        if code not in EXIT_CODES[name.split(":")[0]] or "\n" in text or len(text) < 40
+    }
+    assert wrong == {}
+    assert len(said["said"]) > 35
+
+
+def test_the_error_says_what_was_found(said: dict[str, Any]) -> None:
+    missing = {
+        n: said["said"][n][2] for n, words in WORDS.items() if words not in said["said"][n][2]
+    }
+    assert missing == {}
+
+
+def test_nothing_that_was_planted_ran(said: dict[str, Any]) -> None:
+    assert said["executed"] is False
+
+
+@pytest.mark.parametrize("kind", ["pickle", "torch's archive"])
+def test_a_pickle_is_no_source(tmp_path: Path, kind: str, capsys) -> None:
+    path = tmp_path / "recipes.jsonl"  # known by its content, whatever it is called
+    if kind == "pickle":
+        path.write_bytes(pickle.dumps([{"title": "soup"}]))
+    else:
+        torch.save([{"title": "soup"}], path)
+    (tmp_path / "run.yaml").write_text("model: {family: gpt2, tokenizer: 'trained:512'}")
+    words = [f"data.sources=[{{path: {path}}}]", f"data.store={tmp_path}/store"]
+    assert main(["prepare", str(tmp_path / "run.yaml"), *words]) == 3
+    error = capsys.readouterr().err
+    assert "is a pickle, and reading one runs whatever code it brings" in error
+    assert not (tmp_path / "store").exists()
