@@ -22,11 +22,11 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -100,20 +100,20 @@ def their_loader(store: TokenStore, folder: Path) -> Any:
     return DataLoader(data, batch_size=BATCH, shuffle=True, collate_fn=collate, num_workers=0)
 
 
-def our_rate(stream: BatchStream, batches: int) -> float:
-    """Batches a second from the beginning of an epoch."""
-    steps, begun = stream.starting_at(Cursor()), time.perf_counter()
-    for _ in range(batches):
-        next(steps)
-    return batches / (time.perf_counter() - begun)
+class Cost(NamedTuple):
+    """Milliseconds a batch."""
 
+    wall: float
+    processor: float
+    """Of this process; the steadier one where other programs use the cores."""
 
-def their_rate(loader: Any, batches: int) -> float:
-    """The same."""
-    begun = time.perf_counter()
-    for _ in islice(loader, batches):
-        pass
-    return batches / (time.perf_counter() - begun)
+    @classmethod
+    def of(cls, batches: Iterator[object], n: int) -> Self:
+        """Of drawing `n` batches."""
+        begun, used = time.perf_counter(), time.process_time()
+        for _ in islice(batches, n):
+            pass
+        return cls(1e3 * (time.perf_counter() - begun) / n, 1e3 * (time.process_time() - used) / n)
 
 
 def seeks(stream: BatchStream, loader: Any, rng: random.Random) -> dict[str, Any]:
@@ -147,6 +147,15 @@ def equal_tokens(stream: BatchStream, loader: Any) -> dict[str, int]:
     return {"ours": ours, "theirs": theirs}
 
 
+def milliseconds(costs: Iterable[Cost]) -> dict[str, float]:
+    """Medians."""
+    walls, processors = zip(*costs, strict=True)
+    return {
+        "wall": round(statistics.median(walls), 3),
+        "processor": round(statistics.median(processors), 3),
+    }
+
+
 def compared(a: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Both loaders on a cookbook of `a.examples`."""
     cookbook = folder / "cookbook.jsonl"
@@ -159,15 +168,22 @@ def compared(a: argparse.Namespace, folder: Path) -> dict[str, Any]:
     stream, loader = stream_of(store), their_loader(store, folder)
     equal = equal_tokens(stream, loader)
     sound = equal["ours"] == equal["theirs"]
-    rates = [(our_rate(stream, 400), their_rate(loader, 100)) for _ in range(a.pairs)]
-    ratios = [o / t for o, t in rates]
+    costs = [
+        (Cost.of(stream.starting_at(Cursor()), 800), Cost.of(iter(loader), 100))
+        for _ in range(a.pairs)
+    ]
+    ratios = [theirs.wall / ours.wall for ours, theirs in costs]
+    in_processor_time = [theirs.processor / ours.processor for ours, theirs in costs]
     return {
         "examples": len(stream.plan.examples),
         "ratio": round(statistics.median(ratios), 1) if sound else "void",
         "worst_ratio": round(min(ratios), 1) if sound else "void",
+        "ratio_in_processor_time": round(statistics.median(in_processor_time), 1)
+        if sound
+        else "void",
         "quality": equal,
-        "ours_batches_per_second": round(statistics.median(o for o, _ in rates), 1),
-        "theirs_batches_per_second": round(statistics.median(t for _, t in rates), 1),
+        "ours_ms": milliseconds(ours for ours, _ in costs),
+        "theirs_ms": milliseconds(theirs for _, theirs in costs),
         "seek": seeks(stream, loader, random.Random(5)),
     }
 

@@ -7,7 +7,9 @@ segment. `labels[r, t]` is the token to be predicted *at* position t (already sh
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import islice
 from typing import Self
 
 import torch
@@ -40,13 +42,17 @@ class _Rows:
 
     def split(self, micro_batch_rows: int) -> list[Self]:
         """Consecutive micro-batches of at most `micro_batch_rows` rows."""
+        whole, rest = divmod(self.n_rows, micro_batch_rows)
+        return self.cut([micro_batch_rows] * whole + [rest] * (rest > 0))
+
+    def cut(self, sizes: Sequence[int]) -> list[Self]:
+        """Consecutive batches of so many rows, together all rows; views of this one's memory."""
+        ids = iter(self.example_ids)
+        names, tensors = zip(*self._tensors().items(), strict=True)
+        parts = zip(*(tensor.split(sizes) for tensor in tensors), strict=True)
         return [
-            replace(
-                self,
-                example_ids=self.example_ids[i : i + micro_batch_rows],
-                **{name: t[i : i + micro_batch_rows] for name, t in self._tensors().items()},
-            )
-            for i in range(0, self.n_rows, micro_batch_rows)
+            replace(self, example_ids=tuple(islice(ids, n)), **dict(zip(names, part, strict=True)))
+            for n, part in zip(sizes, parts, strict=True)
         ]
 
     def to(self, device: torch.device | str) -> Self:

@@ -43,7 +43,7 @@ def decoder_batch(
     shape = (len(rows), length)
     prompts, targets = _sides(examples, rows)
     inputs = prompts.followed_by(targets.without_last())
-    runs = _Runs(rows, inputs.lengths, length)
+    runs = _Runs(_Grid(rows), inputs.lengths, length)
     tokens = runs.laid_out(inputs)
     segments = runs.segments()
     padding = segments == 0
@@ -92,8 +92,9 @@ def encoder_decoder_batch(
     """
     source_shape, target_shape = (len(rows), shape.source), (len(rows), shape.target)
     prompts, targets = _sides(examples, rows)
-    sources = _Runs(rows, prompts.lengths, shape.source)
-    runs = _Runs(rows, targets.lengths, shape.target)
+    grid = _Grid(rows)
+    sources = _Runs(grid, prompts.lengths, shape.source)
+    runs = _Runs(grid, targets.lengths, shape.target)
     source, labels = sources.laid_out(prompts), runs.laid_out(targets)
     source_segments, target_segments = sources.segments(), runs.segments()
     padding = target_segments == 0
@@ -123,38 +124,46 @@ def _sides(examples: Examples, rows: Sequence[Sequence[int]]) -> tuple[Pieces, P
     return prompts, Pieces.of([examples.target(row) for row in ids])
 
 
+class _Grid:
+    """The examples of each row, counted."""
+
+    def __init__(self, rows: Sequence[Sequence[int]]) -> None:
+        self.counts = list(map(len, rows))
+        firsts = np.array([0, *self.counts]).cumsum()
+        self.firsts, self.n = firsts[:-1], int(firsts[-1])
+        self.lasts = firsts[1:] - 1
+        numbers = np.arange(1, self.n + 1) - np.repeat(self.firsts, self.counts)
+        self.segments = np.zeros(2 * self.n, np.int32)
+        """[2 examples] the number of each, from 1 in every row, and 0 for the padding after it."""
+        self.segments[::2] = numbers
+
+
 class _Runs:
     """Where each example lies when rows of one length are written one after the other.
 
     Args:
-        rows: the examples of each row; none is empty.
+        grid: the examples of each row; no row is empty.
         lengths: [examples] tokens of each, in row order.
         row_length: of all rows.
     """
 
-    def __init__(
-        self, rows: Sequence[Sequence[int]], lengths: NDArray[np.int64], row_length: int
-    ) -> None:
-        self._counts = [len(row) for row in rows]
-        firsts = np.cumsum([0, *self._counts])
-        gaps = row_length - np.add.reduceat(lengths, firsts[:-1])
-        self._gaps: list[int] = gaps.tolist()
-        self.spans = np.zeros(2 * len(lengths), np.int64)
+    def __init__(self, grid: _Grid, lengths: NDArray[np.int64], row_length: int) -> None:
+        self._grid = grid
+        self._gaps = row_length - np.add.reduceat(lengths, grid.firsts)
+        self.spans = np.zeros(2 * grid.n, np.int64)
         """[2 examples] tokens of each, and of the padding after it: none but at the row's end."""
         self.spans[::2] = lengths
-        self.spans[2 * firsts[1:] - 1] = gaps
-        self.starts = np.cumsum(self.spans)[::2] - lengths
+        self.spans[2 * grid.lasts + 1] = self._gaps
+        self.starts = self.spans.cumsum()[::2] - lengths
         """[examples] where each begins."""
 
     def laid_out(self, pieces: Pieces) -> NDArray[np.int64]:
         """All rows side by side; padding is 0."""
-        return pieces.in_rows(self._counts, self._gaps)
+        return pieces.in_rows(self._grid.counts, self._gaps.tolist())
 
     def segments(self) -> NDArray[np.int32]:
         """The number of the example at every position, from 1 in every row; padding is 0."""
-        numbers = np.zeros(len(self.spans), np.int32)
-        numbers[::2] = list(chain.from_iterable(range(1, n + 1) for n in self._counts))
-        return np.repeat(numbers, self.spans)
+        return np.repeat(self._grid.segments, self.spans)
 
 
 def _tensor(flat: NDArray[np.integer], shape: tuple[int, int]) -> Tensor:
@@ -198,6 +207,15 @@ class Layout:
         return encoder_decoder_batch(
             examples, rows, shape=shape, pad_id=self.pad_id, start_id=self.start_id
         )
+
+    def batches(
+        self, groups: Sequence[Sequence[Sequence[int]]], examples: Examples | None = None
+    ) -> list[Batch]:
+        """What `batch` gives for each group of rows; packed ones share memory."""
+        if not self.packed:
+            return [self.batch(rows, examples) for rows in groups]
+        whole = self.batch(list(chain.from_iterable(groups)), examples)
+        return [*whole.cut(list(map(len, groups)))]
 
     def _longest(self, prompts: Pieces, targets: Pieces) -> RowShape:
         if self.shape.source == 0:

@@ -177,9 +177,10 @@ class EpochPlan:
 
     def _packed_window(self, epoch: int, window: int) -> Packed:
         if (epoch, window) not in self._packed:
-            # Many windows pack at once in little more time than one. A window is asked for after
-            # the one before it or, when a position is looked for, alone.
-            n = self._alike(window) if (epoch, window - 1) in self._packed else 1
+            # Many windows pack at once in little more time than one. A window is asked for first
+            # of all, after the one before it or, when a position is looked for, alone.
+            follows = window == 0 or (epoch, window - 1) in self._packed
+            n = self._alike(window) if follows else 1
             for number, packed in enumerate(self._pack(epoch, window, n), start=window):
                 self._packed[epoch, number] = packed
             while len(self._packed) > _KEPT_WINDOWS + n:

@@ -104,7 +104,7 @@ class TokenStore:
         Raises:
             IndexError: a row that is not there.
         """
-        if rows.min(initial=0) < 0 or rows.max(initial=0) >= max(1, self.n_rows):
+        if len(rows) and not 0 <= rows.min() <= rows.max() < self.n_rows:
             raise IndexError(f"rows {rows.tolist()} of a store with {self.n_rows} rows")
         shards = [0] * len(rows)
         if len(self._shards) > 1:

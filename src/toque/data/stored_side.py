@@ -62,12 +62,13 @@ class StoredSide:
             DataError: a shard became shorter since it was opened.
         """
         self._watched.look()
-        for shard in set(shards).difference(self._bytes):
-            self._bytes[shard] = memoryview(self.tokens(shard).view(np.uint8).data)
-        size, opened = self.dtype.itemsize, self._bytes
+        opened = self._bytes
+        if len(opened) < len(self._shards):
+            for shard in set(shards).difference(opened):
+                opened[shard] = memoryview(self.tokens(shard).view(np.uint8).data)
         lengths = self.lengths[rows].astype(np.int64)
-        first = self._starts[rows].astype(np.int64) * size
-        last = first + lengths * size
+        first = self._starts[rows] * np.int64(self.dtype.itemsize)
+        last = first + lengths * self.dtype.itemsize
         cuts = zip(shards, first.tolist(), last.tolist(), strict=True)
         return Pieces(lengths, [opened[shard][start:end] for shard, start, end in cuts], self.dtype)
 

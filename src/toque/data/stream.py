@@ -6,16 +6,21 @@ The position travels with the batch, so reading ahead cannot lie about what was 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 
 from toque.batch import Batch
 from toque.data.curriculum import StagedPlan
 from toque.data.layout import Layout
-from toque.data.plan import EpochPlan
+from toque.data.plan import EpochPlan, Update
 from toque.data.varied import Varied
 from toque.units import Cursor, Progress
+
+_MOST_AT_ONCE = 8
+_TOKENS_AT_ONCE = 1 << 17
+"""Updates laid out together compute at most about this many: some megabytes."""
 
 
 @dataclass(frozen=True)
@@ -68,32 +73,67 @@ class BatchStream:
     rank: int = 0
     world_size: int = 1
     varied: Varied | None = None
+    _ahead: dict[Cursor, Step] = field(default_factory=dict, init=False, repr=False)
+    _expected: Cursor | None = field(default=None, init=False, repr=False)
+    _at_once: int = field(default=1, init=False, repr=False)
 
     def at(self, cursor: Cursor) -> Step:
-        """The update that begins at `cursor`; costs at most one or two windows of packing."""
-        update = self.plan.at(cursor)
-        ids = np.fromiter((e for row in update.rows for e in row), np.int64)
+        """The update that begins at `cursor`; costs at most one or two windows of packing.
+
+        Updates asked for one after the other are laid out several at a time, which costs little
+        more than one; what is not asked for is forgotten.
+        """
+        step = self._ahead.pop(cursor, None)
+        if step is None:
+            steps = self._steps(cursor, self._at_once if cursor == self._expected else 1)
+            step = steps.pop(cursor)
+            self._ahead = steps
+            self._at_once = max(1, min(_MOST_AT_ONCE, _TOKENS_AT_ONCE // max(1, step.n_computed)))
+        self._expected = step.cursor
+        return step
+
+    def _steps(self, cursor: Cursor, n: int) -> dict[Cursor, Step]:
+        """At most `n` updates of one pass from `cursor` on, by where they begin."""
+        updates: dict[Cursor, Update] = {}
+        following = cursor
+        same = n if self.varied is None else 1  # the texts of an update are made when it comes
+        while len(updates) < same and (following.stage, following.epoch) == (
+            cursor.stage,
+            cursor.epoch,
+        ):
+            updates[following] = update = self.plan.at(following)
+            following = update.next
+        counts = [sum(map(len, update.rows)) for update in updates.values()]
+        rows = chain.from_iterable(update.rows for update in updates.values())
+        ids = np.array(list(chain.from_iterable(rows)), np.int64)
         prompts, targets = self.prompt_lengths[ids], self.target_lengths[ids]
         here = None
         if self.varied is not None:
             here = self.varied.at(self.plan.epoch_key(cursor))
             prompts = np.array([len(here.prompt(row)) for row in ids.tolist()], np.int64)
             targets = np.array([len(here.target(row)) for row in ids.tolist()], np.int64)
-        decoder_only = self.layout.shape.source == 0
-        # A decoder-only example's last token is no input; without a prompt its first is no target.
-        unpredicted = int((prompts == 0).sum()) if decoder_only else 0
-        inputs = int(prompts.sum()) + int(targets.sum()) - (len(ids) if decoder_only else 0)
-        batch = self.layout.batch(update.rows[self.rank :: self.world_size], here)
-        return Step(
-            batch=batch,
-            cursor=update.next,
-            n_targets=int(targets.sum()) - unpredicted,
-            n_tokens=inputs,
-            n_examples=len(ids),
-            n_computed=batch.n_computed,
-            epoch=update.epoch,
-            stage=cursor.stage + 1 if isinstance(self.plan, StagedPlan) else None,
-        )
+        n_tokens, n_targets = prompts + targets, targets
+        if self.layout.shape.source == 0:
+            # A decoder-only example's last token is no input; without a prompt its first is no
+            # target.
+            n_tokens, n_targets = n_tokens - 1, targets - (prompts == 0)
+        firsts = np.cumsum([0, *counts[:-1]])
+        sums = (np.add.reduceat(each, firsts, dtype=np.int64) for each in (n_tokens, n_targets))
+        tokens, labelled = (each.tolist() for each in sums)
+        shares = [update.rows[self.rank :: self.world_size] for update in updates.values()]
+        batches = self.layout.batches(shares, here)
+        return {
+            start: Step(
+                batch=batches[i],
+                cursor=update.next,
+                n_targets=labelled[i],
+                n_tokens=tokens[i],
+                n_examples=counts[i],
+                n_computed=batches[i].n_computed,
+                epoch=update.epoch,
+            )
+            for i, (start, update) in enumerate(updates.items())
+        }
 
     def starting_at(self, cursor: Cursor) -> Iterator[Step]:
         """Updates from `cursor` on, without end."""
