@@ -5,13 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from buckets import Service, breaking
 from store_checks import READER
 
+import toque
 from toque.data import remote_cache
 from toque.data.prepare import prepare
 from toque.data.remote import RemoteFile, is_remote, listing
@@ -152,6 +157,50 @@ def test_a_line_that_breaks_is_repeated_from_where_it_broke(service, monkeypatch
         assert line.cuts_left == 0
     assert found[0].path.read_bytes() == BIG
     assert "1 fetched (0.3 MB" in said[-1]  # every byte once: the broken requests gave none
+
+
+KILLED = """
+import signal, os
+from toque.data import remote_cache
+from toque.data.remote import listing
+
+remote_cache.CHUNK_BYTES = 50_000
+bucket, files = listing({address!r}, print)
+read = type(bucket).read
+
+def killed(self, file, start, end):
+    if start >= 200_000:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return read(self, file, start, end)
+
+type(bucket).read = killed
+remote_cache.fetch(bucket, files, progress=lambda *_: None, say=print)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_fetch_is_continued_and_whole(service, tmp_path):
+    address = f"{service.scheme}://pantry/dumps/big.bin"
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED.format(address=address)],
+        env=os.environ | {"PYTHONPATH": str(Path(toque.__file__).parents[1])},
+        capture_output=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    folder = tmp_path / "cache" / service.scheme / "pantry" / "dumps"
+    partial = folder / ".big.bin.partial"
+    n_bytes = partial.stat().st_size
+    assert 0 < n_bytes < len(BIG)
+    assert partial.read_bytes() == BIG[:n_bytes]
+    assert not (folder / "big.bin").exists()
+    found, said = fetched(address)
+    assert found[0].path.read_bytes() == BIG
+    assert found[0].sha256 == hashlib.sha256(BIG).hexdigest()
+    assert "1 resumed" in said[-1]
+    assert f"1 fetched ({(len(BIG) - n_bytes) / 1e6:.1f} MB" in said[-1]
+    assert not partial.exists()
 
 
 def test_a_line_that_stays_broken_ends_in_words_and_the_next_start_continues(service, monkeypatch):

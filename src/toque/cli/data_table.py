@@ -47,7 +47,8 @@ def print_report(report: Report, console: Console | None = None) -> None:
         Text(
             f"Read {report.read:,} = kept {report.kept:,} + dropped {report.lost:,}"
             f"{f' + beyond max_examples {beyond:,}' if beyond else ''} records. "
-            f"{report.examples:,} examples: {report.train:,} to train on, {report.validation:,} held out; "
+            f"{report.examples:,} examples: {report.train:,} to train on, "
+            f"{report.validation:,} held out; "
             f"{report.prompt_tokens + report.target_tokens:,} tokens of {_plain(report.tokenizer)}."
         )
     )

@@ -230,11 +230,7 @@ def _download(
 
 
 def _patiently(bucket: Bucket, file: RemoteFile, start: int, end: int, fetched: _Fetched) -> bytes:
-    """Bytes [start, end), asked for again with growing waits while the service does not answer.
-
-    The waits double from FIRST_WAIT and are drawn from [half, whole), so that eight threads do
-    not all come back at the same instant.
-    """
+    """Bytes [start, end), asked for again with growing waits while the service does not answer."""
     for attempt in range(ATTEMPTS):
         if fetched.stop.is_set():
             raise DataError("Fetching was stopped; what has come is kept.")
@@ -252,12 +248,21 @@ def _patiently(bucket: Bucket, file: RemoteFile, start: int, end: int, fetched: 
                 if attempt == ATTEMPTS - 1:
                     break
         fetched.count("retries")
-        longest = min(LONGEST_WAIT, FIRST_WAIT * 2**attempt)
-        fetched.stop.wait(random.uniform(longest / 2, longest))
+        fetched.stop.wait(wait_before(attempt, first=FIRST_WAIT))
     raise DataError(
         f"{file.address} is answered with fewer bytes than its {file.bytes:,}, {ATTEMPTS} times in "
         "a row. It is being written, or something between cuts it; run the same command later."
     )
+
+
+def wait_before(attempt: int, *, first: float) -> float:
+    """Seconds to wait after failed attempt number `attempt`, from 0, at most `LONGEST_WAIT`.
+
+    They double from `first` and are drawn from [half, whole), so that many threads or writers do
+    not all come back at the same instant.
+    """
+    longest = min(LONGEST_WAIT, first * 2**attempt)
+    return random.uniform(longest / 2, longest)
 
 
 def _read_record(path: Path) -> _Record | None:

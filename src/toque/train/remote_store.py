@@ -7,7 +7,6 @@ compared with what the service says it holds (size, and MD5 where it tells it) b
 from __future__ import annotations
 
 import hashlib
-import random
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar, final
 
 from toque.data.remote import Bucket, RemoteFile, bucket_of
-from toque.data.remote_cache import FIRST_WAIT, LONGEST_WAIT
+from toque.data.remote_cache import FIRST_WAIT, wait_before
 from toque.errors import CheckpointError, DataError
 
 DEADLINE: Final = 120.0
@@ -220,9 +219,7 @@ class RemoteFolder:
                     raise StoreError(_refusal(what, first, denied=denied, missing=missing)) from (
                         error
                     )
-            # Drawn from [half, whole), so that many writers do not come back at one instant.
-            longest = min(LONGEST_WAIT, FIRST_WAIT * 2**attempt)
-            self.stop.wait(random.uniform(longest / 2, longest))
+            self.stop.wait(wait_before(attempt, first=FIRST_WAIT))
             attempt += 1
 
 

@@ -94,6 +94,73 @@ def test_a_bomb_is_stopped_and_never_held(tmp_path, monkeypatch):
     assert sum(seen) < path.stat().st_size * opening.MAX_EXPANSION + (2 << 20)
 
 
+def bombs(folder):
+    """300 MiB of blanks after some recipes: 0.3 MB of gzip, some 30 kB of zstd."""
+    with gzip.open(folder / "bomb.jsonl.gz", "wb") as file:
+        file.write(TEXT)
+        for _ in range(300):
+            file.write(b" " * (1 << 20))
+    yield folder / "bomb.jsonl.gz"
+    program = shutil.which("zstd")
+    if program is not None:
+        with (folder / "bomb.jsonl.zst").open("wb") as packed:
+            run = subprocess.Popen([program, "-q", "-c"], stdin=subprocess.PIPE, stdout=packed)
+            run.stdin.write(TEXT)
+            for _ in range(300):
+                run.stdin.write(b" " * (1 << 20))
+            run.stdin.close()
+            assert run.wait() == 0
+        yield folder / "bomb.jsonl.zst"
+
+
+READ = """
+import resource, sys
+from pathlib import Path
+from toque.cooking.formats.json_files import json_blocks, JsonLayout
+from toque.errors import DataError
+
+base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    for block in json_blocks(Path(sys.argv[1]), JsonLayout("lines")):
+        pass
+except DataError as error:
+    print("refused:", error)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base)
+"""
+
+
+@pytest.mark.slow
+def test_a_real_bomb_is_refused_in_bounded_memory(tmp_path):
+    """In a process of its own, at the product's own limits; its one line is never held."""
+    for path in bombs(tmp_path):
+        assert path.stat().st_size * opening.MAX_EXPANSION < 300 << 20
+        run = subprocess.run(
+            [sys.executable, "-c", READ, str(path)], capture_output=True, text=True, check=True
+        )
+        said, kibibytes = run.stdout.strip().rsplit("\n", 1)
+        assert said.startswith("refused:"), path
+        assert "a decompression bomb" in said
+        assert int(kibibytes) < 64 << 10, path
+
+
+def test_a_size_that_a_header_claims_is_not_believed(tmp_path):
+    """gzip ends with the plain size, zstd begins with it: neither is made room for."""
+    path = tmp_path / "claims.gz"
+    path.write_bytes(gzip.compress(TEXT, mtime=0)[:-4] + b"\xff\xff\xff\xff")
+    with pytest.raises(DataError, match="damaged or truncated gzip file"):
+        joined(path)
+    pytest.importorskip("pyarrow")
+    # A frame that says 1 TiB (RFC 8878, 3.1.1.1): magic, descriptor, size, one last raw block.
+    frame = b"\x28\xb5\x2f\xfd\xe0" + (1 << 40).to_bytes(8, "little")
+    path.write_bytes(frame + (len(b"{}\n") << 3 | 1).to_bytes(3, "little") + b"{}\n")
+    run = subprocess.run(
+        [sys.executable, "-c", READ, str(path)], capture_output=True, text=True, check=True
+    )
+    said, kibibytes = run.stdout.strip().rsplit("\n", 1)
+    assert "damaged or truncated zstd file" in said
+    assert int(kibibytes) < 64 << 10
+
+
 @pytest.mark.parametrize(
     ("start", "said"),
     [

@@ -4,10 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+import xxhash
 
 from toque.cooking.formats import TextRecordsError, reader_spec, schema_of
 from toque.cooking.formats.pairs import PairReader
-from toque.data.example import BlockExamples
+from toque.data.example import Block, BlockExamples
 from toque.data.worker import load_reader
 from toque.errors import ConfigError, DataError
 
@@ -57,6 +58,63 @@ def test_what_is_no_pair_is_counted_with_its_line(tmp_path: Path) -> None:
     assert found.dropped == {"no prompt": [2], "no target": [3]}
     assert found.notes == {"control characters removed": 1}
     assert [e.target for e in found.examples] == ["b", "7"]
+
+
+def test_records_read_together_are_read_as_one_by_one(tmp_path: Path) -> None:
+    """A block of plain pairs is decoded at once; anything odd in it sends it the long way."""
+    plain: list[object] = [
+        {"prompt": "Crème BRÛLÉE 1½", "target": "Straße\n\t½ ’x’ \u0130", "id": 3, "more": [1, {}]},
+        {"target": "t", "prompt": "p"},
+        {"prompt": " ", "target": "t"},
+        {"prompt": "p", "target": None},
+        {"target": "t"},
+    ]
+    # 7 is no text, so the records of this block are looked at one by one.
+    odd = [*plain, {"prompt": "p", "target": 7}]
+    reader = PairReader("prompt", "target")
+    together, one_by_one = (read(written(tmp_path, records), reader) for records in (plain, odd))
+    assert one_by_one.examples[:-1] == together.examples
+    assert (together.read, together.kept, one_by_one.read) == (5, 2, 6)
+    assert together.dropped == one_by_one.dropped == {"no prompt": [3, 5], "no target": [4]}
+    assert together.texts == one_by_one.texts
+    first = together.examples[0]
+    body = f"{first.prompt}\0{first.target}".casefold().encode()
+    assert first.record_key == xxhash.xxh3_64_intdigest(body)
+    assert first.key == xxhash.xxh3_64_intdigest(first.prompt.casefold().encode())
+
+
+@pytest.mark.parametrize(
+    ("text", "kept", "dropped"),
+    [
+        ('{"prompt": "p", "target": "t"}\n\n{"prompt": "q"}\n', 1, {"no target": [3]}),
+        (
+            '{"prompt": "p", "target": "t"}{"prompt": "q"}\n\n{}',
+            0,
+            {"not JSON": [1], "no prompt": [3]},
+        ),
+        ('{"prompt": "p", "target": "t"}\n{"prompt": "q", "targ', 1, {"not JSON": [2]}),
+        ('{"prompt": "p", "target": "t"}\n[1]\n', 1, {"not an object": [2]}),
+        ('{"prompt": "p", "target": "t\\ud800"}\r\n{"prompt": "a\\u0007", "target": NaN}', 2, {}),
+        ('{"prompt": "p", "target": "t"}\r{"prompt": "q"}', 1, {"no target": [2]}),
+    ],
+)
+def test_what_is_no_plain_json_is_counted_by_its_line(
+    tmp_path: Path, text: str, kept: int, dropped: dict[str, list[int]]
+) -> None:
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(text, newline="")
+    found = PairReader("prompt", "target").examples(Block(0, str(path), 1, path.read_bytes()))
+    assert (found.kept, found.dropped) == (kept, dropped)
+    assert found.read == found.kept + sum(map(len, found.dropped.values()))
+
+
+def test_of_a_key_written_twice_the_last_value_is_taken(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.jsonl"
+    path.write_text('{"prompt": "p", "target": "old", "target": "new"}\n')
+    reader = PairReader("prompt", "target")
+    assert [e.target for e in read(path, reader).examples] == ["new"]
+    path.write_text(path.read_text() + '{"prompt": 7, "prompt": 8, "target": "t"}\n')
+    assert [e.prompt for e in read(path, reader).examples] == ["p", "8"]
 
 
 def test_one_prompt_is_on_one_side_of_the_split(tmp_path: Path) -> None:
