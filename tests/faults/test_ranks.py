@@ -46,13 +46,15 @@ def kitchen(tmp_path_factory) -> Path:
     return folder
 
 
-def torchrun(kitchen: Path, run: str, *options: str, timeout: int = 60) -> subprocess.Popen[str]:
+def torchrun(
+    kitchen: Path, run: str, *options: str, timeout: int = 60, words: tuple[str, ...] = ()
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
             *("--master-port", "0", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"),
             *options,
-            *("-m", "toque", "train", "run.yaml", f"run_dir={run}"),
+            *("-m", "toque", "train", "run.yaml", f"run_dir={run}", *words),
         ],
         cwd=kitchen,
         env=os.environ
@@ -179,3 +181,25 @@ def test_25_success_is_reported_as_success(kitchen):
     agent = torchrun(kitchen, "whole")
     said = ended(agent, within=120)
     assert agent.returncode == 0, said[-3000:]
+
+
+def test_fault_27_ranks_leave_out_the_same_updates_and_go_back_together(kitchen):
+    """A rate that is far too high, and hardly a margin: what matters is that the ranks agree."""
+    words = (
+        "optim.peak_lr=0.5",
+        "optim.outliers={sigma: 1e-6, window: 2, roll_back_after: 2}",
+        'train.stop_after="8 steps"',
+    )
+    agent = torchrun(kitchen, "outliers", words=words)
+    said = ended(agent, within=240)
+    text = (kitchen / "outliers" / "metrics.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    end = lines[-1]
+    assert end["skipped_updates"] >= 2, said[-3000:]
+    told = [line["message"] for line in lines if line["event"] == "warning"]
+    assert any("the weights are those of step" in text for text in told)
+    # Either it ends well, or by the rule for a second time within a window; never in a deadlock,
+    # and never because the ranks differ.
+    assert end["reason"] in ("finished", "non_finite"), said[-3000:]
+    recorded = (kitchen / "outliers" / "skipped_updates.jsonl").read_text().splitlines()
+    assert len(recorded) == end["skipped_updates"]
