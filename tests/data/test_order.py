@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from toque.data.order import key_of, mix, permute, shuffle
+from toque.data.order import key_of, keys_of, mix, permute, shuffle, shuffles
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 64, 65, 1000, 4097])
@@ -22,6 +22,15 @@ def test_keys_give_different_orders_that_look_random() -> None:
     assert (first == second).mean() < 0.01
     # Neighbours of a random order are n/3 apart on average; 4 % is five standard errors here.
     assert abs(np.abs(np.diff(first)).mean() / (4096 / 3) - 1) < 0.04
+
+
+def test_sets_shuffled_at_once_are_shuffled_as_each_alone() -> None:
+    keys = keys_of(key_of(3), np.arange(4), 1)
+    assert keys.tolist() == [key_of(3, i, 1) for i in range(4)]
+    sizes = np.array([7, 1, 40, 12])
+    together = shuffles(sizes, keys)
+    for row, size, key in zip(together, sizes.tolist(), keys.tolist(), strict=True):
+        assert row[:size].tolist() == shuffle(size, key=key).tolist()
 
 
 def test_golden_order() -> None:

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toque.data.packing import RowShape, choose_shape, pack, useful_share
+from toque.data.packing import RowShape, choose_shape, pack, pack_windows, useful_share
 
 pairs = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 60)), min_size=1, max_size=120)
 
@@ -23,6 +23,43 @@ def test_rows_hold_every_example_once_and_never_overflow(
 def test_one_dimension_is_best_fit_decreasing() -> None:
     rows = pack(np.zeros(5, np.int64), np.array([6, 4, 5, 5, 3]), RowShape(0, 10))
     assert rows == [[0, 1], [2, 3], [4]]
+
+
+def one_by_one(source: np.ndarray, target: np.ndarray, shape: RowShape) -> list[list[int]]:
+    """Best fit in two dimensions as one would write it down."""
+    s, t = source / shape.source, target / shape.target
+    rows: list[list[int]] = []
+    room: list[tuple[float, float]] = []
+    for item in np.lexsort((-(s + t), -np.maximum(s, t))).tolist():
+        left = [(a - s[item], b - t[item]) for a, b in room]
+        waste = [a + b + 0.5 * abs(a - b) if min(a, b) >= -1e-9 else float("inf") for a, b in left]
+        best = min(range(len(rows)), key=waste.__getitem__, default=-1)
+        if best < 0 or waste[best] == float("inf"):
+            rows.append([item])
+            room.append((1.0 - s[item], 1.0 - t[item]))
+        else:
+            rows[best].append(item)
+            room[best] = left[best]
+    return rows
+
+
+@given(pairs)
+def test_two_dimensions_are_best_fit_example_by_example(lengths: list[tuple[int, int]]) -> None:
+    source, target = np.array(lengths).T
+    shape = RowShape(48, 64)
+    assert pack(source, target, shape) == one_by_one(source, target, shape)
+
+
+@pytest.mark.parametrize("shape", [RowShape(0, 1024), RowShape(304, 704)])
+def test_windows_packed_at_once_are_packed_as_each_alone(shape: RowShape) -> None:
+    source, target = (lengths.reshape(20, 100) for lengths in recipe_lengths(2000, seed=4))
+    placed = pack_windows(source, target, shape)
+    items, counts = placed.by_row()
+    for window in range(20):
+        alone = pack(source[window], target[window], shape)
+        assert placed.n_rows[window] == len(alone)
+        assert items[window].tolist() == [item for row in alone for item in row]
+        assert [n for n in counts[window].tolist() if n] == [len(row) for row in alone]
 
 
 def recipe_lengths(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

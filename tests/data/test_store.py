@@ -126,6 +126,46 @@ def test_opening_maps_no_file(store: TokenStore) -> None:
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (soft, hard)
 
 
+@pytest.mark.usefixtures("small_groups")
+def test_many_rows_at_once_are_the_rows_one_by_one(store: TokenStore) -> None:
+    assert len(store._shards) > 3
+    rows = np.array([30, 2, 2, 17, 0, 9])
+    sides = zip(store.sides(rows), (store.prompt, store.target), strict=True)
+    for pieces, one in sides:
+        expected = [one(row).tolist() for row in rows.tolist()]
+        assert pieces.lengths.tolist() == [len(ids) for ids in expected]
+        joined = [i for ids in expected for i in ids]
+        assert pieces.in_rows([6], [2]).tolist() == [*joined, 0, 0]
+        assert pieces.last().tolist() == [ids[-1] for ids in expected]
+    with pytest.raises(IndexError):
+        store.sides(np.array([0, -1]))
+    with pytest.raises(IndexError):
+        store.sides(np.array([store.n_rows]))
+
+
+@pytest.mark.parametrize("damage", ["descending", "short"])
+def test_ends_that_are_none_are_refused(store: TokenStore, damage: str) -> None:
+    path = store.path / "shards" / "00000" / "target_ends.npy"
+    ends = np.load(path, allow_pickle=False)
+    np.save(path, ends[::-1] if damage == "descending" else ends[:-1])
+    with pytest.raises(DataError, match=r"target_ends.npy does not say where \d+ rows end"):
+        _ = TokenStore(store.path, store.manifest).target_lengths
+
+
+def test_ids_of_another_store_are_refused(store: TokenStore) -> None:
+    path = store.path / "shards" / "00000" / "target_tokens.npy"
+    np.save(path, np.load(path, allow_pickle=False).astype(np.uint32))
+    with pytest.raises(DataError, match="holds uint32 and the store's first ids are uint16"):
+        TokenStore(store.path, store.manifest).target(0)
+
+
+def test_fewer_ids_than_rows_have_are_refused(store: TokenStore) -> None:
+    path = store.path / "shards" / "00000" / "target_tokens.npy"
+    np.save(path, np.load(path, allow_pickle=False)[:-1])
+    with pytest.raises(DataError, match=r"target_tokens.npy holds \d+ ids and its rows have"):
+        TokenStore(store.path, store.manifest).target(0)
+
+
 def test_a_row_that_is_not_there(store: TokenStore) -> None:
     for row in (-1, store.n_rows):
         with pytest.raises(IndexError):

@@ -1,3 +1,5 @@
+from dataclasses import fields, replace
+
 import numpy as np
 import pytest
 import torch
@@ -46,6 +48,22 @@ def test_encoder_decoder_rows_are_shifted_right_per_example() -> None:
     assert (batch.n_targets, batch.n_tokens, batch.n_computed) == (4, 7, 9)
 
 
+def test_an_example_without_input_moves_no_label() -> None:
+    """One token to predict and no prompt: nothing to predict it from."""
+    examples = Listed([([7], [9, 2]), ([], [4]), ([5], [6])])
+    batch = decoder_batch(examples, [(0, 1, 2)], length=4, pad_id=3)
+    assert batch.tokens.tolist() == [[7, 9, 5, 3]]
+    assert batch.labels.tolist() == [[9, 2, 6, X]]
+    assert batch.segments.tolist() == [[1, 1, 3, 0]]
+
+
+def test_padding_is_the_tokenizers() -> None:
+    batch = encoder_decoder_batch(TWO, [(1,)], shape=RowShape(3, 4), pad_id=8, start_id=1)
+    assert batch.source_tokens.tolist() == [[5, 8, 8]]
+    assert batch.target_tokens.tolist() == [[1, 6, 8, 8]]
+    assert batch.labels.tolist() == [[6, 2, X, X]]
+
+
 def stream(
     *, encoder: bool, packed: bool = True, rank: int = 0, world_size: int = 1
 ) -> BatchStream:
@@ -84,6 +102,21 @@ def test_counts_from_lengths_equal_counts_from_tensors(encoder: bool) -> None:
         assert step.n_tokens == step.batch.n_tokens
         assert step.n_examples == step.batch.n_examples
         assert step.n_computed == step.batch.n_computed
+
+
+@pytest.mark.parametrize("encoder", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_update_is_the_same_in_turn_and_by_itself(encoder: bool, packed: bool) -> None:
+    """Updates in turn are laid out several at once, across the ends of windows and passes."""
+    in_turn = first(stream(encoder=encoder, packed=packed), 20)
+    assert in_turn[-1].cursor.epoch >= 1
+    for begins, step in zip([Cursor()] + [s.cursor for s in in_turn], in_turn, strict=False):
+        alone = stream(encoder=encoder, packed=packed).at(begins)
+        assert replace(alone, batch=step.batch) == step
+        assert alone.batch.example_ids == step.batch.example_ids
+        for field in fields(step.batch):
+            a, b = getattr(alone.batch, field.name), getattr(step.batch, field.name)
+            assert a == b if field.name == "example_ids" else torch.equal(a, b)
 
 
 @pytest.mark.parametrize("encoder", [False, True])

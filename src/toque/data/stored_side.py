@@ -33,7 +33,7 @@ class StoredSide:
         self, name: str, shards: Sequence[Path], bounds: Sequence[int], dtype: np.dtype[np.generic]
     ) -> None:
         self.name, self.dtype = name, dtype
-        self._shards = shards
+        self._shards, self._bounds = shards, bounds
         self.maps: dict[int, Ids] = {}
         """Tokens by shard, as far as they were asked for."""
         self._bytes: dict[int, memoryview] = {}
@@ -90,6 +90,13 @@ class StoredSide:
                 raise DataError(
                     f"{path} holds {known.dtype} and the store's first ids are {self.dtype}: it is "
                     "of another store. Prepare the data again."
+                )
+            first, last = self._bounds[shard : shard + 2]
+            n_ids = int(self.lengths[first:last].sum(dtype=np.int64))
+            if len(known) != n_ids:
+                raise DataError(
+                    f"{path} holds {len(known)} ids and its rows have {n_ids}. The store is "
+                    "damaged; prepare the data again."
                 )
             self.maps[shard] = known
         return known
