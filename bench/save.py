@@ -9,8 +9,8 @@ or uploads, in turn (A B A B), each in a process of its own that is ended after 
 training waited for by its own account (`blocked_seconds` of the save events) and the processor
 time of a step, both of which a busy machine disturbs less. `synchronous` is what waiting for the
 same save, and for its upload over the same line, would take: measured apart, by writing and sending
-tensors of the same sizes. Quality: both sides must report the same losses, step by step, or the
-ratio is void.
+tensors of the same sizes. Quality: both sides must report the same losses, step by step, and
+each session with saves must see one become durable, or the ratio is void.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ def _judged(
     equal = all(
         x == y for a, b in pairs for x, y in zip(a["losses"], b["losses"], strict=False)
     )  # as many as both have done
-    rates = lost("steps_per_second")
+    rates, saved = lost("steps_per_second"), all(r["saves"] for r in sides["with"])
+    void = "void: other losses" if not equal else "void: no save was durable in its session"
     save, sent = synchronous["save_seconds"], synchronous["upload_seconds"]
     return {
         "what": "share of training time lost to a save every so often and its upload",
@@ -102,9 +103,9 @@ def _judged(
         "save_every_seconds": options.every,
         "line_megabytes_per_second": options.rate,
         "checkpoint_megabytes": round(synchronous["bytes"] / 1e6, 1),
-        "lost": statistics.median(rates) if equal else "void: other losses",
+        "lost": round(statistics.median(rates), 4) if equal and saved else void,
         "lost_of_pairs": rates,
-        "lost_by_blocked_seconds": round(statistics.median(waited), 4),
+        "lost_by_blocked_seconds": round(statistics.median(waited), 4) if saved else void,
         "more_processor_time_a_step": [-share for share in lost("cpu_a_step")],
         "synchronous": {
             "lost_to_the_save_alone": round(save / (options.every + save), 4),
