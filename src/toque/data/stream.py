@@ -131,6 +131,7 @@ class BatchStream:
                 n_examples=counts[i],
                 n_computed=batches[i].n_computed,
                 epoch=update.epoch,
+                stage=start.stage + 1 if isinstance(self.plan, StagedPlan) else None,
             )
             for i, (start, update) in enumerate(updates.items())
         }
