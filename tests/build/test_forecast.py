@@ -13,6 +13,7 @@ from toque.cli import main
 from toque.config import RunConfig, load_config
 from toque.cooking.cookbook import write_cookbook
 from toque.errors import ConfigError
+from toque.train.files import locked
 
 RUN = """
 run_dir: {folder}/run
@@ -94,3 +95,12 @@ def test_stages_stand_below_the_curve(kitchen: Path, capsys) -> None:
     assert lines[0].startswith("learning rate (cosine), 0 to ")
     assert lines[-2].endswith("|^ stage 1: up to 99 steps")
     assert lines[-1].endswith("|" + 32 * " " + "^ stage 2: everything")
+
+
+def test_a_second_run_in_a_folder_is_refused_before_it_writes(kitchen: Path, capsys) -> None:
+    run = kitchen / "taken"
+    words = ["train", str(kitchen / "run.yaml"), f"run_dir={run}"]
+    with locked(run / "checkpoints"):
+        assert main(words) == 4
+    assert "is in use by another training process" in " ".join(capsys.readouterr().err.split())
+    assert [path.name for path in run.iterdir()] == ["checkpoints"]

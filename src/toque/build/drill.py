@@ -137,10 +137,10 @@ class Drill:
         code = session.wait()
         self._life = time.monotonic() - began
         if code != 0:
-            words = " ".join(session.said().strip().splitlines()[-3:])
             raise CheckpointError(
-                f"The run does not train here even undisturbed (exit code {code}): {words} Mend "
-                "that first; start the drill in the folder the run was started in."
+                f"The run does not train here even undisturbed (exit code {code}): "
+                f"{_last_words(session)} Mend that first; start the drill in the folder the run "
+                "was started in."
             )
         self._whole = facts_of(run)
         if self._whole["last step"] < self.steps:
@@ -159,8 +159,7 @@ class Drill:
         session = session or self._started(run)
         code = session.wait()
         if code != 0:
-            words = " ".join(session.said().strip().splitlines()[-1:])
-            return [f"continuing ended with exit code {code}: {words}"]
+            return [f"continuing ended with exit code {code}: {_last_words(session)}"]
         wrong = [f"other {name}" for name in differing(self._whole, facts_of(run))]
         shutil.rmtree(run)
         return wrong
@@ -171,10 +170,12 @@ class Drill:
         first = self._started(run)
         wrong = []
         if first.wait_until(lambda: steps_done(run) >= 1):
+            first.send(signal.SIGSTOP)  # or it may be done before the second has begun
             second = self._started(run)
             code = second.wait()
+            first.send(signal.SIGCONT)
             if code != REFUSED or "in use" not in second.said():
-                wrong.append(f"the second ended with exit code {code}")
+                wrong.append(f"the second ended with exit code {code}: {_last_words(second)}")
         wrong += self._ends_the_same(run, first)
         return self._judged(
             "two runs in one folder",
@@ -318,6 +319,10 @@ class Drill:
         wrong += [f"other {name}" for name in differing(self._whole, facts_of(run))]
         sys.stdout.write("\n".join(wrong))
         return int(bool(wrong))
+
+
+def _last_words(session: Session) -> str:
+    return " ".join(session.said().strip().splitlines()[-3:])
 
 
 def _checkpoint_bytes(run: Path) -> int:

@@ -40,6 +40,7 @@ from toque.models.load import parameter_counts
 from toque.train.callbacks import Callback, EarlyStopping
 from toque.train.checkpoint import Checkpoint, CheckpointStore, verify_checkpoint
 from toque.train.continuing import found_by_first
+from toque.train.files import locked
 from toque.train.joining import joined
 from toque.train.observers.console import ConsoleProgress
 from toque.train.observers.metrics import MetricsLog
@@ -270,7 +271,11 @@ def _banner(
 
 def _continued(config: RunConfig, store: TokenStore, run: Path) -> Checkpoint | None:
     """The checkpoint to continue from, after asking whether this is the same run."""
-    found = CheckpointStore(run / "checkpoints").newest_valid() if run.exists() else None
+    if not run.exists():
+        return None
+    # Held for a moment: a second run is refused before it has read or written anything.
+    with locked(run / "checkpoints"):
+        found = CheckpointStore(run / "checkpoints").newest_valid()
     if found is None:
         return None
     if found.manifest.data_fingerprint != store.fingerprint:

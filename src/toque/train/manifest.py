@@ -141,7 +141,10 @@ def verify_files(folder: Path, manifest: Manifest) -> tuple[str, ...]:
                 f"{entry.sha256[:12]}…."
             )
     listed = {entry.file for entry in manifest.files} | {MANIFEST}
-    return tuple(sorted(path.name for path in folder.iterdir() if path.name not in listed))
+    try:
+        return tuple(sorted(path.name for path in folder.iterdir() if path.name not in listed))
+    except OSError as error:  # its run is going on elsewhere, and keeps it no longer
+        raise CheckpointError(f"{folder} went away while it was read: {error.strerror}.") from error
 
 
 def differences(saved: Mapping[str, str], present: Mapping[str, str]) -> list[str]:
