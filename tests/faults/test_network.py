@@ -134,6 +134,7 @@ def test_fault_31_a_store_that_is_busy_is_asked_again(proxy, parts, line, tmp_pa
     assert fetched(line(), tmp_path / "b") == 4
 
 
+@pytest.mark.slow
 def test_fault_31_training_is_not_held_up_by_a_store_that_hangs(proxy, parts, line, tmp_path):
     store = parts.made(tmp_path / "a", 4)
     fault = proxy.Fault(proxy.writes(f"{STEP}/model.safetensors"), stall=2.0)
@@ -192,7 +193,13 @@ def test_fault_36_two_that_take_one_place_at_once(service, line):
     assert first.read("lock.json") == b"mine"
 
 
-@pytest.mark.parametrize("ending", [f"{STEP}/manifest.json", f"{STEP}/model.safetensors"])
+@pytest.mark.parametrize(
+    "ending",
+    [
+        f"{STEP}/manifest.json",
+        pytest.param(f"{STEP}/model.safetensors", marks=pytest.mark.slow),
+    ],
+)
 def test_fault_37_the_answer_to_a_write_is_lost(proxy, parts, line, tmp_path, ending):
     parts.made(tmp_path / "a", 4)
     fault = proxy.Fault(proxy.writes(ending), lose_answer=True)

@@ -134,7 +134,9 @@ def test_fault_27_several_in_a_row_go_back_to_a_checkpoint_and_on(make_run):
     assert not equal(look.before[9][0], look.saved[8])
 
 
-@pytest.mark.parametrize("at", [3, 10, 12, 15])
+@pytest.mark.parametrize(
+    "at", [10, 12, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 9, 11, 15))]
+)
 def test_fault_27_killed_anywhere_the_same_updates_are_left_out(make_run, at):
     whole = outlying(make_run(folder=make_run.folder / "whole"), 9, 10, 11, window=6)
     whole.trainer.fit()
