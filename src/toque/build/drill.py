@@ -81,6 +81,8 @@ class Drill:
     _whole: Facts = field(default_factory=dict)
     _life: float = 0.0
     """Seconds of the undisturbed run."""
+    _training: float = 0.0
+    """Of these, those from its first event on."""
     _owed: float = 0.0
     """Runs' lives that are still to come, about."""
     _sessions: list[Session] = field(default_factory=list)
@@ -134,8 +136,11 @@ class Drill:
         self._told("a run that is left alone")
         run, began = self._fresh("whole"), time.monotonic()
         session = self._started(run)
+        session.wait_until(lambda: bool(events(run)))
+        starting = time.monotonic() - began
         code = session.wait()
         self._life = time.monotonic() - began
+        self._training = self._life - starting
         if code != 0:
             raise CheckpointError(
                 f"The run does not train here even undisturbed (exit code {code}): "
@@ -197,14 +202,15 @@ class Drill:
         said(0)
         found = kill_and_continue(
             self._started, fresh, self._whole,
-            kills=self.kills, span=self._life, chance=self.chance, say=said,
+            kills=self.kills, span=self._life, training=self._training, chance=self.chance,
+            say=said,
         )  # fmt: skip
         doing = ", ".join(f"{count} while {name}" for name, count in found.while_.items() if count)
         for old in self.scratch.glob("killed-*"):
             shutil.rmtree(old)
         return self._judged(
             "killed (SIGKILL)",
-            f"{found.kills} times at random moments ({doing}), continued each time",
+            f"at {found.kills} random moments ({doing}), continued each time",
             _SAME,
             found.wrong,
             f"{found.finished} finished {'run' if found.finished == 1 else 'runs'}: {_SAME}",

@@ -164,6 +164,11 @@ def facts_of(run: Path) -> Facts:
     return {"last step": newest_step(run), **hashes, "losses": losses}
 
 
+def _log_bytes(run: Path) -> int:
+    log = run / "metrics.jsonl"
+    return log.stat().st_size if log.exists() else 0
+
+
 def differing(whole: Facts, other: Facts) -> list[str]:
     """Names of the facts that are not equal."""
     return [n for n in {**whole, **other} if whole.get(n) != other.get(n)]
@@ -203,13 +208,14 @@ def kill_and_continue(
     *,
     kills: int,
     span: float,
+    training: float = 0.0,
     chance: random.Random,
     facts: Callable[[Path], Facts] = facts_of,
     after_kill: Callable[[Path, int], None] = lambda _run, _kills: None,
     say: Callable[[int], None] = lambda _kills: None,
     stop_when_wrong: bool = True,
 ) -> Kills:
-    """SIGKILL at moments drawn evenly from [0, span) seconds of each session's life.
+    """SIGKILL at moments drawn evenly from each session's life.
 
     A run that comes to its end before its kill is compared, and the next one begins.
 
@@ -219,6 +225,8 @@ def kill_and_continue(
         whole: facts of a run that was left alone.
         kills: how many.
         span: seconds; the life of an undisturbed run.
+        training: seconds of it after training began. If not 0, every other kill is drawn from
+            these: where starting takes longest, most kills would meet a session that starts.
         chance: where the moments come from.
         facts: how a finished run is described.
         after_kill: told of each kill before the run continues.
@@ -228,9 +236,18 @@ def kill_and_continue(
     found = Kills()
     run = fresh(0)
     while True:
-        began = time.time()
+        began, told = time.time(), _log_bytes(run)
         session = start(run)
-        if found.kills < kills and session.killed_after(chance.uniform(0.0, span)):
+        late = training > 0 and found.kills % 2 == 1
+
+        def training_began(run: Path = run, told: int = told) -> bool:
+            return _log_bytes(run) > told
+
+        if (
+            found.kills < kills
+            and (not late or session.wait_until(training_began))
+            and session.killed_after(chance.uniform(0.0, training if late else span))
+        ):
             found.note(run, began)
             after_kill(run, found.kills)
             say(found.kills)
