@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toque.evaluation.lcs import lcs_length
+from toque.evaluation import lcs
+from toque.evaluation.lcs import lcs_length, lcs_lengths
 from toque.evaluation.overlap import MAX_PAIRS
 from toque.evaluation.porter import porter_stem
 from toque.evaluation.rouge import NAMES, rouge
@@ -98,6 +99,26 @@ def test_scores_do_not_depend_on_the_company(real_pairs):
 def test_lcs_length_of_lists():
     assert lcs_length([], []) == lcs_length([1], []) == 0
     assert lcs_length([1, 2, 3, 2, 1], [2, 1, 3, 1]) == 3
+
+
+@pytest.mark.parametrize("longest", [1, 30, 4096])
+def test_lengths_together_are_those_of_each(monkeypatch, longest):
+    monkeypatch.setattr(lcs, "_LONGEST", longest)
+    monkeypatch.setattr(lcs, "_TOGETHER", 4000)
+    rng, n = random.Random(longest), 30
+    references = [
+        [9 * i + rng.randrange(9) for _ in range(rng.choice([0, 7, 8, 63, 90]))] for i in range(n)
+    ]
+    candidates = [rng.choices(words, k=rng.randrange(80)) if words else [] for words in references]
+    sides = [
+        (
+            np.concatenate(list(map(np.array, texts))).astype(int),
+            np.repeat(np.arange(n), [len(t) for t in texts]),
+        )
+        for texts in (references, candidates)
+    ]
+    expected = [lcs_length(a, b) for a, b in zip(references, candidates, strict=True)]
+    assert lcs_lengths(*sides, n).tolist() == expected
 
 
 def test_stems_are_nltks(real_pairs):

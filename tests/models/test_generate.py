@@ -8,8 +8,11 @@ import pytest
 import torch
 
 from toque.errors import ConfigError
-from toque.models.generate import generate
-from toque.models.load import load_model
+from toque.models import slots
+from toque.models.forward import output_head
+from toque.models.generate import SCREENED_STEPS, generate
+from toque.models.load import build_model, load_model
+from toque.models.screened_head import ScreenedHead, suits_screening
 
 EOS, PAD, VOCAB = 1, 0, 61
 IDS = {"eos_id": EOS, "pad_id": PAD}
@@ -212,3 +215,37 @@ def test_a_real_model_tells_the_story_transformers_tells(shared):
     story = tokenizer.decode(given[0] + answers[0])
     print(story)
     assert "there was a" in story
+
+
+def test_rows_of_unlike_length_attend_in_parts(kind, tiny, monkeypatch):
+    monkeypatch.setattr(slots, "NEEDLESS", 2)
+    model = tiny(kind)
+    make_eager_to_end(model)
+    assert len(slots.alike([12, 12, 3, 1], torch.device("cpu"))) > 1
+    expected = [stock(model, prompt, 16) for prompt in prompts()]
+    for rows in (3, 7):
+        assert generate(model, prompts(), max_new_tokens=16, batch_rows=rows, **IDS) == expected
+
+
+@pytest.mark.parametrize("family", ["t5", "gpt2"])
+def test_a_large_vocabulary_gives_the_same_ids(family, monkeypatch):
+    shape = {
+        "t5": {"d_model": 32, "d_kv": 8, "num_heads": 4, "num_layers": 2, "d_ff": 64},
+        "gpt2": {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 64},
+    }[family]
+    model = build_model(
+        family=family, shape=shape, vocab_size=5000, pad_id=PAD, eos_id=EOS, bos_id=None, seed=3
+    ).eval()
+    screened = []
+    likeliest = ScreenedHead.likeliest
+
+    def counted(self, hidden):
+        screened.append(len(hidden))
+        return likeliest(self, hidden)
+
+    monkeypatch.setattr(ScreenedHead, "likeliest", counted)
+    new = SCREENED_STEPS + 1
+    expected = [stock(model, prompt, new) for prompt in prompts(5)]
+    assert generate(model, prompts(5), max_new_tokens=new, **IDS) == expected
+    weight, bias = output_head(model)
+    assert bool(screened) == suits_screening(weight, bias)

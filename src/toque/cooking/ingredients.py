@@ -47,6 +47,7 @@ def head_of_line(line: str) -> str:
     return head_noun(ingredient_name(line))
 
 
+@lru_cache(maxsize=1 << 15)
 def head_noun(name: str) -> str:
     """The word an ingredient's name turns on, in the singular and lower case.
 
@@ -76,6 +77,7 @@ def stem(word: str) -> str:
     return word.removesuffix("s")
 
 
+@lru_cache(maxsize=1 << 14)
 def forms(noun: str) -> frozenset[str]:
     """Every word whose `stem` is this singular noun.
 
@@ -103,4 +105,9 @@ def has_quantity(line: str) -> bool:
     read = parse_line(line)
     if not (read.amounts or _AT_WILL.search(line)):
         return False
-    return any(word not in WORDS for word in _WORD.findall(read.name.casefold()))
+    return _names_something(read.name)
+
+
+@lru_cache(maxsize=1 << 15)
+def _names_something(name: str) -> bool:
+    return any(word not in WORDS for word in _WORD.findall(name.casefold()))

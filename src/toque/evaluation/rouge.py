@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from toque.evaluation.lcs import WORD, lcs_length, lcs_positions, long_lcs_positions
+from toque.evaluation.lcs import WORD, lcs_lengths, lcs_positions, long_lcs_positions, ranks
 from toque.evaluation.overlap import n_grams, shared_grams
 from toque.evaluation.porter import stemmed
 from toque.evaluation.tokens import I64, U64, Tokens, word_tokens
@@ -126,19 +126,8 @@ def _side(tokens: Tokens, words: I64, on_both: Flags) -> _Side:
 
 def _longest(shared: _Shared) -> I64:
     """[pairs] length of the longest common subsequence of the whole texts."""
-    pairs = np.arange(len(shared.n_unigrams) + 1)
-    sides = [
-        (side.words.tolist(), np.searchsorted(side.pairs, pairs).tolist())
-        for side in (shared.reference, shared.candidate)
-    ]
-    (ours, at), (theirs, there) = sides
-    return np.array(
-        [
-            lcs_length(ours[at[i] : at[i + 1]], theirs[there[i] : there[i + 1]])
-            for i in range(len(pairs) - 1)
-        ],
-        np.int64,
-    )
+    reference, candidate = ((s.words, s.pairs) for s in (shared.reference, shared.candidate))
+    return lcs_lengths(reference, candidate, len(shared.n_unigrams))
 
 
 def _union(shared: _Shared) -> I64:
@@ -205,8 +194,8 @@ class _Problems:
         skipped[:-1] = place[1:] != place[:-1] + 1
         last = starts + lengths - 1
         skipped[last] = candidate.goes_on[token[last]]
-        ranks = _ranks(dense)
-        return cls(dense, ranks, by_word, firsts, entry, lengths, sentence[starts], skipped)
+        places = ranks(dense)
+        return cls(dense, places, by_word, firsts, entry, lengths, sentence[starts], skipped)
 
     def on_path(self) -> Flags:
         """[reference tokens] whether one is on a common subsequence with any candidate sentence."""
@@ -263,12 +252,6 @@ def _changes(groups: np.ndarray) -> Flags:
     new = np.ones(len(groups), bool)
     new[1:] = groups[1:] != groups[:-1]
     return new
-
-
-def _ranks(groups: I64) -> I64:
-    """Position of each element within its run of equal neighbours, from 0."""
-    first = np.flatnonzero(_changes(groups))
-    return np.arange(len(groups)) - np.repeat(first, np.diff(first, append=len(groups)))
 
 
 def _order(values: I64) -> I64:
