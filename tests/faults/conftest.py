@@ -45,8 +45,8 @@ def _borrowed(name: str, place: str) -> ModuleType:
 
 
 _runs = _borrowed("fault_runs", "train/conftest.py")
-make_run = _runs.make_run
-"""A small real run in this process, as the tests of the loop use it."""
+make_run, row_stream = _runs.make_run, _runs.row_stream
+"""A small real run in this process and its rows, as the tests of the loop use them."""
 
 
 @pytest.fixture(scope="session")

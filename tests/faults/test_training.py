@@ -17,6 +17,7 @@ from toque.train.checkpoint import CheckpointStore
 from toque.train.observers.data_bound import DataBound
 from toque.train.outliers import Outliers
 from toque.train.signals import INTERRUPTED, Interrupt
+from toque.units import Cursor
 
 
 def test_fault_07_a_signal_while_a_save_is_being_written(make_run):
@@ -132,6 +133,28 @@ def test_fault_27_several_in_a_row_go_back_to_a_checkpoint_and_on(make_run):
     assert any("the weights are those of step 8 again" in w for w in run.recorder.warnings)
     assert equal(look.before[12][0], look.saved[8])
     assert not equal(look.before[9][0], look.saved[8])
+
+
+def test_fault_27_the_judgement_is_that_of_the_docstring(row_stream):
+    policy, batch = Outliers(sigma=2.0, window=4, roll_back_after=2), row_stream.at(Cursor()).batch
+    # The limit over (1, 3) is 2 + 2 * 1; what lies above enters as the limit, so over (1, 3, 4)
+    # it is 8/3 + 2 * 1.2472, over (1, 3, 4, 5.1) 6.29; below the mean nothing is an outlier.
+    seen = [(1.0, True), (3.0, True), (9.0, False), (5.1, True), (6.4, False), (-9.0, True)]
+    for step, (value, applied) in enumerate(seen):
+        number = torch.tensor(value)
+        found = policy.accepts(step=step, loss=number, grad_norm=torch.tensor(1.0), batch=batch)
+        assert bool(found) == applied, step
+    told = policy.told()
+    assert [text.split(" is not applied")[0] for text in told] == ["update 2", "update 4"]
+    assert (policy.skipped, policy.in_a_row, policy.exhausted) == (2, 0, False)
+    first = Outliers(window=2)
+    nothing = torch.tensor(float("nan"))
+    one = torch.tensor(1.0)
+    verdicts = [
+        bool(first.accepts(step=n, loss=loss, grad_norm=one, batch=batch))
+        for n, loss in enumerate((nothing, one, one))
+    ]
+    assert verdicts == [False, True, True]
 
 
 @pytest.mark.parametrize(

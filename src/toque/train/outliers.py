@@ -85,7 +85,8 @@ class Outliers:
             mean = past[:n].nanmean(0)
             spread = (past[:n] - mean).square().nanmean(0).sqrt()
             limits = mean + self.sigma * torch.maximum(spread, _LEAST_SPREAD * mean.abs())
-            applied = applied & (values <= limits).all()
+            # Nothing finite so far: nothing to compare with.
+            applied = applied & ((values <= limits) | torch.isnan(limits)).all()
         past[self._seen % self.window] = torch.where(
             torch.isfinite(values) & (values > limits),
             limits,
