@@ -33,7 +33,7 @@ class Pieces:
         lengths = np.array([len(some) for some in arrays], np.int64)
         return cls(lengths, [some.tobytes() for some in arrays], np.dtype(np.int64))
 
-    def in_rows(self, counts: Iterable[int], gaps: Iterable[int]) -> NDArray[np.int64]:
+    def in_rows(self, counts: Iterable[int], gaps: Iterable[int]) -> Ids:
         """Rows side by side: the next counts[r] examples, then gaps[r] zeros.
 
         >>> three = Pieces.of([np.array([7, 8]), np.array([5]), np.array([9, 6])])
@@ -47,7 +47,7 @@ class Pieces:
             spaced += self.parts[start : start + count]
             spaced.append(bytes(gap * size))
             start += count
-        return np.frombuffer(b"".join(spaced), self.dtype).astype(np.int64)
+        return np.frombuffer(b"".join(spaced), self.dtype)
 
     def without_last(self) -> Pieces:
         """All but the last id of each; none may be empty."""

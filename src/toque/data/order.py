@@ -45,10 +45,10 @@ def keys_of(key: int, *parts: NDArray[np.integer] | int) -> U64:
     >>> keys_of(key_of(17), np.array([0, 1]), 5).tolist() == [key_of(17, 0, 5), key_of(17, 1, 5)]
     True
     """
-    keys = np.asarray(key, np.uint64)
+    keys = np.array([key], np.uint64)
     with np.errstate(over="ignore"):
         for part in parts:
-            keys = _mix_array(keys ^ _mix_array(np.asarray(part).astype(np.uint64)))
+            keys = _mix_array(keys ^ _mix_array(np.atleast_1d(part).astype(np.uint64)))
     return keys
 
 
@@ -57,11 +57,14 @@ def mixed(values: U64) -> U64:
 
     `values` are left as they are; the result is made in one array of its own.
     """
-    values = values ^ (values >> np.uint64(30))
+    shifted = values >> np.uint64(30)
+    values = values ^ shifted
     values *= np.uint64(0xBF58476D1CE4E5B9)
-    values ^= values >> np.uint64(27)
+    np.right_shift(values, np.uint64(27), out=shifted)
+    values ^= shifted
     values *= np.uint64(0x94D049BB133111EB)
-    values ^= values >> np.uint64(31)
+    np.right_shift(values, np.uint64(31), out=shifted)
+    values ^= shifted
     return values
 
 
@@ -111,7 +114,10 @@ def permute(positions: NDArray[np.int64], *, n: int, key: int) -> NDArray[np.int
     def once(values: U64) -> U64:
         left, right = values >> half, values & low
         for round_key in keys:
-            left, right = right, left ^ (_mix_array(right ^ round_key) & low)
+            mix = _mix_array(right ^ round_key)
+            mix &= low
+            mix ^= left
+            left, right = right, mix
         return (left << half) | right
 
     with np.errstate(over="ignore"):

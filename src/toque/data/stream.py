@@ -18,7 +18,7 @@ from toque.data.plan import EpochPlan, Update
 from toque.data.varied import Varied
 from toque.units import Cursor, Progress
 
-_MOST_AT_ONCE = 8
+_MOST_AT_ONCE = 4
 _TOKENS_AT_ONCE = 1 << 17
 """Updates laid out together compute at most about this many: some megabytes."""
 
