@@ -7,7 +7,6 @@ segment. `labels[r, t]` is the token to be predicted *at* position t (already sh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import islice
 from typing import Self
@@ -45,13 +44,14 @@ class _Rows:
         whole, rest = divmod(self.n_rows, micro_batch_rows)
         return self.cut([micro_batch_rows] * whole + [rest] * (rest > 0))
 
-    def cut(self, sizes: Sequence[int]) -> list[Self]:
+    def cut(self, sizes: list[int]) -> list[Self]:
         """Consecutive batches of so many rows, together all rows; views of this one's memory."""
         ids = iter(self.example_ids)
-        names, tensors = zip(*self._tensors().items(), strict=True)
-        parts = zip(*(tensor.split(sizes) for tensor in tensors), strict=True)
+        tensors = self._tensors()
+        parts = zip(*(torch.split(tensor, sizes) for tensor in tensors.values()), strict=True)
+        make = type(self)
         return [
-            replace(self, example_ids=tuple(islice(ids, n)), **dict(zip(names, part, strict=True)))
+            make(example_ids=tuple(islice(ids, n)), **dict(zip(tensors, part, strict=True)))
             for n, part in zip(sizes, parts, strict=True)
         ]
 

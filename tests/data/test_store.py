@@ -135,7 +135,7 @@ def test_many_rows_at_once_are_the_rows_one_by_one(store: TokenStore) -> None:
         expected = [one(row).tolist() for row in rows.tolist()]
         assert pieces.lengths.tolist() == [len(ids) for ids in expected]
         joined = [i for ids in expected for i in ids]
-        assert pieces.in_rows([6], [2]).tolist() == [*joined, 0, 0]
+        assert pieces.joined([(5, 2)]).tolist() == [*joined, 0, 0]
         assert pieces.last().tolist() == [ids[-1] for ids in expected]
     with pytest.raises(IndexError):
         store.sides(np.array([0, -1]))

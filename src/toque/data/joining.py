@@ -33,20 +33,18 @@ class Pieces:
         lengths = np.array([len(some) for some in arrays], np.int64)
         return cls(lengths, [some.tobytes() for some in arrays], np.dtype(np.int64))
 
-    def in_rows(self, counts: Iterable[int], gaps: Iterable[int]) -> Ids:
-        """Rows side by side: the next counts[r] examples, then gaps[r] zeros.
+    def joined(self, gaps: Iterable[tuple[int, int]] = ()) -> Ids:
+        """All ids side by side; (i, n) among `gaps` puts n zeros after example i.
 
         >>> three = Pieces.of([np.array([7, 8]), np.array([5]), np.array([9, 6])])
-        >>> three.in_rows([2, 1], [1, 2]).tolist()
+        >>> three.joined([(1, 1), (2, 2)]).tolist()
         [7, 8, 5, 0, 9, 6, 0, 0]
         """
         size = self.dtype.itemsize
-        spaced: list[memoryview | bytes] = []
-        start = 0
-        for count, gap in zip(counts, gaps, strict=True):
-            spaced += self.parts[start : start + count]
-            spaced.append(bytes(gap * size))
-            start += count
+        spaced: list[memoryview | bytes] = [b""] * (2 * len(self.parts))
+        spaced[::2] = self.parts
+        for example, n in gaps:
+            spaced[2 * example + 1] = bytes(n * size)
         return np.frombuffer(b"".join(spaced), self.dtype)
 
     def without_last(self) -> Pieces:

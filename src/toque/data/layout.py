@@ -130,11 +130,11 @@ class _Grid:
     """The examples of each row, counted."""
 
     def __init__(self, rows: Sequence[Sequence[int]]) -> None:
-        self.counts = list(map(len, rows))
-        firsts = np.array([0, *self.counts]).cumsum()
-        self.firsts, self.n = firsts[:-1], int(firsts[-1])
-        self.lasts = firsts[1:] - 1
-        numbers = np.arange(1, self.n + 1) - np.repeat(self.firsts, self.counts)
+        counts = np.array(list(map(len, rows)), np.int64)
+        ends = counts.cumsum()
+        self.firsts, self.lasts = ends - counts, ends - 1
+        self.n = int(counts.sum())
+        numbers = np.arange(1, self.n + 1) - np.repeat(self.firsts, counts)
         self.segments = np.zeros(2 * self.n, np.int32)
         """[2 examples] the number of each, from 1 in every row, and 0 for the padding after it."""
         self.segments[::2] = numbers
@@ -161,7 +161,7 @@ class _Runs:
 
     def laid_out(self, pieces: Pieces) -> Ids:
         """All rows side by side, in the type they are stored in; padding is 0."""
-        return pieces.in_rows(self._grid.counts, self._gaps.tolist())
+        return pieces.joined(zip(self._grid.lasts.tolist(), self._gaps.tolist(), strict=True))
 
     def segments(self) -> NDArray[np.int32]:
         """The number of the example at every position, from 1 in every row; padding is 0."""
