@@ -126,6 +126,41 @@ def test_opening_maps_no_file(store: TokenStore) -> None:
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (soft, hard)
 
 
+@pytest.fixture
+def as_if_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ids are read from the files, as those of a large store are, and not mapped."""
+    monkeypatch.setattr("toque.data.stored_side.MAPPED_AT_MOST", 0)
+
+
+@pytest.mark.usefixtures("small_groups", "as_if_large")
+def test_a_large_store_reads_the_same_and_maps_nothing(
+    store: TokenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = TokenStore.open(store.path)
+    got = [(large.prompt(r).tolist(), large.target(r).tolist()) for r in range(large.n_rows)]
+    joined = [side.joined().tolist() for side in large.sides(np.arange(large.n_rows))]
+    assert not large._prompts.maps
+    assert not large._targets.maps
+    monkeypatch.setattr("toque.data.stored_side.MAPPED_AT_MOST", 1 << 30)
+    mapped = TokenStore.open(store.path)
+    rows = range(mapped.n_rows)
+    assert got == [(mapped.prompt(r).tolist(), mapped.target(r).tolist()) for r in rows]
+    assert joined == [side.joined().tolist() for side in mapped.sides(np.arange(mapped.n_rows))]
+    assert mapped._targets.maps
+
+
+@pytest.mark.usefixtures("small_groups", "as_if_large")
+def test_a_file_of_a_large_store_that_is_cut_is_named(store: TokenStore) -> None:
+    large = TokenStore.open(store.path)
+    everything = np.arange(large.n_rows)
+    large.sides(everything)
+    path = large._shard(1) / "target_tokens.npy"
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - 1)
+    with pytest.raises(DataError, match=r"1/target_tokens\.npy was cut short"):
+        large.sides(everything)
+
+
 @pytest.mark.usefixtures("small_groups")
 def test_many_rows_at_once_are_the_rows_one_by_one(store: TokenStore) -> None:
     assert len(store._shards) > 3

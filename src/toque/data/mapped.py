@@ -1,10 +1,14 @@
-"""`.npy` files as maps, what their headers claim held against the bytes that are there."""
+"""`.npy` files as maps or open files, what their headers claim held against what is there."""
 
 from __future__ import annotations
 
 import math
 import mmap
+import os
+import resource
 import time
+import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, final
 
@@ -48,11 +52,85 @@ class Watched:
         self._next_look = now + LOOK_EVERY
         for path, held, size in self._maps:
             if held.size() < size:  # of the file, not of the map
-                raise DataError(
-                    f"{path} was cut short while it was being read: {held.size():,} bytes are left "
-                    f"of {size:,}. Something else writes into the store. Restore the file, or "
-                    "prepare the data again, and continue with the same command."
-                )
+                raise _cut_short(path, f"{held.size():,} bytes")
+
+
+@final
+class OpenFiles:
+    """Files of ids that are read piece by piece; memory holds no more than was asked for."""
+
+    def __init__(self) -> None:
+        self.opened: dict[int, tuple[int, int]] = {}
+        """Shard -> the file's descriptor, and where in it the ids begin."""
+        self._paths: dict[int, Path] = {}
+        weakref.finalize(self, _close, self.opened)
+
+    def add(self, shard: int, path: Path, array: NDArray[np.generic]) -> None:
+        """Open the file of `array`, as `mapped_array` gave it.
+
+        Raises:
+            DataError: it cannot be opened.
+        """
+        try:
+            _allow_open_files(2 * len(self.opened) + _OTHER_FILES)
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise DataError(
+                f"{path} cannot be opened: {error.strerror}. If there are too many open files, "
+                'allow more with "ulimit -n 65536" and start again.'
+            ) from error
+        self._paths[shard] = path
+        self.opened[shard] = (descriptor, os.fstat(descriptor).st_size - array.nbytes)
+
+    def read(
+        self, shards: Sequence[int], first: Sequence[int], sizes: Sequence[int]
+    ) -> list[bytes]:
+        """`sizes` bytes of each shard's ids, from `first` on.
+
+        Raises:
+            DataError: a file became shorter, or cannot be read; it is named.
+        """
+        opened, pread = self.opened, os.pread
+        try:
+            parts = [
+                pread(opened[shard][0], size, opened[shard][1] + start)
+                for shard, start, size in zip(shards, first, sizes, strict=True)
+            ]
+        except OSError as error:
+            raise DataError(f"A file of the store cannot be read: {error.strerror}.") from error
+        if sum(map(len, parts)) != sum(sizes):
+            cut = next(
+                shard
+                for shard, part, size in zip(shards, parts, sizes, strict=True)
+                if len(part) < size
+            )
+            raise _cut_short(self._paths[cut], "fewer bytes")
+        return parts
+
+
+_OTHER_FILES: Final = 128
+"""Descriptors left to everything else."""
+
+
+def _allow_open_files(n: int) -> None:
+    """Raise the soft limit of open files where `n` need it and the hard limit lets us."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < n and (hard == resource.RLIM_INFINITY or soft < hard):
+        more = 2 * n if hard == resource.RLIM_INFINITY else min(2 * n, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (more, hard))
+
+
+def _close(opened: dict[int, tuple[int, int]]) -> None:
+    for descriptor, _ in opened.values():
+        os.close(descriptor)
+
+
+def _cut_short(path: Path, left: str) -> DataError:
+    return DataError(
+        f"{path} was cut short while it was being read: {left} are left. Something else writes "
+        "into the store. Restore the file, or prepare the data again, and continue with the same "
+        "command."
+    )
 
 
 def mapped_array(path: Path) -> NDArray[np.generic]:

@@ -1,23 +1,27 @@
-"""One side of a store's rows, prompts or targets, through the maps of its shards."""
+"""One side of a store's rows, prompts or targets, from the files of its shards."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from toque.data.joining import Pieces
-from toque.data.mapped import Watched, mapped_array
+from toque.data.mapped import OpenFiles, Watched, mapped_array
 from toque.errors import DataError
 
 Ids = NDArray[np.generic]
+MAPPED_AT_MOST: Final = 16 << 20
+"""Bytes. The pages of a map that were read count as the process's memory until something else needs
+them; a side larger than this is read instead, at a microsecond more for each example."""
 
 
 class StoredSide:
-    """The prompts of all rows, or the targets. Says where they lie; maps open when first read.
+    """The prompts of all rows, or the targets. Says where they lie; files open when first read.
 
     Args:
         name: "prompt" or "target".
@@ -30,12 +34,16 @@ class StoredSide:
     """
 
     def __init__(
-        self, name: str, shards: Sequence[Path], bounds: Sequence[int], dtype: np.dtype[np.generic]
+        self,
+        name: str,
+        shards: Sequence[Path],
+        bounds: Sequence[int],
+        dtype: np.dtype[np.generic],
     ) -> None:
         self.name, self.dtype = name, dtype
         self._shards, self._bounds = shards, bounds
         self.maps: dict[int, Ids] = {}
-        """Tokens by shard, as far as they were asked for."""
+        """Tokens by shard, as far as they were asked for and are mapped."""
         self._bytes: dict[int, memoryview] = {}
         self._watched = Watched()
         self.lengths = np.zeros(bounds[-1], np.int32)
@@ -44,13 +52,17 @@ class StoredSide:
         self._starts = np.zeros(bounds[-1], np.uint32)
         for shard, (first, last) in enumerate(pairwise(bounds)):
             self._fill(shard, first, last)
+        n_bytes = int(self.lengths.sum(dtype=np.int64)) * dtype.itemsize
+        self._files = OpenFiles() if n_bytes > MAPPED_AT_MOST else None
 
     def row(self, row: int, shard: int) -> Ids:
-        """The ids of a row of `shard`; a view of the map.
+        """The ids of a row of `shard`; a view of the map, where there is one.
 
         Raises:
             DataError: a shard became shorter since it was opened.
         """
+        if self._files is not None:
+            return self.pieces(np.array([row]), [shard]).joined()
         self._watched.look()
         start = int(self._starts[row])
         return self.tokens(shard)[start : start + int(self.lengths[row])]
@@ -61,13 +73,19 @@ class StoredSide:
         Raises:
             DataError: a shard became shorter since it was opened.
         """
+        lengths = self.lengths[rows].astype(np.int64)
+        first = self._starts[rows] * np.int64(self.dtype.itemsize)
+        if self._files is not None:
+            for shard in set(shards).difference(self._files.opened):
+                path = self._path(shard)
+                self._files.add(shard, path, self.tokens(shard))
+            wanted = (lengths * self.dtype.itemsize).tolist()
+            return Pieces(lengths, self._files.read(shards, first.tolist(), wanted), self.dtype)
         self._watched.look()
         opened = self._bytes
         if len(opened) < len(self._shards):
             for shard in set(shards).difference(opened):
                 opened[shard] = memoryview(self.tokens(shard).view(np.uint8).data)
-        lengths = self.lengths[rows].astype(np.int64)
-        first = self._starts[rows] * np.int64(self.dtype.itemsize)
         last = first + lengths * self.dtype.itemsize
         cuts = zip(shards, first.tolist(), last.tolist(), strict=True)
         return Pieces(lengths, [opened[shard][start:end] for shard, start, end in cuts], self.dtype)
@@ -81,9 +99,8 @@ class StoredSide:
         """
         known = self.maps.get(shard)
         if known is None:
-            path = self._shards[shard] / f"{self.name}_tokens.npy"
+            path = self._path(shard)
             array = mapped_array(path)
-            self._watched.add(path, array)
             # A plain view: indexing a memmap object costs a Python-level call for every slice.
             known = np.asarray(array)
             if known.dtype != self.dtype:
@@ -98,8 +115,13 @@ class StoredSide:
                     f"{path} holds {len(known)} ids and its rows have {n_ids}. The store is "
                     "damaged; prepare the data again."
                 )
-            self.maps[shard] = known
+            if self._files is None:
+                self._watched.add(path, array)
+                self.maps[shard] = known
         return known
+
+    def _path(self, shard: int) -> Path:
+        return self._shards[shard] / f"{self.name}_tokens.npy"
 
     def _fill(self, shard: int, first: int, last: int) -> None:
         path = self._shards[shard] / f"{self.name}_ends.npy"
