@@ -102,7 +102,7 @@ def ids_differ(store_folder: Path, *, most: int) -> dict[str, int]:
     from toque.data.worker import load_reader
 
     store = TokenStore.open(store_folder)
-    codec = store.codec()
+    codec, encoder = store.codec(), store.manifest.family_kind == "encoder-decoder"
     reference = Tokenizer.from_file(str(store_folder / "tokenizer" / "tokenizer.json"))
     (source,) = store.manifest.sources
     reader = load_reader(source.reader, ("write",))
@@ -111,11 +111,15 @@ def ids_differ(store_folder: Path, *, most: int) -> dict[str, int]:
     for block in reader.blocks(Path(source.path)):
         for example in reader.examples(block).examples:
             if row in wanted:
-                sides = (example.prompt, store.prompt(row)), (example.target, store.target(row))
-                for text, ids in sides:
-                    stored = ids.tolist()
-                    ended = bool(stored) and stored[-1] == codec.eos_id
-                    bare = stored[:-1] if ended else stored
+                # A decoder's prompt begins with the tokenizer's first token, if it has one, and
+                # ends with a line break.
+                prompt = example.prompt if encoder else example.prompt + "\n"
+                for text, ids in ((prompt, store.prompt(row)), (example.target, store.target(row))):
+                    bare = ids.tolist()
+                    if not encoder and text is prompt and bare[:1] == [codec.bos_id]:
+                        del bare[0]
+                    if bare and bare[-1] == codec.eos_id:
+                        del bare[-1]
                     expected = _reference_ids(codec, reference, codec.normalise(text))
                     compared += 1
                     # A side that was cut holds the beginning; a whole one must be equal.
