@@ -103,6 +103,7 @@ def ids_differ(store_folder: Path, *, most: int) -> dict[str, int]:
 
     store = TokenStore.open(store_folder)
     codec, encoder = store.codec(), store.manifest.family_kind == "encoder-decoder"
+    around = codec.bos_id, codec.break_id
     reference = Tokenizer.from_file(str(store_folder / "tokenizer" / "tokenizer.json"))
     (source,) = store.manifest.sources
     reader = load_reader(source.reader, ("write",))
@@ -111,14 +112,15 @@ def ids_differ(store_folder: Path, *, most: int) -> dict[str, int]:
     for block in reader.blocks(Path(source.path)):
         for example in reader.examples(block).examples:
             if row in wanted:
-                # A decoder's prompt begins with the tokenizer's first token, if it has one, and
-                # ends with a line break.
-                prompt = example.prompt if encoder else example.prompt + "\n"
-                for text, ids in ((prompt, store.prompt(row)), (example.target, store.target(row))):
+                sides = (example.prompt, store.prompt(row)), (example.target, store.target(row))
+                for side, (text, ids) in enumerate(sides):
+                    # A decoder's prompt begins with the tokenizer's first token, if it has one,
+                    # and ends with a line break.
+                    first, last = (None, codec.eos_id) if encoder or side else around
                     bare = ids.tolist()
-                    if not encoder and text is prompt and bare[:1] == [codec.bos_id]:
+                    if first is not None and bare[:1] == [first]:
                         del bare[0]
-                    if bare and bare[-1] == codec.eos_id:
+                    if bare[-1:] == [last]:
                         del bare[-1]
                     expected = _reference_ids(codec, reference, codec.normalise(text))
                     compared += 1
