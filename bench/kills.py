@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import random
 import shutil
 import socket
@@ -28,8 +27,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from importlib.metadata import version
 from pathlib import Path
+
+from about import versions
 
 from toque.build.drill_sessions import Kills, Session, facts_of, kill_and_continue, preload
 from toque.data.files import sha256_of
@@ -159,11 +159,7 @@ def _trial(work: Path, options: argparse.Namespace) -> dict[str, object]:
     return {
         "what": f"{options.trainer}: killed with SIGKILL and continued, against an undisturbed run",
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
-        "versions": {
-            "python": platform.python_version(),
-            "torch": version("torch"),
-            "transformers": version("transformers"),
-        },
+        "versions": versions("torch", "transformers"),
         "cores": len(os.sched_getaffinity(0)),
         "load": os.getloadavg(),
         "steps_of_a_run": options.steps,

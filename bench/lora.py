@@ -23,7 +23,7 @@ import time
 from typing import Any
 
 import torch
-import transformers
+from about import versions
 from transformers import PreTrainedModel
 
 from toque.batch import Batch, DecoderBatch, EncoderDecoderBatch
@@ -156,11 +156,7 @@ def main() -> None:
         "precision": given.precision,
         "parameters": {"total": counts.total, "trained": counts.trainable},
         "adapter_predicted": part.predicted,
-        "versions": {
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "python": platform.python_version(),
-        },
+        "versions": versions("torch", "transformers"),
         "machine": platform.processor() or platform.machine(),
         "threads": torch.get_num_threads(),
         "load": os.getloadavg()[0],

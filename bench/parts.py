@@ -18,22 +18,20 @@ import argparse
 import copy
 import json
 import os
-import platform
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-import numpy as np
 import torch
-import transformers
+from about import versions
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -107,7 +105,7 @@ class Bench:
         tokens = batch.n_computed // batch.n_rows
         kept = self.runtime.precision
         self.runtime.precision = precision or kept  # type: ignore[assignment]
-        self._wait()
+        self.wait()
         begun, total = time.perf_counter(), torch.zeros((), device=self.runtime.device)
         for part in batch.split(max(1, MICRO_BATCH // tokens)):
             with self.runtime.autocast():
@@ -115,12 +113,13 @@ class Bench:
             self.runtime.backward(loss / batch.n_targets)
             total += loss.detach()
         self.runtime.update(self.optimizer, lr=0.0, max_grad_norm=1.0, loss=total)
-        self._wait()
+        self.wait()
         seconds = time.perf_counter() - begun
         self.runtime.precision = kept
         return seconds, float(total) / batch.n_targets
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
+        """Until the device has done what it was told."""
         if self.runtime.device.type == "cuda":
             torch.cuda.synchronize()
 
@@ -240,10 +239,10 @@ def optimizer(a: argparse.Namespace, b: Bench) -> dict[str, Any]:
         p.grad = torch.full_like(p, 1e-3)
 
     def step(chosen: torch.optim.Optimizer) -> tuple[float, float]:
-        b._wait()  # noqa: SLF001  # the same file
+        b.wait()
         begun = time.perf_counter()
         chosen.step()
-        b._wait()  # noqa: SLF001
+        b.wait()
         return time.perf_counter() - begun, 0.0
 
     for group in b.optimizer.param_groups:
@@ -264,11 +263,11 @@ def causal(a: argparse.Namespace, b: Bench) -> dict[str, Any]:
     mask = torch.ones(1024, 1024, dtype=torch.bool, device=device).tril()
 
     def attend(**how: Any) -> tuple[float, float]:
-        b._wait()  # noqa: SLF001
+        b.wait()
         begun = time.perf_counter()
         out = F.scaled_dot_product_attention(q, k, v, **how)
         out.sum().backward()
-        b._wait()  # noqa: SLF001
+        b.wait()
         return time.perf_counter() - begun, float(out.detach().float().abs().mean())
 
     found = in_turn(a, lambda: attend(attn_mask=mask), lambda: attend(is_causal=True))
@@ -324,7 +323,7 @@ def main() -> None:
     a = arguments()
     torch.set_num_threads(a.threads)
     results: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory(prefix="parts-") as name, nullcontext():
+    with tempfile.TemporaryDirectory(prefix="parts-") as name:
         b = Bench(a, Path(name))
         a.close = 1e-5 if b.runtime.precision == "float32" else 1e-2
         shipped = statistics.median(b.update(b.packed)[0] for _ in range(a.pairs + 1))
@@ -344,12 +343,7 @@ def main() -> None:
         "precision": b.runtime.precision,
         "device": str(b.runtime.device),
         "threads": a.threads,
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "numpy": np.__version__,
-        },
+        "versions": versions("torch", "transformers", "numpy"),
         "command": " ".join(sys.argv),
     }
     print(json.dumps(printed, indent=1))

@@ -98,12 +98,13 @@ def ids_differ(store_folder: Path, *, most: int) -> dict[str, int]:
     """
     from tokenizers import Tokenizer
 
+    from toque.data.rows import prompt_bounds
     from toque.data.store import TokenStore
     from toque.data.worker import load_reader
 
     store = TokenStore.open(store_folder)
-    codec, encoder = store.codec(), store.manifest.family_kind == "encoder-decoder"
-    around = codec.bos_id, codec.break_id
+    codec = store.codec()
+    around = prompt_bounds(codec, store.manifest.family_kind)
     reference = Tokenizer.from_file(str(store_folder / "tokenizer" / "tokenizer.json"))
     (source,) = store.manifest.sources
     reader = load_reader(source.reader, ("write",))
@@ -114,9 +115,7 @@ def ids_differ(store_folder: Path, *, most: int) -> dict[str, int]:
             if row in wanted:
                 sides = (example.prompt, store.prompt(row)), (example.target, store.target(row))
                 for side, (text, ids) in enumerate(sides):
-                    # A decoder's prompt begins with the tokenizer's first token, if it has one,
-                    # and ends with a line break.
-                    first, last = (None, codec.eos_id) if encoder or side else around
+                    first, last = (None, codec.eos_id) if side else around
                     bare = ids.tolist()
                     if first is not None and bare[:1] == [first]:
                         del bare[0]

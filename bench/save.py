@@ -20,16 +20,16 @@ import asyncio
 import contextlib
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from about import versions
 
 SHARED = Path(os.environ.get("TOQUE_SHARED") or Path(__file__).resolve().parents[2] / "shared")
 CHUNK = 1 << 16
@@ -92,11 +92,7 @@ def _judged(
     return {
         "what": "share of training time lost to a save every so often and its upload",
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
-        "versions": {
-            "python": platform.python_version(),
-            "torch": version("torch"),
-            "transformers": version("transformers"),
-        },
+        "versions": versions("torch", "transformers"),
         "cores": len(os.sched_getaffinity(0)),
         "threads": os.environ["OMP_NUM_THREADS"],
         "load": os.getloadavg(),

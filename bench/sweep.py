@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
+from about import versions
 from lora import batch_of
 from transformers import PreTrainedModel
 
@@ -175,11 +175,7 @@ def main() -> None:
         "shape": shape_of(a.shape),
         "asked": {k: v for k, v in vars(a).items() if k != "alone"},
         "micro_batches": [swept(int(rows)) for rows in a.rows.split(",")],
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
+        "versions": versions("torch", "transformers"),
         "command": " ".join(sys.argv),
     }
     print(json.dumps(printed, indent=1))
