@@ -115,7 +115,7 @@ def ours(a: argparse.Namespace, folder: Path, number: int) -> dict[str, Any]:
 
 
 def theirs(a: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """One hf_train.py."""
+    """One hf_train.py, every timed batch counted (exact_peer.py says why)."""
     begun = time.perf_counter()
     flags = {
         "--family": a.family,
@@ -130,7 +130,8 @@ def theirs(a: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "--threads": a.threads,
     }
     words = [str(word) for pair in flags.items() for word in pair]
-    out = run([sys.executable, str(PEERS / "hf_train.py"), *words], a.threads)
+    peer = [sys.executable, str(Path(__file__).with_name("exact_peer.py")), str(PEERS), *words]
+    out = run(peer, a.threads)
     printed: dict[str, Any] = json.loads(out.splitlines()[-1])
     return printed | {"whole_seconds": round(time.perf_counter() - begun, 1)}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final, Literal
 
 import psutil
@@ -79,26 +80,32 @@ def generate(
     if batch_rows < 1:
         raise ConfigError(f"batch_rows is {batch_rows}; it must be at least 1.")
     answers: list[list[int]] = [[] for _ in prompts]
+    done = 0
+    with torch.inference_mode(), eagerly(model), _evaluating(model):
+        rows = decoding_for(
+            core,
+            rows=min(batch_rows, len(prompts) or 1),
+            columns=_longest(core, prompts, limits),
+            pad_id=pad_id,
+        )
+        written = _write(rows, core, prompts, answers, limits, chooser, eos_id, batch_rows)
+        for finished in written:
+            done += finished
+            if on_progress is not None:
+                on_progress(done, len(prompts))
+    return answers
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Dropout off; afterwards every module is in the mode it came in."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
-    done = 0
     try:
-        with torch.inference_mode(), eagerly(model):
-            rows = decoding_for(
-                core,
-                rows=min(batch_rows, len(prompts) or 1),
-                columns=_longest(core, prompts, limits),
-                pad_id=pad_id,
-            )
-            written = _write(rows, core, prompts, answers, limits, chooser, eos_id, batch_rows)
-            for finished in written:
-                done += finished
-                if on_progress is not None:
-                    on_progress(done, len(prompts))
+        yield
     finally:
         for module, training in modes:
             module.training = training
-    return answers
 
 
 def _write(
