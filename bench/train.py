@@ -4,7 +4,9 @@
 
 Ours is `toque prepare` and `toque train` as a user runs them, with updates of 16 examples like the
 baseline (the shared peers/hf_train.py) and every speed setting left at its default. Each side is a
-process of its own, in turn. Counted are useful tokens: of prompts and targets, no padding, over
+process of its own, in turn. Every pair has a seed of its own: which examples meet in a
+batch decides how much of a dynamically padded one is padding, and the mean over all possible
+batches stands beside theirs. Counted are useful tokens: of prompts and targets, no padding, over
 all steps but the first `--warmup`. Ours runs in the precision it chooses (float32 where bf16 has
 no hardware), or the one given; the baseline in `--baseline-precision`.
 
@@ -94,8 +96,8 @@ def ours(a: argparse.Namespace, folder: Path, number: int) -> dict[str, Any]:
     """One `toque train`; steps after the warm-up, from metrics.jsonl."""
     begun = time.perf_counter()
     run_dir = folder / f"run-{number}"
-    toque = [sys.executable, "-m", "toque", "train", *config_for(a, folder), f"run_dir={run_dir}"]
-    run(toque, a.threads)
+    given = [*config_for(a, folder), f"run_dir={run_dir}", f"seed={number}"]
+    run([sys.executable, "-m", "toque", "train", *given], a.threads)
     events = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     start = next(e for e in events if e["event"] == "start")
     steps = [e for e in events if e["event"] == "step" and e["step"] > a.warmup]
@@ -114,7 +116,7 @@ def ours(a: argparse.Namespace, folder: Path, number: int) -> dict[str, Any]:
     }
 
 
-def theirs(a: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def theirs(a: argparse.Namespace, folder: Path, number: int) -> dict[str, Any]:
     """One hf_train.py, every timed batch counted (exact_peer.py says why)."""
     begun = time.perf_counter()
     flags = {
@@ -128,12 +130,33 @@ def theirs(a: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "--precision": a.baseline_precision,
         "--padding": a.padding,
         "--threads": a.threads,
+        "--seed": number,
     }
     words = [str(word) for pair in flags.items() for word in pair]
     peer = [sys.executable, str(Path(__file__).with_name("exact_peer.py")), str(PEERS), *words]
     out = run(peer, a.threads)
     printed: dict[str, Any] = json.loads(out.splitlines()[-1])
     return printed | {"whole_seconds": round(time.perf_counter() - begun, 1)}
+
+
+def mean_share(a: argparse.Namespace, folder: Path) -> float:
+    """Useful tokens of the baseline's among all, over random batches of all the examples."""
+    import numpy as np
+    from tokenizers import Tokenizer
+
+    file = SHARED / "tokenizers" / TOKENIZERS[a.family] / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(file))
+    pairs = [json.loads(line) for line in (folder / "pairs.jsonl").read_text().splitlines()]
+    prompts, targets = (
+        np.array([len(e.ids) for e in tokenizer.encode_batch([p[side] for p in pairs], **how)])
+        for side, how in (("prompt", {}), ("target", {"add_special_tokens": False}))
+    )
+    # Cut as hf_train.py cuts them.
+    prompts, targets = np.minimum(prompts, 256), np.minimum(targets, 511) + 1
+    sides = (prompts, targets) if a.family == "t5" else (prompts + targets,)
+    draws = np.random.default_rng(0).integers(0, len(pairs), (10_000, a.batch))
+    computed = sum(side[draws].max(1) * a.batch for side in sides)
+    return float(sum(side[draws].sum() for side in sides) / computed.sum())
 
 
 def gemm_gflops(a: argparse.Namespace) -> float:
@@ -172,7 +195,7 @@ def measure(a: argparse.Namespace, folder: Path) -> dict[str, Any]:
     quality = equal_mathematics(a, folder)
     pairs, rates = [], [gemm_gflops(a)]
     for number in range(a.pairs):
-        pairs.append((ours(a, folder, number), theirs(a, folder)))
+        pairs.append((ours(a, folder, number), theirs(a, folder, number)))
         rates.append(gemm_gflops(a))
         print(f"pair {number + 1} of {a.pairs}: {pairs[-1]}", file=sys.stderr)
     ratios = [o["useful_tokens_per_second"] / t["useful_tokens_per_second"] for o, t in pairs]
@@ -187,6 +210,10 @@ def measure(a: argparse.Namespace, folder: Path) -> dict[str, Any]:
             t["useful_tokens_per_second"] for _, t in pairs
         ),
         "gemm_gflops": round(gemm, 1),
+        "their_useful_share": {
+            "here": round(statistics.fmean(t["useful_share"] for _, t in pairs), 4),
+            "of_all_batches": round(mean_share(a, folder), 4),
+        },
         "mfu": round(speed * flops / gemm / 1e9, 3) if flops else None,
         "pairs": [{"ours": o, "theirs": t} for o, t in pairs],
     }

@@ -17,8 +17,14 @@ from toque.batch import IGNORE
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_CHUNK_ELEMENTS = {"cpu": 1 << 23, "cuda": 1 << 27}
-"""Logits held at once when the caller does not say: float32, 32 MiB on a CPU, 512 MiB."""
+_CHUNK_ELEMENTS = {"cpu": 1 << 24, "cuda": 1 << 27}
+"""Logits held at once when the caller does not say: float32, 64 MiB on a CPU, 512 MiB.
+
+On a CPU the three products of 320 rows with GPT-2's head reach 82 GFLOP/s a core, those of 167
+(half of this) 72: each chunk reads all of the weight three times and its gradient once.
+"""
+_BLOCK_ELEMENTS = 1 << 18
+"""Logits that a CPU turns into probabilities at a time: a megabyte, which its cache keeps."""
 
 
 def _outside_graphs(function: Callable[P, R]) -> Callable[P, R]:
@@ -109,7 +115,8 @@ class _CrossEntropySum(torch.autograd.Function):
         wants = [grad_enabled and needed for needed in ctx.needs_input_grad[:3]]
         exact = torch.promote_types(hidden.dtype, torch.float32)
         grad_hidden = torch.zeros_like(hidden) if wants[0] else None
-        grad_weight = torch.zeros_like(weight, dtype=exact) if wants[1] else None
+        # Filled by the first chunk: zeros are a pass over megabytes that a CPU feels (V x D).
+        grad_weight = torch.empty_like(weight, dtype=exact) if wants[1] else None
         grad_bias = torch.zeros_like(bias, dtype=exact) if wants[2] and bias is not None else None
         loss = torch.zeros((), dtype=exact, device=hidden.device)
 
@@ -119,15 +126,14 @@ class _CrossEntropySum(torch.autograd.Function):
         )
         with torch.autocast(kind, enabled=False):
             matrix = weight.to(compute)  # once, not once a chunk
-            for rows in torch.split((labels != IGNORE).nonzero().squeeze(1), chunk_rows):
+            labelled = (labels != IGNORE).nonzero().squeeze(1)
+            products = matrix.new_empty(min(chunk_rows, len(labelled)), len(matrix))
+            for number, rows in enumerate(torch.split(labelled, chunk_rows)):
                 chunk = hidden.index_select(0, rows).to(compute)
-                logits = (chunk @ matrix.T).to(exact)
+                logits = torch.mm(chunk, matrix.T, out=products[: len(rows)]).to(exact)
                 if bias is not None:
                     logits += bias
                 targets = labels.index_select(0, rows)
-                if not any(wants):
-                    loss += _loss_of(logits, targets, smoothing)[0]
-                    continue
                 part, grad_logits = _loss_and_gradient(logits, targets, smoothing)
                 loss += part
                 if grad_bias is not None:
@@ -136,7 +142,7 @@ class _CrossEntropySum(torch.autograd.Function):
                 if grad_hidden is not None:
                     grad_hidden.index_copy_(0, rows, (slope @ matrix).to(grad_hidden.dtype))
                 if grad_weight is not None:
-                    _add_product(grad_weight, slope, chunk)
+                    _add_product(grad_weight, slope, chunk, first=number == 0)
 
         ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
         ctx.dtypes = (hidden.dtype, weight.dtype, None if bias is None else bias.dtype)
@@ -153,32 +159,37 @@ class _CrossEntropySum(torch.autograd.Function):
         return (*scaled, None, None, None, None)
 
 
-def _loss_of(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-    """The sum in nats, and the rows' log-normalisers [C, 1].
-
-    -(1 - e) * log p[y] - e/V * sum(log p) = lse - (1 - e) * z[y] - e * mean(z).
-    """
-    normaliser = logits.logsumexp(1, keepdim=True)
-    losses = normaliser - (1.0 - smoothing) * logits.gather(1, targets[:, None])
-    if smoothing > 0.0:
-        losses = losses - smoothing * logits.mean(1, keepdim=True)
-    return losses.sum(), normaliser
-
-
 def _loss_and_gradient(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-    """The sum, and its gradient p - (1 - e) * onehot - e/V [C, V], which overwrites `logits`."""
-    loss, normaliser = _loss_of(logits, targets, smoothing)
-    gradient = logits.sub_(normaliser).exp_()
-    if smoothing > 0.0:
-        gradient -= smoothing / logits.shape[1]
+    """The sum in nats, and its gradient p - (1 - e) * onehot - e/V [C, V] in the place of `logits`.
+
+    -(1 - e) * log p[y] - e/V * sum(log p) = lse - (1 - e) * z[y] - e * mean(z), where
+    lse = m + log(sum(exp(z - m))) and m = max(z). A few rows at a time go through all passes over
+    them, so that a CPU reads them from memory once (half the time of one pass after the other).
+    """
     column = targets[:, None]
-    gradient.scatter_(1, column, gradient.gather(1, column) - (1.0 - smoothing))
-    return loss, gradient
+    losses = (smoothing - 1.0) * logits.gather(1, column)
+    if smoothing > 0.0:
+        losses -= smoothing * logits.mean(1, keepdim=True)
+    at_once = len(logits)
+    if logits.device.type == "cpu":
+        at_once = max(1, _BLOCK_ELEMENTS // logits.shape[1])
+    for block, loss in zip(logits.split(at_once), losses.split(at_once), strict=True):
+        most = block.amax(1, keepdim=True)
+        total = block.sub_(most).exp_().sum(1, keepdim=True)
+        block.div_(total)
+        loss.add_(most.add_(total.log_()))
+    if smoothing > 0.0:
+        logits -= smoothing / logits.shape[1]
+    logits.scatter_(1, column, logits.gather(1, column) - (1.0 - smoothing))
+    return losses.sum(), logits
 
 
-def _add_product(total: Tensor, slope: Tensor, chunk: Tensor) -> None:
-    """`total += slope.T @ chunk`, the sum over chunks in `total`'s dtype."""
+def _add_product(total: Tensor, slope: Tensor, chunk: Tensor, *, first: bool) -> None:
+    """`total += slope.T @ chunk`, the sum over chunks in `total`'s dtype; the first one sets it."""
     if slope.dtype == total.dtype:
-        total.addmm_(slope.T, chunk)
+        # beta = 0 does not read what was there, not even a NaN (BLAS).
+        total.addmm_(slope.T, chunk, beta=0.0 if first else 1.0)
+    elif first:
+        total.copy_(slope.T @ chunk)
     else:
         total += slope.T @ chunk
