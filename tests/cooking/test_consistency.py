@@ -43,6 +43,9 @@ def test_ingredients_that_no_step_uses():
         ("50 kg flour", False), ("25 tablespoons salt", False), ("16 tablespoons butter", True),
         ("0 eggs", False), ("0.5 cup milk", True), ("30 almonds", True), ("9000 almonds", False),
         ("1 (14.5 ounce) can tomatoes", True), ("salt to taste", True),
+        ("1/2 cup ground cinnamon", False), ("1 1/2 cups vanilla extract", False),
+        ("1/4 cup baking powder", True), ("1 cup cayenne pepper sauce", True),
+        ("half a cup baking soda", False), ("1 teaspoon nutmeg", True),
     ],
 )  # fmt: skip
 def test_amounts_a_kitchen_has_use_for(line, sane):

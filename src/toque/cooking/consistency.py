@@ -30,12 +30,24 @@ MOST: Final[dict[str, float]] = {
 """Of one ingredient of one recipe, more is taken for a slip; bounds chosen by hand."""
 MOST_OF_A_SPOON: Final = 24.0
 """Tea- or tablespoons: half a pound of salt is no spoonful."""
+MOST_OF_A_STRONG_ONE: Final = 60.0
+"""Millilitres (a quarter of a cup) of a leavening, an extract or a ground spice.
+
+Of 13,953 such lines in 20,000 recipes of allrecipes and epicurious 16 hold more.
+"""
+_STRONG: Final = re.compile(
+    r"\bbaking (?:soda|powder)\b|\bcream of tartar\b|\b(?:onion|garlic) powder\b"
+    r"|\b(?:vanilla|almond|lemon|orange|peppermint|rum) (?:extract|essence)\b|\bsaffron\b"
+    r"|\bground (?:cinnamon|nutmeg|allspice|cloves?|cardamom|ginger|cumin|coriander|turmeric|mace"
+    r"|anise|sage)\b|\bcayenne(?! pepper sauce| sauce)\b|\bnutmeg\b|\bcinnamon$",
+    re.IGNORECASE,
+)
 DEGREES: Final = (30.0, 600.0)
 MINUTES: Final = (0.0, 3 * 24 * 60.0)
 """Temperatures and times of steps outside these are slips."""
 
-# A line without a number of two digits, a lone zero or a large number's name is sane: every bound
-# above is over nine.
+# A line without a number of two digits, a lone zero or a large number's name is sane, unless it
+# names something strong: every other bound above is over nine.
 _MAY_BE_MANY: Final = re.compile(
     r"\d\d|(?<![\d.,/])0(?![\d.,/])|\bhundred|\bthousand|\bmillion|\bdozen", re.IGNORECASE
 )
@@ -92,7 +104,8 @@ def quantity_sanity(recipe: ParsedRecipe) -> float | None:
 
 @lru_cache(maxsize=1 << 16)
 def _is_sane(line: str) -> bool:
-    if _MAY_BE_MANY.search(line) is None:
+    strong = _STRONG.search(line) is not None
+    if not strong and _MAY_BE_MANY.search(line) is None:
         return True
     for amount in parse_line(line).amounts:
         if amount.quantity is None:
@@ -106,6 +119,8 @@ def _is_sane(line: str) -> bool:
             most, size = MOST[unit.kind], unit.size
         if unit is not None and unit.name in {"teaspoon", "tablespoon"}:
             most, size = MOST_OF_A_SPOON, 1.0
+        if strong and unit is not None and unit.kind == "volume":
+            most, size = MOST_OF_A_STRONG_ONE, unit.size
         if high * size > most:
             return False
     return True
