@@ -4,8 +4,8 @@
 
 Ours is `toque prepare` and `toque train` as a user runs them, with updates of 16 examples like the
 baseline (the shared peers/hf_train.py) and every speed setting left at its default. Each side is a
-process of its own, in turn. Every pair has a seed of its own: which examples meet in a
-batch decides how much of a dynamically padded one is padding, and the mean over all possible
+process of its own, in turn. Every pair draws its examples anew on both sides: which ones meet in
+a batch decides how much of a dynamically padded one is padding, and the mean over all possible
 batches stands beside theirs. Counted are useful tokens: of prompts and targets, no padding, over
 all steps but the first `--warmup`. Ours runs in the precision it chooses (float32 where bf16 has
 no hardware), or the one given; the baseline in `--baseline-precision`.
@@ -21,6 +21,7 @@ import argparse
 import json
 import os
 import platform
+import random
 import statistics
 import subprocess
 import sys
@@ -119,9 +120,13 @@ def ours(a: argparse.Namespace, folder: Path, number: int) -> dict[str, Any]:
 def theirs(a: argparse.Namespace, folder: Path, number: int) -> dict[str, Any]:
     """One hf_train.py, every timed batch counted (exact_peer.py says why)."""
     begun = time.perf_counter()
+    # It reads the first lines of its file, in the same order every time.
+    lines = (folder / "pairs.jsonl").read_text().splitlines(keepends=True)
+    drawn = folder / f"pairs-{number}.jsonl"
+    drawn.write_text("".join(random.Random(number).sample(lines, len(lines))))  # noqa: S311
     flags = {
         "--family": a.family,
-        "--examples": folder / "pairs.jsonl",
+        "--examples": drawn,
         "--tokenizer": SHARED / "tokenizers" / TOKENIZERS[a.family],
         "--shape": shape_file(a),
         "--batch-size": a.batch,
