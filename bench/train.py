@@ -123,7 +123,7 @@ def theirs(a: argparse.Namespace, folder: Path, number: int) -> dict[str, Any]:
     # It reads the first lines of its file, in the same order every time.
     lines = (folder / "pairs.jsonl").read_text().splitlines(keepends=True)
     drawn = folder / f"pairs-{number}.jsonl"
-    drawn.write_text("".join(random.Random(number).sample(lines, len(lines))))  # noqa: S311
+    drawn.write_text("".join(random.Random(number).sample(lines, len(lines))))
     flags = {
         "--family": a.family,
         "--examples": drawn,
