@@ -173,7 +173,8 @@ def _loss_and_gradient(logits: Tensor, targets: Tensor, smoothing: float) -> tup
     at_once = len(logits)
     if logits.device.type == "cpu":
         at_once = max(1, _BLOCK_ELEMENTS // logits.shape[1])
-    for block, loss in zip(logits.split(at_once), losses.split(at_once), strict=True):
+    blocks = zip(torch.split(logits, at_once), torch.split(losses, at_once), strict=True)
+    for block, loss in blocks:
         most = block.amax(1, keepdim=True)
         total = block.sub_(most).exp_().sum(1, keepdim=True)
         block.div_(total)
