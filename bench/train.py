@@ -12,7 +12,8 @@ no hardware), or the one given; the baseline in `--baseline-precision`.
 
 Quality: `toque check` must find loss and gradient of the packed batch equal to stock transformers'
 on each example alone, or the ratio is void. `gemm_gflops` is the rate of the model's own matrix
-products, timed in this run; `mfu` divides by it, counting useful tokens only.
+products, the best seen in this run; `mfu` divides by it, counting useful tokens only, and the head
+only where a token has a label.
 """
 
 from __future__ import annotations
@@ -205,7 +206,8 @@ def measure(a: argparse.Namespace, folder: Path) -> dict[str, Any]:
         print(f"pair {number + 1} of {a.pairs}: {pairs[-1]}", file=sys.stderr)
     ratios = [o["useful_tokens_per_second"] / t["useful_tokens_per_second"] for o, t in pairs]
     speed = statistics.median(o["useful_tokens_per_second"] for o, _ in pairs)
-    gemm, flops = statistics.median(rates), pairs[0][0]["flops_per_token"]
+    # The fastest of all: what a busy moment leaves of the rate would flatter the share of it.
+    gemm, flops = max(rates), pairs[0][0]["flops_per_token"]
     return {
         "ratio": round(statistics.median(ratios), 2) if quality["passes"] else "void",
         "worst_ratio": round(min(ratios), 2) if quality["passes"] else "void",

@@ -73,6 +73,16 @@ def test_attention_costs_12_layers_width_context(tiny):
     assert flops_per_token(model, context=100, source_context=40) - base == 12 * 3 * 32 * 140
 
 
+def test_the_head_costs_only_what_has_a_label(tiny):
+    for kind in ("gpt2", "neox", "llama"):
+        model = tiny(kind)
+        whole, quarter, none = (
+            flops_per_token(model, context=9, labelled_share=share) for share in (1.0, 0.25, 0.0)
+        )
+        assert whole - none == 6 * model.lm_head.weight.numel()
+        assert quarter - none == (whole - none) / 4
+
+
 def test_frozen_weights_are_not_trainable(tiny):
     model = tiny("llama")
     model.model.embed_tokens.requires_grad_(False)

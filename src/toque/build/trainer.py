@@ -130,7 +130,13 @@ def flops_of(model: PreTrainedModel, stream: BatchStream) -> float:
         return float((lengths.astype(float) ** 2).sum() / max(1.0, float(lengths.sum())))
 
     if stream.layout.shape.source == 0:
-        return flops_per_token(model, context=context(target) / 2)
+        # As `BatchStream` counts: a last token is no input; without a prompt a first is no label.
+        prompts, targets = stream.prompt_lengths, stream.target_lengths
+        labelled = int(targets.sum()) - int((prompts == 0).sum())
+        tokens = int(prompts.sum()) + int(targets.sum()) - len(targets)
+        return flops_per_token(
+            model, context=context(target) / 2, labelled_share=labelled / max(1, tokens)
+        )
     share = float(source.sum()) / float(source.sum() + target.sum())
     return flops_per_token(
         model, context=context(target) / 2, source_share=share, source_context=context(source)

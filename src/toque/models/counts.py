@@ -36,6 +36,7 @@ def flops_per_token(
     model: nn.Module,
     *,
     context: float,
+    labelled_share: float = 1.0,
     source_share: float = 0.0,
     source_context: float | None = None,
 ) -> float:
@@ -43,7 +44,8 @@ def flops_per_token(
 
     6 for each weight the token passes through, plus 12 * layers * width * context for attention
     (Chowdhery et al. 2022, PaLM, appendix B). The output head is a matrix product like any other
-    and counts; looking up an embedding costs nothing. In an encoder-decoder a token passes one
+    and counts for the tokens that have a label, for no other needs it (a prompt's do not); looking
+    up an embedding costs nothing. In an encoder-decoder a token passes one
     side only: source tokens the encoder and the decoder's cross-attention keys and values, target
     tokens the rest of the decoder and the head. Recomputing activations is not work done, so it
     never counts. A frozen weight costs 4, for it needs no gradient of its own; that the layers
@@ -53,6 +55,7 @@ def flops_per_token(
         model: A model of one of the families.
         context: Keys a target token attends on average: half the length for causal attention
             over rows of one example.
+        labelled_share: Tokens with a label as a share of the decoder's tokens, in [0, 1].
         source_share: Source tokens as a share of all tokens, in [0, 1]; 0 for decoder-only models.
         source_context: Source tokens a source token and, across, a target token attends.
             By default `context`.
@@ -64,7 +67,7 @@ def flops_per_token(
     """
     core = unwrapped(model)
     config = core.config
-    head = _products([core.get_submodule("lm_head")])
+    head = labelled_share * _products([core.get_submodule("lm_head")])
     tables = {id(p) for module in _tables(core) for p in module.parameters()}
     body = sum(_cost(p) for p in core.parameters() if id(p) not in tables)
     if not family_of(config).is_encoder_decoder:
