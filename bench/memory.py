@@ -1,12 +1,13 @@
 """Peak memory of training steps against transformers.Trainer's, on the same examples; prints JSON.
 
-    python bench/memory.py [--pairs 3] [--rows 2]
+    python bench/memory.py [--pairs 3] [--rows 2] [--precision fp32]
 
-Model: the t5_mini shape at T5's vocabulary of 32,100; updates of 16 recipes, bf16, as in
-`peers/hf_train.py`, whose step is the other side. Every measurement is a process of its own, ours
-and theirs in turn. "peak" is the process' largest resident size, "step" the same less what it was
-when the libraries had been imported. Quality: the loss of the first update over the same 16
-examples, from the same initial weights, must agree within 1e-2 nats (bf16), or the ratio is void.
+Model: the t5_mini shape at T5's vocabulary of 32,100; updates of 16 recipes, in bf16 or float32 on
+both sides, as in `peers/hf_train.py`, whose step is the other side. Every measurement is a process
+of its own, ours and theirs in turn. "peak" is the process' largest resident size, "step" the same
+less what it was when the libraries had been imported. Quality: the loss of the first update over
+the same 16 examples, from the same initial weights, must agree within 1e-2 nats in bf16 and 1e-4 in
+float32, or the ratio is void.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import Any
 
 SHARED = Path(os.environ.get("TOQUE_SHARED") or Path(__file__).resolve().parents[2] / "shared")
 BATCH, STEPS = 16, 3
-LOSS_TOLERANCE = 1e-2
+LOSS_TOLERANCES = {"bf16": 1e-2, "fp32": 1e-4}
 RECIPES = "allrecipes_epicurious_as_is.jsonl.gz"
 
 
@@ -36,7 +37,7 @@ def resident_peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def theirs(examples: Path, *, steps: int) -> dict[str, Any]:
+def theirs(examples: Path, *, steps: int, precision: str) -> dict[str, Any]:
     """Run hf_train.py in this process."""
     import transformers
     from transformers import (  # noqa: F401  # loads what the script would load
@@ -57,7 +58,7 @@ def theirs(examples: Path, *, steps: int) -> dict[str, Any]:
         "--batch-size": BATCH,
         "--steps": steps,
         "--warmup": 1,
-        "--precision": "bf16",
+        "--precision": precision,
         "--threads": os.environ.get("OMP_NUM_THREADS", "2"),
     }
     sys.argv = [str(script), *(str(word) for flag in flags.items() for word in flag)]
@@ -81,7 +82,7 @@ def _losses_of_one_step() -> None:
     trainer.DEFAULT_CALLBACKS.append(Tell)
 
 
-def ours(examples: Path, *, steps: int, rows: int) -> dict[str, Any]:
+def ours(examples: Path, *, steps: int, rows: int, precision: str) -> dict[str, Any]:
     """The same updates through our loss, runtime and optimizer."""
     import numpy as np
     import torch
@@ -102,7 +103,7 @@ def ours(examples: Path, *, steps: int, rows: int) -> dict[str, Any]:
     model = AutoModelForSeq2SeqLM.from_config(config)
     fuse_activations(model)
     pairs = Pairs(examples, tokenizer)
-    runtime = Runtime.detect(device="cpu", precision="bf16")
+    runtime = Runtime.detect(device="cpu", precision="bf16" if precision == "bf16" else "float32")
     optimizer = build_optimizer(model)
     lengths = np.array([[len(p), len(t)] for p, t in pairs.ids])
     row = choose_shape(lengths[:, 0], lengths[:, 1], encoder=True)
@@ -148,11 +149,11 @@ class Pairs:
         return self.ids[row][1]
 
 
-def measured(side: str, examples: Path, *, steps: int, rows: int) -> dict[str, Any]:
+def measured(side: str, examples: Path, *, steps: int, rows: int, precision: str) -> dict[str, Any]:
     """One process; its last JSON line, with the lines before it merged in."""
     # glibc gives each of a few large blocks its own mapping, so freed memory leaves the process.
     words = [sys.executable, __file__, "--side", side, "--examples", str(examples)]
-    words += ["--steps", str(steps), "--rows", str(rows)]
+    words += ["--steps", str(steps), "--rows", str(rows), "--precision", precision]
     done = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not lines:
@@ -166,18 +167,19 @@ def measured(side: str, examples: Path, *, steps: int, rows: int) -> dict[str, A
     return merged
 
 
-def compare(folder: Path, *, pairs: int, rows: int) -> dict[str, Any]:
+def compare(folder: Path, *, pairs: int, rows: int, precision: str) -> dict[str, Any]:
     """Quality once, then `pairs` of measurements in turn."""
     examples = folder / "pairs.jsonl"
     maker = [SHARED / "peers" / "make_pairs.py", SHARED / "data" / "recipes" / RECIPES]
     words = [sys.executable, *map(str, maker), str(BATCH * STEPS)]
     with examples.open("w", encoding="utf-8") as file:
         subprocess.run(words, stdout=file, check=True)  # noqa: S603
-    first = {side: measured(side, examples, steps=1, rows=rows) for side in ("theirs", "ours")}
+    how = {"rows": rows, "precision": precision}
+    first = {side: measured(side, examples, steps=1, **how) for side in ("theirs", "ours")}
     losses = {side: float(result["losses"][0]) for side, result in first.items()}
-    same = abs(losses["ours"] - losses["theirs"]) <= LOSS_TOLERANCE
+    same = abs(losses["ours"] - losses["theirs"]) <= LOSS_TOLERANCES[precision]
     runs: list[dict[str, dict[str, Any]]] = [
-        {s: measured(s, examples, steps=STEPS, rows=rows) for s in ("ours", "theirs")}
+        {s: measured(s, examples, steps=STEPS, **how) for s in ("ours", "theirs")}
         for _ in range(pairs)
     ]
     result: dict[str, Any] = {"first_loss": losses, "quality": "passed" if same else "failed"}
@@ -201,21 +203,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=3, help="measurements of each side")
     parser.add_argument("--rows", type=int, default=2, help="our packed rows at once")
+    parser.add_argument("--precision", choices=sorted(LOSS_TOLERANCES), default="bf16")
     parser.add_argument("--side", choices=["ours", "theirs"], help=argparse.SUPPRESS)
     parser.add_argument("--examples", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--steps", type=int, default=STEPS, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.side == "ours":
-        print(json.dumps(ours(args.examples, steps=args.steps, rows=args.rows)))
+        how = {"rows": args.rows, "precision": args.precision}
+        print(json.dumps(ours(args.examples, steps=args.steps, **how)))
         return
     if args.side == "theirs":
-        print(json.dumps(theirs(args.examples, steps=args.steps)))
+        print(json.dumps(theirs(args.examples, steps=args.steps, precision=args.precision)))
         return
     with tempfile.TemporaryDirectory() as folder:
-        result = compare(Path(folder), pairs=args.pairs, rows=args.rows)
+        result = compare(Path(folder), pairs=args.pairs, rows=args.rows, precision=args.precision)
     versions = {n: importlib.metadata.version(n) for n in ("toque", "torch", "transformers")}
     about = {
-        "command": f"python bench/memory.py --pairs {args.pairs} --rows {args.rows}",
+        "command": f"python bench/memory.py --pairs {args.pairs} --rows {args.rows} "
+        f"--precision {args.precision}",
         "versions": versions | {"python": platform.python_version()},
         "machine": {"processor": platform.machine(), "cpus": os.cpu_count()},
         "threads": int(os.environ.get("OMP_NUM_THREADS", "0")) or os.cpu_count(),
