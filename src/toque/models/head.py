@@ -23,8 +23,6 @@ _CHUNK_ELEMENTS = {"cpu": 1 << 24, "cuda": 1 << 27}
 On a CPU the three products of 320 rows with GPT-2's head reach 82 GFLOP/s a core, those of 167
 (half of this) 72: each chunk reads all of the weight three times and its gradient once.
 """
-_BLOCK_ELEMENTS = 1 << 18
-"""Logits that a CPU turns into probabilities at a time: a megabyte, which its cache keeps."""
 
 
 def _outside_graphs(function: Callable[P, R]) -> Callable[P, R]:
@@ -162,23 +160,18 @@ class _CrossEntropySum(torch.autograd.Function):
 def _loss_and_gradient(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
     """The sum in nats, and its gradient p - (1 - e) * onehot - e/V [C, V] in the place of `logits`.
 
-    -(1 - e) * log p[y] - e/V * sum(log p) = lse - (1 - e) * z[y] - e * mean(z), where
-    lse = m + log(sum(exp(z - m))) and m = max(z). A few rows at a time go through all passes over
-    them, so that a CPU reads them from memory once (half the time of one pass after the other).
+    -(1 - e) * log p[y] - e * mean(log p). All of it in few operations, each over the whole chunk:
+    on a CPU each one waits for all threads, and on a machine with other work a wait takes
+    milliseconds (block by block, 1.2 s for 520 rows where this takes 0.04).
     """
     column = targets[:, None]
+    # On a CPU in its own place: the kernel is done with a row's logits when it writes the row.
+    on_cpu = logits.device.type == "cpu"
+    logits = torch.log_softmax(logits, 1, out=logits if on_cpu else None)
     losses = (smoothing - 1.0) * logits.gather(1, column)
     if smoothing > 0.0:
         losses -= smoothing * logits.mean(1, keepdim=True)
-    at_once = len(logits)
-    if logits.device.type == "cpu":
-        at_once = max(1, _BLOCK_ELEMENTS // logits.shape[1])
-    blocks = zip(torch.split(logits, at_once), torch.split(losses, at_once), strict=True)
-    for block, loss in blocks:
-        most = block.amax(1, keepdim=True)
-        total = block.sub_(most).exp_().sum(1, keepdim=True)
-        block.div_(total)
-        loss.add_(most.add_(total.log_()))
+    logits.exp_()
     if smoothing > 0.0:
         logits -= smoothing / logits.shape[1]
     logits.scatter_(1, column, logits.gather(1, column) - (1.0 - smoothing))
