@@ -84,3 +84,12 @@ def test_a_chosen_row_holds_the_longest_example() -> None:
     assert shape.source >= 200
     assert shape.target >= 1500
     assert choose_shape(source, target, encoder=False).target >= 1500
+
+
+def test_a_row_of_lopsided_examples_stays_within_an_update() -> None:
+    """Answers of three tokens and one recipe: their ratio asks for 192 x 30 of source."""
+    source, target = np.full(500, 150), np.append(np.full(499, 3), 192)
+    assert choose_shape(source, target, encoder=True).tokens > 4096
+    shape = choose_shape(source, target, encoder=True, at_most=4096)
+    assert shape == RowShape(4096 - 192, 192)
+    assert choose_shape(source, target, encoder=True, at_most=300).tokens == 160 + 192

@@ -236,8 +236,12 @@ def choose_shape(
             for slack in (0.95, 1.0, 1.06)
         }
     ordered = sorted(shapes, key=lambda shape: (shape.tokens, shape.source))
-    allowed = [shape for shape in ordered if shape.tokens <= at_most] or ordered[:1]
-    return min(allowed, key=lambda shape: _cost(source, target, shape))
+    allowed = [shape for shape in ordered if shape.tokens <= at_most]
+    if allowed or not encoder:
+        return min(allowed or ordered[:1], key=lambda shape: _cost(source, target, shape))
+    # Short targets and one long one: the ratio asks for more source than an update holds.
+    rest = (at_most - longest_t) // 16 * 16
+    return RowShape(max(longest_s, int(rest)), longest_t)
 
 
 def _cost(source: Lengths, target: Lengths, shape: RowShape) -> float:
