@@ -1,11 +1,15 @@
 """Weights meet the store they were meant for, or are refused; a run keeps its own."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config
 
-from toque.build.batches import Lengths, row_shape
+from toque.build.batches import Lengths, build_stream, row_shape
+from toque.build.evaluation import build_heldout
 from toque.build.mixing import mixture_in_words, mixture_of
 from toque.cli import main
 from toque.config import load_config
@@ -15,12 +19,14 @@ from toque.data.packing import RowShape
 from toque.data.plan import EpochPlan
 from toque.data.store import TokenStore
 from toque.errors import ConfigError
+from toque.train.runtime import Runtime
 
 CONFIG = """
 run_dir: {run}
 model: {{family: gpt2, tokenizer: "trained:512",
   shape: {{n_embd: 8, n_layer: 1, n_head: 1, n_positions: 512}}}}
-data: {{store: "{store}", max_prompt_tokens: 64, max_target_tokens: 256, sources: SOURCES}}
+data: {{store: "{store}", max_prompt_tokens: 64, max_target_tokens: 256, sources: SOURCES,
+  validation_fraction: 0.3}}
 optim: {{warmup: "1 step"}}
 train: {{stop_after: "2 steps", batch: "1024 tokens", micro_batch_rows: 1, precision: float32}}
 evaluation: {{max_examples: 4, generate: 0}}
@@ -91,6 +97,36 @@ def test_a_run_continues_with_its_own_weights_only(
     # A new weight needs no new store.
     assert main(["prepare", str(config_of(folder, 1.0, 3.0))]) == 0
     assert "Reused" in capfd.readouterr().out
+
+
+def test_held_out_examples_weigh_as_in_training(folder: Path) -> None:
+    config = load_config(str(config_of(folder, 1.0, 2.5)), ["evaluation.max_examples=null"]).config
+    store = TokenStore.open(folder / "store")
+    rows = store.rows("validation")
+    sources = np.asarray(store.column("source"))[rows]
+    assert set(sources.tolist()) == {0, 1}
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_config(
+        GPT2Config(vocab_size=512, n_embd=8, n_layer=1, n_head=1, n_positions=512)
+    )
+    runtime = Runtime.detect(device="cpu", precision="float32")
+    heldout = build_heldout(config, store, build_stream(config, store, model), runtime)
+    found = heldout(model)
+    nats = tokens = 0.0
+    for source, weight in ((0, 1.0), (1, 2.5)):
+        own = [(row,) for row in rows[sources == source].tolist()]
+        alone = replace(heldout, rows=own, weights=None)(model)
+        nats += weight * alone["loss"] * alone["target_tokens"]
+        tokens += weight * alone["target_tokens"]
+    assert found["loss"] == pytest.approx(nats / tokens, abs=1e-6)
+    alike = replace(heldout, weights=None)(model)
+    assert alike["target_tokens"] == found["target_tokens"]
+    assert alike["loss"] != pytest.approx(found["loss"], abs=1e-6)
+    shares = [replace(heldout, share=(rank, 2), rows_per_batch=1) for rank in (0, 1)]
+    sums: list[list[float]] = []
+    for part in shares:
+        replace(part, total=lambda values: sums.append(list(values)) or values)(model)
+    assert sum(s[0] for s in sums) / sum(s[1] for s in sums) == pytest.approx(found["loss"])
 
 
 def test_rows_are_shaped_for_what_is_drawn(folder: Path) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from toque.build.batches import CPU_MICRO_BATCH_TOKENS, Lengths
 from toque.build.metrics import slices_of
+from toque.build.mixing import held_out_weights
 from toque.build.spans import corrupted_held_out, spans_of
 from toque.config import RunConfig
 from toque.cooking.scoring import text_metrics
@@ -32,6 +33,8 @@ def build_heldout(
 ) -> HeldOut:
     """Held-out loss over the fixed subset that evaluation.max_examples asks for.
 
+    Where sources or tasks are mixed by weight, examples weigh in it as they do in training.
+
     Raises:
         ConfigError: the store has no held-out example.
     """
@@ -47,6 +50,17 @@ def build_heldout(
     everything = store.prompt_lengths.astype(np.int64), store.target_lengths.astype(np.int64)
     prompts, targets = everything if spans is None else spans.longest(*everything)
     trained = stream.layout
+    chosen = subset(rows, config.evaluation.max_examples)
+    weights = held_out_weights(config, store, chosen)
+    packed = {
+        weight: choose_rows(
+            chosen[weights == weight],
+            prompt_lengths=prompts,
+            target_lengths=targets,
+            shape=shape,
+        )
+        for weight in sorted(set(weights.tolist()))
+    }
     return HeldOut(
         layout=Layout(
             store if spans is None else corrupted_held_out(store, spans),
@@ -55,13 +69,8 @@ def build_heldout(
             start_id=trained.start_id,
             packed=trained.packed,
         ),
-        rows=choose_rows(
-            rows,
-            max_examples=config.evaluation.max_examples,
-            prompt_lengths=prompts,
-            target_lengths=targets,
-            shape=shape,
-        ),
+        rows=[row for part in packed.values() for row in part],
+        weights=[weight for weight, part in packed.items() for _ in part],
         loss_sum=loss_sum,
         autocast=runtime.autocast,
         device=runtime.device,

@@ -32,22 +32,41 @@ def mixture_of(config: RunConfig, store: TokenStore, rows: NDArray[np.int64]) ->
     Raises:
         ConfigError: the store was made from other sources, or in another order.
     """
+    weights, group = _groups(config, store, rows, rows)
+    if all(weight == 1.0 for weight in weights):
+        return None
+    return Mixture(source=group, weights=weights, seed=config.seed)
+
+
+def held_out_weights(
+    config: RunConfig, store: TokenStore, rows: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Passes an epoch makes over training examples of the source and task of each of `rows`.
+
+    A held-out loss weighted so is the loss that training lowers, and can be compared with it.
+    """
+    weights, group = _groups(config, store, rows, store.rows("train"))
+    return np.asarray(weights, float)[group]
+
+
+def _groups(
+    config: RunConfig, store: TokenStore, rows: NDArray[np.int64], trained: NDArray[np.int64]
+) -> tuple[list[float], NDArray[np.int64]]:
+    """Weights of the groups, and the group of each of `rows`; temperatures count `trained`."""
     of_sources = [source.weight for source in config.data.sources]
-    of_tasks, weighted = [1.0], any(weight != 1.0 for weight in of_sources)
+    of_tasks = [1.0]
     group = np.zeros(len(rows), np.int64)
-    if weighted:
+    if any(weight != 1.0 for weight in of_sources):
         _check_sources(config, store.manifest)
         group = np.asarray(store.column("source"))[rows].astype(np.int64)
     else:
         of_sources = [1.0]
     if config.data.task_weights or config.data.task_temperature is not None:
-        tasks = np.asarray(store.column("task"))[rows].astype(np.int64)
-        of_tasks = task_weights(config, np.bincount(tasks, minlength=len(TASKS)))
-        group = group * len(TASKS) + tasks
-    weights = [one * other for one in of_sources for other in of_tasks]
-    if all(weight == 1.0 for weight in weights):
-        return None
-    return Mixture(source=group, weights=weights, seed=config.seed)
+        tasks = np.asarray(store.column("task"))
+        counts = np.bincount(tasks[trained].astype(np.int64), minlength=len(TASKS))
+        of_tasks = task_weights(config, counts)
+        group = group * len(TASKS) + tasks[rows].astype(np.int64)
+    return [one * other for one in of_sources for other in of_tasks], group
 
 
 def task_weights(config: RunConfig, counts: NDArray[np.int64]) -> list[float]:

@@ -114,12 +114,11 @@ def _score(
     heldout = build_heldout(config, store, stream, runtime)
     packed = choose_rows(
         rows,
-        max_examples=None,
         prompt_lengths=store.prompt_lengths,
         target_lengths=store.target_lengths,
         shape=heldout.layout.shape,
     )
-    losses = replace(heldout, rows=packed, share=(0, 1), total=tuple)(model)
+    losses = replace(heldout, rows=packed, weights=None, share=(0, 1), total=tuple)(model)
     scores = TaskScores(task, len(rows), losses["loss"], losses["perplexity"])
     if task not in CLASSES:
         return scores

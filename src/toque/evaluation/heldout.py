@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -32,6 +33,7 @@ class HeldOut:
         autocast: the run's precision.
         device: where the model is.
         rows_per_batch: rows computed at once.
+        weights: of each row; None: 1. Neighbours of unlike weight share no batch.
         share: which of how many equal shares of the rows is computed here.
         total: sums over all who compute a share.
     """
@@ -42,32 +44,45 @@ class HeldOut:
     autocast: Callable[[], AbstractContextManager[object]]
     device: torch.device
     rows_per_batch: int = 8
+    weights: Sequence[float] | None = None
     share: tuple[int, int] = (0, 1)
     total: Callable[[Sequence[float]], Sequence[float]] = tuple
 
     def __call__(self, model: nn.Module) -> dict[str, float]:
         """`loss` in nats per target token, `perplexity`, and the tokens they are over.
 
+        The loss is sum(w_i nats_i) / sum(w_i tokens_i) with the weights w_i of the rows i.
         Draws nothing at random and leaves the model in the mode it was in.
         """
         was_training = model.training
         model.eval()
-        total, targets = 0.0, 0
+        nats, weighed, targets = 0.0, 0.0, 0
         rank, ranks = self.share
-        first, stride = rank * self.rows_per_batch, ranks * self.rows_per_batch
         try:
             with torch.no_grad():
-                for i in range(first, len(self.rows), stride):
-                    batch = self.layout.batch(self.rows[i : i + self.rows_per_batch])
+                for weight, rows in self._batches()[rank::ranks]:
+                    batch = self.layout.batch(rows)
                     with self.autocast():
-                        total += float(self.loss_sum(model, batch.to(self.device)))
+                        nats += weight * float(self.loss_sum(model, batch.to(self.device)))
+                    weighed += weight * batch.n_targets
                     targets += batch.n_targets
         finally:
             model.train(was_training)
-        total, n_targets = self.total((total, targets))
-        targets = int(n_targets)
-        loss = total / targets
+        nats, weighed, n_targets = self.total((nats, weighed, targets))
+        targets, loss = int(n_targets), nats / weighed
         return {"loss": loss, "perplexity": perplexity(loss), "target_tokens": targets}
+
+    def _batches(self) -> list[tuple[float, Sequence[Sequence[int]]]]:
+        """Rows computed at once, with their weight."""
+        found: list[tuple[float, Sequence[Sequence[int]]]] = []
+        weights = self.weights or [1.0] * len(self.rows)
+        at = 0
+        for weight, run in groupby(weights):
+            end = at + len(list(run))
+            firsts = range(at, end, self.rows_per_batch)
+            found += [(weight, self.rows[i : min(end, i + self.rows_per_batch)]) for i in firsts]
+            at = end
+        return found
 
 
 def perplexity(loss: float) -> float:
@@ -78,28 +93,22 @@ def perplexity(loss: float) -> float:
 def choose_rows(
     rows: np.ndarray,
     *,
-    max_examples: int | None,
     prompt_lengths: np.ndarray,
     target_lengths: np.ndarray,
     shape: RowShape,
 ) -> list[tuple[int, ...]]:
-    """A fixed subset of held-out store rows, packed.
+    """Held-out examples, packed in their order.
 
     Args:
-        rows: store rows of the validation split.
-        max_examples: at most so many; None takes all.
+        rows: their store rows.
         prompt_lengths: [all store rows] stored prompt tokens.
         target_lengths: [all store rows] stored target tokens.
         shape: what a packed row holds.
     """
-    chosen = subset(rows, max_examples)
-    source, target = (
-        prompt_lengths[chosen].astype(np.int64),
-        target_lengths[chosen].astype(np.int64),
-    )
+    source, target = prompt_lengths[rows].astype(np.int64), target_lengths[rows].astype(np.int64)
     if shape.source == 0:
         target = source + target - 1
-    ids = chosen.tolist()
+    ids = rows.tolist()
     return [tuple(ids[item] for item in row) for row in pack(source, target, shape)]
 
 

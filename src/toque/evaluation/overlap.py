@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from toque.evaluation.tokens import I64, U64, Tokens, grams
+from toque.evaluation.tokens import I64, U64, Tokens, grams, runs_from
 
 MAX_PAIRS = 1024
 """Pairs counted at once: ten bits of a sorting key."""
 _PAIR_SHIFT = np.uint64(54)
 _ONE = np.uint64(1)
+_LAST = np.array([2**64 - 1], np.uint64)
+"""Behind all keys, so that looking one step further finds something else."""
 
 
 def shared_grams(a: Tokens, b: Tokens, n: int) -> I64:
@@ -25,20 +27,22 @@ def shared_grams(a: Tokens, b: Tokens, n: int) -> I64:
     Returns:
         [pairs]
     """
-    # One sort brings equal runs of one pair together: pair, hash, side in one integer.
-    keys = np.concatenate([_keys(a, n), _keys(b, n) | _ONE])
+    # One sort brings equal runs of one pair together: pair, hash, side in one integer. A run that
+    # p times stands on one side and q times on the other is p even keys, then q odd ones, and
+    # min(p, q) the number of steps one can go from between them both ways.
+    keys = np.concatenate([_runs(a, n), _runs(b, n) | _ONE, _LAST])
     keys.sort()
-    groups = keys >> _ONE
-    first = np.ones(len(groups), bool)
-    first[1:] = groups[1:] != groups[:-1]
-    starts = np.flatnonzero(first)
-    if not len(starts):
-        return np.zeros(len(a.counts), np.int64)
-    in_b = np.add.reduceat((keys & _ONE).astype(np.int64), starts)
-    total = np.diff(starts, append=len(keys))
-    smaller = np.minimum(in_b, total - in_b)
-    pair = (keys[starts] >> _PAIR_SHIFT).astype(np.int64)
-    return np.bincount(pair, weights=smaller, minlength=len(a.counts)).astype(np.int64)
+    found = np.zeros(len(a.counts), np.int64)
+    met = np.flatnonzero((keys[:-1] ^ keys[1:]) == _ONE)
+    step = 0
+    while len(met):
+        pair = (keys[met] >> _PAIR_SHIFT).astype(np.int64)
+        found += np.bincount(pair, minlength=len(found))
+        step += 1
+        goes_on = keys[met - step] == keys[met]
+        met = met[goes_on]
+        met = met[keys[met + (1 + step)] == keys[met + 1]]
+    return found
 
 
 def distinct_grams(tokens: Tokens, n: int) -> I64:
@@ -51,6 +55,19 @@ def distinct_grams(tokens: Tokens, n: int) -> I64:
 def n_grams(counts: I64, n: int) -> I64:
     """Runs of `n` tokens in texts of `counts` tokens."""
     return np.maximum(counts - (n - 1), 0)
+
+
+def _runs(tokens: Tokens, n: int) -> U64:
+    """Keys of the runs from each token on; of those that leave their text, a key nobody shares."""
+    last = max(0, len(tokens.hashes) - n + 1)
+    keys = runs_from(tokens.hashes, n)
+    keys >>= np.uint64(11)
+    keys <<= _ONE
+    keys |= tokens.texts[:last].astype(np.uint64) << _PAIR_SHIFT
+    if n > 1:
+        across = np.subtract.outer(np.cumsum(tokens.counts), np.arange(1, n)).ravel()
+        keys[across[(across >= 0) & (across < last)]] = _LAST
+    return keys
 
 
 def _keys(tokens: Tokens, n: int) -> U64:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -38,7 +39,7 @@ class Tokens:
     data: bytes
     """What was cut, as UTF-8."""
 
-    @property
+    @cached_property
     def texts(self) -> I64:
         """[tokens] which text a token belongs to."""
         return np.repeat(np.arange(len(self.counts)), self.counts)
@@ -112,15 +113,19 @@ def grams(hashes: U64, texts: I64, n: int) -> tuple[U64, I64]:
     """Hashes of all runs of `n` tokens that lie within one text, and which text that is."""
     if n == 1:
         return hashes, texts
-    last = len(hashes) - n + 1
-    if last <= 0:
-        return hashes[:0], texts[:0]
+    joined = runs_from(hashes, n)
+    whole = texts[: len(joined)] == texts[n - 1 :]
+    return mixed(joined[whole]), texts[: len(joined)][whole]
+
+
+def runs_from(hashes: U64, n: int) -> U64:
+    """Hashes of the `n` tokens from each on, across texts; only the high bits are well mixed."""
+    last = max(0, len(hashes) - n + 1)
     joined = hashes[:last].copy()
     for k in range(1, n):
         joined *= np.uint64(_BASE)
         joined += hashes[k : k + last]
-    whole = texts[:last] == texts[n - 1 :]
-    return mixed(joined[whole]), texts[:last][whole]
+    return joined
 
 
 def cut_by_rules(line: str) -> str:
