@@ -42,6 +42,11 @@ _STRONG: Final = re.compile(
     r"|anise|sage)\b|\bcayenne(?! pepper sauce| sauce)\b|\bnutmeg\b|\bcinnamon$",
     re.IGNORECASE,
 )
+_STRONG_WORDS: Final = frozenset(
+    {"powder", "soda", "tartar", "extract", "essence", "saffron", "ground"}
+    | {"cayenne", "nutmeg", "cinnamon"}
+)
+"""One of them is in whatever `_STRONG` finds; most lines have none."""
 DEGREES: Final = (30.0, 600.0)
 MINUTES: Final = (0.0, 3 * 24 * 60.0)
 """Temperatures and times of steps outside these are slips."""
@@ -51,14 +56,15 @@ MINUTES: Final = (0.0, 3 * 24 * 60.0)
 _MAY_BE_MANY: Final = re.compile(
     r"\d\d|(?<![\d.,/])0(?![\d.,/])|\bhundred|\bthousand|\bmillion|\bdozen", re.IGNORECASE
 )
+_TWO_DIGITS: Final = re.compile(r"\d\d")
 _MEASURE: Final = re.compile(
-    r"(\d+(?:\.\d+)?)\s*(°|degrees?\b|minutes?\b|mins?\b|hours?\b|hrs?\b)", re.IGNORECASE
+    r"(\d\d*(?:\.\d+)?)\s*(°|degrees?\b|minutes?\b|mins?\b|hours?\b|hrs?\b)", re.IGNORECASE
 )
 _COLLECTIVE: Final = re.compile(
     r"\b(?:all|remaining|other|rest of|dry|wet)\b(?: \w+){0,2} ingredients\b|\beverything\b"
     r"|\bingredients (?:in|into|together)\b"
 )
-_NUMBERED: Final = re.compile(r"^\s*(\d{1,3})[.)]\s", re.MULTILINE)
+_NUMBERED: Final = re.compile(r"\n\s*(\d{1,3})[.)](?=\s)")
 _ENDED: Final = (".", "!", "?", ")", '"', "'", "”", "…")  # fmt: skip
 
 
@@ -104,8 +110,8 @@ def quantity_sanity(recipe: ParsedRecipe) -> float | None:
 
 @lru_cache(maxsize=1 << 16)
 def _is_sane(line: str) -> bool:
-    strong = _STRONG.search(line) is not None
-    if not strong and _MAY_BE_MANY.search(line) is None:
+    strong = not _STRONG_WORDS.isdisjoint(words_of(line)) and _STRONG.search(line) is not None
+    if not (strong or _may_be_many(line)):
         return True
     for amount in parse_line(line).amounts:
         if amount.quantity is None:
@@ -126,6 +132,20 @@ def _is_sane(line: str) -> bool:
     return True
 
 
+def _may_be_many(line: str) -> bool:
+    """Whether `_MAY_BE_MANY` finds something, which for most lines is told at once."""
+    lower = line.lower()
+    maybe = (
+        "0" in line
+        or "dozen" in lower
+        or "hundred" in lower
+        or "thousand" in lower
+        or "million" in lower
+        or _TWO_DIGITS.search(line) is not None
+    )
+    return maybe and _MAY_BE_MANY.search(line) is not None
+
+
 def _fits(number: float, unit: str) -> bool:
     if unit.startswith(("°", "d")):
         return DEGREES[0] <= number <= DEGREES[1]
@@ -141,7 +161,7 @@ def structure_score(text: str, recipe: ParsedRecipe) -> float:
     """
     if not recipe.ingredients or not recipe.steps:
         return 0.0
-    numbers = [int(n) for n in _NUMBERED.findall(text)]
+    numbers = [int(n) for n in _NUMBERED.findall("\n" + text)]
     folded = text.lower()
     lines = "\n".join((*recipe.ingredients, *recipe.steps)).lower().split("\n")
     held = (

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 Difficulty = Literal["easy", "medium", "hard"]
 NutritionClass = Literal["Healthy", "Moderate", "Indulgent"]
@@ -84,6 +84,7 @@ _INLINE_HEADER = re.compile(
     r"\W*(ingredients|instructions|steps|directions|method|preparation)\s*:\W*(?=\w)",
     re.IGNORECASE,
 )
+_BULLETS: Final = frozenset("-*•·–")
 _BULLET = re.compile(r"\s*(?:[-*•·–]\s*)+")  # "--" too: a small model may stutter
 _NUMBER = re.compile(r"\s*(?:step\s*)?\d{1,3}\s*[.):](?!\d)\s*", re.IGNORECASE)
 
@@ -112,7 +113,9 @@ class _Reading:
 
     def item(self, line: str) -> None:
         """Put one line that is not a header where it belongs."""
-        bullet, number = _BULLET.match(line), _NUMBER.match(line)
+        first = line.lstrip()[:1]
+        bullet = _BULLET.match(line) if first in _BULLETS else None
+        number = _NUMBER.match(line) if first in "sS" or first.isdigit() else None
         if self.section == "ingredients":
             # A numbered line after bulleted ones is a step whose header is missing.
             if number and self.bulleted and not bullet:

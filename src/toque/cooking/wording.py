@@ -19,7 +19,9 @@ _NOT_ALPHANUMERIC: Final = bytes(
     code for code in range(128) if chr(code) not in string.ascii_letters + string.digits
 )
 # Signs that stand between words in recipes, so that what is left of most texts is ASCII.
-_SIGNS: Final = re.compile("[°½¼¾⅓⅔⅛⅜⅝⅞⅙⅚⅕⅖⅗⅘–—‑’‘“”®™©…×•·⁄\u00a0´″]")
+_SIGN_CHARACTERS: Final = "°½¼¾⅓⅔⅛⅜⅝⅞⅙⅚⅕⅖⅗⅘–—‑’‘“”®™©…×•·⁄\u00a0´″"
+_SIGNS: Final = re.compile(f"[{_SIGN_CHARACTERS}]")
+_SIGNS_ALONE: Final = frozenset(_SIGN_CHARACTERS)
 _WORD: Final = re.compile(r"[^\W\d_]+")
 _DROPPED: Final = re.compile("[°–—‑’‘“”®™©…×•·⁄\u00a0´″]")
 _UNUSUAL: Final = re.compile("[^\x00-\x7f½¼¾⅓⅔⅛⅜⅝⅞⅙⅚⅕⅖⅗⅘]")
@@ -32,11 +34,10 @@ def words_of(text: str) -> list[str]:
     >>> words_of("Don't add 1½ cups crème fraîche!")
     ['don', 't', 'add', 'cups', 'crème', 'fraîche']
     """
-    if not text.isascii():
-        text = _SIGNS.sub(" ", text)
-        if not text.isascii():
-            return _WORD.findall(text.lower())
-    return text.encode().translate(_LETTERS).decode().split()
+    data = text.encode("utf-8", "replace")
+    if not (text.isascii() or _SIGNS_ALONE.issuperset(data.translate(None, _ASCII).decode())):
+        return _WORD.findall(text.lower())
+    return data.translate(_LETTERS).decode().split()
 
 
 def bare_lines(text: str) -> list[str] | None:
