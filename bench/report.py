@@ -36,6 +36,7 @@ import numpy as np
 import sacrebleu
 from rouge_score import rouge_scorer
 
+from toque.cooking import consistency
 from toque.cooking.ingredient_lines import parse_line
 from toque.cooking.ingredients import (
     forms_in_line,
@@ -93,7 +94,8 @@ def real_pairs(n: int) -> list[Pair]:
 
 def forget_lines() -> None:
     """Empty what was remembered of ingredient lines: neither side may profit from the other."""
-    for remembered in (parse_line, ingredient_name, head_of_line, forms_in_line, has_quantity):
+    names = (parse_line, ingredient_name, head_of_line, forms_in_line, has_quantity)
+    for remembered in (*names, consistency._is_sane):  # noqa: SLF001
         remembered.cache_clear()
 
 

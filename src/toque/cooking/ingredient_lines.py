@@ -73,10 +73,12 @@ def parse_line(line: str) -> IngredientLine:
     if found is None:
         return _Line(text).read()
     digits, unit, name, after = found
-    value = number(digits)
-    quantity = (value, value)
+    amounts: tuple[Amount, ...] = ()
+    if digits:
+        value = number(digits)
+        amounts = (Amount((value, value), unit),)
     return IngredientLine(
-        quantity,
+        amounts[0].quantity if amounts else None,
         unit,
         "",
         name,
@@ -84,7 +86,7 @@ def parse_line(line: str) -> IngredientLine:
         after.comment,
         after.purpose,
         after.optional,
-        (Amount(quantity, unit),),
+        amounts,
     )
 
 

@@ -1,9 +1,9 @@
 """Ingredient lines of the plainest form, read without cutting them into tokens.
 
 "2 cups brown rice, rinsed and drained": a number, perhaps a unit, the words of a name that give
-no reason to look closer, and what follows commas. More than a third of the lines that a corpus
-shows for the first time are such. What is read here is what `ingredient_lines` reads, only ten
-times faster; a test compares them, and whatever is in doubt is left to it.
+no reason to look closer, and what follows commas; or such words alone. More than a third of the
+lines that a corpus shows for the first time are such. What is read here is what `ingredient_lines`
+reads, only ten times faster; a test compares them, and whatever is in doubt is left to it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ class After(NamedTuple):
 _NOTHING: Final = After("", "", "", optional=False)
 
 _WORDS: Final = "[A-Za-z]+(?: [A-Za-z]+)*"
-_PLAIN: Final = re.compile(rf"((?:\d{{1,3}} )?\d/[2345689]|\d{{1,4}}) ({_WORDS})((?:, {_WORDS})*)")
+_PLAIN: Final = re.compile(
+    rf"((?:\d{{1,3}} )?\d/[2345689]|[1-9]\d{{0,3}}) ({_WORDS})((?:, {_WORDS})*)"
+)
+_NAME: Final = re.compile(_WORDS)
 _CLOSER: Final = (
     SPECIAL_WORDS | LATE_SPELLINGS | OPENERS | UNSAID
     | {"of", "from", "dozen", "dozens", "degree", "degrees", "with", "part", "parts", "t"}
@@ -40,13 +43,21 @@ _JOINED: Final = frozenset({"or", "and"})
 
 
 def plain_line(text: str) -> tuple[str, str | None, str, After] | None:
-    """Number, unit, name and what follows it; None when the line is not plain.
+    """Number ("" for none), unit, name and what follows it; None when the line is not plain.
 
     >>> number, unit, name, after = plain_line("2 cups brown rice, rinsed and drained")
     >>> number, unit, name, after.preparation
     ('2', 'cup', 'brown rice', 'rinsed and drained')
     >>> plain_line("2-3 garlic cloves")
+    >>> plain_line("brown rice")[:3]
+    ('', None, 'brown rice')
     """
+    if text[:1].isalpha():  # a name alone, as prompts list them
+        if _NAME.fullmatch(text) is None:
+            return None
+        words = text.lower().split(" ")
+        plain = _CLOSER.isdisjoint(words) and not is_quality(words[-1])
+        return ("", None, text, _NOTHING) if plain else None
     match = _PLAIN.fullmatch(text)
     if match is None:
         return None
