@@ -10,6 +10,8 @@ _LETTERS: Final = bytes(
     ord(chr(code).lower()) if chr(code) in string.ascii_letters else 32 for code in range(256)
 )
 """Bytes of ASCII: letters in lower case, everything else a blank."""
+_ASCII_LETTERS: Final = _LETTERS[:128] + bytes(range(128, 256))
+"""The same, with all others as they are."""
 _ASCII: Final = bytes(range(128))
 _LOWER: Final = bytes(code + 32 if 65 <= code <= 90 else code for code in range(256))
 _NOT_LETTERS: Final = bytes(
@@ -35,9 +37,16 @@ def words_of(text: str) -> list[str]:
     ['don', 't', 'add', 'cups', 'crème', 'fraîche']
     """
     data = text.encode("utf-8", "replace")
-    if not (text.isascii() or _SIGNS_ALONE.issuperset(data.translate(None, _ASCII).decode())):
-        return _WORD.findall(text.lower())
-    return data.translate(_LETTERS).decode().split()
+    if text.isascii():
+        return data.translate(_LETTERS).decode().split()
+    foreign = set(data.translate(None, _ASCII).decode())
+    if foreign <= _SIGNS_ALONE:
+        return data.translate(_LETTERS).decode().split()
+    if not "".join(foreign - _SIGNS_ALONE).isalpha():
+        return _WORD.findall(_SIGNS.sub(" ", text).lower())
+    for sign in foreign & _SIGNS_ALONE:
+        text = text.replace(sign, " ")
+    return text.lower().encode().translate(_ASCII_LETTERS).decode().split()
 
 
 def bare_lines(text: str) -> list[str] | None:
