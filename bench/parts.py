@@ -43,8 +43,10 @@ from toque.config.load import resolve_values
 from toque.cooking.cookbook import write_cookbook
 from toque.data.prepare import prepare
 from toque.models import forward, objective
+from toque.models import segments as segmented
 from toque.models.activations import fuse_activations
 from toque.models.compile import compile_blocks, stop_compiling
+from toque.models.dropout import Dropout, use_fast_dropout
 from toque.train.optim import build_optimizer
 from toque.train.runtime import Runtime
 from toque.units import Cursor
@@ -232,6 +234,38 @@ def attention(a: argparse.Namespace, b: Bench) -> dict[str, Any]:
     return judged(in_turn(a, lambda: of("eager"), lambda: of("sdpa")), a.close)
 
 
+def dropout(a: argparse.Namespace, b: Bench) -> dict[str, Any]:
+    """PyTorch's dropout of 0.1 against ours, in the layers and in the attention; draws differ."""
+    if b.runtime.device.type != "cpu":
+        return {"skipped": "a GPU keeps PyTorch's own"}
+    use_fast_dropout(b.model)
+    places = [(m, "p") for m in b.model.modules() if isinstance(m, torch.nn.Dropout)]
+    places += [
+        (m, "dropout") for m in b.model.modules() if isinstance(getattr(m, "dropout", None), float)
+    ]
+
+    def update() -> tuple[float, float]:
+        for module, name in places:
+            setattr(module, name, 0.1)
+        try:
+            return b.update(b.packed)
+        finally:
+            for module, name in places:
+                setattr(module, name, 0.0)
+
+    def stock_mask(like: Tensor, p: float) -> Tensor:
+        return F.dropout(torch.ones_like(like), p)
+
+    def off() -> tuple[float, float]:
+        with (
+            patch.object(Dropout, "forward", torch.nn.Dropout.forward),
+            patch.object(segmented, "keep_mask", stock_mask),
+        ):
+            return update()
+
+    return judged(in_turn(a, off, update), 2e-2)
+
+
 def optimizer(a: argparse.Namespace, b: Bench) -> dict[str, Any]:
     """The AdamW of torch as it comes against the fused one that is shipped: the step alone."""
     plain = torch.optim.AdamW(b.model.parameters(), lr=0.0)
@@ -296,6 +330,7 @@ PARTS = {
     "attention": attention,
     "bf16": bf16,
     "compile": compiled,
+    "dropout": dropout,
     "optimizer": optimizer,
     "causal": causal,
     "copies": copies,

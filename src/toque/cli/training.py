@@ -35,6 +35,7 @@ from toque.errors import CheckpointError
 from toque.evaluation.sampling import Sampler, append_samples
 from toque.models.adapter_folder import base_sha256
 from toque.models.adapters import hold_frozen, is_adapted
+from toque.models.dropout import use_fast_dropout
 from toque.models.families import family_of
 from toque.models.load import parameter_counts
 from toque.train.callbacks import Callback, EarlyStopping
@@ -167,6 +168,7 @@ def _assemble(
     base_hash = base_sha256(model) if is_adapted(model) else None
     hold_frozen(model, runtime.dtype)
     model.to(runtime.device)  # type: ignore[arg-type]  # transformers annotates it away
+    use_fast_dropout(model)
     stream = build_stream(config, store, model, rank=ranks.rank, ranks=ranks.world_size)
     with console.status("finding out how to compute on this machine"):
         fitted = fit_to_machine(config, model, stream, runtime)

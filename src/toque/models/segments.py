@@ -24,6 +24,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from transformers import AttentionInterface, PreTrainedModel
 
+from toque.models.dropout import keep_mask
+
 NAME = "toque_segments"
 """What the attention is called in transformers' registry."""
 
@@ -200,7 +202,7 @@ class _SpanAttention(torch.autograd.Function):
             shares = scores.softmax(-1).to(value.dtype)
             kept.append(shares)
             if dropout > 0.0:
-                kept.append((torch.rand_like(shares) >= dropout).to(shares.dtype) / (1.0 - dropout))
+                kept.append(keep_mask(shares, dropout))
                 shares = shares * kept[-1]
             output[row, a:b] = (shares @ value[row, :, c:d]).transpose(0, 1)
         ctx.save_for_backward(query, key, value, *kept)

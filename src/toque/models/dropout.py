@@ -1,0 +1,59 @@
+"""Dropout (Srivastava et al. 2014) on a CPU, from sixteen random bits an element.
+
+PyTorch draws a double for each element there, and then spends more time on drawing than the matrix
+product beside it takes: 15 ns an element of one core against 3 to 4. Draws come from PyTorch's own
+generator, so seeds, saved states and recomputed blocks work as they did. Other devices keep
+theirs.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+_STEPS: Final = 1 << 16
+
+
+def keep_mask(like: Tensor, p: float) -> Tensor:
+    """What to multiply `like` with: 0 with probability p, else 1 / (1 - p).
+
+    On a CPU p is rounded to 1/65,536, and the scale is that of the rounded p, so the mean is kept.
+
+    Args:
+        like: its shape, dtype and device are those of the mask.
+        p: from 0 to 1.
+    """
+    if like.device.type != "cpu" or torch.compiler.is_compiling():
+        return torch.empty_like(like).bernoulli_(1.0 - p).div_(max(1.0 - p, 1.0 / _STEPS))
+    dropped = round(p * _STEPS)
+    if dropped == _STEPS:
+        return torch.zeros_like(like)
+    n = like.numel()
+    bits = torch.empty(-(-n // 4), dtype=torch.int64).random_(-(2**63), None)
+    kept = bits.view(torch.int16)[:n].view(like.shape) >= dropped - _STEPS // 2
+    return kept.to(like.dtype).mul_(_STEPS / (_STEPS - dropped))
+
+
+class Dropout(nn.Dropout):
+    """`nn.Dropout` by `keep_mask`."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # as its base calls it
+        """Scale what is kept, zero the rest; while not training nothing is changed."""
+        if not self.training or self.p == 0.0:
+            return input
+        return input * keep_mask(input, self.p)
+
+
+def use_fast_dropout(model: nn.Module) -> int:
+    """Replace every `nn.Dropout` of a model that is on a CPU; how many there were."""
+    if any(parameter.device.type != "cpu" for parameter in model.parameters()):
+        return 0
+    found = 0
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child) is nn.Dropout:
+                setattr(module, name, Dropout(child.p).train(child.training))
+                found += 1
+    return found
