@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -33,6 +33,18 @@ def stop_compiling(model: nn.Module) -> None:
     """Undo `compile_blocks`."""
     for block in blocks(model):
         block._compiled_call_impl = None  # noqa: SLF001  # it has no public name
+
+
+@contextmanager
+def as_written(model: nn.Module) -> Iterator[None]:
+    """A context in which nothing is compiled; afterwards what was is again, without compiling."""
+    kept = [(block, block._compiled_call_impl) for block in blocks(model)]  # noqa: SLF001
+    stop_compiling(model)
+    try:
+        yield
+    finally:
+        for block, compiled in kept:
+            block._compiled_call_impl = compiled  # noqa: SLF001
 
 
 def eagerly(model: nn.Module) -> AbstractContextManager[None]:

@@ -45,7 +45,7 @@ class Needs:
 
 @dataclass
 class Probe:
-    """Computes worst batches: forward and backward, gradients thrown away, weights untouched.
+    """Computes batches forward and backward; gradients are thrown away, weights untouched.
 
     Args:
         model: on its device.
@@ -60,10 +60,14 @@ class Probe:
     worst: Callable[[int], Batch]
 
     def seconds(self, rows: int) -> float:
-        """One forward and backward of `rows` rows, the device waited for."""
+        """One forward and backward of `rows` worst rows, the device waited for."""
+        return self.seconds_of(self.worst(rows))
+
+    def seconds_of(self, batch: Batch) -> float:
+        """The same of a batch of the run's."""
         device = self.runtime.device
         self.model.train()
-        batch = self.worst(rows).to(device)
+        batch = batch.to(device)
         started = time.perf_counter()
         try:
             with self.runtime.autocast():
