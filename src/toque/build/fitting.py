@@ -132,8 +132,6 @@ class _Fit:
         loss_fn = partial(loss_sum, smoothing=config.optim.label_smoothing)
         self.probe = Probe(model, loss_fn, runtime, self.worst)
         self.warnings: list[str] = []
-        self.seconds: dict[int, float] = {}
-        self.usual: dict[int, float] = {}
 
     @property
     def row_tokens(self) -> int:
@@ -187,10 +185,10 @@ class _Fit:
         else:
             most = max(1, room // max(1, each))
             guess = max(1, CPU_MICRO_BATCH_TOKENS // self.row_tokens)
-            rows, self.seconds = fastest_rows(
+            rows, seconds = fastest_rows(
                 self.probe.seconds, update_rows=self.update_rows, guess=guess, largest=most
             )
-            why = "the fastest of " + ", ".join(map(str, sorted(self.seconds)))
+            why = "the fastest of " + ", ".join(map(str, sorted(seconds)))
         compiled, reason = self._compile_policy(rows, cache)
         self._recompute(recompute)
         resources = Resources(rows, recompute, compiled, machine=of)
@@ -266,7 +264,6 @@ class _Fit:
             before = torch.cuda.memory_allocated(device)
             try:
                 self.probe.seconds(rows)
-                self.seconds[rows] = self.probe.seconds(rows)
             except torch.OutOfMemoryError:
                 return None
             return torch.cuda.max_memory_allocated(device) - before
@@ -307,23 +304,23 @@ class _Fit:
         cost, share = _GUESSES[self.runtime.device.type]
         if known is not None:
             cost, share = known["seconds"], known["saved_share"]
+        eager = min(self._try(rows), self._try(rows))  # the first loads and chooses kernels
         if asked == "auto":
-            total = self._expected_seconds(rows)
+            total = self._expected_seconds(rows, eager)
             if total * share < cost * (_TRIAL_PAYS if known is None else 1.0):
                 return False, (
                     f"not compiled: {total:,.0f} s of computing would save {share:.0%} for "
                     f"{cost:,.0f} s of compiling ({'guesses' if known is None else 'measured'})"
                 )
-        eager = self._seconds_of(rows)
         seconds = self._compile(rows)
         if seconds is None:
             return False, "not compiled: it failed"
         # In turn, and the best of each: other programs slow down a single try by any factor.
-        usual, fast = self.first.split(rows)[0], []
+        fast = []
         for _ in range(_TURNS):
-            fast.append(self.probe.seconds_of(usual))
+            fast.append(self._try(rows))
             with as_written(self.model):
-                eager = min(eager, self.probe.seconds_of(usual))
+                eager = min(eager, self._try(rows))
         share = 1.0 - min(fast) / eager
         cache.put(of, {"seconds": seconds, "saved_share": share})
         said = f"compiling took {seconds:,.0f} s and saves {share:.0%} of a step"
@@ -332,18 +329,14 @@ class _Fit:
             return False, f"not compiled: {said}"
         return True, said
 
-    def _seconds_of(self, rows: int) -> float:
-        """Of the first rows that training will see, which speed is chosen for."""
-        if rows not in self.usual:
-            first = self.first.split(rows)[0]
-            self.probe.seconds_of(first)  # the first call loads and chooses kernels
-            self.usual[rows] = self.probe.seconds_of(first)
-        return self.usual[rows]
+    def _try(self, rows: int) -> float:
+        """Seconds of the first rows that training will see, which speed is chosen for."""
+        return self.probe.seconds_of(self.first.split(rows)[0])
 
-    def _expected_seconds(self, rows: int) -> float:
-        """Seconds of the whole run's updates, as far as the probe tells."""
+    def _expected_seconds(self, rows: int, seconds: float) -> float:
+        """Seconds of the whole run's updates when `rows` rows take `seconds`."""
         stop = self.train.stop_after
         if stop.unit == "minutes":
             return stop.amount * 60.0
         steps = expected_totals(self.config, self.stream).get("steps", 0.0)
-        return steps * self.update_rows / rows * self._seconds_of(rows)
+        return steps * self.update_rows / rows * seconds

@@ -37,9 +37,7 @@ def words_of(text: str) -> list[str]:
     ['don', 't', 'add', 'cups', 'crème', 'fraîche']
     """
     data = text.encode("utf-8", "replace")
-    if text.isascii():
-        return data.translate(_LETTERS).decode().split()
-    foreign = set(data.translate(None, _ASCII).decode())
+    foreign = set() if text.isascii() else set(data.translate(None, _ASCII).decode())
     if foreign <= _SIGNS_ALONE:
         return data.translate(_LETTERS).decode().split()
     if not "".join(foreign - _SIGNS_ALONE).isalpha():

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import groupby
+from operator import itemgetter
 
 import numpy as np
 import torch
@@ -75,13 +76,10 @@ class HeldOut:
     def _batches(self) -> list[tuple[float, Sequence[Sequence[int]]]]:
         """Rows computed at once, with their weight."""
         found: list[tuple[float, Sequence[Sequence[int]]]] = []
-        weights = self.weights or [1.0] * len(self.rows)
-        at = 0
-        for weight, run in groupby(weights):
-            end = at + len(list(run))
-            firsts = range(at, end, self.rows_per_batch)
-            found += [(weight, self.rows[i : min(end, i + self.rows_per_batch)]) for i in firsts]
-            at = end
+        weights, n = self.weights or [1.0] * len(self.rows), self.rows_per_batch
+        for weight, run in groupby(zip(weights, self.rows, strict=True), key=itemgetter(0)):
+            rows = [row for _, row in run]
+            found += [(weight, rows[i : i + n]) for i in range(0, len(rows), n)]
         return found
 
 

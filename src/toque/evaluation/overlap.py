@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from toque.evaluation.tokens import I64, U64, Tokens, grams, runs_from
+from toque.evaluation.tokens import I64, U64, Tokens, runs_from
 
 MAX_PAIRS = 1024
 """Pairs counted at once: ten bits of a sorting key."""
@@ -39,15 +39,15 @@ def shared_grams(a: Tokens, b: Tokens, n: int) -> I64:
         pair = (keys[met] >> _PAIR_SHIFT).astype(np.int64)
         found += np.bincount(pair, minlength=len(found))
         step += 1
-        goes_on = keys[met - step] == keys[met]
-        met = met[goes_on]
+        met = met[keys[met - step] == keys[met]]
         met = met[keys[met + (1 + step)] == keys[met + 1]]
     return found
 
 
 def distinct_grams(tokens: Tokens, n: int) -> I64:
     """[texts] different runs of `n` tokens in each of at most `MAX_PAIRS` texts."""
-    keys = np.unique(_keys(tokens, n))
+    keys = np.unique(_runs(tokens, n))
+    keys = keys[keys != _LAST]
     pair = (keys >> _PAIR_SHIFT).astype(np.int64)
     return np.bincount(pair, minlength=len(tokens.counts)).astype(np.int64)
 
@@ -68,8 +68,3 @@ def _runs(tokens: Tokens, n: int) -> U64:
         across = np.subtract.outer(np.cumsum(tokens.counts), np.arange(1, n)).ravel()
         keys[across[(across >= 0) & (across < last)]] = _LAST
     return keys
-
-
-def _keys(tokens: Tokens, n: int) -> U64:
-    hashes, texts = grams(tokens.hashes, tokens.texts, n)
-    return (texts.astype(np.uint64) << _PAIR_SHIFT) | ((hashes >> np.uint64(11)) << _ONE)
