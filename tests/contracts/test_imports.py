@@ -42,10 +42,10 @@ LIGHT = [
     "toque.cli.app",
     "toque.data.*",
     "toque.cooking.*",
-    "toque.pages.*",
+    "toque.reports.*",
 ]
 """What must not load torch: commands answer at once, and worker processes stay small."""
-HEAVY_DATA = {"toque.data.stream", "toque.data.layout"}
+HEAVY_DATA = {"toque.data.loader.batch_stream", "toque.data.loader.collate"}
 HEAVY = ("torch", "transformers", "peft")
 
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from toque.cli import main
 from toque.config import RunConfig
-from toque.cooking.cookbook import write_cookbook
+from toque.cooking.cookbook.generate import write_cookbook
 
 BASE = """
 run_dir: {run}

@@ -17,7 +17,7 @@ import pytest
 from toque.cli import main
 from toque.cli.app import app
 from toque.config import load_config, presets
-from toque.cooking.cookbook import write_cookbook
+from toque.cooking.cookbook.generate import write_cookbook
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md"]

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from toque.errors import NonFiniteError
-from toque.train.callbacks import Callback
-from toque.train.checkpoint import CheckpointStore
-from toque.train.observers.data_bound import DataBound
-from toque.train.outliers import Outliers
-from toque.train.signals import INTERRUPTED, Interrupt
+from toque.training.callbacks import Callback
+from toque.training.checkpoint.store import CheckpointStore
+from toque.training.guards.skip_step import Outliers
+from toque.training.observers.data_bound import DataBound
+from toque.training.signals import INTERRUPTED, Interrupt
 from toque.units import Cursor
 
 
