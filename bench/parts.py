@@ -130,7 +130,7 @@ class Bench:
 @contextmanager
 def masked() -> Iterator[None]:
     """Attention of packed rows through masks, padding computed, as on a GPU."""
-    with patch.object(forward, "suits_segments", lambda *_: False):
+    with patch.object(forward, "supports_varlen", lambda *_: False):
         yield
 
 

@@ -148,10 +148,10 @@ def generate(
         ConfigError: no prompt, or a number out of range.
         CheckpointError: a run without a checkpoint.
     """
-    from toque.workflows.generate import Manner, asked_for, write_texts
+    from toque.workflows.generate import SamplingParams, asked_for, write_texts
 
     asked = asked_for([prompts] if isinstance(prompts, str) else prompts, None, raw=raw)
-    manner = Manner(
+    manner = SamplingParams(
         n=n, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed
     )
     texts = write_texts(str(_folder(run_or_model)), asked, manner)

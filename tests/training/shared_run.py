@@ -143,7 +143,7 @@ def run_of(
         runtime.device,
         rows_per_batch=2,
         share=(ranks.rank, ranks.world_size),
-        total=ranks.total,
+        total=ranks.all_reduce_sum,
     )
     stop = Duration.parse(stop_after or f"{steps} steps")
     trainer = Trainer(
@@ -164,7 +164,7 @@ def run_of(
         seed=17,
         noise=GradientNoise(eta=1e-4, gamma=0.55, seed=1),
         average=WeightAverage("ema", decay=0.9),
-        run_folder=folder if ranks.leads else None,
+        run_folder=folder if ranks.is_main else None,
     )
     newest = trainer.checkpoints.newest_valid()
     if newest is not None:
@@ -184,11 +184,11 @@ def exchanges(ranks: Ranks) -> dict[str, Any]:
     assert second_ranks.grad is not None
     wants = Requests(save=ranks.rank == 1, stop=True, reason="tired" if ranks.rank else "")
     return {
-        "total": ranks.total([1.0, ranks.rank]),
-        "gather": ranks.gather({"rank": ranks.rank, "name": "é" * ranks.rank}),
-        "first": ranks.first(["of", ranks.rank]),
-        "agreed": asdict(ranks.agreed(wants)),
-        "nothing": asdict(ranks.agreed(Requests())),
+        "total": ranks.all_reduce_sum([1.0, ranks.rank]),
+        "gather": ranks.all_gather({"rank": ranks.rank, "name": "é" * ranks.rank}),
+        "first": ranks.broadcast(["of", ranks.rank]),
+        "agreed": asdict(ranks.any_rank(wants)),
+        "nothing": asdict(ranks.any_rank(Requests())),
         "loss": float(loss),
         "gradients": [
             mine.grad.tolist(), nobodys.grad, second_ranks.grad.float().tolist(),

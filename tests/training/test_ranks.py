@@ -182,11 +182,11 @@ def test_one_then_two_then_one_process_are_one_run(seen, folder):
 
 def test_alone_nothing_is_exchanged():
     ranks, wants = Ranks(), Requests(save=True)
-    assert ranks.leads
-    assert not ranks.several
-    assert ranks.total([1.5]) == [1.5]
-    assert ranks.gather("own") == ["own"]
-    assert ranks.agreed(wants) is wants
+    assert ranks.is_main
+    assert not ranks.is_distributed
+    assert ranks.all_reduce_sum([1.5]) == [1.5]
+    assert ranks.all_gather("own") == ["own"]
+    assert ranks.any_rank(wants) is wants
 
 
 def test_the_sum_of_the_weights_sees_one_bit(tiny_model):

@@ -200,7 +200,7 @@ def generate(
         raw: send the prompt as it is, not in the form the model was trained on.
         json: one JSON object a line.
     """
-    from toque.cli.generate_output import Manner, run_generation
+    from toque.cli.generate_output import SamplingParams, run_generation
 
     lines = run_generation(
         run_or_model,
@@ -209,7 +209,7 @@ def generate(
         task=task,
         choices=choices or [],
         adapters=adapter or [],
-        manner=Manner(
+        manner=SamplingParams(
             n=n, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed
         ),
         raw=raw,

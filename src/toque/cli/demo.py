@@ -23,7 +23,7 @@ def run_demo(overrides: list[str], *, n: int) -> None:
 
     prepared = told(run_prepare(config), config)
     print(f"2/4  {prepared} Its report: {config.data.store}/report.md", flush=True)
-    from toque.workflows.generate import Manner, asked_for, write_texts
+    from toque.workflows.generate import SamplingParams, asked_for, write_texts
     from toque.workflows.train import run_training
 
     outcome = run_training(resolved)
@@ -36,7 +36,7 @@ def run_demo(overrides: list[str], *, n: int) -> None:
         "Lemon Chicken Rice: chicken, rice, lemon, garlic, spinach, olive oil",
         "Blueberry Oat Muffins: flour, oats, blueberries, eggs, milk, butter, sugar",
     ]
-    manner = Manner(temperature=0.0, top_p=1.0, seed=config.seed)
+    manner = SamplingParams(temperature=0.0, top_p=1.0, seed=config.seed)
     for text in write_texts(str(outcome.folder), asked_for(asked, None, raw=False), manner):
         print(text.shown())
     minutes = (time.perf_counter() - started) / 60

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from toque.errors import ConfigError
 from toque.workflows.classify import Answer, allowed, answers, questions
-from toque.workflows.generate import Manner, WrittenText, asked_for, write_texts
+from toque.workflows.generate import SamplingParams, WrittenText, asked_for, write_texts
 
-__all__ = ["Manner", "run_generation"]
+__all__ = ["SamplingParams", "run_generation"]
 
 
 def run_generation(
@@ -21,7 +21,7 @@ def run_generation(
     task: str | None,
     choices: Sequence[str],
     adapters: Sequence[Path],
-    manner: Manner,
+    manner: SamplingParams,
     raw: bool,
     as_json: bool,
 ) -> Iterator[str]:

@@ -75,7 +75,7 @@ class Runtime:
         if ranks is None:
             _refuse_several_ranks()
             ranks = Ranks()
-        if ranks.several and device == "auto" and torch.cuda.is_available():
+        if ranks.is_distributed and device == "auto" and torch.cuda.is_available():
             device = f"cuda:{ranks.local_rank}"
         chosen = _device(device)
         kind, warnings = _precision(precision, chosen, fp16_is_safe=fp16_is_safe)

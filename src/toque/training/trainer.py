@@ -15,18 +15,23 @@ from toque.batch import Batch
 from toque.data.loader.batch_stream import Step
 from toque.data.loader.prefetch import Batches, Prefetch
 from toque.errors import CheckpointError, DataError, NonFiniteError
-from toque.training.autotune.oom_fallback import RowsAtOnce
+from toque.training.autotune.oom_fallback import OomFallback
 from toque.training.callbacks import Callbacks
-from toque.training.checkpoint.resume import circumstances, found_by_first, load_tensors, notes_on
+from toque.training.checkpoint.resume import (
+    broadcast_checkpoint,
+    environment_fingerprint,
+    load_tensors,
+    notes_on,
+)
 from toque.training.checkpoint.saver import Saves
 from toque.training.checkpoint.state_tensors import has_frozen, model_tensors
 from toque.training.checkpoint.store import Checkpoint, CheckpointStore
 from toque.training.distributed.collectives import Ranks
 from toque.training.events import Best, Requests, RunEnd, RunStart, State, StepInfo
-from toque.training.guards.nan_tracer import Blame, find_blame
+from toque.training.guards.nan_tracer import NonFiniteOrigin, find_nonfinite_origin
 from toque.training.guards.nonfinite import NonFiniteGuard
 from toque.training.guards.skip_step import Outliers
-from toque.training.guards.update_guard import Judge
+from toque.training.guards.update_guard import UpdateGuard
 from toque.training.optim.factory import optimizer_tensors
 from toque.training.optim.gradient_noise import GradientNoise
 from toque.training.optim.weight_average import WeightAverage
@@ -100,11 +105,11 @@ class Trainer:
             self.run_folder,
             norm_may_be_infinite=self.runtime.scaler is not None,
             locate=self._locate,
-            gather=self._ranks.gather,
+            gather=self._ranks.all_gather,
         )
-        self._judge = Judge(guard, self.outliers, self.runtime, self.callbacks)
+        self._judge = UpdateGuard(guard, self.outliers, self.runtime, self.callbacks)
         self._saves = Saves(self.checkpoints, self.callbacks, background=self.background_saves)
-        self._rows = RowsAtOnce(self.micro_batch_rows, self.smaller_from, self.remember_smaller)
+        self._rows = OomFallback(self.micro_batch_rows, self.smaller_from, self.remember_smaller)
         self._session_began = time.perf_counter()
 
     def fit(self) -> RunEnd:
@@ -116,14 +121,14 @@ class Trainer:
         """
         self._session_began = time.perf_counter()
         self.stop_reason = None
-        self._ranks.confirm("at the begin", self.model, self.progress, self.cursor)
+        self._ranks.assert_in_sync("at the begin", self.model, self.progress, self.cursor)
         with (
             self._claimed() as leftovers,
             self.callbacks.around(self._start(leftovers), self._end) as wants,
             self._saves.session(lambda: self.progress),
         ):
-            self._heed(self._ranks.agreed(wants))
-            self._pay_owed_evaluation()
+            self._apply_requests(self._ranks.any_rank(wants))
+            self._run_deferred_evaluation()
             if not self.finished:
                 self._train()
         return self._end(None)
@@ -141,8 +146,8 @@ class Trainer:
                 if self.average is not None:
                     self.average.update(self.model, info.before, info.progress)
                 # Observers may ask; only the loop acts, and on all ranks alike.
-                wants = self._ranks.agreed(self.callbacks.on_step(info))
-                self._heed(wants)
+                wants = self._ranks.any_rank(self.callbacks.on_step(info))
+                self._apply_requests(wants)
                 self._evaluate_and_save(info.before, wants)
                 self._saves.tell(self.progress)
 
@@ -157,7 +162,7 @@ class Trainer:
             self._save(final=self.finished)
 
     def _claimed(self) -> AbstractContextManager[list[str]]:
-        return self.checkpoints.claimed() if self._ranks.leads else nullcontext([])
+        return self.checkpoints.claimed() if self._ranks.is_main else nullcontext([])
 
     @property
     def _ranks(self) -> Ranks:
@@ -217,8 +222,8 @@ class Trainer:
         )
         self._judge.add(self.progress.step, lr, mean_loss, grad_norm, planned.batch)
         # Rates and lengths may be in minutes, which are rank 0's, or ranks would part ways.
-        own = (time.perf_counter() - started) if self._ranks.leads else 0.0
-        seconds, n_computed = self._ranks.total([own, planned.n_computed])
+        own = (time.perf_counter() - started) if self._ranks.is_main else 0.0
+        seconds, n_computed = self._ranks.all_reduce_sum([own, planned.n_computed])
         return StepInfo(
             before=self.progress,
             progress=planned.after(self.progress, seconds),
@@ -262,7 +267,7 @@ class Trainer:
 
     def _roll_back(self, outliers: Outliers) -> None:
         self._saves.settle(self.progress)
-        found = found_by_first(self.checkpoints.newest_valid, self._ranks)
+        found = broadcast_checkpoint(self.checkpoints.newest_valid, self._ranks)
         sentence = outliers.going_back(self.progress.step, found.step if found else None)
         assert found is not None
         load_tensors(found, self.model, self.optimizer, self.average)
@@ -270,9 +275,9 @@ class Trainer:
         self.callbacks.on_warning(self.progress, sentence)
         self._save(final=False)  # a killed run would otherwise come by the same examples again
 
-    def _locate(self, step: int, batch: Batch) -> Blame | None:
+    def _locate(self, step: int, batch: Batch) -> NonFiniteOrigin | None:
         self.model.train()
-        return find_blame(
+        return find_nonfinite_origin(
             self.model,
             self.loss_fn,
             batch,
@@ -281,7 +286,7 @@ class Trainer:
             seed=lambda: self.runtime.seed(self.seed, step),
         )
 
-    def _heed(self, wants: Requests) -> None:
+    def _apply_requests(self, wants: Requests) -> None:
         if wants.stop and self.stop_reason is None:
             self.stop_reason = wants.reason or "stopped"
 
@@ -294,8 +299,8 @@ class Trainer:
             if loss is not None and (self.best is None or loss < self.best.loss):
                 self.best = Best(self.progress.step, loss)
             self._save_best(metrics)
-            wants = self._ranks.agreed(self.callbacks.on_evaluate(self.progress, metrics))
-        self._heed(wants)
+            wants = self._ranks.any_rank(self.callbacks.on_evaluate(self.progress, metrics))
+        self._apply_requests(wants)
         return wants
 
     def _averaged(self) -> AbstractContextManager[None]:
@@ -305,7 +310,7 @@ class Trainer:
         if self.noise is not None:
             self.noise.add(self.model, self.progress.step)
 
-    def _pay_owed_evaluation(self) -> None:
+    def _run_deferred_evaluation(self) -> None:
         if not self.owes_evaluation:
             return
         self.owes_evaluation = False
@@ -314,15 +319,15 @@ class Trainer:
             self._save(final=True)
 
     def _save_best(self, metrics: dict[str, float]) -> None:
-        if self._ranks.leads:
+        if self._ranks.is_main:
             self._saves.save_best(
                 self.progress, self._model_tensors, progress=asdict(self.progress), metrics=metrics
             )
 
     def _save(self, *, final: bool) -> None:
         self._judge.check(self.progress)
-        self._ranks.confirm("before a save", self.model, self.progress, self.cursor)
-        if not self._ranks.leads:
+        self._ranks.assert_in_sync("before a save", self.model, self.progress, self.cursor)
+        if not self._ranks.is_main:
             return
         self.callbacks.on_before_save(self.progress)
         tensors = {
@@ -347,7 +352,7 @@ class Trainer:
             "owes_evaluation": self.owes_evaluation,
             "base_sha256": self.base_sha256,
             "outliers": self.outliers.state_dict() if self.outliers is not None else None,
-            **circumstances(self._ranks),
+            **environment_fingerprint(self._ranks),
         }
 
     def load(self, checkpoint: Checkpoint) -> None:

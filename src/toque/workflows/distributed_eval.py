@@ -14,7 +14,7 @@ from toque.training.distributed.collectives import Ranks
 def written_by_all(sampler: Sampler, model: nn.Module, ranks: Ranks) -> list[Sample]:
     """One sample for each prompt, in their order; each rank writes every n-th of them."""
     own = replace(sampler, prompts=sampler.prompts[ranks.rank :: ranks.world_size])
-    shares = ranks.gather([asdict(sample) for sample in own(model)])
+    shares = ranks.all_gather([asdict(sample) for sample in own(model)])
     found: list[Sample | None] = [None] * len(sampler.prompts)
     for rank, share in enumerate(shares):
         found[rank :: ranks.world_size] = [Sample(**sample) for sample in share]
@@ -23,7 +23,7 @@ def written_by_all(sampler: Sampler, model: nn.Module, ranks: Ranks) -> list[Sam
 
 def peak_of_all(peak: Peak, ranks: Ranks) -> Peak:
     """What all ranks together could reach, each on a device of its own."""
-    if not ranks.several:
+    if not ranks.is_distributed:
         return peak
     origin = f"{ranks.world_size} ranks of {peak.flops_per_second:.3g}; {peak.origin}"
     return Peak(peak.flops_per_second * ranks.world_size, origin)
@@ -37,7 +37,7 @@ def words_on(ranks: Ranks, device: str, rows: int) -> str:
         device: of rank 0, for the name of the network's library.
         rows: of rank 0's share of the first update.
     """
-    if not ranks.several:
+    if not ranks.is_distributed:
         return ""
     library = "nccl" if device.startswith("cuda") else "gloo"
     return (

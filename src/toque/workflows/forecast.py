@@ -122,7 +122,7 @@ def in_outline(config: RunConfig, store: TokenStore) -> Iterator[PreTrainedModel
 
 
 @dataclass(frozen=True)
-class Course:
+class LrCurve:
     """The learning rate over the run, at even distances."""
 
     unit: str
@@ -133,7 +133,7 @@ class Course:
     """Where each stage of a curriculum begins, as a share of the run, and what it sees."""
 
 
-def course_of(config: RunConfig, points: int) -> Course:
+def course_of(config: RunConfig, points: int) -> LrCurve:
     """The learning rate at `points` moments of the run, as the trainer will compute it.
 
     Raises:
@@ -150,7 +150,7 @@ def course_of(config: RunConfig, points: int) -> Course:
     stages = config.curriculum.stages if config.curriculum is not None else ()
     begins = [(share_of(stage.begins, stop) or 0.0, in_words(stage)) for stage in stages]
     unit = "steps" if "steps" in totals else stop.unit
-    return Course(unit, float(totals[unit]), rates, begins)
+    return LrCurve(unit, float(totals[unit]), rates, begins)
 
 
 def _expected(config: RunConfig) -> dict[str, float]:

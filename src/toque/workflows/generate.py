@@ -21,7 +21,7 @@ DEFAULT_NEW_TOKENS = 256
 
 
 @dataclass(frozen=True)
-class Manner:
+class SamplingParams:
     """How texts are written.
 
     Raises:
@@ -95,7 +95,7 @@ def asked_for(prompts: Sequence[str], file: Path | None, *, raw: bool) -> list[s
 
 
 def write_texts(
-    path: str, prompts: Sequence[str], manner: Manner, *, adapters: Sequence[Path] = ()
+    path: str, prompts: Sequence[str], manner: SamplingParams, *, adapters: Sequence[Path] = ()
 ) -> Iterator[WrittenText]:
     """Texts for every prompt, in order; all with one adapter, then with the next.
 
@@ -114,7 +114,7 @@ def write_texts(
 
 
 def _texts(
-    opened: OpenedModel, prompts: Sequence[str], manner: Manner, *, adapter: str | None
+    opened: OpenedModel, prompts: Sequence[str], manner: SamplingParams, *, adapter: str | None
 ) -> Iterator[WrittenText]:
     codec, encoder = opened.codec, bool(opened.model.config.is_encoder_decoder)
     kind: Literal["decoder", "encoder-decoder"] = "encoder-decoder" if encoder else "decoder"

@@ -24,7 +24,7 @@ from toque.models.lora.layers import hold_frozen, is_adapted
 from toque.storage.atomic import write_whole
 from toque.storage.atomic_folder import locked
 from toque.training.callbacks import Callback, EarlyStopping
-from toque.training.checkpoint.resume import found_by_first
+from toque.training.checkpoint.resume import broadcast_checkpoint
 from toque.training.checkpoint.state_tensors import has_frozen, load_model_tensors
 from toque.training.checkpoint.store import Checkpoint, CheckpointStore, verify_checkpoint
 from toque.training.checkpoint.upload import UploadProgress, Uploads
@@ -107,14 +107,14 @@ def _shared(
     resolved: Resolved, ranks: Ranks, *, start: str | None, own: Sequence[object], upload: bool
 ) -> RunOutcome:
     """The same in each of several ranks; rank 0 speaks and writes, the others compute."""
-    config, console = resolved.config, Console(stderr=True, quiet=not ranks.leads)
-    watchers = build_watchers(config, own) if ranks.leads else None
+    config, console = resolved.config, Console(stderr=True, quiet=not ranks.is_main)
+    watchers = build_watchers(config, own) if ranks.is_main else None
     store = open_store(config)
 
     def say(sentence: str) -> None:
         console.print(sentence, highlight=False, soft_wrap=True)
 
-    with uploading(config, say=say, on=upload and ranks.leads) as uploads:
+    with uploading(config, say=say, on=upload and ranks.is_main) as uploads:
         outcome = _train(resolved, store, ranks, watchers, console, start=start, uploads=uploads)
         if uploads is not None and not outcome.interrupted:
             uploads.finished()
@@ -133,13 +133,13 @@ def _train(
 ) -> RunOutcome:
     config = resolved.config
     run = Path(config.run_dir)
-    found = found_by_first(lambda: _continued(config, store, run), ranks)
+    found = broadcast_checkpoint(lambda: _continued(config, store, run), ranks)
     if start is not None and found is not None:
         raise CheckpointError(
             f"{run} already holds a run at step {found.step}, and --from begins a new one. Choose "
             "another folder: run_dir=runs/another."
         )
-    if ranks.leads:
+    if ranks.is_main:
         _write_config(resolved, run)
     trainer, sampler = _assemble(config, store, ranks, console, watchers, uploads)
     if found is not None:
@@ -148,7 +148,7 @@ def _train(
         _start_from(trainer.model, Path(start))
     before = trainer.progress.step
     end = trainer.fit()
-    unfinished = ranks.first(end.progress.step > before or not (run / "model").exists())
+    unfinished = ranks.broadcast(end.progress.step > before or not (run / "model").exists())
     if end.reason != INTERRUPTED and unfinished:
         _finish(config, store, trainer, sampler, console)
     return RunOutcome(run, end.progress.step, end.reason)
@@ -186,7 +186,7 @@ def _assemble(
     def warn(at: Progress, message: str) -> None:
         trainer.callbacks.on_warning(at, message)
 
-    shared = {"silent": not ranks.leads, "same_for_seconds": 5.0} if ranks.several else {}
+    shared = {"silent": not ranks.is_main, "same_for_seconds": 5.0} if ranks.is_distributed else {}
     callbacks: list[Callback] = [Interrupt(**shared)]  # type: ignore[arg-type]  # by name
     if watchers is not None:  # there are none but on the first rank
         callbacks += [
@@ -348,7 +348,7 @@ def _finish(
     run, model = Path(config.run_dir), trainer.model
     step = trainer.progress.step
     ranks = trainer.runtime.ranks
-    best = found_by_first(trainer.checkpoints.best, ranks)
+    best = broadcast_checkpoint(trainer.checkpoints.best, ranks)
     if best is not None:
         tensors = best.tensors("model")
         load_model_tensors(model, tensors, trainable_only=has_frozen(model), where=str(best.path))
@@ -361,7 +361,7 @@ def _finish(
     writing = f"writing {len(scored.prompts)} held-out recipes"
     with console.status(writing), writing_in(model, trainer.runtime)():
         samples = written_by_all(scored, model, ranks)
-    if not ranks.leads:
+    if not ranks.is_main:
         return
     result = evaluation_of(
         store,

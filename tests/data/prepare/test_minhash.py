@@ -11,8 +11,8 @@ import pytest
 from store_checks import content, interrupted_after, prepared
 from toque.cooking.cookbook.generate import write_cookbook
 from toque.cooking.schemas import reader_spec
-from toque.data.prepare.minhash import band_keys, find_clusters, signatures, similarity
 from toque.data.prepare import minhash as near
+from toque.data.prepare.minhash import band_keys, find_clusters, signatures, similarity
 from toque.data.prepare.pipeline import prepare
 from toque.data.prepare.settings import PrepareSettings, Source
 

@@ -48,7 +48,7 @@ def test_gradients_are_the_same_to_the_bit_and_memory_is_less(
     kind, path, precision, tiny, some_examples, packed, monkeypatch
 ):
     if path == "masks":
-        monkeypatch.setattr(forward, "suits_segments", lambda *_: False)
+        monkeypatch.setattr(forward, "supports_varlen", lambda *_: False)
     model, made = tiny(kind), some_examples(9)
     batch = packed(kind, [made[:3], made[3:4], made[4:9]])
     plain = computed(model, batch, precision)

@@ -20,7 +20,7 @@ ROWS = [(0, 1, 2), (3,), (4, 5), (6, 7, 8, 9), (10,), (11, 12), (13, 14, 15), (1
 def path(request, monkeypatch):
     """Both ways to keep examples apart; a CPU takes the first, a GPU the second."""
     if request.param == "masks":
-        monkeypatch.setattr(forward, "suits_segments", lambda *_: False)
+        monkeypatch.setattr(forward, "supports_varlen", lambda *_: False)
 
 
 def rows_of(examples, plan=ROWS):

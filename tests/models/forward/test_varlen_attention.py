@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from toque.models.forward.loss import loss_sum
 from toque.models.forward.masks import causal_same_segment, cross_segment, same_segment
-from toque.models.forward.varlen_attention import AttentionPlan, _attend, spans, suits_segments
+from toque.models.forward.varlen_attention import AttentionPlan, _attend, spans, supports_varlen
 
 SOURCE = torch.tensor([[1, 1, 1, 2, 2, 3], [1, 2, 2, 2, 0, 0], [0, 0, 0, 0, 0, 0]])
 TARGET = torch.tensor([[1, 2, 2, 3, 3, 3, 3, 0], [1, 1, 1, 1, 2, 0, 0, 0], [0] * 8])
@@ -113,19 +113,19 @@ def checkpoint_activations(model):
 
 def test_where_it_is_used(tiny, some_examples, packed):
     model, cpu = tiny("gpt2"), torch.device("cpu")
-    assert suits_segments(model, cpu)
-    assert not suits_segments(model, torch.device("meta"))
+    assert supports_varlen(model, cpu)
+    assert not supports_varlen(model, torch.device("meta"))
     checkpointing = tiny("gpt2")
     checkpoint_activations(checkpointing)
-    assert not suits_segments(checkpointing, cpu)
-    assert suits_segments(model, cpu)
+    assert not supports_varlen(checkpointing, cpu)
+    assert supports_varlen(model, cpu)
     loss_sum(model, packed("gpt2", [some_examples(3)]))
     assert model.config._attn_implementation == "sdpa"
     model.set_attn_implementation("eager")
-    assert not suits_segments(model, cpu)
+    assert not supports_varlen(model, cpu)
     compiled = tiny("gpt2")
     compiled.transformer.h[1].compile()
-    assert not suits_segments(compiled, cpu)
+    assert not supports_varlen(compiled, cpu)
 
 
 def test_activation_checkpointing_changes_no_gradient(kind, tiny, some_examples, packed):

@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 from toque.errors import NonFiniteError
-from toque.training.guards.nan_tracer import find_blame
+from toque.training.guards.nan_tracer import find_nonfinite_origin
 from toque.training.runtime import Runtime
 from toque.units import Cursor
 
 
 def blame(model, batch, loss_fn, rows=4):
-    return find_blame(
+    return find_nonfinite_origin(
         model,
         loss_fn,
         batch,

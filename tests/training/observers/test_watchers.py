@@ -14,7 +14,7 @@ import torch
 from toque.errors import ConfigError
 from toque.training.callbacks import Callbacks
 from toque.training.events import Best, Requests, RunEnd, RunStart, StepInfo
-from toque.training.observers.background_thread import SideThread
+from toque.training.observers.background_thread import BackgroundThread
 from toque.training.observers.overfitting import Overfitting
 from toque.training.observers.trackers import TrackerFeed, opener
 from toque.training.observers.user_callbacks import UserCallback
@@ -260,7 +260,7 @@ def test_no_error_text_names_the_address():
 
 def test_what_does_not_fit_the_queue_is_dropped_and_told_once():
     gate, thread = threading.Event(), None
-    thread = SideThread("notes", capacity=2, describe=str)
+    thread = BackgroundThread("notes", capacity=2, describe=str)
     taken = [thread.offer(gate.wait) for _ in range(6)]
     assert taken[0]
     assert taken.count(False) >= 3

@@ -19,7 +19,7 @@ from toque.data.prepare.near_duplicates import NEAR, clusters_of
 from toque.data.prepare.report import Lengths, Report, SourceReport, reasons_in_words
 from toque.data.prepare.settings import PrepareSettings
 from toque.data.prepare.shards import NOT_READ
-from toque.data.prepare.survey import Look
+from toque.data.prepare.survey import StoreSurvey
 from toque.data.prepare.worker import ShardResult, load_reader, shard_folder
 from toque.data.store.manifest import (
     FORMAT,
@@ -45,7 +45,7 @@ _DOCUMENTS = "documents by a hash of the document and piece number // 16"
 
 
 @dataclass(frozen=True)
-class Ending:
+class StoreFinalizer:
     """What a finished set of shards is made into a store from."""
 
     store: Path
@@ -213,7 +213,7 @@ class Ending:
         read: int,
         seconds: float,
     ) -> Report:
-        look = Look(self.store, self.shards, division.split, self.codec)
+        look = StoreSurvey(self.store, self.shards, division.split, self.codec)
         return Report(
             tokenizer=self.codec.name,
             sources=[

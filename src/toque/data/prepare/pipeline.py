@@ -20,9 +20,9 @@ from typing import Any
 
 import msgspec
 
-from toque.data.prepare.finalize import Ending
+from toque.data.prepare.finalize import StoreFinalizer
 from toque.data.prepare.near_duplicates import remove_signatures
-from toque.data.prepare.process_pool import Inherited
+from toque.data.prepare.process_pool import ForkedState
 from toque.data.prepare.report import Report
 from toque.data.prepare.settings import PrepareSettings, ProgressSink, Source
 from toque.data.prepare.shards import Engine, ShardWriting, read_sidecar
@@ -109,10 +109,10 @@ def prepare(
                 plan.files,
                 plan.readers,
                 settings,
-                Inherited(codec, lock),
+                ForkedState(codec, lock),
             )
             shards = writing.write(told, workers=workers, engine=engine)
-            ending = Ending(
+            ending = StoreFinalizer(
                 plan.store,
                 plan.fingerprint,
                 settings,

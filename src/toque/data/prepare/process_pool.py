@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
 
-from toque.data.prepare.worker import Job, Kitchen, ShardResult
+from toque.data.prepare.worker import Job, ShardResult, ShardWorker
 from toque.data.tokenizer.codec import Codec
 from toque.data.tokenizer.train import one_tokenizer_thread
 from toque.errors import DataError
@@ -29,7 +29,7 @@ _AHEAD = 1
 
 
 @dataclass(frozen=True)
-class Inherited:
+class ForkedState:
     """What a forked worker takes over, and what it must let go of."""
 
     codec: Codec
@@ -49,7 +49,7 @@ def has_one_thread() -> bool:
 
 
 def write_shards(
-    job: Job, groups: Groups, *, workers: int, inherited: Inherited
+    job: Job, groups: Groups, *, workers: int, inherited: ForkedState
 ) -> Iterator[ShardResult]:
     """Shards as they are finished, in any order.
 
@@ -57,7 +57,7 @@ def write_shards(
         DataError: a worker was killed; what is finished is kept.
     """
     if workers <= 1:
-        kitchen = Kitchen(job, inherited.codec)
+        kitchen = ShardWorker(job, inherited.codec)
         for number, blocks in groups:
             yield kitchen.write_shard(number, blocks)
         return
@@ -73,7 +73,7 @@ def write_shards(
 
 
 def _write_in_processes(
-    job: Job, groups: Groups, workers: int, inherited: Inherited
+    job: Job, groups: Groups, workers: int, inherited: ForkedState
 ) -> Iterator[ShardResult]:
     pool: ProcessPoolExecutor | None = None
     running: set[Future[ShardResult]] = set()
@@ -95,7 +95,7 @@ def _write_in_processes(
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _pool(job: Job, workers: int, inherited: Inherited) -> ProcessPoolExecutor:
+def _pool(job: Job, workers: int, inherited: ForkedState) -> ProcessPoolExecutor:
     """The workers. The first group is read: what a reader's libraries start has started."""
     forked = has_one_thread()
     context = get_context("fork" if forked else "spawn")
@@ -104,10 +104,10 @@ def _pool(job: Job, workers: int, inherited: Inherited) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(workers, context, initializer=_start, initargs=given)
 
 
-_kitchen: Kitchen | None = None
+_kitchen: ShardWorker | None = None
 
 
-def _start(job: Job, inherited: Inherited | None) -> None:
+def _start(job: Job, inherited: ForkedState | None) -> None:
     """Make this worker process ready."""
     global _kitchen  # noqa: PLW0603 - a pool's worker has no other place for its tools
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process decides what Ctrl-C means
@@ -115,7 +115,7 @@ def _start(job: Job, inherited: Inherited | None) -> None:
     if inherited is not None:
         os.close(inherited.lock)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _kitchen = Kitchen(job, inherited.codec if inherited else None)
+    _kitchen = ShardWorker(job, inherited.codec if inherited else None)
 
 
 def _write(number: int, blocks: list[Block]) -> ShardResult:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from toque.data.prepare.process_pool import Groups
-from toque.data.prepare.worker import Job, Kitchen, ShardResult
+from toque.data.prepare.worker import Job, ShardResult, ShardWorker
 from toque.errors import ConfigError, DataError, ToqueError
 from toque.sources.records import Block
 
@@ -28,7 +28,7 @@ class RayKitchen:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._kitchen: Kitchen | None = None
+        self._kitchen: ShardWorker | None = None
 
     def missing(self) -> str:
         """What this node lacks of the shared file system; "" when nothing."""
@@ -38,7 +38,7 @@ class RayKitchen:
     def write(self, number: int, blocks: list[Block]) -> ShardResult:
         """Write one shard."""
         if self._kitchen is None:
-            self._kitchen = Kitchen(self._job)
+            self._kitchen = ShardWorker(self._job)
         return self._kitchen.write_shard(number, blocks)
 
 

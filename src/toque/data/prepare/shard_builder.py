@@ -38,7 +38,7 @@ class BlockCounts(msgspec.Struct):
     lines: dict[str, list[int]]
 
 
-class Group:
+class ShardBuilder:
     """The examples of a group on their way to rows."""
 
     def __init__(self, codec: Codec, settings: PrepareSettings) -> None:

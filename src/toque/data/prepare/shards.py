@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from toque.data.prepare.dedup_and_split import first_of_kind
-from toque.data.prepare.process_pool import Inherited, usable_cores, write_shards
+from toque.data.prepare.process_pool import ForkedState, usable_cores, write_shards
 from toque.data.prepare.settings import PrepareSettings, ProgressSink
 from toque.data.prepare.worker import SIDECAR, Job, ShardResult, shard_folder
 from toque.data.store.token_store import check_files
@@ -55,7 +55,7 @@ class ShardWriting:
     files: Sequence[SourceFile]
     readers: Sequence[RecordReader]
     settings: PrepareSettings
-    inherited: Inherited
+    inherited: ForkedState
     not_read: int = 0
     """Bytes left unread when `max_examples` were found."""
     _results: dict[int, ShardResult] = field(default_factory=dict)

@@ -28,7 +28,7 @@ _OWN = frozenset({"key", "title_key", "record_key", "source", "task", "starts_re
 
 
 @dataclass(frozen=True)
-class Look:
+class StoreSurvey:
     """Rows of the shards and what each is used for.
 
     Args:

@@ -15,7 +15,7 @@ import msgspec
 
 from toque.data.prepare.near_duplicates import NEAR
 from toque.data.prepare.settings import PrepareSettings
-from toque.data.prepare.shard_builder import BlockCounts, Group
+from toque.data.prepare.shard_builder import BlockCounts, ShardBuilder
 from toque.data.store.manifest import FileEntry
 from toque.data.tokenizer.codec import Codec, load_codec
 from toque.errors import ConfigError
@@ -63,7 +63,7 @@ class Job:
     settings: PrepareSettings
 
 
-class Kitchen:
+class ShardWorker:
     """A worker's tools for one job: the codec and the readers, made once."""
 
     def __init__(self, job: Job, codec: Codec | None = None) -> None:
@@ -80,7 +80,7 @@ class Kitchen:
                 that this is an error.
             ConfigError: the settings ask to split pairs.
         """
-        group_rows = Group(self.codec, self.job.settings)
+        group_rows = ShardBuilder(self.codec, self.job.settings)
         for block in blocks:
             group_rows.read(block, self.readers[block.source])
         rows = group_rows.rows()

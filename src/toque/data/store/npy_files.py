@@ -22,7 +22,7 @@ LOOK_EVERY: Final = 0.05
 
 
 @final
-class Watched:
+class TruncationWatch:
     """Maps whose files are looked at again: reading past the end of one that was cut is a SIGBUS.
 
     Files are not locked while they are mapped, so something else may cut one short while training

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from toque.data.store.npy_files import OpenFiles, Watched, mapped_array
+from toque.data.store.npy_files import OpenFiles, TruncationWatch, mapped_array
 from toque.data.store.ragged import Pieces
 from toque.errors import DataError
 
@@ -45,7 +45,7 @@ class StoredSide:
         self.maps: dict[int, Ids] = {}
         """Tokens by shard, as far as they were asked for and are mapped."""
         self._bytes: dict[int, memoryview] = {}
-        self._watched = Watched()
+        self._watched = TruncationWatch()
         self.lengths = np.zeros(bounds[-1], np.int32)
         """[rows] tokens of each."""
         # Of three million rows either array is 12 MB.

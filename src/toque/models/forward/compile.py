@@ -36,7 +36,7 @@ def stop_compiling(model: nn.Module) -> None:
 
 
 @contextmanager
-def as_written(model: nn.Module) -> Iterator[None]:
+def uncompiled(model: nn.Module) -> Iterator[None]:
     """A context in which nothing is compiled; afterwards what was is again, without compiling."""
     kept = [(block, block._compiled_call_impl) for block in blocks(model)]  # noqa: SLF001
     stop_compiling(model)
@@ -47,7 +47,7 @@ def as_written(model: nn.Module) -> Iterator[None]:
             block._compiled_call_impl = compiled  # noqa: SLF001
 
 
-def eagerly(model: nn.Module) -> AbstractContextManager[None]:
+def compile_disabled(model: nn.Module) -> AbstractContextManager[None]:
     """A context in which compiled blocks run as they were written.
 
     For generation: every new token has another shape, and each would be compiled for itself.

@@ -17,7 +17,7 @@ from toque.errors import ConfigError
 from toque.models.families import family_of, max_positions, unwrapped
 from toque.models.forward.masks import causal_same_segment, cross_segment, for_model, same_segment
 from toque.models.forward.unpadded import flat_decoder, flat_encoder_decoder
-from toque.models.forward.varlen_attention import suits_segments
+from toque.models.forward.varlen_attention import supports_varlen
 
 
 def hidden_states(model: nn.Module, batch: Batch) -> Tensor:
@@ -80,7 +80,7 @@ def scale_decoder_outputs(model: nn.Module, hidden: Tensor) -> Tensor:
 
 
 def _encoder_decoder(core: PreTrainedModel, batch: EncoderDecoderBatch) -> Tensor:
-    if suits_segments(core, batch.labels.device):
+    if supports_varlen(core, batch.labels.device):
         return scale_decoder_outputs(core, flat_encoder_decoder(core, batch))
     encoder, decoder = core.get_submodule("encoder"), core.get_submodule("decoder")
     own_mask = same_segment(batch.source_segments)
@@ -100,7 +100,7 @@ def _encoder_decoder(core: PreTrainedModel, batch: EncoderDecoderBatch) -> Tenso
 
 
 def _decoder_only(core: PreTrainedModel, batch: DecoderBatch) -> Tensor:
-    by_segments = suits_segments(core, batch.labels.device)
+    by_segments = supports_varlen(core, batch.labels.device)
     causal = _purely_causal(core, batch)
     if by_segments and not (causal and bool((batch.segments > 0).all())):
         return flat_decoder(core, batch)

@@ -70,7 +70,7 @@ def _runs(segments: Tensor) -> dict[tuple[int, int], tuple[int, int]]:
     return runs
 
 
-def suits_segments(model: PreTrainedModel, device: torch.device) -> bool:
+def supports_varlen(model: PreTrainedModel, device: torch.device) -> bool:
     """Whether a forward on `device` should attend by segments.
 
     Not on a GPU, and not where a mask was asked for (`eager`). Not in compiled modules, which

@@ -22,7 +22,7 @@ from transformers.cache_utils import DynamicLayer
 from transformers.models.gpt_neox.modeling_gpt_neox import apply_rotary_pos_emb
 
 from toque.models.families import family_of
-from toque.models.generation.kv_cache import Slots, Window
+from toque.models.generation.kv_cache import KVCache, Window
 
 READ_TOKENS = 4096
 """Prompt tokens, padding included, that are read at once; bounds the memory of reading."""
@@ -107,7 +107,7 @@ class CausalDecoding(Decoding):
     ) -> None:
         self.core, self.walk, self.pad_id = core, walk, pad_id
         shape, dtype = cache_shape(core), cache_dtype(core)
-        self.slots = Slots(shape, rows=rows, columns=columns, dtype=dtype, device=core.device)
+        self.slots = KVCache(shape, rows=rows, columns=columns, dtype=dtype, device=core.device)
         self.positions: list[int] = []
 
     def admit(self, prompts: Sequence[Sequence[int]]) -> list[int]:
@@ -155,12 +155,12 @@ class CausalDecoding(Decoding):
 
 
 Windows = Sequence[Window]
-Walk = Callable[[PreTrainedModel, Slots, Tensor, Tensor, Windows], Tensor]
+Walk = Callable[[PreTrainedModel, KVCache, Tensor, Tensor, Windows], Tensor]
 """(model, slots, tokens [n], positions [n], windows) -> hidden states [n, D]."""
 
 
 def gpt2(
-    core: PreTrainedModel, slots: Slots, tokens: Tensor, positions: Tensor, windows: Windows
+    core: PreTrainedModel, slots: KVCache, tokens: Tensor, positions: Tensor, windows: Windows
 ) -> Tensor:
     """GPT2Model.forward for one token a row."""
     base: Any = core.base_model
@@ -176,7 +176,7 @@ def gpt2(
 
 
 def neox(
-    core: PreTrainedModel, slots: Slots, tokens: Tensor, positions: Tensor, windows: Windows
+    core: PreTrainedModel, slots: KVCache, tokens: Tensor, positions: Tensor, windows: Windows
 ) -> Tensor:
     """GPTNeoXModel.forward for one token a row."""
     base: Any = core.base_model
@@ -199,7 +199,7 @@ def neox(
 
 
 def llama(
-    core: PreTrainedModel, slots: Slots, tokens: Tensor, positions: Tensor, windows: Windows
+    core: PreTrainedModel, slots: KVCache, tokens: Tensor, positions: Tensor, windows: Windows
 ) -> Tensor:
     """LlamaModel.forward for one token a row; Mistral's and Qwen's, which norm heads, too."""
     base: Any = core.base_model

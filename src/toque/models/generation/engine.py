@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from toque.errors import ConfigError
 from toque.models.families import family_of, max_positions, unwrapped
-from toque.models.forward.compile import eagerly
+from toque.models.forward.compile import compile_disabled
 from toque.models.forward.packed import output_head
 from toque.models.generation.causal import Decoding, cache_dtype, cache_shape, decoding_for
 from toque.models.generation.int8_argmax import ScreenedHead, suits_screening
@@ -81,7 +81,7 @@ def generate(
         raise ConfigError(f"batch_rows is {batch_rows}; it must be at least 1.")
     answers: list[list[int]] = [[] for _ in prompts]
     done = 0
-    with torch.inference_mode(), eagerly(model), _evaluating(model):
+    with torch.inference_mode(), compile_disabled(model), _evaluating(model):
         rows = decoding_for(
             core,
             rows=min(batch_rows, len(prompts) or 1),

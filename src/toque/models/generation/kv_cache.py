@@ -36,7 +36,7 @@ About what the calls of one more attention cost: 40 us, at 3 kB a column and 8 G
 
 
 @dataclass(frozen=True)
-class Alike:
+class LengthGroup:
     """Neighbouring rows that attend together."""
 
     rows: slice
@@ -46,22 +46,22 @@ class Alike:
     """Whether all are as long."""
 
 
-def alike(lengths: Sequence[int], device: torch.device) -> list[Alike]:
+def alike(lengths: Sequence[int], device: torch.device) -> list[LengthGroup]:
     """Part the rows, where that saves time, into neighbours of like length.
 
     >>> [part.rows for part in alike([900, 880, 100, 100], torch.device("cpu"))]
     [slice(0, 2, None), slice(2, 4, None)]
     """
-    parts: list[Alike] = []
+    parts: list[LengthGroup] = []
     first, longest, total = 0, 0, 0
     for row, length in enumerate(lengths):
         together = max(longest, length) * (row + 1 - first)
         if device.type == "cpu" and together - total - length > NEEDLESS:
-            parts.append(Alike(slice(first, row), longest, total == longest * (row - first)))
+            parts.append(LengthGroup(slice(first, row), longest, total == longest * (row - first)))
             first, longest, total = row, 0, 0
         longest, total = max(longest, length), total + length
     n = len(lengths)
-    parts.append(Alike(slice(first, n), longest, total == longest * (n - first)))
+    parts.append(LengthGroup(slice(first, n), longest, total == longest * (n - first)))
     return parts
 
 
@@ -148,7 +148,7 @@ def _flat(part: Tensor) -> Tensor:
     return part.as_strided((n * heads, columns, size), stride[1:], part.storage_offset())
 
 
-class Slots:
+class KVCache:
     """What every layer remembers of the live rows."""
 
     def __init__(
@@ -181,7 +181,7 @@ class Slots:
         self.end = 0
         """The column the next token is written to."""
         self._width = min(columns, AT_ONCE)
-        self._alike: list[Alike] = []  # empty when the rows have changed
+        self._alike: list[LengthGroup] = []  # empty when the rows have changed
         self._since = 0  # the column the newest token stood in when they were parted
 
     @property

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from toque.models.forward.masks import for_model
 from toque.models.forward.packed import scale_decoder_outputs
 from toque.models.generation.causal import Decoding, cache_dtype, cache_shape, groups, padded
-from toque.models.generation.kv_cache import Slots, Window, alike, attend_through, zeroed
+from toque.models.generation.kv_cache import KVCache, Window, alike, attend_through, zeroed
 
 
 class T5Decoding(Decoding):
@@ -29,7 +29,9 @@ class T5Decoding(Decoding):
         self.decoder: Any = core.get_submodule("decoder")
         self.dtype = cache_dtype(core)
         shape = cache_shape(core)
-        self.slots = Slots(shape, rows=rows, columns=columns, dtype=self.dtype, device=core.device)
+        self.slots = KVCache(
+            shape, rows=rows, columns=columns, dtype=self.dtype, device=core.device
+        )
         self.sources: list[int] = []
         self._cross: list[tuple[Tensor, Tensor]] = []
         self._hidden_source = torch.empty(0)  # [R, S]: -inf behind a row's source

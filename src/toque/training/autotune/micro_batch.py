@@ -27,7 +27,7 @@ class _TooMuch(Exception):  # noqa: N818  # control flow, not an error anyone se
 
 
 @dataclass(frozen=True)
-class Needs:
+class MemoryNeeds:
     """Bytes of an update at one row, by part; weights lie on the device already."""
 
     weights: int

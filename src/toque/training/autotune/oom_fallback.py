@@ -14,7 +14,7 @@ from toque.training.autotune.memory import is_out_of_memory
 
 
 @dataclass
-class RowsAtOnce:
+class OomFallback:
     """How many rows each update computes at once. It never changes what an update computes.
 
     Args:

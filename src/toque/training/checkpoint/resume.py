@@ -17,15 +17,15 @@ from toque.training.optim.factory import load_optimizer_tensors
 from toque.training.optim.weight_average import WeightAverage
 
 
-def found_by_first(find: Callable[[], Checkpoint | None], ranks: Ranks) -> Checkpoint | None:
+def broadcast_checkpoint(find: Callable[[], Checkpoint | None], ranks: Ranks) -> Checkpoint | None:
     """The checkpoint that rank 0 finds; the others read the same one, whatever they would find.
 
     Raises:
         CheckpointError: another rank does not see it: the run folder is not shared.
     """
-    found = find() if ranks.leads else None
-    path = ranks.first(str(found.path) if found is not None else None)
-    return found if ranks.leads or path is None else verify_checkpoint(Path(path))
+    found = find() if ranks.is_main else None
+    path = ranks.broadcast(str(found.path) if found is not None else None)
+    return found if ranks.is_main or path is None else verify_checkpoint(Path(path))
 
 
 def load_tensors(
@@ -46,7 +46,7 @@ def load_tensors(
         average.load(model, checkpoint.tensors("average"), where=where)
 
 
-def circumstances(ranks: Ranks) -> dict[str, int | str]:
+def environment_fingerprint(ranks: Ranks) -> dict[str, int | str]:
     """What the last bits of a sum depend on, besides versions.
 
     Kernels are chosen by the instructions a processor has (and matrix products on a GPU by its
@@ -76,7 +76,7 @@ def notes_on(
     """
     notes = [f"skipped {skipped.path.name}: {skipped.reason}" for skipped in checkpoint.skipped]
     changed = differences(checkpoint.manifest.versions, versions)
-    for name, now in circumstances(ranks).items():
+    for name, now in environment_fingerprint(ranks).items():
         # Older checkpoints say nothing of the later entries, and nothing can be said of them.
         then = type(now)(state.get(name, now))
         if then != now:

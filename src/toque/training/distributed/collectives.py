@@ -48,30 +48,30 @@ class Ranks:
     roll: RollCall | None = None
 
     @property
-    def leads(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this rank writes files and speaks for all."""
         return self.rank == 0
 
     @property
-    def several(self) -> bool:
+    def is_distributed(self) -> bool:
         """Whether there are others."""
         return self.world_size > 1
 
-    def total(self, values: Sequence[float]) -> list[float]:
+    def all_reduce_sum(self, values: Sequence[float]) -> list[float]:
         """The sums over the ranks, in float64; `values` itself when alone.
 
         Raises:
             RankLost: another rank is gone or does not answer. So do all methods here.
         """
-        if not self.several:
+        if not self.is_distributed:
             return list(values)
         held = torch.tensor(values, dtype=torch.float64)
         self._exchange(lambda: dist.all_reduce(held))
         return held.tolist()
 
-    def gather(self, value: Any) -> list[Any]:
+    def all_gather(self, value: Any) -> list[Any]:
         """Every rank's `value`, by rank; anything JSON can say."""
-        if not self.several:
+        if not self.is_distributed:
             return [value]
         own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
@@ -86,16 +86,16 @@ class Ranks:
             for text, size in zip(texts, sizes, strict=True)
         ]
 
-    def first(self, value: Any = None) -> Any:
+    def broadcast(self, value: Any = None) -> Any:
         """Rank 0's `value`, which JSON must be able to say; the others' does not matter."""
-        return self.gather(value if self.leads else None)[0]
+        return self.all_gather(value if self.is_main else None)[0]
 
-    def agreed(self, wants: Requests) -> Requests:
+    def any_rank(self, wants: Requests) -> Requests:
         """What any rank asks for; only whole updates lie between two agreements."""
-        if not self.several:
+        if not self.is_distributed:
             return wants
-        stop, evaluate, save = self.total([wants.stop, wants.evaluate, wants.save])
-        reasons = self.gather(wants.reason) if stop else [""]
+        stop, evaluate, save = self.all_reduce_sum([wants.stop, wants.evaluate, wants.save])
+        reasons = self.all_gather(wants.reason) if stop else [""]
         return Requests(
             stop=stop > 0,
             evaluate=evaluate > 0,
@@ -116,7 +116,7 @@ class Ranks:
         Returns:
             [] the sum of `loss` over the ranks.
         """
-        if not self.several:
+        if not self.is_distributed:
             return loss
         trained = list(parameters)
         reached = torch.tensor([p.grad is not None for p in trained], dtype=torch.uint8)
@@ -137,7 +137,9 @@ class Ranks:
         if under_way is not None:
             _finish(*under_way)
 
-    def confirm(self, when: str, model: nn.Module, progress: Progress, cursor: Cursor) -> None:
+    def assert_in_sync(
+        self, when: str, model: nn.Module, progress: Progress, cursor: Cursor
+    ) -> None:
         """Make sure that all ranks are at the same place with the same weights.
 
         Args:
@@ -149,14 +151,14 @@ class Ranks:
         Raises:
             CheckpointError: on every rank, when they differ.
         """
-        if not self.several:
+        if not self.is_distributed:
             return
         facts = {
             "the step": progress.step,
             "the place in the data": str(cursor),
             "the sum of the weights": weights_sum(model),
         }
-        held = self.gather(facts)
+        held = self.all_gather(facts)
         wrong = [
             f"{name} is {held[0][name]} on rank 0 and {other[name]} on rank {rank}"
             for rank, other in enumerate(held)

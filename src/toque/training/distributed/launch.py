@@ -59,7 +59,7 @@ def joined(*, strategy: Strategy) -> Iterator[Ranks]:
     assert ranks.roll is not None
     try:
         yield ranks
-        ranks.total([0.0])  # nobody leaves while another may still need an answer
+        ranks.all_reduce_sum([0.0])  # nobody leaves while another may still need an answer
     except RankLost:
         raise
     except BaseException as error:

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from toque.batch import Batch
-from toque.models.forward.compile import eagerly
+from toque.models.forward.compile import compile_disabled
 from toque.training.runtime import Runtime
 
 LossFn = Callable[[nn.Module, Batch], Tensor]
 
 
 @dataclass(frozen=True)
-class Blame:
+class NonFiniteOrigin:
     """The first non-finite value of an update."""
 
     where: str
@@ -28,7 +28,7 @@ class Blame:
     """Examples whose rows hold it; empty when it cannot be told."""
 
 
-def find_blame(
+def find_nonfinite_origin(
     model: nn.Module,
     loss_fn: LossFn,
     batch: Batch,
@@ -36,7 +36,7 @@ def find_blame(
     micro_batch_rows: int,
     runtime: Runtime,
     seed: Callable[[], None],
-) -> Blame | None:
+) -> NonFiniteOrigin | None:
     """Compute an update once more, watching every module; its gradients are thrown away.
 
     Looked at in this order: the weights, each module's inputs and outputs as they are computed,
@@ -55,16 +55,18 @@ def find_blame(
     """
     for name, parameter in model.named_parameters():
         if not _finite(parameter):
-            return Blame(f"the weight {name} itself")
+            return NonFiniteOrigin(f"the weight {name} itself")
     seed()
     for rows in batch.split(micro_batch_rows):
         watch = _Watch(rows.example_ids)
-        with watch.watching(model), eagerly(model):
+        with watch.watching(model), compile_disabled(model):
             with runtime.autocast():
                 loss = loss_fn(model, rows.to(runtime.device))
             if watch.found is None and not _finite(loss):
                 ids = tuple(i for row in rows.example_ids for i in row)
-                watch.found = Blame("the loss, while every module's output is finite", ids)
+                watch.found = NonFiniteOrigin(
+                    "the loss, while every module's output is finite", ids
+                )
             if watch.found is None:
                 torch.autograd.backward(loss)
         model.zero_grad(set_to_none=True)
@@ -76,7 +78,7 @@ def find_blame(
 @dataclass
 class _Watch:
     example_ids: tuple[tuple[int, ...], ...]
-    found: Blame | None = None
+    found: NonFiniteOrigin | None = None
     _handles: list[Any] = field(default_factory=list)
 
     @contextmanager
@@ -113,7 +115,7 @@ class _Watch:
             return
         for tensor in _tensors(values):
             if not _finite(tensor):
-                self.found = Blame(where, self._examples(tensor) if by_row else ())
+                self.found = NonFiniteOrigin(where, self._examples(tensor) if by_row else ())
                 return
 
     def _examples(self, tensor: Tensor) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from toque.batch import Batch
 from toque.errors import NonFiniteError
-from toque.training.guards.nan_tracer import Blame
+from toque.training.guards.nan_tracer import NonFiniteOrigin
 
 DUMP: Final = "non_finite.json"
 _SHOWN: Final = 12
@@ -41,7 +41,7 @@ class NonFiniteGuard:
     run_folder: Path | None = None
     norm_may_be_infinite: bool = False
     """With a float16 loss scaler an overflow is ordinary: the step is skipped, the scale halved."""
-    locate: Callable[[int, Batch], Blame | None] | None = None
+    locate: Callable[[int, Batch], NonFiniteOrigin | None] | None = None
     """(step, its batch) -> where the first such value appears, by computing it again."""
     gather: Callable[[Any], list[Any]] = lambda own: [own]
     """Every rank's share of what is said; each of them finds the same update bad."""
@@ -81,7 +81,11 @@ class NonFiniteGuard:
         rows = [row for share in shares for row in share["rows"]]
         ids = tuple(i for row in rows for i in row)
         found = next(filter(None, (share["blame"] for share in shares)), None)
-        blame = Blame(found["where"], tuple(found["example_ids"])) if found is not None else None
+        blame = (
+            NonFiniteOrigin(found["where"], tuple(found["example_ids"]))
+            if found is not None
+            else None
+        )
         first = "Computed again, every value is finite."
         if blame is not None:
             held = f", in examples {_listed(blame.example_ids)}" if blame.example_ids else ""
@@ -106,7 +110,11 @@ def _listed(ids: tuple[int, ...]) -> str:
 
 
 def _record(
-    update: _Update, loss: float, norm: float, blame: Blame | None, rows: Sequence[Sequence[int]]
+    update: _Update,
+    loss: float,
+    norm: float,
+    blame: NonFiniteOrigin | None,
+    rows: Sequence[Sequence[int]],
 ) -> str:
     record = {
         "step": update.step,

@@ -20,7 +20,7 @@ from toque.units import Progress
 
 @final
 @dataclass
-class Judge:
+class UpdateGuard:
     """Ends the run at what is not a number, or, with `outliers`, leaves it out and goes on.
 
     Args:

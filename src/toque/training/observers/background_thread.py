@@ -13,7 +13,7 @@ from collections.abc import Callable
 Work = Callable[[], None]
 
 
-class SideThread:
+class BackgroundThread:
     """Does work in the order it was offered, one piece after another.
 
     Args:

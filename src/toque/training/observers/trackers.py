@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 from toque.errors import ConfigError
 from toque.training.callbacks import Callback
 from toque.training.events import RunEnd, StepInfo
-from toque.training.observers.background_thread import SideThread
+from toque.training.observers.background_thread import BackgroundThread
 from toque.units import Progress
 
 END_PATIENCE_SECONDS: Final = 5.0
@@ -54,7 +54,7 @@ class TrackerFeed(Callback):
         self.name, self.warn = name, warn
         self._open = open_tracker
         self._tracker: Tracker | None = None
-        self._thread = SideThread(
+        self._thread = BackgroundThread(
             f"records for {name}", capacity=_MOST_WAITING, describe=_first_line
         )
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from toque import __version__
 from toque.training.callbacks import Callback
 from toque.training.events import RunEnd, RunStart, State, StepInfo
-from toque.training.observers.background_thread import SideThread
+from toque.training.observers.background_thread import BackgroundThread
 from toque.units import Progress
 
 TIMEOUT_SECONDS: Final = 10.0
@@ -45,7 +45,9 @@ class Webhook(Callback):
         self._address, self.run, self.warn = address, run, warn
         self._post = post or post_json
         self._best: float | None = None
-        self._thread = SideThread("webhook messages", capacity=_MOST_WAITING, describe=describe)
+        self._thread = BackgroundThread(
+            "webhook messages", capacity=_MOST_WAITING, describe=describe
+        )
 
     def on_fit_start(self, start: RunStart) -> None:
         """Say that it runs."""

@@ -8,7 +8,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from toque.training.optim.skippable import GatedOptimizer
+from toque.training.optim.skippable import SkippableOptimizer
 
 _EPS = 1e-30
 _CLIP = 1.0
@@ -17,7 +17,7 @@ _DECAY = -0.8
 
 
 @final
-class Adafactor(GatedOptimizer):
+class Adafactor(SkippableOptimizer):
     """Shazeer & Stern 2018, algorithms 4 and 5, with the learning rate given from outside.
 
     With G the gradient, t the update's number and beta = 1 - t ** -0.8:

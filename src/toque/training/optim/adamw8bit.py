@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from toque.training.optim.skippable import GatedOptimizer
+from toque.training.optim.skippable import SkippableOptimizer
 
 _BLOCK: Final = 256
 """Weights that share one scale; bitsandbytes' own choice since version 0.43."""
@@ -60,7 +60,7 @@ def from_bytes(codes: Tensor, scale: Tensor, *, signed: bool) -> Tensor:
 
 
 @final
-class AdamW8bit(GatedOptimizer):
+class AdamW8bit(SkippableOptimizer):
     """AdamW (Loshchilov & Hutter 2019, algorithm 2) with 8-bit averages (Dettmers et al. 2022).
 
     Plain torch, on any device. Embedding tables, whose rows are rarely and unevenly used, and

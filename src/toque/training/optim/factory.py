@@ -17,7 +17,7 @@ from toque.training.checkpoint.state_tensors import refuse
 from toque.training.optim.adafactor import Adafactor
 from toque.training.optim.adamw8bit import AdamW8bit
 from toque.training.optim.muon import MuonWithAdamW
-from toque.training.optim.skippable import GatedOptimizer
+from toque.training.optim.skippable import SkippableOptimizer
 
 OPTIMIZERS: Final = ("adamw", "adafactor", "muon", "adamw8bit")
 _STEP: Final = "step"
@@ -84,7 +84,7 @@ def state_shapes(
     optimizer: torch.optim.Optimizer, parameter: nn.Parameter
 ) -> dict[str, tuple[int, ...]]:
     """Names and shapes of what the optimizer keeps for `parameter` once it was updated."""
-    if isinstance(optimizer, GatedOptimizer):
+    if isinstance(optimizer, SkippableOptimizer):
         return optimizer.state_shapes(parameter)
     shape = tuple(parameter.shape)
     return {_STEP: (), "exp_avg": shape, "exp_avg_sq": shape}
@@ -95,7 +95,7 @@ def state_bytes(optimizer: torch.optim.Optimizer) -> int:
     total = 0
     for parameter in (p for group in optimizer.param_groups for p in group["params"]):
         for name, shape in state_shapes(optimizer, parameter).items():
-            own = optimizer.state_dtype(name) if isinstance(optimizer, GatedOptimizer) else None
+            own = optimizer.state_dtype(name) if isinstance(optimizer, SkippableOptimizer) else None
             dtype = own or parameter.dtype
             total += torch.Size(shape).numel() * dtype.itemsize
     return total
@@ -153,7 +153,7 @@ def _placed(
     """A copy where the optimizer keeps it, in the memory layout its kernels walk."""
     if entry == _STEP:
         # Fused and capturable kernels and ours count on the device; the plain ones on the CPU.
-        on_device = isinstance(optimizer, GatedOptimizer) or bool(
+        on_device = isinstance(optimizer, SkippableOptimizer) or bool(
             optimizer.defaults.get("fused") or optimizer.defaults.get("capturable")
         )
         return value.to(parameter.device if on_device else "cpu").clone()

@@ -9,7 +9,7 @@ from typing import Any, Final, final
 import torch
 from torch import Tensor, nn
 
-from toque.training.optim.skippable import GatedOptimizer
+from toque.training.optim.skippable import SkippableOptimizer
 
 _MOMENTUM: Final = 0.95
 _COEFFICIENTS: Final = (3.4445, -4.7750, 2.0315)
@@ -45,7 +45,7 @@ def orthogonalised(matrix: Tensor) -> Tensor:
 
 
 @final
-class MuonWithAdamW(GatedOptimizer):
+class MuonWithAdamW(SkippableOptimizer):
     """Jordan et al. 2024 with the size of Liu et al. 2025, so that one learning rate serves all.
 
         M = 0.95 M + 0.05 G;  U = 0.05 G + 0.95 M  (Nesterov)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 
-class GatedOptimizer(torch.optim.Optimizer, ABC):
+class SkippableOptimizer(torch.optim.Optimizer, ABC):
     """An optimizer that skips an update when `found_inf` says so, without asking the device.
 
     Torch's fused kernels read `found_inf` the same way. State is tensors only, and a resumed run

@@ -18,13 +18,19 @@ from toque.config import RunConfig
 from toque.data.loader.batch_stream import BatchStream
 from toque.errors import ConfigError
 from toque.models.forward.activation_checkpointing import recompute_blocks, stop_recomputing
-from toque.models.forward.compile import as_written, compile_blocks, stop_compiling
+from toque.models.forward.compile import compile_blocks, stop_compiling, uncompiled
 from toque.models.forward.cross_entropy import logits_bytes
 from toque.models.forward.loss import loss_sum
 from toque.models.forward.packed import output_head
 from toque.training.autotune.cache import MachineCache, Resources, cache_folder, machine_facts
 from toque.training.autotune.memory import free_bytes, in_words, is_out_of_memory
-from toque.training.autotune.micro_batch import HEADROOM, Needs, Probe, fastest_rows, largest_rows
+from toque.training.autotune.micro_batch import (
+    HEADROOM,
+    MemoryNeeds,
+    Probe,
+    fastest_rows,
+    largest_rows,
+)
 from toque.training.autotune.worst_batch import WorstBatch
 from toque.training.distributed.collectives import Ranks
 from toque.training.optim.factory import build_optimizer, state_bytes
@@ -74,7 +80,7 @@ def fit_to_machine(
         ConfigError: not even one row fits; the bytes are given by part.
     """
     fit, ranks = _Fit(config, model, stream, runtime, free), runtime.ranks
-    if not ranks.leads:
+    if not ranks.is_main:
         return _as_first(fit, Path(config.run_dir), ranks)
     run, cache = Path(config.run_dir), MachineCache(cache_folder())
     of = fit.depends_on()
@@ -93,13 +99,13 @@ def fit_to_machine(
         if not fitted.warnings:  # those are circumstances of the day
             cache.put(of, {name: getattr(chosen, name) for name in names})
     fitted.resources.save(run)
-    ranks.first(asdict(replace(fitted.resources, smaller_from={})))
+    ranks.broadcast(asdict(replace(fitted.resources, smaller_from={})))
     return fitted
 
 
 def _as_first(fit: _Fit, run: Path, ranks: Ranks) -> Fitted:
     """Compute as rank 0 chose; where memory ran out is each rank's own."""
-    chosen = Resources(**ranks.first())
+    chosen = Resources(**ranks.broadcast())
     own = Resources.load(run, rank=ranks.rank)
     if own is not None and own.machine == chosen.machine:
         chosen = replace(chosen, smaller_from=own.smaller_from)
@@ -156,7 +162,11 @@ class _Fit:
                 "compile": self.train.compile,
                 "micro_batch_rows": self.train.micro_batch_rows,
             }
-            | ({"ranks": self.runtime.ranks.world_size} if self.runtime.ranks.several else {})
+            | (
+                {"ranks": self.runtime.ranks.world_size}
+                if self.runtime.ranks.is_distributed
+                else {}
+            )
         )
 
     def again(self, known: Resources) -> Fitted:
@@ -226,11 +236,11 @@ class _Fit:
         """Bytes left for activations once the fixed parts are allocated; may be negative."""
         return int(HEADROOM * self.free(self.runtime.device)) - self._needs().fixed
 
-    def _needs(self) -> Needs:
+    def _needs(self) -> MemoryNeeds:
         parameters = list(self.model.parameters())
         trained = [p for p in parameters if p.requires_grad]
         optimizer = build_optimizer(self.model, name=self.config.optim.name)
-        return Needs(
+        return MemoryNeeds(
             weights=sum(p.numel() * p.element_size() for p in parameters),
             gradients=sum(p.numel() * p.element_size() for p in trained),
             optimizer=state_bytes(optimizer),
@@ -238,7 +248,7 @@ class _Fit:
             logits=logits_bytes(self.worst.vocab_size, self.runtime.device.type),
         )
 
-    def _refusal(self, needs: Needs, *, recompute: bool) -> ConfigError:
+    def _refusal(self, needs: MemoryNeeds, *, recompute: bool) -> ConfigError:
         device, free = self.runtime.device, self.free(self.runtime.device)
         levers = [] if recompute else ["train.gradient_checkpointing=true"]
         if self.config.optim.name in {"adamw", "muon"}:
@@ -319,7 +329,7 @@ class _Fit:
         fast = []
         for _ in range(_TURNS):
             fast.append(self._try(rows))
-            with as_written(self.model):
+            with uncompiled(self.model):
                 eager = min(eager, self._try(rows))
         share = 1.0 - min(fast) / eager
         cache.put(of, {"seconds": seconds, "saved_share": share})

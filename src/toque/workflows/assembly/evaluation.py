@@ -76,7 +76,7 @@ def build_heldout(
         device=runtime.device,
         rows_per_batch=max(1, CPU_MICRO_BATCH_TOKENS // shape.tokens),
         share=(runtime.ranks.rank, runtime.ranks.world_size),
-        total=runtime.ranks.total,
+        total=runtime.ranks.all_reduce_sum,
     )
 
 

@@ -79,9 +79,9 @@ def outlier_policy(config: RunConfig, runtime: Runtime) -> Outliers | None:
         sigma=wanted.sigma,
         window=wanted.window,
         roll_back_after=wanted.roll_back_after,
-        record=Path(config.run_dir) / RECORD if ranks.leads else None,
+        record=Path(config.run_dir) / RECORD if ranks.is_main else None,
         overflow_is_ordinary=runtime.scaler is not None,
-        gather=ranks.gather,
+        gather=ranks.all_gather,
     )
 
 
