@@ -7,14 +7,14 @@ import random
 import pytest
 import torch
 
+from tiny import EOS, PAD, VOCAB, model_of
 from toque.errors import ConfigError
 from toque.models.forward.packed import output_head
 from toque.models.generation import kv_cache
 from toque.models.generation.engine import generate
 from toque.models.generation.int8_argmax import WORTHWHILE_STEPS, Int8Argmax, supports_int8
-from toque.models.loading.pretrained import build_model, load_model
+from toque.models.loading.pretrained import load_model
 
-EOS, PAD, VOCAB = 1, 0, 61
 IDS = {"eos_id": EOS, "pad_id": PAD}
 
 
@@ -229,13 +229,7 @@ def test_rows_of_unlike_length_attend_in_parts(kind, tiny, monkeypatch):
 
 @pytest.mark.parametrize("family", ["t5", "gpt2"])
 def test_a_large_vocabulary_gives_the_same_ids(family, monkeypatch):
-    shape = {
-        "t5": {"d_model": 32, "d_kv": 8, "num_heads": 4, "num_layers": 2, "d_ff": 64},
-        "gpt2": {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 64},
-    }[family]
-    model = build_model(
-        family=family, shape=shape, vocab_size=5000, pad_id=PAD, eos_id=EOS, bos_id=None, seed=3
-    ).eval()
+    model = model_of(family, vocab=5000, seed=3)
     screened = []
     argmax = Int8Argmax.__call__
 

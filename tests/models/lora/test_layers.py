@@ -17,6 +17,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+from tiny import KINDS
 from toque.errors import CheckpointError, ConfigError
 from toque.models.forward.loss import loss_sum
 from toque.models.forward.packed import output_head
@@ -43,8 +44,7 @@ from toque.models.lora.layers import (
 
 NEW = (59, 60)
 """Tokens whose rows are trained besides."""
-FAMILIES = ["t5", "t5-v1.1", "gpt2", "neox", "llama"]
-each_family = pytest.mark.parametrize("kind", FAMILIES)
+each_family = pytest.mark.parametrize("kind", KINDS)
 
 
 def trained(model: PreTrainedModel) -> dict[str, torch.nn.Parameter]:
