@@ -1,6 +1,6 @@
 """Field types of settings, and the words that say what each allows.
 
-The same words stand in an error, in `docs/configuration.md` and in the help: they are read from
+The same words stand in an error, in the configuration page and in the help: they are read from
 the annotation, so they cannot disagree with what is checked.
 """
 
