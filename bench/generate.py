@@ -35,7 +35,8 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
 from toque.models.generation.engine import generate
-from toque.models.loading.pretrained import build_model, load_model
+from toque.models.loading.from_scratch import build_model
+from toque.models.loading.pretrained import load_model
 
 SHARED = Path(os.environ.get("TOQUE_SHARED") or Path(__file__).resolve().parents[2] / "shared")
 RECIPES = SHARED / "data" / "recipes" / "allrecipes_epicurious_as_is.jsonl.gz"

@@ -27,7 +27,7 @@ from toque.data.loader.batch_stream import BatchStream
 from toque.data.loader.collate import Layout
 from toque.data.loader.epoch_plan import EpochPlan
 from toque.data.loader.packing import RowShape
-from toque.models.loading.pretrained import build_model
+from toque.models.loading.from_scratch import build_model
 
 VOCAB, PAD, EOS = 61, 0, 1
 Example = tuple[list[int], list[int]]

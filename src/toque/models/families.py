@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     GPT2Config,
     GPTNeoXConfig,
@@ -96,6 +96,17 @@ def unwrapped(model: nn.Module) -> PreTrainedModel:
     inner: object = getattr(model, "module", model) if _is_parallel(model) else model
     base = getattr(inner, "get_base_model", None)
     return cast("PreTrainedModel", base() if callable(base) else inner)
+
+
+def embedding(model: nn.Module) -> Tensor:
+    """The token embedding's weight, [V, D]."""
+    table: Tensor = cast("nn.Embedding", unwrapped(model).get_input_embeddings()).weight
+    return table
+
+
+def vocabulary_rows(model: nn.Module) -> int:
+    """V: rows of the token embedding, which may be more than the tokenizer has tokens."""
+    return int(embedding(model).shape[0])
 
 
 def _is_parallel(model: nn.Module) -> bool:

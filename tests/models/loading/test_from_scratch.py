@@ -8,7 +8,7 @@ import torch
 from tiny import EOS, KINDS, PAD, VOCAB, shape_of
 from toque.errors import ConfigError
 from toque.models.forward.loss import loss_sum
-from toque.models.loading.pretrained import build_model
+from toque.models.loading.from_scratch import build_model
 
 IDS = {"vocab_size": VOCAB, "pad_id": PAD, "eos_id": EOS, "bos_id": None, "seed": 0}
 SMALL_T5 = shape_of("t5", width=16, layers=1, inner=16)

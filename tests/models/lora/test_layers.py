@@ -19,18 +19,18 @@ from transformers import (
 
 from tiny import KINDS
 from toque.errors import CheckpointError, ConfigError
+from toque.models.flops import flops_per_token, parameter_counts
 from toque.models.forward.loss import loss_sum
 from toque.models.forward.packed import output_head
 from toque.models.generation.engine import generate
 from toque.models.loading.export import save_adapter, save_model
-from toque.models.loading.pretrained import flops_per_token, load_model, parameter_counts
+from toque.models.loading.pretrained import load_model, load_with_adapter
 from toque.models.loading.verify_export import export_model, sample_logits
 from toque.models.lora.files import (
     WEIGHTS,
     adapter_tensors,
     base_sha256,
     load_adapter,
-    load_with_adapter,
     merged,
     use_adapter,
 )

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from toque.errors import CheckpointError, ConfigError
-from toque.models.loading.pretrained import load_model, vocabulary_rows
+from toque.models.families import vocabulary_rows
 from toque.models.lora.layers import ADAPTER, _peft, is_adapted
 
 CONFIG = "adapter_config.json"
@@ -175,29 +175,6 @@ def _holds(module: Any, name: str) -> bool:
     return any(name in part for part in parts)
 
 
-def load_with_adapter(folder: Path, *, merge: bool = True) -> PreTrainedModel:
-    """The base that `folder` names with the adapter in it, in float32, in evaluation mode.
-
-    Args:
-        folder: An adapter's.
-        merge: Give back a plain model, the adapter added into its weights.
-
-    Raises:
-        ConfigError: the base is not there, or none that works here.
-        CheckpointError: a folder is damaged, or the base is another than the adapter was made on.
-    """
-    config = read_config(folder)
-    base = config.base_model_name_or_path
-    if not base:
-        raise ConfigError(
-            f"{folder / CONFIG} does not say which model it belongs to. Write that model's folder "
-            'or hub name into it as "base_model_name_or_path".'
-        )
-    model = load_model(str(base), vocab_size=_rows_needed(folder))
-    load_adapter(model, folder)
-    return merged(model) if merge else model
-
-
 def merged(model: PreTrainedModel) -> PreTrainedModel:
     """`model` with its adapter added into the weights, in place: a plain model again.
 
@@ -267,8 +244,8 @@ def read_config(folder: Path) -> Any:
         raise CheckpointError(f"{file} is not a LoRA configuration: {error}.") from error
 
 
-def _rows_needed(folder: Path) -> int | None:
-    """Rows the embedding must have: as recorded, else for the tokens the adapter trained."""
+def rows_needed(folder: Path) -> int | None:
+    """Rows the base's embedding must have: as recorded, else for the tokens the adapter trained."""
     recorded = _read(folder / WEIGHTS)[1].get(ROWS_KEY)
     if recorded is not None and recorded.isdecimal():
         return int(recorded)

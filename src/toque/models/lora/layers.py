@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from toque.errors import ConfigError
-from toque.models.families import family_of
+from toque.models.families import embedding, family_of
 
 AdapterKind = Literal["lora", "dora", "rslora"]
 ADAPTER: Final = "default"
@@ -136,7 +136,7 @@ def adapter_parameters(model: PreTrainedModel, shape: AdapterShape) -> int:
         if name.rsplit(".", 1)[-1] in shape.targets and _is_linear(module):
             n_in, n_out = _sides(module)
             total += shape.r * (n_in + n_out) + (n_out if shape.kind == "dora" else 0)
-    width = cast("nn.Embedding", model.get_input_embeddings()).weight.shape[1]
+    width = embedding(model).shape[1]
     return total + width * len(shape.tokens) * len(_token_tables(model, shape.tokens) or ())
 
 
@@ -195,8 +195,8 @@ def can_train_tokens(model: PreTrainedModel) -> bool:
     Not in a T5 with a head of its own: its two sides hold the table each, which peft would give
     two sets of rows that cannot be merged into one table.
     """
-    table = cast("nn.Embedding", model.get_input_embeddings()).weight
-    return family_of(model.config).name != "t5" or model.get_submodule("lm_head").weight is table
+    tied = model.get_submodule("lm_head").weight is embedding(model)
+    return tied or family_of(model.config).name != "t5"
 
 
 def _targets(
