@@ -1,7 +1,7 @@
 """Scores of a set of generated texts: every metric with its interval, overall and by slice.
 
-Texts are taken in parts and only numbers are kept of them, a row a text; the texts themselves are
-kept only when a metric of the user's asks for all of them.
+Texts arrive in parts, and only numbers are kept of them, a row per text; the texts themselves are
+kept only for the user's own metrics, which take all of them at once.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ MOST_SLICES: Final = 12
 """Labels of a slicing that are reported, the most frequent ones."""
 
 UserMetric = Callable[[Sequence[str], Sequence[str]], Mapping[str, Any]]
-"""(predictions, references) -> {name: score, or one score a text}."""
+"""(predictions, references) -> {name: one score, or one per text}."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What texts score."""
+    """Scores of a set of texts."""
 
     n_texts: int
     overall: Mapping[str, Estimate]
@@ -44,12 +44,12 @@ class Scores:
     sizes: Mapping[str, Mapping[str, int]]
     """slicing -> label -> texts."""
     failed: Mapping[str, str]
-    """Metrics that raised, and what."""
+    """Metrics that raised, with the error."""
 
 
 @dataclass
 class TextScores:
-    """Adds up what texts score.
+    """Accumulates scores of texts.
 
     Args:
         groups: which of `GROUPS`.
@@ -68,7 +68,7 @@ class TextScores:
         self._distinct = [Distinct(1), Distinct(2)] if "repetition" in self.groups else []
 
     def add(self, samples: Iterable[Sample]) -> None:
-        """Score these texts too."""
+        """Score these texts, too."""
         waiting: list[Sample] = []
         for sample in samples:
             waiting.append(sample)

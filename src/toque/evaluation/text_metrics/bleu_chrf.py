@@ -1,4 +1,4 @@
-"""BLEU (Papineni et al. 2002) and chrF (Popovic 2015) from counts that add up over texts.
+"""BLEU (Papineni et al. 2002) and chrF (Popovic 2015) from sufficient statistics per text.
 
 The numbers are sacrebleu 2.6's: BLEU as `nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp`, chrF as
 `nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no`. Both are from 0 to 100 and belong to a set of

@@ -29,7 +29,7 @@ class TokenChooser:
     top_k: int | None = None
     """Keep the k likeliest tokens; None or 0 keeps all."""
     top_p: float = 1.0
-    """Keep the fewest likeliest tokens whose probabilities reach p (Holtzman et al. 2020)."""
+    """Nucleus: keep the fewest tokens whose probabilities reach p (Holtzman et al. 2020)."""
     seed: int = 0
 
     def __post_init__(self) -> None:

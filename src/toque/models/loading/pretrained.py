@@ -1,4 +1,4 @@
-"""A pretrained model from a Hugging Face folder or hub name, checked before it is trusted."""
+"""Pretrained models from a Hugging Face folder or hub name, checked before use."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def load_model(
     """A pretrained model in float32 on the CPU, in evaluation mode, dropout as its config says.
 
     Only safetensors are read: a pickle can run code while it loads. The weights must be all there
-    and of the config's shapes; transformers alone would draw missing ones at random and go on.
+    and have the config's shapes; transformers alone would draw missing ones at random.
 
     Args:
         path: A folder, or a hub name.
@@ -102,7 +102,7 @@ def grow_vocabulary(model: PreTrainedModel, vocab_size: int) -> None:
         return
     model.resize_token_embeddings(vocab_size, mean_resizing=False)
     with torch.no_grad():
-        # A shared table is filled twice, with the same numbers.
+        # A tied table is filled twice, with the same numbers.
         for table in (embedding(model), _head(model)):
             table[old:] = table[:old].mean(0)
 
@@ -155,7 +155,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _weight_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """The names and shapes the files hold; their headers and lengths are checked on the way."""
+    """Names and shapes of the weights in the files, whose headers and lengths are checked."""
     shapes: dict[str, tuple[int, ...]] = {}
     for file in _weight_files(folder):
         try:
@@ -173,7 +173,7 @@ def _weight_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _read_weights(folder: Path, family: Family) -> PreTrainedModel:
-    # Reading is over before a bar could be read.
+    # Loading is over before anyone could read a progress bar.
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     auto = AutoModelForSeq2SeqLM if family.is_encoder_decoder else AutoModelForCausalLM
     try:
@@ -201,7 +201,7 @@ def _read_weights(folder: Path, family: Family) -> PreTrainedModel:
 
 
 def _keep_apart(model: PreTrainedModel) -> None:
-    """Undo what transformers 5 does to a T5 v1.1: its config says tied, whatever the file says."""
+    """Untie a T5 v1.1: transformers 5 ties its head whatever config.json says."""
     head = _head(model)
     if head is embedding(model):
         give_own_head(model, head.detach().clone())
