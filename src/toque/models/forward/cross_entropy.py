@@ -5,17 +5,13 @@ Letters: N positions with a label, D hidden size, V vocabulary, C rows of one ch
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from toque.batch import IGNORE
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 _CHUNK_ELEMENTS = {"cpu": 1 << 24, "cuda": 1 << 27}
 """Logits of a chunk by default: 64 MiB of float32 on a CPU, 512 MiB on a GPU.
@@ -25,19 +21,12 @@ On a CPU the three products of 320 rows with GPT-2's head reach 82 GFLOP/s a cor
 """
 
 
-def _outside_graphs(function: Callable[P, R]) -> Callable[P, R]:
-    """Data-dependent shapes: a compiled caller breaks its graph instead of tracing into this."""
-    disabled: Callable[P, R] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
-    return disabled
-
-
 def logits_bytes(vocab_size: int, device_type: str) -> int:
     """The most bytes that logits and their gradient take at once, in float32."""
     elements = _CHUNK_ELEMENTS.get(device_type, _CHUNK_ELEMENTS["cuda"])
     return 2 * 4 * max(elements, 64 * vocab_size)
 
 
-@_outside_graphs
 def cross_entropy_sum(
     hidden: Tensor,
     weight: Tensor,
@@ -80,7 +69,7 @@ def cross_entropy_sum(
     if chunk_rows is None:
         elements = _CHUNK_ELEMENTS.get(hidden.device.type, _CHUNK_ELEMENTS["cuda"])
         chunk_rows = max(64, elements // weight.shape[0])
-    loss: Tensor = _CrossEntropySum.apply(  # type: ignore[no-untyped-call]
+    loss: Tensor = _uncompiled_sum(
         hidden.reshape(-1, hidden.shape[-1]),
         weight,
         bias,
@@ -155,6 +144,10 @@ class _CrossEntropySum(torch.autograd.Function):
             for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         )
         return (*scaled, None, None, None, None)
+
+
+# Shapes depend on data: a compiled caller breaks its graph instead of tracing into this.
+_uncompiled_sum: Any = torch.compiler.disable(_CrossEntropySum.apply)  # type: ignore[no-untyped-call]
 
 
 def _loss_and_gradient(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
