@@ -1,6 +1,6 @@
 """Every setting of a run: one frozen tree, strict about names and values.
 
-The text under a field is its help, and its line in `docs/configuration.md`. A name that the
+The text under a field is its help, and its line in `docs/reference/configuration.md`. A name that the
 contract reserves for a later version is here with its neutral value only, so that a file written
 for a later version is refused with the reason instead of being half obeyed.
 """
@@ -84,8 +84,9 @@ class SourceConfig(Config):
     format: Annotated[
         Literal["auto", "recipes", "text", "tokens"], Planned(("foodcom", "recipenlg"))
     ] = "auto"
-    """recipes: any of the known recipe formats (docs/data.md); text: plain text documents; tokens:
-    .npy or .npz files of token ids; auto: by what the file holds, never by its name."""
+    """recipes: any of the known recipe formats (docs/reference/formats.md); text: plain text
+    documents; tokens: .npy or .npz files of token ids; auto: by what the file holds, never by its
+    name."""
     columns: dict[Literal["title", "ingredients", "steps", "text", "prompt", "target"], str] = {}  # noqa: RUF012
     """Fields that hold a recipe's parts, e.g. {title: dish, steps: method}, where a table's or JSON
     file's own names are not recognised; or {text: body}, the field that holds a document; or
@@ -111,8 +112,8 @@ class DataConfig(Config):
         Field(min_length=1),
         Allowed(f"a list of {', '.join(get_args(TaskName))}, each once"),
     ] = ("write",)
-    """What a recipe is turned into, all in one store (docs/tasks.md). write: the recipe from its
-    title and ingredients. Text sources always make documents."""
+    """What a recipe is turned into, all in one store (docs/guides/tasks-and-curriculum.md). write:
+    the recipe from its title and ingredients. Text sources always make documents."""
     task_weights: dict[TaskName, Annotated[float, Field(gt=0, le=100)]] = {}  # noqa: RUF012
     """Times an epoch passes over a task's training examples, e.g. {nutrition: 0.5}; 1 where not
     named. Changing it needs no new store."""
@@ -176,7 +177,8 @@ class OptimConfig(Config):
     """Evaluate and keep an average of the weights."""
     outliers: OutliersConfig | None = None
     """Leave out updates whose loss or gradient lies far above those before, or is not a number.
-    null: apply all, and end the run at what is not a number (docs/faults.md)."""
+    null: apply all, and end the run at what is not a number
+    (docs/guides/train-and-resume.md)."""
 
 
 class EarlyStopping(Config):
@@ -223,8 +225,8 @@ class TrainConfig(Config):
     deterministic: bool = True
     """The same bits in every run on the same machine; costs a little speed on some GPUs."""
     strategy: Annotated[Literal["auto", "single", "ddp"], Planned(("fsdp",))] = "auto"
-    """How several processes share the work (docs/runs.md). auto: all that torchrun started share
-    every update. single: refuse to be one of several. ddp: refuse to be alone."""
+    """How several processes share the work (docs/guides/several-gpus.md). auto: all that torchrun
+    started share every update. single: refuse to be one of several. ddp: refuse to be alone."""
 
 
 class CheckpointConfig(Config):
@@ -239,7 +241,8 @@ class CheckpointConfig(Config):
         | None
     ) = None
     """Folder in a bucket that checkpoints, figures and the finished model are copied to while
-    training goes on; from there another machine continues. null: nowhere (docs/faults.md)."""
+    training goes on; from there another machine continues
+    (docs/guides/buckets-and-the-hub.md). null: nowhere."""
 
 
 class EvaluationConfig(Config):
@@ -257,7 +260,8 @@ class EvaluationConfig(Config):
         Allowed("auto, or a list of auto, bleu, chrf, rouge, repetition, recipe, module:function"),
     ] = "auto"
     """What written texts are scored by in the final evaluation; auto: all that come with Toque.
-    A function of your own is module:function, e.g. [auto, mymodule:my_metric] (docs/metrics.md)."""
+    A function of your own is module:function, e.g. [auto, mymodule:my_metric]
+    (docs/guides/evaluate-and-compare.md)."""
 
 
 class ObserveConfig(Config):
@@ -271,13 +275,14 @@ class ObserveConfig(Config):
         Allowed("a list of tensorboard, wandb, mlflow, trackio"),
     ] = ()
     """Experiment trackers fed with copies of `metrics.jsonl`, from threads of their own: one that
-    hangs or fails costs its copies, nothing else (docs/callbacks.md)."""
+    hangs or fails costs its copies, nothing else (docs/guides/callbacks-and-trackers.md)."""
     webhook: Annotated[SecretAddress, Field(repr=False)] = None
     """Address told when a run starts, has a new lowest held-out loss, ends or fails; Discord's form
     for its addresses, plain JSON for others. It is kept out of every file and message: better
     env:NAME, so that the run's own config.yaml works, too."""
     callbacks: Annotated[tuple[PythonName, ...], AsTuple, Allowed("a list of module:Class")] = ()
-    """Classes of your own that watch the run, e.g. [mymodule:Watcher] (docs/callbacks.md)."""
+    """Classes of your own that watch the run, e.g. [mymodule:Watcher]
+    (docs/guides/callbacks-and-trackers.md)."""
     profile: Annotated[None, Planned()] = None
     """Steps to profile."""
     system: Annotated[Literal[True], Planned()] = True
