@@ -85,9 +85,8 @@ def literals(path: Path) -> Iterator[tuple[int, str]]:
         if isinstance(node, ast.JoinedStr):
             parts = [v.value if isinstance(v, ast.Constant) else "{}" for v in node.values]
             yield node.lineno, "".join(str(part) for part in parts)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            if id(node) not in inside:
-                yield node.lineno, node.value
+        elif isinstance(node, ast.Constant) and id(node) not in inside:
+            yield node.lineno, str(node.value)
 
 
 def test_every_setting_a_text_of_the_program_names_exists() -> None:

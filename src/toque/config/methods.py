@@ -111,7 +111,7 @@ else:
 
 
 class CurriculumConfig(Config):
-    """Stages that see different examples, the easy ones first (docs/guides/tasks-and-curriculum.md)."""
+    """Stages that see different examples (docs/guides/tasks-and-curriculum.md)."""
 
     stages: Annotated[
         tuple[StageConfig, ...],

@@ -1,6 +1,6 @@
 """Every setting of a run: one frozen tree, strict about names and values.
 
-The text under a field is its help, and its line in `docs/reference/configuration.md`. A name that the
+The text under a field is its help, and its row in docs/reference/configuration.md. A name that the
 contract reserves for a later version is here with its neutral value only, so that a file written
 for a later version is refused with the reason instead of being half obeyed.
 """

@@ -1,6 +1,6 @@
 """The kinds of values a setting may take, and the words that say so.
 
-The same words stand in an error, in `docs/reference/configuration.md` and in the help: they are read from
+The same words stand in an error, in the configuration page and in the help: they are read from
 the annotation, so they cannot disagree with what is checked.
 """
 
