@@ -43,7 +43,7 @@ check: $(READY)  ## what CI runs: format, lint, types, tests
 	@$(MAKE) --no-print-directory test
 
 docs: $(READY)  ## the documentation site, into build/site
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "Open build/site/index.html"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict && echo "Open build/site/index.html"
 
 bench: $(READY)  ## every benchmark; each prints one JSON object
 	@for file in bench/*.py; do [ -e "$$file" ] || continue; $(BIN)/python "$$file" || exit $$?; done

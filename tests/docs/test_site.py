@@ -18,10 +18,13 @@ OUTSIDE = [*sorted(REPOSITORY.glob("*.md")), *sorted((REPOSITORY / "lab").glob("
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`--strict` fails on a broken link or anchor, and on a page that the navigation forgot."""
+    """`--strict` fails on a broken link or anchor, and on a page that the navigation forgot.
+
+    Not with `--quiet`, which hides the warnings that it counts.
+    """
     folder = tmp_path_factory.mktemp("site")
     built = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder],
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder],
         cwd=REPOSITORY,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
