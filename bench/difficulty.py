@@ -23,7 +23,7 @@ from pathlib import Path
 
 import xxhash
 
-from toque.cooking.difficulty import report_difficulty
+from toque.cooking.labels.difficulty import report_difficulty
 from toque.cooking.recipe import Recipe
 
 SHARED = Path(os.environ.get("TOQUE_SHARED") or Path(__file__).resolve().parents[2] / "shared")

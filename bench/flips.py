@@ -20,8 +20,8 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from toque.cli.verifying import run_verification
 from toque.errors import ToqueError
+from toque.workflows.verify import run_verification
 
 _NOT_READ = ("report.json", "report.md", "shard.json")
 """Of a finished store: reports for people, and what a killed prepare would have continued from."""

@@ -34,8 +34,8 @@ import transformers
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
-from toque.models.generate import generate
-from toque.models.load import build_model, load_model
+from toque.models.generation.engine import generate
+from toque.models.loading.pretrained import build_model, load_model
 
 SHARED = Path(os.environ.get("TOQUE_SHARED") or Path(__file__).resolve().parents[2] / "shared")
 RECIPES = SHARED / "data" / "recipes" / "allrecipes_epicurious_as_is.jsonl.gz"

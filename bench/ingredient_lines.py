@@ -25,11 +25,11 @@ from pathlib import Path
 
 import xxhash
 
-from toque.cooking.ingredient_lines import IngredientLine, parse_line
-from toque.cooking.ingredient_words import SIZES
-from toque.cooking.ingredients import stem
-from toque.cooking.quantities import WORDS, number
-from toque.cooking.units_of_measure import unit_of
+from toque.cooking.ingredients.fractions import WORDS, number
+from toque.cooking.ingredients.names import stem
+from toque.cooking.ingredients.parser import IngredientLine, parse_line
+from toque.cooking.ingredients.units import unit_of
+from toque.cooking.ingredients.vocabulary import SIZES
 
 SHARED = Path(os.environ.get("TOQUE_SHARED") or Path(__file__).resolve().parents[2] / "shared")
 DEFAULT = SHARED / "data" / "recipes" / "ingredient_lines_labelled.csv"

@@ -31,8 +31,8 @@ from pathlib import Path
 
 from about import versions
 
-from toque.build.drill_sessions import Kills, Session, facts_of, kill_and_continue, preload
-from toque.data.files import sha256_of
+from toque.storage.atomic import sha256_of
+from toque.workflows.drill.sessions import Kills, Session, facts_of, kill_and_continue, preload
 
 SAVE_EVERY = 3
 SHAPE = "{d_model: 48, d_kv: 12, d_ff: 96, num_layers: 2, num_heads: 4, dropout_rate: 0.1}"
@@ -68,7 +68,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _prepare(work: Path, options: argparse.Namespace) -> None:
-    from toque.cooking.cookbook import write_cookbook
+    from toque.cooking.cookbook.generate import write_cookbook
 
     write_cookbook(work / "a.jsonl", n=240, seed=3)
     (work / "run.yaml").write_text(

@@ -34,15 +34,15 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import numpy as np
 import psutil
 
-from toque.cooking.cookbook import write_cookbook
-from toque.cooking.formats import reader_spec
-from toque.data.layout import Layout
-from toque.data.packing import choose_shape
-from toque.data.plan import EpochPlan
-from toque.data.prepare import prepare
-from toque.data.settings import PrepareSettings, Source
-from toque.data.store import TokenStore
-from toque.data.stream import BatchStream
+from toque.cooking.cookbook.generate import write_cookbook
+from toque.cooking.schemas import reader_spec
+from toque.data.loader.batch_stream import BatchStream
+from toque.data.loader.collate import Layout
+from toque.data.loader.epoch_plan import EpochPlan
+from toque.data.loader.packing import choose_shape
+from toque.data.prepare.pipeline import prepare
+from toque.data.prepare.settings import PrepareSettings, Source
+from toque.data.store.token_store import TokenStore
 from toque.units import Cursor
 
 SHARED = Path(os.environ.get("TOQUE_SHARED") or Path(__file__).resolve().parents[2] / "shared")

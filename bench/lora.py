@@ -27,11 +27,11 @@ from about import versions
 from transformers import PreTrainedModel
 
 from toque.batch import Batch, DecoderBatch, EncoderDecoderBatch
-from toque.models.adapters import adapter_parameters, attach, hold_frozen, resolve
-from toque.models.load import build_model, flops_per_token, parameter_counts
-from toque.models.objective import loss_sum
-from toque.train.optim import build_optimizer
-from toque.train.runtime import Runtime
+from toque.models.forward.loss import loss_sum
+from toque.models.loading.pretrained import build_model, flops_per_token, parameter_counts
+from toque.models.lora.layers import adapter_parameters, attach, hold_frozen, resolve
+from toque.training.optim.factory import build_optimizer
+from toque.training.runtime import Runtime
 
 VOCABULARY, ROWS, LENGTH = 2048, 4, 256
 ROTARY = {

@@ -88,12 +88,12 @@ def ours(examples: Path, *, steps: int, rows: int, precision: str) -> dict[str, 
     import torch
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, T5Config
 
-    from toque.data.layout import encoder_decoder_batch
-    from toque.data.packing import choose_shape, pack
-    from toque.models.activations import fuse_activations
-    from toque.models.objective import loss_sum
-    from toque.train.optim import build_optimizer
-    from toque.train.runtime import Runtime
+    from toque.data.loader.collate import encoder_decoder_batch
+    from toque.data.loader.packing import choose_shape, pack
+    from toque.models.forward.loss import loss_sum
+    from toque.models.loading.fused_activations import fuse_activations
+    from toque.training.optim.factory import build_optimizer
+    from toque.training.runtime import Runtime
 
     imported = resident_peak()
     torch.manual_seed(0)  # as the script does, so that both begin with the same weights

@@ -27,8 +27,8 @@ from typing import Any
 
 import xxhash
 
-from toque.cooking.ingredient_lines import parse_line
-from toque.cooking.nutrition import class_of, estimate, traffic_lights
+from toque.cooking.ingredients.parser import parse_line
+from toque.cooking.labels.nutrition import class_of, estimate, traffic_lights
 from toque.cooking.recipe import NUTRITION_CLASSES, Recipe
 
 SHARED = Path(os.environ.get("TOQUE_SHARED") or Path(__file__).resolve().parents[2] / "shared")

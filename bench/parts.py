@@ -36,20 +36,21 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from toque.batch import IGNORE, Batch
-from toque.build.batches import build_language_model, build_stream
-from toque.build.data import open_store, prepare_settings, sources_of
-from toque.build.trainer import flops_of
-from toque.config.load import resolve_values
-from toque.cooking.cookbook import write_cookbook
-from toque.data.prepare import prepare
-from toque.models import forward, objective
-from toque.models import segments as segmented
-from toque.models.activations import fuse_activations
-from toque.models.compile import compile_blocks, stop_compiling
-from toque.models.dropout import Dropout, use_fast_dropout
-from toque.train.optim import build_optimizer
-from toque.train.runtime import Runtime
+from toque.config.resolve import resolve_values
+from toque.cooking.cookbook.generate import write_cookbook
+from toque.data.prepare.pipeline import prepare
+from toque.models.forward.compile import compile_blocks, stop_compiling
+from toque.models.forward.fast_dropout import Dropout, use_fast_dropout
+from toque.models.forward import loss as objective
+from toque.models.forward import packed as forward
+from toque.models.forward import varlen_attention as segmented
+from toque.models.loading.fused_activations import fuse_activations
+from toque.training.optim.factory import build_optimizer
+from toque.training.runtime import Runtime
 from toque.units import Cursor
+from toque.workflows.assembly.batches import build_language_model, build_stream
+from toque.workflows.assembly.data import open_store, prepare_settings, sources_of
+from toque.workflows.assembly.trainer import flops_of
 
 LARGE = {"hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8,
          "intermediate_size": 2048}  # fmt: skip
@@ -129,7 +130,7 @@ class Bench:
 @contextmanager
 def masked() -> Iterator[None]:
     """Attention of packed rows through masks, padding computed, as on a GPU."""
-    with patch.object(forward, "suits_segments", lambda *_: False):
+    with patch.object(forward, "supports_varlen", lambda *_: False):
         yield
 
 

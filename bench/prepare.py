@@ -98,9 +98,9 @@ def ids_differ(store_folder: Path, *, most: int) -> dict[str, int]:
     """
     from tokenizers import Tokenizer
 
-    from toque.data.rows import prompt_bounds
-    from toque.data.store import TokenStore
-    from toque.data.worker import load_reader
+    from toque.data.prepare.example_rows import prompt_bounds
+    from toque.data.prepare.worker import load_reader
+    from toque.data.store.token_store import TokenStore
 
     store = TokenStore.open(store_folder)
     codec = store.codec()

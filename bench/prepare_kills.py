@@ -80,7 +80,7 @@ def _run(options: argparse.Namespace, store: Path) -> subprocess.Popen[bytes]:
     ]
     # Shards of a megabyte instead of eight: a file of a few thousand recipes gives several.
     script = (
-        "import sys; from toque.cli import main; from toque.data import sources\n"
+        "import sys; from toque.cli import main; from toque.sources import files as sources\n"
         f"if __name__ == '__main__': sources.GROUP_BYTES = {options.group_bytes}; "
         "sys.exit(main(sys.argv[1:]))"
     )

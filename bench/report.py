@@ -36,21 +36,20 @@ import numpy as np
 import sacrebleu
 from rouge_score import rouge_scorer
 
-from toque.cooking import consistency
-from toque.cooking.ingredient_lines import parse_line
-from toque.cooking.ingredients import (
+from toque.cooking.ingredients.names import (
     forms_in_line,
     has_quantity,
     head_of_line,
     ingredient_name,
 )
+from toque.cooking.ingredients.parser import parse_line
+from toque.cooking.prompts import write_prompt
 from toque.cooking.recipe import Recipe, to_text
-from toque.cooking.scoring import text_metrics
-from toque.cooking.templates import write_prompt
+from toque.cooking.scoring.recipe_scores import consistency, text_metrics
 from toque.evaluation.bootstrap import RESAMPLES, draws
-from toque.evaluation.rouge import NAMES, rouge
-from toque.evaluation.sampling import Sample
-from toque.evaluation.scores import PART, TextScores
+from toque.evaluation.text_metrics.rouge import NAMES, rouge
+from toque.evaluation.text_samples import Sample
+from toque.evaluation.text_scores import PART, TextScores
 
 SHARED = Path(os.environ.get("TOQUE_SHARED") or Path(__file__).resolve().parents[2] / "shared")
 SOURCE = SHARED / "data" / "recipes" / "allrecipes_epicurious_as_is.jsonl.gz"

@@ -116,7 +116,7 @@ def _judged(
 
 
 def _prepare(work: Path) -> None:
-    from toque.cooking.cookbook import write_cookbook
+    from toque.cooking.cookbook.generate import write_cookbook
 
     write_cookbook(work / "a.jsonl", n=3000, seed=3)
     config = {
@@ -262,8 +262,8 @@ class Clock:
 
 
 def _session(options: argparse.Namespace) -> None:
-    from toque.cli.training import run_training
     from toque.config import load_config
+    from toque.workflows.train import run_training
 
     number = len(list(options.work.glob("run-*")))
     run = options.work / f"run-{number}"
@@ -280,12 +280,12 @@ def _synchronous(work: Path) -> dict[str, float]:
     """Seconds that one save takes when it is waited for, and its upload."""
     import torch
 
-    from toque.build.forecast import in_outline
     from toque.config import load_config
-    from toque.data.store import TokenStore
-    from toque.train.checkpoint import CheckpointStore
-    from toque.train.remote_store import RemoteFolder
-    from toque.train.tensors import model_tensors
+    from toque.data.store.token_store import TokenStore
+    from toque.storage.bucket_folder import RemoteFolder
+    from toque.training.checkpoint.state_tensors import model_tensors
+    from toque.training.checkpoint.store import CheckpointStore
+    from toque.workflows.forecast import in_outline
 
     config = load_config(str(work / "run.yaml"), []).config
     with in_outline(config, TokenStore.open(config.data.store)) as model:

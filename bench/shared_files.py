@@ -18,12 +18,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from toque.build.data import sources_of
 from toque.config import RunConfig
-from toque.data.example import NamesSchemas
-from toque.data.sources import blocks_of, find_files
-from toque.data.worker import load_reader
+from toque.data.prepare.worker import load_reader
 from toque.errors import ToqueError
+from toque.sources.files import blocks_of, find_files
+from toque.sources.records import NamesSchemas
+from toque.workflows.assembly.data import sources_of
 
 SHARED = Path(os.environ.get("TOQUE_SHARED") or Path(__file__).resolve().parents[2] / "shared")
 

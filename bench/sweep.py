@@ -30,14 +30,14 @@ from about import versions
 from lora import batch_of
 from transformers import PreTrainedModel
 
-from toque.models.adapters import attach, hold_frozen, resolve
-from toque.models.compile import compile_blocks
-from toque.models.counts import flops_per_token, parameter_counts
-from toque.models.load import build_model
-from toque.models.objective import loss_sum
-from toque.models.recompute import recompute_blocks
-from toque.train.optim import build_optimizer
-from toque.train.runtime import Runtime
+from toque.models.flops import flops_per_token, parameter_counts
+from toque.models.forward.activation_checkpointing import recompute_blocks
+from toque.models.forward.compile import compile_blocks
+from toque.models.forward.loss import loss_sum
+from toque.models.loading.pretrained import build_model
+from toque.models.lora.layers import attach, hold_frozen, resolve
+from toque.training.optim.factory import build_optimizer
+from toque.training.runtime import Runtime
 
 _FLAN = {"d_kv": 64, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False,
          "dropout_rate": 0.0}  # fmt: skip

@@ -28,17 +28,17 @@ import torch
 from numpy.typing import NDArray
 
 from toque import __version__
-from toque.build.batches import build_stream
-from toque.build.data import open_store
-from toque.build.task_scores import choose_classes, classes_of
-from toque.cli.opening import OpenedModel, open_model
 from toque.config import RunConfig, load_config
-from toque.cooking.templates import TASKS, Task
-from toque.data.store import TokenStore
+from toque.cooking.prompts import TASKS, Task
+from toque.data.store.token_store import TokenStore
 from toque.evaluation.bootstrap import RESAMPLES, SEED
 from toque.evaluation.classification import class_scores
-from toque.evaluation.heldout import subset
-from toque.train.runtime import Runtime
+from toque.evaluation.heldout_loss import subset
+from toque.training.runtime import Runtime
+from toque.workflows.assembly.batches import build_stream
+from toque.workflows.assembly.data import open_store
+from toque.workflows.open_model import OpenedModel, open_model
+from toque.workflows.task_scores import choose_classes, classes_of
 
 PENALTIES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 _WORD = re.compile(r"[a-z][a-z']+|\d+")

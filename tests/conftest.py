@@ -19,6 +19,8 @@ os.environ.setdefault("TOQUE_CACHE", tempfile.mkdtemp(prefix="toque-cache-"))
 import pytest
 from hypothesis import settings
 
+pytest_plugins = ["fixtures.stores", "fixtures.runs", "fixtures.recipe_files"]
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 GOLDEN = REPOSITORY / "tests" / "golden"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import toque
-from toque.cooking.cookbook import write_cookbook
+from toque.cooking.cookbook.generate import write_cookbook
 from toque.errors import ConfigError
 
 TINY = {

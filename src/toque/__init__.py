@@ -10,7 +10,6 @@ Importing this package loads next to nothing; what is named below comes when it 
 from __future__ import annotations
 
 import importlib
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ _HOME = {
     "Recipe": "toque.cooking.recipe",
     "RunConfig": "toque.config",
     **dict.fromkeys(
-        ("TrainedRun", "Written", "configure", "evaluate", "generate", "prepare"),
+        ("TrainedRun", "Written", "configure", "evaluate", "generate", "prepare", "train"),
         "toque.api",
     ),
 }
@@ -52,18 +51,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
-
-
-class _Verb(ModuleType):
-    """The package `toque.train`, which can be called: it has the name of the function, too.
-
-    Python binds a package's name in its parent as soon as anything in it is imported, so a function
-    of that name would be there or not depending on what was imported before.
-    """
-
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        """`toque.api.train`."""
-        return importlib.import_module("toque.api").train(*args, **options)
-
-
-importlib.import_module("toque.train").__class__ = _Verb  # the package itself is empty

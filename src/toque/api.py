@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toque.config import RunConfig, load_config, resolve_values
-from toque.config.load import DEFAULT, Resolved, dotted, leaves
+from toque.config.resolve import DEFAULT, Resolved, dotted, leaves
 from toque.errors import ConfigError
 
 if TYPE_CHECKING:
-    from toque.cli.scoring import Evaluation
-    from toque.data.prepare import PrepareResult
+    from toque.data.prepare.pipeline import PrepareResult
+    from toque.workflows.evaluate import Evaluation
 
 Configured = RunConfig | str | Path | Mapping[str, Any]
 """A configuration, a YAML file, a preset's name, or nested values."""
@@ -65,7 +65,7 @@ def prepare(config: Configured, *, replace: bool = False) -> PrepareResult:
         ConfigError: the configuration cannot be used.
         DataError: sources that cannot be read, or a store of other data.
     """
-    from toque.cli.preparing import run_prepare
+    from toque.workflows.prepare import run_prepare
 
     return run_prepare(configure(config), replace=replace)
 
@@ -89,7 +89,7 @@ def train(
     settings = configure(config)
     if settings.data.sources:
         prepare(settings)
-    from toque.cli.training import run_training
+    from toque.workflows.train import run_training
 
     origins = {dotted(path): DEFAULT for path, _ in leaves(settings.model_dump(mode="json"))}
     outcome = run_training(Resolved(settings, origins), start=start, own=callbacks)
@@ -116,7 +116,7 @@ def evaluate(run_or_model: str | Path | TrainedRun, config: Configured | None = 
             f"{folder} is not a run folder, so it does not say what to evaluate on. Give a "
             "configuration: evaluate(model, config)."
         )
-    from toque.cli.scoring import evaluate_on
+    from toque.workflows.evaluate import evaluate_on
 
     return evaluate_on(str(folder), configure(folder / "config.yaml" if config is None else config))
 
@@ -148,10 +148,10 @@ def generate(
         ConfigError: no prompt, or a number out of range.
         CheckpointError: a run without a checkpoint.
     """
-    from toque.cli.writing import Manner, asked_for, write_texts
+    from toque.workflows.generate import SamplingParams, asked_for, write_texts
 
     asked = asked_for([prompts] if isinstance(prompts, str) else prompts, None, raw=raw)
-    manner = Manner(
+    manner = SamplingParams(
         n=n, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed
     )
     texts = write_texts(str(_folder(run_or_model)), asked, manner)
@@ -196,7 +196,7 @@ class TrainedRun:
     @cached_property
     def history(self) -> list[dict[str, Any]]:
         """The events of metrics.jsonl that count: losses, evaluations, saves, warnings."""
-        from toque.train.observers.reading import METRICS, read_metrics
+        from toque.training.observers.metrics_reader import METRICS, read_metrics
 
         return read_metrics(self.folder / METRICS)
 

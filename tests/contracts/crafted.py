@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from toque.cooking.cookbook import write_cookbook
-from toque.data.sealed import sealed
-from toque.data.store import TokenStore
+from toque.cooking.cookbook.generate import write_cookbook
+from toque.data.store.token_store import TokenStore
 from toque.errors import ToqueError
-from toque.models.load import load_model
-from toque.train.checkpoint import CheckpointStore, verify_checkpoint
+from toque.models.loading.pretrained import load_model
+from toque.storage.checksums import sealed
+from toque.training.checkpoint.store import CheckpointStore, verify_checkpoint
 
 MORE_BYTES = 400 << 20
 """Address space the process may still take while it opens what was crafted."""

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from toque.cli import main
-from toque.cooking.cookbook import write_cookbook
+from toque.cooking.cookbook.generate import write_cookbook
 
 BASE = """
 seed: 5

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from torch import nn
 
-from toque.build.check_update import difference, reference_update, training_update
-from toque.data.layout import Layout
-from toque.data.packing import RowShape
-from toque.data.plan import EpochPlan
-from toque.data.stream import BatchStream, Step
-from toque.models.load import build_model
-from toque.models.objective import loss_sum
-from toque.train.runtime import Runtime
+from toque.data.loader.batch_stream import BatchStream, Step
+from toque.data.loader.collate import Layout
+from toque.data.loader.epoch_plan import EpochPlan
+from toque.data.loader.packing import RowShape
+from toque.models.forward.loss import loss_sum
+from toque.models.loading.pretrained import build_model
+from toque.training.runtime import Runtime
 from toque.units import Cursor
+from toque.workflows.check.reference_update import difference, reference_update, training_update
 
 VOCAB, PAD, EOS = 61, 0, 1
 ROTARY = {

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from toque.cooking.cookbook import write_cookbook
+from toque.cooking.cookbook.generate import write_cookbook
 
 STEPS, SAVE_EVERY = 48, 3
 

@@ -11,7 +11,7 @@ from typing import get_origin
 import pytest
 
 from toque.config import RunConfig
-from toque.config.names import find_field, section_of, setting_paths
+from toque.config.suggestions import find_field, section_of, setting_paths
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 PAGES = sorted(

@@ -12,13 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from toque.build.augmentation import Rewriting, augmentation_in_words, varied_of
-from toque.build.data import open_store
 from toque.cli import main
 from toque.config import load_config
-from toque.cooking.augment import Augmentation
-from toque.cooking.cookbook import write_cookbook
-from toque.data.order import key_of
+from toque.cooking.augmentation.augment import Augmentation
+from toque.cooking.cookbook.generate import write_cookbook
+from toque.keyed_random import key_of
+from toque.workflows.assembly.augmentation import Rewriting, augmentation_in_words, varied_of
+from toque.workflows.assembly.data import open_store
 
 CONFIG = """
 seed: 5

@@ -10,14 +10,14 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from toque.config.values import TaskName
-from toque.cooking.cuisines import CUISINES, cuisine_of
+from toque.config.field_types import TaskName
 from toque.cooking.examples import examples_of
+from toque.cooking.labels.cuisines import CUISINES, cuisine_of
+from toque.cooking.prompts import CLASSES, REQUESTS, TASKS, asks_for_a_recipe
 from toque.cooking.recipe import Recipe, to_text
-from toque.cooking.templates import CLASSES, REQUESTS, TASKS, asks_for_a_recipe
-from toque.data.prepare import prepare
-from toque.data.settings import PrepareSettings, Source
-from toque.data.store import TokenStore
+from toque.data.prepare.pipeline import prepare
+from toque.data.prepare.settings import PrepareSettings, Source
+from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError, DataError
 
 STEPS = tuple(f"Stir pot number {n} with a long spoon." for n in range(1, 8))

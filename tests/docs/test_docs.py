@@ -16,14 +16,14 @@ from pathlib import Path
 import pytest
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from toque.build.methods import learning_rate
 from toque.cli import main
 from toque.cli.app import app
 from toque.config import RunConfig, load_config, presets
-from toque.cooking.cookbook import write_cookbook
+from toque.cooking.cookbook.generate import write_cookbook
 from toque.errors import ConfigError
 from toque.models.families import max_positions
-from toque.models.scratch import build_model
+from toque.models.loading.from_scratch import build_model
+from toque.workflows.assembly.optim_and_adapter import learning_rate
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md"]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +10,12 @@ from types import ModuleType
 
 import pytest
 
+import fixtures.buckets
+import fixtures.proxy
+import fixtures.remote_parts
 from toque.cli import main
-from toque.cooking.cookbook import write_cookbook
-from toque.train.remote_store import RemoteFolder
+from toque.cooking.cookbook.generate import write_cookbook
+from toque.storage.bucket_folder import RemoteFolder
 
 # Read when gcsfs is imported; with it, it asks an emulator over gRPC, which does not answer.
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
@@ -35,24 +36,10 @@ observe: {{log_every: "1 step"}}
 """
 
 
-def _borrowed(name: str, place: str) -> ModuleType:
-    """A module of other tests, which are no package."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent.parent / place)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-_runs = _borrowed("fault_runs", "train/conftest.py")
-make_run, row_stream = _runs.make_run, _runs.row_stream
-"""A small real run in this process and its rows, as the tests of the loop use them."""
-
-
 @pytest.fixture(scope="session")
 def buckets() -> ModuleType:
     """What the tests of sources use: free ports, and lines that break."""
-    return _borrowed("fault_buckets", "data/buckets.py")
+    return fixtures.buckets
 
 
 class Service:
@@ -100,8 +87,8 @@ def service(request, monkeypatch) -> Service:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-secret-of-tests")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     monkeypatch.setenv(found.variable, f"http://127.0.0.1:{found.port}")
-    monkeypatch.setattr("toque.train.remote_store.FIRST_WAIT", 0.01)
-    monkeypatch.setattr("toque.train.remote_lock._SETTLE", 0.01)
+    monkeypatch.setattr("toque.storage.bucket_folder.FIRST_WAIT", 0.01)
+    monkeypatch.setattr("toque.storage.bucket_lock._SETTLE", 0.01)
     return found
 
 
@@ -119,13 +106,13 @@ def kitchen(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def parts() -> ModuleType:
     """Small checkpoints, and a session that uploads them."""
-    return _borrowed("fault_remote_parts", "faults/remote_parts.py")
+    return fixtures.remote_parts
 
 
 @pytest.fixture(scope="session")
 def proxy() -> ModuleType:
     """Lines to a store that misbehave on purpose."""
-    return _borrowed("fault_proxy", "faults/proxy.py")
+    return fixtures.proxy
 
 
 @pytest.fixture

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 
 from toque.cli import main
-from toque.data.manifest import read_manifest
-from toque.train.callbacks import Callback
-from toque.train.observers.metrics import MetricsLog
+from toque.data.store.manifest import read_manifest
+from toque.training.callbacks import Callback
+from toque.training.observers.metrics_log import MetricsLog
 from toque.units import Duration
 
 

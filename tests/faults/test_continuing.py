@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from toque.cli import main
-from toque.cli.training import run_training
 from toque.config import load_config
-from toque.cooking.cookbook import write_cookbook
+from toque.cooking.cookbook.generate import write_cookbook
+from toque.workflows.train import run_training
 
 
 class StopAt:
@@ -100,7 +100,7 @@ CUT = """
 import os, sys, time
 from pathlib import Path
 import numpy as np
-from toque.data.store import TokenStore
+from toque.data.store.token_store import TokenStore
 from toque.errors import DataError
 
 folder, way = Path(sys.argv[1]), sys.argv[2]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from toque.data.manifest import read_manifest
+from toque.data.store.manifest import read_manifest
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.slow
@@ -29,7 +29,7 @@ def found(kitchen, tmp_path_factory):
         pytest.skip("no unshare here; the tests with a limit on file sizes hold the same")
     if tried.returncode:
         pytest.skip(f"the kernel refuses a tmpfs of our own: {tried.stderr.strip()}")
-    runs = HERE.parent / "train" / "conftest.py"
+    runs = HERE.parent / "fixtures" / "runs.py"
     script = [str(HERE / "small_disks.py"), str(runs), str(work), str(kitchen / "run.yaml")]
     done = subprocess.run(
         ["unshare", "-Urm", sys.executable, *script],

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from toque.cli import main
-from toque.data.manifest import read_manifest
-from toque.data.report import Report
+from toque.data.prepare.report import Report
+from toque.data.store.manifest import read_manifest
 
 CONFIG = """
 run_dir: {folder}/run

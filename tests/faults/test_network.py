@@ -12,10 +12,10 @@ import time
 import pytest
 
 from toque.errors import CheckpointError
-from toque.train.remote_fetch import fetch_run
-from toque.train.remote_lock import RemoteLock
-from toque.train.remote_store import RemoteFolder, StoreError
-from toque.train.upload import Uploads
+from toque.storage.bucket_folder import RemoteFolder, StoreError
+from toque.storage.bucket_lock import RemoteLock
+from toque.training.checkpoint.fetch import fetch_run
+from toque.training.checkpoint.upload import Uploads
 
 pytestmark = [
     pytest.mark.parametrize(
@@ -55,11 +55,11 @@ UPLOAD = """
 import os, sys
 from pathlib import Path
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
-from toque.train import remote_lock, remote_store
-remote_store.FIRST_WAIT, remote_lock._SETTLE = 0.01, 0.01
-from toque.train.remote_lock import RemoteLock
-from toque.train.remote_store import RemoteFolder
-from toque.train.upload import Uploads
+from toque.storage import bucket_folder, bucket_lock
+bucket_folder.FIRST_WAIT, bucket_lock._SETTLE = 0.01, 0.01
+from toque.storage.bucket_lock import RemoteLock
+from toque.storage.bucket_folder import RemoteFolder
+from toque.training.checkpoint.upload import Uploads
 
 remote = RemoteFolder.at(sys.argv[1], deadline=20.0)
 with RemoteLock(remote, settle=0.01) as lock:

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from toque.cli import main
-from toque.cooking.cookbook import write_cookbook
+from toque.cooking.cookbook.generate import write_cookbook
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 STEPS = 24

@@ -12,13 +12,13 @@ import pytest
 from safetensors.torch import load_file
 
 from toque.cli import main
-from toque.cli.training import run_training
 from toque.config import load_config
 from toque.errors import CheckpointError
-from toque.train.remote_fetch import fetch_run
-from toque.train.remote_lock import LOCK, RemoteLock
-from toque.train.remote_store import RemoteFolder, StoreError
-from toque.train.upload import Uploads
+from toque.storage.bucket_folder import RemoteFolder, StoreError
+from toque.storage.bucket_lock import LOCK, RemoteLock
+from toque.training.checkpoint.fetch import fetch_run
+from toque.training.checkpoint.upload import Uploads
+from toque.workflows.train import run_training
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),

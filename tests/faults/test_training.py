@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from toque.errors import NonFiniteError
-from toque.train.callbacks import Callback
-from toque.train.checkpoint import CheckpointStore
-from toque.train.observers.data_bound import DataBound
-from toque.train.outliers import Outliers
-from toque.train.signals import INTERRUPTED, Interrupt
+from toque.training.callbacks import Callback
+from toque.training.checkpoint.store import CheckpointStore
+from toque.training.guards.skip_step import Outliers
+from toque.training.observers.data_bound import DataBound
+from toque.training.signals import INTERRUPTED, Interrupt
 from toque.units import Cursor
 
 
@@ -66,7 +66,7 @@ class Spikes(Callback):
         return loss * self.by if self.run.trainer.progress.step in self.steps else loss
 
 
-class Look(Callback):
+class StoreSurvey(Callback):
     """What the weights were before each step, and at each save."""
 
     def __init__(self):
@@ -100,7 +100,7 @@ def outlying(run, *steps, by=1e4, **options):
 
 @pytest.mark.parametrize("by", [1e4, float("nan"), float("inf")])
 def test_fault_27_an_outlier_is_left_out_and_named(make_run, by):
-    look = Look()
+    look = StoreSurvey()
     run = outlying(make_run(save_every=None, steps=12, callbacks=(look,)), 8, by=by)
     look.run = run
     end = run.trainer.fit()
@@ -125,7 +125,7 @@ def test_fault_27_without_outliers_nothing_is_left_out(make_run):
 
 
 def test_fault_27_several_in_a_row_go_back_to_a_checkpoint_and_on(make_run):
-    look, bad = Look(), (9, 10, 11)
+    look, bad = StoreSurvey(), (9, 10, 11)
     run = outlying(make_run(save_every="4 steps", callbacks=(look,)), *bad, window=6)
     look.run = run
     end = run.trainer.fit()
@@ -194,7 +194,7 @@ def test_fault_28_a_float16_overflow_lowers_the_scale_which_is_saved(make_run):
             run.trainer.load(newest)
         return run
 
-    look = Look()
+    look = StoreSurvey()
     whole = in_float16(make_run(folder=make_run.folder / "whole", steps=12, callbacks=(look,)))
     look.run = whole
     Spikes(whole, 4, by=1e9)

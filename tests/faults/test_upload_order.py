@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from toque.train.remote_store import RemoteFolder
+from toque.storage.bucket_folder import RemoteFolder
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),

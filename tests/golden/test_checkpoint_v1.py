@@ -15,12 +15,12 @@ import torch
 
 from toque.batch import DecoderBatch
 from toque.errors import CheckpointError
-from toque.models.load import build_model
-from toque.models.objective import loss_sum
-from toque.train.checkpoint import CheckpointStore, RunIdentity, verify_checkpoint
-from toque.train.manifest import FORMAT, READERS, NewerFormatError
-from toque.train.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
-from toque.train.tensors import load_model_tensors, model_tensors
+from toque.models.forward.loss import loss_sum
+from toque.models.loading.pretrained import build_model
+from toque.training.checkpoint.manifest import FORMAT, READERS, NewerFormatError
+from toque.training.checkpoint.state_tensors import load_model_tensors, model_tensors
+from toque.training.checkpoint.store import CheckpointStore, RunIdentity, verify_checkpoint
+from toque.training.optim.factory import build_optimizer, load_optimizer_tensors, optimizer_tensors
 
 FOLDER = Path(__file__).parent / "checkpoint-v1"
 STEP = 3

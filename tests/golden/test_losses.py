@@ -11,20 +11,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from toque.data.layout import Layout
-from toque.data.order import key_of
-from toque.data.packing import RowShape
-from toque.data.plan import EpochPlan
-from toque.data.stream import BatchStream
-from toque.models.load import build_model
-from toque.models.objective import loss_sum
-from toque.train.callbacks import Callback, Callbacks
-from toque.train.checkpoint import CheckpointStore
-from toque.train.events import StepInfo
-from toque.train.optim import build_optimizer
-from toque.train.runtime import Runtime
-from toque.train.schedules import make_schedule
-from toque.train.trainer import Schedule, Trainer
+from toque.data.loader.batch_stream import BatchStream
+from toque.data.loader.collate import Layout
+from toque.data.loader.epoch_plan import EpochPlan
+from toque.data.loader.packing import RowShape
+from toque.keyed_random import key_of
+from toque.models.forward.loss import loss_sum
+from toque.models.loading.pretrained import build_model
+from toque.training.callbacks import Callback, Callbacks
+from toque.training.checkpoint.store import CheckpointStore
+from toque.training.events import StepInfo
+from toque.training.lr_schedules import make_schedule
+from toque.training.optim.factory import build_optimizer
+from toque.training.runtime import Runtime
+from toque.training.trainer import Schedule, Trainer
 from toque.units import Duration
 
 GOLDEN = Path(__file__).parent / "losses.json"

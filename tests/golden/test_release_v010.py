@@ -27,7 +27,8 @@ def kitchen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "v"
 
 
-def test_everything_verifies(kitchen: Path) -> None:
+@pytest.mark.usefixtures("kitchen")
+def test_everything_verifies() -> None:
     assert main(["verify", "store"]) == 0
     assert main(["verify", "run"]) == 0
 

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from toque.batch import IGNORE, Batch, DecoderBatch, EncoderDecoderBatch
-from toque.models.load import build_model
+from toque.models.loading.pretrained import build_model
 
 VOCAB, PAD, EOS = 61, 0, 1
 Example = tuple[list[int], list[int]]

@@ -14,8 +14,8 @@ from typing import Annotated
 from cyclopts import App, CycloptsError, Parameter
 
 from toque import __version__
-from toque.cli import several
-from toque.cli.secrets import without_secrets
+from toque.cli import launch as several
+from toque.cli.redact import without_secrets
 from toque.errors import ConfigError, Interrupted, ToqueError
 
 HELP = """Train language models that write recipes, and any other text, on the machine you have.
@@ -98,9 +98,9 @@ def prepare(config: str, /, *overrides: Overrides, replace: bool = False) -> Non
     """
     # A process of one thread forks its workers; numpy would start one for each core.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from toque.cli.data_table import print_report
-    from toque.cli.preparing import run_prepare, told
     from toque.config import load_config
+    from toque.reports.data_table import print_report
+    from toque.workflows.prepare import run_prepare, told
 
     resolved = load_config(config, list(overrides)).config
     result = run_prepare(resolved, replace=replace)
@@ -127,7 +127,7 @@ def train(
     from toque.config import load_config
 
     resolved = load_config(config, list(overrides))  # a mistyped key is answered before torch loads
-    from toque.cli.training import run_training
+    from toque.workflows.train import run_training
 
     run = run_training(resolved, start=start, upload=not no_upload)
     if run.interrupted:
@@ -157,7 +157,7 @@ def evaluate(run_or_model: str, config: str | None = None, /, *overrides: Overri
             "configuration after it: toque evaluate MODEL my.yaml."
         )
     settings = load_config(config or str(own), list(overrides)).config
-    from toque.cli.scoring import run_evaluation
+    from toque.workflows.evaluate import run_evaluation
 
     print(run_evaluation(run_or_model, settings))
 
@@ -200,7 +200,7 @@ def generate(
         raw: send the prompt as it is, not in the form the model was trained on.
         json: one JSON object a line.
     """
-    from toque.cli.generating import Manner, run_generation
+    from toque.cli.generate_output import SamplingParams, run_generation
 
     lines = run_generation(
         run_or_model,
@@ -209,7 +209,7 @@ def generate(
         task=task,
         choices=choices or [],
         adapters=adapter or [],
-        manner=Manner(
+        manner=SamplingParams(
             n=n, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed
         ),
         raw=raw,
@@ -227,7 +227,7 @@ def report(path: Path, /, *, out: Path | None = None) -> None:
         path: a store folder, or a run folder.
         out: the file to write; report.html in the folder when left out.
     """
-    from toque.cli.reporting import run_report
+    from toque.reports.write import run_report
 
     print(run_report(path, out=out))
 
@@ -247,7 +247,7 @@ def export(
         to: the folder to write.
         form: hf, a Hugging Face folder.
     """
-    from toque.cli.exporting import run_export
+    from toque.workflows.export import run_export
 
     print(run_export(run_or_model, to=to, form=form))
 
@@ -259,7 +259,7 @@ def verify(path: Path, /) -> None:
     Args:
         path: the folder.
     """
-    from toque.cli.verifying import run_verification
+    from toque.workflows.verify import run_verification
 
     print(run_verification(path))
 
@@ -287,7 +287,7 @@ def drill(
         seed: where random moments and bits come from.
         json: print one JSON object instead of a table.
     """
-    from toque.cli.drilling import run_drill
+    from toque.cli.drill_table import run_drill
 
     run_drill(run, kills=kills, steps=steps, seed=seed, as_json=json)
 
@@ -307,7 +307,7 @@ def check(config: str, /, *overrides: Overrides, examples: int = 16) -> None:
     from toque.config import load_config
 
     settings = load_config(config, list(overrides)).config
-    from toque.cli.checking import run_check
+    from toque.cli.check_output import run_check
 
     run_check(settings, examples=examples, say=print)
 
@@ -335,7 +335,7 @@ def ablate(
         budget: time for all runs together instead, e.g. "90 minutes".
         out: folder of the runs and the results.
     """
-    from toque.cli.ablating import run_ablation
+    from toque.workflows.ablate.run import run_ablation
 
     run_ablation(config, overrides, out=out, seeds=seeds, steps=steps, budget=budget, say=print)
 
@@ -349,7 +349,7 @@ def show(config: str, /, *overrides: Overrides, plot: bool = False) -> None:
         overrides: settings to change, as section.field=value.
         plot: draw the learning rate over the run instead, and where a curriculum's stages begin.
     """
-    from toque.cli.showing import run_show
+    from toque.cli.show import run_show
 
     for part in run_show(config, overrides, draw=plot):
         print(part)
@@ -368,7 +368,7 @@ def show_batch(config: str, /, *overrides: Overrides, step: int = 1, most: int =
     from toque.config import load_config
 
     settings = load_config(config, list(overrides)).config
-    from toque.cli.showing_batch import run_show_batch
+    from toque.workflows.batch_preview import run_show_batch
 
     for line in run_show_batch(settings, step=step, most=most):
         print(line)
@@ -392,7 +392,7 @@ def cookbook(*, out: Path, n: int = 20_000, seed: int = 17) -> None:
         n: how many.
         seed: recipe i depends on the seed and i alone.
     """
-    from toque.cooking.cookbook import write_cookbook
+    from toque.cooking.cookbook.generate import write_cookbook
 
     write_cookbook(out, n=n, seed=seed)
     print(f"{n:,} synthetic recipes in {out}")

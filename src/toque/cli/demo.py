@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from toque.config import load_config
-from toque.cooking.cookbook import write_cookbook
+from toque.cooking.cookbook.generate import write_cookbook
 
 
 def run_demo(overrides: list[str], *, n: int) -> None:
@@ -19,12 +19,12 @@ def run_demo(overrides: list[str], *, n: int) -> None:
         cookbook.parent.mkdir(parents=True, exist_ok=True)
         write_cookbook(cookbook, n=n, seed=config.seed)
     print(f"1/4  {cookbook}: synthetic recipes from the embedded grammar", flush=True)
-    from toque.cli.preparing import run_prepare, told
+    from toque.workflows.prepare import run_prepare, told
 
     prepared = told(run_prepare(config), config)
     print(f"2/4  {prepared} Its report: {config.data.store}/report.md", flush=True)
-    from toque.cli.training import run_training
-    from toque.cli.writing import Manner, asked_for, write_texts
+    from toque.workflows.generate import SamplingParams, asked_for, write_texts
+    from toque.workflows.train import run_training
 
     outcome = run_training(resolved)
     if outcome.interrupted:
@@ -36,7 +36,7 @@ def run_demo(overrides: list[str], *, n: int) -> None:
         "Baked Sweet Potatoes with Sour Cream: sweet potatoes, olive oil, sour cream",
         "Fried Rice with Peas and Carrots: rice, eggs, peas, carrots, garlic, soy sauce",
     ]
-    manner = Manner(temperature=0.0, top_p=1.0, seed=config.seed)
+    manner = SamplingParams(temperature=0.0, top_p=1.0, seed=config.seed)
     for text in write_texts(str(outcome.folder), asked_for(asked, None, raw=False), manner):
         print(text.shown())
     minutes = (time.perf_counter() - started) / 60

@@ -3,9 +3,8 @@
 `load_config("my.yaml", ["optim.peak_lr=1e-4"])` gives the settings and where each came from.
 """
 
-from toque.config.load import Resolved, load_config, presets, resolve_values
-from toque.config.page import configuration_page
-from toque.config.text import (
+from toque.config.docs_page import configuration_page
+from toque.config.dump import (
     SAFE_TO_CHANGE,
     Difference,
     config_sha256,
@@ -13,7 +12,8 @@ from toque.config.text import (
     resolved_yaml,
     to_yaml,
 )
-from toque.config.tree import (
+from toque.config.resolve import Resolved, load_config, presets, resolve_values
+from toque.config.schema import (
     DataConfig,
     EarlyStopping,
     EvaluationConfig,

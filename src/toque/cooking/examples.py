@@ -19,17 +19,17 @@ from typing import Final
 
 import xxhash
 
-from toque.cooking.cuisines import cuisine_of
-from toque.cooking.difficulty import difficulty_of_reading
-from toque.cooking.language import language_of
-from toque.cooking.nutrition import nutrition_of_reading
-from toque.cooking.quality import quality_of_reading
-from toque.cooking.reading import Reading, read
+from toque.cooking.labels.cuisines import cuisine_of
+from toque.cooking.labels.difficulty import difficulty_of_reading
+from toque.cooking.labels.language import language_of
+from toque.cooking.labels.nutrition import nutrition_of_reading
+from toque.cooking.labels.quality import quality_of_reading
+from toque.cooking.labels.recipe_features import Reading, read
+from toque.cooking.prompts import CLASSES, TASKS, Task
 from toque.cooking.recipe import DIFFICULTIES, NUTRITION_CLASSES, Recipe
 from toque.cooking.tasks import NEEDS, Labelled, ask
-from toque.cooking.templates import CLASSES, TASKS, Task
-from toque.cooking.wording import normalised
-from toque.data.example import NO_LABEL, Example, examples_note, missing_note
+from toque.cooking.text_keys import normalised
+from toque.sources.records import NO_LABEL, Example, examples_note, missing_note
 
 UNKNOWN: Final = 255
 """Column value of a label that neither the record nor its ingredients tell."""

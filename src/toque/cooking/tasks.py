@@ -19,9 +19,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from toque.cooking.reading import Reading, read
-from toque.cooking.recipe import Recipe, to_text
-from toque.cooking.templates import (
+from toque.cooking.labels.recipe_features import Reading, read
+from toque.cooking.prompts import (
     CLASSES,
     QUESTIONS,
     REQUESTS,
@@ -29,7 +28,8 @@ from toque.cooking.templates import (
     different,
     prompt_of_names,
 )
-from toque.data.order import key_of
+from toque.cooking.recipe import Recipe, to_text
+from toque.keyed_random import key_of
 
 SHOWN_STEPS: Final = 3
 """Steps before the one asked for: more would be cut off where the prompt is full."""

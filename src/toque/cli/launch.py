@@ -1,0 +1,56 @@
+"""Being started by torchrun or accelerate as one of several processes; known without torch."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from toque.errors import ConfigError, Interrupted, ToqueError
+
+SHARED_VERBS = ("train",)
+"""Commands whose work is shared; the others would do it once in each process."""
+
+
+def one_of_several() -> bool:
+    """Whether this process has siblings."""
+    return os.environ.get("WORLD_SIZE", "1") != "1"
+
+
+def refuse_repeating(words: Sequence[str]) -> None:
+    """Refuse to do the same work in every process.
+
+    Raises:
+        ConfigError: the command is not one that several processes share.
+    """
+    verb = next((word for word in words if not word.startswith("-")), "")
+    if one_of_several() and verb and verb not in SHARED_VERBS:
+        raise ConfigError(
+            f"`toque {verb}` was started as one of {os.environ['WORLD_SIZE']} processes "
+            "(WORLD_SIZE), and only `toque train` shares its work between them: each would do all "
+            "of it. Start it without torchrun or accelerate, or unset WORLD_SIZE."
+        )
+
+
+def speaks(error: ToqueError) -> bool:
+    """Whether this process prints an error that ends it.
+
+    Before the ranks have met each fails for itself, and mostly for the same reason: then one on
+    each machine speaks.
+    """
+    if isinstance(error, Interrupted):
+        return os.environ.get("RANK", "0") == "0"
+    met = "toque.training.distributed.launch" in sys.modules
+    return not error.said_by_another and (met or os.environ.get("LOCAL_RANK", "0") == "0")
+
+
+def leave(code: int) -> NoReturn:
+    """End the process at once.
+
+    Threads of gloo may abort an interpreter that is shutting down, long after everything is done
+    and saved (measured: 1 exit in 8), which would turn success into failure.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,258 @@
+"""Configuration loading: a file or preset and overrides to a `RunConfig`, with value origins."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from toque.config.cross_checks import impossible
+from toque.config.error_messages import explain, explain_combination
+from toque.config.schema import RunConfig
+from toque.config.suggestions import Path as SettingPath
+from toque.config.suggestions import nearest, unknown_names
+from toque.config.yaml_reader import Document, read_yaml
+from toque.errors import ConfigError
+
+COMMAND_LINE = "command line"
+DEFAULT = "default"
+PRESETS = Path(__file__).parent.parent / "presets"
+RETIRED: Mapping[str, Mapping[str, Any]] = {"observe": {"profile": None, "system": True}}
+"""Settings that 0.1.0 wrote into every run's config.yaml and that never did anything: with the one
+value they could have, they are passed over, so that its runs still open."""
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A configuration and where each of its values came from."""
+
+    config: RunConfig
+    origins: Mapping[str, str]
+    """Dotted path of each value -> "default", "my.yaml:12" or "command line"."""
+
+
+def load_config(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Resolved:
+    """Read a YAML file or a preset and apply overrides. Default < file < override.
+
+    Args:
+        name_or_path: a file, or the name of a preset; a name without a folder or an ending is a
+            preset when there is one. Relative paths inside are relative to the working directory.
+        overrides: "section.field=value" texts, the value written as in YAML.
+
+    Raises:
+        ConfigError: the file, a name, a value or a combination of values is not usable.
+    """
+    document = _read(str(name_or_path))
+    given = dict(document.value)
+    overridden: set[SettingPath] = set()
+    for text in overrides:
+        path, value = _override(text)
+        _refuse_unknown(path, value, COMMAND_LINE)
+        _put(given, path, value, text)
+        overridden = {p for p in overridden if p[: len(path)] != path}
+        overridden.update(leaf for leaf, _ in leaves(value, path))
+    return _resolve(given, document, frozenset(overridden))
+
+
+def resolve_values(values: Mapping[str, Any], name: str = "values") -> Resolved:
+    """A configuration from nested values, checked as a file would be; `name` is for messages.
+
+    Raises:
+        ConfigError: as for `load_config`.
+    """
+    return _resolve(dict(values), Document(name), frozenset())
+
+
+def presets() -> dict[str, str]:
+    """Name of each preset -> its first comment line."""
+    files = sorted(PRESETS.glob("*.yaml"))
+    firsts = {file.stem: file.read_text(encoding="utf-8").splitlines()[0] for file in files}
+    return {name: line.lstrip("# ") for name, line in firsts.items()}
+
+
+def leaves(value: Any, path: SettingPath = ()) -> Iterator[tuple[SettingPath, Any]]:
+    """Every value that has an origin of its own: in mappings and lists of mappings, their parts."""
+    items: list[tuple[str | int, Any]] = []
+    if isinstance(value, Mapping):
+        items = list(value.items())
+    elif isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
+        items = list(enumerate(value))
+    if not items:
+        yield path, value
+    for key, inner in items:
+        yield from leaves(inner, (*path, key))
+
+
+def dotted(path: SettingPath) -> str:
+    """`("data", "sources", 0, "path")` as "data.sources.0.path"."""
+    return ".".join(str(part) for part in path)
+
+
+def _resolve(
+    given: dict[str, Any], document: Document, overridden: frozenset[SettingPath]
+) -> Resolved:
+    def origin(path: SettingPath) -> str:
+        if any(p[: len(path)] == path or path[: len(p)] == p for p in overridden):
+            return COMMAND_LINE
+        return document.origin(path)
+
+    given = _without_retired(given)
+    for path in unknown_names(given):
+        _refuse_name(path, origin(path))
+    try:
+        config = RunConfig.model_validate(given)
+    except ValidationError as error:
+        raise ConfigError(explain(error, given, origin)) from error
+    for problem in impossible(config):
+        raise ConfigError(explain_combination(problem, given, origin))
+    origins: dict[str, str] = {}
+    for path, _ in leaves(config.model_dump(mode="json")):
+        if path in overridden:
+            origins[dotted(path)] = COMMAND_LINE
+        elif path in document.lines and not _replaced(path, overridden):
+            origins[dotted(path)] = document.origin(path)
+        else:
+            origins[dotted(path)] = DEFAULT
+    return Resolved(config, origins)
+
+
+def _without_retired(given: dict[str, Any]) -> dict[str, Any]:
+    kept = dict(given)
+    for section, names in RETIRED.items():
+        inner = kept.get(section)
+        if isinstance(inner, Mapping):
+            kept[section] = {
+                name: value
+                for name, value in inner.items()
+                if name not in names or value != names[name]
+            }
+    return kept
+
+
+def _replaced(path: SettingPath, overridden: frozenset[SettingPath]) -> bool:
+    """Whether an override put something else around `path`."""
+    return any(len(p) <= len(path) and path[: len(p)] == p for p in overridden)
+
+
+def _read(name: str) -> Document:
+    known = presets()
+    if name in known:
+        text = (PRESETS / f"{name}.yaml").read_text(encoding="utf-8")
+        return _mapping(text, f"presets/{name}.yaml")
+    try:
+        text = Path(name).read_bytes().decode("utf-8-sig")
+    except FileNotFoundError as error:
+        close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+        hint = f" Nearest preset: {close[0]}." if close else ""
+        raise ConfigError(
+            f"{name} is neither a file nor a preset.{hint} Presets: {', '.join(known)}. "
+            "Give one of them, or the path of a YAML file."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{name} is not UTF-8 text (byte {error.start} is {error.object[error.start]:#04x}). "
+            "Give a YAML file saved as UTF-8."
+        ) from error
+    except OSError as error:
+        raise ConfigError(
+            f"{name} cannot be read: {error.strerror or error}. Give a readable YAML file or one "
+            f"of the presets {', '.join(known)}."
+        ) from error
+    return _mapping(text, name)
+
+
+def _mapping(text: str, name: str) -> Document:
+    document = read_yaml(text, name)
+    if document.value is None:
+        raise ConfigError(
+            f"{name} is empty. Write the settings that differ from their defaults, e.g. "
+            "`data: {sources: [{path: my-recipes.jsonl}]}`, or use a preset: "
+            f"{', '.join(presets())}."
+        )
+    if not isinstance(document.value, Mapping):
+        raise ConfigError(
+            f"{name}:{document.lines[()]}: a configuration is a mapping of names to values, and "
+            f"this is {'a list' if isinstance(document.value, list) else 'a single value'}. "
+            "Write `name: value`."
+        )
+    return document
+
+
+def _override(text: str) -> tuple[SettingPath, Any]:
+    name, equals, value = text.partition("=")
+    name = name.strip()
+    if not equals or not name or any(not part for part in name.split(".")):
+        raise ConfigError(
+            f"{text!r} on the command line is not an override. Write section.field=value, e.g. "
+            'optim.peak_lr=3e-4 or train.stop_after="3 epochs".'
+        )
+    path = tuple(int(part) if part.isdecimal() else part for part in name.split("."))
+    try:
+        return path, read_yaml(value, f"{COMMAND_LINE}, {name}").value
+    except ConfigError as error:
+        raise ConfigError(
+            f"command line: the value in {text!r} cannot be read. Write it as in YAML and quote "
+            f"text with special characters for the shell and for YAML: {name}='\"...\"'."
+        ) from error
+
+
+def _refuse_unknown(path: SettingPath, value: Any, origin: str) -> None:
+    nested: Any = value
+    for part in reversed(path):
+        nested = [nested] if isinstance(part, int) else {part: nested}
+    for unknown in unknown_names(nested):
+        _refuse_name(unknown, origin)
+
+
+def _refuse_name(path: SettingPath, origin: str) -> None:
+    close = nearest(path)
+    hint = f" Nearest: `{close}`." if close else ""
+    raise ConfigError(
+        f"{origin}: `{dotted(path)}` is not a setting.{hint} `toque show demo` prints every "
+        "setting; docs/reference/configuration.md explains them."
+    )
+
+
+def _put(given: dict[str, Any], path: SettingPath, value: Any, text: str) -> None:
+    """Set `value` at `path`, copying what lies on the way."""
+    *parents, last = path
+    where: Any = given
+    for part, following in zip(parents, path[1:], strict=True):
+        inner = where[part] if _has(where, part) else None
+        if isinstance(inner, Mapping):
+            inner = dict(inner)
+        elif isinstance(inner, list):
+            inner = list(inner)
+        elif inner is None and not isinstance(following, int):
+            inner = {}
+        else:
+            _no_place(path, text)
+        _set(where, part, inner, path, text)
+        where = inner
+    _set(where, last, value, path, text)
+
+
+def _has(where: Any, part: str | int) -> bool:
+    if isinstance(where, list):
+        return isinstance(part, int) and part < len(where)
+    return part in where
+
+
+def _set(where: Any, part: str | int, value: Any, path: SettingPath, text: str) -> None:
+    if isinstance(where, list) != isinstance(part, int) or (
+        isinstance(where, list) and not _has(where, part)
+    ):
+        _no_place(path, text)
+    where[part] = value
+
+
+def _no_place(path: SettingPath, text: str) -> None:
+    raise ConfigError(
+        f"command line: {text!r} has no place: `{dotted(path[:-1])}` is not there in that form. "
+        f"Give the whole of `{dotted(tuple(p for p in path if isinstance(p, str))[:-1])}`, e.g. "
+        "data.sources='[{path: recipes.jsonl}]'."
+    )

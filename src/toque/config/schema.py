@@ -1,0 +1,305 @@
+"""Settings of a run: one frozen tree of pydantic models, strict about names and values.
+
+The text under a field is its help, and its line in the configuration page. Combinations of values
+are checked by `toque.config.cross_checks`; `toque.config.resolve` runs both.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import Field
+
+from toque.config.base import Config
+from toque.config.field_types import (
+    Allowed,
+    AnyDuration,
+    AsTuple,
+    Auto,
+    BatchSize,
+    Fraction,
+    Interval,
+    MetricName,
+    Once,
+    PythonName,
+    RunLength,
+    SecretAddress,
+    TaskName,
+    TokenizerName,
+)
+from toque.config.schema_methods import (
+    AdapterConfig,
+    AugmentationConfig,
+    AveragingConfig,
+    CurriculumConfig,
+    CyclesConfig,
+    NoiseConfig,
+    OutliersConfig,
+    SpanCorruptionConfig,
+)
+from toque.units import Duration
+
+DEFAULT_VOCABULARY = 8192
+"""Pieces learnt when a model from scratch names no tokenizer; small models spend little on them."""
+
+
+class ModelConfig(Config):
+    """Which model, and what it starts from."""
+
+    family: Literal["t5", "gpt2", "neox", "llama", "auto"] = "t5"
+    """Architecture. auto: read from the checkpoint that `start_from` names."""
+    start_from: Annotated[
+        str, Field(min_length=1), Allowed("scratch, a Hugging Face folder or a hub name")
+    ] = "scratch"
+    """scratch (random weights), a Hugging Face folder, or a hub name."""
+    shape: dict[str, Any] = {}  # noqa: RUF012  # pydantic copies it
+    """Arguments of the family's Hugging Face config, e.g. {d_model: 256}; from scratch only."""
+    tokenizer: TokenizerName = "auto"
+    """A Hugging Face folder, a hub name, or trained:N (learnt from the data and kept in the store).
+    auto: the checkpoint's own; from scratch, trained:8192."""
+
+    @property
+    def tokenizer_source(self) -> str:
+        """`tokenizer` with auto resolved: a folder, a hub name or "trained:N"."""
+        if self.tokenizer != "auto":
+            return self.tokenizer
+        scratch = self.start_from == "scratch"
+        return f"trained:{DEFAULT_VOCABULARY}" if scratch else self.start_from
+
+
+class SourceConfig(Config):
+    """One file, folder or pattern of raw data, here, in a bucket or on the hub."""
+
+    path: Annotated[
+        str,
+        Field(min_length=1),
+        Allowed("a file, a folder or a pattern, also at gs:// or s3://, or hf:NAME:SPLIT"),
+    ]
+    """A file, a folder or a pattern such as "dump/*.jsonl.gz" or "gs://bucket/dumps/"; or a Hugging
+    Face dataset, "hf:NAME:SPLIT"."""
+    format: Literal["auto", "recipes", "text", "tokens"] = "auto"
+    """recipes: any of the known recipe formats (docs/reference/formats.md); text: plain text
+    documents; tokens: .npy or .npz files of token ids; auto: by what the file holds, never by its
+    name."""
+    columns: dict[Literal["title", "ingredients", "steps", "text", "prompt", "target"], str] = {}  # noqa: RUF012
+    """Fields that hold a recipe's parts, e.g. {title: dish, steps: method}, where a table's or JSON
+    file's own names are not recognised; or {text: body}, the field that holds a document; or
+    {prompt: question, target: answer}, for texts of your own task, taken as they are."""
+    weight: Annotated[float, Field(gt=0, le=100)] = 1.0
+    """Times an epoch passes over this source's training examples: 2.0 repeats each, 0.5 takes half
+    of them, the other half in the next epoch. Changing it needs no new store."""
+
+
+class DataConfig(Config):
+    """From raw files to the store."""
+
+    sources: Annotated[
+        tuple[SourceConfig, ...], AsTuple, Allowed("a list such as [{path: recipes.jsonl.gz}]")
+    ] = ()
+    """Raw files. May stay empty when the store exists already."""
+    store: Annotated[str, Field(min_length=1), Allowed("a folder")] = "stores/cookbook"
+    """Folder of the prepared, tokenised data."""
+    tasks: Annotated[
+        tuple[TaskName, ...],
+        AsTuple,
+        Once,
+        Field(min_length=1),
+        Allowed(f"a list of {', '.join(get_args(TaskName))}, each once"),
+    ] = ("write",)
+    """What a recipe is turned into, all in one store (docs/guides/tasks-and-curriculum.md). write:
+    the recipe from its title and ingredients. Text sources always make documents."""
+    task_weights: dict[TaskName, Annotated[float, Field(gt=0, le=100)]] = {}  # noqa: RUF012
+    """Times an epoch passes over a task's training examples, e.g. {nutrition: 0.5}; 1 where not
+    named. Changing it needs no new store."""
+    task_temperature: Annotated[float, Field(ge=1, le=100)] | None = None
+    """Mix tasks by (their examples)^(1/T) instead (Raffel et al. 2020): 1 as they are, 100 nearly
+    equal shares; an epoch stays as long. null: by task_weights."""
+    max_prompt_tokens: Annotated[int, Field(ge=8)] = 256
+    """Longest prompt, in tokens."""
+    max_target_tokens: Annotated[int, Field(ge=8)] = 512
+    """Longest target, in tokens."""
+    on_overlong: Literal["auto", "error", "drop", "truncate", "split"] = "auto"
+    """What happens to an example that is longer; what was done is counted and printed.
+    auto: recipes are truncated, documents are split."""
+    validation_fraction: Fraction = 0.1
+    """Share of the recipes or documents held out from training."""
+    max_examples: Annotated[int, Field(ge=1)] | None = None
+    """Use only this many examples, the first ones: files take turns, and reading stops when enough
+    are found. null for all."""
+    min_quality: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Leave out recipes whose quality score is below this."""
+    dedup: Literal["none", "exact", "near"] = "exact"
+    """exact: of equal recipes, apart from case and spacing, only one is kept. near: of recipes and
+    documents that share most of their wording, too."""
+    engine: Literal["local", "ray"] = "local"
+    """Where preparing runs. local: the cores of this machine. ray: a Ray cluster that shares a file
+    system; the store is the same."""
+
+
+class OptimConfig(Config):
+    """The optimizer and its learning rate."""
+
+    name: Literal["adamw", "adafactor", "muon", "adamw8bit"] = "adamw"
+    """adamw: decoupled weight decay. muon: orthogonalised updates of the inner matrices, AdamW for
+    the rest; the same peak_lr serves. To save memory: adamw8bit keeps 2 bytes a weight where AdamW
+    keeps 8, adafactor next to none."""
+    peak_lr: Annotated[float, Field(gt=0)] = 3e-4
+    """Highest learning rate, reached when warmup ends."""
+    schedule: Literal["constant", "linear", "cosine", "cosine_restarts", "inverse_sqrt", "wsd"] = (
+        "cosine"
+    )
+    """How the rate goes from the peak towards `min_lr`. linear, cosine: down by the end of the run;
+    cosine_restarts: in cycles; inverse_sqrt: as 1 / sqrt(time), never quite down; wsd: at the peak
+    until a linear cooldown at the end."""
+    cycles: CyclesConfig | None = None
+    """Of cosine_restarts; null: 1000 steps, then each twice as long."""
+    cooldown: Interval | None = None
+    """Of wsd, the time it takes at the end of the run; null: 20 %."""
+    warmup: AnyDuration = Duration(100, "steps")
+    """Time in which the rate rises linearly to the peak."""
+    min_lr: Annotated[float, Field(ge=0)] = 0.0
+    """Learning rate the decay falls to."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    """Applied to matrices; never to biases and norms."""
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    """A longer gradient is scaled down to this norm."""
+    label_smoothing: Fraction = 0.0
+    """Share of the target probability spread over the vocabulary (Szegedy et al. 2016)."""
+    gradient_noise: NoiseConfig | None = None
+    """Noise added to the clipped gradients, annealed."""
+    averaging: AveragingConfig | None = None
+    """Evaluate and keep an average of the weights."""
+    outliers: OutliersConfig | None = None
+    """Leave out updates whose loss or gradient lies far above those before, or is not a number.
+    null: apply all, and end the run at what is not a number
+    (docs/guides/train-and-resume.md)."""
+
+
+class EarlyStopping(Config):
+    """When to stop before `stop_after`."""
+
+    patience: Annotated[int, Field(ge=1)] = 3
+    """Evaluations in a row without improvement that end the run."""
+    min_delta: Annotated[float, Field(ge=0)] = 0.0
+    """Nats by which the held-out loss must fall to count as an improvement."""
+
+
+class TrainConfig(Config):
+    """The loop: how long, how much at a time, when to evaluate and save."""
+
+    stop_after: RunLength = Duration(3, "epochs")
+    """Length of the whole run."""
+    batch: BatchSize = Duration(16384, "tokens")
+    """What one update sees. Changing it changes the result."""
+    micro_batch_rows: Annotated[int, Field(ge=1)] | Auto = "auto"
+    """Rows computed at once. Less needs less memory; the update stays the same. auto: measured
+    before the first update, the fastest on a CPU, the most that fit on a GPU."""
+    row_tokens: Annotated[int, Field(ge=16)] | Auto = "auto"
+    """Length of a packed row, in tokens; for T5, of its target side. auto: chosen from the data."""
+    pack: bool = True
+    """Put several examples in one row; attention never crosses examples."""
+    precision: Literal["auto", "bf16", "fp16", "float32"] = "auto"
+    """Number format of the matrix products; weights stay float32. auto: bf16 where it is fast."""
+    compile: bool | Auto = "auto"
+    """torch.compile. auto: where it pays, by the time of a step, the length of the run, and what
+    compiling cost and saved on this machine before."""
+    gradient_checkpointing: bool | Auto = "auto"
+    """Recompute activations in backward to save memory; the same bits, about a third slower.
+    auto: when a single row does not fit without."""
+    evaluate_every: Interval = Duration(200, "steps")
+    """Time between evaluations on the held-out examples; the end is always evaluated."""
+    save_every: Interval = Duration(200, "steps")
+    """Time between checkpoints; the end is always saved."""
+    keep_last: Annotated[int, Field(ge=1)] = 2
+    """Newest checkpoints that are kept."""
+    keep_best: Annotated[int, Field(ge=0)] = 1
+    """Checkpoints with the lowest held-out loss that are kept besides."""
+    early_stopping: EarlyStopping | None = None
+    """End the run when the held-out loss stops falling; null: never."""
+    deterministic: bool = True
+    """The same bits in every run on the same machine; costs a little speed on some GPUs."""
+    strategy: Literal["auto", "single", "ddp"] = "auto"
+    """How several processes share the work (docs/guides/several-gpus.md). auto: all that torchrun
+    started share every update. single: refuse to be one of several. ddp: refuse to be alone."""
+
+
+class CheckpointConfig(Config):
+    """Where checkpoints go besides the run's folder."""
+
+    upload: (
+        Annotated[
+            str,
+            Field(pattern=r"^(gs|s3)://[^/@\s]+/[^/\s]"),
+            Allowed("an address such as gs://bucket/runs/cookbook or s3://bucket/runs/cookbook"),
+        ]
+        | None
+    ) = None
+    """Folder in a bucket that checkpoints, figures and the finished model are copied to while
+    training goes on; from there another machine continues
+    (docs/guides/buckets-and-the-hub.md). null: nowhere."""
+
+
+class EvaluationConfig(Config):
+    """What is measured on held-out examples."""
+
+    max_examples: Annotated[int, Field(ge=1)] | None = 512
+    """Held-out examples per evaluation; null for all."""
+    generate: Annotated[int, Field(ge=0)] = 16
+    """Held-out prompts to write recipes for in the final evaluation; their texts are scored."""
+    prompts: Annotated[tuple[str, ...], AsTuple] = ()
+    """Own prompts to write for at every evaluation, shown and kept in `samples.jsonl`, in place of
+    two held-out ones."""
+    metrics: Annotated[
+        Auto | Annotated[tuple[MetricName, ...], AsTuple],
+        Allowed("auto, or a list of auto, bleu, chrf, rouge, repetition, recipe, module:function"),
+    ] = "auto"
+    """What written texts are scored by in the final evaluation; auto: all that come with Toque.
+    A function of your own is module:function, e.g. [auto, mymodule:my_metric]
+    (docs/guides/evaluate-and-compare.md)."""
+
+
+class ObserveConfig(Config):
+    """What is written while training; nothing here can change a number."""
+
+    log_every: Interval = Duration(10, "steps")
+    """Time between lines of `metrics.jsonl`."""
+    trackers: Annotated[
+        tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...],
+        AsTuple,
+        Allowed("a list of tensorboard, wandb, mlflow, trackio"),
+    ] = ()
+    """Experiment trackers fed with copies of `metrics.jsonl`, from threads of their own: one that
+    hangs or fails costs its copies, nothing else (docs/guides/callbacks-and-trackers.md)."""
+    webhook: Annotated[SecretAddress, Field(repr=False)] = None
+    """Address told when a run starts, has a new lowest held-out loss, ends or fails; Discord's form
+    for its addresses, plain JSON for others. It is kept out of every file and message: better
+    env:NAME, so that the run's own config.yaml works, too."""
+    callbacks: Annotated[tuple[PythonName, ...], AsTuple, Allowed("a list of module:Class")] = ()
+    """Classes of your own that watch the run, e.g. [mymodule:Watcher]
+    (docs/guides/callbacks-and-trackers.md)."""
+
+
+class RunConfig(Config):
+    """A whole run."""
+
+    run_dir: Annotated[str, Field(min_length=1), Allowed("a folder")] = "runs/cookbook"
+    """Folder of the run: checkpoints, metrics, the finished model. At gs:// or s3:// it is worked
+    on in a folder of this machine and uploaded (`checkpoint.upload`)."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 17
+    """Where all randomness comes from: weights, data order, dropout, sampling."""
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    adapter: AdapterConfig | None = None
+    """Train a small adapter (LoRA) beside the frozen weights of a checkpoint."""
+    data: DataConfig = Field(default_factory=DataConfig)
+    curriculum: CurriculumConfig | None = None
+    """Stages that see different examples, e.g. the easy ones first; null: all from the start."""
+    span_corruption: SpanCorruptionConfig | None = None
+    """Pretrain a T5: every example, prompt and target joined, becomes a text with gaps and the
+    gaps' content, new in each epoch; null: examples are asked and answered as they are."""
+    augmentation: AugmentationConfig | None = None
+    """Vary prompts and texts while training; null: as they are stored."""
+    optim: OptimConfig = Field(default_factory=OptimConfig)
+    train: TrainConfig = Field(default_factory=TrainConfig)
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+    observe: ObserveConfig = Field(default_factory=ObserveConfig)

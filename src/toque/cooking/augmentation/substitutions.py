@@ -1,0 +1,143 @@
+"""One ingredient for another, in the request and throughout the recipe, or not at all.
+
+A swap is made only where the text says nothing that would then be wrong: the request lists exactly
+that food, the recipe names it, and no other word of the example speaks of it ("buttered",
+"peanut butter", "the beef") or of what replaces it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from toque.cooking.ingredients.names import stem
+from toque.data.tokenizer.word_edits import Edit
+from toque.keyed_random import key_of
+
+Forms = tuple[str, str]
+"""Singular and plural."""
+
+PAIRS: Final[tuple[tuple[Forms, Forms], ...]] = (
+    (("walnut", "walnuts"), ("pecan", "pecans")),
+    (("butter", "butter"), ("margarine", "margarine")),
+    (("vegetable oil", "vegetable oil"), ("canola oil", "canola oil")),
+    (("sunflower oil", "sunflower oil"), ("canola oil", "canola oil")),
+    (("parsley", "parsley"), ("cilantro", "cilantro")),
+    (("lemon juice", "lemon juice"), ("lime juice", "lime juice")),
+    (("chicken broth", "chicken broth"), ("vegetable broth", "vegetable broth")),
+    (("beef broth", "beef broth"), ("vegetable broth", "vegetable broth")),
+    (("chicken stock", "chicken stock"), ("vegetable stock", "vegetable stock")),
+    (("ground beef", "ground beef"), ("ground turkey", "ground turkey")),
+    (("honey", "honey"), ("maple syrup", "maple syrup")),
+    (("raisin", "raisins"), ("dried cherry", "dried cherries")),
+    (("spinach", "spinach"), ("kale", "kale")),
+    (("zucchini", "zucchini"), ("yellow squash", "yellow squash")),
+    (("kidney bean", "kidney beans"), ("black bean", "black beans")),
+    (("spaghetti", "spaghetti"), ("linguine", "linguine")),
+    (("penne", "penne"), ("rigatoni", "rigatoni")),
+    (("broccoli", "broccoli"), ("cauliflower", "cauliflower")),
+    (("carrot", "carrots"), ("parsnip", "parsnips")),
+    (("strawberry", "strawberries"), ("raspberry", "raspberries")),
+    (("peach", "peaches"), ("nectarine", "nectarines")),
+    (("cod", "cod"), ("haddock", "haddock")),
+    (("thyme", "thyme"), ("rosemary", "rosemary")),
+    (("dried basil", "dried basil"), ("dried marjoram", "dried marjoram")),
+    (("sour cream", "sour cream"), ("plain yogurt", "plain yogurt")),
+)
+"""Foods that can stand for each other at the same weight; all begin with a consonant, so that
+"a" before them stays right."""
+
+_CLOSING: Final = ",.;:)!?"
+_SIDES: Final = frozenset(
+    """
+    peanut almond cocoa apple cashew nut body clarified brown browned seasoned herbed bean beans
+    sprout sprouts lettuce sauce vinegar flavored flavoured paste powder seeds seed oil mustard
+    flakes root
+    """.split()  # noqa: SIM905
+)
+"""Words beside a food that make it another."""
+
+
+def substitution(
+    prompt: Sequence[str], target: Sequence[str], *, names_at: int, key: int
+) -> tuple[list[Edit], list[Edit]]:
+    """The edits of one swap in each side; none where no swap is safe.
+
+    Args:
+        prompt: its words.
+        target: its words.
+        names_at: where the prompt's list of names begins.
+        key: decides which of the possible swaps.
+    """
+    listed = {name.casefold() for name in " ".join(prompt[names_at:]).split(", ")}
+    words = [word.casefold() for word in (*prompt, *target)]
+    text = " ".join(words)
+    swaps = [
+        (old, new)
+        for one, other in PAIRS
+        for old, new in ((one, other), (other, one))
+        if listed & set(old) and not any(stem(word) in text for word in _own(new, old))
+    ]
+    if not swaps:
+        return [], []
+    old, new = swaps[key_of(key) % len(swaps)]
+    edits = [_swapped(side, old, new) for side in (prompt, target)]
+    if any(found is None or not found for found in edits):
+        return [], []
+    return edits[0] or [], edits[1] or []
+
+
+def _own(food: Forms, other: Forms) -> list[str]:
+    """The words of a food that the other has not."""
+    shared = set(other[0].split())
+    return [word for word in food[0].split() if word not in shared]
+
+
+def _swapped(words: Sequence[str], old: Forms, new: Forms) -> list[Edit] | None:
+    """Every mention replaced; None when something else speaks of the food."""
+    edits: list[Edit] = []
+    telling = {stem(word) for word in _own(old, new)}
+    at = 0
+    while at < len(words):
+        found = _mention(words, at, old, new)
+        if found is not None:
+            around = {
+                _bare(word) for word in (*words[max(0, at - 1) : at], *words[found.end :][:1])
+            }
+            ends = words[found.end - 1][-1] in _CLOSING
+            before = _bare(words[at - 1]) if at else ""
+            if (not ends and around & _SIDES) or before in _SIDES:
+                return None
+            edits.append(found)
+            at = found.end
+            continue
+        if any(part in words[at].casefold() for part in telling):
+            return None
+        at += 1
+    return edits
+
+
+def _mention(words: Sequence[str], at: int, old: Forms, new: Forms) -> Edit | None:
+    for form, other in zip(old, new, strict=True):
+        parts, replacing = form.split(), other.split()
+        here = list(words[at : at + len(parts)])
+        if len(here) < len(parts):
+            continue
+        opening = here[0][: len(here[0]) - len(here[0].lstrip("("))]
+        closing = here[-1][len(here[-1].rstrip(_CLOSING)) :]
+        bare = " ".join(here)[len(opening) :].removesuffix(closing)
+        if bare.casefold() != form:
+            continue
+        if bare.isupper() and len(bare) > 1:
+            replacing = [word.upper() for word in replacing]
+        elif bare[0].isupper():
+            titled = len(parts) == 1 or here[-1][0].isupper()
+            replacing = [w.capitalize() if titled or not i else w for i, w in enumerate(replacing)]
+        replacing[0] = opening + replacing[0]
+        replacing[-1] += closing
+        return Edit(at, at + len(parts), tuple(replacing))
+    return None
+
+
+def _bare(word: str) -> str:
+    return word.casefold().strip("(" + _CLOSING)

@@ -1,0 +1,137 @@
+"""The embedded cookbook: synthetic recipes from a hand-written grammar of dish families.
+
+Nobody wrote or cooked these recipes one by one, and every record says so in its `source`. They are
+the default data and the data of the tests: correct in form, consistent (a listed ingredient is
+used, a used one is listed), varied in wording, labelled, and free of anyone's rights.
+
+Recipe `index` of a seed depends on nothing but (seed, index), so any part of an endless cookbook
+can be made anywhere.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from toque.cooking.cookbook.dishes import (
+    baking,
+    breakfast,
+    grains,
+    handheld,
+    mains,
+    pasta,
+    simple,
+    soups,
+    stews,
+    sweets,
+    vegetables,
+)
+from toque.cooking.cookbook.recipe_builder import SOURCE, Draw, Family, Kitchen
+from toque.cooking.recipe import Recipe
+from toque.errors import ConfigError, DataError
+
+__all__ = ["FAMILIES", "SOURCE", "recipe", "recipes", "write_cookbook"]
+
+_MODULES = (
+    soups,
+    stews,
+    pasta,
+    grains,
+    mains,
+    handheld,
+    vegetables,
+    breakfast,
+    baking,
+    sweets,
+    simple,
+)
+FAMILIES: tuple[Family, ...] = tuple(family for m in _MODULES for family in m.FAMILIES)
+"""The dish families, drawn with equal chances."""
+
+
+def recipe(seed: int, index: int) -> Recipe:
+    """Recipe `index` (from 0) of the cookbook `seed`."""
+    draw = Draw(seed, index)
+    kitchen = Kitchen(draw)
+    FAMILIES[draw.below(len(FAMILIES))](kitchen)
+    return kitchen.serve()
+
+
+def recipes(n: int, seed: int) -> Iterator[Recipe]:
+    """The first `n` recipes of the cookbook `seed`.
+
+    Raises:
+        ConfigError: `n` is negative.
+    """
+    if n < 0:
+        raise ConfigError(f"A cookbook of {n} recipes cannot be made. Ask for 0 or more.")
+    return (recipe(seed, index) for index in range(n))
+
+
+def write_cookbook(path: Path, n: int, seed: int) -> None:
+    """Write `n` recipes as JSON lines, gzipped when the name ends in ".gz"; whole or absent.
+
+    The same arguments give the same bytes.
+
+    Raises:
+        ConfigError: `n` is negative.
+        DataError: the file cannot be written.
+    """
+    made = recipes(n, seed)
+    encoder = msgspec.json.Encoder()
+    with _whole_or_absent(path) as stream:
+        for one in made:
+            stream.write(encoder.encode(_record(one)) + b"\n")
+
+
+def _record(one: Recipe) -> dict[str, Any]:
+    """A recipe with the field names that recipe collections use."""
+    fields = asdict(one)
+    return {
+        "title": fields["title"],
+        "ingredients": fields["ingredients"],
+        "directions": fields["steps"],
+        **{name: fields[name] for name in fields if name not in {"title", "ingredients", "steps"}},
+    }
+
+
+@contextmanager
+def _whole_or_absent(path: Path) -> Iterator[BinaryIO]:
+    path = Path(path)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = partial.open("wb")
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    try:
+        with file:
+            if path.suffix == ".gz":
+                # No name and no time inside, so that equal content is equal bytes.
+                packed = gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0)
+                with io.BufferedWriter(packed) as buffered:
+                    yield buffered
+            else:
+                yield file
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _unwritable(path: Path, error: OSError) -> DataError:
+    return DataError(
+        f"The cookbook cannot be written to {path}: {error.strerror or error}. Check the "
+        f"folder's permissions and the free space, or name another file with --out."
+    )

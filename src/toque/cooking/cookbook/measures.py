@@ -1,0 +1,154 @@
+"""Amounts as people write them: scaled, rounded to what a kitchen can measure, with its unit."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+from toque.cooking.cookbook.pantry import GRAMS_PER_POUND, PANTRY, TEASPOONS_PER_CUP, Food
+
+VOLUMES = {"cup": 48.0, "tbsp": 3.0, "tsp": 1.0}
+"""Unit of a specification to teaspoons."""
+
+PIECES = {"clove", "stalk", "slice", "can", "sprig"}
+"""Units that count pieces of a food."""
+
+_CAN_SIZES = {
+    "diced tomato": "14.5 ounce",
+    "crushed tomato": "28 ounce",
+    "coconut milk": "13.5 ounce",
+    "tuna": "5 ounce",
+}
+_HALVED = {
+    "onion", "red onion", "leek", "cucumber", "avocado", "red bell pepper", "green bell pepper",
+    "zucchini", "lemon", "eggplant", "apple",
+}  # fmt: skip
+_GLYPHS = {0.25: "1/4", 1 / 3: "1/3", 0.5: "1/2", 2 / 3: "2/3", 0.75: "3/4"}
+_CUPS = tuple(
+    whole + part
+    for whole in (0.0, 1.0, 2.0, 3.0)
+    for part in (0.0, 0.25, 1 / 3, 0.5, 2 / 3, 0.75)
+    if 0.0 < whole + part <= 3.0
+)
+_TABLESPOONS = (1.0, 1.5, 2.0, 3.0)
+_TEASPOONS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.25)
+
+
+@dataclass(frozen=True)
+class Specification:
+    """An ingredient per serving (or per batch): "1/2 cup carrots, sliced|diced"."""
+
+    amount: float
+    unit: str
+    key: str
+    """The food's name in the singular."""
+    preparations: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A rounded amount of a food."""
+
+    line: str
+    """Amount, unit and food, as in an ingredient list, without the preparation."""
+    grams: float
+    is_single: bool
+    """Whether a step speaks of one piece ("the onion") and not of several ("the onions")."""
+
+
+@lru_cache(maxsize=4096)
+def specification(text: str) -> Specification:
+    """Read "AMOUNT [UNIT] FOOD[, preparation[|preparation...]]".
+
+    >>> specification("1/4 cup carrots, diced|sliced").preparations
+    ('diced', 'sliced')
+    """
+    amount_text, _, rest = text.partition(" ")
+    numerator, _, denominator = amount_text.partition("/")
+    amount = float(numerator) / float(denominator or 1)
+    unit, _, named = rest.partition(" ")
+    if unit not in VOLUMES and unit not in PIECES and unit not in {"lb", "oz", "pinch"}:
+        unit, named = "", rest
+    key, _, preparation = named.partition(", ")
+    if key not in PANTRY:
+        raise KeyError(f"{key!r} of {text!r} is not in the pantry")
+    singular = key if key == "cooked rice" else PANTRY[key].name
+    return Specification(amount, unit, singular, tuple(preparation.split("|")))
+
+
+def measure(spec: Specification, scale: float) -> Measured:
+    """`spec` times `scale`, rounded and written out."""
+    food, amount = PANTRY[spec.key], spec.amount * scale
+    if spec.unit in VOLUMES:
+        return _volume(food, amount * VOLUMES[spec.unit])
+    if spec.unit == "pinch" and amount > 2.0:
+        return _volume(food, amount / 16.0)
+    if spec.unit in {"lb", "oz"}:
+        return _weight(food, amount * (16.0 if spec.unit == "lb" else 1.0))
+    return _pieces(spec, food, amount)
+
+
+def _listed(food: Food, *, several: bool) -> str:
+    return f"{food.qualifier} {food.plural if several else food.name}".strip()
+
+
+def _nearest(value: float, choices: tuple[float, ...]) -> float:
+    return min(choices, key=lambda choice: abs(math.log(choice / value)))
+
+
+def write_number(value: float) -> str:
+    """Mixed fractions: 1.5 is "1 1/2".
+
+    >>> write_number(1.5), write_number(1 / 3), write_number(2.0)
+    ('1 1/2', '1/3', '2')
+    """
+    whole = math.floor(value + 1e-9)
+    part = value - whole
+    glyph = next((text for size, text in _GLYPHS.items() if abs(size - part) < 0.02), "")
+    return " ".join(filter(None, (str(whole) if whole else "", glyph))) or "0"
+
+
+def _volume(food: Food, teaspoons: float) -> Measured:
+    if teaspoons < 2.6:
+        count, name, size = _nearest(teaspoons, _TEASPOONS), "teaspoon", 1.0
+    elif teaspoons < 10.5:
+        count, name, size = _nearest(teaspoons / 3.0, _TABLESPOONS), "tablespoon", 3.0
+    else:
+        cups = teaspoons / TEASPOONS_PER_CUP
+        count = _nearest(cups, _CUPS) if cups <= 3.0 else math.floor(2 * cups + 0.5) / 2
+        name, size = "cup", TEASPOONS_PER_CUP
+    unit = name if count <= 1.0 else name + "s"
+    line = f"{write_number(count)} {unit} {_listed(food, several=True)}"
+    return Measured(line, count * size * food.cup_g / TEASPOONS_PER_CUP, is_single=False)
+
+
+def _weight(food: Food, ounces: float) -> Measured:
+    if ounces < 9.0:
+        count = float(max(1, math.floor(ounces + 0.5)))
+        unit, grams = ("ounce" if count == 1.0 else "ounces"), count * GRAMS_PER_POUND / 16.0
+    else:
+        step = 4.0 if ounces < 44.0 else 8.0  # quarters up to about 3 pounds, then halves
+        count = max(0.75, math.floor(ounces / step + 0.5) * step / 16.0)
+        unit, grams = ("pound" if count <= 1.0 else "pounds"), count * GRAMS_PER_POUND
+    line = f"{write_number(count)} {unit} {_listed(food, several=True)}"
+    return Measured(line, grams, is_single=False)
+
+
+def _pieces(spec: Specification, food: Food, amount: float) -> Measured:
+    count = float(max(1, math.floor(amount + 0.5)))
+    if amount < 0.75 and spec.key in _HALVED and not spec.unit:
+        count = 0.5
+    several = count > 1.0
+    grams = count * food.piece_g
+    if spec.unit == "can":
+        size = _CAN_SIZES.get(spec.key, "15 ounce")
+        noun = f"({size}) {'cans' if several else 'can'} {food.plural}"
+        return Measured(f"{write_number(count)} {noun}", grams, is_single=False)
+    if spec.unit == "pinch":
+        return Measured(f"1 pinch {food.name}", 0.4, is_single=False)
+    if spec.unit:
+        noun = f"{spec.unit}{'s' if several else ''} {_listed(food, several=True)}"
+        return Measured(f"{write_number(count)} {noun}", grams, is_single=False)
+    line = f"{write_number(count)} {_listed(food, several=several)}"
+    return Measured(line, grams, is_single=not several)

@@ -1,0 +1,299 @@
+"""Where a recipe of the cookbook is made: draws, ingredients, steps and their checks.
+
+A dish family is a function that takes a `Kitchen`, adds ingredients by specification and writes
+steps by template. The kitchen scales the amounts, names foods in steps as the list does, and
+refuses a recipe in which a listed food is not used or a used food is not listed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+
+from toque.cooking.cookbook.measures import Measured, Specification, measure, specification
+from toque.cooking.cookbook.pantry import PANTRY, Food
+from toque.cooking.recipe import NutritionClass, Recipe, difficulty_of
+
+SOURCE = "toque cookbook (synthetic)"
+
+_MASK = (1 << 64) - 1
+_SLOT = re.compile(r"\{([^{}:]+)(?::(\w+))?\}")
+_SMALL_WORDS = {"with", "and", "of", "in", "the", "a", "on", "for"}
+# Words that are plural although they count as one dish, or end in "s" and are not.
+_TITLE_WORDS = {
+    "lemon juice": "lemon", "lemon zest": "lemon", "lime juice": "lime", "orange juice": "orange",
+    "maple syrup": "maple", "vanilla extract": "vanilla", "cocoa powder": "cocoa",
+    "cheddar cheese": "cheddar", "feta cheese": "feta", "Parmesan cheese": "Parmesan",
+    "mozzarella cheese": "mozzarella", "ricotta cheese": "ricotta", "pumpkin puree": "pumpkin",
+    "chicken breast": "chicken", "chicken thigh": "chicken", "pork tenderloin": "pork",
+    "beef sirloin": "beef", "salmon fillet": "salmon", "cod fillet": "cod", "ground beef": "beef",
+    "ground turkey": "turkey", "jalapeno pepper": "jalapeno", "red pepper flake": "chili",
+    "chili powder": "chili", "curry powder": "curry", "diced tomato": "tomato",
+    "crushed tomato": "tomato", "arborio rice": "rice",
+}  # fmt: skip
+"""What a title calls a food, where that is not what a step calls it."""
+
+_SINGULAR_IN_S = {"asparagus", "couscous", "swiss"}
+
+
+def _mix(value: int) -> int:
+    """SplitMix64's finaliser (Steele, Lea and Flood 2014)."""
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+class Draw:
+    """Counter-based draws: the k-th draw of recipe `index` is a function of (seed, index, k)."""
+
+    def __init__(self, seed: int, index: int) -> None:
+        self._key = _mix((_mix(seed & _MASK) + (index + 1) * 0x9E3779B97F4A7C15) & _MASK)
+        self._count = 0
+
+    def below(self, n: int) -> int:
+        """An integer in [0, n)."""
+        self._count += 1
+        return _mix((self._key + self._count * 0x9E3779B97F4A7C15) & _MASK) * n >> 64
+
+
+class Kitchen:
+    """One recipe in the making."""
+
+    def __init__(self, draw: Draw) -> None:
+        self._draw = draw
+        self._scale = 1.0
+        self._servings = 1
+        self._title = ""
+        self._tags: list[str] = []
+        self._minutes = 0.0
+        self._lines: dict[str, str] = {}
+        self._measured: dict[str, Measured] = {}
+        self._eaten: dict[str, float] = {}
+        self._groups: dict[str, list[str]] = {}
+        self._used: set[str] = set()
+        self._steps: list[str] = []
+
+    # Draws
+
+    def pick(self, *options: str) -> str:
+        """One of the options."""
+        return options[self._draw.below(len(options))]
+
+    def chance(self, percent: int) -> bool:
+        """True in `percent` of a hundred recipes."""
+        return self._draw.below(100) < percent
+
+    def between(self, low: int, high: int, step: int = 1) -> int:
+        """A multiple of `step` above `low`, at most `high`."""
+        return low + step * self._draw.below((high - low) // step + 1)
+
+    def some(self, low: int, high: int, options: Iterable[str]) -> list[str]:
+        """`low` to `high` different options, in the order given."""
+        pool = list(enumerate(options))
+        chosen = [pool.pop(self._draw.below(len(pool))) for _ in range(self.between(low, high))]
+        return [option for _, option in sorted(chosen)]
+
+    # Ingredients
+
+    def serves(self, *options: int) -> None:
+        """Choose the servings; amounts added from here on are per serving."""
+        self._servings = options[self._draw.below(len(options))]
+        self._scale = float(self._servings)
+
+    def batch(self, servings: int, *scales: float) -> None:
+        """Choose how many batches of `servings`; amounts from here on are per batch."""
+        self._scale = scales[self._draw.below(len(scales))]
+        self._servings = round(servings * self._scale)
+
+    @property
+    def servings(self) -> int:
+        """Servings chosen."""
+        return self._servings
+
+    def add(self, *specifications: str, eaten: float = 1.0) -> None:
+        """List ingredients. `eaten` is the share that ends on the plate (salt of pasta water)."""
+        for text in specifications:
+            self._add(specification(text), eaten)
+
+    def group(self, name: str, low: int, high: int, *specifications: str) -> None:
+        """List `low` to `high` of the ingredients and call them `name` in templates."""
+        specs = [specification(text) for text in self.some(low, high, specifications)]
+        self._groups[name] = [spec.key for spec in specs]
+        for spec in specs:
+            self._add(spec, 1.0)
+
+    def call(self, name: str, *keys: str) -> None:
+        """Call listed foods `name` in templates; those not listed are left out."""
+        self._groups[name] = [key for key in keys if key in self._lines]
+
+    def has(self, *names: str) -> bool:
+        """Whether any of the foods or groups is listed."""
+        return any(name in self._lines or self._groups.get(name) for name in names)
+
+    def count(self, name: str) -> int:
+        """How many foods the group holds."""
+        return len(self._groups.get(name, []))
+
+    def _add(self, spec: Specification, eaten: float) -> None:
+        assert spec.key not in self._lines, f"{spec.key} is listed twice"
+        measured = measure(spec, self._scale)
+        preparation = self.pick(*spec.preparations)
+        self._lines[spec.key] = f"{measured.line}, {preparation}" if preparation else measured.line
+        self._measured[spec.key] = measured
+        self._eaten[spec.key] = eaten
+
+    # Words
+
+    def title(self, *forms: str) -> None:
+        """Name the dish by one of the templates; `{food:one}` is the singular."""
+        words = self._fill(self.pick(*forms), used=None).split()
+        self._title = " ".join(
+            word if word in _SMALL_WORDS and at else word[:1].upper() + word[1:]
+            for at, word in enumerate(words)
+        )
+
+    def tag(self, *tags: str) -> None:
+        """Add tags."""
+        self._tags.extend(tags)
+
+    def step(self, *phrasings: str, minutes: int | tuple[int, int, int] | None = None) -> None:
+        """Write one step by one of the phrasings.
+
+        Args:
+            phrasings: templates; `{onion}` names a listed food, `{onion, carrot}` those of them
+                that are listed, `{veg}` a group, `{veg:is}` "is" or "are", `{min}` the time.
+            minutes: how long it takes, or (low, high, step) to choose from.
+        """
+        if isinstance(minutes, tuple):
+            minutes = self.between(*minutes)
+        self._minutes += minutes or 0
+        template = self.pick(*phrasings).replace("{min}", write_minutes(minutes or 0))
+        text = self._fill(template, used=self._used)
+        self._steps.append(text[:1].upper() + text[1:])
+
+    def _fill(self, template: str, used: set[str] | None) -> str:
+        def written(match: re.Match[str]) -> str:
+            keys = self._keys(match[1])
+            if match[2] == "is":
+                return "are" if len(keys) > 1 or self._is_plural(keys[0]) else "is"
+            if used is not None:
+                used.update(keys)
+            names = [self._name(key, match[2], in_title=used is None) for key in keys]
+            return join_words(list(dict.fromkeys(names)))
+
+        return _SLOT.sub(written, template)
+
+    def _keys(self, names: str) -> list[str]:
+        found: list[str] = []
+        for name in names.split(", "):
+            keys = self._groups.get(name, [name])
+            found += [key for key in keys if key in self._lines and key not in found]
+        assert found, f"a step of {self._title or 'a dish'} uses {{{names}}}, which is not listed"
+        return found
+
+    def _name(self, key: str, form: str | None, *, in_title: bool = False) -> str:
+        food = PANTRY[key]
+        if in_title and key in _TITLE_WORDS:
+            return _TITLE_WORDS[key]
+        return food.name if form == "one" or self._measured[key].is_single else food.plural
+
+    def _is_plural(self, key: str) -> bool:
+        name = self._name(key, None)
+        return name.endswith("s") and name not in _SINGULAR_IN_S
+
+    # The finished recipe
+
+    def serve(self) -> Recipe:
+        """The recipe, checked: every listed food is used in a step."""
+        unused = [key for key in self._lines if key not in self._used]
+        assert not unused, f"{self._title} lists {unused} and does not use them"
+        facts, grams = self._nutrition()
+        minutes = 5 * round((self._minutes + 4 + len(self._lines)) / 5)
+        return Recipe(
+            title=self._title,
+            ingredients=tuple(self._lines.values()),
+            steps=tuple(self._steps),
+            tags=tuple(dict.fromkeys([*self._tags, *self._diet(), *self._pace(minutes)])),
+            servings=self._servings,
+            minutes=minutes,
+            source=SOURCE,
+            nutrition=facts,
+            difficulty=difficulty_of(len(self._lines), len(self._steps)),
+            nutrition_class=nutrition_class(facts, grams),
+        )
+
+    def _nutrition(self) -> tuple[dict[str, float], float]:
+        """Rough facts per serving (kcal, and grams of fat, sugar and salt), and its weight."""
+        weight = 0.0
+        totals = dict.fromkeys(("energy_kcal", "fat_g", "sugar_g", "salt_g"), 0.0)
+        for key, measured in self._measured.items():
+            food, share = PANTRY[key], self._eaten[key] * measured.grams / 100.0
+            weight += 100.0 * share / self._servings
+            for name, per_100_g in _facts(food).items():
+                totals[name] += share * per_100_g / self._servings
+        return {name: round(total, 1) for name, total in totals.items()}, weight
+
+    def _diet(self) -> list[str]:
+        origins = {PANTRY[key].origin for key in self._lines}
+        if origins & {"meat", "fish"}:
+            return []
+        return ["vegetarian"] if origins - {"plant"} else ["vegetarian", "vegan"]
+
+    def _pace(self, minutes: int) -> list[str]:
+        return ["quick"] if minutes <= 30 else []
+
+
+def _facts(food: Food) -> dict[str, float]:
+    return {
+        "energy_kcal": food.energy_kcal,
+        "fat_g": food.fat_g,
+        "sugar_g": food.sugar_g,
+        "salt_g": food.sodium_mg * 2.5 / 1000.0,  # grams of salt per milligram of sodium
+    }
+
+
+# Low and high of the traffic light: per 100 g, and high also per portion (UK Department of Health,
+# Guide to creating a front of pack nutrition label, 2016). Energy has no light there.
+_LIGHTS = {"fat_g": (3.0, 17.5, 21.0), "sugar_g": (5.0, 22.5, 27.0), "salt_g": (0.3, 1.5, 1.8)}
+_RICH_KCAL = 600.0
+"""A serving with more energy (30 % of 2,000 kcal) counts one point more."""
+
+
+def nutrition_class(facts: dict[str, float], grams: float) -> NutritionClass:
+    """A label from facts per serving of `grams`: amber counts 1 and red 2, up to 2 are Healthy.
+
+    Three points are Moderate, more are Indulgent.
+    """
+    points = int(facts["energy_kcal"] > _RICH_KCAL)
+    for name, (low, high, high_portion) in _LIGHTS.items():
+        per_100_g = 100.0 * facts[name] / max(grams, 1.0)
+        is_red = per_100_g > high or facts[name] > high_portion
+        points += 2 if is_red else int(per_100_g > low)
+    return "Healthy" if points <= 2 else "Moderate" if points == 3 else "Indulgent"
+
+
+def join_words(words: list[str]) -> str:
+    """List words as a sentence does.
+
+    >>> join_words(["salt"]), join_words(["a", "b"]), join_words(["a", "b", "c"])
+    ('salt', 'a and b', 'a, b, and c')
+    """
+    if len(words) < 3:
+        return " and ".join(words)
+    return f"{', '.join(words[:-1])}, and {words[-1]}"
+
+
+def write_minutes(minutes: int) -> str:
+    """A time in words.
+
+    >>> [write_minutes(m) for m in (1, 45, 60, 90, 120)]
+    ['1 minute', '45 minutes', '1 hour', '1 1/2 hours', '2 hours']
+    """
+    if minutes < 60 or minutes % 30:
+        return f"{minutes} minute{'' if minutes == 1 else 's'}"
+    hours, half = divmod(minutes, 60)
+    return f"{hours}{' 1/2' if half else ''} hour{'' if minutes == 60 else 's'}"
+
+
+Family = Callable[[Kitchen], None]
+"""Makes one recipe of a kind of dish."""

@@ -1,0 +1,292 @@
+"""The amounts of an ingredient line: numbers, ranges, units, containers and second measures."""
+
+from __future__ import annotations
+
+from typing import Final, Literal, NamedTuple
+
+from toque.cooking.ingredients.fractions import WORDS, number
+from toque.cooking.ingredients.numbers import Range, read_number
+from toque.cooking.ingredients.tokens import CLOSING, Tokens
+from toque.cooking.ingredients.units import CONTAINERS, SPELLINGS, STARTERS, UNITS, Unit
+from toque.cooking.ingredients.vocabulary import (
+    ABOUT,
+    PACKED,
+    SIZE_ADVERBS,
+    SIZES,
+    SIZES_OF_MEASURES,
+)
+
+Role = Literal["whole", "plus", "same", "each"]
+
+_TOTALS: Final = frozenset({"total", "in", "each", "apiece", "all", "altogether", "weight"})
+_BETWEEN: Final = frozenset({"/", ",", ";", "or", "-", "and", "plus", "+", "=", "[", "]"})
+_BULLETS: Final = frozenset({"-", "*", "•", "~", "."})
+_PLUS: Final = frozenset({"plus", "+", "and", "&"})
+OPENERS: Final = (
+    frozenset(WORDS) | frozenset(SPELLINGS) | SIZES | SIZE_ADVERBS | PACKED | ABOUT | _PLUS
+    | {"a", "an", "x", "or", "fl", "fluid"}
+)  # fmt: skip
+"""Words that may stand before a food's name."""
+
+
+class Amount(NamedTuple):
+    """One measure of a line."""
+
+    quantity: Range | None
+    """Low and high, the same unless the line gives a range; None for "pinch of salt"."""
+    unit: str | None
+    """A name of `units_of_measure.UNITS`, or None for pieces."""
+    role: Role = "whole"
+    """`whole`: the line's first measure. `plus`: to be added to the one before. `same`: the same
+    amount again ("250ml/9fl oz"). `each`: of one piece ("1 (16 ounce) can", "6 10-inch ...")."""
+
+
+class AmountReader:
+    """Reads measures from `tokens[i:end]` and leaves `i` at the first token that is none."""
+
+    __slots__ = ("_alone", "_each", "amounts", "end", "i", "sizes", "tokens")
+
+    def __init__(self, tokens: Tokens, i: int = 0, end: int = -1, *, alone: bool = False) -> None:
+        self.tokens = tokens
+        self.i = i
+        self.end = len(tokens) if end < 0 else end
+        self.amounts: list[Amount] = []
+        self.sizes: list[str] = []
+        self._each = False
+        self._alone = alone  # no food follows: "(1 stick)"
+
+    def head(self) -> None:
+        """Read all measures and sizes that open a line, and the "of" after them."""
+        kinds, words = self.tokens.kinds, self.tokens.words
+        while self.i < self.end and (kinds[self.i] != "W" or words[self.i] in OPENERS):
+            if not (self._amount() or self._between() or self._late_unit() or self._size()):
+                break
+        self._drop_of()
+
+    def _amount(self) -> bool:
+        """Read a number with its unit, or a bracket of measures."""
+        i, word = self.i, self.tokens.words[self.i]
+        if self.tokens.kinds[i] == "N" or word in WORDS or word in {"a", "an"}:
+            return self.measure()
+        return word in CLOSING and (self._group() or self._remark())
+
+    def _between(self) -> bool:
+        """Pass over what joins measures: "about", "/", "plus", "x", "or"."""
+        i, word = self.i, self.tokens.words[self.i]
+        if word in _PLUS and self.amounts and self._plus():
+            return True
+        times = word == "x" and bool(self.amounts) and self._is_number(i + 1)
+        slash = word == "/" and bool(self.amounts) and self._is_number(i + 1)
+        either = word == "or" and self._is_alternative(i + 1)
+        if not (times or slash or either or word in ABOUT or word in _BULLETS):
+            return False
+        self._each = self._each or times
+        self.i += 1
+        return True
+
+    def _drop_of(self) -> None:
+        if self.amounts and self.tokens.words[self.i] == "of" and self.i + 1 < self.end:
+            self.i += 1
+
+    def _is_alternative(self, i: int) -> bool:
+        if self.sizes and self._is_number(i):
+            return True
+        unit = SPELLINGS.get(self.tokens.words[i])
+        return unit is not None and unit.name in CONTAINERS and bool(self.amounts)
+
+    def _is_number(self, i: int) -> bool:
+        return self.tokens.kinds[i] == "N" or self.tokens.words[i] in WORDS
+
+    def _plus(self) -> bool:
+        """Read "plus 2 tablespoons" after a measure, when it has a unit of its own."""
+        if not self._is_number(self.i + 1):
+            return False
+        reader = AmountReader(self.tokens, self.i + 1, self.end)
+        if not reader.measure() or reader.amounts[0].unit is None or self.amounts[-1].unit is None:
+            return False
+        self.amounts.append(reader.amounts[0]._replace(role="plus"))
+        self.i = reader.i
+        return True
+
+    def measure(self) -> bool:
+        """Read one number and its unit."""
+        found = read_number(self.tokens, self.i, self.end)
+        if found is None:
+            return False
+        kinds, words = self.tokens.kinds, self.tokens.words
+        quantity, i = found
+        if words[i] == "a" and quantity[1] < 1.0:
+            i += 1  # "½ a lemon"
+        after = words[i]
+        if after in {"%", "°"}:
+            return False
+        if after == "-" and kinds[i + 1] == "W":  # "10-inch"
+            i += 1
+        unit, j = self.unit(i, numbered=True)
+        if unit is not None:
+            i = j
+            high, k = self._repeated_unit(i, unit)
+            if high is not None:
+                quantity, i = (quantity[0], high), k
+        elif after == "-" and i < self.end and words[i - 1] == "-":
+            return False  # "28-day aged beef", "7-Up"
+        elif kinds[i] == "E" and not self.amounts and i == self.i:
+            return False
+        self._append(quantity, unit)
+        self.i = i
+        return True
+
+    def _append(self, quantity: Range, unit: Unit | None) -> None:
+        role: Role = "whole"
+        if self.amounts:
+            last = self.amounts[-1]
+            pieces = self.amounts[0].unit is None and self.amounts[0].quantity is not None
+            slash = self.tokens.words[self.i - 1] == "/"
+            if self._each or (pieces and unit is not None):
+                role = "each"
+            elif not slash and last.unit in {"pound", "kilogram"} and self.i > 0:
+                role = "plus"  # "1lb 2oz"
+            else:
+                role = "same"
+        self.amounts.append(Amount(quantity, unit.name if unit else None, role))
+
+    def unit(self, i: int, *, numbered: bool) -> tuple[Unit | None, int]:
+        """The unit that stands at `i`, sizes before it passed over, and the place after it."""
+        words = self.tokens.words
+        start = i
+        while words[i] in SIZES or words[i] in SIZE_ADVERBS or words[i] in PACKED:
+            i += 1
+        word = words[i]
+        if word in {"fl", "fluid"}:
+            j = i + 1 + (words[i + 1] == ".")
+            if words[j] in {"oz", "ozs", "ounce", "ounces"}:
+                return UNITS["fluid ounce"], self._after(j + 1)
+            return None, start
+        unit = SPELLINGS.get(word)
+        if unit is None or (not numbered and unit.name not in STARTERS):
+            return None, start
+        if word == "in" and not (
+            self.tokens.is_glued(i) or words[i + 1] in {"piece", "x", "thick"}
+        ):
+            return None, start
+        j = self._after(i + 1)
+        if unit.kind == "count" and not self._alone and (j >= self.end or words[j] in {",", ";"}):
+            return None, start  # "4 cloves", "2 fillets": the food itself
+        self.sizes += words[start:i]
+        return unit, j
+
+    def _after(self, i: int) -> int:
+        """Past a full stop, a hyphen and the same unit said twice ("¼ c cup")."""
+        words = self.tokens.words
+        if words[i] == "." and i < self.end:
+            i += 1
+        if words[i] == "-" and self.tokens.kinds[i + 1] == "W" and self.tokens.is_glued(i):
+            i += 1
+        return i
+
+    def _repeated_unit(self, i: int, unit: Unit) -> tuple[float | None, int]:
+        """The second number of "4-pound to 4½-pound ducks" or "½ cup to 1 cup"."""
+        kinds, words = self.tokens.kinds, self.tokens.words
+        if words[i] in {"to", "or", "-"} and kinds[i + 1] == "N":
+            j = i + 2 + (words[i + 2] == "-")
+            second, k = self.unit(j, numbered=True)
+            if second is unit:
+                return number(words[i + 1]), k
+        return None, i
+
+    def _late_unit(self) -> bool:
+        """A unit without its own number: "pinch of salt", "1 (16 ounce) can", "14 oz package"."""
+        sizes = len(self.sizes)
+        unit, i = self.unit(self.i, numbered=bool(self.amounts))
+        if unit is None or (not self.amounts and i >= self.end):
+            return False
+        if self.amounts and unit.kind != "count":
+            last = self.amounts[-1]
+            if last.role == "each" and last.unit is None:
+                self.amounts[-1] = last._replace(unit=unit.name)  # "1 (3 1/2) pound chicken"
+            elif last.unit != unit.name:
+                del self.sizes[sizes:]
+                return False
+            self.i = i  # "¼ c cup milk"
+            return True
+        first = self.amounts[0] if self.amounts else None
+        if first is not None and first.unit in CONTAINERS and unit.name in CONTAINERS:
+            pass  # "1 can or bottle beer"
+        elif first is not None and first.unit is None:
+            self.amounts[0] = first._replace(unit=unit.name)
+        else:
+            self.amounts.append(Amount(None, unit.name, "same" if first else "whole"))
+        self.i = i
+        return True
+
+    def _size(self) -> bool:
+        """Sizes of the food itself: "2 large eggs"."""
+        words, i = self.tokens.words, self.i
+        while words[i] in SIZES or words[i] in SIZE_ADVERBS:
+            i += 1
+        if i == self.i or words[i - 1] not in SIZES or i >= self.end:
+            return False
+        if words[i] in {"or", "to"} and words[i + 1] in SIZES:
+            i += 2
+        if words[i - 1] in SIZES_OF_MEASURES or (not self.amounts and words[i - 1] == "big"):
+            return False
+        self.sizes += words[self.i : i]
+        self.i = i
+        return True
+
+    def _group(self) -> bool:
+        """Read a bracket that holds nothing but measures."""
+        close = self.tokens.closing(self.i, self.end)
+        amounts = read_measures(self.tokens, self.i + 1, close)
+        if not amounts:
+            return False
+        first = self.amounts[0] if self.amounts else None
+        each = first is not None and first.unit is None
+        for amount in amounts:
+            role: Role = "each" if each or amount.role == "each" else "same"
+            self.amounts.append(amount._replace(role=role if first else amount.role))
+        self.i = close + 1
+        return True
+
+    def _remark(self) -> bool:
+        """Pass over "(1-inch-thick)" and "(8 count)" before a unit, as a kind of size."""
+        close = self.tokens.closing(self.i, self.end)
+        after = self.tokens.words[min(close + 1, self.end)]
+        if not self.amounts or (after != "of" and after not in SPELLINGS) or close >= self.end:
+            return False
+        self.sizes.append(self.tokens.span(self.i + 1, close))
+        self.i = close + 1
+        return True
+
+
+def read_measures(tokens: Tokens, i: int, end: int) -> list[Amount]:
+    """The measures of `tokens[i:end]` when nothing else is there ("about 12 ounces each")."""
+    words = tokens.words
+    each = words[i] == "each"
+    i += each
+    while i < end and (words[i] in ABOUT or words[i] in {"=", "~", "-", "a", "an"}):
+        i += 1
+    if i >= end:
+        return []
+    if not (tokens.kinds[i] == "N" or words[i] in WORDS):
+        return _unnumbered(tokens, i, end)
+    reader = AmountReader(tokens, i, end, alone=True)
+    while reader.i < end:
+        at = reader.i
+        if reader.amounts and (words[at] in _BETWEEN or words[at] in ABOUT):
+            reader.i += 1
+        elif words[at] in _TOTALS or (words[at] in SIZES and reader.amounts):
+            each |= words[at] in {"each", "apiece"}
+            reader.i += 1
+        elif not (tokens.kinds[at] == "N" or words[at] in WORDS) or not reader.measure():
+            return []
+    role: Role = "each" if each else "same"
+    return [a if a.role == "plus" else a._replace(role=role) for a in reader.amounts]
+
+
+def _unnumbered(tokens: Tokens, i: int, end: int) -> list[Amount]:
+    """The measure of "(a large handful)"."""
+    if tokens.words[i - 1] not in {"a", "an"}:
+        return []
+    unit, j = AmountReader(tokens, i, end, alone=True).unit(i, numbered=True)
+    return [Amount((1.0, 1.0), unit.name, "same")] if unit is not None and j == end else []

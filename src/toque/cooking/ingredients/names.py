@@ -1,0 +1,113 @@
+"""What an ingredient line names and whether it says how much, for prompts and metrics.
+
+Lines are read by `ingredient_lines.parse_line`; a prompt lists names with commas between them,
+so a name here has none.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Final
+
+from toque.cooking.ingredients.fractions import WORDS
+from toque.cooking.ingredients.parser import parse_line
+from toque.cooking.ingredients.vocabulary import ADVERBS, PREPARED, QUALITIES
+
+_ADJECTIVES: Final = QUALITIES | PREPARED | ADVERBS | {"and", "or"}
+_AT_WILL = re.compile(r"\b(?:to taste|as needed|as required)\b", re.IGNORECASE)
+_WORD = re.compile(r"[^\W\d_]{2,}")
+
+
+@lru_cache(maxsize=1 << 16)
+def ingredient_name(line: str) -> str:
+    """The food an ingredient line names, without quantity, unit, preparation and commas.
+
+    >>> ingredient_name("1 (16 ounce) can black beans, drained and rinsed")
+    'black beans'
+    >>> ingredient_name("1 pound boneless, skinless chicken breasts")
+    'skinless chicken breasts'
+    """
+    return one_name(parse_line(line).name)
+
+
+def one_name(name: str) -> str:
+    """Of a name that spans commas, the first part that is a food."""
+    if "," not in name:
+        return name
+    parts = name.split(",")
+    while len(parts) > 1 and all(word.lower() in _ADJECTIVES for word in parts[0].split()):
+        parts.pop(0)
+    return parts[0].strip() or name.replace(",", " ").strip()
+
+
+@lru_cache(maxsize=1 << 16)
+def head_of_line(line: str) -> str:
+    """The head noun of what an ingredient line names; lines repeat, so it is remembered."""
+    return head_noun(ingredient_name(line))
+
+
+@lru_cache(maxsize=1 << 15)
+def head_noun(name: str) -> str:
+    """The word an ingredient's name turns on, in the singular and lower case.
+
+    >>> head_noun("ripe Roma tomatoes"), head_noun("cream of tartar"), head_noun("bay leaves")
+    ('tomato', 'cream', 'leaf')
+    """
+    words = _WORD.findall(re.split(r"\b(?:of|with|in|or|from)\b", name.casefold(), maxsplit=1)[0])
+    words = words or _WORD.findall(name.casefold())
+    return stem(words[-1]) if words else ""
+
+
+@lru_cache(maxsize=1 << 16)
+def stem(word: str) -> str:
+    """The singular of a lower-case English noun, near enough to compare two texts.
+
+    >>> [stem(w) for w in ("berries", "tomatoes", "peaches", "couscous", "loaves", "glass")]
+    ['berry', 'tomato', 'peach', 'couscous', 'loaf', 'glass']
+    """
+    if len(word) < 4 or word.endswith(("ss", "us", "is")):
+        return word
+    if word.endswith("ies"):
+        return word[:-1] if len(word) == 4 else word[:-3] + "y"
+    if word.endswith(("eaves", "oaves", "alves", "elves")):
+        return word[:-3] + "f"
+    if word.endswith(("oes", "ches", "shes", "sses", "xes")):
+        return word[:-2]
+    return word.removesuffix("s")
+
+
+@lru_cache(maxsize=1 << 14)
+def forms(noun: str) -> frozenset[str]:
+    """Every word whose `stem` is this singular noun.
+
+    >>> sorted(forms("tomato")), sorted(forms("berry"))
+    (['tomato', 'tomatoes', 'tomatos'], ['berries', 'berry', 'berrys'])
+    """
+    # The inverse of each of the rules of `stem`.
+    maybe = {noun, noun + "s", noun + "es", noun[:-1] + "ies", noun[:-1] + "ves"}
+    return frozenset(word for word in maybe if stem(word) == noun)
+
+
+@lru_cache(maxsize=1 << 16)
+def forms_in_line(line: str) -> frozenset[str]:
+    """Every form of the head noun of what an ingredient line names."""
+    return forms(head_of_line(line))
+
+
+@lru_cache(maxsize=1 << 16)
+def has_quantity(line: str) -> bool:
+    """Whether a line says how much of a food: a number, a fraction or words ("a pinch of salt").
+
+    >>> has_quantity("1/2 cup rice"), has_quantity("salt to taste"), has_quantity("rice")
+    (True, True, False)
+    """
+    read = parse_line(line)
+    if not (read.amounts or _AT_WILL.search(line)):
+        return False
+    return _names_something(read.name)
+
+
+@lru_cache(maxsize=1 << 15)
+def _names_something(name: str) -> bool:
+    return any(word not in WORDS for word in _WORD.findall(name.casefold()))

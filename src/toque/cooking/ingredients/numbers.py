@@ -1,0 +1,79 @@
+"""Numbers of an ingredient line: single, ranges, mixed and in words."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from toque.cooking.ingredients.fractions import WORDS, number
+from toque.cooking.ingredients.tokens import Tokens
+from toque.cooking.ingredients.units import SPELLINGS
+
+Range = tuple[float, float]
+
+_TO: Final = frozenset({"to", "or", "-"})
+_AFTER_A: Final = frozenset({"few", "couple", "half", "quarter"})
+_LITTLE: Final = frozenset({"little", "good", "bit"})
+_DOZEN: Final = 12.0
+
+
+def read_number(tokens: Tokens, i: int, end: int) -> tuple[Range, int] | None:
+    """The number or range at token `i` and the place after it; None when there is none."""
+    if tokens.kinds[i] == "N":
+        return _digits(tokens, i, end)
+    if tokens.words[i] in {"a", "an"}:
+        return _article(tokens, i, end)
+    return _number_words(tokens, i)
+
+
+def _digits(tokens: Tokens, i: int, end: int) -> tuple[Range, int]:
+    kinds, words = tokens.kinds, tokens.words
+    low = number(words[i])
+    i += 1
+    j = i
+    while words[j] in _TO:
+        j += 1
+    if i < j < end and kinds[j] == "N":
+        high = number(words[j])
+        if high > low:  # "2 to 3", "12- to 16-pound"; "2 - 1" is no range
+            return (low, high), j + 1
+    if words[i] == "and" and kinds[i + 1] == "N" and "/" in words[i + 1]:
+        part = number(words[i + 1])
+        if part < 1.0 and low == int(low):  # "1 and 1/2"
+            return (low + part, low + part), i + 2
+    return (low, low), i
+
+
+def _article(tokens: Tokens, i: int, end: int) -> tuple[Range, int] | None:
+    """Read "a pinch", "a 5-pound goose", "a few", "a dozen"; "a little oil" says no number."""
+    words = tokens.words
+    i += 1
+    following = words[i]
+    if following == "dozen":
+        return (_DOZEN, _DOZEN), i + 1
+    if tokens.kinds[i] == "N" or following in _AFTER_A:
+        return read_number(tokens, i, end)
+    if following in _LITTLE and words[i + 1] not in SPELLINGS:
+        return None
+    return (1.0, 1.0), i
+
+
+def _number_words(tokens: Tokens, i: int) -> tuple[Range, int] | None:
+    words = tokens.words
+    if words[i] == "half" and words[i + 1] in {"and", "&", "-"}:
+        return None  # "half & half"
+    value: Range | None = None
+    while words[i] in WORDS:
+        low, high = WORDS[words[i]]
+        value = (low, high) if value is None else (value[0] * low, value[1] * high)
+        i += 1
+    if value is None:
+        return None
+    if words[i] in {"a", "an"} and value[0] < 1.0:
+        i += 1  # "half a lemon"
+    if words[i] == "dozen":
+        return (value[0] * _DOZEN, value[1] * _DOZEN), i + 1
+    if words[i] in _TO and words[i + 1] in WORDS:
+        return (value[0], WORDS[words[i + 1]][1]), i + 2
+    if words[i] == "of" and value[0] in {2.0, 0.5}:
+        i += 1  # "a couple of eggs"
+    return value, i

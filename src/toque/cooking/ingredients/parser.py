@@ -1,0 +1,283 @@
+"""Ingredient lines read: quantity, unit, size, name, preparation, remarks.
+
+A line is cut into numbers, words and marks and read from the left: amounts first, then the
+food's name up to the first mark or word that ends it, then what was done to it and remarks.
+English only; no line is refused: what cannot be read stays in the name.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from toque.cooking.ingredients.amounts import Amount, AmountReader, read_measures
+from toque.cooking.ingredients.fast_path import plain_line
+from toque.cooking.ingredients.fractions import number, plain
+from toque.cooking.ingredients.numbers import Range
+from toque.cooking.ingredients.segments import (
+    ENDS,
+    SPECIAL_WORDS,
+    belongs_to_name,
+    ends_name,
+    join,
+    n_named,
+    participles_end,
+    segments,
+)
+from toque.cooking.ingredients.tokens import CLOSING, Tokens
+from toque.cooking.ingredients.units import LATE, LATE_SPELLINGS, unit_of
+from toque.cooking.ingredients.vocabulary import (
+    ADVERBS,
+    PARTS,
+    PREPARED,
+    QUALITIES,
+    REMARKS,
+    SEGMENT_PREPARED,
+    SIZES,
+    SIZES_OF_MEASURES,
+    UNSAID,
+)
+
+
+class IngredientLine(NamedTuple):
+    """One ingredient line, read. Texts are "" where the line says nothing."""
+
+    quantity: Range | None
+    """The first number: low and high, the same unless the line gives a range."""
+    unit: str | None
+    """Of that number, one of `units_of_measure.UNITS`; None for pieces."""
+    size: str
+    """ "large", "small", "heaped"; of the food or of the measure."""
+    name: str
+    preparation: str
+    comment: str
+    purpose: str
+    """ "for dusting", "to serve"."""
+    optional: bool
+    amounts: tuple[Amount, ...]
+    """Every measure of the line, the first included."""
+
+
+@lru_cache(maxsize=1 << 16)
+def parse_line(line: str) -> IngredientLine:
+    """Read one ingredient line.
+
+    >>> read = parse_line("1 (16 ounce) can black beans, drained and rinsed")
+    >>> read.quantity, read.unit, read.name, read.preparation
+    ((1.0, 1.0), 'can', 'black beans', 'drained and rinsed')
+    >>> parse_line("2-3 large garlic cloves, minced (optional)").amounts
+    (Amount(quantity=(2.0, 3.0), unit='clove', role='whole'),)
+    """
+    text = " ".join(plain(line).split())
+    found = plain_line(text)
+    if found is None:
+        return _Line(text).read()
+    digits, unit, name, after = found
+    amounts: tuple[Amount, ...] = ()
+    if digits:
+        value = number(digits)
+        amounts = (Amount((value, value), unit),)
+    return IngredientLine(
+        amounts[0].quantity if amounts else None,
+        unit,
+        "",
+        name,
+        after.preparation,
+        after.comment,
+        after.purpose,
+        after.optional,
+        amounts,
+    )
+
+
+class _Line:
+    """The reading of one line."""
+
+    __slots__ = ("amounts", "comment", "name", "preparation", "purpose", "sizes", "tokens")
+
+    def __init__(self, text: str) -> None:
+        self.tokens = Tokens(text)
+        self.amounts: list[Amount] = []
+        self.sizes: list[str] = []
+        self.preparation: list[str] = []
+        self.comment: list[str] = []
+        self.purpose: list[str] = []
+        self.name = ""
+
+    def read(self) -> IngredientLine:
+        """The whole line."""
+        tokens = self.tokens
+        start = self._part_of() if "of" in tokens.words or "from" in tokens.words else 0
+        start = self._head(start)
+        while self._is_unsaid(start):
+            self.comment.append(tokens.words[start])
+            start += 1 + (tokens.words[start + 1] == ":")
+            start = start if self.amounts else self._head(start)
+        runs = segments(tokens, start)
+        if runs:
+            named = n_named(tokens, runs)
+            self._name(runs[0][0], runs[named - 1][1])
+            for run in runs[named:]:
+                self._file(*run)
+        first = self.amounts[0] if self.amounts else None
+        comment = ", ".join(self.comment) if self.comment else ""
+        said = comment.lower()
+        return IngredientLine(
+            quantity=first.quantity if first else None,
+            unit=first.unit if first else None,
+            size=" ".join(self.sizes),
+            name=self.name or tokens.text,
+            preparation=", ".join(self.preparation),
+            comment=comment,
+            purpose=", ".join(self.purpose),
+            optional=bool(said) and ("optional" in said or "if desired" in said),
+            amounts=tuple(self.amounts),
+        )
+
+    def _head(self, i: int) -> int:
+        """Read the amounts at `i`; the place after them."""
+        reader = AmountReader(self.tokens, i)
+        reader.head()
+        self.amounts, self.sizes = reader.amounts, reader.sizes
+        return reader.i
+
+    def _part_of(self) -> int:
+        """Read "Grated zest and juice of" before an amount; the place after it."""
+        words, kinds = self.tokens.words, self.tokens.kinds
+        for i in range(1, min(7, len(self.tokens))):
+            if words[i] in {"of", "from"} and not PARTS.isdisjoint(words[:i]):
+                if "N" in kinds[:i]:
+                    return 0
+                self.preparation.append(self.tokens.stripped(0, i + 1))
+                return i + 1
+        return 0
+
+    def _is_unsaid(self, i: int) -> bool:
+        """Whether "additional" or "optional:" stands before the name."""
+        words = self.tokens.words
+        if words[i] not in UNSAID or i + 1 >= len(self.tokens):
+            return False
+        return words[i + 1] not in {",", ";", "virgin", "sharp"}
+
+    def _name(self, i: int, end: int) -> None:
+        """Split a run of tokens into leading preparations, the name and what follows it."""
+        words, kinds = self.tokens.words, self.tokens.kinds
+        kept: list[int] = []
+        while i < end:
+            word = words[i]
+            if kinds[i] == "W" and word not in SPECIAL_WORDS:
+                kept.append(i)
+                i += 1
+                continue
+            if (kept and word in ENDS and ends_name(self.tokens, i)) or (
+                kept and self._opens_preparation(i, end, kept)
+            ):
+                self._file(i, end)
+                break
+            i = self._skip(i, end, kept)
+        self.name = join(self.tokens, self._without_unit(kept))
+
+    def _opens_preparation(self, i: int, end: int, kept: list[int]) -> bool:
+        """Whether "chopped" or "sliced into rings" after the name starts at `i`."""
+        j = participles_end(self.tokens, i, end)
+        if j == i or belongs_to_name(self.tokens.words[kept[-1]], self.tokens.words[i]):
+            return False
+        return j >= end or self.tokens.words[j] in {"into", "in", "("}
+
+    def _skip(self, i: int, end: int, kept: list[int]) -> int:
+        """Take what stands in a name without being of it, or keep token `i`; the place after."""
+        words, tokens = self.tokens.words, self.tokens
+        word = words[i]
+        if word in CLOSING:
+            close = tokens.closing(i, end)
+            self._bracket(i, close)
+            return close + 1
+        if kept and tokens.kinds[i] == "N":
+            close = next((k for k in range(i, end) if words[k] in CLOSING), end)
+            if self._measure(i, close):  # "heavy cream 2 cups"
+                return close
+        if word in PREPARED or word in ADVERBS:
+            j = participles_end(tokens, i, end)
+            of_name = bool(kept) and belongs_to_name(words[kept[-1]], word)
+            if i < j < end and not of_name and words[j] not in {"or", "and", "("}:
+                self.preparation.append(tokens.stripped(i, j))
+                return j
+        elif self._is_size(word, kept):
+            self.sizes.append(word)  # "ripe large avocados"
+            return i + 1
+        kept.append(i)
+        return i + 1
+
+    def _is_size(self, word: str, kept: list[int]) -> bool:
+        if word not in SIZES or word in SIZES_OF_MEASURES:
+            return False
+        return all(self.tokens.words[k] in QUALITIES for k in kept)
+
+    def _without_unit(self, kept: list[int]) -> list[int]:
+        """Take the unit of "2 garlic cloves" out of the name."""
+        words = self.tokens.words
+        if len(kept) < 2 or LATE_SPELLINGS.isdisjoint(words[k] for k in kept):
+            return kept
+        if self.amounts and self.amounts[0].unit is not None:
+            if words[kept[-1]] in {"clove", "cloves"} and words[kept[-2]] == "garlic":
+                self.amounts.append(Amount(None, "clove", "same"))  # "50 g garlic cloves"
+                kept.pop()
+            return kept
+        for at in range(len(kept) - 1, 0, -1):
+            unit = unit_of(words[kept[at]])
+            if unit is None or unit.name not in LATE:
+                continue
+            foods = LATE[unit.name]
+            if at < len(kept) - 1 and words[kept[at + 1]] != "with":
+                break
+            if foods is not None and foods.isdisjoint(words[k] for k in kept):
+                break
+            if self.amounts:
+                self.amounts[0] = self.amounts[0]._replace(unit=unit.name)
+            else:
+                self.amounts.append(Amount(None, unit.name))
+            return kept[:at] + kept[at + 1 :]
+        return kept
+
+    def _bracket(self, i: int, close: int) -> None:
+        """File what a bracket holds, part by part."""
+        start = i + 1
+        for at in range(start, close + 1):
+            if at == close or self.tokens.words[at] == ";":
+                self._file(start, at)
+                start = at + 1
+
+    def _measure(self, i: int, end: int) -> bool:
+        """Add a run that holds nothing but measures."""
+        measures = read_measures(self.tokens, i, end)
+        if measures and not self.amounts:
+            measures[0] = measures[0]._replace(role="whole")
+        self.amounts += measures
+        return bool(measures)
+
+    def _file(self, i: int, end: int) -> None:
+        """File a run after the name under measures, purpose, preparation or remark."""
+        words, kinds, tokens = self.tokens.words, self.tokens.kinds, self.tokens
+        for at in range(i, end):
+            if words[at] in CLOSING:
+                close = tokens.closing(at, end)
+                if at > i and close + 1 < end and kinds[at + 1] == "N":
+                    continue  # "cut into 3in (7.5cm) pieces"
+                self._file(i, at)
+                self._bracket(at, close)
+                self._file(close + 1, end)
+                return
+        if end - i > 2 and kinds[end - 2] == "N" and words[end - 1] == "ml":
+            end -= 2 * self._measure(end - 2, end)  # "..., divided 325 mL"
+        text = tokens.stripped(i, end)
+        if not text or self._measure(i, end):
+            return
+        word = words[i]
+        if word in {"for", "to"} and words[i + 1] != "taste":
+            self.purpose.append(text)
+        elif word in REMARKS or (word == "at" and words[i + 1] == "least"):
+            self.comment.append(text)
+        elif any(w in SEGMENT_PREPARED or w in ADVERBS for w in words[i : min(end, i + 4)]):
+            self.preparation.append(text)
+        else:
+            self.comment.append(text)

@@ -1,0 +1,159 @@
+"""Where the parts of an ingredient line begin and end: runs between commas, names, participles.
+
+Functions over a line's tokens; places are token numbers, ends exclusive.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from toque.cooking.ingredients.fractions import WORDS
+from toque.cooking.ingredients.tokens import CLOSING, Tokens
+from toque.cooking.ingredients.vocabulary import (
+    ADVERBS,
+    KEPT_WITH,
+    PART_OF_NAME,
+    PARTS,
+    PREPARED,
+    PURPOSES,
+    QUALITIES,
+    REMARKS,
+    SEGMENT_PREPARED,
+    SIZES,
+)
+
+Run = tuple[int, int]
+
+_COMMAS: Final = frozenset({",", ";", ":", "|", "--"})
+_MAX_NAMED: Final = 4
+"""Segments that one list of foods may span."""
+_AMOUNT_WORDS: Final = frozenset({"taste", "needed", "required", "desired", "wish", "like"})
+_NO_FOOD: Final = frozenset({"a", "more", "less", "you", "another"})
+ENDS: Final = frozenset(
+    {"plus", "preferably", "optional", "such", "about", "including", "divided", "+", "from", "see",
+     "or", "and", "to", "for", "as", "if", "at", "cut"}
+)  # fmt: skip
+"""Words that may end a name; `ends_name` looks closer at some."""
+SPECIAL_WORDS: Final = ENDS | PREPARED | ADVERBS | SIZES
+"""Words of a name that need a closer look."""
+
+
+def segments(tokens: Tokens, i: int) -> list[Run]:
+    """Runs of tokens between commas and the like, from token `i` on; brackets are not cut."""
+    kinds, words, end = tokens.kinds, tokens.words, len(tokens)
+    runs: list[Run] = []
+    start = i
+    while i < end:
+        if kinds[i] == "P":
+            word = words[i]
+            if word in CLOSING:
+                i = tokens.closing(i, end) + 1
+                continue
+            if word in _COMMAS or (word == "-" and not tokens.is_glued(i) and i > start):
+                if i > start:
+                    runs.append((start, i))
+                start = i + 1
+        i += 1
+    if end > start:
+        runs.append((start, end))
+    return runs
+
+
+def n_named(tokens: Tokens, runs: list[Run]) -> int:
+    """How many of the first runs the name spans: "boneless, skinless breasts"; "A, B or C"."""
+    words = tokens.words
+    n = 1
+    while n < len(runs) and all(is_quality(word) for word in words[slice(*runs[n - 1])]):
+        n += 1
+    for m in range(n, min(len(runs), n + _MAX_NAMED)):
+        start, end = runs[m]
+        if words[start - 1] != ",":
+            break
+        if words[start] in {"or", "and", "and/or"}:
+            return m + 1 if _continues(tokens, start + 1) else n
+        if tokens.kinds[start] != "W" or not is_food_like(words[start:end]):
+            break
+        if any(word in {"or", "and", "/"} for word in words[start:end]):
+            return m + 1
+    return n
+
+
+def is_quality(word: str) -> bool:
+    """Whether a word cannot be a food, so that a name goes on after it and a comma."""
+    return (
+        word in QUALITIES
+        or word in PREPARED
+        or word in ADVERBS
+        or word in {"and", "or"}
+        or word.endswith(("-fat", "-free", "-style"))
+    )
+
+
+def _continues(tokens: Tokens, i: int) -> bool:
+    """Whether what follows ", or" is another food of the name."""
+    word = tokens.words[i]
+    if tokens.kinds[i] == "N" or word in WORDS or word in _NO_FOOD:
+        return False
+    return word not in REMARKS and word not in PURPOSES and word not in SEGMENT_PREPARED
+
+
+def is_food_like(words: list[str]) -> bool:
+    """Whether a run may be one of several foods: "water, chicken broth, or stock"."""
+    if len(words) > 5 or words[0] in REMARKS:
+        return False
+    return not any(
+        word in SEGMENT_PREPARED or word in ADVERBS or word in PARTS or word in {"only", "part"}
+        for word in words
+    )
+
+
+def ends_name(tokens: Tokens, i: int) -> bool:
+    """Whether a name ends before token `i`, one of `ENDS`."""
+    word, following = tokens.words[i], tokens.words[i + 1]
+    if word in {"or", "and"}:
+        return tokens.kinds[i + 1] == "N" or following in {"more", "to", "a", "as", "half"}
+    if word in {"to", "for"}:
+        return following in PURPOSES or (word == "for" and following.endswith("ing"))
+    if word in {"as", "if"}:
+        return following in _AMOUNT_WORDS
+    if word == "at":
+        return following in {"room", "least"}
+    if word == "cut":
+        return following in {"into", "in", "up", "from", "to", "on", "across", "crosswise"}
+    return True
+
+
+def participles_end(tokens: Tokens, i: int, end: int) -> int:
+    """The place after "finely chopped and toasted" that starts at `i`; `i` when none does."""
+    words = tokens.words
+    last = i
+    for j in range(i, end):
+        word = words[j]
+        is_ground = word == "ground" and j > i and (words[j - 1] in ADVERBS or words[j - 1] == "or")
+        if is_ground or (word in PREPARED and words[j + 1] not in PART_OF_NAME.get(word, ())):
+            last = j + 1
+        elif word not in ADVERBS and not (
+            word in {"and", "or", ","} and (last == j or words[j - 1] == ",")
+        ):
+            break
+    return last
+
+
+def belongs_to_name(before: str, word: str) -> bool:
+    """Whether a participle stays in the name: "frozen chopped", "berries or sliced fruit"."""
+    return before in KEPT_WITH or (before in {"or", "and"} and word not in ADVERBS)
+
+
+def join(tokens: Tokens, kept: list[int]) -> str:
+    """The text of the kept tokens, each gap one blank."""
+    if not kept:
+        return ""
+    if kept[-1] - kept[0] == len(kept) - 1:
+        return tokens.stripped(kept[0], kept[-1] + 1)
+    parts: list[str] = []
+    run = kept[0]
+    for last, this in zip(kept, [*kept[1:], -1], strict=True):
+        if this != last + 1:
+            parts.append(tokens.stripped(run, last + 1))
+            run = this
+    return " ".join(part for part in parts if part)

@@ -1,0 +1,79 @@
+"""An ingredient line cut into numbers, words and marks."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from toque.cooking.ingredients.fractions import NUMBER
+
+_TOKEN: Final = re.compile(rf"[^\W\d_]+(?:['-](?=[^\W\d_])[^\W\d_]+)*'?|{NUMBER}|\S")
+_KINDS: Final = dict.fromkeys("abcdefghijklmnopqrstuvwxyz", "W") | dict.fromkeys("123456789", "N")
+CLOSING: Final = {"(": ")", "[": "]"}
+"""Opening brackets and what closes them."""
+
+
+def _kind(word: str) -> str:
+    """The kind of a token whose first character leaves it open."""
+    if word[0].isalpha() or word == "00":  # "00 flour"
+        return "W"
+    return "N" if word[-1].isdecimal() else "P"  # "²" is a digit and no number
+
+
+class Tokens:
+    """A line's tokens and three ends: kind ("N" number, "W" word, "P" mark, "E" end) and place."""
+
+    __slots__ = ("_originals", "_starts", "kinds", "text", "words")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        originals: list[str] = _TOKEN.findall(text)
+        words = [word.lower() for word in originals]
+        self.kinds = [_KINDS.get(word[0]) or _kind(word) for word in words]
+        if "T" in originals:  # a tablespoon; "t" is a teaspoon
+            words = [old if old == "T" else new for old, new in zip(originals, words, strict=True)]
+        self.kinds += ("E", "E", "E")
+        words += ("", "", "")
+        self.words = words
+        self._originals = originals
+        self._starts: list[int] | None = None
+
+    @property
+    def starts(self) -> list[int]:
+        """Where each token begins in `text`."""
+        if self._starts is None:
+            at = 0
+            self._starts = []
+            for word in self._originals:
+                at = self.text.index(word, at)
+                self._starts.append(at)
+                at += len(word)
+        return self._starts
+
+    def span(self, i: int, j: int) -> str:
+        """The text of tokens i to j, as it was written."""
+        if "P" not in self.kinds[i:j]:  # the usual case, without looking for places
+            return " ".join(self._originals[i:j])
+        starts = self.starts
+        return self.text[starts[i] : starts[j - 1] + len(self._originals[j - 1])]
+
+    def __len__(self) -> int:
+        return len(self._originals)
+
+    def closing(self, i: int, end: int) -> int:
+        """Place of the mark that closes the bracket at `i`; `end` when there is none."""
+        mark = CLOSING[self.words[i]]
+        for j in range(i + 1, end):
+            if self.words[j] == mark:
+                return j
+        return end
+
+    def stripped(self, i: int, j: int) -> str:
+        """The text of tokens i to j without marks at its ends; "" when there are none."""
+        return self.span(i, j).strip(" ,;:.-*") if i < j else ""
+
+    def is_glued(self, i: int) -> bool:
+        """Whether no blank stands before token `i`."""
+        if not 0 < i < len(self._originals):
+            return False
+        return self.starts[i] == self.starts[i - 1] + len(self._originals[i - 1])

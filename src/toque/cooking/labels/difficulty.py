@@ -1,0 +1,175 @@
+"""Easy, medium or hard: the curriculum's bounds, refined by work, time and technique.
+
+1. By bounds: easy up to 6 ingredients and 6 steps, medium up to 12 and 12, else hard.
+2. One level easier when the work is small: directions of at most 150 words, at most 90 minutes
+   in all, and no demanding technique. Many short steps are still little work.
+3. One level harder when two demanding techniques are asked for, or one and more than 2 hours.
+
+Time is the recipe's `minutes`; when they are missing (or 0), the minutes its steps speak of.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from toque.cooking.labels.recipe_features import Reading, read
+from toque.cooking.recipe import DIFFICULTIES, Difficulty, Recipe
+from toque.cooking.recipe import difficulty_of as by_bounds
+from toque.cooking.text_keys import words_of
+
+MAX_WORDS: Final = 150
+MAX_MINUTES: Final = 90
+LONG_MINUTES: Final = 120
+MANY_TECHNIQUES: Final = 2
+
+TECHNIQUES: Final[dict[str, str]] = {
+    "knead": "knead kneaded kneading",
+    "proof": "proof proofed doubled",
+    "ferment": "ferment fermented fermenting",
+    "pipe": "piping",
+    "temper": "tempering",
+    "caramelise": "caramelize caramelized caramelise caramelised",
+    "whip to peaks": "peaks meringue meringues",
+    "bain-marie": "marie",
+    "custard": "custard hollandaise",
+    "deep-fry": "fryer",
+    "sous vide": "vide",
+    "flambe": "flambe flambé ignite",
+    "emulsify": "emulsify emulsified emulsifies",
+    "deglaze": "deglaze deglazing",
+    "roux": "roux bechamel béchamel",
+    "braise": "braise braising",
+    "blanch": "blanch blanching",
+    "poach": "poach poaching",
+    "bone": "debone deboning spatchcock truss",
+    "smoke": "smoker",
+    "can": "sterilize sterilise sterilized sterilised canning",
+    "julienne": "julienne chiffonade brunoise mandoline",
+    "roll out": "lattice crimp",
+}
+"""Demanding techniques and the words that ask for them."""
+
+_PHRASES: Final[tuple[tuple[str, str, str], ...]] = (
+    ("proof", "rise", r"(?:let|dough)\b.{0,40}\brise"),
+    ("ferment", "brine", r"brine (?:for|overnight)"),
+    ("ferment", "cure", r"\bcure (?:for|the)"),
+    ("pipe", "pastry", r"pastry bag"),
+    ("pipe", "pipe", r"pipe (?:the|onto|into|rosettes)"),
+    ("temper", "thermometer", r"candy thermometer"),
+    ("temper", "ball", r"(?:soft|hard)[- ]ball"),
+    ("temper", "crack", r"hard[- ]crack"),
+    ("bain-marie", "boiler", r"double boiler"),
+    ("bain-marie", "bath", r"water bath"),
+    ("bain-marie", "simmering", r"over (?:\w+ )?simmering water"),
+    ("deep-fry", "deep", r"deep[- ](?:fry|fried|fat|frying)"),
+    ("blanch", "ice", r"ice bath"),
+    ("bone", "butterfly", r"butterfly the"),
+    ("smoke", "chips", r"(?:wood|smoking) chips"),
+    (
+        "roll out",
+        "roll",
+        r"roll (?:out|dough|pastry|the (?:dough|pastry))|roll .{0,30} out (?:on|to)",
+    ),
+)
+"""Technique, a word without which the phrase cannot be there, and the phrase."""
+
+
+def _triggers() -> dict[str, list[tuple[str, re.Pattern[str] | None]]]:
+    triggers: dict[str, list[tuple[str, re.Pattern[str] | None]]] = {}
+    for name, words in TECHNIQUES.items():
+        for word in words.split():
+            triggers.setdefault(word, []).append((name, None))
+    for name, word, phrase in _PHRASES:
+        triggers.setdefault(word, []).append((name, re.compile(phrase)))
+    return triggers
+
+
+_TRIGGERS: Final = _triggers()
+_TRIGGER_WORDS: Final = frozenset(_TRIGGERS)
+# A set of characters first: a search then runs from one of them to the next.
+_TIME: Final = re.compile(
+    r"([0-9]\d*(?:\.\d+)?)(?:\s*(?:-|to|or)\s*(\d+(?:\.\d+)?))?\s*(?:more |additional )?"
+    r"(hours?|hrs?|minutes?|mins?)\b"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DifficultyReport:
+    """A level and what led to it."""
+
+    level: Difficulty
+    by_bounds: Difficulty
+    minutes: float | None
+    """None when neither the recipe nor its steps say."""
+    words: int
+    techniques: tuple[str, ...]
+    """Names of `TECHNIQUES`, in their order."""
+
+
+def difficulty_of(recipe: Recipe) -> Difficulty:
+    """How hard a recipe is, whatever label it carries.
+
+    >>> steps = ("Boil the pasta for 10 minutes.",) * 8
+    >>> difficulty_of(Recipe("Pasta", ("pasta", "salt"), steps))
+    'easy'
+    """
+    return report_difficulty(recipe).level
+
+
+def report_difficulty(recipe: Recipe) -> DifficultyReport:
+    """The level of a recipe with its reasons."""
+    return difficulty_of_reading(read(recipe))
+
+
+def difficulty_of_reading(reading: Reading) -> DifficultyReport:
+    """The level of a recipe that has been read, with its reasons."""
+    recipe = reading.recipe
+    bounds = by_bounds(len(recipe.ingredients), len(recipe.steps))
+    techniques = _techniques(reading.text, reading.different)
+    minutes = float(recipe.minutes) if recipe.minutes else minutes_in((reading.text,))
+    level = DIFFICULTIES.index(bounds)
+    long = minutes is not None and minutes > LONG_MINUTES
+    if not techniques and reading.n_tokens <= MAX_WORDS and (minutes or 0.0) <= MAX_MINUTES:
+        level -= 1
+    elif len(techniques) >= MANY_TECHNIQUES or (techniques and long):
+        level += 1
+    level = min(max(level, 0), len(DIFFICULTIES) - 1)
+    return DifficultyReport(DIFFICULTIES[level], bounds, minutes, reading.n_tokens, techniques)
+
+
+def techniques_in(text: str) -> tuple[str, ...]:
+    """The demanding techniques a text asks for.
+
+    >>> techniques_in("Knead the dough, let rise, then deep-fry.")
+    ('knead', 'proof', 'deep-fry')
+    """
+    return _techniques(text.lower(), frozenset(words_of(text)))
+
+
+def _techniques(text: str, words: frozenset[str]) -> tuple[str, ...]:
+    if _TRIGGER_WORDS.isdisjoint(words):
+        return ()
+    found = {
+        name
+        for word in _TRIGGER_WORDS & words
+        for name, phrase in _TRIGGERS[word]
+        if phrase is None or phrase.search(text)
+    }
+    return tuple(name for name in TECHNIQUES if name in found)
+
+
+def minutes_in(steps: Iterable[str]) -> float | None:
+    """The sum of the times that steps speak of, of a range the longer; None without any.
+
+    >>> minutes_in(["Bake 20 to 25 minutes.", "Chill for 1 hour."])
+    85.0
+    """
+    total, found = 0.0, False
+    for step in steps:
+        for low, high, unit in _TIME.findall(step.lower()):
+            total += float(high or low) * (60.0 if unit.startswith("h") else 1.0)
+            found = True
+    return total if found else None

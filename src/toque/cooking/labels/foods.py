@@ -1,0 +1,117 @@
+"""Common foods with what 100 g of them hold, found by the names recipes use.
+
+The table `foods.tsv` comes from the USDA's National Nutrient Database for Standard Reference 21
+(public domain) through `tools/make_foods.py`. One entry stands for many names: a traffic light
+does not need to know Gouda from Edam.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Final
+
+from toque.cooking.ingredients.names import stem
+
+_TABLE: Final = Path(__file__).with_name("foods.tsv")
+_WORD: Final = re.compile(r"[^\W\d_]+|\d+%")
+_ALTERNATIVES: Final = re.compile(r",? or |/| and/or |, (?:such as|preferably) |;|:| - ")
+NUTRIENTS: Final = (
+    "energy_kcal", "fat_g", "saturated_fat_g", "sugar_g", "sodium_mg", "protein_g",
+    "carbohydrate_g",
+)  # fmt: skip
+_MAX_WORDS: Final = 5
+_SERVING_G: Final = 30.0
+"""Of a food too rare to know."""
+_NOT_FOOD: Final = frozenset(
+    {"skewer", "toothpick", "foil", "parchment", "equipment", "accompaniment", "twine", "reynold",
+     "thermometer", "cutter", "cheesecloth", "liner", "charcoal", "torch", "ramekin"}
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Food:
+    """A food; its figures are of what recipes weigh: raw, edible parts."""
+
+    name: str
+    usda: str
+    """USDA's number, or "typical" where SR21 has no such food."""
+    per_100_g: tuple[float, ...]
+    """Figures in the order of `NUTRIENTS`."""
+    weights_g: dict[str, float]
+    """Grams of a cup, of a piece, and of other units of this food."""
+    serving_g: float
+    """Grams in one serving of a dish with it, where no amount is said: a median of real dishes."""
+
+
+@cache
+def foods() -> tuple[Food, ...]:
+    """Every food of the table."""
+    return tuple(food for food, _ in _read())
+
+
+@cache
+def _read() -> tuple[tuple[Food, tuple[str, ...]], ...]:
+    rows: list[tuple[Food, tuple[str, ...]]] = []
+    for line in _TABLE.read_text(encoding="utf-8").splitlines()[1:]:
+        names, usda, *figures, weights, typical = line.split("\t")
+        known = tuple(names.split(","))
+        pairs = (item.split("=") for item in weights.split(";") if item)
+        grams = {unit: float(value) for unit, value in pairs}
+        values = tuple(float(value) for value in figures)
+        rows.append((Food(known[0], usda, values, grams, float(typical or _SERVING_G)), known))
+    return tuple(rows)
+
+
+@cache
+def _index() -> dict[tuple[str, ...], Food]:
+    """Foods by the singular words of each of their names."""
+    index: dict[tuple[str, ...], Food] = {}
+    for food, names in _read():
+        for name in names:
+            index.setdefault(_words(name), food)
+    return index
+
+
+def _words(name: str) -> tuple[str, ...]:
+    plain = name.casefold()
+    if not plain.isascii():  # "jalapeño" is "jalapeno"
+        parts = unicodedata.normalize("NFKD", plain)
+        plain = "".join(mark for mark in parts if not unicodedata.combining(mark))
+    return tuple(stem(word) for word in _WORD.findall(plain.replace("'s", "s").replace("'", "")))
+
+
+@lru_cache(maxsize=1 << 16)
+def find_food(name: str) -> Food | None:
+    """The food an ingredient's name means, if the table has one.
+
+    The longest run of words that is a name in the table counts, the last of several; of
+    alternatives ("butter or margarine") the first that is known.
+
+    >>> find_food("skinless, boneless chicken breast halves").name, find_food("unobtainium")
+    ('chicken breast', None)
+    """
+    for part in _ALTERNATIVES.split(name):
+        food = _find(_words(part))
+        if food is not None:
+            return food
+    return _find(_words(name))
+
+
+def _find(words: tuple[str, ...]) -> Food | None:
+    index = _index()
+    for length in range(min(_MAX_WORDS, len(words)), 0, -1):
+        for start in range(len(words) - length, -1, -1):
+            food = index.get(words[start : start + length])
+            if food is not None:
+                return food
+    return None
+
+
+@lru_cache(maxsize=1 << 16)
+def is_food(name: str) -> bool:
+    """Whether a line names something to eat, and no skewer or foil."""
+    return _NOT_FOOD.isdisjoint(_words(name))

@@ -1,0 +1,64 @@
+"""In which language a recipe is written, by its commonest small words; a guess, for the report."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from toque.cooking.labels.recipe_features import Reading
+
+_WORDS: Final = {
+    "English": "the and of to in with a until for on into or it is from add over at minutes",
+    "German": "der die das und mit den in zu auf ein eine dem im für aus bei nach minuten etwas",
+    "French": "le la les et de du des un une dans avec à en au sur pendant pour vous minutes puis",
+    "Spanish": "el la los las y de en con un una que por se al del hasta para lo minutos sal",
+    "Italian": "il la le e di in con un una per che gli del della al nel fino poi minuti lo",
+    "Portuguese": "o a os as e de em com um uma que por até da do no na para minutos ao",
+    "Dutch": "de het een en van in met op je voor tot er aan uit dan minuten bij en doe snijd",
+    "Swedish": "och i en ett med på av till det som för den ca låt tills så minuter rör ner",
+    "Danish": "og i en et med på af til det som for den ca lad indtil så minutter hæld dem kom",
+    "Norwegian": "og i en et med på av til det som for den ca la så minutter ha rør deg ut",
+    "Finnish": "ja on sekä noin kun se niin anna lisää minuuttia sekaan päälle uunissa kunnes",
+    "Polish": "i w na z do się po przez lub ok oraz jest minut dodaj nie od aż można około",
+    "Czech": "a v na s do se po si nebo je minut přidáme pak ve které až z k necháme asi",
+    "Hungarian": "a az és egy hogy majd ha meg is nem percig bele jól el vagy hozzá rá össze",
+    "Turkish": "ve bir ile için da de kadar sonra dakika bu üzerine ekleyin daha olarak su ince",
+    "Romanian": "și si in cu de la se o pe un din pentru minute sau apoi până ce peste le am",
+    "Indonesian": "dan di hingga dengan yang lalu ke dalam api tambahkan masukkan aduk rata menit",
+}
+_COMMON: Final = {name: frozenset(words.split()) for name, words in _WORDS.items()}
+_SCRIPTS: Final = (
+    ("\u0370", "\u03ff", "Greek"),
+    ("\u0400", "\u04ff", "a Cyrillic script"),
+    ("\u0590", "\u05ff", "Hebrew"),
+    ("\u0600", "\u06ff", "an Arabic script"),
+    ("\u0900", "\u0d7f", "an Indian script"),
+    ("\u0e00", "\u0e7f", "Thai"),
+    ("\u3040", "\u30ff", "Japanese"),
+    ("\u4e00", "\u9fff", "Chinese characters"),
+    ("\uac00", "\ud7af", "Korean"),
+)
+_SEEN_CHARS: Final = 300
+MIN_SHARE: Final = 0.04
+"""Of the words that must be small words of a language before it is named."""
+
+
+def language_of(reading: Reading) -> str:
+    """The language of a recipe's steps; "English" when nothing speaks against it.
+
+    >>> from toque.cooking.labels.recipe_features import read
+    >>> from toque.cooking.recipe import Recipe
+    >>> language_of(read(Recipe("Suppe", ("Salz",), ("Die Zwiebeln mit dem Salz anbraten.",))))
+    'German'
+    """
+    text = reading.text[:_SEEN_CHARS]
+    if not text.isascii():
+        letters = [letter for letter in text if letter.isalpha()]
+        for first, last, script in _SCRIPTS:
+            if 2 * sum(first <= letter <= last for letter in letters) > len(letters):
+                return script
+    words = reading.words
+    counts = {name: sum(map(common.__contains__, words)) for name, common in _COMMON.items()}
+    best = max(counts, key=counts.__getitem__)
+    if counts[best] == counts["English"] or counts[best] < MIN_SHARE * len(words):
+        return "English"
+    return best

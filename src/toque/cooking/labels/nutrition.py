@@ -1,0 +1,191 @@
+"""Healthy, Moderate or Indulgent: traffic lights of a serving, given or estimated.
+
+Lights are those of the UK's front-of-pack guidance (Food Standards Agency and Department of
+Health, "Guide to creating a front of pack nutrition label", 2016): per 100 g green up to
+3 g fat, 1.5 g saturates, 5 g sugars, 0.3 g salt; red above 17.5, 5, 22.5 and 1.5 g; and red when
+a serving holds more than 21 g fat, 6 g saturates, 27 g sugars or 1.8 g salt. The lights per 100 g
+are used when the weight of a serving is stated; a recipe rarely says it, and then the guidance
+only tells red from not red.
+
+The class is ours: *Healthy* when no light is red, *Indulgent* when more than half of the known
+lights are red, *Moderate* otherwise.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from toque.cooking.labels.foods import NUTRIENTS
+from toque.cooking.labels.ingredient_facts import TAKEN_UP, LineFacts, Nutrients, scaled
+from toque.cooking.labels.recipe_features import Reading, read
+from toque.cooking.labels.servings import servings_of
+from toque.cooking.recipe import NutritionClass, Recipe
+
+Light = Literal["green", "amber", "red"]
+
+GREEN_PER_100_G: Final = {"fat_g": 3.0, "saturated_fat_g": 1.5, "sugar_g": 5.0, "salt_g": 0.3}
+RED_PER_100_G: Final = {"fat_g": 17.5, "saturated_fat_g": 5.0, "sugar_g": 22.5, "salt_g": 1.5}
+RED_PER_SERVING: Final = {"fat_g": 21.0, "saturated_fat_g": 6.0, "sugar_g": 27.0, "salt_g": 1.8}
+SALT_PER_SODIUM: Final = 2.5
+MIN_LIGHTS: Final = 2
+"""Fewer given nutrients than this say nothing of a dish: it is estimated."""
+
+_UNKNOWN_G: Final = 40.0
+"""Weight in a serving of an ingredient that is neither measured nor in the table."""
+_ENERGY: Final = NUTRIENTS.index("energy_kcal")
+_FRIED: Final = re.compile(r"\bfry|\bfried\b|\bfries\b", re.IGNORECASE)
+_CLAIMS: Final[dict[str, tuple[str, ...]]] = {
+    "low-fat": ("fat_g", "saturated_fat_g"),
+    "fat-free": ("fat_g", "saturated_fat_g"),
+    "low-calorie": ("fat_g",),
+    "low-saturated-fat": ("fat_g", "saturated_fat_g"),
+    "low-sodium": ("sodium_mg",),
+    "low-salt": ("sodium_mg",),
+    "low-carb": ("sugar_g",),
+    "very-low-carbs": ("sugar_g",),
+    "diabetic": ("sugar_g",),
+    "sugar-free": ("sugar_g",),
+}
+"""Tags that state what a dish is low in, and the estimates they cap just below red."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nutrition:
+    """What a serving holds and its class."""
+
+    klass: NutritionClass | None
+    """None when nothing is known: no nutrients given and no ingredient found."""
+    per_serving: Mapping[str, float]
+    lights: Mapping[str, Light]
+    """Of fat, saturates, sugar and salt, those known."""
+    estimated: bool
+    coverage: float
+    """1.0 when given. Estimated: the share of the ingredients' weight that is both measured by
+    the recipe and found in the table of foods; 0.0 when the recipe gives names only."""
+    servings: float | None
+    """Servings the estimate divided by; None when the nutrients were given."""
+
+
+def nutrition_of(recipe: Recipe) -> Nutrition:
+    """The nutrition of a recipe: from its own figures, else estimated from its ingredients.
+
+    >>> given = {"fat_g": 30.0, "saturated_fat_g": 4.0, "sugar_g": 3.0, "sodium_mg": 300.0}
+    >>> nutrition_of(Recipe("Salad", ("oil",), ("Toss.",), nutrition=given)).klass
+    'Moderate'
+    """
+    return nutrition_of_reading(read(recipe))
+
+
+def nutrition_of_reading(reading: Reading) -> Nutrition:
+    """The nutrition of a recipe that has been read."""
+    recipe = reading.recipe
+    if recipe.nutrition:
+        lights = traffic_lights(recipe.nutrition)
+        if len(lights) >= MIN_LIGHTS:
+            return Nutrition(
+                klass=class_of(lights),
+                per_serving=dict(recipe.nutrition),
+                lights=lights,
+                estimated=False,
+                coverage=1.0,
+                servings=None,
+            )
+    return _estimate(reading)
+
+
+def traffic_lights(per_serving: Mapping[str, float]) -> dict[str, Light]:
+    """Lights of a serving; `serving_g`, when it is there, gives the lights per 100 g too.
+
+    Without it, green is told from amber by nothing, and what is not red is amber.
+    """
+    known = dict(per_serving)
+    if "salt_g" not in known and "sodium_mg" in known:
+        known["salt_g"] = known["sodium_mg"] / 1000.0 * SALT_PER_SODIUM
+    weight = known.get("serving_g", 0.0)
+    lights: dict[str, Light] = {}
+    for name, red in RED_PER_SERVING.items():
+        if name not in known:
+            continue
+        lights[name] = "red" if known[name] > red else "amber"
+        if weight > 0.0:
+            share = known[name] * 100.0 / weight
+            if share > RED_PER_100_G[name]:
+                lights[name] = "red"
+            elif share <= GREEN_PER_100_G[name] and lights[name] != "red":
+                lights[name] = "green"
+    return lights
+
+
+def class_of(lights: Mapping[str, Light]) -> NutritionClass | None:
+    """No red light: Healthy; more than half red: Indulgent; else Moderate; none known: None."""
+    if not lights:
+        return None
+    red = sum(light == "red" for light in lights.values())
+    if red == 0:
+        return "Healthy"
+    return "Indulgent" if 2 * red > len(lights) else "Moderate"
+
+
+def estimate(recipe: Recipe) -> Nutrition:
+    """Nutrition by the table of foods, whatever figures the recipe carries."""
+    return _estimate(read(recipe))
+
+
+def _estimate(reading: Reading) -> Nutrition:
+    recipe = reading.recipe
+    lines = [line for line in reading.lines if line.is_food]
+    known = [line for line in lines if line.food is not None]
+    if not known:
+        return Nutrition(None, {}, {}, estimated=True, coverage=0.0, servings=None)
+    known = _without_frying_fat(known, recipe.steps)
+    measured = [line for line in known if line.grams > 0.0]
+    if measured:
+        whole = _sum([line.nutrients for line in measured])
+        usual_kcal = sum([line.usual[_ENERGY] for line in known])
+        servings = servings_of(reading, known, energy_kcal=whole[_ENERGY], usual_kcal=usual_kcal)
+        figures = [value / servings for value in whole]
+    else:
+        servings, figures = 1.0, _sum([line.usual for line in known])
+    per_serving = dict(zip(NUTRIENTS, figures, strict=True))
+    known_g = sum([line.grams for line in measured]) / servings
+    loose_g = sum([line.food.serving_g for line in known if line.food and not line.line.amounts])
+    weight_g = known_g + loose_g + _UNKNOWN_G * (len(lines) - len(known))
+    if recipe.tags:
+        _respect_claims(per_serving, recipe.tags)
+    lights = traffic_lights(per_serving)
+    return Nutrition(
+        klass=class_of(lights),
+        per_serving=per_serving,
+        lights=lights,
+        estimated=True,
+        coverage=known_g / weight_g if weight_g else 0.0,
+        servings=servings if measured else None,
+    )
+
+
+def _without_frying_fat(lines: list[LineFacts], steps: Iterable[str]) -> list[LineFacts]:
+    """Lines of which fat to fry in counts only as far as the food takes it up."""
+    if not any(line.is_frying_fat for line in lines) or not any(map(_FRIED.search, steps)):
+        return lines
+    found = []
+    for line in lines:
+        if line.is_frying_fat and line.food is not None:
+            eaten = TAKEN_UP * line.grams
+            line = line._replace(grams=eaten, nutrients=scaled(line.food, eaten))  # noqa: PLW2901
+        found.append(line)
+    return found
+
+
+def _sum(nutrients: Iterable[Nutrients]) -> list[float]:
+    return [sum(figures) for figures in zip(*nutrients, strict=True)]
+
+
+def _respect_claims(per_serving: dict[str, float], tags: Iterable[str]) -> None:
+    """Cap estimates at the red limit where the recipe states that it is low in something."""
+    limits = {**RED_PER_SERVING, "sodium_mg": RED_PER_SERVING["salt_g"] * 1000 / SALT_PER_SODIUM}
+    for tag in tags:
+        for name in _CLAIMS.get(tag.lower().replace(" ", "-"), ()):
+            per_serving[name] = min(per_serving[name], limits[name])

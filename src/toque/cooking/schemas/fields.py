@@ -1,0 +1,246 @@
+"""A raw record of any known schema as the one record that cleaning and example-making read.
+
+The result has a title, `ingredients` and `directions` as lists of lines, and what else is known
+in the field names of `toque.cooking.schemas.normalize`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from toque.cooking.labels.nutrients import nutrients_of
+from toque.cooking.schemas.columns import Shape, shape_of
+from toque.cooking.schemas.list_fields import BrokenListError, ingredient_lines, step_lines, text_of
+from toque.cooking.schemas.printed_lists import looks_like_literal, parse_literal
+from toque.cooking.schemas.repairs import (
+    only_a_link,
+    rejoined,
+    untokenised,
+    without_boilerplate,
+    without_repeat,
+)
+from toque.cooking.schemas.schema_org import (
+    is_schema_org,
+    recipe_nodes,
+    record_of_node,
+)
+
+BROKEN_LIST = "broken list"
+NO_NODE = "no recipe in record"
+
+# Daily values Food.com divided by: the US label before 2016, and 25 g of sugar, which is not on
+# that label; with them energy agrees with 9/4/4 kcal per gram (tests/cooking/formats).
+DAILY_VALUES = {
+    "fat_g": 65.0,
+    "sugar_g": 25.0,
+    "sodium_mg": 2400.0,
+    "protein_g": 50.0,
+    "saturated_fat_g": 20.0,
+    "carbohydrate_g": 300.0,
+}
+_API_DEFAULT_MINUTES = 45
+"""What Spoonacular answers when a recipe says nothing of its time."""
+
+Record = dict[str, Any]
+
+
+def records_of(
+    raw: Mapping[str, Any], columns: tuple[tuple[str, str], ...], notes: Counter[str]
+) -> Iterator[Record | str]:
+    """The records in a raw one (a page's graph may hold several), or why there is none."""
+    if not columns and is_schema_org(raw):
+        found = False
+        for node in recipe_nodes(raw):
+            found = True
+            yield _repaired(record_of_node(node, notes), notes)
+        if not found:
+            yield NO_NODE
+        return
+    shape = shape_of(tuple(raw), columns)
+    try:
+        adapter = _ADAPTERS.get(shape.schema)
+        if adapter:
+            record = adapter({name: raw[field] for name, field in shape.folded.items()}, notes)
+        else:
+            record = _generic(raw, shape)
+    except BrokenListError:
+        yield BROKEN_LIST
+        return
+    yield _repaired(record, notes)
+
+
+def _repaired(record: Record, notes: Counter[str]) -> Record | str:
+    record["ingredients"] = without_boilerplate(record.get("ingredients") or [], notes)
+    steps = without_boilerplate(record.get("directions") or [], notes)
+    if len(steps) == 1 and "\n" in steps[0]:
+        steps = [line for line in steps[0].splitlines() if line.strip()]
+    steps = without_repeat(steps, notes)
+    if only_a_link(steps):
+        notes["steps that only link to a page"] += 1
+        steps = []
+    record["directions"] = steps
+    return record
+
+
+def _generic(raw: Mapping[str, Any], shape: Shape) -> Record:
+    roles = shape.roles
+    record = {role: raw[name] for role, name in roles.items() if name in raw}
+    record["title"] = text_of(record.get("title"))
+    lines, steps = record.get("ingredients"), record.pop("steps", None)
+    record["ingredients"] = ingredient_lines(lines or shape.another(raw, "ingredients"))
+    record["directions"] = step_lines(steps or shape.another(raw, "steps"))
+    record["tags"] = [*_words(record.get("tags")), *_words(record.pop("cuisine", None))]
+    record["source"] = text_of(raw.get("source"))
+    for name in ("difficulty", "nutrition_class"):
+        record[name] = raw.get(name)
+    nutrients = _nutrients(raw)
+    if nutrients is not None:
+        record["nutrition"] = nutrients
+    else:  # they may stand beside the other fields
+        record.pop("nutrition", None)
+        record |= {n: raw[n] for n in shape.nutrients if n not in record}
+    return record
+
+
+def _nutrients(raw: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The nutrients a record keeps in one field, as an object or printed."""
+    for name in ("nutrition", "nutrients"):
+        value = raw.get(name)
+        if isinstance(value, str) and looks_like_literal(value):
+            try:
+                value = parse_literal(value)
+            except ValueError:
+                continue
+        if isinstance(value, dict) and value:
+            return value
+    return None
+
+
+def _foodcom_raw(raw: Mapping[str, Any], notes: Counter[str]) -> Record:
+    """RAW_recipes.csv: nutrition is kcal, then percent of daily values per serving."""
+    record: Record = {
+        "title": text_of(raw.get("name")),
+        "ingredients": untokenised(ingredient_lines(raw.get("ingredients")), notes),
+        "directions": untokenised(step_lines(raw.get("steps")), notes),
+        "tags": _words(raw.get("tags")),
+        "minutes": raw.get("minutes"),
+        "source": "food.com",
+    }
+    numbers = _list_of(raw.get("nutrition"))
+    if len(numbers) == 1 + len(DAILY_VALUES) and all(
+        isinstance(number, int | float) for number in numbers
+    ):
+        record["nutrition"] = {"energy_kcal": numbers[0]} | {
+            name: round(percent / 100 * daily, 2)
+            for (name, daily), percent in zip(DAILY_VALUES.items(), numbers[1:], strict=True)
+        }
+    return record
+
+
+def _foodcom(raw: Mapping[str, Any], notes: Counter[str]) -> Record:
+    """recipes.csv and recipes.parquet: vectors of R, nutrients per serving in own columns.
+
+    Most quantities have lost their unit there ("1/4" for a quarter cup). An amount without its
+    unit is wrong, so a quantity is joined to its ingredient only when it carries one.
+    """
+    raw = {name: None if value == "NA" else value for name, value in raw.items()}
+    parts = ingredient_lines(raw.get("recipeingredientparts"))
+    quantities = _list_of(raw.get("recipeingredientquantities"))
+    if len(quantities) == len(parts):
+        joined = [
+            f"{quantity.strip()} {part}" if _has_unit(quantity) else part
+            for quantity, part in zip(quantities, parts, strict=True)
+        ]
+        notes["quantities without a unit left out"] += sum(
+            bool(quantity) and not _has_unit(quantity) for quantity in quantities
+        )
+        parts = joined
+    return {
+        "title": text_of(raw.get("name")),
+        "ingredients": parts,
+        "directions": step_lines(raw.get("recipeinstructions")),
+        "tags": _words(raw.get("keywords")),
+        "servings": _float(raw.get("recipeservings")),
+        "minutes": raw.get("totaltime"),
+        "prep_time": raw.get("preptime"),
+        "cook_time": raw.get("cooktime"),
+        "nutrition": nutrients_of(raw),
+        "source": "food.com",
+    }
+
+
+def _recipenlg(raw: Mapping[str, Any], notes: Counter[str]) -> Record:
+    return {
+        "title": text_of(raw.get("title")),
+        "ingredients": ingredient_lines(raw.get("ingredients")),
+        "directions": rejoined(step_lines(raw.get("directions")), notes),
+        "source": text_of(raw.get("link")) or text_of(raw.get("source")),
+    }
+
+
+def _spoonacular(raw: Mapping[str, Any], notes: Counter[str]) -> Record:
+    """The API's answer, whole or flattened to a table with reprs in its cells."""
+    try:
+        ingredients = ingredient_lines(raw.get("extendedingredients"))
+    except BrokenListError:  # numpy leaves out the middle of a long list
+        ingredients = ingredient_lines(raw.get("ingredients"))
+    steps = step_lines(raw.get("instructions"))
+    if not any(step.strip() for step in steps):
+        try:
+            steps = step_lines(raw.get("analyzedinstructions"))
+        except BrokenListError:
+            steps = []
+    minutes = raw.get("readyinminutes")
+    if _float(minutes) == _API_DEFAULT_MINUTES and not raw.get("cookingminutes"):
+        notes["times that are only the API's default"] += 1
+        minutes = None
+    return {
+        "title": text_of(raw.get("title")),
+        "ingredients": ingredients,
+        "directions": steps,
+        "tags": [tag for n in ("cuisines", "dishtypes", "diets") for tag in _words(raw.get(n))],
+        "servings": raw.get("servings"),
+        "minutes": minutes,
+        "source": text_of(raw.get("sourceurl")),
+    }
+
+
+_ADAPTERS: dict[str, Callable[[Mapping[str, Any], Counter[str]], Record]] = {
+    "foodcom-raw": _foodcom_raw,
+    "foodcom": _foodcom,
+    "recipenlg": _recipenlg,
+    "spoonacular": _spoonacular,
+}
+
+
+def _list_of(value: Any) -> list[Any]:
+    """A list, printed or real; empty when it is neither."""
+    if isinstance(value, str) and looks_like_literal(value):
+        try:
+            value = parse_literal(value)
+        except ValueError:
+            return []
+    if isinstance(value, str):
+        return [value]
+    return value if isinstance(value, list) else []
+
+
+def _words(value: Any) -> list[str]:
+    """Tags of a list, a printed list, or a text with commas."""
+    if isinstance(value, str) and not looks_like_literal(value):
+        return [word.strip() for word in value.split(",") if word.strip()]
+    return [word for word in _list_of(value) if isinstance(word, str)]
+
+
+def _has_unit(quantity: Any) -> bool:
+    return isinstance(quantity, str) and any(c.isalpha() for c in quantity)
+
+
+def _float(value: Any) -> float | None:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if abs(number) < 1e9 else None  # also false for NaN

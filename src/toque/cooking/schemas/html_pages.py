@@ -1,0 +1,120 @@
+"""Recipes in web pages: schema.org in JSON-LD, else in microdata; a page is one block.
+
+Only what the page says to machines is read; there is no guessing from the look of a page.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from toque.cooking.schemas.microdata import microdata_recipe
+from toque.cooking.schemas.schema_org import is_full, recipe_nodes
+from toque.sources.blocks import (
+    MAX_RECORD_BYTES,
+    TOO_LONG,
+    Header,
+    Numbered,
+    pack,
+    unreadable,
+)
+from toque.sources.decompress import chunks
+from toque.sources.records import Block
+
+NO_RECIPE = "no recipe in page"
+
+_LOOKS_LIKE_PAGE = re.compile(
+    rb"\s*+(?:<\?xml[^>]*+>\s*+)?(?:<!--(?:(?!-->).)*+-->\s*+)*+"
+    rb"<(?:!doctype\s+html|html|head|body|script|meta|div|article|main|section)\b",
+    re.IGNORECASE | re.DOTALL,
+)
+_JSON_LD = re.compile(r"application/ld\+json", re.IGNORECASE)
+_TAG_BEFORE = re.compile(r"<script\b[^<>]*\btype\s*=\s*[\"']?\Z", re.IGNORECASE)
+_TAG_CHARS = 400
+_MAX_SCRIPTS = 200
+_SCRIPT_END = re.compile(r"</script", re.IGNORECASE)
+_CHARSET = re.compile(rb"<meta\b[^>]*\bcharset\s*=\s*[\"']?([\w-]+)", re.IGNORECASE)
+_WRAPPING = re.compile(
+    r"^\s*(?:<!--|//\s*<!\[CDATA\[|<!\[CDATA\[|/\*.*?\*/)|(?:-->|//\s*\]\]>|\]\]>)\s*$"
+)
+_TRAILING_COMMA = re.compile(r",(\s*[}\]])")
+_BAD_ESCAPE = re.compile(r"\\(?![\"\\/bfnrtu])")
+
+
+def is_page(start: bytes) -> bool:
+    """Whether a file begins as HTML does."""
+    return _LOOKS_LIKE_PAGE.match(start) is not None
+
+
+def page_blocks(path: Path) -> Iterator[Block]:
+    """The page whole, in one block."""
+    text = b""
+    for chunk in chunks(path):
+        text += chunk
+        if len(text) > MAX_RECORD_BYTES:
+            yield unreadable(path, 1, TOO_LONG)
+            return
+    yield pack(path, 1, "page", text)
+
+
+def page_records(header: Header, body: memoryview, first_line: int) -> Numbered:
+    """The page's recipes as schema.org nodes; a page without any is one record without one."""
+    del header
+    text = page_text(bytes(body))
+    values: list[Any] = []
+    line, counted = first_line, 0
+    for start, script in islice(_scripts(text), _MAX_SCRIPTS):
+        values.append(_json_of(script))
+        line += text.count("\n", counted, start)
+        counted = start
+    nodes = recipe_nodes(values)
+    if not any(is_full(node) for node in nodes):
+        in_markup = microdata_recipe(text)
+        nodes = [in_markup] if in_markup else nodes
+    for node in nodes:
+        yield line, node
+    if not nodes:
+        yield first_line, NO_RECIPE
+
+
+def _scripts(text: str) -> Iterator[tuple[int, str]]:
+    """Where each JSON-LD script of a page begins, and its text; one that never ends is left."""
+    after = 0
+    for match in _JSON_LD.finditer(text):
+        at = match.start()
+        if at < after or not _TAG_BEFORE.search(text[max(after, at - _TAG_CHARS) : at]):
+            continue
+        begin = text.find(">", at, at + _TAG_CHARS) + 1
+        end = _SCRIPT_END.search(text, begin) if begin else None
+        if end is None:
+            return
+        yield begin, text[begin : end.start()]
+        after = end.end()
+
+
+def page_text(page: bytes) -> str:
+    """The page in the encoding it is in: UTF-8, else what it declares, else Windows-1252."""
+    declared = _CHARSET.search(page, 0, 4096)
+    for name in ("utf-8", declared[1].decode("ascii") if declared else "cp1252"):
+        try:
+            return page.decode(name)
+        except (UnicodeDecodeError, LookupError):
+            continue
+    return page.decode("utf-8", "replace")
+
+
+def _json_of(script: str) -> Any:
+    """The value of a JSON-LD script, with the slips that pages make; None when there is none."""
+    bare = _WRAPPING.sub("", _WRAPPING.sub("", script.strip())).strip().rstrip(";")
+    repaired = _BAD_ESCAPE.sub("", _TRAILING_COMMA.sub(r"\1", bare))
+    for text in (bare, repaired, html.unescape(repaired)):
+        try:
+            return json.loads(text, strict=False)  # pages write line breaks into strings
+        except (ValueError, RecursionError):
+            continue
+    return None

@@ -1,0 +1,136 @@
+"""A record, in one set of field names, as a cleaned recipe; or the reason why it is none.
+
+The readers of `toque.cooking.schemas` bring every schema to these fields: title; ingredients and
+directions, lists of lines; and, where known, tags, servings, minutes, prep_time, cook_time,
+source, difficulty, nutrition_class, and nutrients (see `nutrients`), on their own or in
+"nutrition". A record is dropped for one of `REASONS` or of its reader's; never fatal here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar, get_args
+
+from toque.cooking.labels.nutrients import nutrients_of
+from toque.cooking.recipe import DIFFICULTIES, NUTRITION_CLASSES, Recipe
+from toque.cooking.schemas.cleaning import (
+    clean_ingredients,
+    clean_steps,
+    clean_text,
+    clean_title,
+    is_plain,
+)
+from toque.cooking.scoring.form import MIN_CHARS
+
+Reason = Literal["no title", "no ingredients", "no steps", "too short"]
+REASONS: tuple[Reason, ...] = get_args(Reason)
+
+MIN_STEP_CHARS = 20
+"""Steps that are shorter in all say nothing a model could learn ("Mix." )."""
+
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_ISO_TIME = re.compile(r"P(?:(\d+)D)?T?(?:(\d+)H)?(?:(\d+)M)?(?:\d+S)?", re.IGNORECASE)
+_HOURS = re.compile(r"(\d+(?:\.\d+)?)\s*h", re.IGNORECASE)
+_MINUTE = re.compile(r"(\d+(?:\.\d+)?)\s*m", re.IGNORECASE)
+_PARTS_OF_TIME = ("prep_time", "cook_time")
+_FRAME_CHARS = 29
+"""Of the headers around the lines of a written recipe; see `recipe.to_text`."""
+_T = TypeVar("_T", bound=str)
+
+
+def recipe_of(record: Mapping[str, Any], notes: Counter[str]) -> Recipe | Reason:
+    """The cleaned recipe of a record, or why there is none. Repairs are counted in `notes`."""
+    title = record.get("title")
+    title = title if isinstance(title, str) else ""
+    lines, steps = _texts(record.get("ingredients")), _texts(record.get("directions"))
+    plain = is_plain((title, *lines, *steps))
+    title = title.strip() if plain else clean_title(title, notes)
+    if not (title.isalnum() or any(map(str.isalnum, title))):
+        return "no title"
+    ingredients = clean_ingredients(lines, notes, plain=plain)
+    directions = clean_steps(steps, notes, plain=plain)
+    if not ingredients:
+        return "no ingredients"
+    if not directions:
+        return "no steps"
+    n_step_chars = sum(map(len, directions))
+    n_chars = n_step_chars + sum(map(len, ingredients))
+    n_chars += 3 * (len(directions) + len(ingredients)) + _FRAME_CHARS
+    if n_step_chars < MIN_STEP_CHARS or n_chars < MIN_CHARS:
+        return "too short"
+    source, tags = record.get("source"), record.get("tags")
+    return Recipe(
+        title=title,
+        ingredients=ingredients,
+        steps=directions,
+        tags=_tags(tags, notes) if tags else (),
+        servings=_whole(record.get("servings")),
+        minutes=_minutes(record),
+        source=source if isinstance(source, str) else "",
+        nutrition=_nutrition(record),
+        difficulty=_label(record.get("difficulty"), DIFFICULTIES),
+        nutrition_class=_label(record.get("nutrition_class"), NUTRITION_CLASSES),
+    )
+
+
+def _texts(value: Any) -> list[str]:
+    """The texts of a list; a text alone is one."""
+    if isinstance(value, str):
+        return [value]
+    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
+
+
+def _tags(value: Any, notes: Counter[str]) -> tuple[str, ...]:
+    items = value.split(",") if isinstance(value, str) else _texts(value)
+    return tuple(tag for item in items if (tag := clean_text(item, notes)))
+
+
+def _number(value: Any) -> float | None:
+    """A finite number, or the first number of a text ("4 servings", "143 kcal")."""
+    if value is None or isinstance(value, bool):
+        return None
+    if isinstance(value, int | float):
+        return float(value) if abs(value) < 1e9 else None  # also false for NaN
+    match = _NUMBER.search(value) if isinstance(value, str) else None
+    return float(match.group()) if match and len(match.group()) < 10 else None
+
+
+def _whole(value: Any) -> int | None:
+    number = _number(value)
+    return round(number) if number is not None and number >= 1 else None
+
+
+def _minutes(record: Mapping[str, Any]) -> int | None:
+    total = _duration(record.get("minutes"))
+    if total is None:
+        parts = [_duration(record.get(name)) for name in _PARTS_OF_TIME]
+        total = sum(part for part in parts if part is not None) or None
+    return total
+
+
+def _duration(value: Any) -> int | None:
+    """Minutes of a number, "1 hour 20 min" or ISO 8601 "PT1H20M"."""
+    if not isinstance(value, str):
+        return _whole(value)
+    if value.upper().startswith("P") and (iso := _ISO_TIME.fullmatch(value.strip())):
+        days, hours, minutes = (int(group or 0) for group in iso.groups())
+        return 1440 * days + 60 * hours + minutes or None
+    hour, minute = _HOURS.search(value), _MINUTE.search(value)
+    if hour or minute:
+        whole = 60 * float(hour[1] if hour else 0) + float(minute[1] if minute else 0)
+        return round(whole) or None
+    return _whole(value)
+
+
+def _nutrition(record: Mapping[str, Any]) -> dict[str, float] | None:
+    nested = record.get("nutrition")
+    return nutrients_of(nested if isinstance(nested, dict) else record) or None
+
+
+def _label(value: Any, allowed: tuple[_T, ...]) -> _T | None:
+    if not isinstance(value, str):
+        return None
+    folded = value.casefold()
+    return next((label for label in allowed if label.casefold() == folded), None)

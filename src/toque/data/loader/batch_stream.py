@@ -1,0 +1,144 @@
+"""Batches by position: `at(cursor)` gives an update's rows and the cursor after it.
+
+The position travels with the batch, so reading ahead cannot lie about what was trained on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+
+import numpy as np
+
+from toque.batch import Batch
+from toque.data.loader.collate import Layout
+from toque.data.loader.curriculum import StagedPlan
+from toque.data.loader.epoch_plan import EpochPlan, Update
+from toque.data.loader.epoch_transforms import Varied
+from toque.units import Cursor, Progress
+
+_MOST_AT_ONCE = 4
+_TOKENS_AT_ONCE = 1 << 17
+"""Updates laid out together compute at most about this many: some megabytes."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one update sees. Counts are over all ranks; `batch` is this rank's share."""
+
+    batch: Batch
+    cursor: Cursor
+    """Where the next update begins."""
+    n_targets: int
+    n_tokens: int
+    n_examples: int
+    n_computed: int
+    """Tokens computed by this rank, padding included."""
+    epoch: float
+    """Passes over the data after this update."""
+    stage: int | None = None
+    """Of the curriculum, counted from 1; None without one."""
+
+    def after(self, before: Progress, seconds: float) -> Progress:
+        """Progress once this update is done, which took `seconds`."""
+        return Progress(
+            step=before.step + 1,
+            epoch=self.epoch,
+            examples=before.examples + self.n_examples,
+            tokens=before.tokens + self.n_tokens,
+            target_tokens=before.target_tokens + self.n_targets,
+            seconds=before.seconds + seconds,
+        )
+
+
+@dataclass
+class BatchStream:
+    """An epoch plan laid out for one rank of several.
+
+    Args:
+        plan: which examples each update sees.
+        layout: how they become tensors.
+        prompt_lengths: [all store rows] stored prompt tokens.
+        target_lengths: [all store rows] stored target tokens.
+        rank: this process.
+        world_size: processes that share each update's rows.
+        varied: the examples as they differ from epoch to epoch; None for as they are stored.
+    """
+
+    plan: EpochPlan | StagedPlan
+    layout: Layout
+    prompt_lengths: np.ndarray
+    target_lengths: np.ndarray
+    rank: int = 0
+    world_size: int = 1
+    varied: Varied | None = None
+    _ahead: dict[Cursor, Step] = field(default_factory=dict, init=False, repr=False)
+    _expected: Cursor | None = field(default=None, init=False, repr=False)
+    _at_once: int = field(default=1, init=False, repr=False)
+
+    def at(self, cursor: Cursor) -> Step:
+        """The update that begins at `cursor`; costs at most one or two windows of packing.
+
+        Updates asked for one after the other are laid out several at a time, which costs little
+        more than one; what is not asked for is forgotten.
+        """
+        step = self._ahead.pop(cursor, None)
+        if step is None:
+            steps = self._steps(cursor, self._at_once if cursor == self._expected else 1)
+            step = steps.pop(cursor)
+            self._ahead = steps
+            self._at_once = max(1, min(_MOST_AT_ONCE, _TOKENS_AT_ONCE // max(1, step.n_computed)))
+        self._expected = step.cursor
+        return step
+
+    def _steps(self, cursor: Cursor, n: int) -> dict[Cursor, Step]:
+        """At most `n` updates of one pass from `cursor` on, by where they begin."""
+        updates: dict[Cursor, Update] = {}
+        following = cursor
+        same = n if self.varied is None else 1  # the texts of an update are made when it comes
+        while len(updates) < same and (following.stage, following.epoch) == (
+            cursor.stage,
+            cursor.epoch,
+        ):
+            updates[following] = update = self.plan.at(following)
+            following = update.next
+        counts = [sum(map(len, update.rows)) for update in updates.values()]
+        rows = chain.from_iterable(update.rows for update in updates.values())
+        ids = np.array(list(chain.from_iterable(rows)), np.int64)
+        prompts, targets = self.prompt_lengths[ids], self.target_lengths[ids]
+        here = None
+        if self.varied is not None:
+            here = self.varied.at(self.plan.epoch_key(cursor))
+            prompts = np.array([len(here.prompt(row)) for row in ids.tolist()], np.int64)
+            targets = np.array([len(here.target(row)) for row in ids.tolist()], np.int64)
+        n_tokens, n_targets = prompts + targets, targets
+        if self.layout.shape.source == 0:
+            # A decoder-only example's last token is no input; without a prompt its first is no
+            # target.
+            n_tokens, n_targets = n_tokens - 1, targets - (prompts == 0)
+        firsts = np.cumsum([0, *counts[:-1]])
+        sums = (np.add.reduceat(each, firsts, dtype=np.int64) for each in (n_tokens, n_targets))
+        tokens, labelled = (each.tolist() for each in sums)
+        shares = [update.rows[self.rank :: self.world_size] for update in updates.values()]
+        batches = self.layout.batches(shares, here)
+        return {
+            start: Step(
+                batch=batches[i],
+                cursor=update.next,
+                n_targets=labelled[i],
+                n_tokens=tokens[i],
+                n_examples=counts[i],
+                n_computed=batches[i].n_computed,
+                epoch=update.epoch,
+                stage=start.stage + 1 if isinstance(self.plan, StagedPlan) else None,
+            )
+            for i, (start, update) in enumerate(updates.items())
+        }
+
+    def starting_at(self, cursor: Cursor) -> Iterator[Step]:
+        """Updates from `cursor` on, without end."""
+        while True:
+            step = self.at(cursor)
+            cursor = step.cursor
+            yield step

@@ -1,0 +1,226 @@
+"""Token ids to tensors: rows of examples become a batch, packed or one example a row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from toque.batch import IGNORE, Batch, DecoderBatch, EncoderDecoderBatch
+from toque.data.loader.packing import RowShape
+from toque.data.store.ragged import Pieces
+from toque.data.store.token_store import TokenStore
+
+Ids = NDArray[np.generic]
+
+
+class Examples(Protocol):
+    """What a layout reads from; a `TokenStore` is one."""
+
+    def prompt(self, row: int, /) -> Ids:
+        """Prompt ids of a store row."""
+
+    def target(self, row: int, /) -> Ids:
+        """Target ids of a store row."""
+
+
+def decoder_batch(
+    examples: Examples, rows: Sequence[Sequence[int]], *, length: int, pad_id: int
+) -> DecoderBatch:
+    """Prompt and target joined; the last token is only predicted, so it is not an input.
+
+    Args:
+        examples: where ids come from.
+        rows: store rows that share a packed row, for each packed row.
+        length: L; no row may need more.
+        pad_id: fills the rest.
+    """
+    shape = (len(rows), length)
+    prompts, targets = _sides(examples, rows)
+    inputs = prompts.followed_by(targets.without_last())
+    runs = _Runs(_Grid(rows), inputs.lengths, length)
+    tokens = runs.laid_out(inputs).astype(np.int64)
+    segments = runs.segments()
+    padding = segments == 0
+    labels = np.full(tokens.shape, IGNORE, np.int64)
+    labels[:-1] = tokens[1:]
+    some = inputs.lengths > 0  # a target of one token without a prompt has no input
+    labels[(runs.starts + inputs.lengths - 1)[some]] = targets.last()[some]
+    # Position p - 1 (the prompt's last token) predicts the target's first.
+    parts = np.empty((len(inputs.lengths), 3), np.int64)
+    parts[:, 0] = np.maximum(prompts.lengths - 1, 0)
+    parts[:, 1] = inputs.lengths - parts[:, 0]
+    parts[:, 2] = runs.spans[1::2]
+    predicted = np.repeat(np.tile([False, True, False], len(parts)), parts.ravel())
+    np.copyto(labels, IGNORE, where=~predicted)
+    begins = np.zeros(len(runs.spans), np.int64)
+    begins[::2] = runs.starts
+    positions = np.arange(len(tokens)) - np.repeat(begins, runs.spans)
+    np.copyto(positions, 0, where=padding)
+    if pad_id:
+        np.copyto(tokens, pad_id, where=padding)
+    return DecoderBatch(
+        labels=_tensor(labels, shape),
+        example_ids=tuple(map(tuple, rows)),
+        tokens=_tensor(tokens, shape),
+        segments=_tensor(segments, shape),
+        positions=_tensor(positions, shape),
+    )
+
+
+def encoder_decoder_batch(
+    examples: Examples,
+    rows: Sequence[Sequence[int]],
+    *,
+    shape: RowShape,
+    pad_id: int,
+    start_id: int,
+) -> EncoderDecoderBatch:
+    """Prompts on the source side, targets shifted right on the target side.
+
+    Args:
+        examples: where ids come from.
+        rows: store rows that share a packed row, for each packed row.
+        shape: S and T; no row may need more.
+        pad_id: fills the rest.
+        start_id: the decoder's first input of every example.
+    """
+    source_shape, target_shape = (len(rows), shape.source), (len(rows), shape.target)
+    prompts, targets = _sides(examples, rows)
+    grid = _Grid(rows)
+    sources = _Runs(grid, prompts.lengths, shape.source)
+    runs = _Runs(grid, targets.lengths, shape.target)
+    source_segments, target_segments = sources.segments(), runs.segments()
+    padding = target_segments == 0
+    ids = runs.laid_out(targets)
+    shifted = np.empty_like(ids)  # in the stored type, a quarter of the memory
+    shifted[1:] = ids[:-1]
+    shifted[runs.starts] = start_id
+    np.copyto(shifted, pad_id, where=padding)
+    target, labels = shifted.astype(np.int64), ids.astype(np.int64)
+    np.copyto(labels, IGNORE, where=padding)
+    source = sources.laid_out(prompts).astype(np.int64)
+    if pad_id:
+        np.copyto(source, pad_id, where=source_segments == 0)
+    return EncoderDecoderBatch(
+        labels=_tensor(labels, target_shape),
+        example_ids=tuple(map(tuple, rows)),
+        source_tokens=_tensor(source, source_shape),
+        source_segments=_tensor(source_segments, source_shape),
+        target_tokens=_tensor(target, target_shape),
+        target_segments=_tensor(target_segments, target_shape),
+    )
+
+
+def _sides(examples: Examples, rows: Sequence[Sequence[int]]) -> tuple[Pieces, Pieces]:
+    """Prompts and targets in row order: from a store at once, else one by one."""
+    ids = list(chain.from_iterable(rows))
+    if isinstance(examples, TokenStore):
+        return examples.sides(np.array(ids, np.int64))
+    prompts = Pieces.of([examples.prompt(row) for row in ids])
+    return prompts, Pieces.of([examples.target(row) for row in ids])
+
+
+class _Grid:
+    """The examples of each row, counted."""
+
+    def __init__(self, rows: Sequence[Sequence[int]]) -> None:
+        counts = np.array(list(map(len, rows)), np.int64)
+        ends = counts.cumsum()
+        self.firsts, self.lasts = ends - counts, ends - 1
+        self.n = int(counts.sum())
+        numbers = np.arange(1, self.n + 1) - np.repeat(self.firsts, counts)
+        self.segments = np.zeros(2 * self.n, np.int32)
+        """[2 examples] the number of each, from 1 in every row, and 0 for the padding after it."""
+        self.segments[::2] = numbers
+
+
+class _Runs:
+    """Where each example lies when rows of one length are written one after the other.
+
+    Args:
+        grid: the examples of each row; no row is empty.
+        lengths: [examples] tokens of each, in row order.
+        row_length: of all rows.
+    """
+
+    def __init__(self, grid: _Grid, lengths: NDArray[np.int64], row_length: int) -> None:
+        self._grid = grid
+        self._gaps = row_length - np.add.reduceat(lengths, grid.firsts)
+        self.spans = np.zeros(2 * grid.n, np.int64)
+        """[2 examples] tokens of each, and of the padding after it: none but at the row's end."""
+        self.spans[::2] = lengths
+        self.spans[2 * grid.lasts + 1] = self._gaps
+        self.starts = self.spans.cumsum()[::2] - lengths
+        """[examples] where each begins."""
+
+    def laid_out(self, pieces: Pieces) -> Ids:
+        """All rows side by side, in the type they are stored in; padding is 0."""
+        return pieces.joined(zip(self._grid.lasts.tolist(), self._gaps.tolist(), strict=True))
+
+    def segments(self) -> NDArray[np.int32]:
+        """The number of the example at every position, from 1 in every row; padding is 0."""
+        return np.repeat(self._grid.segments, self.spans)
+
+
+def _tensor(flat: NDArray[np.integer], shape: tuple[int, int]) -> Tensor:
+    return torch.from_numpy(flat.reshape(shape))
+
+
+class Layout:
+    """How one model family's rows are laid out, packed or not.
+
+    Args:
+        examples: where ids come from.
+        shape: what a packed row holds; `source` 0 means decoder-only.
+        pad_id: of the tokenizer.
+        start_id: the decoder's first input (encoder-decoder only).
+        packed: False lays every example in a row of its own, as long as the batch's longest.
+    """
+
+    def __init__(
+        self,
+        examples: Examples,
+        *,
+        shape: RowShape,
+        pad_id: int,
+        start_id: int = 0,
+        packed: bool = True,
+    ) -> None:
+        self.examples = examples
+        self.shape = shape
+        self.pad_id = pad_id
+        self.start_id = start_id
+        self.packed = packed
+
+    def batch(self, rows: Sequence[Sequence[int]], examples: Examples | None = None) -> Batch:
+        """The batch of these rows of examples, read from `examples` where they are given."""
+        shape, examples = self.shape, examples or self.examples
+        if not self.packed:
+            rows = [(example,) for row in rows for example in row]
+            shape = self._longest(*_sides(examples, rows))
+        if self.shape.source == 0:
+            return decoder_batch(examples, rows, length=shape.target, pad_id=self.pad_id)
+        return encoder_decoder_batch(
+            examples, rows, shape=shape, pad_id=self.pad_id, start_id=self.start_id
+        )
+
+    def batches(
+        self, groups: Sequence[Sequence[Sequence[int]]], examples: Examples | None = None
+    ) -> list[Batch]:
+        """What `batch` gives for each group of rows; packed ones share memory."""
+        if not self.packed:
+            return [self.batch(rows, examples) for rows in groups]
+        whole = self.batch(list(chain.from_iterable(groups)), examples)
+        return [*whole.cut(list(map(len, groups)))]
+
+    def _longest(self, prompts: Pieces, targets: Pieces) -> RowShape:
+        if self.shape.source == 0:
+            joined = prompts.lengths + targets.lengths - 1
+            return RowShape(0, int(joined.max(initial=1)))
+        return RowShape(int(prompts.lengths.max(initial=1)), int(targets.lengths.max(initial=1)))

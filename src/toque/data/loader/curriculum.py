@@ -1,0 +1,166 @@
+"""Stages of a run that see different examples: filters over a store's columns, by share of the run.
+
+A stage has its own `EpochPlan` over what its filters select; the run goes from one plan to the
+next where its share begins. Which stage an update is in is a function of the cursor alone, so a
+run continues exactly within a stage and across the borders. Within a stage an epoch is a pass over
+what the stage selects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate, pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toque.data.loader.epoch_plan import EpochPlan, Update
+from toque.data.store.token_store import TokenStore
+from toque.errors import ConfigError
+from toque.keyed_random import key_of
+from toque.units import Cursor, Duration
+
+_STAGE = 3
+"""Sets the keys of later stages apart from the others."""
+_DIGITS = 9
+"""Of positions in epochs: sums of shares must not miss a whole number by their last bit."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A filter over one column; an example without the number passes."""
+
+    column: str
+    least: float = -np.inf
+    most: float = np.inf
+
+    def passes(self, values: NDArray[np.generic]) -> NDArray[np.bool_]:
+        """[n] whether each value lies within.
+
+        Stored as float32, 0.7 is less than 0.7; so bounds are rounded as the values were.
+        """
+        numbers = values.astype(np.float32)
+        inside = (numbers >= np.float32(self.least)) & (numbers <= np.float32(self.most))
+        result: NDArray[np.bool_] = inside | np.isnan(numbers)
+        return result
+
+
+def selected(
+    store: TokenStore, rows: NDArray[np.int64], bounds: Sequence[Bound]
+) -> NDArray[np.int64]:
+    """Positions in `rows` of the examples that pass every bound.
+
+    Raises:
+        DataError: the store has no such column.
+    """
+    keep = np.ones(len(rows), np.bool_)
+    for bound in bounds:
+        keep &= bound.passes(np.asarray(store.column(bound.column))[rows])
+    return np.flatnonzero(keep)
+
+
+def stage_seed(seed: int, stage: int) -> int:
+    """The seed of a stage's order: two stages of the same examples see them in two orders."""
+    return key_of(seed, stage, _STAGE) if stage else seed
+
+
+@dataclass(frozen=True)
+class StagedPlan:
+    """One plan after the other. Stands where an `EpochPlan` does.
+
+    Args:
+        stages: the plans.
+        begins: where each begins, as a share of the run; ascending from 0.
+        whole: the length of the run, in steps, epochs, tokens or examples. In steps a stage ends
+            at its step; in epochs and examples at its pass; in tokens at about the number, by the
+            mean length of its examples.
+        source_lengths: [N] of all training examples, the longest among them.
+        target_lengths: [N] the same.
+
+    Raises:
+        ConfigError: a stage would end before its first update.
+    """
+
+    stages: Sequence[EpochPlan]
+    begins: Sequence[float]
+    whole: Duration
+    source_lengths: NDArray[np.int64]
+    target_lengths: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        for number, updates in enumerate(self.updates, start=1):
+            if updates < 0.5:
+                raise ConfigError(
+                    f"Stage {number} of the curriculum would last {updates:.2f} updates of a run "
+                    f"of {self.whole}. Let the next one begin later, or the run last longer."
+                )
+
+    @cached_property
+    def _shares(self) -> list[float]:
+        return [end - start for start, end in pairwise((*self.begins, 1.0))]
+
+    @cached_property
+    def updates(self) -> list[float]:
+        """Updates of each stage: exact where the run is given in steps, else expected."""
+        if self.whole.unit == "steps":
+            borders = [round(begin * self.whole.amount) for begin in (*self.begins, 1.0)]
+            return [float(end - start) for start, end in pairwise(borders)]
+        passes = zip(self.passes, self.stages, strict=True)
+        return [n * plan.updates_per_epoch() for n, plan in passes]
+
+    @cached_property
+    def passes(self) -> list[float]:
+        """Passes each stage makes over its examples."""
+        if self.whole.unit == "steps":
+            found = zip(self.updates, self.stages, strict=True)
+            return [n / plan.updates_per_epoch() for n, plan in found]
+        sizes = {
+            "epochs": [1.0 for _ in self.stages],
+            "examples": [float(plan.n_drawn) for plan in self.stages],
+            "tokens": [plan.n_tokens for plan in self.stages],
+        }[self.whole.unit]
+        return [
+            share * self.whole.amount / size
+            for share, size in zip(self._shares, sizes, strict=True)
+        ]
+
+    @cached_property
+    def _before(self) -> list[float]:
+        """Passes made when each stage begins, and when the last one ends."""
+        return [round(n, _DIGITS) for n in accumulate(self.passes, initial=0.0)]
+
+    @property
+    def totals(self) -> dict[str, float]:
+        """Steps, epochs, examples and tokens of the whole run."""
+        stages = list(zip(self.passes, self.stages, strict=True))
+        return {
+            "steps": sum(self.updates),
+            "epochs": sum(self.passes),
+            "examples": sum(n * plan.n_drawn for n, plan in stages),
+            "tokens": sum(n * plan.n_tokens for n, plan in stages),
+        }
+
+    def epoch_key(self, cursor: Cursor) -> int:
+        """What decides how examples are varied in the epoch of `cursor`."""
+        return self.stages[cursor.stage].epoch_key(cursor)
+
+    def at(self, cursor: Cursor) -> Update:
+        """The update that begins at `cursor`."""
+        stage = cursor.stage
+        update = self.stages[stage].at(replace(cursor, stage=0, updates=0))
+        made, last = cursor.updates + 1, stage == len(self.stages) - 1
+        in_steps = self.whole.unit == "steps"
+        passes = round(update.epoch, _DIGITS)
+        over = made >= self.updates[stage] if in_steps else passes >= self._length(stage)
+        if over and not last:
+            return replace(update, next=Cursor(stage=stage + 1), epoch=self._before[stage + 1])
+        epoch = round(self._before[stage] + passes, _DIGITS)
+        if not last:  # an expected length may be a little short, and epochs never go back
+            epoch = min(epoch, self._before[stage + 1])
+        following = replace(update.next, stage=stage, updates=made if in_steps else 0)
+        return replace(update, next=following, epoch=epoch)
+
+    def _length(self, stage: int) -> float:
+        return round(self._before[stage + 1] - self._before[stage], _DIGITS)

@@ -1,0 +1,121 @@
+"""Span corruption: spans of a text are cut out of the source and asked for in the target.
+
+T5's pretraining (Raffel et al. 2020, section 3.1.4 and figure 2), with the counts and the random
+segmentation of its reference code: a text of n tokens loses round(n x density) of them in
+round(lost / mean length) spans; it begins with a kept span and ends with a lost one.
+
+    text    Fold the eggs into the batter
+    source  Fold <extra_id_0> into <extra_id_1> end
+    target  <extra_id_0> the eggs <extra_id_1> the batter end
+
+What is cut out is a function of the text's length and a key of 64 bits, nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toque.keyed_random import key_of, shuffle
+
+Ids = NDArray[np.generic]
+SHORTEST: Final = 4
+"""Tokens of the shortest example that is corrupted, its end among them."""
+_LOST, _KEPT = 1, 2
+"""Set the two segmentations of a text apart."""
+
+
+@dataclass(frozen=True)
+class SpanCorruption:
+    """How texts are corrupted.
+
+    Args:
+        density: share of a text's tokens that are lost, in (0, 0.5].
+        mean_length: tokens of a lost span on average, at least 1.
+        sentinels: ids that stand for the spans, in order.
+        end: closes either side.
+    """
+
+    density: float
+    mean_length: float
+    sentinels: Sequence[int]
+    end: int
+
+    def __call__(self, prompt: Ids, target: Ids, key: int) -> tuple[Ids, Ids]:
+        """The corrupted sides of the text that prompt and target are together.
+
+        The two stay as they are when they are shorter than `SHORTEST` together.
+
+        Args:
+            prompt: ids as stored; an end token that closes it is dropped.
+            target: ids as stored; an end token that closes it is moved to where it belongs.
+            key: decides which spans are lost.
+        """
+        if len(prompt) + len(target) < SHORTEST:
+            return prompt, target
+        text = np.concatenate([self._open(prompt), self._open(target)]).astype(np.int64)
+        n_lost, n_spans = self._counts(len(text))
+        lost = _segments(n_lost, n_spans, key_of(key, _LOST))
+        kept = _segments(len(text) - n_lost, n_spans, key_of(key, _KEPT))
+        source: list[NDArray[np.int64]] = []
+        answer: list[NDArray[np.int64]] = []
+        at = 0
+        for span, (n_kept, n_cut) in enumerate(zip(kept, lost, strict=True)):
+            mark = np.array([self.sentinels[span]], np.int64)
+            source += [text[at : at + n_kept], mark]
+            answer += [mark, text[at + n_kept : at + n_kept + n_cut]]
+            at += n_kept + n_cut
+        end = np.array([self.end], np.int64)
+        return np.concatenate([*source, end]), np.concatenate([*answer, end])
+
+    def longest(
+        self, prompt_lengths: NDArray[np.int64], target_lengths: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Most tokens that source and target of examples of these stored lengths can have."""
+        n = prompt_lengths.astype(np.int64) + target_lengths.astype(np.int64)
+        # What is lost and what is kept both grow with the text, and end tokens only shorten it.
+        lost, spans = self._count(np.maximum(n, 2))
+        short = n < SHORTEST
+        return (
+            np.where(short, prompt_lengths, n - lost + spans + 1),
+            np.where(short, target_lengths, lost + spans + 1),
+        )
+
+    @property
+    def longest_text(self) -> int:
+        """Tokens of the longest text that the sentinels suffice for."""
+        n = 1
+        while self._counts(2 * n)[1] <= len(self.sentinels):
+            n *= 2
+        low, high = n, 2 * n  # enough for `low`, too few for `high`
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._counts(middle)[1] <= len(self.sentinels):
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def _open(self, ids: Ids) -> Ids:
+        return ids[:-1] if len(ids) and ids[-1] == self.end else ids
+
+    def _counts(self, n: int) -> tuple[int, int]:
+        lost, spans = self._count(np.array([max(n, 2)], np.int64))
+        return int(lost[0]), int(spans[0])
+
+    def _count(self, n: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Lost tokens and spans of texts of n >= 2 tokens."""
+        lost = np.clip(np.rint(n * self.density).astype(np.int64), 1, n - 1)
+        spans = np.maximum(1, np.rint(lost / self.mean_length).astype(np.int64))
+        return lost, np.minimum(spans, np.minimum(lost, n - lost))
+
+
+def _segments(n: int, parts: int, key: int) -> list[int]:
+    """`n` as a sum of `parts` positive numbers, every such sum equally likely."""
+    cuts = np.sort(shuffle(n - 1, key=key)[: parts - 1]) + 1
+    lengths: list[int] = np.diff(cuts, prepend=0, append=n).tolist()
+    return lengths

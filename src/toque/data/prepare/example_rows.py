@@ -1,0 +1,153 @@
+"""From encoded texts to stored rows: special tokens, limits, pieces of documents.
+
+    decoder-only      prompt [bos] + ids + [break]  target ids + [eos]
+    encoder-decoder   prompt ids + [eos]            target ids + [eos]
+
+The line break keeps the end of a prompt apart from the beginning of its answer. A target that is
+cut gets no eos: a false end would teach the model to stop in mid-recipe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toque.data.prepare.settings import FamilyKind
+from toque.data.tokenizer.codec import Codec
+
+Ids = NDArray[np.uint32]
+PIECES_PER_GROUP = 16
+"""Consecutive pieces of a document that share their side of the split."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """Rows of one side joined: row i is tokens[ends[i - 1] : ends[i]]."""
+
+    tokens: Ids
+    ends: NDArray[np.int64]
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens in each row."""
+        return np.diff(self.ends, prepend=0)
+
+    def select(self, keep: NDArray[np.bool_]) -> Side:
+        """The rows where `keep` is true."""
+        if keep.all():
+            return self
+        lengths = self.lengths
+        return Side(self.tokens[np.repeat(keep, lengths)], np.cumsum(lengths[keep]))
+
+    def row(self, index: int) -> Ids:
+        """One row; a view."""
+        return self.tokens[int(self.ends[index - 1]) if index else 0 : int(self.ends[index])]
+
+    @classmethod
+    def joined(cls, rows: list[Ids]) -> Side:
+        """Rows given one by one."""
+        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+        return cls(np.concatenate([np.empty(0, np.uint32), *rows]), np.cumsum(lengths))
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    """Rows with their special tokens, at most `limit` long."""
+
+    side: Side
+    cut: NDArray[np.bool_]
+    """Rows that lost tokens."""
+    lost: NDArray[np.int64]
+    """Text tokens each row lost."""
+
+
+def prompt_bounds(codec: Codec, family_kind: FamilyKind) -> tuple[int | None, int | None]:
+    """The tokens that begin and end a prompt."""
+    if family_kind == "encoder-decoder":
+        return None, codec.eos_id
+    return codec.bos_id, codec.break_id
+
+
+def prompt_ids(codec: Codec, text: str, family_kind: FamilyKind) -> list[int]:
+    """A prompt as the store holds it, for asking a model in the form it was trained on."""
+    begin, end = prompt_bounds(codec, family_kind)
+    ids = codec.encode(codec.normalise(text))
+    return [i for i in (begin, *ids, end) if i is not None]
+
+
+def wrap(
+    side: Side, *, limit: int, begin: int | None, end: int | None, end_after_cut: bool
+) -> Wrapped:
+    """Put `begin` before and `end` after every row, and cut rows to `limit` tokens.
+
+    Rows [5, 6] and [7, 8, 9] with end 1, limit 3 and no end after a cut:
+
+        [5, 6, 1], [7, 8, 9]
+    """
+    n_begin, n_end = int(begin is not None), int(end is not None)
+    lengths = side.lengths
+    cut = lengths + n_begin + n_end > limit
+    room_when_cut = limit - n_begin - (n_end if end_after_cut else 0)
+    kept = np.where(cut, np.minimum(lengths, room_when_cut), lengths)
+    has_end = np.full(len(lengths), bool(n_end)) & (~cut | end_after_cut)
+    out_lengths = n_begin + kept + has_end
+    out_ends = np.cumsum(out_lengths)
+    starts = out_ends - out_lengths
+    tokens = np.empty(int(out_ends[-1]) if len(out_ends) else 0, np.uint32)
+    is_text = np.ones(len(tokens), np.bool_)
+    if begin is not None:
+        is_text[starts] = False
+        tokens[starts] = begin
+    if end is not None:
+        is_text[out_ends[has_end] - 1] = False
+        tokens[out_ends[has_end] - 1] = end
+    tokens[is_text] = side.tokens if not cut.any() else side.tokens[_beginnings(kept, lengths)]
+    # A row of text that only lost its end is whole text, yet has no end: it counts as cut.
+    return Wrapped(Side(tokens, out_ends), cut, lengths - kept)
+
+
+def _beginnings(kept: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Of joined rows of these lengths, true for the first `kept` tokens of each."""
+    parts = np.stack([kept, lengths - kept], axis=1).ravel()
+    return np.repeat(np.tile([True, False], len(kept)), parts)
+
+
+def pieces(
+    ids: Ids,
+    *,
+    family_kind: FamilyKind,
+    max_prompt: int,
+    max_target: int,
+    bos_id: int | None,
+    eos_id: int,
+    whole: bool,
+) -> Iterator[tuple[Ids, Ids]]:
+    """(prompt, target) pieces of a document; `whole` when `ids` reach its true end.
+
+    Decoder-only: every token is a target once. The prompt is [bos] for the first piece and then the
+    last token of the piece before. With max_target 3 and ids 5 6 7 8:
+
+        [bos] -> 5 6 7        [7] -> 8 eos
+
+    Encoder-decoder: prefix language modelling (Raffel et al. 2020, section 3.2.1 and figure 4):
+    each run of max_prompt - 1 + max_target tokens gives its beginning as the prompt; a shorter
+    last run is divided in the same proportion.
+    """
+    tail = np.array([eos_id] if whole else [], np.uint32)
+    text = np.concatenate([ids, tail])
+    if family_kind == "decoder":
+        before = np.array([] if bos_id is None else [bos_id], np.uint32)
+        for at in range(0, len(text), max_target):
+            piece = text[at : at + max_target]
+            yield before, piece
+            before = piece[-1:]
+        return
+    prefix = max_prompt - 1
+    end = np.array([eos_id], np.uint32)
+    for at in range(0, len(text), prefix + max_target):
+        piece = text[at : at + prefix + max_target]
+        divide = min(len(piece) - 1, prefix * len(piece) // (prefix + max_target))
+        yield np.concatenate([piece[:divide], end]), piece[divide:]

@@ -1,0 +1,282 @@
+"""Raw files to a token store: once, in parallel, resumable, and reused when nothing changed.
+
+    sources -> groups of raw blocks -> a shard each (workers) -> one look at all rows -> manifest
+
+A store's fingerprint covers the format, the code that reads, every source file's content, the
+settings and the tokenizer. A killed `prepare` keeps its whole shards and ends with the same bytes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from toque.data.prepare.finalize import StoreFinalizer
+from toque.data.prepare.near_duplicates import remove_signatures
+from toque.data.prepare.process_pool import ForkedState
+from toque.data.prepare.report import Report
+from toque.data.prepare.settings import PrepareSettings, ProgressSink, Source
+from toque.data.prepare.shards import Engine, ShardWriting, read_sidecar
+from toque.data.prepare.tokenizer_sample import learn_tokenizer
+from toque.data.prepare.worker import SIDECAR, load_reader, shard_folder
+from toque.data.store.manifest import FORMAT, NAME, StoreManifest, read_manifest
+from toque.data.store.token_store import TokenStore, check_files
+from toque.data.tokenizer.codec import Codec, load_codec
+from toque.data.tokenizer.folder import hash_of_folder, resolve_tokenizer
+from toque.errors import DataError
+from toque.sources.files import SourceFile, find_files
+from toque.sources.records import RecordReader
+from toque.storage.atomic import disk_faults, whole_folder, write_whole
+
+CODE_VERSION = 2
+"""Raised when the same inputs and settings would give other rows: older stores are not reused."""
+BUILDING = "building.json"
+
+
+@dataclass(frozen=True)
+class PrepareResult:
+    """A whole store, what was done, and whether it was there already."""
+
+    store: TokenStore
+    report: Report
+    reused: bool
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Everything known before the first record is read."""
+
+    store: Path
+    settings: PrepareSettings
+    files: list[SourceFile]
+    readers: list[RecordReader]
+    tokenizer: Path | None
+    """None: it is to be learnt."""
+    recorded: dict[str, Any]
+    fingerprint: str
+
+
+def prepare(
+    sources: Sequence[Source],
+    *,
+    store: Path,
+    settings: PrepareSettings,
+    workers: int | None = None,
+    progress: ProgressSink | None = None,
+    replace: bool = False,
+    engine: Engine = "local",
+) -> PrepareResult:
+    """Write the store of `sources` at `store`, or reuse the one that is there.
+
+    Args:
+        sources: read in this order; the first of equal records is kept.
+        store: folder; made when absent.
+        settings: what the rows are to be.
+        workers: processes that parse and tokenise; None for the cores at hand. The result
+            does not depend on it.
+        progress: told how far reading has come.
+        replace: remove a store made from other inputs instead of refusing.
+        engine: "local" for processes of this machine, "ray" for a cluster; no part of the result.
+
+    Raises:
+        DataError: a source, a tokenizer or the store cannot be used; the disk is full.
+        ConfigError: the settings contradict themselves or the data.
+    """
+    started = time.perf_counter()
+    told = progress or _silent
+    told(0, 0, "hashing the sources")
+    plan = _plan(sources, Path(store), settings)
+    found = _reusable(plan, told, replace=replace)
+    if found is not None:
+        return found
+    with disk_faults(plan.store, "preparing the data"):
+        plan.store.mkdir(parents=True, exist_ok=True)
+        with _alone(plan.store) as lock:
+            _begin(plan)
+            codec = _tokenizer(plan, told)
+            writing = ShardWriting(
+                plan.store,
+                plan.fingerprint,
+                plan.files,
+                plan.readers,
+                settings,
+                ForkedState(codec, lock),
+            )
+            shards = writing.write(told, workers=workers, engine=engine)
+            ending = StoreFinalizer(
+                plan.store,
+                plan.fingerprint,
+                settings,
+                plan.recorded,
+                codec,
+                plan.files,
+                shards,
+                writing.not_read,
+            )
+            report = ending.finish(seconds=time.perf_counter() - started)
+            _remove_leftovers(plan.store, len(shards))
+    return PrepareResult(TokenStore.open(plan.store), report, reused=False)
+
+
+def _silent(done: int, total: int, message: str) -> None:
+    """The progress sink of who wants none."""
+
+
+def _plan(sources: Sequence[Source], store: Path, settings: PrepareSettings) -> _Plan:
+    files = find_files(sources)
+    readers = [load_reader(source.reader, settings.tasks) for source in sources]
+    learnt = settings.trained_vocab_size is not None
+    tokenizer = None if learnt else resolve_tokenizer(settings.tokenizer)
+    recorded = asdict(settings) | {
+        "tasks": list(settings.tasks),
+        "tokenizer_sha256": None if tokenizer is None else hash_of_folder(tokenizer),
+        "code_version": CODE_VERSION,
+        "reader_versions": [int(getattr(reader, "version", 1)) for reader in readers],
+    }
+    # Where the tokenizer and the sources lie is no part of what the store holds.
+    counted = recorded | ({} if learnt else {"tokenizer": None})
+    inputs = [FORMAT, counted, [[f.sha256, f.reader, f.source] for f in files]]
+    digest = hashlib.sha256(msgspec.json.encode(inputs, order="deterministic")).hexdigest()
+    return _Plan(store, settings, files, readers, tokenizer, recorded, digest)
+
+
+def _reusable(plan: _Plan, told: ProgressSink, *, replace: bool) -> PrepareResult | None:
+    """The store that is there, when it is this one and whole.
+
+    Raises:
+        DataError: another store, or other files, are in the way.
+    """
+    folder = plan.store
+    if not folder.is_dir():
+        return None
+    if not (folder / NAME).is_file():
+        if any(folder.iterdir()) and not (folder / BUILDING).is_file():
+            raise DataError(
+                f"{folder} is not empty and holds no token store. Choose an empty or new folder "
+                "for data.store, so that nothing of yours is overwritten."
+            )
+        return None
+    manifest = read_manifest(folder)
+    if manifest.fingerprint != plan.fingerprint:
+        if not replace:
+            raise DataError(
+                f"{folder} holds a token store made from something else: "
+                f"{'; '.join(_differences(manifest, plan))}. Choose another data.store, or run "
+                "prepare with --replace to make it anew."
+            )
+        return None
+    report = Report.read_from(folder)
+    try:
+        check_files(folder, [*manifest.shards, *manifest.files], verify=False)
+    except DataError as error:
+        told(0, 0, f"repairing the store: {error}")
+        return None
+    if report is None:
+        return None
+    if (folder / BUILDING).exists():  # killed after the manifest was written
+        with _alone(folder):
+            _remove_leftovers(folder, len({entry.file.split("/")[1] for entry in manifest.shards}))
+    return PrepareResult(TokenStore(folder, manifest), report, reused=True)
+
+
+def _differences(manifest: StoreManifest, plan: _Plan) -> list[str]:
+    """What sets an existing store apart from the one asked for, in words."""
+    there, here = manifest.settings, msgspec.to_builtins(plan.recorded)
+    told = []
+    digest, asked = here["tokenizer_sha256"], here["tokenizer"]
+    if there.get("tokenizer_sha256") != digest or (not digest and there["tokenizer"] != asked):
+        same_name = " of other content" if there.get("tokenizer") == asked else ""
+        told.append(f"its tokenizer is {there.get('tokenizer')}, not {asked}{same_name}")
+    told += [
+        f"{name} is {there.get(name)} there and {here.get(name)} here"
+        for name in sorted((set(there) | set(here)) - {"tokenizer", "tokenizer_sha256"})
+        if there.get(name) != here.get(name)
+    ]
+    known = {entry.sha256 for entry in manifest.sources}
+    wanted = {file.sha256 for file in plan.files}
+    told += [f"{Path(f.name).name} is new or changed" for f in plan.files if f.sha256 not in known]
+    gone = [entry.path for entry in manifest.sources if entry.sha256 not in wanted]
+    told += [f"{Path(path).name} as it was then is not among the sources" for path in gone]
+    return told or ["its sources are in another order or read by another reader"]
+
+
+@contextmanager
+def _alone(store: Path) -> Iterator[int]:
+    """Hold the store's lock, so that two commands do not write one store; gives its descriptor.
+
+    Raises:
+        DataError: another process holds it.
+    """
+    with (store / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise DataError(
+                f"Another process is preparing {store}. Wait for it to end, or choose another "
+                "data.store."
+            ) from error
+        yield lock.fileno()
+
+
+def _begin(plan: _Plan) -> None:
+    """Mark the folder as unfinished, keeping shards that belong to these inputs."""
+    store = plan.store
+    (store / NAME).unlink(missing_ok=True)
+    mark = msgspec.json.encode({"fingerprint": plan.fingerprint})
+    building = store / BUILDING
+    kept = any(_fingerprint(p) == plan.fingerprint for p in store.glob(f"shards/*/{SIDECAR}"))
+    if not kept and (not building.is_file() or building.read_bytes() != mark):
+        for name in ("shards", "tokenizer"):
+            shutil.rmtree(store / name, ignore_errors=True)
+    write_whole(building, mark)
+    (store / "shards").mkdir(exist_ok=True)
+
+
+def _fingerprint(sidecar: Path) -> str:
+    result = read_sidecar(sidecar)
+    return result.fingerprint if result else ""
+
+
+def _tokenizer(plan: _Plan, told: ProgressSink) -> Codec:
+    """The codec, copied or learnt into the store; one learnt by an earlier start is kept."""
+    folder = plan.store / "tokenizer"
+    if plan.tokenizer is not None:
+        codec = load_codec(plan.tokenizer)
+    elif kept := _learnt_before(folder):
+        return kept
+    else:
+        size = plan.settings.trained_vocab_size or 0
+        told(0, 0, f"learning a tokenizer of {size} entries")
+        codec = learn_tokenizer(
+            plan.files, plan.readers, vocab_size=size, family_kind=plan.settings.family_kind
+        )
+    with whole_folder(folder) as partial:
+        codec.save(partial)
+    return codec
+
+
+def _learnt_before(folder: Path) -> Codec | None:
+    try:
+        return load_codec(folder)
+    except DataError:  # absent, or damaged: the same one is learnt again
+        return None
+
+
+def _remove_leftovers(store: Path, n_shards: int) -> None:
+    """What only preparing needed. After the manifest: a kill in between leaves a whole store."""
+    known = {shard_folder(store, number).name for number in range(n_shards)}
+    for folder in (store / "shards").iterdir():
+        if folder.name in known:
+            remove_signatures(folder)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+    (store / BUILDING).unlink(missing_ok=True)

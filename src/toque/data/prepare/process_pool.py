@@ -1,0 +1,131 @@
+"""Groups of blocks to shards, in this process or in several, with bounded memory.
+
+Workers are forked where this process has a single thread: they start at once, with the tokenizer
+that is loaded already. Otherwise they are spawned, because a forked lock stays locked.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing import connection, get_context, parent_process
+from pathlib import Path
+
+from toque.data.prepare.worker import Job, ShardResult, ShardWorker
+from toque.data.tokenizer.codec import Codec
+from toque.data.tokenizer.train import one_tokenizer_thread
+from toque.errors import DataError
+from toque.sources.records import Block
+
+Groups = Iterator[tuple[int, list[Block]]]
+_AHEAD = 1
+"""Groups waiting beyond one for each worker: enough that none idles, few enough to hold."""
+
+
+@dataclass(frozen=True)
+class ForkedState:
+    """What a forked worker takes over, and what it must let go of."""
+
+    codec: Codec
+    lock: int
+    """Descriptor of the store's lock, which must end with the main process."""
+
+
+def usable_cores() -> int:
+    """CPU cores this process may use, at most 16: reading is one process and feeds no more."""
+    return min(16, len(os.sched_getaffinity(0)))
+
+
+def has_one_thread() -> bool:
+    """Whether this process is sure to have no other thread, of Python or of any library."""
+    threads = Path("/proc/self/task")
+    return sys.platform == "linux" and threads.is_dir() and len(list(threads.iterdir())) == 1
+
+
+def write_shards(
+    job: Job, groups: Groups, *, workers: int, inherited: ForkedState
+) -> Iterator[ShardResult]:
+    """Shards as they are finished, in any order.
+
+    Raises:
+        DataError: a worker was killed; what is finished is kept.
+    """
+    if workers <= 1:
+        kitchen = ShardWorker(job, inherited.codec)
+        for number, blocks in groups:
+            yield kitchen.write_shard(number, blocks)
+        return
+    try:
+        with one_tokenizer_thread():  # or every worker would start one for every core
+            yield from _write_in_processes(job, groups, workers, inherited)
+    except BrokenProcessPool as error:
+        raise DataError(
+            "A worker process ended, most likely killed by the system for want of memory. Run the "
+            "same command again: finished shards are kept. With less memory, use fewer workers. "
+            '(A Python script that calls prepare needs `if __name__ == "__main__":` around it.)'
+        ) from error
+
+
+def _write_in_processes(
+    job: Job, groups: Groups, workers: int, inherited: ForkedState
+) -> Iterator[ShardResult]:
+    pool: ProcessPoolExecutor | None = None
+    running: set[Future[ShardResult]] = set()
+    try:
+        for number, blocks in groups:
+            pool = pool or _pool(job, workers, inherited)
+            running.add(pool.submit(_write, number, blocks))
+            while len(running) >= workers + _AHEAD:
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    yield future.result()
+        while running:
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                yield future.result()
+    finally:
+        # Also on an error and on Ctrl-C: running shards are finished, waiting ones forgotten.
+        if pool is not None:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _pool(job: Job, workers: int, inherited: ForkedState) -> ProcessPoolExecutor:
+    """The workers. The first group is read: what a reader's libraries start has started."""
+    forked = has_one_thread()
+    context = get_context("fork" if forked else "spawn")
+    # Forked ones all begin with the first task, before the pool starts a thread of its own.
+    given = (job, inherited if forked else None)
+    return ProcessPoolExecutor(workers, context, initializer=_start, initargs=given)
+
+
+_kitchen: ShardWorker | None = None
+
+
+def _start(job: Job, inherited: ForkedState | None) -> None:
+    """Make this worker process ready."""
+    global _kitchen  # noqa: PLW0603 - a pool's worker has no other place for its tools
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process decides what Ctrl-C means
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if inherited is not None:
+        os.close(inherited.lock)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _kitchen = ShardWorker(job, inherited.codec if inherited else None)
+
+
+def _write(number: int, blocks: list[Block]) -> ShardResult:
+    assert _kitchen is not None
+    return _kitchen.write_shard(number, blocks)
+
+
+def _end_with_parent() -> None:
+    """End this process when the main one is gone: a killed main process closes no queue."""
+    parent = parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os._exit(1)

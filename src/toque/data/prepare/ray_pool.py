@@ -1,0 +1,130 @@
+"""Groups of blocks to shards on a Ray cluster; the same shards, byte for byte, as on one machine.
+
+The main process reads the sources and sends blocks; actors parse, tokenise and write. The store's
+folder, the readers' code and the tokenizer must be reachable under the same paths from every node:
+a shared file system. That is asked of every actor before the first block is sent.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from toque.data.prepare.process_pool import Groups
+from toque.data.prepare.worker import Job, ShardResult, ShardWorker
+from toque.errors import ConfigError, DataError, ToqueError
+from toque.sources.records import Block
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+_QUEUED = 2
+"""Groups sent to an actor at a time: one in work and one that it need not wait for."""
+
+
+class RayKitchen:
+    """An actor: a worker's tools on some node of the cluster."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._kitchen: ShardWorker | None = None
+
+    def missing(self) -> str:
+        """What this node lacks of the shared file system; "" when nothing."""
+        folder = self._job.store / "tokenizer"
+        return "" if folder.is_dir() else str(folder)
+
+    def write(self, number: int, blocks: list[Block]) -> ShardResult:
+        """Write one shard."""
+        if self._kitchen is None:
+            self._kitchen = ShardWorker(self._job)
+        return self._kitchen.write_shard(number, blocks)
+
+
+def write_shards_on_ray(job: Job, groups: Groups, *, workers: int | None) -> Iterator[ShardResult]:
+    """Shards as they are finished, in any order, by `workers` actors of one core each.
+
+    Joins the cluster that RAY_ADDRESS names, or one that this machine belongs to, or starts one
+    here. `workers` None takes every core of it.
+
+    Raises:
+        ConfigError: ray is not installed.
+        DataError: a node does not see the store's folder, or was lost.
+    """
+    ray = _imported()
+    ours = not ray.is_initialized()
+    if ours:
+        _join(ray, workers)
+    try:
+        yield from _write(ray, job, groups, workers or max(1, int(_cores(ray))))
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, ToqueError):
+            raise error.cause from None
+        raise
+    except ray.exceptions.RayError as error:
+        raise DataError(
+            f"The Ray cluster failed while preparing: {str(error).splitlines()[0]}. Run the same "
+            "command again: finished shards are kept."
+        ) from error
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+def _write(ray: ModuleType, job: Job, groups: Groups, workers: int) -> Iterator[ShardResult]:
+    remote: Any = ray.remote(num_cpus=1)(RayKitchen)
+    actors = [remote.remote(job) for _ in range(workers)]
+    for lacking in ray.get([actor.missing.remote() for actor in actors]):
+        if lacking:
+            raise DataError(
+                f"A node of the Ray cluster does not see {lacking}. data.engine=ray needs a "
+                "data.store on a file system that every node has under the same path; point it "
+                "there, or prepare with data.engine=local."
+            )
+    free = [actor for actor in actors for _ in range(_QUEUED)]
+    running: dict[Any, Any] = {}
+    try:
+        for number, blocks in groups:
+            actor = free.pop(0)
+            running[actor.write.remote(number, blocks)] = actor
+            while not free:
+                yield from _finished(ray, running, free)
+        while running:
+            yield from _finished(ray, running, free)
+    finally:
+        for actor in actors:
+            ray.kill(actor)
+
+
+def _finished(ray: ModuleType, running: dict[Any, Any], free: list[Any]) -> Iterator[ShardResult]:
+    done, _ = ray.wait(list(running), num_returns=1)
+    for reference in done:
+        free.append(running.pop(reference))
+        yield ray.get(reference)
+
+
+def _imported() -> ModuleType:
+    try:
+        import ray
+    except ImportError as error:
+        raise ConfigError(
+            "data.engine is ray, and Ray is not installed. Install it with "
+            "`pip install 'toque[ray]'`, or prepare on this machine with data.engine=local."
+        ) from error
+    module: ModuleType = ray
+    return module
+
+
+def _join(ray: ModuleType, workers: int | None) -> None:
+    # Ray would send usage figures home and serve a dashboard; neither was asked for.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    options = {"log_to_driver": False, "include_dashboard": False, "logging_level": "error"}
+    try:
+        ray.init(address="auto", log_to_driver=False, logging_level="error")
+    except ConnectionError:  # there is no cluster to join
+        ray.init(num_cpus=workers, **options)
+
+
+def _cores(ray: ModuleType) -> float:
+    return float(ray.cluster_resources().get("CPU", 1))

@@ -1,0 +1,204 @@
+"""What `prepare` did to the data, for people: `report.json` and `report.md` in the store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from toque.data.prepare.histograms import ColumnReport, Histogram, SourceRows
+from toque.sources.excerpts import Excerpt
+from toque.storage.atomic import write_whole
+
+JSON_NAME, MARKDOWN_NAME = "report.json", "report.md"
+BEYOND = "beyond max_examples"
+"""The reason of records that are fine and were not asked for."""
+
+
+class Lengths(msgspec.Struct, frozen=True):
+    """Tokens per used row of one side."""
+
+    mean: float
+    p50: int
+    p90: int
+    p99: int
+    longest: int
+
+    @classmethod
+    def of(cls, lengths: NDArray[np.int64]) -> Lengths:
+        """Percentiles of `lengths`; all zero when there are none."""
+        if not len(lengths):
+            return cls(0.0, 0, 0, 0, 0)
+        p50, p90, p99 = np.percentile(lengths, [50, 90, 99], method="higher")
+        longest = int(lengths.max())
+        return cls(round(float(lengths.mean()), 1), int(p50), int(p90), int(p99), longest)
+
+
+class SourceReport(msgspec.Struct, frozen=True):
+    """One source file: records met and used by its reader."""
+
+    path: str
+    schema: str
+    """What its content shows it to be; "" when its reader does not say."""
+    source: int
+    """Which of data.sources it belongs to, from 0."""
+    read: int
+    kept: int
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """The data report. `read == kept + sum(dropped)`, in records.
+
+    Of equal stores made from the same paths, only `seconds` differs.
+    `cut` counts sides cut to their limit and the tokens lost; `unknown` counts unknown tokens
+    beside all tokens of each side; `lines` shows where the first dropped records stand.
+    """
+
+    tokenizer: str
+    sources: list[SourceReport]
+    source_rows: list[SourceRows]
+    read: int
+    kept: int
+    dropped: dict[str, int]
+    lines: dict[str, list[str]]
+    notes: dict[str, int]
+    examples: int
+    train: int
+    validation: int
+    prompt_tokens: int
+    target_tokens: int
+    prompt_lengths: Lengths
+    target_lengths: Lengths
+    cut: dict[str, int]
+    unknown: dict[str, int]
+    lost_characters: dict[str, int]
+    leaked_bodies: int
+    leaked_titles: int
+    split_rule: str
+    prompt_histogram: Histogram
+    target_histogram: Histogram
+    columns: list[ColumnReport]
+    kept_examples: list[Excerpt]
+    dropped_examples: list[Excerpt]
+    seconds: float
+    """This start's own; shards kept from an earlier one cost it nothing."""
+
+    @property
+    def lost(self) -> int:
+        """Records that were dropped for what they are, not for being beyond `max_examples`."""
+        return self.read - self.kept - self.dropped.get(BEYOND, 0)
+
+    def counted(self) -> str:
+        """What became of the records, in a clause that adds up."""
+        beyond = self.dropped.get(BEYOND, 0)
+        more = f", left {beyond:,} beyond max_examples" if beyond else ""
+        return f"Read {self.read:,} records: kept {self.kept:,}, dropped {self.lost:,}{more}."
+
+    def write(self, folder: Path) -> None:
+        """Write both forms into the store."""
+        data = msgspec.json.format(msgspec.json.encode(self), indent=1)
+        write_whole(folder / JSON_NAME, data)
+        write_whole(folder / MARKDOWN_NAME, self.markdown().encode())
+
+    @classmethod
+    def read_from(cls, folder: Path) -> Report | None:
+        """The report of a store, None when it is missing or damaged."""
+        try:
+            return msgspec.json.decode((folder / JSON_NAME).read_bytes(), type=cls)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def markdown(self) -> str:
+        """The report as a page."""
+        tokens = self.prompt_tokens + self.target_tokens
+        lines = [
+            "# Data report",
+            "",
+            (
+                f"{self.counted()} {self.examples:,} examples, {self.train:,} to train "
+                f"on and {self.validation:,} held out. {tokens:,} tokens of {self.tokenizer} "
+                f"({self.prompt_tokens:,} in prompts, {self.target_tokens:,} in targets). "
+                f"{self.seconds:.1f} seconds."
+            ),
+            "",
+            *_table(
+                ("source", "schema", "read", "kept"),
+                [(s.path, s.schema or "-", s.read, s.kept) for s in self.sources],
+            ),
+            *self._dropped(),
+            *_table(
+                ("tokens per example", "mean", "half below", "90 %", "99 %", "longest"),
+                [
+                    (name, side.mean, side.p50, side.p90, side.p99, side.longest)
+                    for name, side in (
+                        ("prompt", self.prompt_lengths),
+                        ("target", self.target_lengths),
+                    )
+                ],
+            ),
+            *self.losses(),
+            "",
+            self.splitting(),
+            "",
+            *_table(("repaired or noted", "count"), sorted(self.notes.items())),
+        ]
+        return "\n".join(lines).rstrip() + "\n"
+
+    def _dropped(self) -> list[str]:
+        rows = [
+            (reason, count, ", ".join(self.lines.get(reason, [])[:3]))
+            for reason, count in sorted(self.dropped.items(), key=lambda item: -item[1])
+        ]
+        return _table(("dropped because", "records", "first at"), rows)
+
+    def splitting(self) -> str:
+        """A sentence on how the split was made and what leaks through it."""
+        return (
+            f"Split: {self.split_rule}. Of the held-out examples, {self.leaked_bodies:,} have "
+            f"a body that is trained on and {self.leaked_titles:,} a title that is."
+        )
+
+    def losses(self) -> list[str]:
+        """Sentences on what was cut and what the vocabulary cannot say."""
+        sentences = []
+        for side, total in (("prompt", self.prompt_tokens), ("target", self.target_tokens)):
+            lost = self.cut.get(f"{side}_tokens", 0)
+            share = lost / (total + lost) if total + lost else 0.0
+            sentences.append(
+                f"{self.cut.get(f'{side}s', 0):,} {side}s were cut, losing {lost:,} tokens "
+                f"({share:.2%} of their side)."
+            )
+        n_unknown = self.unknown.get("prompt", 0) + self.unknown.get("target", 0)
+        n_all = self.unknown.get("prompt_tokens", 0) + self.unknown.get("target_tokens", 0)
+        share = n_unknown / n_all if n_all else 0.0
+        shown = " ".join(f"{c!r} {n}" for c, n in list(self.lost_characters.items())[:10])
+        sentences.append(
+            f"{n_unknown:,} tokens are unknown to the vocabulary ({share:.4%})"
+            + (f"; the characters most often lost: {shown}." if shown else ".")
+        )
+        return [" ".join(sentences[:-1]), sentences[-1]]
+
+
+def _table(head: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> list[str]:
+    if not rows:
+        return []
+
+    def line(cells: tuple[object, ...]) -> str:
+        shown = (f"{c:,}" if isinstance(c, int | float) else str(c) for c in cells)
+        return "| " + " | ".join(s.replace("|", "\\|") for s in shown) + " |"
+
+    rule = "|" + "|".join([" --- ", *[" ---: "] * (len(head) - 1)]) + "|"
+    return [line(head), rule, *map(line, rows), ""]
+
+
+def reasons_in_words(dropped: Mapping[str, int], lines: Mapping[str, list[str]]) -> str:
+    """Counts by reason with the first places, for an error's paragraph."""
+    ranked = sorted(dropped.items(), key=lambda item: -item[1])
+    parts = []
+    for reason, count in ranked:
+        first = ", ".join(lines.get(reason, [])[:3])
+        parts.append(f"{count:,} {reason}" + (f" (first at {first})" if first else ""))
+    return "; ".join(parts) or "no record was found"

@@ -1,0 +1,332 @@
+"""The examples of a group of blocks, on their way to the rows of a shard."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from toque.data.prepare.example_rows import PIECES_PER_GROUP, Ids, Side, pieces, prompt_bounds, wrap
+from toque.data.prepare.minhash import signatures
+from toque.data.prepare.near_duplicates import NEAR
+from toque.data.prepare.settings import PrepareSettings
+from toque.data.tokenizer.codec import Codec
+from toque.errors import ConfigError, DataError
+from toque.sources.excerpts import Excerpt, ExcerptSample, shortened
+from toque.sources.records import Block, Example, RecordReader
+from toque.sources.token_arrays import check_ids, ids_of
+
+SHOWN_LINES = 10
+"""Line numbers kept of each reason and block, for the report."""
+_BUILT_IN = ("key", "title_key", "record_key", "source", "task", "starts_record")
+
+
+class BlockCounts(msgspec.Struct):
+    """What a block's reader made of it."""
+
+    path: str
+    source: int
+    read: int
+    kept: int
+    dropped: dict[str, int]
+    lines: dict[str, list[int]]
+
+
+class ShardBuilder:
+    """The examples of a group on their way to rows."""
+
+    def __init__(self, codec: Codec, settings: PrepareSettings) -> None:
+        self._codec = codec
+        self._settings = settings
+        self._examples: list[Example] = []
+        self._sources: list[int] = []
+        self._records: list[int] = []  # ordinal of each example's record
+        self._n_records = 0
+        self._blocks: list[BlockCounts] = []
+        self._notes: Counter[str] = Counter()
+        self._dropped: Counter[str] = Counter()
+        self._cut: Counter[str] = Counter()
+        self._unknown: Counter[str] = Counter()
+        self._lost: Counter[str] = Counter()
+        self._kept_records = 0
+        self._excerpts = ExcerptSample()
+
+    def read(self, block: Block, reader: RecordReader) -> None:
+        """Take in a block's examples, checked against the reader's own counts."""
+        given = reader.examples(block)
+        check_ids(block, given.examples, self._codec)
+        records = _ordinals(given.examples)
+        n_records = records[-1] + 1 if records else 0
+        n_dropped = sum(map(len, given.dropped.values()))
+        # Another package's promise, so an error in words: a wrong count would hide lost recipes.
+        if given.read != given.kept + n_dropped or n_records != given.kept:
+            raise DataError(
+                f"The reader of {block.path} (lines from {block.first_line}) read {given.read} "
+                f"records, kept {given.kept}, dropped {n_dropped} and gave examples of {n_records}"
+                ": it lost count. This is a fault of the reader, not of the file."
+            )
+        self._examples += given.examples
+        self._sources += [block.source] * len(given.examples)
+        self._records += [self._n_records + r for r in records]
+        self._n_records += n_records
+        self._notes.update(given.notes)
+        for reason, numbers in given.dropped.items():
+            for number in numbers:
+                if number in given.texts:
+                    place = f"{Path(block.path).name}:{number}"
+                    self._excerpts.add(Excerpt(reason, place, shortened(given.texts[number])))
+        self._blocks.append(
+            BlockCounts(
+                path=block.path,
+                source=block.source,
+                read=given.read,
+                kept=given.kept,
+                dropped={reason: len(lines) for reason, lines in given.dropped.items()},
+                lines={reason: lines[:SHOWN_LINES] for reason, lines in given.dropped.items()},
+            )
+        )
+
+    def counts(self) -> dict[str, Any]:
+        """The fields of a ShardResult that are known after `rows`."""
+        return {
+            "records": self._kept_records,
+            "blocks": self._blocks,
+            "dropped": dict(sorted(self._dropped.items())),
+            "notes": dict(sorted(self._notes.items())),
+            "cut": dict(sorted(self._cut.items())),
+            "unknown": dict(sorted(self._unknown.items())),
+            "lost_characters": dict(self._lost.most_common(100)),
+            "excerpts": self._excerpts.chosen(),
+        }
+
+    def rows(self) -> dict[str, NDArray[Any]]:
+        """Arrays to store, by file name."""
+        pairs = [i for i, example in enumerate(self._examples) if not example.document]
+        documents = [i for i, example in enumerate(self._examples) if example.document]
+        self._refuse_split(pairs)
+        reasons: dict[int, str] = self._too_poor()
+        prompt, target, of = self._pair_rows([i for i in pairs if i not in reasons], reasons)
+        if documents:
+            more = self._document_rows([i for i in documents if i not in reasons], reasons)
+            prompt, target, of, part = _merged((prompt, target, of), more)
+        else:
+            part = np.zeros(len(of), np.int64)
+        self._count_records(of, reasons)
+        dtype = np.uint16 if self._codec.vocab_size <= 1 << 16 else np.uint32
+        arrays: dict[str, NDArray[Any]] = {
+            "prompt_tokens": prompt.tokens.astype(dtype),
+            "prompt_ends": prompt.ends,
+            "target_tokens": target.tokens.astype(dtype),
+            "target_ends": target.ends,
+        }
+        arrays |= self._columns(of, part)
+        if self._settings.dedup == "near":
+            starts = np.flatnonzero(arrays["starts_record"])
+            firsts = [self._examples[i] for i in of[starts].tolist()]
+            arrays[NEAR] = signatures([_words(example) for example in firsts])
+        return arrays
+
+    def _refuse_split(self, pairs: list[int]) -> None:
+        if pairs and self._settings.on_overlong == "split":
+            raise ConfigError(
+                "data.on_overlong is split, and the sources hold pairs of a prompt and a target: "
+                "the second half of a recipe has no prompt of its own. Use truncate, drop or "
+                'error, or "auto", which splits documents and truncates pairs.'
+            )
+
+    def _too_poor(self) -> dict[int, str]:
+        least = self._settings.min_quality
+        if least <= 0:
+            return {}
+        reason = f"quality below {least:g}"
+        poor = (i for i, e in enumerate(self._examples) if e.columns.get("quality", 1.0) < least)
+        return dict.fromkeys(poor, reason)
+
+    def _pair_rows(
+        self, pairs: list[int], reasons: dict[int, str]
+    ) -> tuple[Side, Side, NDArray[np.int64]]:
+        codec, settings = self._codec, self._settings
+        prompts = self._encoded("prompt", [self._examples[i].prompt for i in pairs])
+        targets = self._encoded("target", [self._examples[i].target for i in pairs])
+        begin, end = prompt_bounds(codec, settings.family_kind)
+        prompt = wrap(
+            prompts, limit=settings.max_prompt_tokens, begin=begin, end=end, end_after_cut=True
+        )
+        target = wrap(
+            targets,
+            limit=settings.max_target_tokens,
+            begin=None,
+            end=codec.eos_id,
+            end_after_cut=False,
+        )
+        keep = targets.lengths > 0
+        index = np.array(pairs, np.int64)
+        reasons.update(dict.fromkeys(index[~keep].tolist(), "no target"))
+        for side, wrapped, limit in (
+            ("prompt", prompt, settings.max_prompt_tokens),
+            ("target", target, settings.max_target_tokens),
+        ):
+            over = wrapped.cut & keep
+            if settings.on_overlong == "error" and over.any():
+                self._raise_overlong(int(index[over][0]), side, limit)
+            if settings.on_overlong == "drop":
+                reason = f"{side} over {limit} tokens"
+                reasons.update(dict.fromkeys(index[over].tolist(), reason))
+                keep &= ~over
+        for side, wrapped in (("prompt", prompt), ("target", target)):
+            self._cut[f"{side}s"] += int((wrapped.cut & keep).sum())
+            self._cut[f"{side}_tokens"] += int(wrapped.lost[keep].sum())
+        return prompt.side.select(keep), target.side.select(keep), index[keep]
+
+    def _document_rows(
+        self, documents: list[int], reasons: dict[int, str]
+    ) -> tuple[Side, Side, NDArray[np.int64], NDArray[np.int64]]:
+        settings = self._settings
+        texts = self._encoded("target", [self._examples[i].target for i in documents])
+        prompts: list[Ids] = []
+        targets: list[Ids] = []
+        of: list[int] = []
+        part: list[int] = []
+        limit = settings.max_target_tokens
+        if settings.family_kind == "encoder-decoder":
+            limit += settings.max_prompt_tokens - 1
+        for at, i in enumerate(documents):
+            example = self._examples[i]
+            ids = ids_of(example, self._codec) if example.ids else texts.row(at)
+            if not len(ids):
+                reasons[i] = "no target"
+                continue
+            over = len(ids) + self._examples[i].ends > limit
+            if over and settings.on_overlong == "error":
+                self._raise_overlong(i, "target", limit)
+            if over and settings.on_overlong == "drop":
+                reasons[i] = f"target over {limit} tokens"
+                continue
+            cuts = pieces(
+                ids,
+                family_kind=settings.family_kind,
+                max_prompt=settings.max_prompt_tokens,
+                max_target=settings.max_target_tokens,
+                bos_id=self._codec.bos_id,
+                eos_id=self._codec.eos_id,
+                whole=self._examples[i].ends,
+            )
+            n_pieces = 1 if settings.on_overlong == "truncate" else None
+            for number, (prompt, target) in enumerate(islice(cuts, n_pieces)):
+                prompts.append(prompt)
+                targets.append(target)
+                of.append(i)
+                part.append(number)
+            if over and n_pieces:
+                self._cut["targets"] += 1
+                self._cut["target_tokens"] += max(0, len(ids) - limit)
+        return (
+            Side.joined(prompts),
+            Side.joined(targets),
+            np.array(of, np.int64),
+            np.array(part, np.int64),
+        )
+
+    def _encoded(self, side: str, texts: list[str]) -> Side:
+        encoded = self._codec.encode_flat(texts)
+        self._unknown[f"{side}_tokens"] += len(encoded.flat)
+        if self._codec.unk_id is not None:
+            self._unknown[side] += int((encoded.flat == self._codec.unk_id).sum())
+            self._lost.update(encoded.lost)
+        if encoded.disagreed:
+            self._notes["texts tokenised the long way: the fast one gave other ids"] += len(texts)
+        return Side(encoded.flat, encoded.ends)
+
+    def _raise_overlong(self, index: int, side: str, limit: int) -> None:
+        example = self._examples[index]
+        text = (example.prompt or example.target)[:80].replace("\n", " ")
+        raise DataError(
+            f'The {side} of "{text}…" has more than {limit} tokens, and data.on_overlong is error. '
+            f"Raise data.max_{side}_tokens, or let data.on_overlong be truncate or drop."
+        )
+
+    def _count_records(self, of: NDArray[np.int64], reasons: dict[int, str]) -> None:
+        """A record is dropped when none of its examples is left; its first reason counts."""
+        kept = {self._records[i] for i in of.tolist()}
+        self._kept_records = len(kept)
+        why: dict[int, str] = {}
+        for i in sorted(reasons):
+            if self._records[i] in kept:
+                self._notes[f"examples left out: {reasons[i]}"] += 1
+            else:
+                if self._records[i] not in why:
+                    example = self._examples[i]
+                    text, prompt = shortened(example.target), shortened(example.prompt)
+                    self._excerpts.add(Excerpt(reasons[i], "", text, prompt))
+                why.setdefault(self._records[i], reasons[i])
+        self._dropped.update(why.values())
+
+    def _columns(self, of: NDArray[np.int64], part: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+        chosen = [self._examples[i] for i in of.tolist()]
+        records = np.array(self._records, np.int64)[of]
+        keys = [
+            _part_key(e.key, p // PIECES_PER_GROUP) if e.document else e.key
+            for e, p in zip(chosen, part.tolist(), strict=True)
+        ]
+        columns: dict[str, NDArray[Any]] = {
+            "key": np.array(keys, np.uint64),
+            "title_key": np.array([e.title_key for e in chosen], np.uint64),
+            "record_key": np.array([e.record_key for e in chosen], np.uint64),
+            "source": np.array(self._sources, np.uint16)[of],
+            "task": np.array([e.task for e in chosen], np.uint8),
+            "starts_record": (np.diff(records, prepend=-1) != 0).astype(np.uint8),
+        }
+        names = sorted({n for e in chosen for n in e.columns} - set(_BUILT_IN))
+        for name in names:
+            values = [e.columns.get(name, np.nan) for e in chosen]
+            columns[name] = np.array(values, np.float32)
+        return columns
+
+
+def _ordinals(examples: list[Example]) -> list[int]:
+    """The record of each example, from 0: a new one begins where the task does not rise."""
+    if not any(example.task for example in examples):
+        return list(range(len(examples)))
+    ordinals: list[int] = []
+    for before, example in zip([None, *examples], examples, strict=False):
+        same = (
+            before is not None
+            and before.record_key == example.record_key
+            and before.task < example.task
+        )
+        ordinals.append(ordinals[-1] + (not same) if ordinals else 0)
+    return ordinals
+
+
+def _words(example: Example) -> str:
+    """What near-duplicates are compared by: the title and names of the prompt, and the target."""
+    if example.ids:  # token files have no words; their ids stand for them
+        return " ".join(map(str, np.frombuffer(example.ids, "<u4").tolist()))
+    return f"{example.prompt}\n{example.target}"
+
+
+def _part_key(key: int, group: int) -> int:
+    return xxhash.xxh3_64_intdigest(key.to_bytes(8, "little") + group.to_bytes(8, "little"))
+
+
+def _merged(
+    pairs: tuple[Side, Side, NDArray[np.int64]],
+    documents: tuple[Side, Side, NDArray[np.int64], NDArray[np.int64]],
+) -> tuple[Side, Side, NDArray[np.int64], NDArray[np.int64]]:
+    """Pairs and documents of one group in the order of their examples."""
+    if not len(pairs[2]):
+        return documents
+    of = np.concatenate([pairs[2], documents[2]])
+    part = np.concatenate([np.zeros(len(pairs[2]), np.int64), documents[3]])
+    order = np.argsort(of, kind="stable")
+    sides = []
+    for a, b in ((pairs[0], documents[0]), (pairs[1], documents[1])):
+        rows = [*np.split(a.tokens, a.ends[:-1]), *np.split(b.tokens, b.ends[:-1])]
+        sides.append(Side.joined([rows[i] for i in order]))
+    return sides[0], sides[1], of[order], part[order]

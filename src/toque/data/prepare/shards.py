@@ -1,0 +1,193 @@
+"""All shards of a store: those an earlier start left, the others written, and no more than needed.
+
+With `max_examples` files take turns, a block each, and reading ends with the first group after
+which enough different examples lie in the groups so far. That group is found from the content of
+the groups in their order, whoever wrote them and when, so the store is the same for every number
+of workers; groups finished ahead of time are thrown away.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from toque.data.prepare.dedup_and_split import first_of_kind
+from toque.data.prepare.process_pool import ForkedState, usable_cores, write_shards
+from toque.data.prepare.settings import PrepareSettings, ProgressSink
+from toque.data.prepare.worker import SIDECAR, Job, ShardResult, shard_folder
+from toque.data.store.token_store import check_files
+from toque.errors import DataError
+from toque.sources import files as sources
+from toque.sources.files import SourceFile, blocks_of, plain_bytes
+from toque.sources.records import Block, RecordReader
+
+Engine = Literal["local", "ray"]
+NOT_READ = "bytes of the sources not read, max_examples was reached"
+_SMALL = 4 << 20
+"""Plain bytes that one process has read before others have started."""
+_OPEN_FILES = 16
+"""Files that take turns at a time; the next is opened when one ends."""
+_BYTES_AN_EXAMPLE = 2048
+"""A guess for the size of groups when few examples are wanted: a small try reads little."""
+
+
+@dataclass
+class ShardWriting:
+    """The shards of one store.
+
+    Args:
+        store: its folder, tokenizer inside.
+        fingerprint: of its inputs; shards of another are written again.
+        files: to read, in order.
+        readers: by source.
+        settings: what the rows are to be.
+        inherited: what workers forked here take over.
+    """
+
+    store: Path
+    fingerprint: str
+    files: Sequence[SourceFile]
+    readers: Sequence[RecordReader]
+    settings: PrepareSettings
+    inherited: ForkedState
+    not_read: int = 0
+    """Bytes left unread when `max_examples` were found."""
+    _results: dict[int, ShardResult] = field(default_factory=dict)
+    _sizes: dict[int, int] = field(default_factory=dict)
+    _needed: int | None = None
+    """Groups that hold enough examples, once known."""
+
+    def write(
+        self, told: ProgressSink, *, workers: int | None, engine: Engine
+    ) -> list[ShardResult]:
+        """Every shard the store needs, in group order.
+
+        Raises:
+            DataError: a source cannot be read, a worker was lost, the disk is full.
+            ConfigError: `ray` is asked for and not installed.
+        """
+        total = sum(map(plain_bytes, self.files))
+        if workers is None and engine == "local":
+            workers = 1 if total <= _SMALL else usable_cores()
+        coming = self._groups()
+        job = Job(self.store, self.fingerprint, self._reader_specs(), self.settings)
+        if engine == "ray":
+            from toque.data.prepare.ray_pool import write_shards_on_ray
+
+            written = write_shards_on_ray(job, self._to_do(coming), workers=workers)
+        else:
+            written = write_shards(
+                job, self._to_do(coming), workers=workers or 1, inherited=self.inherited
+            )
+        for result in written:
+            self._take(result)
+            done = sum(self._sizes[number] for number in self._results)
+            rows = sum(r.rows for r in self._results.values())
+            told(done, max(total, done), f"{rows:,} examples")
+        if self._needed is None:
+            return [self._results[number] for number in sorted(self._results)]
+        if self._needed in self._sizes or next(coming, None) is not None:
+            self.not_read = max(1, total - sum(self._sizes[n] for n in range(self._needed)))
+        return [self._results[number] for number in range(self._needed)]
+
+    def _groups(self) -> Iterator[tuple[int, list[Block]]]:
+        wanted = self.settings.max_examples
+        if wanted is None:
+            blocks = (b for f in self.files for b in blocks_of(f, self.readers[f.source]))
+            return grouped(blocks, most=sources.GROUP_BYTES)
+        size = min(sources.GROUP_BYTES, max(1 << 20, wanted * _BYTES_AN_EXAMPLE))
+        return grouped(in_turns(self.files, self.readers), most=size)
+
+    def _to_do(
+        self, coming: Iterator[tuple[int, list[Block]]]
+    ) -> Iterator[tuple[int, list[Block]]]:
+        while self._needed is None and (group := next(coming, None)) is not None:
+            number, blocks = group
+            self._sizes[number] = sum(len(block.payload) for block in blocks)
+            kept = self._kept(number)
+            if kept is None:
+                yield group
+            else:
+                self._take(kept)
+
+    def _take(self, result: ShardResult) -> None:
+        self._results[result.group] = result
+        wanted = self.settings.max_examples
+        if wanted is None or self._needed is not None:
+            return
+        n_rows, number = 0, 0
+        while number in self._results:
+            n_rows += self._results[number].rows
+            number += 1
+            # Counting the different ones reads columns; the plain sum says when it is worth it.
+            if n_rows >= wanted and self._different(number) >= wanted:
+                self._needed = number
+                return
+
+    def _different(self, n_groups: int) -> int:
+        """Rows of the first groups that exact duplicates leave."""
+        if self.settings.dedup == "none":
+            return sum(self._results[number].rows for number in range(n_groups))
+        folders = [shard_folder(self.store, number) for number in range(n_groups)]
+        key, task, starts = (
+            np.concatenate([np.load(f / f"{name}.npy", allow_pickle=False) for f in folders])
+            for name in ("record_key", "task", "starts_record")
+        )
+        return int(first_of_kind(key, task, np.cumsum(starts, dtype=np.int64)).sum())
+
+    def _reader_specs(self) -> tuple[str, ...]:
+        by_source = {file.source: file.reader for file in self.files}
+        return tuple(by_source[number] for number in sorted(by_source))
+
+    def _kept(self, number: int) -> ShardResult | None:
+        """The shard an earlier start left, when it is whole and of these inputs."""
+        result = read_sidecar(shard_folder(self.store, number) / SIDECAR)
+        if result is None or result.fingerprint != self.fingerprint:
+            return None
+        try:
+            check_files(self.store, result.files, verify=True)
+        except DataError:
+            return None
+        return result
+
+
+def in_turns(files: Sequence[SourceFile], readers: Sequence[RecordReader]) -> Iterator[Block]:
+    """A block of each file in turn, so that the first few come from many files."""
+    waiting = deque(files)
+    reading: deque[Iterator[Block]] = deque()
+    while waiting or reading:
+        while waiting and len(reading) < _OPEN_FILES:
+            file = waiting.popleft()
+            reading.append(blocks_of(file, readers[file.source]))
+        stream = reading.popleft()
+        block = next(stream, None)
+        if block is not None:
+            yield block
+            reading.append(stream)
+
+
+def grouped(blocks: Iterator[Block], *, most: int) -> Iterator[tuple[int, list[Block]]]:
+    """(number, blocks) of at most `most` bytes, or of one larger block."""
+    number, size, group = 0, 0, list[Block]()
+    for block in blocks:
+        if group and size + len(block.payload) > most:
+            yield number, group
+            number, size, group = number + 1, 0, []
+        group.append(block)
+        size += len(block.payload)
+    if group:
+        yield number, group
+
+
+def read_sidecar(path: Path) -> ShardResult | None:
+    """What a shard says of itself; None when it is absent or damaged."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=ShardResult)
+    except (OSError, msgspec.DecodeError):
+        return None

@@ -1,0 +1,122 @@
+"""One look at the rows of a finished store, for its report: shapes, sources, examples.
+
+Reads one column at a time, so that a store of millions of rows needs some tens of megabytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toque.data.prepare.histograms import ColumnReport, SourceRows, column_reports
+from toque.data.prepare.worker import ShardResult, shard_folder
+from toque.data.store.token_store import LEFT_OUT, SPLIT_CODES
+from toque.data.tokenizer.codec import Codec
+from toque.keyed_random import mixed
+from toque.sources.excerpts import Excerpt, shortened, spread
+
+SHOWN = 20
+"""Kept, and dropped, records shown in the report."""
+_SALT = np.uint64(0x746F7175655F6C6B)
+_OWN = frozenset({"key", "title_key", "record_key", "source", "task", "starts_record"})
+"""Columns that every store has and that measure nothing."""
+
+
+@dataclass(frozen=True)
+class StoreSurvey:
+    """Rows of the shards and what each is used for.
+
+    Args:
+        store: its folder.
+        shards: in group order.
+        split: [rows] 0 train, 1 validation, 255 left out.
+        codec: turns ids into text.
+    """
+
+    store: Path
+    shards: Sequence[ShardResult]
+    split: NDArray[np.uint8]
+    codec: Codec
+
+    def columns(self) -> list[ColumnReport]:
+        """The shape of every measured column over the rows in use."""
+        names = sorted({name for shard in self.shards for name in shard.columns} - _OWN)
+        used = self.split != LEFT_OUT
+        return column_reports(names, lambda name: self._column(name)[used])
+
+    def sources(self, lengths: Mapping[str, NDArray[np.int64]]) -> list[SourceRows]:
+        """Rows and tokens of each source.
+
+        Args:
+            lengths: tokens of each side of the rows in use.
+        """
+        source = self._column("source").astype(np.int64)
+        used = self.split != LEFT_OUT
+        n = int(source.max()) + 1 if len(source) else 0
+        train, validation = (
+            np.bincount(source[self.split == SPLIT_CODES[side]], minlength=n)
+            for side in ("train", "validation")
+        )
+        tokens = np.bincount(
+            source[used], weights=lengths["prompt"] + lengths["target"], minlength=n
+        )
+        return [SourceRows(i, int(train[i]), int(validation[i]), int(tokens[i])) for i in range(n)]
+
+    def kept(self) -> list[Excerpt]:
+        """Examples as the model reads them, chosen by a hash of their key."""
+        names = {code: name for name, code in SPLIT_CODES.items()}
+        rows = self._drawn(np.flatnonzero(self.split != LEFT_OUT))
+        return [self._row(row, names[int(self.split[row])]) for row in rows]
+
+    def dropped(self, reasons: Mapping[str, int]) -> list[Excerpt]:
+        """Records that left no row in use: by their reader, by a limit, as duplicates.
+
+        Args:
+            reasons: why rows were left out, with their counts of records.
+        """
+        told = [excerpt for shard in self.shards for excerpt in shard.excerpts]
+        rows = self._drawn(np.flatnonzero(self.split == LEFT_OUT))
+        if rows and reasons:
+            keys = self._column("record_key")
+            again = np.isin(keys[rows], keys[self.split != LEFT_OUT]).tolist()
+            rest = " or ".join(r for r in sorted(reasons) if r != "duplicate") or "duplicate"
+            told += [
+                self._row(row, "duplicate" if twice and "duplicate" in reasons else rest)
+                for row, twice in zip(rows, again, strict=True)
+            ]
+        return spread(told, SHOWN)
+
+    def _drawn(self, rows: NDArray[np.int64]) -> list[int]:
+        order = mixed(self._column("key")[rows].astype(np.uint64) ^ _SALT)
+        drawn: list[int] = rows[np.argsort(order, kind="stable")[:SHOWN]].tolist()
+        return drawn
+
+    def _row(self, row: int, reason: str) -> Excerpt:
+        ends = np.cumsum([shard.rows for shard in self.shards])
+        at = int(np.searchsorted(ends, row, side="right"))
+        local = row - int(ends[at]) + self.shards[at].rows
+        prompt, target = (self._text(at, local, side) for side in ("prompt", "target"))
+        return Excerpt(reason, "", shortened(target), shortened(prompt))
+
+    def _text(self, shard: int, row: int, side: str) -> str:
+        folder = shard_folder(self.store, self.shards[shard].group)
+        ends = np.load(folder / f"{side}_ends.npy", allow_pickle=False)
+        tokens = np.load(folder / f"{side}_tokens.npy", mmap_mode="r", allow_pickle=False)
+        return self.codec.decode(tokens[int(ends[row - 1]) if row else 0 : int(ends[row])].tolist())
+
+    def _column(self, name: str) -> NDArray[Any]:
+        parts = []
+        for shard in self.shards:
+            path = shard_folder(self.store, shard.group) / f"{name}.npy"
+            there = name in shard.columns
+            parts.append(
+                np.load(path, allow_pickle=False)
+                if there
+                else np.full(shard.rows, np.nan, np.float32)
+            )
+        return np.concatenate(parts)

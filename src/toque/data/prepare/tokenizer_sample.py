@@ -1,0 +1,66 @@
+"""The sample of the sources a tokenizer is learnt from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from toque.data.prepare.settings import FamilyKind
+from toque.data.tokenizer.codec import Codec
+from toque.data.tokenizer.train import Kind, train_codec
+from toque.errors import DataError
+from toque.sources.files import SourceFile, blocks_of, plain_bytes
+from toque.sources.records import Block, RecordReader
+
+MAX_EXAMPLES = 20_000
+MAX_CHARACTERS = 8_000_000
+_BLOCKS = 12
+"""Blocks the sample is spread over."""
+
+
+def learn_tokenizer(
+    files: Sequence[SourceFile],
+    readers: Sequence[RecordReader],
+    *,
+    vocab_size: int,
+    family_kind: FamilyKind,
+) -> Codec:
+    """A vocabulary learnt from examples spread evenly over the sources, the same every time.
+
+    Byte-level BPE for a decoder, Unigram in T5's layout for an encoder-decoder.
+
+    Raises:
+        DataError: no source gives an example, or the vocabulary is too small.
+    """
+    texts = list(sample(files, readers))
+    if not texts:
+        raise DataError(
+            f"No tokenizer can be learnt: none of the {len(files)} source files gives an example. "
+            "Look at a line of them, and at the format of data.sources."
+        )
+    kind: Kind = "bpe" if family_kind == "decoder" else "unigram"
+    return train_codec(texts, vocab_size=vocab_size, kind=kind)
+
+
+def sample(files: Sequence[SourceFile], readers: Sequence[RecordReader]) -> Iterator[str]:
+    """Prompts and targets of at most MAX_EXAMPLES examples and MAX_CHARACTERS characters."""
+    chosen = list(_spread(files, readers))
+    for block in chosen:
+        examples = readers[block.source].examples(block).examples
+        characters = MAX_CHARACTERS // len(chosen)
+        every = -(-len(examples) * len(chosen) // MAX_EXAMPLES) or 1
+        for example in examples[::every]:
+            for text in (example.prompt, example.target):
+                yield text[: max(0, characters)]
+                characters -= len(text)
+
+
+def _spread(files: Sequence[SourceFile], readers: Sequence[RecordReader]) -> Iterator[Block]:
+    """The blocks that hold one of _BLOCKS evenly spaced positions of all plain bytes."""
+    total = sum(map(plain_bytes, files))
+    at, wanted = 0, 0
+    for file in files:
+        for block in blocks_of(file, readers[file.source]):
+            at += len(block.payload)
+            if at * _BLOCKS > wanted * total:
+                yield block
+                wanted = at * _BLOCKS // total + 1

@@ -1,0 +1,193 @@
+"""Store manifest: `manifest.json`, written last, with a checksum of every file."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from toque.errors import DataError
+from toque.storage.checksums import KEY, seal_of, sealed
+
+FORMAT = 1
+"""Format version; goes up when older code could not read a newly written store."""
+NAME = "manifest.json"
+_MOST_BYTES = 1 << 28
+"""The manifest of a million files is smaller; a crafted one must not make us read more."""
+
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class TokenizerEntry(msgspec.Struct, frozen=True):
+    """The tokenizer whose ids the store holds; its folder is `tokenizer/` in the store."""
+
+    name: str
+    sha256: str
+    vocab_size: int
+
+
+class FileEntry(msgspec.Struct, frozen=True):
+    """One file of the store; `examples` is the rows it describes, 0 when it has none."""
+
+    file: str
+    bytes: Count
+    sha256: str
+    examples: Count = 0
+
+
+class SourceEntry(msgspec.Struct, frozen=True):
+    """One source file and what became of its records (before duplicates and limits)."""
+
+    path: str
+    reader: str
+    source: int
+    sha256: str
+    bytes: int
+    read: int
+    kept: int
+
+
+class Tokens(msgspec.Struct, frozen=True):
+    """Tokens of the rows in use."""
+
+    prompt: int
+    target: int
+
+
+class Splits(msgspec.Struct, frozen=True):
+    """Examples in each split."""
+
+    train: int
+    validation: int
+
+
+class Records(msgspec.Struct, frozen=True):
+    """Records met and used; `read == kept + sum of the manifest's dropped`."""
+
+    read: int
+    kept: int
+
+
+class StoreManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """The contract of a store on disk.
+
+    `examples` counts the rows in use, `rows` those on disk; the rest are left out by
+    duplicates or `max_examples` and carry 255 in `split.npy`.
+    """
+
+    format: int
+    fingerprint: str
+    family_kind: str
+    tokenizer: TokenizerEntry
+    examples: Count
+    rows: Count
+    tokens: Tokens
+    splits: Splits
+    records: Records
+    dropped: dict[str, int]
+    sources: list[SourceEntry]
+    shards: list[FileEntry]
+    files: list[FileEntry]
+    """What lies outside the shards: the split and the tokenizer."""
+    columns: dict[str, str]
+    """Per-example columns and their numpy dtypes."""
+    settings: dict[str, Any]
+    cut: dict[str, int]
+    """Sides cut to their limit and tokens lost by it."""
+    self_sha256: str = ""
+    """SHA-256 of this file's bytes with these digits left out; absent from the oldest stores."""
+
+
+class _Unsealed(StoreManifest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An old manifest without a hash of itself. An unknown name in it may be a damaged hash."""
+
+
+def read_manifest(folder: Path) -> StoreManifest:
+    """The manifest of the store at `folder`.
+
+    Raises:
+        DataError: no folder, no manifest, not JSON, of another kind, or of a newer format.
+    """
+    path = folder / NAME
+    if not folder.is_dir():
+        raise DataError(
+            f"There is no token store at {folder}. Write it with `toque prepare CONFIG`, or "
+            "correct data.store."
+        )
+    if not path.is_file():
+        unfinished = (folder / "building.json").is_file()
+        state = (
+            "holds an unfinished token store; run `toque prepare` again to finish it"
+            if unfinished
+            else f"holds no token store (no {NAME}). Write one with `toque prepare CONFIG`, or "
+            "correct data.store"
+        )
+        raise DataError(f"{folder} {state}.")
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise DataError(
+                f"{path} is {path.stat().st_size:,} bytes long; no store's description is. Write "
+                "the store again with `toque prepare CONFIG` after removing it."
+            )
+        data = path.read_bytes()
+        found = msgspec.json.decode(data)
+    except (msgspec.DecodeError, OSError) as error:
+        raise DataError(
+            f"{path} is not a token store's description: {error}. The file is damaged; write the "
+            "store again with `toque prepare CONFIG` after removing it."
+        ) from error
+    version = found.get("format") if isinstance(found, dict) else None
+    if not isinstance(version, int) or version > FORMAT:
+        raise DataError(
+            f"{path} is of format {version!r}; this toque reads up to {FORMAT}. Use the toque that "
+            "wrote it or a newer one, or prepare the data again."
+        )
+    seal = seal_of(data)
+    if seal == "damaged" or (seal == "absent" and KEY in found):
+        raise DataError(
+            f"{path} is damaged: it does not have the hash that stands in it ({KEY}). Restore the "
+            "file, or write the store again with `toque prepare CONFIG` after removing it."
+        )
+    try:
+        kind = StoreManifest if seal == "whole" else _Unsealed
+        manifest = msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError as error:
+        raise DataError(
+            f"{path} is not a token store's description: {error}. Write the store again with "
+            "`toque prepare CONFIG` after removing it."
+        ) from error
+    _check_names(manifest, path)
+    return manifest
+
+
+def _check_names(manifest: StoreManifest, path: Path) -> None:
+    """Refuse names outside the store's folder: a manifest may come from anyone."""
+    names = [entry.file for entry in [*manifest.shards, *manifest.files]]
+    for name in names:
+        parts = name.split("/")
+        if not {"", ".", ".."}.isdisjoint(parts) or "\0" in name or "\\" in name:
+            raise DataError(
+                f"{path} names the file {name!r}; only files in the store's own folder are "
+                "allowed. The store is damaged or made to harm: prepare the data again."
+            )
+    for entry in manifest.shards:
+        if len(entry.file.split("/")) != 3 or not entry.file.startswith("shards/"):
+            raise DataError(
+                f"{path} names {entry.file!r} as a shard's file, which is shards/NAME/FILE. The "
+                "store is damaged: prepare the data again."
+            )
+    doubled = sorted(name for name, count in Counter(names).items() if count > 1)
+    if doubled:
+        raise DataError(
+            f"{path} lists {', '.join(doubled[:5])} more than once. The store is damaged: prepare "
+            "the data again."
+        )
+
+
+def manifest_bytes(manifest: StoreManifest) -> bytes:
+    """The manifest's file content: indented JSON, keys in the declared order, its own hash last."""
+    blank = msgspec.structs.replace(manifest, self_sha256="")
+    return sealed(msgspec.json.format(msgspec.json.encode(blank, order="deterministic"), indent=1))

@@ -1,0 +1,160 @@
+"""Memory-mapped and streamed `.npy` files, their headers checked against the file sizes."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import resource
+import time
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toque.errors import DataError
+
+LOOK_EVERY: Final = 0.05
+"""Seconds between two checks. A check costs a microsecond a file; a SIGBUS costs the run."""
+
+
+@final
+class TruncationWatch:
+    """Guard against SIGBUS: checks again and again that mapped files were not cut short.
+
+    Files are not locked while they are mapped, so something else may cut one short while training
+    reads it. A file that is cut in the twentieth of a second between a look and a read still kills
+    the process; checkpoints are there for that.
+    """
+
+    def __init__(self) -> None:
+        self._maps: list[tuple[Path, mmap.mmap, int]] = []
+        self._next_look = 0.0
+
+    def add(self, path: Path, array: NDArray[np.generic]) -> None:
+        """Watch the map behind `array`, a result of `mapped_array`."""
+        held = getattr(array, "_mmap", None)
+        if isinstance(held, mmap.mmap):
+            self._maps.append((path, held, held.size()))
+
+    def look(self) -> None:
+        """Compare the files' sizes, if it is time.
+
+        Raises:
+            DataError: a file became shorter; it is named.
+        """
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + LOOK_EVERY
+        for path, held, size in self._maps:
+            if held.size() < size:  # of the file, not of the map
+                raise _cut_short(path, f"{held.size():,} bytes")
+
+
+@final
+class OpenFiles:
+    """Token files read with `pread`, piece by piece: resident memory does not grow with them."""
+
+    def __init__(self) -> None:
+        self.opened: dict[int, tuple[int, int]] = {}
+        """Shard -> the file's descriptor, and where in it the ids begin."""
+        self._paths: dict[int, Path] = {}
+        weakref.finalize(self, _close, self.opened)
+
+    def add(self, shard: int, path: Path, array: NDArray[np.generic]) -> None:
+        """Open the file behind `array`, a result of `mapped_array`.
+
+        Raises:
+            DataError: it cannot be opened.
+        """
+        try:
+            _allow_open_files(2 * len(self.opened) + _OTHER_FILES)
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise DataError(
+                f"{path} cannot be opened: {error.strerror}. If there are too many open files, "
+                'allow more with "ulimit -n 65536" and start again.'
+            ) from error
+        self._paths[shard] = path
+        self.opened[shard] = (descriptor, os.fstat(descriptor).st_size - array.nbytes)
+
+    def read(
+        self, shards: Sequence[int], first: Sequence[int], sizes: Sequence[int]
+    ) -> list[bytes]:
+        """`sizes` bytes of each shard's ids, from `first` on.
+
+        Raises:
+            DataError: a file became shorter, or cannot be read; it is named.
+        """
+        opened, pread = self.opened, os.pread
+        try:
+            parts = [
+                pread(opened[shard][0], size, opened[shard][1] + start)
+                for shard, start, size in zip(shards, first, sizes, strict=True)
+            ]
+        except OSError as error:
+            raise DataError(f"A file of the store cannot be read: {error.strerror}.") from error
+        if sum(map(len, parts)) != sum(sizes):
+            cut = next(
+                shard
+                for shard, part, size in zip(shards, parts, sizes, strict=True)
+                if len(part) < size
+            )
+            raise _cut_short(self._paths[cut], "fewer bytes")
+        return parts
+
+
+_OTHER_FILES: Final = 128
+"""Descriptors left to everything else."""
+
+
+def _allow_open_files(n: int) -> None:
+    """Raise the soft limit of open files to `n`, as far as the hard limit allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < n and (hard == resource.RLIM_INFINITY or soft < hard):
+        more = 2 * n if hard == resource.RLIM_INFINITY else min(2 * n, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (more, hard))
+
+
+def _close(opened: dict[int, tuple[int, int]]) -> None:
+    for descriptor, _ in opened.values():
+        os.close(descriptor)
+
+
+def _cut_short(path: Path, left: str) -> DataError:
+    return DataError(
+        f"{path} was cut short while it was being read: {left} are left. Something else writes "
+        "into the store. Restore the file, or prepare the data again, and continue with the same "
+        "command."
+    )
+
+
+def mapped_array(path: Path) -> NDArray[np.generic]:
+    """The array in a `.npy` file of numbers, mapped read-only; nothing of a claimed size is made.
+
+    Raises:
+        DataError: no `.npy` of version 1.0, of Python objects, or of another size than it claims.
+    """
+    again = "Restore the file, or remove the store and prepare the data again."
+    try:
+        with path.open("rb") as file:
+            version = np.lib.format.read_magic(file)
+            if version != (1, 0):
+                raise ValueError(f"version {version} of the format; stores have 1.0")
+            shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+            body = path.stat().st_size - file.tell()
+        claimed = math.prod(shape) * dtype.itemsize
+        if dtype.hasobject or min(shape, default=0) < 0 or claimed != body:
+            raise ValueError(
+                f"it claims the shape {shape} of {dtype}, {claimed:,} bytes, and has {body:,}"
+            )
+        array: NDArray[np.generic] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, SyntaxError, EOFError) as error:
+        raise DataError(f"{path} is no array of a store: {error}. {again}") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}. {again}") from error
+    return array

@@ -1,0 +1,208 @@
+"""A token store: memory-mapped columns of examples, readable with plain numpy.
+
+What lies in its folder:
+
+    store/manifest.json                   written last; a folder without it is no store
+    store/shards/00000/prompt_tokens.npy  uint16 (vocabularies up to 65,536) or uint32, joined
+    store/shards/00000/prompt_ends.npy    int64: where each row's prompt ends
+    store/shards/00000/target_tokens.npy, target_ends.npy, and one file per column
+    store/split.npy                       uint8 per row: 0 train, 1 validation, 255 left out
+    store/tokenizer/                      a Hugging Face tokenizer folder
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from bisect import bisect_right
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toque.data.store.manifest import FileEntry, StoreManifest, read_manifest
+from toque.data.store.npy_files import mapped_array
+from toque.data.store.ragged import Pieces
+from toque.data.store.token_column import TokenColumn
+from toque.errors import DataError
+from toque.storage.atomic import sha256_of
+
+if TYPE_CHECKING:
+    from toque.data.tokenizer.codec import Codec
+
+Split = Literal["train", "validation"]
+SPLIT_CODES: dict[Split, int] = {"train": 0, "validation": 1}
+LEFT_OUT = 255
+SIDES = ("prompt", "target")
+
+
+class TokenStore:
+    """Rows of prompt and target ids; `TokenStore.open` makes one. Maps open when first read."""
+
+    def __init__(self, folder: Path, manifest: StoreManifest) -> None:
+        self.path = folder
+        self.manifest = manifest
+        self.fingerprint = manifest.fingerprint
+        self.n_rows = manifest.rows
+        rows_of = {f.file.split("/")[1]: f.examples for f in manifest.shards}
+        self._shards = list(rows_of)
+        counts = np.array(list(rows_of.values()), np.int64)
+        self._starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+        self._bounds = self._starts.tolist()
+        self._files = {f.file for f in manifest.shards}
+
+    @classmethod
+    def open(cls, folder: Path | str, *, verify: bool = False) -> TokenStore:
+        """The store at `folder`, every file checked for its size, with `verify` for its hash too.
+
+        Raises:
+            DataError: no store there, a newer format, or a file that is missing, cut short or
+                changed; the file and the cause are named.
+        """
+        folder = Path(folder)
+        manifest = read_manifest(folder)
+        check_files(folder, [*manifest.shards, *manifest.files], verify=verify)
+        store = cls(folder, manifest)
+        if int(store._starts[-1]) != manifest.rows:
+            raise DataError(
+                f"{folder}/manifest.json speaks of {manifest.rows} rows and lists shards with "
+                f"{int(store._starts[-1])}. It is damaged; prepare the data again."
+            )
+        return store
+
+    @property
+    def prompt_lengths(self) -> NDArray[np.int32]:
+        """Prompt tokens of every row, int32 [n_rows]."""
+        return self._prompts.lengths
+
+    @property
+    def target_lengths(self) -> NDArray[np.int32]:
+        """Target tokens of every row, int32 [n_rows]."""
+        return self._targets.lengths
+
+    @cached_property
+    def split(self) -> NDArray[np.uint8]:
+        """0 train, 1 validation, 255 left out; uint8 [n_rows]."""
+        return np.asarray(self._array(self.path / "split.npy"), np.uint8)
+
+    def rows(self, split: Split) -> NDArray[np.int64]:
+        """Rows of a split, ascending."""
+        return np.flatnonzero(self.split == SPLIT_CODES[split])
+
+    def prompt(self, row: int, /) -> NDArray[np.generic]:
+        """Prompt ids of a row; a view of the map."""
+        return self._prompts.row(int(row), self._shard_of(int(row)))
+
+    def target(self, row: int, /) -> NDArray[np.generic]:
+        """Target ids of a row; a view of the map."""
+        return self._targets.row(int(row), self._shard_of(int(row)))
+
+    def sides(self, rows: NDArray[np.int64]) -> tuple[Pieces, Pieces]:
+        """Prompts and targets of many rows.
+
+        Raises:
+            IndexError: a row that is not there.
+        """
+        if len(rows) and not 0 <= rows.min() <= rows.max() < self.n_rows:
+            raise IndexError(f"rows {rows.tolist()} of a store with {self.n_rows} rows")
+        shards = [0] * len(rows)
+        if len(self._shards) > 1:
+            shards = (np.searchsorted(self._starts, rows, side="right") - 1).tolist()
+        return self._prompts.pieces(rows, shards), self._targets.pieces(rows, shards)
+
+    def column(self, name: str) -> NDArray[np.generic]:
+        """A per-example column of all rows; NaN where a row's source has no such number.
+
+        Raises:
+            DataError: there is no such column; those there are listed.
+        """
+        if name not in self.manifest.columns:
+            raise DataError(
+                f"The store {self.path} has no column {name!r}; it has "
+                f"{', '.join(sorted(self.manifest.columns))}."
+            )
+        counts = np.diff(self._starts)
+        parts = [
+            self._array(self._shard(i) / f"{name}.npy")
+            if f"shards/{shard}/{name}.npy" in self._files
+            else np.full(counts[i], np.nan, np.float32)
+            for i, shard in enumerate(self._shards)
+        ]
+        return np.concatenate([np.empty(0, self.manifest.columns[name]), *parts])
+
+    def codec(self) -> Codec:
+        """The tokenizer of the ids, loaded once."""
+        return self._codec
+
+    @cached_property
+    def _codec(self) -> Codec:
+        from toque.data.tokenizer.codec import load_codec
+
+        return load_codec(self.path / "tokenizer")
+
+    def _shard(self, index: int) -> Path:
+        return self.path / "shards" / self._shards[index]
+
+    def _array(self, path: Path) -> NDArray[np.generic]:
+        return mapped_array(path)
+
+    @cached_property
+    def _prompts(self) -> TokenColumn:
+        return self._side("prompt")
+
+    @cached_property
+    def _targets(self) -> TokenColumn:
+        return self._side("target")
+
+    def _side(self, name: str) -> TokenColumn:
+        shards = [self._shard(index) for index in range(len(self._shards))]
+        first = shards[0] / "prompt_tokens.npy" if shards else None
+        dtype = np.dtype(np.uint32) if first is None else self._array(first).dtype
+        return TokenColumn(name, shards, self._bounds, dtype)
+
+    def _shard_of(self, row: int) -> int:
+        if not 0 <= row < self.n_rows:
+            raise IndexError(f"row {row} of a store with {self.n_rows} rows")
+        return bisect_right(self._bounds, row) - 1
+
+
+def check_files(folder: Path, entries: list[FileEntry], *, verify: bool) -> None:
+    """Check the size, and with `verify` the checksum, of every file before any is mapped.
+
+    Reading past the end of a map whose file was cut short kills the process, so sizes come first.
+
+    Raises:
+        DataError: naming the first file that is missing, of another size or of other content.
+    """
+    again = "Restore the file, or remove the store and prepare the data again."
+    inside = folder.resolve()
+    # Of thousands of files in hundreds of folders; a `Path` for each would take half a second.
+    places = {entry.file: f"{folder}/{entry.file}" for entry in entries}
+    parents = {place.rpartition("/")[0] for place in places.values()}
+    linked = {p for p in parents if not Path(p).resolve().is_relative_to(inside)}
+    for entry in entries:
+        path = places[entry.file]
+        try:
+            found = os.lstat(path)
+        except OSError as error:
+            raise DataError(
+                f"{path} is missing from the store ({error.strerror}). {again}"
+            ) from error
+        if not stat.S_ISREG(found.st_mode) or path.rpartition("/")[0] in linked:
+            raise DataError(
+                f"{path} is not a plain file of the store: a link, or a folder in its place. A "
+                f"store's files lie in its own folder. {again}"
+            )
+        size = found.st_size
+        if size != entry.bytes:
+            raise DataError(
+                f"{path} has {size:,} bytes where the manifest says {entry.bytes:,}: it was cut "
+                f"short or replaced. {again}"
+            )
+        if verify and sha256_of(Path(path)) != entry.sha256:
+            raise DataError(
+                f"{path} has the right size and the wrong content: its SHA-256 is not the "
+                f"manifest's {entry.sha256[:12]}…. {again}"
+            )

@@ -1,0 +1,278 @@
+r"""Codec: text to token ids and back, with line breaks that survive.
+
+Structure is the product here, and T5 cannot write a newline. Where a vocabulary does not hold
+"\n", a marker stands for it: the highest spare `<extra_id_N>` as it is written in text, or else a
+token `<newline>` that is added. Byte-level vocabularies (GPT-2, NeoX, Llama) hold "\n" themselves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import AddedToken, Tokenizer
+
+from toque.data.tokenizer.char_fallbacks import Rewriter
+from toque.data.tokenizer.folder import SpecialTokens, TokenizerFolder, read_folder
+from toque.data.tokenizer.word_cache import WordTable, kind_of
+
+NEWLINE = "<newline>"
+_EXTRA = re.compile(r"<extra_id_(\d+)>")
+_PROBE = "Fold\n\n- 2 eggs\n1. Stir."
+_SAMPLE = 32
+"""Texts of every batch whose fast ids are compared with the tokenizer's own."""
+_PREFIX = 4096
+"""Characters of each that are: a whole recipe, the beginning of a book."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Many texts as ids.
+
+    Attributes:
+        flat: all ids joined, uint32.
+        ends: for each text the position after its last id, int64.
+        lost: characters that became unknown tokens, and how often.
+        disagreed: whether the fast way gave other ids than the tokenizer and was left.
+    """
+
+    flat: NDArray[np.uint32]
+    ends: NDArray[np.int64]
+    lost: Counter[str]
+    disagreed: bool = False
+
+
+class Codec:
+    r"""Text <-> ids for one tokenizer; `load_codec` and `train_codec` make one.
+
+    Attributes:
+        name: what it was loaded as, for people.
+        vocab_size: ids are below it; a marker that had to be added is counted.
+        pad_id, eos_id: always there; where a vocabulary has no padding token, pad is eos.
+        bos_id, unk_id: None when the vocabulary has none.
+        newline_id: the line-break marker, None when the vocabulary holds "\n" itself.
+        sha256: of `tokenizer.json` as `save` writes it.
+        word_kind: how it cuts words, where a text's ids are its words' side by side, else None.
+    """
+
+    def __init__(
+        self,
+        tokenizer_json: str,
+        *,
+        name: str,
+        specials: SpecialTokens,
+        settings: dict[str, Any],
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        tokenizer = tokenizer or Tokenizer.from_str(tokenizer_json)
+        # "<|endoftext|>" written in a scraped page is text, not the end of a recipe.
+        tokenizer.encode_special_tokens = True
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self.name = name
+        holds_newline = _holds_newline(tokenizer)
+        self.newline_id = None if holds_newline else _newline_token(tokenizer)
+        if self.newline_id is None and not holds_newline:
+            tokenizer.add_special_tokens([AddedToken(NEWLINE, special=True, normalized=False)])
+            self.newline_id = _id_of(tokenizer, NEWLINE)
+            tokenizer_json = tokenizer.to_str()
+        self._json = tokenizer_json
+        self._settings = settings
+        self._specials = specials
+        self._tokenizer = tokenizer
+        self.sha256 = hashlib.sha256(tokenizer_json.encode()).hexdigest()
+        self.vocab_size = _size_of(tokenizer)
+        self.eos_id = _id_of(tokenizer, specials.eos)
+        self.pad_id = _id_of(tokenizer, specials.pad)
+        self.bos_id = _id_of(tokenizer, specials.bos) if specials.bos else None
+        self.unk_id = _id_of(tokenizer, specials.unk) if specials.unk else None
+        self._silent = {self.pad_id, self.eos_id, self.bos_id}
+        added = tokenizer.get_added_tokens_decoder().values()
+        self.rewriter = Rewriter(
+            tokenizer, unk_id=self.unk_id, specials=[t.content for t in added if t.special]
+        )
+        self.word_kind = kind_of(tokenizer_json)
+        self._words = self._word_table()
+
+    def normalise(self, text: str) -> str:
+        """`text` with what this vocabulary cannot hold replaced: 1½ -> 1 1/2, ñ -> n, { -> (.
+
+        Vocabularies that hold everything leave the text alone. Encode after normalising.
+        """
+        return self.rewriter(text)
+
+    def encode(self, text: str) -> list[int]:
+        r"""Ids of `text` without special tokens; "\n" becomes `newline_id` where there is one."""
+        return self._encode_plainly([text])[0]
+
+    def encode_flat(self, texts: Sequence[str]) -> Encoded:
+        """The ids of many texts, each normalised: the same as one by one, many times faster.
+
+        The fast way is taken for the texts it is exact for; a sample of every call is compared
+        with the tokenizer's own ids, and one difference sends the whole call the long way.
+        """
+        words = self._words
+        if words is None:
+            return self._encode_whole(texts)
+        sample = [text[:_PREFIX] for text in texts[:: max(1, len(texts) // _SAMPLE)]]
+        fast, right = self._encode_words(words, sample), self._encode_whole(sample)
+        if not (np.array_equal(fast.flat, right.flat) and np.array_equal(fast.ends, right.ends)):
+            return replace(self._encode_whole(texts), disagreed=True)
+        return self._encode_words(words, texts)
+
+    @property
+    def break_id(self) -> int | None:
+        """The token for a line break; None when it takes several tokens."""
+        if self.newline_id is not None:
+            return self.newline_id
+        ids = self.encode("\n")
+        return ids[-1] if self.decode(ids[-1:]) == "\n" else None
+
+    def decode(self, ids: Iterable[int]) -> str:
+        r"""Text of `ids`; padding, end and begin are skipped, `newline_id` becomes "\n"."""
+        lines: list[list[int]] = [[]]
+        for token in ids:
+            if token == self.newline_id:
+                lines.append([])
+            elif token not in self._silent:
+                lines[-1].append(int(token))
+        return "\n".join(self._tokenizer.decode(line, skip_special_tokens=False) for line in lines)
+
+    def sentinels(self) -> list[int]:
+        """The ids of `<extra_id_0>`, `<extra_id_1>`, ... but for the line break's marker."""
+        found = {
+            int(match[1]): number
+            for piece, number in self.pieces().items()
+            if (match := _EXTRA.fullmatch(piece)) and number != self.newline_id
+        }
+        return [found[i] for i in sorted(found)]
+
+    def pieces(self) -> dict[str, int]:
+        """Every token as the vocabulary spells it, with its id."""
+        return self._tokenizer.get_vocab()
+
+    def save(self, folder: Path) -> None:
+        """Write a Hugging Face tokenizer folder that AutoTokenizer reads."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "tokenizer.json").write_text(self._json, encoding="utf-8")
+        config = {
+            **self._settings,
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+            **self._specials.as_config(),
+        }
+        text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+        (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
+
+    def _tokenize(self, texts: list[str]) -> list[list[int]]:
+        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    def _word_table(self) -> WordTable | None:
+        if self.word_kind is None:
+            return None
+        return WordTable(
+            self._tokenizer,
+            self.rewriter,
+            kind=self.word_kind,
+            break_id=self.newline_id,
+            unk_id=self.unk_id,
+            vocab_size=self.vocab_size,
+        )
+
+    def _encode_words(self, words: WordTable, texts: Sequence[str]) -> Encoded:
+        found = words.encode(texts)
+        if not len(found.odd):
+            return Encoded(found.flat, found.ends, found.lost)
+        odd = self._encode_whole([texts[i] for i in found.odd.tolist()])
+        lengths = np.diff(found.ends, prepend=0)
+        parts: list[NDArray[np.uint32]] = []
+        at = 0
+        rows = np.split(odd.flat, odd.ends[:-1])
+        for end, length, row in zip(
+            found.ends[found.odd].tolist(), lengths[found.odd].tolist(), rows, strict=True
+        ):
+            parts += [found.flat[at : end - length], row]
+            at = end
+        lengths[found.odd] = np.diff(odd.ends, prepend=0)
+        flat = np.concatenate([*parts, found.flat[at:]])
+        return Encoded(flat, np.cumsum(lengths), found.lost + odd.lost)
+
+    def _encode_whole(self, texts: Sequence[str]) -> Encoded:
+        rewritten = [self.normalise(text) for text in texts]
+        rows = self._encode_plainly(rewritten)
+        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+        flat = np.fromiter(chain.from_iterable(rows), np.uint32, int(lengths.sum()))
+        return Encoded(flat, np.cumsum(lengths), self.rewriter.lost(rewritten))
+
+    def _encode_plainly(self, texts: Sequence[str]) -> list[list[int]]:
+        if self.newline_id is None:
+            return self._tokenize(list(texts))
+        lines = [text.split("\n") for text in texts]
+        ids = iter(self._tokenize([line for own in lines for line in own]))
+        joined: list[list[int]] = []
+        for own in lines:
+            row = list(next(ids))
+            for _ in own[1:]:
+                row.append(self.newline_id)
+                row += next(ids)
+            joined.append(row)
+        return joined
+
+
+def load_codec(folder: Path | str) -> Codec:
+    """The codec of a Hugging Face tokenizer folder.
+
+    Raises:
+        DataError: no such folder, no `tokenizer.json` in it, one that cannot be read, or a
+            vocabulary without an end token.
+    """
+    read: TokenizerFolder = read_folder(Path(folder))
+    return Codec(
+        read.json,
+        name=read.name,
+        specials=read.specials,
+        settings=read.settings,
+        tokenizer=read.tokenizer,
+    )
+
+
+def _holds_newline(tokenizer: Tokenizer) -> bool:
+    ids = tokenizer.encode(_PROBE, add_special_tokens=False).ids
+    return bool(tokenizer.decode(ids, skip_special_tokens=False) == _PROBE)
+
+
+def _id_of(tokenizer: Tokenizer, token: str) -> int:
+    found = tokenizer.token_to_id(token)  # the whole vocabulary as a dict takes 40 ms
+    if found is None:
+        raise KeyError(token)
+    return int(found)
+
+
+def _newline_token(tokenizer: Tokenizer) -> int | None:
+    if tokenizer.token_to_id(NEWLINE) is not None:
+        return _id_of(tokenizer, NEWLINE)
+    added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
+    numbers = _extra_numbers(added) or _extra_numbers(tokenizer.get_vocab())
+    return _id_of(tokenizer, f"<extra_id_{max(numbers)}>") if numbers else None
+
+
+def _extra_numbers(tokens: Iterable[str]) -> list[int]:
+    return [int(found[1]) for found in map(_EXTRA.fullmatch, tokens) if found]
+
+
+def _size_of(tokenizer: Tokenizer) -> int:
+    """One more than the highest id."""
+    n = int(tokenizer.get_vocab_size())
+    if None not in map(tokenizer.id_to_token, range(n)):
+        return n
+    return max(tokenizer.get_vocab().values()) + 1  # there are gaps

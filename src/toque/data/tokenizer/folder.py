@@ -1,0 +1,160 @@
+"""Reading a Hugging Face tokenizer folder, and finding the folder behind a hub name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from toque.errors import DataError
+from toque.storage.atomic import sha256_of
+
+_KEPT = ("model_max_length", "chat_template")
+"""Settings of a `tokenizer_config.json` worth carrying into the store and the trained model."""
+_ENDS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<eos>", "[SEP]")
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """The written forms; None where the vocabulary has none."""
+
+    eos: str
+    pad: str
+    bos: str | None
+    unk: str | None
+
+    def as_config(self) -> dict[str, str]:
+        """The entries of a `tokenizer_config.json`."""
+        named = {
+            "eos_token": self.eos,
+            "pad_token": self.pad,
+            "bos_token": self.bos,
+            "unk_token": self.unk,
+        }
+        return {name: token for name, token in named.items() if token is not None}
+
+
+@dataclass(frozen=True)
+class TokenizerFolder:
+    """What a folder says about its tokenizer."""
+
+    name: str
+    json: str
+    tokenizer: Tokenizer
+    specials: SpecialTokens
+    settings: dict[str, Any]
+
+
+def read_folder(folder: Path) -> TokenizerFolder:
+    """Read `tokenizer.json` and what stands beside it.
+
+    Raises:
+        DataError: see `load_codec`.
+    """
+    path = folder / "tokenizer.json"
+    if not folder.is_dir():
+        raise DataError(
+            f"There is no tokenizer folder {folder}. Give a folder that holds a tokenizer.json, "
+            'the name of a tokenizer on the hub, or "trained:8192" to learn one from the data.'
+        )
+    if not path.is_file():
+        slow = sorted(p.name for p in folder.iterdir() if p.suffix in {".model", ".vocab"})
+        hint = f" {', '.join(slow)} can be converted:" if slow else " It can be written with"
+        raise DataError(
+            f"{folder} holds no tokenizer.json.{hint} "
+            f"transformers.AutoTokenizer.from_pretrained(NAME).save_pretrained({str(folder)!r})."
+        )
+    try:
+        text = path.read_text(encoding="utf-8")
+        tokenizer = Tokenizer.from_str(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read: {error}.") from error
+    except Exception as error:  # tokenizers raises the bare class for any bad file
+        raise DataError(
+            f"{path} is not a tokenizer this version of the tokenizers library reads: {error}. "
+            "It may be cut short, or written by a newer version; fetch it again."
+        ) from error
+    config = _read_json(folder / "tokenizer_config.json")
+    specials = _specials(tokenizer, _read_json(folder / "special_tokens_map.json") | config, folder)
+    settings = {name: config[name] for name in _KEPT if name in config}
+    # A folder inside a store is called "tokenizer": its own name was kept in the settings.
+    name = str(config.get("toque_name", folder.name))
+    return TokenizerFolder(name, text, tokenizer, specials, {**settings, "toque_name": name})
+
+
+def hash_of_folder(folder: Path) -> str:
+    """SHA-256 over the files a codec is made from; without reading the vocabulary.
+
+    Raises:
+        DataError: there is no tokenizer in the folder.
+    """
+    if not (folder / "tokenizer.json").is_file():
+        read_folder(folder)  # says what is missing
+    digest = hashlib.sha256()
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        path = folder / name
+        digest.update((sha256_of(path) if path.is_file() else "").encode())
+    return digest.hexdigest()
+
+
+def resolve_tokenizer(name: str) -> Path:
+    """The folder of tokenizer `name`: a folder as it stands, else fetched from the hub.
+
+    Raises:
+        DataError: neither a folder nor reachable on the hub.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    missing = f"{name!r} is not a folder holding a tokenizer.json"
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise DataError(f"{missing}, and no hub name either. Check model.tokenizer.")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        wanted = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"]
+        return Path(snapshot_download(name, allow_patterns=wanted))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise DataError(
+            f"{missing}, and it could not be fetched from the hub ({cause}). Check the spelling "
+            "and the connection, or give a folder."
+        ) from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise DataError(f"{path} is not JSON: {error}. Fetch the tokenizer again.") from error
+    if not isinstance(value, dict):
+        raise DataError(f"{path} holds no JSON object. Fetch the tokenizer again.")
+    return value
+
+
+def _specials(tokenizer: Tokenizer, config: dict[str, Any], folder: Path) -> SpecialTokens:
+    def named(key: str, *usual: str) -> str | None:
+        given = config.get(key)
+        content = given.get("content") if isinstance(given, dict) else given
+        for token in (content, *usual):
+            if isinstance(token, str) and tokenizer.token_to_id(token) is not None:
+                return token
+        return None
+
+    eos = named("eos_token", *_ENDS)
+    if eos is None:
+        raise DataError(
+            f"The vocabulary in {folder} has no end token: tokenizer_config.json names none and it "
+            f"holds none of {', '.join(_ENDS)}. Name one as eos_token in tokenizer_config.json."
+        )
+    pad = named("pad_token", "<pad>", "[PAD]", eos)
+    # Without a tokenizer_config.json a "<s>" or GPT-2's single special token begins a text.
+    usual = () if "eos_token" in config else ("<s>", "<|endoftext|>")
+    return SpecialTokens(eos, pad or eos, named("bos_token", *usual), named("unk_token", "<unk>"))

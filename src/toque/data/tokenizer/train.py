@@ -1,0 +1,153 @@
+"""Tokenizer training: byte-level BPE, or Unigram for the T5 family."""
+
+from __future__ import annotations
+
+import json
+import os
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers.trainers import BpeTrainer, UnigramTrainer
+
+from toque.data.tokenizer.codec import Codec
+from toque.data.tokenizer.folder import SpecialTokens
+from toque.errors import DataError
+
+Kind = Literal["unigram", "bpe"]
+_END = "<|endoftext|>"
+_UNIGRAM_SPECIALS = ("<pad>", "</s>", "<unk>")
+_N_EXTRA = 100
+SMALLEST: dict[Kind, int] = {"bpe": 257, "unigram": 300}
+"""Fewest entries: all bytes and the end; or T5's specials and room for an alphabet."""
+
+
+def train_codec(texts: Iterable[str], *, vocab_size: int, kind: Kind) -> Codec:
+    """Learn a vocabulary of at most `vocab_size` entries; the same texts give the same one.
+
+    "unigram" has T5's layout: `<pad>` 0, `</s>` 1, `<unk>` 2, pieces, and 100 `<extra_id_N>` at the
+    end, 99 first. "bpe" is byte-level with `<|endoftext|>` as 0 for begin, end and padding.
+
+    Raises:
+        DataError: `vocab_size` is too small for the kind, or there is no text.
+    """
+    if vocab_size < SMALLEST[kind]:
+        raise DataError(
+            f"A {kind} vocabulary of {vocab_size} is too small: it needs at least {SMALLEST[kind]} "
+            "entries for its alphabet and special tokens. A usual size is trained:8192."
+        )
+    lines = _lines(texts)
+    first = next(lines, None)
+    if first is None:
+        raise DataError("A tokenizer cannot be learnt from nothing: the sources hold no text.")
+    if kind == "bpe":  # counts are whole numbers: threads change nothing
+        tokenizer = _bpe(_chain(first, lines), vocab_size)
+    else:  # threads would add floating-point sums in another order every time
+        with one_tokenizer_thread():
+            tokenizer = _unigram(_chain(first, lines), vocab_size)
+    specials = (
+        SpecialTokens(eos=_END, pad=_END, bos=_END, unk=None)
+        if kind == "bpe"
+        else SpecialTokens(eos="</s>", pad="<pad>", bos=None, unk="<unk>")
+    )
+    name = f"trained:{vocab_size}"
+    settings = {"toque_name": name}
+    return Codec(tokenizer.to_str(), name=name, specials=specials, settings=settings)
+
+
+@contextmanager
+def one_tokenizer_thread() -> Iterator[None]:
+    """Keep the tokenizers library to one thread, here and in processes started inside."""
+    before = os.environ.get("TOKENIZERS_PARALLELISM")
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["TOKENIZERS_PARALLELISM"]
+        else:
+            os.environ["TOKENIZERS_PARALLELISM"] = before
+
+
+def _bpe(lines: Iterator[str], vocab_size: int) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[AddedToken(_END, special=True, normalized=False)],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(lines, trainer)
+    return tokenizer
+
+
+def _unigram(lines: Iterator[str], vocab_size: int) -> Tokenizer:
+    tokenizer = Tokenizer(models.Unigram())
+    n_pieces = vocab_size - _N_EXTRA - len(_UNIGRAM_SPECIALS)
+    trainer = UnigramTrainer(
+        vocab_size=n_pieces + len(_UNIGRAM_SPECIALS) + n_pieces // 16,  # the excess is cut below
+        special_tokens=list(_UNIGRAM_SPECIALS),
+        unk_token=_UNIGRAM_SPECIALS[2],
+        show_progress=False,
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(prepend_scheme="always")]
+    )
+    tokenizer.train_from_iterator(_within_alphabet(list(lines), n_pieces // 2), trainer)
+    tokenizer.model = _settled(tokenizer, n_pieces)
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in _UNIGRAM_SPECIALS]
+        + [
+            AddedToken(f"<extra_id_{n}>", special=True, normalized=False)
+            for n in reversed(range(_N_EXTRA))
+        ]
+    )
+    return tokenizer
+
+
+def _within_alphabet(lines: list[str], limit: int) -> list[str]:
+    """The lines without their rarest characters, which would crowd out the words."""
+    counts = Counter(char for line in lines for char in line if not char.isspace())
+    rare = sorted(counts, key=lambda char: (-counts[char], char))[limit:]
+    return [line.translate(dict.fromkeys(map(ord, rare), "")) for line in lines] if rare else lines
+
+
+def _settled(tokenizer: Tokenizer, n_pieces: int) -> models.Unigram:
+    """The learnt pieces in an order that does not depend on the process.
+
+    The trainer walks hash tables with a seed of their own: equal scores come in another order, and
+    differ in their last bits, every time. Scores are rounded, ties sorted by piece, the list cut
+    here rather than in the middle of a tie; characters appended for cover share one score.
+    """
+    learnt = json.loads(tokenizer.to_str())["model"]["vocab"][len(_UNIGRAM_SPECIALS) :]
+    # Characters without a score of their own get the lowest and a ten-thousandth more each.
+    lowest = min((score for _, score in learnt), default=0.0)
+    appended = lowest + 1e-4 * (1 + sum(len(piece) == 1 for piece, _ in learnt))
+    scores = {
+        piece: round(lowest if len(piece) == 1 and score < appended else score, 3)
+        for piece, score in learnt
+    }
+    ranked = sorted(scores, key=lambda p: (-scores[p], p))
+    letters = [piece for piece in ranked if len(piece) == 1]
+    words = [piece for piece in ranked if len(piece) > 1][: max(0, n_pieces - len(letters))]
+    pieces = sorted(letters + words, key=lambda p: (-scores[p], p))
+    vocabulary = [(special, 0.0) for special in _UNIGRAM_SPECIALS]
+    return models.Unigram(vocabulary + [(p, scores[p]) for p in pieces], 2, byte_fallback=False)
+
+
+def _lines(texts: Iterable[str]) -> Iterator[str]:
+    r"""Lines with their newline, composed; what a byte-level vocabulary should learn "\n" from."""
+    for text in texts:
+        yield from unicodedata.normalize("NFC", text).splitlines(keepends=True)
+
+
+def _chain(first: str, rest: Iterator[str]) -> Iterator[str]:
+    yield first
+    yield from rest

@@ -1,0 +1,120 @@
+"""Answers of a model that may only be one of a few: decoding held to them, exactly.
+
+A model that writes freely may answer "Quite healthy". Here every allowed answer is scored by the
+log-probability of its tokens and the end after them, and the likeliest is the answer. Over so few
+texts that is what constrained decoding would find, with the probabilities it lacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from toque.batch import Batch, DecoderBatch
+from toque.data.loader.collate import Layout
+from toque.data.loader.packing import RowShape
+
+LogProbabilities = Callable[[nn.Module, Batch], Tensor]
+"""(model, batch) -> log-probability of every label, 0 where there is none, shaped as the labels."""
+
+
+class _Answered:
+    """Prompts with every allowed answer after each: what a layout reads."""
+
+    def __init__(
+        self, prompts: Sequence[NDArray[np.generic]], answers: Sequence[NDArray[np.generic]]
+    ) -> None:
+        self.prompts, self.answers = prompts, answers
+
+    def prompt(self, row: int, /) -> NDArray[np.generic]:
+        return self.prompts[row // len(self.answers)]
+
+    def target(self, row: int, /) -> NDArray[np.generic]:
+        return self.answers[row % len(self.answers)]
+
+
+@dataclass(frozen=True)
+class Chooser:
+    """Probabilities of allowed answers.
+
+    Args:
+        log_probabilities: the model package's.
+        autocast: the run's precision.
+        device: where the model is.
+        encoder: whether prompts are read on a side of their own.
+        pad_id: of the tokenizer.
+        start_id: the decoder's first input (encoder-decoder only).
+        tokens_at_once: computed together, about.
+    """
+
+    log_probabilities: LogProbabilities
+    autocast: Callable[[], AbstractContextManager[object]]
+    device: torch.device
+    encoder: bool
+    pad_id: int
+    start_id: int
+    tokens_at_once: int = 4096
+
+    def __call__(
+        self,
+        model: nn.Module,
+        prompts: Sequence[NDArray[np.generic]],
+        answers: Sequence[NDArray[np.generic]],
+    ) -> NDArray[np.float64]:
+        """[prompts, answers] probabilities; each row sums to 1.
+
+        Draws nothing at random and leaves the model in the mode it was in.
+
+        Args:
+            model: the one asked.
+            prompts: ids as stored.
+            answers: ids of each, with the end token.
+        """
+        examples = _Answered(prompts, answers)
+        layout = Layout(
+            examples,
+            shape=RowShape(int(self.encoder), 1),  # unpacked rows are as long as they must be
+            pad_id=self.pad_id,
+            start_id=self.start_id,
+            packed=False,
+        )
+        scores = np.zeros((len(prompts), len(answers)))
+        # Prompts of about one length side by side, so that few tokens are padding.
+        order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), i))
+        was_training = model.training
+        model.eval()
+        try:
+            with torch.no_grad():
+                for some in self._groups([len(prompts[i]) for i in order], len(answers)):
+                    chosen = [order[i] for i in some]
+                    rows = [(i * len(answers) + a,) for i in chosen for a in range(len(answers))]
+                    batch = layout.batch(rows).to(self.device)
+                    with self.autocast():
+                        found = self.log_probabilities(model, batch)
+                    each = _sums(found.float(), batch).reshape(len(chosen), len(answers))
+                    scores[chosen] = each.double().cpu().numpy()
+        finally:
+            model.train(was_training)
+        likely = np.exp(scores - scores.max(axis=1, keepdims=True))
+        shares: NDArray[np.float64] = likely / likely.sum(axis=1, keepdims=True)
+        return shares
+
+    def _groups(self, lengths: Sequence[int], n_answers: int) -> list[range]:
+        groups, start = [], 0
+        for i, length in enumerate(lengths):
+            if i > start and (i + 1 - start) * n_answers * (length + 8) > self.tokens_at_once:
+                groups.append(range(start, i))
+                start = i
+        return [*groups, range(start, len(lengths))]
+
+
+def _sums(log_probabilities: Tensor, batch: Batch) -> Tensor:
+    """[rows] of the one example in each."""
+    held = batch.segments if isinstance(batch, DecoderBatch) else batch.target_segments
+    return torch.where(held > 0, log_probabilities, 0.0).sum(1)

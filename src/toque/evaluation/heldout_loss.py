@@ -1,0 +1,118 @@
+"""Loss and perplexity on held-out examples: sums over a fixed set, divided once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from toque.batch import Batch
+from toque.data.loader.collate import Layout
+from toque.data.loader.packing import RowShape, pack
+from toque.keyed_random import key_of, permute
+
+SUBSET_KEY = key_of(0x746F717565)
+"""Which held-out examples are looked at when not all are: the same for every run and seed, so that
+runs over one store can be compared."""
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """A fixed set of held-out examples, packed once.
+
+    Args:
+        layout: how rows become tensors.
+        rows: the packed rows, as store rows.
+        loss_sum: (model, batch) -> nats summed over the batch's targets.
+        autocast: the run's precision.
+        device: where the model is.
+        rows_per_batch: rows computed at once.
+        weights: of each row; None: 1. Neighbours of unlike weight share no batch.
+        share: which of how many equal shares of the rows is computed here.
+        total: sums over all who compute a share.
+    """
+
+    layout: Layout
+    rows: Sequence[Sequence[int]]
+    loss_sum: Callable[[nn.Module, Batch], Tensor]
+    autocast: Callable[[], AbstractContextManager[object]]
+    device: torch.device
+    rows_per_batch: int = 8
+    weights: Sequence[float] | None = None
+    share: tuple[int, int] = (0, 1)
+    total: Callable[[Sequence[float]], Sequence[float]] = tuple
+
+    def __call__(self, model: nn.Module) -> dict[str, float]:
+        """`loss` in nats per target token, `perplexity`, and the tokens they are over.
+
+        The loss is sum(w_i nats_i) / sum(w_i tokens_i) with the weights w_i of the rows i.
+        Draws nothing at random and leaves the model in the mode it was in.
+        """
+        was_training = model.training
+        model.eval()
+        nats, weighed, targets = 0.0, 0.0, 0
+        rank, ranks = self.share
+        try:
+            with torch.no_grad():
+                for weight, rows in self._batches()[rank::ranks]:
+                    batch = self.layout.batch(rows)
+                    with self.autocast():
+                        nats += weight * float(self.loss_sum(model, batch.to(self.device)))
+                    weighed += weight * batch.n_targets
+                    targets += batch.n_targets
+        finally:
+            model.train(was_training)
+        nats, weighed, n_targets = self.total((nats, weighed, targets))
+        targets, loss = int(n_targets), nats / weighed
+        return {"loss": loss, "perplexity": perplexity(loss), "target_tokens": targets}
+
+    def _batches(self) -> list[tuple[float, Sequence[Sequence[int]]]]:
+        """Rows computed at once, with their weight."""
+        found: list[tuple[float, Sequence[Sequence[int]]]] = []
+        weights, n = self.weights or [1.0] * len(self.rows), self.rows_per_batch
+        for weight, run in groupby(zip(weights, self.rows, strict=True), key=itemgetter(0)):
+            rows = [row for _, row in run]
+            found += [(weight, rows[i : i + n]) for i in range(0, len(rows), n)]
+        return found
+
+
+def perplexity(loss: float) -> float:
+    """Exp of the mean cross-entropy in nats; infinity where a float cannot hold it."""
+    return math.exp(loss) if loss < 700 else math.inf
+
+
+def choose_rows(
+    rows: np.ndarray,
+    *,
+    prompt_lengths: np.ndarray,
+    target_lengths: np.ndarray,
+    shape: RowShape,
+) -> list[tuple[int, ...]]:
+    """Held-out examples, packed in their order.
+
+    Args:
+        rows: their store rows.
+        prompt_lengths: [all store rows] stored prompt tokens.
+        target_lengths: [all store rows] stored target tokens.
+        shape: what a packed row holds.
+    """
+    source, target = prompt_lengths[rows].astype(np.int64), target_lengths[rows].astype(np.int64)
+    if shape.source == 0:
+        target = source + target - 1
+    ids = rows.tolist()
+    return [tuple(ids[item] for item in row) for row in pack(source, target, shape)]
+
+
+def subset(rows: np.ndarray, n: int | None) -> np.ndarray:
+    """At most `n` of `rows`, the same ones every time, in a mixed order."""
+    count = len(rows) if n is None else min(n, len(rows))
+    if count == 0:
+        return rows[:0]
+    return rows[permute(np.arange(count), n=len(rows), key=SUBSET_KEY)]

@@ -1,0 +1,85 @@
+"""Texts a model writes for held-out prompts, and what a domain's metrics say of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from toque.data.tokenizer.codec import Codec
+
+TextMetrics = Callable[[str, str], Mapping[str, float]]
+"""(prompt, text) -> {name: score}; a score that does not apply is left out."""
+Generate = Callable[..., list[list[int]]]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What to write for: the prompt as stored (ids) and as read (text), and a reference if any."""
+
+    ids: tuple[int, ...]
+    text: str
+    reference: str | None = None
+    slices: Mapping[str, str] = field(default_factory=dict)
+    """What kind of example this is, e.g. {"difficulty": "easy"}; every prompt has the same keys."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One generated text with its metrics."""
+
+    prompt: str
+    text: str
+    tokens: int
+    reference: str | None
+    metrics: Mapping[str, float]
+    slices: Mapping[str, str] = field(default_factory=dict)
+
+    def record(self) -> dict[str, Any]:
+        """As written to samples.jsonl."""
+        return {
+            "prompt": self.prompt,
+            "text": self.text,
+            "tokens": self.tokens,
+            "metrics": {name: round(score, 4) for name, score in self.metrics.items()},
+        } | ({} if self.reference is None else {"reference": self.reference})
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Generates for a fixed list of prompts.
+
+    Args:
+        prompts: what to write for.
+        codec: turns ids into text.
+        generate: the model package's `generate`, its options bound.
+        metrics: the domain's metrics of one text.
+    """
+
+    prompts: Sequence[Prompt]
+    codec: Codec
+    generate: Generate
+    metrics: TextMetrics
+
+    def __call__(self, model: nn.Module) -> list[Sample]:
+        """One sample for each prompt, in their order."""
+        if not self.prompts:
+            return []
+        written = self.generate(model, [prompt.ids for prompt in self.prompts])
+        return [self._sample(p, ids) for p, ids in zip(self.prompts, written, strict=True)]
+
+    def _sample(self, prompt: Prompt, ids: Sequence[int]) -> Sample:
+        text = self.codec.decode(ids)
+        metrics = dict(self.metrics(prompt.text, text))
+        return Sample(prompt.text, text, len(ids), prompt.reference, metrics, prompt.slices)
+
+
+def append_samples(path: Path, samples: Sequence[Sample], *, step: int) -> None:
+    """Add one JSON line a sample; the folder must exist."""
+    lines = [json.dumps({"step": step} | s.record(), ensure_ascii=False) for s in samples]
+    with path.open("a", encoding="utf-8") as file:
+        file.write("".join(line + "\n" for line in lines))

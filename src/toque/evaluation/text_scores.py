@@ -1,0 +1,186 @@
+"""What a set of written texts scores: every metric, its interval, and the same by slice.
+
+Texts are taken in parts and only numbers are kept of them, a row a text; the texts themselves are
+kept only when a metric of the user's asks for all of them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from toque.evaluation.bootstrap import Estimate, Floats, PerText, estimates
+from toque.evaluation.text_metrics.bleu_chrf import bleu_counts, bleu_of, chrf_counts, chrf_of
+from toque.evaluation.text_metrics.ngram_overlap import MAX_PAIRS
+from toque.evaluation.text_metrics.repetition import Distinct, repetition
+from toque.evaluation.text_metrics.rouge import NAMES as ROUGE_NAMES
+from toque.evaluation.text_metrics.rouge import rouge
+from toque.evaluation.text_samples import Sample
+
+GROUPS: Final = ("bleu", "chrf", "rouge", "repetition", "recipe")
+"""Metrics that come with Toque, by the names of evaluation.metrics; "recipe" is the domain's."""
+PART: Final = MAX_PAIRS // 4
+"""Texts scored at once: few enough to stay in a core's cache."""
+MOST_SLICES: Final = 12
+"""Labels of a slicing that are reported, the most frequent ones."""
+
+UserMetric = Callable[[Sequence[str], Sequence[str]], Mapping[str, Any]]
+"""(predictions, references) -> {name: score, or one score a text}."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What texts score."""
+
+    n_texts: int
+    overall: Mapping[str, Estimate]
+    slices: Mapping[str, Mapping[str, Mapping[str, Estimate]]]
+    """slicing -> label -> name -> score."""
+    sizes: Mapping[str, Mapping[str, int]]
+    """slicing -> label -> texts."""
+    failed: Mapping[str, str]
+    """Metrics that raised, and what."""
+
+
+@dataclass
+class TextScores:
+    """Adds up what texts score.
+
+    Args:
+        groups: which of `GROUPS`.
+        user_metrics: by dotted path.
+    """
+
+    groups: Sequence[str] = GROUPS
+    user_metrics: Mapping[str, UserMetric] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.n_texts = 0
+        self.failed: dict[str, str] = {}
+        self._rows: dict[str, list[Floats]] = defaultdict(list)
+        self._labels: dict[str, list[str]] = defaultdict(list)
+        self._texts: tuple[list[str], list[str]] = ([], [])
+        self._distinct = [Distinct(1), Distinct(2)] if "repetition" in self.groups else []
+
+    def add(self, samples: Iterable[Sample]) -> None:
+        """Score these texts too."""
+        waiting: list[Sample] = []
+        for sample in samples:
+            waiting.append(sample)
+            if len(waiting) == PART:
+                self._add_part(waiting)
+                waiting = []
+        if waiting:
+            self._add_part(waiting)
+
+    def _add_part(self, samples: Sequence[Sample]) -> None:
+        texts = [sample.text for sample in samples]
+        before, self.n_texts = self.n_texts, self.n_texts + len(samples)
+        with_reference = np.array([sample.reference is not None for sample in samples])
+        ours = [s.text for s in samples if s.reference is not None]
+        theirs = [s.reference for s in samples if s.reference is not None]
+        for name, rows in self._overlaps(ours, theirs).items():
+            all_rows = np.full((len(samples), rows.shape[1]), np.nan)
+            all_rows[with_reference] = rows
+            self._append(name, all_rows, before)
+        if self._distinct:
+            self._append("repetition", repetition(texts)[:, None], before)
+            for counter in self._distinct:
+                counter.add(texts)
+        if "recipe" in self.groups:
+            for name in dict.fromkeys(name for sample in samples for name in sample.metrics):
+                values = [sample.metrics.get(name, np.nan) for sample in samples]
+                self._append(name, np.array(values, float)[:, None], before)
+        for sample in samples:
+            for slicing, label in sample.slices.items():
+                self._labels[slicing].append(label)
+        if self.user_metrics:
+            self._texts[0].extend(ours)
+            self._texts[1].extend(theirs)
+
+    def _overlaps(self, ours: Sequence[str], theirs: Sequence[str]) -> dict[str, Floats]:
+        """The metrics that compare with a reference, [pairs, k] each."""
+        found: dict[str, Floats] = {}
+        if not ours:
+            return found
+        if "rouge" in self.groups:
+            scored = rouge(ours, theirs)
+            found |= {name: scored[name][:, 2:] for name in ROUGE_NAMES}
+        if "bleu" in self.groups:
+            found["bleu"] = bleu_counts(ours, theirs)
+        if "chrf" in self.groups:
+            found["chrf"] = chrf_counts(ours, theirs)
+        return found
+
+    def _append(self, name: str, rows: Floats, before: int) -> None:
+        known = sum(len(part) for part in self._rows[name])
+        if known < before:  # no text so far had this score
+            self._rows[name].append(np.full((before - known, rows.shape[1]), np.nan))
+        self._rows[name].append(rows)
+
+    def result(self, *, resamples: int = 1000) -> Scores:
+        """Scores of all texts so far; a user's metric that raises is left out and named."""
+        measures = {name: self._measure(name, rows) for name, rows in self._rows.items()}
+        totals: dict[str, Estimate] = {}
+        for counter in self._distinct:
+            if counter.score is not None:  # of a set of texts: resampling would only lower it
+                score = Estimate(counter.score, None, None, self.n_texts)
+                totals[f"distinct_{counter.n}"] = score
+        for path, metric in self.user_metrics.items():
+            try:
+                self._call(path, metric, measures, totals)
+            except Exception as error:  # noqa: BLE001  # whatever a user's function may raise
+                self.failed[path] = f"{type(error).__name__}: {error}".splitlines()[0]
+        overall = estimates(measures, resamples=resamples) | totals
+        slices: dict[str, dict[str, dict[str, Estimate]]] = {}
+        sizes: dict[str, dict[str, int]] = {}
+        for slicing, labels in self._labels.items():
+            for label, rows in _rows_of(labels).items():
+                found = estimates(measures, rows, resamples=resamples)
+                slices.setdefault(slicing, {})[label] = found
+                sizes.setdefault(slicing, {})[label] = len(rows)
+        return Scores(self.n_texts, overall, slices, sizes, self.failed)
+
+    def _measure(self, name: str, parts: Sequence[Floats]) -> PerText:
+        rows = np.concatenate(parts)
+        missing = self.n_texts - len(rows)
+        rows = np.concatenate([rows, np.full((missing, rows.shape[1]), np.nan)])
+        if name not in {"bleu", "chrf"}:
+            return PerText.mean(rows[:, 0])
+        applies = ~np.isnan(rows[:, 0])
+        return PerText(np.nan_to_num(rows), bleu_of if name == "bleu" else chrf_of, applies)
+
+    def _call(
+        self,
+        path: str,
+        metric: UserMetric,
+        measures: dict[str, PerText],
+        totals: dict[str, Estimate],
+    ) -> None:
+        """Take in a user's scores: a number for all texts, or a number for each."""
+        found = {name: np.asarray(v, float) for name, v in metric(*self._texts).items()}
+        n = len(self._texts[0])
+        wrong = [name for name, v in found.items() if v.shape not in {(), (n,)}]
+        taken = [name for name in found if name in measures or name in totals]
+        if wrong or taken:
+            raise ValueError(
+                f"{wrong[0]} has the shape {found[wrong[0]].shape}, not a number or {n} of them"
+                if wrong
+                else f"the name {taken[0]} is taken"
+            )
+        for name, values in found.items():
+            if values.shape == () or n != self.n_texts:
+                totals[name] = Estimate(float(values.mean()), None, None, n)
+            else:
+                measures[name] = PerText.mean(values)
+
+
+def _rows_of(labels: Sequence[str]) -> dict[str, np.ndarray]:
+    """Rows of each label, the most frequent labels, in the order of their names."""
+    names, which, counts = np.unique(np.array(labels), return_inverse=True, return_counts=True)
+    kept = sorted(np.argsort(-counts, kind="stable")[:MOST_SLICES].tolist())
+    return {str(names[i]): np.flatnonzero(which == i) for i in kept}

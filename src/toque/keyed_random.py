@@ -1,0 +1,129 @@
+"""Keyed random numbers and permutations: data order and seeds without stored state.
+
+Nothing is stored and nothing is replayed, so the order is the same for every number of ranks and
+workers, and position i of epoch e costs the same to find as position 0.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+U64 = NDArray[np.uint64]
+
+_ROUNDS = 6
+_MASK = (1 << 64) - 1
+
+
+def mix(value: int) -> int:
+    """SplitMix64's output function: 64 bits in, 64 well-spread bits out (Steele et al. 2014).
+
+    >>> mix(0) != mix(1)
+    True
+    """
+    z = (value + 0x9E3779B97F4A7C15) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)
+
+
+def key_of(*parts: int) -> int:
+    """One 64-bit key from several integers; the order of the parts matters.
+
+    >>> key_of(17, 0) != key_of(0, 17)
+    True
+    """
+    key = 0
+    for part in parts:
+        key = mix(key ^ mix(part & _MASK))
+    return key
+
+
+def keys_of(key: int, *parts: NDArray[np.integer] | int) -> U64:
+    """What `key_of` gives when more parts follow those of `key`, for arrays of parts at once.
+
+    >>> keys_of(key_of(17), np.array([0, 1]), 5).tolist() == [key_of(17, 0, 5), key_of(17, 1, 5)]
+    True
+    """
+    keys = np.array([key], np.uint64)
+    with np.errstate(over="ignore"):
+        for part in parts:
+            keys = _mix_array(keys ^ _mix_array(np.atleast_1d(part).astype(np.uint64)))
+    return keys
+
+
+def mixed(values: U64) -> U64:
+    """SplitMix64's finaliser: every output bit depends on every input bit (Steele et al. 2014).
+
+    `values` are left as they are; the result is made in one array of its own.
+    """
+    shifted = values >> np.uint64(30)
+    values = values ^ shifted
+    values *= np.uint64(0xBF58476D1CE4E5B9)
+    np.right_shift(values, np.uint64(27), out=shifted)
+    values ^= shifted
+    values *= np.uint64(0x94D049BB133111EB)
+    np.right_shift(values, np.uint64(31), out=shifted)
+    values ^= shifted
+    return values
+
+
+def _mix_array(values: U64) -> U64:
+    return mixed(values + np.uint64(0x9E3779B97F4A7C15))
+
+
+def shuffle(n: int, *, key: int) -> NDArray[np.int64]:
+    """All of 0..n-1 in a pseudo-random order: sorted by a hash of (key, number).
+
+    For sets small enough to sort; `permute` gives one image without the others.
+    """
+    (order,) = shuffles(np.array([n]), np.array([key], np.uint64))
+    return np.asarray(order)
+
+
+def shuffles(sizes: NDArray[np.int64], keys: U64) -> NDArray[np.int64]:
+    """[sets, max(sizes)] what `shuffle` gives for each size and its key.
+
+    Where a set is smaller than the largest, the numbers past its size follow in their order.
+    """
+    numbers = np.arange(int(sizes.max(initial=0)), dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        draws = _mix_array(numbers ^ keys[:, None])
+    draws[numbers >= sizes[:, None].astype(np.uint64)] = _MASK
+    return np.argsort(draws, axis=1, kind="stable")
+
+
+def permute(positions: NDArray[np.int64], *, n: int, key: int) -> NDArray[np.int64]:
+    """Images of `positions` under a pseudo-random permutation of 0..n-1.
+
+    A balanced Feistel network over the smallest even number of bits that holds n, walked until the
+    image falls below n (cycle walking: Black & Rogaway 2002); a bijection for every key.
+
+    Args:
+        positions: values in [0, n), any shape.
+        n: size of the permuted set.
+        key: 64 bits; a different key is a different permutation.
+
+    >>> sorted(permute(np.arange(5), n=5, key=1).tolist())
+    [0, 1, 2, 3, 4]
+    """
+    half_bits = max(1, ((max(n, 2) - 1).bit_length() + 1) // 2)
+    half, low = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
+    keys = [np.uint64(key_of(key, r)) for r in range(_ROUNDS)]
+
+    def once(values: U64) -> U64:
+        left, right = values >> half, values & low
+        for round_key in keys:
+            mix = _mix_array(right ^ round_key)
+            mix &= low
+            mix ^= left
+            left, right = right, mix
+        return (left << half) | right
+
+    with np.errstate(over="ignore"):
+        image = once(positions.astype(np.uint64))
+        outside = image >= n
+        while outside.any():
+            image[outside] = once(image[outside])
+            outside = image >= n
+    return image.astype(np.int64)

@@ -1,0 +1,68 @@
+"""torch.compile, block by block: one small graph that all layers share, compiled once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def compile_blocks(model: nn.Module, *, backend: str | Callable[..., Any] = "inductor") -> int:
+    """Compile every transformer block in place; parameter names and checkpoints stay as they are.
+
+    A block is a member of an outermost `ModuleList`: `encoder.block`, `transformer.h`, `layers`.
+    What lies between blocks (embeddings, masks, the head) stays eager.
+
+    Args:
+        model: a transformers model of one of the families.
+        backend: of `torch.compile`.
+
+    Returns:
+        The number of blocks.
+    """
+    found = list(blocks(model))
+    for block in found:
+        block.compile(backend=backend)
+    return len(found)
+
+
+def stop_compiling(model: nn.Module) -> None:
+    """Undo `compile_blocks`."""
+    for block in blocks(model):
+        block._compiled_call_impl = None  # noqa: SLF001  # it has no public name
+
+
+@contextmanager
+def uncompiled(model: nn.Module) -> Iterator[None]:
+    """A context in which nothing is compiled; afterwards what was is again, without compiling."""
+    kept = [(block, block._compiled_call_impl) for block in blocks(model)]  # noqa: SLF001
+    stop_compiling(model)
+    try:
+        yield
+    finally:
+        for block, compiled in kept:
+            block._compiled_call_impl = compiled  # noqa: SLF001
+
+
+def compile_disabled(model: nn.Module) -> AbstractContextManager[None]:
+    """A context in which compiled blocks run as they were written.
+
+    For generation: every new token has another shape, and each would be compiled for itself.
+    """
+    # Asking for the stance loads the compiler, which takes a second: only where one is in use.
+    if any(block._compiled_call_impl is not None for block in blocks(model)):  # noqa: SLF001
+        stance: AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
+        return stance
+    return nullcontext()
+
+
+def blocks(module: nn.Module) -> Iterator[nn.Module]:
+    """Members of the outermost `ModuleList`s: `encoder.block`, `transformer.h`, `layers`."""
+    for child in module.children():
+        if isinstance(child, nn.ModuleList):
+            yield from child
+        else:
+            yield from blocks(child)

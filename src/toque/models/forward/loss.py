@@ -1,0 +1,53 @@
+"""The training loss: a sum over target tokens, to be divided once by the update's count."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from toque.batch import IGNORE, Batch
+from toque.models.forward.cross_entropy import cross_entropy_sum
+from toque.models.forward.packed import hidden_states, output_head
+
+
+def loss_sum(model: nn.Module, batch: Batch, *, smoothing: float = 0.0) -> Tensor:
+    """Cross-entropy of the batch's labels in nats, summed, never averaged.
+
+    The sum over a batch equals the sum over any split of it into micro-batches, and over its
+    examples alone, so the one division by the update's target tokens is left to the caller.
+
+    Args:
+        model: A transformers model of one of the families.
+        batch: On the model's device.
+        smoothing: Label smoothing, see `cross_entropy_sum`; 0 when evaluating.
+
+    Returns:
+        [] float32.
+    """
+    weight, bias = output_head(model)
+    return cross_entropy_sum(
+        hidden_states(model, batch), weight, batch.labels, bias=bias, smoothing=smoothing
+    )
+
+
+def log_probabilities(model: nn.Module, batch: Batch) -> Tensor:
+    """The log-probability the model gives each label; 0 at positions without one.
+
+    Logits exist for the labelled positions alone, so answers of a few tokens cost little.
+
+    Args:
+        model: A transformers model of one of the families.
+        batch: On the model's device; few labels.
+
+    Returns:
+        [R, L] or [R, T] float32, nats.
+    """
+    weight, bias = output_head(model)
+    hidden = hidden_states(model, batch)
+    labelled = batch.labels != IGNORE
+    logits = F.linear(hidden[labelled], weight.to(hidden.dtype), bias).float()
+    chosen = logits.log_softmax(-1).gather(1, batch.labels[labelled][:, None]).squeeze(1)
+    found = torch.zeros(batch.labels.shape, device=chosen.device)
+    found[labelled] = chosen
+    return found

@@ -1,0 +1,114 @@
+"""A packed batch without its padding: one row of all real tokens, for a CPU.
+
+Attention by segments does not care where a row ends, and every other layer works token by token.
+So on a CPU the padding of a batch is left out before the first layer and put back, as zeros, after
+the last. How rows are packed then changes the order of the work and not its amount.
+
+Letters: R rows, L row length, N real tokens of all rows, D hidden size, H heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from toque.batch import DecoderBatch, EncoderDecoderBatch
+from toque.models.forward.varlen_attention import AttentionPlan, attending_by_segments, spans
+
+
+@dataclass(frozen=True)
+class RealTokens:
+    """Where a batch's real tokens are.
+
+    Attributes:
+        where: [N] their places in the [R * L] flattened batch, ascending.
+        numbers: [1, N] segment numbers, different for every example of the batch.
+        shape: (R, L).
+    """
+
+    where: Tensor
+    numbers: Tensor
+    shape: tuple[int, int]
+
+    @classmethod
+    def of(cls, segments: Tensor, *, step: int) -> RealTokens:
+        """Of [R, L] segment numbers, 0 for padding; `step` is above every number of a row."""
+        rows, length = segments.shape
+        where = segments.reshape(-1).nonzero().squeeze(1)
+        unique = segments + step * torch.arange(rows, dtype=segments.dtype)[:, None]
+        return cls(where, unique.reshape(-1)[where][None], (rows, length))
+
+    def taken(self, values: Tensor) -> Tensor:
+        """[R, L] values -> [1, N]."""
+        return values.reshape(-1)[self.where][None]
+
+    def put_back(self, hidden: Tensor) -> Tensor:
+        """[1, N, D] -> [R, L, D], zero at padding."""
+        rows, length = self.shape
+        if len(self.where) == rows * length:
+            return hidden.view(rows, length, -1)
+        whole = hidden.new_zeros(rows * length, hidden.shape[-1])
+        return whole.index_copy(0, self.where, hidden[0]).view(rows, length, -1)
+
+
+def flat_decoder(core: PreTrainedModel, batch: DecoderBatch) -> Tensor:
+    """The last hidden states [R, L, D] of a decoder-only model."""
+    real = RealTokens.of(batch.segments, step=_step(batch.segments))
+    embeddings = core.get_input_embeddings()(real.taken(batch.tokens))
+    with attending_by_segments(core):
+        output = core.base_model(
+            # Embeddings, not tokens: without a mask GPT-2 would look for padding among the tokens.
+            inputs_embeds=embeddings,
+            position_ids=real.taken(batch.positions),
+            use_cache=False,
+            plan=AttentionPlan(spans(real.numbers)),
+        )
+    return real.put_back(output.last_hidden_state)
+
+
+def flat_encoder_decoder(core: PreTrainedModel, batch: EncoderDecoderBatch) -> Tensor:
+    """The decoder's last hidden states [R, T, D] of a T5, before any scaling for the head."""
+    step = max(_step(batch.source_segments), _step(batch.target_segments))
+    source = RealTokens.of(batch.source_segments, step=step)
+    target = RealTokens.of(batch.target_segments, step=step)
+    own = AttentionPlan(spans(source.numbers))
+    both = AttentionPlan(spans(target.numbers), spans(target.numbers, source.numbers))
+    encoder, decoder = core.get_submodule("encoder"), core.get_submodule("decoder")
+    with attending_by_segments(core):
+        states = _t5_stack(encoder, source.taken(batch.source_tokens), own, None)
+        hidden = _t5_stack(decoder, target.taken(batch.target_tokens), both, states)
+    return target.put_back(hidden)
+
+
+def _step(segments: Tensor) -> int:
+    return int(segments.max()) + 1
+
+
+def _t5_stack(
+    stack: torch.nn.Module, tokens: Tensor, plan: AttentionPlan, states: Tensor | None
+) -> Tensor:
+    """T5Stack.forward of transformers 5, with the position bias of the longest example only.
+
+    The stock one makes a bias for every pair of the row's positions, [H, N, N]; here N is the
+    whole batch, and an example never looks further than its own length.
+    """
+    longest = max(end - start for _, start, end, _, _ in plan.own)
+    first = stack.get_submodule("block.0.layer.0.SelfAttention")
+    bias = first.compute_bias(longest, longest)  # type: ignore[operator]
+    # Cross-attention has no bias; the stock layer would make one of zeros. `_attend` reads none.
+    no_bias = bias.new_empty(0)
+    embed, dropout = stack.get_submodule("embed_tokens"), stack.get_submodule("dropout")
+    hidden = dropout(embed(tokens))
+    for block in stack.get_submodule("block").children():
+        hidden, _, _ = block(
+            hidden,
+            position_bias=bias,
+            encoder_hidden_states=states,
+            encoder_decoder_position_bias=no_bias,
+            plan=plan,
+        )
+    normed: Tensor = dropout(stack.get_submodule("final_layer_norm")(hidden))
+    return normed

@@ -1,0 +1,153 @@
+"""One more token for every live row of a T5: encoded once, then the decoder alone.
+
+Letters as in `decoding.py`; S longest live source, and source and target have as many heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from toque.models.forward.masks import for_model
+from toque.models.forward.packed import scale_decoder_outputs
+from toque.models.generation.causal import Decoding, cache_dtype, cache_shape, groups, padded
+from toque.models.generation.kv_cache import KVCache, Window, alike, attend_through, zeroed
+
+
+class T5Decoding(Decoding):
+    """Sources are encoded as they come in; their keys and values are computed once a layer."""
+
+    def __init__(self, core: PreTrainedModel, *, rows: int, columns: int, pad_id: int) -> None:
+        self.core, self.pad_id, self.rows = core, pad_id, rows
+        start = core.config.decoder_start_token_id
+        self.start = pad_id if start is None else int(start)
+        self.decoder: Any = core.get_submodule("decoder")
+        self.dtype = cache_dtype(core)
+        shape = cache_shape(core)
+        self.slots = KVCache(
+            shape, rows=rows, columns=columns, dtype=self.dtype, device=core.device
+        )
+        self.sources: list[int] = []
+        self._cross: list[tuple[Tensor, Tensor]] = []
+        self._hidden_source = torch.empty(0)  # [R, S]: -inf behind a row's source
+        self._nearness = torch.empty(0)
+        self._across: list[Window] = []  # empty when the rows have changed
+
+    def admit(self, prompts: Sequence[Sequence[int]]) -> list[int]:
+        """Encode the prompts; an answer begins with the start token."""
+        self._widen(max(map(len, prompts)))
+        lengths = [len(prompt) for prompt in prompts]
+        for part in groups(lengths):
+            self._encode(prompts[part])
+        self.slots.admit([0] * len(prompts))
+        return [self.start] * len(prompts)
+
+    def _widen(self, width: int) -> None:
+        """Room for sources of `width` tokens in every row."""
+        have = self._hidden_source.shape[-1] if self._cross else 0
+        if width <= have:
+            return
+        live, config = len(self.sources), self.core.config
+        device = self.core.device
+        shape = (self.rows, config.num_heads, width, config.d_kv)
+        old, self._cross = self._cross, []
+        for layer in range(len(self.decoder.block)):
+            pair = (zeroed(shape, self.dtype, device), zeroed(shape, self.dtype, device))
+            if old:
+                for new, before in zip(pair, old[layer], strict=True):
+                    new[:live, :, :have] = before[:live]
+            self._cross.append(pair)
+        self._hidden_source = torch.zeros(self.rows, width, dtype=self.dtype, device=device)
+        for row, length in enumerate(self.sources):
+            self._hidden_source[row, length:] = -torch.inf
+
+    def _encode(self, prompts: Sequence[Sequence[int]]) -> None:
+        tokens = padded(prompts, self.pad_id, self.core.device)
+        lengths = torch.tensor([len(prompt) for prompt in prompts], device=tokens.device)
+        real = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
+        mask = real[:, None, None, :].expand(-1, -1, tokens.shape[1], -1)
+        source = self.core.get_submodule("encoder")(
+            input_ids=tokens, attention_mask=for_model(mask, self.core)
+        ).last_hidden_state
+        first, width = len(self.sources), tokens.shape[1]
+        rows = slice(first, first + len(prompts))
+        size = self.core.config.d_kv
+        for block, (keys, values) in zip(self.decoder.block, self._cross, strict=True):
+            attention = block.layer[1].EncDecAttention
+            for buffer, project in ((keys, attention.k), (values, attention.v)):
+                new = project(source).view(len(prompts), width, -1, size)
+                buffer[rows, :, :width] = new.transpose(1, 2)
+        for row, prompt in enumerate(prompts, start=first):
+            self._hidden_source[row, : len(prompt)] = 0.0
+            self._hidden_source[row, len(prompt) :] = -torch.inf
+            self.sources.append(len(prompt))
+        self._across = []
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """One walk through the decoder."""
+        windows = self._biased(self.slots.begin())
+        across, live = self._windows_across(), len(self.sources)
+        hidden = self.decoder.embed_tokens(tokens)
+        size = self.core.config.d_kv
+        for number, block in enumerate(self.decoder.block):
+            layer = block.layer[0]
+            attention, normed = layer.SelfAttention, layer.layer_norm(hidden)
+            query, key, value = (
+                project(normed).view(live, -1, size)
+                for project in (attention.q, attention.k, attention.v)
+            )
+            # No 1/sqrt(d): T5's query initialiser carries it (Raffel et al. 2020).
+            seen = self.slots.attend(number, query, key, value, windows=windows, scale=1.0)
+            hidden = hidden + attention.o(seen)
+
+            layer = block.layer[1]
+            attention = layer.EncDecAttention
+            query = attention.q(layer.layer_norm(hidden)).view(live, -1, size)
+            hidden = hidden + attention.o(attend_through(across, query, *self._cross[number], 1.0))
+
+            hidden = block.layer[2](hidden)
+        self.slots.advance()
+        return scale_decoder_outputs(self.core, self.decoder.final_layer_norm(hidden))
+
+    def _biased(self, windows: Sequence[Window]) -> list[Window]:
+        """The same windows, with the position bias in their masks: [1 or rows, H, 1, K]."""
+        widest = max(part.columns.stop - part.columns.start for part in windows)
+        if self._nearness.shape[-1] < widest:
+            # [1, H, 1, columns]: the bias of the newest of so many tokens towards each.
+            attention = self.decoder.block[0].layer[0].SelfAttention
+            columns = widest + 256
+            bias = attention.compute_bias(1, columns, past_seen_tokens=columns - 1)
+            self._nearness = bias.to(self.dtype)
+        biased = []
+        for part in windows:
+            bias = self._nearness[..., part.columns.start - part.columns.stop :]
+            mask = bias if part.mask is None else bias + part.mask
+            biased.append(replace(part, mask=mask))
+        return biased
+
+    def _windows_across(self) -> list[Window]:
+        """What rows attend to of their sources."""
+        if not self._across:
+            for part in alike(self.sources, self.core.device):
+                columns = slice(0, part.columns)
+                mask = None if part.even else self._hidden_source[part.rows, None, None, columns]
+                self._across.append(Window(part.rows, columns, mask))
+        return self._across
+
+    def drop(self, row: int) -> None:
+        """See `Decoding.drop`."""
+        self.slots.drop(row)
+        last = len(self.sources) - 1
+        if row != last:
+            for pair in self._cross:
+                for buffer in pair:
+                    buffer[row] = buffer[last]
+            self._hidden_source[row] = self._hidden_source[last]
+            self.sources[row] = self.sources[last]
+        self.sources.pop()
+        self._across = []

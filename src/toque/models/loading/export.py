@@ -1,0 +1,154 @@
+"""A finished model as a Hugging Face folder that any transformers program loads."""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from toque.errors import CheckpointError
+from toque.models.lora.files import write_adapter
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+)
+
+
+def save_model(model: PreTrainedModel, codec_folder: Path, folder: Path, *, card: str) -> None:
+    """Write model, tokenizer and model card; the folder is whole or as it was before.
+
+    Weights are written in the model's dtype. For a T5 whose outputs are not scaled (v1.1, FLAN)
+    the config says `tie_word_embeddings: false`, and the head is in the file even when it equals
+    the embedding: that flag is what every version of transformers decides the scaling by.
+
+    Args:
+        model: A transformers model, adapters merged.
+        codec_folder: A tokenizer folder; its tokenizer files are copied.
+        folder: Where to; a model that is already there is replaced at the last moment.
+        card: The text of README.md.
+
+    Raises:
+        CheckpointError: it cannot be written, for want of space or permission; or `folder` holds
+            something other than a model.
+    """
+
+    def write(partial: Path) -> None:
+        _write_model(model, partial)
+
+    _write_folder(folder, write, codec_folder, card)
+
+
+def save_adapter(
+    model: PreTrainedModel, codec_folder: Path, folder: Path, *, card: str, base_hash: str
+) -> None:
+    """Write the adapter of `model`, tokenizer and card; whole, or as it was before.
+
+    Args:
+        model: With an adapter attached.
+        codec_folder: A tokenizer folder; its tokenizer files are copied.
+        folder: Where to; a model or adapter that is already there is replaced.
+        card: The text of README.md.
+        base_hash: `base_sha256` of the weights it was trained beside.
+
+    Raises:
+        CheckpointError: it cannot be written; or `folder` holds something else.
+    """
+
+    def write(partial: Path) -> None:
+        write_adapter(model, partial, base_hash=base_hash)
+
+    _write_folder(folder, write, codec_folder, card)
+
+
+def _write_folder(
+    folder: Path, write: Callable[[Path], None], codec_folder: Path, card: str
+) -> None:
+    marks = ("config.json", "adapter_config.json")
+    held = any((folder / mark).exists() for mark in marks)
+    if folder.exists() and any(folder.iterdir()) and not held:
+        raise CheckpointError(
+            f"{folder} exists and does not hold a model, so it is not replaced. Choose another "
+            "folder, or remove it."
+        )
+    partial = folder.with_name(f".{folder.name}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        write(partial)
+        for name in _TOKENIZER_FILES:
+            if (codec_folder / name).exists():
+                shutil.copyfile(codec_folder / name, partial / name)
+        (partial / "README.md").write_text(card, encoding="utf-8")
+        _replace(folder, partial)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise CheckpointError(
+            f"The model could not be written to {folder}: {error}. "
+            "What was there before is unchanged."
+        ) from error
+
+
+def tensors_to_save(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The model's weights by name, one that two places share only once.
+
+    Of a shared weight the embedding's name is kept, which is the one transformers ties from.
+    """
+    tensors = {name: p.detach() for name, p in model.named_parameters()}  # shared: first name only
+    kept = set(model.state_dict())
+    tensors |= {name: b for name, b in model.named_buffers() if name in kept}
+    if not _scales_outputs(model):
+        tensors["lm_head.weight"] = model.get_parameter("lm_head.weight").detach().clone()
+    return {name: t.contiguous().cpu() for name, t in tensors.items()}
+
+
+def _write_model(model: PreTrainedModel, partial: Path) -> None:
+    config = copy.deepcopy(model.config)
+    config.architectures = [type(model).__name__]
+    config.dtype = model.dtype
+    table = cast("nn.Embedding", model.get_input_embeddings()).weight
+    shared = model.get_parameter("lm_head.weight") is table
+    config.tie_word_embeddings = shared and _scales_outputs(model)
+    config.save_pretrained(partial)
+    if model.generation_config is not None:
+        model.generation_config.save_pretrained(partial)
+    save_file(tensors_to_save(model), partial / "model.safetensors", metadata={"format": "pt"})
+
+
+def _scales_outputs(model: PreTrainedModel) -> bool:
+    """False only for a T5 that does not; whether the flag that ties may be true."""
+    return bool(getattr(model.config, "scale_decoder_outputs", True))
+
+
+def _replace(folder: Path, partial: Path) -> None:
+    """Put `partial` in the place of `folder`, its contents on the disk first."""
+    for file in partial.iterdir():
+        with file.open("rb") as opened:
+            os.fsync(opened.fileno())
+    old = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
+    try:
+        partial.rename(folder)
+    except OSError:
+        if old.exists():
+            old.rename(folder)
+        raise
+    directory = os.open(folder.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+    shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,201 @@
+"""A model from scratch: a family, its shape, and a tokenizer's numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+
+from toque.errors import ConfigError
+from toque.models.families import Family, family_named, family_of
+from toque.models.loading.fused_activations import fuse_activations
+
+_FROM_TOKENIZER = (
+    "vocab_size",
+    "pad_token_id",
+    "eos_token_id",
+    "bos_token_id",
+    "decoder_start_token_id",
+)
+_OLDER_NAMES = ("rope_theta", "rope_scaling", "rotary_pct", "rotary_emb_base")
+"""Names that configs still read and turn into `rope_parameters`."""
+
+_SIZE = re.compile(r"(n|num|d)_.*|.*_(size|dim|positions|embeddings)")
+"""Arguments that count something."""
+
+_DEFAULTS_TOO_LARGE = {
+    "neox": ("GPT-NeoX-20B", "80 GB"),
+    "llama": ("Llama-2-7B", "27 GB"),
+}
+"""What a family's config describes by default, and its weights in float32."""
+
+_MUST_SAY = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+
+
+def build_model(
+    *,
+    family: str,
+    shape: Mapping[str, Any],
+    vocab_size: int,
+    pad_id: int,
+    eos_id: int,
+    bos_id: int | None,
+    seed: int,
+) -> PreTrainedModel:
+    """A model with fresh float32 weights on the CPU; the same arguments give the same bits.
+
+    Dropout is whatever the family's config has unless `shape` says otherwise: 0.1 for T5
+    (`dropout_rate`) and GPT-2 (`resid_pdrop`, `embd_pdrop`, `attn_pdrop`), 0 for NeoX and Llama.
+    A T5's decoder starts from `pad_id`. With `tie_word_embeddings: false` a T5 is what v1.1 is:
+    a head of its own and unscaled outputs; transformers alone would silently share the weights.
+
+    Args:
+        family: t5, gpt2, neox or llama.
+        shape: Arguments of the family's Hugging Face config, e.g. `{"d_model": 256}`.
+        vocab_size: Rows of the embedding, at least the tokenizer's number of tokens.
+        pad_id: The tokenizer's padding token.
+        eos_id: Its end token.
+        bos_id: Its beginning token, if it has one.
+        seed: Of the initial weights; the global generator is left as it was.
+
+    Raises:
+        ConfigError: an unknown family or argument, or values that make no model.
+    """
+    found = family_named(family)
+    _check_names(found, shape)
+    _check_sizes(found, shape)
+    own_head = found.name == "t5" and shape.get("tie_word_embeddings") is False
+    arguments: dict[str, Any] = {
+        **shape,
+        "vocab_size": vocab_size,
+        "pad_token_id": pad_id,
+        "eos_token_id": eos_id,
+        "bos_token_id": bos_id,
+    }
+    if found.is_encoder_decoder:
+        arguments["decoder_start_token_id"] = pad_id
+    try:
+        config = found.config_class(**arguments)
+        _check_heads(config)
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+            torch.manual_seed(seed)
+            model = _construct(found, config)
+            if own_head:
+                give_own_head(model)
+    except (StrictDataclassError, ValueError, TypeError, ZeroDivisionError, KeyError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(
+            f"model.shape does not make a {found.name} model: {reason} See the arguments of "
+            f"transformers' {found.config_class.__name__}."
+        ) from error
+    set_token_ids(model, pad_id=pad_id, eos_id=eos_id, bos_id=bos_id)
+    fuse_activations(model)
+    return model
+
+
+def give_own_head(model: PreTrainedModel, weight: torch.Tensor | None = None) -> None:
+    """Separate a T5's output head from its embeddings, and say so in its config.
+
+    Without a weight the head is drawn with standard deviation d_model ** -0.5: outputs are not
+    scaled in such a model, so the logits start as large as in a T5 whose head is shared.
+    """
+    config = model.config
+    head = model.get_submodule("lm_head")
+    if weight is None:
+        weight = torch.empty(config.vocab_size, config.d_model)
+        nn.init.normal_(weight, std=config.initializer_factor * config.d_model**-0.5)
+    head.weight = nn.Parameter(weight)
+    config.tie_word_embeddings = False
+
+
+def set_token_ids(model: PreTrainedModel, *, pad_id: int, eos_id: int, bos_id: int | None) -> None:
+    """Write the tokenizer's special tokens where transformers looks for them."""
+    config = model.config
+    config.pad_token_id, config.eos_token_id, config.bos_token_id = pad_id, eos_id, bos_id
+    generation: Any = model.generation_config
+    generation.pad_token_id, generation.eos_token_id = pad_id, eos_id
+    generation.bos_token_id = bos_id
+    if config.is_encoder_decoder:
+        config.decoder_start_token_id = generation.decoder_start_token_id = pad_id
+
+
+def outline_of(folder: Path) -> PreTrainedModel:
+    """The model that a folder's config.json describes, with fresh weights in place of its own.
+
+    Under `FakeTensorMode`, which it is for, these take no memory.
+
+    Raises:
+        ConfigError: not a model config, or of no family that works here.
+    """
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ConfigError(f"{folder}/config.json cannot be read: {error}") from error
+    return _construct(family_of(config), config)
+
+
+def _construct(family: Family, config: PretrainedConfig) -> PreTrainedModel:
+    auto = AutoModelForSeq2SeqLM if family.is_encoder_decoder else AutoModelForCausalLM
+    model: PreTrainedModel = auto.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+    return model
+
+
+def _check_names(family: Family, shape: Mapping[str, Any]) -> None:
+    known = {f.name for f in dataclasses.fields(family.config_class)}
+    base = {f.name for f in dataclasses.fields(PretrainedConfig)}
+    own = (known - base) | {"tie_word_embeddings", *family.config_class.attribute_map}
+    own |= set(_OLDER_NAMES) if "rope_parameters" in known else set()
+    own -= {*_FROM_TOKENIZER, "use_cache", "is_decoder", "is_encoder_decoder"}
+    for name in shape:
+        if name in _FROM_TOKENIZER:
+            raise ConfigError(
+                f"model.shape.{name} is set by the tokenizer and must not be given. Remove it; "
+                "choose the vocabulary with model.tokenizer."
+            )
+        if name not in own:
+            near = difflib.get_close_matches(name, own, n=1)
+            hint = f"Did you mean {near[0]}? " if near else ""
+            raise ConfigError(
+                f"model.shape.{name} is not an argument of a {family.name} model. {hint}"
+                f"Allowed: {', '.join(sorted(own))}."
+            )
+
+
+def _check_sizes(family: Family, shape: Mapping[str, Any]) -> None:
+    """Before anything is allocated: an absent size can mean tens of gigabytes."""
+    for name, value in shape.items():
+        if _SIZE.fullmatch(name) and type(value) is int and value < 1:
+            raise ConfigError(f"model.shape.{name} is {value}; it must be at least 1.")
+    unsaid = [name for name in _MUST_SAY if name not in shape]
+    if unsaid and family.name in _DEFAULTS_TOO_LARGE:
+        name, size = _DEFAULTS_TOO_LARGE[family.name]
+        raise ConfigError(
+            f"model.shape lacks {', '.join(unsaid)}. A {family.name} model from scratch must say "
+            f"them, for the defaults are those of {name}, {size} of weights alone. A small start: "
+            "hidden_size=256, intermediate_size=1024, num_hidden_layers=6, num_attention_heads=8."
+        )
+
+
+def _check_heads(config: Any) -> None:
+    """What Llama's own checks leave for the first forward to stumble over."""
+    heads = config.num_attention_heads
+    shared = getattr(config, "num_key_value_heads", None) or heads
+    if heads % shared != 0:
+        raise ConfigError(
+            f"model.shape.num_attention_heads is {heads}, which num_key_value_heads, {shared}, "
+            "does not divide. Use a divisor, or leave num_key_value_heads out."
+        )

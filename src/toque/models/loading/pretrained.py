@@ -1,0 +1,206 @@
+"""A pretrained model from a Hugging Face folder or hub name, checked before it is trusted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from toque.errors import CheckpointError, ConfigError
+from toque.models.families import Family, family_named, family_of
+from toque.models.flops import ParameterCounts, flops_per_token, parameter_counts
+from toque.models.loading.from_scratch import build_model, give_own_head
+from toque.models.loading.fused_activations import fuse_activations
+from toque.models.loading.hub import resolve_folder
+from toque.storage.safetensors_header import check_header
+
+__all__ = [
+    "ParameterCounts",
+    "build_model",
+    "flops_per_token",
+    "load_model",
+    "parameter_counts",
+]
+
+_INDEX = "model.safetensors.index.json"
+_PICKLES = {".bin", ".pt", ".pth", ".pkl", ".ckpt"}
+
+
+def load_model(
+    path: str, *, family: str = "auto", vocab_size: int | None = None
+) -> PreTrainedModel:
+    """A pretrained model in float32 on the CPU, in evaluation mode, dropout as its config says.
+
+    Only safetensors are read: a pickle can run code while it loads. The weights must be all there
+    and of the config's shapes; transformers alone would draw missing ones at random and go on.
+
+    Args:
+        path: A folder, or a hub name.
+        family: t5, gpt2, neox or llama to insist on one; auto takes what the checkpoint is.
+        vocab_size: Rows the embedding must have at least. It is grown when smaller, each new row
+            the mean of the old ones (Hewitt 2021), and never shrunk.
+
+    Raises:
+        ConfigError: no such model, of another family, or of none that works here.
+        CheckpointError: the folder is incomplete, damaged or holds only pickles.
+    """
+    folder = resolve_folder(path)
+    raw = _read_config(folder)
+    model_type = str(raw.get("model_type"))
+    if family != "auto" and model_type not in family_named(family).model_types:
+        raise ConfigError(
+            f'model.family is {family}, and {folder} holds a model of type "{model_type}". '
+            "Set model.family=auto, or name another checkpoint in model.start_from."
+        )
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ConfigError(
+            f"{folder / 'config.json'} is not a model config that transformers can read: "
+            f"{' '.join(str(error).split())}"
+        ) from error
+    shapes = _weight_shapes(folder)
+    model = _read_weights(folder, family_of(config))
+    if raw.get("tie_word_embeddings") is False and "lm_head.weight" in shapes:
+        _keep_apart(model)
+    if vocab_size is not None:
+        grow_vocabulary(model, vocab_size)
+    fuse_activations(model)
+    return model
+
+
+def vocabulary_rows(model: PreTrainedModel) -> int:
+    """Rows of the embedding."""
+    return int(_embedding(model).shape[0])
+
+
+def grow_vocabulary(model: PreTrainedModel, vocab_size: int) -> None:
+    """Give embeddings and head `vocab_size` rows, when they have fewer.
+
+    A new row is the mean of the old ones, so the model's predictions barely change (Hewitt 2021,
+    "Initializing new word embeddings for pretrained language models"); nothing is random.
+    """
+    old = vocabulary_rows(model)
+    if vocab_size <= old:
+        return
+    model.resize_token_embeddings(vocab_size, mean_resizing=False)
+    with torch.no_grad():
+        # A shared table is filled twice, with the same numbers.
+        for table in (_embedding(model), _head(model)):
+            table[old:] = table[:old].mean(0)
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    file = folder / "config.json"
+    if (folder / "adapter_config.json").exists() and not file.exists():
+        raise ConfigError(
+            f"{folder} holds an adapter, not a model. Name the model it was trained on in "
+            "model.start_from."
+        )
+    if not file.exists():
+        raise ConfigError(
+            f"{folder} has no config.json, so it is not a Hugging Face model folder. Name the "
+            "folder that holds config.json and model.safetensors."
+        )
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise CheckpointError(f"{file} cannot be read as JSON: {error}. Copy it again.") from error
+    if not isinstance(raw, dict):
+        raise CheckpointError(f"{file} holds a {type(raw).__name__}, not an object. Copy it again.")
+    return raw
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    if (folder / _INDEX).exists():
+        try:
+            index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
+            names = sorted(set(index["weight_map"].values()))
+            outside = [name for name in names if not name or name != Path(name).name]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{folder / _INDEX} cannot be read: {error!r}.") from error
+        if outside:
+            raise CheckpointError(
+                f"{folder / _INDEX} names the file {outside[0]!r}; only plain names in its folder "
+                "are allowed. It is damaged or made to harm; copy the model from its source again."
+            )
+        return [folder / name for name in names]
+    if (folder / "model.safetensors").exists():
+        return [folder / "model.safetensors"]
+    pickles = sorted(p.name for p in folder.iterdir() if p.suffix in _PICKLES)
+    if pickles:
+        raise CheckpointError(
+            f"{folder} holds its weights only as {', '.join(pickles)}, a pickle, which can run any "
+            "code while it loads, so it is not read. Use a checkpoint with model.safetensors, or "
+            "convert this one once on a machine you trust: from_pretrained, then save_pretrained."
+        )
+    raise CheckpointError(f"{folder} holds a config.json but no model.safetensors.")
+
+
+def _weight_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """The names and shapes the files hold; their headers and lengths are checked on the way."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in _weight_files(folder):
+        try:
+            check_header(file)
+            with safe_open(file, framework="pt") as tensors:
+                for name in tensors.keys():  # noqa: SIM118  # not a mapping
+                    shapes[name] = tuple(tensors.get_slice(name).get_shape())
+        except FileNotFoundError as error:
+            raise CheckpointError(f"{file} is missing, and {folder / _INDEX} names it.") from error
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(
+                f"{file} is damaged or cut short ({error}). Copy or download it again."
+            ) from error
+    return shapes
+
+
+def _read_weights(folder: Path, family: Family) -> PreTrainedModel:
+    # Reading is over before a bar could be read.
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    auto = AutoModelForSeq2SeqLM if family.is_encoder_decoder else AutoModelForCausalLM
+    try:
+        loaded: Any = auto.from_pretrained(
+            folder,
+            dtype=torch.float32,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,  # without it, transformers asks at the terminal
+            output_loading_info=True,
+        )
+    except (RuntimeError, ValueError, OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"The weights in {folder} do not load: {' '.join(str(error).split())}"
+        ) from error
+    model, info = cast("tuple[PreTrainedModel, dict[str, Any]]", loaded)
+    missing = sorted(info["missing_keys"])
+    if missing:
+        shown = ", ".join(missing[:4]) + (", ..." if len(missing) > 4 else "")
+        raise CheckpointError(
+            f"{folder} lacks {len(missing)} weights its config.json asks for: {shown}. "
+            "The two do not belong together, or the copy is not whole."
+        )
+    return model  # transformers hands it over in evaluation mode
+
+
+def _keep_apart(model: PreTrainedModel) -> None:
+    """Undo what transformers 5 does to a T5 v1.1: its config says tied, whatever the file says."""
+    head = _head(model)
+    if head is _embedding(model):
+        give_own_head(model, head.detach().clone())
+    model.config.tie_word_embeddings = False
+
+
+def _embedding(model: PreTrainedModel) -> Tensor:
+    table: Tensor = cast("nn.Embedding", model.get_input_embeddings()).weight
+    return table
+
+
+def _head(model: PreTrainedModel) -> Tensor:
+    return model.get_parameter("lm_head.weight")

@@ -1,0 +1,83 @@
+"""Exports that are read back and compared before they are called done."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from toque.errors import CheckpointError
+from toque.models.loading.export import save_model
+from toque.models.loading.pretrained import load_model
+from toque.models.lora.files import is_adapter_folder, load_with_adapter, merged
+
+TOLERANCE = 1e-4
+"""Largest difference of logits allowed, as a share of the largest logit: float32 sums that merging
+orders otherwise differ by about 1e-6."""
+_ROWS, _TOKENS = 4, 32
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A folder that holds what it should."""
+
+    folder: Path
+    difference: float
+    """Largest difference of a logit to the model before merging and saving, in shares of the
+    largest logit."""
+    was_adapter: bool
+
+
+def export_model(
+    source: Path,
+    to: Path,
+    *,
+    card: str,
+    tolerance: float = TOLERANCE,
+    save: Callable[..., None] = save_model,
+) -> Exported:
+    """Write the model or adapter of `source` as a whole float32 model, read it back and compare.
+
+    Args:
+        source: A model folder or an adapter folder, with its tokenizer.
+        to: Where to; nothing may lie there.
+        card: README.md of the result.
+        tolerance: Largest difference of logits, as a share of the largest logit.
+        save: Writes the folder.
+
+    Raises:
+        CheckpointError: `to` is taken, or what was read back computes something else; then `to`
+            is removed.
+    """
+    if to.exists() and any(to.iterdir()):
+        raise CheckpointError(f"{to} exists and is not empty. Name another folder with --to.")
+    adapted = is_adapter_folder(source)
+    model = load_with_adapter(source, merge=False) if adapted else load_model(str(source))
+    before = sample_logits(model)
+    save(merged(model), source, to, card=card)
+    after = sample_logits(load_model(str(to)))
+    difference = float((after - before).abs().max() / before.abs().max().clamp_min(1e-30))
+    if not difference <= tolerance:  # a NaN is no agreement
+        shutil.rmtree(to, ignore_errors=True)
+        raise CheckpointError(
+            f"The exported model computes other logits than {source}: they differ by "
+            f"{difference:.2g} of the largest, and {tolerance:.0e} is allowed. It was removed. "
+            "Use the adapter beside its base instead, and please report this."
+        )
+    return Exported(to, difference, adapted)
+
+
+@torch.no_grad()
+def sample_logits(model: PreTrainedModel) -> Tensor:
+    """Float32 logits [4, 32, V] for fixed pseudo-random tokens, whatever the machine's state."""
+    generator = torch.Generator().manual_seed(0)
+    rows = int(model.config.vocab_size)
+    ids = torch.randint(rows, (_ROWS, _TOKENS), generator=generator)
+    extra = {"decoder_input_ids": ids.flip(1)} if model.config.is_encoder_decoder else {}
+    logits: Tensor = model.train(mode=False)(input_ids=ids, **extra).logits
+    return logits.float()

@@ -1,0 +1,293 @@
+"""An adapter on disk: the folder peft reads, its base, and merging the two.
+
+The folder holds adapter_config.json, adapter_model.safetensors, the tokenizer's files and a card.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from toque.errors import CheckpointError, ConfigError
+from toque.models.loading.pretrained import load_model, vocabulary_rows
+from toque.models.lora.layers import ADAPTER, _peft, is_adapted
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+BASE_KEY = "toque_base_sha256"
+"""Metadata of the weights file: what the weights beside the adapter hashed to."""
+ROWS_KEY = "toque_vocabulary"
+"""Metadata: rows of the embedding, which may have grown before training."""
+_PREFIX = "base_model.model."
+"""What peft puts before a name of the model it wraps."""
+
+
+def is_adapter_folder(folder: Path) -> bool:
+    """Whether `folder` holds an adapter and not a whole model."""
+    return (folder / CONFIG).exists() and not (folder / "config.json").exists()
+
+
+def base_sha256(model: PreTrainedModel) -> str:
+    """SHA-256 over names, formats and bytes of the model's own weights, adapters left out.
+
+    Taken of a model in float32 on the CPU, before `hold_frozen`; about 1 GB a second.
+    """
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        if ".lora_" in name or ".trainable_tokens_" in name:
+            continue
+        # Attaching moves a layer's weights into a part called base_layer, and changes nothing.
+        plain = name.replace(".token_adapter", "").replace(".base_layer", "")
+        digest.update(f"{plain} {parameter.dtype} {tuple(parameter.shape)}".encode())
+        digest.update(parameter.detach().contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def adapter_tensors(model: PreTrainedModel, name: str = ADAPTER) -> dict[str, Tensor]:
+    """The tensors of adapter `name` as peft calls them in its file; the model's own, not copies."""
+    # Not peft's own function: it may ask the hub for a config, and cannot tell adapters with
+    # trained tokens from those without. That the names agree is tested.
+    found = {}
+    for own, parameter in model.named_parameters():
+        parts = own.split(".")
+        if name in parts and (".lora_" in own or ".trainable_tokens_delta." in own):
+            parts.remove(name)
+            if parts[-2:] == ["lora_magnitude_vector", "weight"]:
+                parts.pop()
+            found[_PREFIX + ".".join(parts)] = parameter.detach()
+    return found
+
+
+def write_adapter(model: PreTrainedModel, folder: Path, *, base_hash: str) -> None:
+    """Write the two files of the adapter into `folder`, which exists."""
+    config: Any = model.peft_config[ADAPTER]
+    inference, config.inference_mode = config.inference_mode, True
+    try:
+        config.save_pretrained(str(folder))
+    finally:
+        config.inference_mode = inference
+    save_file(
+        {key: tensor.contiguous().cpu() for key, tensor in adapter_tensors(model).items()},
+        folder / WEIGHTS,
+        metadata={
+            "format": "pt",
+            BASE_KEY: base_hash,
+            ROWS_KEY: str(vocabulary_rows(model)),
+        },
+    )
+
+
+def load_adapter(model: PreTrainedModel, folder: Path, *, name: str = ADAPTER) -> None:
+    """Put the adapter of `folder` into `model`, beside any that is there, and make it the one used.
+
+    Args:
+        model: Its base, in float32 on the CPU; changed in place. Adapters of other names stay,
+            and `use_adapter` goes back to one of them: the base is read once for all.
+        folder: Written by a run, or by peft.
+        name: What to call it.
+
+    Raises:
+        ConfigError: it is of a kind that is not LoRA, or belongs to a model of other shapes.
+        CheckpointError: the folder is damaged, or its base is not this one.
+    """
+    peft, config = _peft(), read_config(folder)
+    tensors, metadata = _read(folder / WEIGHTS)
+    recorded = metadata.get(BASE_KEY)
+    if recorded and recorded != base_sha256(model):
+        raise CheckpointError(
+            f"The adapter {folder} was trained on other weights than those of its base "
+            f"{config.base_model_name_or_path}: their hashes differ. Restore that model, or name "
+            "the right one in adapter_config.json."
+        )
+    try:
+        with warnings.catch_warnings():  # that there are several is what was asked for
+            warnings.filterwarnings("ignore", message="Already found a `peft_config`")
+            peft.inject_adapter_in_model(config, model, name)
+    except ValueError as error:
+        raise ConfigError(
+            f"The adapter {folder} does not fit a {model.config.model_type} model: "
+            f"{' '.join(str(error).split())[:300]} Load it on {config.base_model_name_or_path}."
+        ) from error
+    _fill(adapter_tensors(model, name), tensors, where=folder / WEIGHTS)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    model.train(mode=False)
+    use_adapter(model, name)
+
+
+@torch.no_grad()
+def _fill(own: dict[str, Tensor], tensors: dict[str, Tensor], *, where: Path) -> None:
+    """Copy `tensors` into `own`; names and shapes must be the same."""
+    wrong = [f"{key} is missing" for key in own.keys() - tensors.keys()]
+    wrong += [f"{key} is none of the adapter's" for key in tensors.keys() - own.keys()]
+    wrong += [
+        f"{key} is {tuple(tensors[key].shape)}, the model has {tuple(tensor.shape)}"
+        for key, tensor in own.items()
+        if key in tensors and tensors[key].shape != tensor.shape
+    ]
+    if wrong:
+        shown = "; ".join(sorted(wrong)[:3])
+        raise CheckpointError(
+            f"{where} does not fit its base and its configuration in {len(wrong)} places: {shown}. "
+            "Copy the folder again, or load it on the model it was trained on."
+        )
+    for key, tensor in own.items():
+        tensor.copy_(tensors[key])
+
+
+def use_adapter(model: PreTrainedModel, name: str | None) -> None:
+    """Compute with the adapter `name`, loaded before; None for the base alone.
+
+    Raises:
+        ConfigError: no adapter of that name is loaded.
+    """
+    loaded = getattr(model, "peft_config", {})
+    if name is not None and name not in loaded:
+        there = ", ".join(loaded) or "none"
+        raise ConfigError(f"No adapter is loaded under the name {name!r}; there are {there}.")
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
+
+    for module in model.modules():
+        if isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper):
+            if name is None or not _holds(module, name):
+                module.enable_adapters(False)
+            else:
+                module.enable_adapters(True)
+                module.set_adapter(name)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)  # choosing one makes peft think it is to be trained
+
+
+def _holds(module: Any, name: str) -> bool:
+    """Whether one of peft's layers has parts of the adapter `name`."""
+    inner = getattr(module, "token_adapter", module)
+    parts = (getattr(inner, kind, ()) for kind in ("lora_A", "trainable_tokens_delta"))
+    return any(name in part for part in parts)
+
+
+def load_with_adapter(folder: Path, *, merge: bool = True) -> PreTrainedModel:
+    """The base that `folder` names with the adapter in it, in float32, in evaluation mode.
+
+    Args:
+        folder: An adapter's.
+        merge: Give back a plain model, the adapter added into its weights.
+
+    Raises:
+        ConfigError: the base is not there, or none that works here.
+        CheckpointError: a folder is damaged, or the base is another than the adapter was made on.
+    """
+    config = read_config(folder)
+    base = config.base_model_name_or_path
+    if not base:
+        raise ConfigError(
+            f"{folder / CONFIG} does not say which model it belongs to. Write that model's folder "
+            'or hub name into it as "base_model_name_or_path".'
+        )
+    model = load_model(str(base), vocab_size=_rows_needed(folder))
+    load_adapter(model, folder)
+    return merged(model) if merge else model
+
+
+def merged(model: PreTrainedModel) -> PreTrainedModel:
+    """`model` with its adapter added into the weights, in place: a plain model again.
+
+    W + s B A, in the weights' own format; float32 weights are asked for.
+
+    Raises:
+        ConfigError: the weights are held in fewer bits, in which merging would round them.
+    """
+    if not is_adapted(model):
+        return model
+    coarse = sorted({str(p.dtype) for p in model.parameters() if p.dtype != torch.float32})
+    if coarse:
+        raise ConfigError(
+            f"An adapter is merged into float32 weights only, and these are {', '.join(coarse)}. "
+            "Load the model again and merge it before anything else."
+        )
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
+
+    # A table that two sides share is found under each of its names.
+    places = list(model.named_modules(remove_duplicate=False))
+    plain: dict[int, Any] = {}
+    for path, module in places:
+        if not isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper):
+            continue
+        if ".token_adapter" in f".{path}":
+            continue  # its wrapper unpacks it
+        if id(module) not in plain:
+            plain[id(module)] = _unpacked(module)
+        parent, _, last = path.rpartition(".")
+        setattr(model.get_submodule(parent), last, plain[id(module)])
+    del model.peft_config
+    return model
+
+
+def _unpacked(module: Any) -> Any:
+    """The layer inside one of peft's, the adapter in use added to its weights."""
+    if hasattr(module, "unload_and_optionally_merge_module"):
+        return module.unload_and_optionally_merge_module(
+            merge=True, safe_merge=True, adapter_names=None
+        )
+    module.merge(safe_merge=True)
+    return module.get_base_layer()
+
+
+def read_config(folder: Path) -> Any:
+    """The adapter's configuration.
+
+    Raises:
+        ConfigError: it is not one of LoRA's.
+        CheckpointError: the file cannot be read.
+    """
+    file = folder / CONFIG
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file} cannot be read as JSON: {error}. Copy it again.") from error
+    if not isinstance(raw, dict) or raw.get("peft_type") != "LORA":
+        kind = raw.get("peft_type") if isinstance(raw, dict) else type(raw).__name__
+        raise ConfigError(
+            f"{folder} holds an adapter of type {kind}; only LORA and its variants (rsLoRA, DoRA) "
+            "are used here. Merge it with peft first and name the merged model."
+        )
+    try:
+        return _peft().LoraConfig.from_pretrained(str(folder))
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{file} is not a LoRA configuration: {error}.") from error
+
+
+def _rows_needed(folder: Path) -> int | None:
+    """Rows the embedding must have: as recorded, else for the tokens the adapter trained."""
+    recorded = _read(folder / WEIGHTS)[1].get(ROWS_KEY)
+    if recorded is not None and recorded.isdecimal():
+        return int(recorded)
+    indices = read_config(folder).trainable_token_indices
+    listed = indices.values() if isinstance(indices, dict) else [indices or []]
+    return max((int(i) + 1 for ids in listed for i in ids), default=None)
+
+
+def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    try:
+        with safe_open(file, framework="pt") as opened:
+            metadata = opened.metadata() or {}
+        return load_file(file), metadata
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"{file} is missing. Adapters are read from safetensors only; a pickle "
+            "(adapter_model.bin) can run code while it loads."
+        ) from error
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{file} is damaged or cut short ({error}). Copy it again."
+        ) from error

@@ -1,0 +1,43 @@
+"""A page from a template: one HTML file that needs no network and no script."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Final
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+STORE: Final = "store.html"
+RUN: Final = "run.html"
+ABLATION: Final = "ablation.html"
+
+
+def render(template: str, content: Mapping[str, Any]) -> str:
+    """The page of `template`; every text in `content` is escaped, drawings are `drawing`s.
+
+    Args:
+        template: STORE, RUN or ABLATION.
+        content: what its variables are; a missing one is an error, not a blank.
+    """
+    return _environment().get_template(template).render(**content)
+
+
+def drawing(svg: str) -> Markup:
+    """A plot of `toque.reports.svg_charts`, which has escaped its input, as part of a page."""
+    return Markup(svg)  # noqa: S704 - our own drawing
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("toque.reports"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["count"] = lambda value: f"{value:,}"
+    environment.filters["share"] = lambda value: f"{value:.1%}"
+    return environment

@@ -1,0 +1,256 @@
+"""What the page of a run shows: its events as facts, curves and tables; running, killed or done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from toque import __version__
+from toque.data.prepare.report import Report
+from toque.reports.curves import Points, points, rates, smoothed, thinned
+from toque.reports.parts import Figure, Grid, Passage, Shown
+from toque.reports.score_tables import score_grids, written
+from toque.reports.svg_charts import Frame, Series, lines
+
+Event = Mapping[str, Any]
+_WIDE: Final = Frame(1000.0, 330.0)
+_MOST_SAMPLES: Final = 12
+_MOST_TEXTS: Final = 4
+_MOST_ROWS: Final = 40
+_ENDED: Final = {
+    "finished": "Finished",
+    "early_stopping": "Stopped early, as asked",
+    "interrupted": "Interrupted and saved; the same command continues it",
+    "non_finite": "Stopped on a loss that is not finite",
+}
+
+
+def run_content(folder: Path, events: Sequence[Event]) -> dict[str, Any]:
+    """The variables of the run's page.
+
+    Args:
+        folder: of the run; what is missing in it is left out of the page.
+        events: of its metrics.jsonl, undone ones left out.
+    """
+    steps = [e for e in events if e["event"] == "step"]
+    scored = [e for e in events if e["event"] == "evaluation"]
+    samples = _json_lines(folder / "samples.jsonl")
+    written = _by_prompt(samples)
+    return {
+        "title": folder.resolve().name,
+        "sentence": _state(events),
+        "facts": _facts(events, steps, scored),
+        "warnings": [str(e.get("message")) for e in events if e["event"] == "warning"],
+        "loss": _loss(steps, scored),
+        "plots": _plots(steps, scored),
+        "evaluations": _evaluations(scored),
+        "final": score_grids(_json(folder / "evaluation.json")),
+        "samples": [_shown(prompt, own) for prompt, own in written[-_MOST_SAMPLES:]],
+        "samples_note": f"The last {_MOST_SAMPLES} of {len(written):,} prompts in samples.jsonl."
+        if len(written) > _MOST_SAMPLES
+        else "",
+        "data": _data(folder),
+        "sessions": _sessions(events),
+        "environment": _environment(events),
+        "config": _text(folder / "config.yaml"),
+        "made_by": f"Written by toque {__version__} from the files in {folder}.",
+    }
+
+
+def _state(events: Sequence[Event]) -> str:
+    at = max((e["step"] for e in events if e["event"] == "step"), default=0)
+    last = next((e for e in reversed(events) if e["event"] in ("start", "end")), None)
+    if last is None:
+        return "No session has begun."
+    if last["event"] == "start":
+        return f"Running, or killed without a word: the last figures are of step {at:,}."
+    reason = str(last.get("reason"))
+    said = _ENDED.get(reason, reason.replace("_", " ").capitalize())
+    error = f" ({last['error']})" if last.get("error") else ""
+    return f"{said}{error}, at step {last['step']:,}."
+
+
+def _facts(
+    events: Sequence[Event], steps: Sequence[Event], scored: Sequence[Event]
+) -> list[tuple[str, str]]:
+    start = next((e for e in reversed(events) if e["event"] == "start"), {})
+    losses = [(loss, e["step"]) for e in scored if (loss := _metric(e, "loss")) is not None]
+    tokens = sum(int(e.get("tokens") or 0) for e in steps)
+    seconds = sum(float(e.get("seconds") or 0) for e in steps)
+    pairs = [("until", str(start.get("stop_after", "-")))]
+    if steps:
+        pairs += [("steps", f"{steps[-1]['step']:,}"), ("epochs", f"{steps[-1]['epoch']:.2f}")]
+    if losses:
+        best, step = min(losses)
+        pairs.append(("lowest held-out loss", f"{best:.4f} at step {step:,}"))
+    if tokens and seconds:
+        pairs += [("tokens", f"{tokens:,}"), ("tokens/s", f"{tokens / seconds:,.0f}")]
+    if parameters := start.get("parameters"):
+        pairs.append(("parameters", f"{parameters.get('total', 0) / 1e6:,.1f} M"))
+    pairs.append(("training time", _clock(seconds)))
+    return pairs
+
+
+def _loss(steps: Sequence[Event], scored: Sequence[Event]) -> Figure:
+    raw = points(steps, "loss")
+    losses = [(float(e["step"]), _metric(e, "loss")) for e in scored]
+    held_out = [x for x, _ in losses], [y for _, y in losses]
+    series = [
+        Series("training, each update logged", *thinned(raw), style="faint"),
+        Series("training, smoothed", *thinned(smoothed(raw)), style="one"),
+        Series("held out", *held_out, style="two", dots=len(losses) < 60),
+    ]
+    title, y_name = "Loss", "nats per target token"
+    broad, narrow = (
+        lines(title, series, x_name="step", y_name=y_name, frame=frame)
+        for frame in (_WIDE, Frame())
+    )
+    note = _verdict(held_out)
+    return Figure.of("Training and held-out loss", broad, narrow=narrow, note=note)
+
+
+def _verdict(held_out: Points) -> str:
+    """What the held-out losses say in a sentence: still falling, or worse since when."""
+    known = [(y, x) for x, y in zip(*held_out, strict=True) if y is not None]
+    if len(known) < 2:
+        return ""
+    best, at = min(known)
+    since = [x for _, x in known if x > at]
+    if not since:
+        return f"Held-out loss was lowest at the last evaluation, step {at:,.0f}."
+    return (
+        f"Held-out loss was lowest at step {at:,.0f} ({best:.4f}); the {len(since)} "
+        f"evaluation{'s' if len(since) > 1 else ''} since were higher."
+    )
+
+
+def _plots(steps: Sequence[Event], scored: Sequence[Event]) -> list[Figure]:
+    def plot(title: str, y_name: str, curve: Points, *, from_zero: bool = True) -> Figure:
+        one = Series(title, *thinned(curve))
+        drawn = lines(title, [one], x_name="step", y_name=y_name, from_zero=from_zero)
+        return Figure.of(title, drawn)
+
+    figures = [
+        plot("Learning rate", "learning rate", points(steps, "lr")),
+        plot("Gradient norm", "norm before clipping", points(steps, "grad_norm")),
+        plot("Speed", "tokens per second", points(steps, "tokens_per_second")),
+        plot("Padding", "share of computed tokens", points(steps, "pad_fraction")),
+        plot("Waiting for data", "share of the time", rates(steps, "data_wait_seconds", "seconds")),
+    ]
+    if any(e.get("mfu") is not None for e in steps):
+        figures.append(plot("Utilisation", "share of peak arithmetic", points(steps, "mfu")))
+    names = {name for e in scored for name in e.get("metrics", {})} - {"loss", "perplexity"}
+    for name in sorted(names):
+        curve = [float(e["step"]) for e in scored], [_metric(e, name) for e in scored]
+        values = {y for y in curve[1] if y is not None}
+        if len(values) > 1:  # a count of tokens is the same each time
+            figures.append(plot(name.replace("_", " "), name, curve, from_zero=False))
+    return figures
+
+
+def _evaluations(scored: Sequence[Event]) -> Grid:
+    names = list(dict.fromkeys(name for e in scored for name in e.get("metrics", {})))
+    rows = [
+        (f"{e['step']:,}", *(written(e.get("metrics", {}).get(name)) for name in names))
+        for e in scored[-_MOST_ROWS:]
+    ]
+    note = f"The last {len(rows)} of {len(scored)}." if len(scored) > len(rows) else ""
+    return Grid(("step", *names), rows, frozenset(range(len(names) + 1)), note)
+
+
+def _by_prompt(samples: Sequence[Event]) -> list[tuple[str, list[Event]]]:
+    """What was written for each prompt over the run; the prompt seen last stands last."""
+    found: dict[str, list[Event]] = {}
+    for sample in samples:
+        prompt = str(sample.get("prompt", ""))
+        found[prompt] = [*found.pop(prompt, []), sample]
+    return list(found.items())
+
+
+def _shown(prompt: str, own: Sequence[Event]) -> Shown:
+    """A prompt's texts, the newest first; of many, some spread evenly over the run."""
+    gap = max(1, -(-len(own) // _MOST_TEXTS))
+    texts: list[Passage] = []
+    for sample in own[::-1][::gap]:
+        metrics = sample.get("metrics") or {}
+        told = ", ".join(f"{name} {written(value)}" for name, value in metrics.items())
+        texts.append(Passage(str(sample.get("text", "")), f"step {sample.get('step')}", told))
+    if own[-1].get("reference"):
+        texts.append(Passage(str(own[-1]["reference"]), "reference"))
+    tag = f"{len(own)} texts" if len(own) > 1 else f"step {own[-1].get('step')}"
+    return Shown(" ".join(prompt.split()), texts, [tag])
+
+
+def _data(folder: Path) -> str:
+    """What the store's report says of losses, when the store is where the run's config says."""
+    for line in _text(folder / "config.yaml").splitlines():
+        name, _, value = line.strip().partition(": ")
+        if name == "store" and line.startswith("  store"):
+            report = Report.read_from(Path(value.split("  #")[0].strip("\"'")))
+            return "" if report is None else " ".join(
+                [f"{report.examples:,} examples from {report.read:,} records.", *report.losses()]
+            )  # fmt: skip
+    return ""
+
+
+def _sessions(events: Sequence[Event]) -> Grid:
+    rows: list[tuple[str, ...]] = []
+    for event in events:
+        if event["event"] == "start":
+            rows.append((f"{event.get('step', 0):,}", "-", "-", "no end written"))
+        elif event["event"] == "end" and rows:
+            reason, seconds = str(event.get("reason")), float(event.get("seconds") or 0)
+            rows[-1] = (rows[-1][0], f"{event['step']:,}", _clock(seconds), reason)
+    heads = ("from step", "to step", "time", "ended")
+    return Grid(heads, rows, frozenset({0, 1, 2}))
+
+
+def _flat(value: object, name: str = "") -> list[tuple[str, object]]:
+    if isinstance(value, dict):
+        return [p for key, held in value.items() for p in _flat(held, f"{name} {key}".strip())]
+    return [(name, value)] if isinstance(value, int | float | str) else []
+
+
+def _environment(events: Sequence[Event]) -> Grid:
+    start = next((e for e in reversed(events) if e["event"] == "start"), {})
+    told = {k: v for k, v in start.items() if k not in ("event", "step", "epoch", "stop_after")}
+    rows = [(name.replace("_", " "), written(value)) for name, value in _flat(told)]
+    return Grid(("what", "value"), rows)
+
+
+def _metric(event: Event, name: str) -> float | None:
+    value = event.get("metrics", {}).get(name)
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _clock(seconds: float) -> str:
+    whole = round(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(_text(path), type=dict[str, Any])
+    except msgspec.DecodeError:
+        return {}
+
+
+def _json_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a file that may be written to right now."""
+    found = []
+    for line in _text(path).splitlines():
+        try:
+            found.append(msgspec.json.decode(line, type=dict[str, Any]))
+        except msgspec.DecodeError:
+            continue
+    return found

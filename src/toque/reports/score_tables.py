@@ -1,0 +1,95 @@
+"""`evaluation.json` as tables: what was measured, how surely, and of which part of the texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from toque.reports.parts import Grid
+
+_NONE: Final = "-"
+
+
+def score_grids(evaluation: Mapping[str, Any]) -> list[tuple[str, Grid]]:
+    """A heading and a table for all texts, then for each way they are divided.
+
+    Args:
+        evaluation: of evaluation.json, of any version; parts that are not there are left out.
+    """
+    grids = []
+    if rows := _held_out(evaluation) + _generated(evaluation):
+        method = _mapping(evaluation, "method")
+        note = "; ".join(f"{name}: {value}" for name, value in method.items())
+        heads = ("measure", "value", "interval", "over")
+        step = evaluation.get("step")
+        title = "Final evaluation" + ("" if step is None else f", step {written(step)}")
+        grids.append((title, Grid(heads, rows, frozenset({1, 2, 3}), note)))
+    for slicing, parts in _mapping(evaluation, "slices").items():
+        if isinstance(parts, Mapping) and parts:
+            grids.append((f"By {slicing.replace('_', ' ')}", _sliced(parts)))
+    if failed := _mapping(evaluation, "failed"):
+        rows = [(name, written(why)) for name, why in failed.items()]
+        grids.append(("Metrics that failed", Grid(("metric", "why"), rows)))
+    return grids
+
+
+def written(value: object) -> str:
+    """A figure for a table.
+
+    >>> written(0.25), written(31000), written(1e-7), written("fp32"), written(True)
+    ('0.2500', '31,000', '1e-07', 'fp32', 'True')
+    """
+    if isinstance(value, float):
+        return f"{value:,.4f}" if 1e-3 <= abs(value) < 1e6 or value == 0 else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _held_out(evaluation: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    found = _mapping(evaluation, "heldout")
+    return [(_named(f"held-out {n}"), written(v), _NONE, _NONE) for n, v in found.items()]
+
+
+def _generated(evaluation: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    intervals = _mapping(evaluation, "intervals")
+    over = _mapping(evaluation, "applies_to")
+    return [
+        (
+            _named(name),
+            written(value),
+            _interval(intervals.get(name)),
+            written(over.get(name, _NONE)),
+        )
+        for name, value in _mapping(evaluation, "generated").items()
+    ]
+
+
+def _sliced(parts: Mapping[str, Any]) -> Grid:
+    """One row a metric, one column a part; its interval is in the file."""
+    scores = {label: found for label, found in parts.items() if isinstance(found, Mapping)}
+    names = list(dict.fromkeys(name for found in scores.values() for name in found))
+    rows = [
+        (_named(name), *(_first(found.get(name)) for found in scores.values())) for name in names
+    ]
+    return Grid(("measure", *scores), rows, frozenset(range(1, len(scores) + 1)))
+
+
+def _first(value: object) -> str:
+    if isinstance(value, list):
+        return written(value[0]) if value else _NONE
+    return _NONE if value is None else written(value)
+
+
+def _interval(value: object) -> str:
+    if not isinstance(value, list) or len(value) != 2:
+        return _NONE
+    return f"{written(value[0])} to {written(value[1])}"
+
+
+def _mapping(evaluation: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = evaluation.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _named(name: str) -> str:
+    """With blanks, at which a narrow screen can break it."""
+    return name.replace("_", " ")

@@ -1,0 +1,246 @@
+"""What the page of a store shows: its data report as tables, plots and texts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Final
+
+from toque import __version__
+from toque.cooking.recipe import DIFFICULTIES, NUTRITION_CLASSES
+from toque.data.prepare.histograms import ColumnReport, Histogram
+from toque.data.prepare.report import Lengths, Report, SourceReport
+from toque.reports.parts import Figure, Grid, Passage, Shown
+from toque.reports.svg_charts import bars, histogram
+from toque.sources.excerpts import Excerpt
+
+MOST_FILES: Final = 30
+"""Source files listed one by one; more are summed by source and schema."""
+_NAMES: Final = {
+    "quality": ("Quality", "score from 0 to 1"),
+    "difficulty": ("Difficulty", ""),
+    "nutrition": ("Nutrition", ""),
+    "nutrition_coverage": (
+        "Coverage of estimated nutrition",
+        "share of the ingredients' weight that was measured and found",
+    ),
+    "n_ingredients": ("Ingredients", "ingredients of a recipe"),
+    "n_steps": ("Steps", "steps of a recipe"),
+}
+"""Column to the caption of its plot and the name of its axis."""
+_LABELS: Final[Mapping[str, Sequence[str]]] = {
+    "difficulty": DIFFICULTIES,
+    "nutrition": NUTRITION_CLASSES,
+}
+_ORIGINS: Final = {
+    "difficulty": ("by rule", "as the source says"),
+    "nutrition": ("estimated from ingredients", "from given figures", "as the source says"),
+}
+"""What the numbers in the column `X_from` say (`cooking.examples`)."""
+_UNKNOWN: Final = "255"
+"""The value of a label that a record does not carry (`cooking.examples`)."""
+
+
+def store_content(folder: Path, report: Report) -> dict[str, Any]:
+    """The variables of the store's page."""
+    return {
+        "title": folder.resolve().name,
+        "sentence": (f"{report.counted()} No record is left uncounted."),
+        "facts": _facts(report),
+        "warnings": warnings_of(report),
+        "sources": sources_grid(report),
+        "dropped": dropped_grid(report),
+        "lengths": lengths_grid(report),
+        "length_plots": [
+            _lengths("Prompt lengths", report.prompt_histogram),
+            _lengths("Target lengths", report.target_histogram),
+        ],
+        "losses": report.losses(),
+        "column_plots": [_column(column) for column in report.columns if column.known],
+        "split": report.splitting(),
+        "notes": notes_grid(report),
+        "kept": [_shown(excerpt) for excerpt in report.kept_examples],
+        "lost": [_shown(excerpt) for excerpt in report.dropped_examples],
+        "made_by": f"Written by toque {__version__} from {folder}/report.json.",
+    }
+
+
+def _facts(report: Report) -> list[tuple[str, str]]:
+    return [
+        ("examples", f"{report.examples:,}"),
+        ("to train on", f"{report.train:,}"),
+        ("held out", f"{report.validation:,}"),
+        ("prompt tokens", f"{report.prompt_tokens:,}"),
+        ("target tokens", f"{report.target_tokens:,}"),
+        ("tokenizer", report.tokenizer),
+        ("prepared in", f"{report.seconds:,.1f} s"),
+    ]
+
+
+def warnings_of(report: Report) -> list[str]:
+    """What a person should look at before training on the store."""
+    found = []
+    lost = report.cut.get("target_tokens", 0)
+    share = lost / (report.target_tokens + lost) if lost else 0.0
+    if share > 0.02:
+        found.append(
+            f"{share:.1%} of all target tokens were cut off by data.max_target_tokens. Raise it, "
+            "or leave long examples out with data.on_overlong=drop."
+        )
+    share = report.lost / max(1, report.kept + report.lost)
+    if share > 0.1:
+        found.append(
+            f"{share:.0%} of the records were dropped; the reasons and examples are below."
+        )
+    if report.leaked_bodies:
+        found.append(
+            f"{report.leaked_bodies:,} held-out examples have a body that is also trained on."
+        )
+    return found
+
+
+def sources_grid(report: Report) -> Grid:
+    """Files with their schemas; summed by source and schema where there are many."""
+    heads = ("source", "schema", "read", "used by its reader", "share")
+    ordered = sorted(report.sources, key=lambda s: (s.source, s.schema))
+    if len(ordered) <= MOST_FILES:
+        rows = [_source_row(s.path, s.schema, [s]) for s in report.sources]
+        note = ""
+    else:
+        rows = []
+        for (_, schema), group in groupby(ordered, key=lambda s: (s.source, s.schema)):
+            files = list(group)
+            rows.append(_source_row(f"{_folder(files)}: {len(files):,} files", schema, files))
+        note = f"{len(ordered):,} files, summed by source and schema; report.json lists them."
+    if len(report.source_rows) > 1:
+        note = " ".join([note, *_in_the_end(report)]).strip()
+    return Grid(heads, rows, frozenset({2, 3, 4}), note)
+
+
+def _source_row(name: str, schema: str, files: Sequence[SourceReport]) -> tuple[str, ...]:
+    read, kept = sum(f.read for f in files), sum(f.kept for f in files)
+    share = f"{kept / read:.1%}" if read else "-"
+    return name, schema or "-", f"{read:,}", f"{kept:,}", share
+
+
+def _folder(files: Sequence[SourceReport]) -> str:
+    folders = [str(Path(file.path).parent) for file in files]
+    return os.path.commonpath(folders) if len({Path(f).is_absolute() for f in folders}) == 1 else ""
+
+
+def _in_the_end(report: Report) -> list[str]:
+    """What each source gave when duplicates and limits are taken off."""
+    sentences = ["Of the examples,"]
+    for rows in report.source_rows:
+        files = [s for s in report.sources if s.source == rows.source]
+        name = Path(files[0].path).name if len(files) == 1 else _folder(files)
+        n = rows.train + rows.validation
+        sentences.append(f"{n:,} ({n / max(1, report.examples):.1%}) are from {name},")
+    sentences[-1] = sentences[-1].rstrip(",") + "."
+    return sentences
+
+
+def dropped_grid(report: Report) -> Grid:
+    """Dropped records by reason, the commonest first, with the first places."""
+    rows = [
+        (
+            reason,
+            f"{count:,}",
+            f"{count / max(1, report.read):.2%}",
+            ", ".join(report.lines.get(reason, [])[:3]),
+        )
+        for reason, count in sorted(report.dropped.items(), key=lambda item: (-item[1], item[0]))
+    ]
+    return Grid(("because", "records", "of all", "first at"), rows, frozenset({1, 2}))
+
+
+def lengths_grid(report: Report) -> Grid:
+    """Tokens per example of each side."""
+
+    def row(name: str, side: Lengths) -> tuple[str, ...]:
+        return (name, f"{side.mean:,.1f}", *(f"{n:,}" for n in (side.p50, side.p90, side.p99)),
+                f"{side.longest:,}")  # fmt: skip
+
+    return Grid(
+        ("tokens per example", "mean", "half below", "90 %", "99 %", "longest"),
+        [row("prompt", report.prompt_lengths), row("target", report.target_lengths)],
+        frozenset(range(1, 6)),
+    )
+
+
+def labels_grid(report: Report) -> Grid:
+    """Scores and labels in a line each, for a terminal."""
+    rows = []
+    for column in report.columns:
+        title, _ = _NAMES.get(column.name, (column.name, ""))
+        labels = _LABELS.get(column.name, ())
+        if column.values:
+            told = ", ".join(
+                f"{_label(value, labels)} {count / column.known:.1%}"
+                for value, count in column.values.items()
+            )
+        else:
+            told = f"mean {column.mean:.3g}, from {column.least:.4g} to {column.most:.4g}"
+        rows.append((title, f"{column.known:,}", told))
+    return Grid(("column", "examples", "values"), rows, frozenset({1}))
+
+
+def notes_grid(report: Report) -> Grid:
+    """Repairs by name."""
+    rows = [(what, f"{count:,}") for what, count in sorted(report.notes.items())]
+    return Grid(("what", "times"), rows, frozenset({1}))
+
+
+def _lengths(title: str, shape: Histogram) -> Figure:
+    drawn = histogram(title, shape.edges, shape.counts, unit="tokens", of="examples")
+    return Figure.of(title, drawn)
+
+
+def _column(column: ColumnReport) -> Figure:
+    title, unit = _NAMES.get(column.name, (column.name, column.name))
+    note = f"{column.missing:,} examples have none." if column.missing else ""
+    if column.histogram is not None:
+        shape = column.histogram
+        drawn = histogram(title, shape.edges, shape.counts, unit=unit or title, of="examples")
+        mean = f"Mean {column.mean:.3g}, from {column.least:.4g} to {column.most:.4g}."
+        return Figure.of(title, drawn, note=f"{mean} {note}".strip())
+    labels = _LABELS.get(column.name, ())
+    origins = {k: counts for k, counts in column.origins.items() if k != _UNKNOWN}
+    unknown = column.origins.get(_UNKNOWN, {})
+    parts = list(origins.values()) if len(origins) > 1 else []
+    rows = [
+        (
+            _label(value, labels),
+            [*(part.get(value, 0) for part in parts), unknown.get(value, 0)] if parts else [count],
+        )
+        for value, count in column.values.items()
+    ]
+    named = [_origin(column.name, kind) for kind in origins]
+    drawn = bars(title, rows, of="examples", parts_named=named if parts else ())
+    if len(named) == 1:
+        note = f"All {named[0]}. {note}".strip()
+    return Figure.of(title, drawn, note=note)
+
+
+def _origin(name: str, kind: str) -> str:
+    known = _ORIGINS.get(name, ())
+    return known[int(kind)] if int(kind) < len(known) else f"origin {kind}"
+
+
+def _label(value: str, labels: Sequence[str]) -> str:
+    if not labels:
+        return value
+    if value == _UNKNOWN:
+        return "unknown"
+    return labels[int(value)] if int(value) < len(labels) else value
+
+
+def _shown(excerpt: Excerpt) -> Shown:
+    tags = [tag for tag in (excerpt.reason, excerpt.place) if tag]
+    opening = " ".join((excerpt.prompt or excerpt.text).split())
+    heading = opening if len(opening) <= 110 else opening[:110] + "…"
+    prompt = [Passage(excerpt.prompt, "prompt")] if excerpt.prompt else []
+    target = Passage(excerpt.text, "target" if excerpt.prompt else "")
+    return Shown(heading, [*prompt, target], tags)

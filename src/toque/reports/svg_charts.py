@@ -1,0 +1,263 @@
+"""Plots as inline SVG: histograms, bars and lines, with axes, units and a text for each.
+
+Colours and letters are the page's (`templates/page.css`), so that a plot follows light and dark.
+Each holds a title and a description for those who hear the page. Everything that is written goes
+through `escape`: names and labels come from data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from toque.reports.axes import Scale, ticks, written
+
+_LEFT, _RIGHT, _TOP, _BOTTOM = 66.0, 14.0, 12.0, 46.0
+"""Margins that hold the numbers and names of the axes."""
+_BAR_HEIGHT, _BAR_GAP = 22.0, 8.0
+_LETTER = 8.0
+"""Width of a letter at the size of the labels, about."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Size of a plot in drawing units; it is scaled to the width it is given."""
+
+    width: float = 460.0
+    height: float = 250.0
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line of a plot; a y of None or NaN breaks it."""
+
+    name: str
+    xs: Sequence[float]
+    ys: Sequence[float | None]
+    style: str = "one"
+    """A class of the page's: one, two, three, or faint."""
+    dots: bool = False
+
+
+def histogram(
+    title: str,
+    edges: Sequence[float],
+    counts: Sequence[int],
+    *,
+    unit: str,
+    of: str,
+    frame: Frame = Frame(),
+) -> str:
+    """Bars over [edges[i], edges[i + 1]), heights `counts[i]` from 0.
+
+    Args:
+        title: what is shown.
+        edges: one more than counts, rising.
+        counts: of each bin.
+        unit: name of the x axis.
+        of: name of the y axis: what is counted.
+        frame: its size.
+    """
+    if not counts:
+        return _nothing(title)
+    x = Scale(edges[0], edges[-1], _LEFT, frame.width - _RIGHT)
+    y = Scale(0, max(counts), frame.height - _BOTTOM, _TOP)
+    parts = [*_axis_y(y, of, frame, whole=True), *_axis_x(x, unit, frame)]
+    for i, count in enumerate(counts):
+        left, right, top = x(edges[i]), x(edges[i + 1]), y(count)
+        told = f"{written(edges[i])} to {written(edges[i + 1])} {unit}: {count:,} {of}"
+        gap = min(1.0, (right - left) / 4)
+        parts.append(
+            f'<rect class="bar" x="{left:.1f}" y="{top:.1f}" width="{right - left - gap:.1f}" '
+            f'height="{y(0) - top:.1f}"><title>{escape(told)}</title></rect>'
+        )
+    peak = max(range(len(counts)), key=lambda i: counts[i])
+    described = (
+        f"{sum(counts):,} {of} from {written(edges[0])} to {written(edges[-1])} {unit}, most "
+        f"between {written(edges[peak])} and {written(edges[peak + 1])}."
+    )
+    return _svg(title, described, frame, parts)
+
+
+def bars(
+    title: str,
+    rows: Sequence[tuple[str, Sequence[int]]],
+    *,
+    of: str,
+    parts_named: Sequence[str] = (),
+    width: float = 460.0,
+) -> str:
+    """Lying bars, one a row, each made of one part or several.
+
+    Args:
+        title: what is shown.
+        rows: label and the counts of its parts.
+        of: what is counted.
+        parts_named: names of the parts, when there are several; a part beyond has none and is
+            drawn as neither.
+        width: of the plot.
+    """
+    if not rows:
+        return _nothing(title)
+    most = max(1, *(sum(counts) for _, counts in rows))
+    longest = max(len(label) for label, _ in rows)
+    left = min(width / 2.6, 12 + _LETTER * longest)
+    fits = max(1, int((left - 12) / _LETTER))
+    room = 12 + _LETTER * len(f"{most:,}  100.0 %")
+    x = Scale(0, most, left, width - room)
+    total = sum(sum(counts) for _, counts in rows) or 1
+    drawn: list[str] = []
+    for i, (label, counts) in enumerate(rows):
+        top, at = 6 + i * (_BAR_HEIGHT + _BAR_GAP), 0
+        middle = top + _BAR_HEIGHT / 2 + 4.5
+        shown = label if len(label) <= fits else label[: fits - 1] + "…"
+        drawn.append(
+            f'<text class="tick" x="{left - 8:.1f}" y="{middle:.1f}" text-anchor="end">'
+            f"{escape(shown)}<title>{escape(label)}</title></text>"
+        )
+        for part, count in enumerate(counts):
+            named = part < len(parts_named)
+            name = f", {parts_named[part]}" if named else ""
+            style = f"part{part}" if named or not parts_named else "rest"
+            drawn.append(
+                f'<rect class="bar {style}" x="{x(at):.1f}" y="{top:.1f}" '
+                f'width="{x(at + count) - x(at):.1f}" height="{_BAR_HEIGHT:.0f}">'
+                f"<title>{escape(f'{label}{name}: {count:,} {of}')}</title></rect>"
+            )
+            at += count
+        drawn.append(
+            f'<text class="tick" x="{x(at) + 6:.1f}" y="{middle:.1f}">{at:,}  '
+            f"{at / total:.1%}</text>"
+        )
+    height = 12 + len(rows) * (_BAR_HEIGHT + _BAR_GAP)
+    described = "; ".join(f"{label}: {sum(counts):,}" for label, counts in rows[:12])
+    legend = _legend([(name, f"part{i}") for i, name in enumerate(parts_named)])
+    return _svg(title, f"{of}: {described}.", Frame(width, height), drawn) + legend
+
+
+def lines(
+    title: str,
+    series: Sequence[Series],
+    *,
+    x_name: str,
+    y_name: str,
+    frame: Frame = Frame(),
+    from_zero: bool = False,
+) -> str:
+    """Lines over one pair of axes, with a legend when there are several.
+
+    Args:
+        title: what is shown.
+        series: the lines; those without a finite point are left out.
+        x_name: name and unit of the x axis.
+        y_name: name and unit of the y axis.
+        frame: its size.
+        from_zero: whether the y axis begins at 0.
+    """
+    drawn = [s for s in series if any(_is_number(y) for y in s.ys)]
+    if not drawn:
+        return _nothing(title)
+    ys = [y for s in drawn for y in s.ys if y is not None and math.isfinite(y)]
+    xs = [x for s in drawn for x in s.xs]
+    least, most = (min(0.0, *ys) if from_zero else min(ys)), max(ys)
+    room = (most - least) * 0.04 or abs(most) * 0.1 or 1.0
+    floor = least if from_zero and least == 0 else least - room
+    x = Scale(min(xs), max(xs), _LEFT, frame.width - _RIGHT)
+    y = Scale(floor, most + room, frame.height - _BOTTOM, _TOP)
+    parts = [*_axis_y(y, y_name, frame), *_axis_x(x, x_name, frame, whole=True)]
+    for one in drawn:
+        parts += _path(one, x, y)
+    told = "; ".join(f"{s.name} {_told(s)}" for s in drawn)
+    plot = _svg(title, f"{y_name} by {x_name}: {told}.", frame, parts)
+    return plot + (_legend([(s.name, s.style) for s in drawn]) if len(drawn) > 1 else "")
+
+
+def _path(one: Series, x: Scale, y: Scale) -> list[str]:
+    pieces: list[list[str]] = [[]]
+    for at, value in zip(one.xs, one.ys, strict=True):
+        if value is None or not math.isfinite(value):
+            pieces.append([])
+        else:
+            pieces[-1].append(f"{x(at):.1f},{y(value):.1f}")
+    parts = [
+        f'<polyline class="line {one.style}" points="{" ".join(points)}"/>'
+        for points in pieces
+        if len(points) > 1
+    ]
+    dots = [p for points in pieces for p in points if one.dots or len(points) == 1]
+    for dot in dots:
+        cx, cy = dot.split(",")
+        parts.append(f'<circle class="dot {one.style}" cx="{cx}" cy="{cy}" r="3"/>')
+    return parts
+
+
+def _told(one: Series) -> str:
+    numbers = [y for y in one.ys if y is not None and math.isfinite(y)]
+    return f"from {written(numbers[0])} to {written(numbers[-1])}, lowest {written(min(numbers))}"
+
+
+def _is_number(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def _axis_x(x: Scale, name: str, frame: Frame, *, whole: bool = False) -> list[str]:
+    base = frame.height - _BOTTOM
+    at = ticks(x.least, x.most, max(3, int((x.end - x.start) / 62)), whole=whole)
+    parts = [f'<line class="axis" x1="{x.start}" y1="{base}" x2="{x.end}" y2="{base}"/>']
+    for value, label in zip(at, _labels(at), strict=True):
+        # The outermost numbers would hang over the edge of the plot.
+        anchor = "end" if x(value) > x.end - 14 else "middle"
+        parts.append(
+            f'<line class="axis" x1="{x(value):.1f}" y1="{base}" x2="{x(value):.1f}" '
+            f'y2="{base + 4}"/><text class="tick" x="{x(value):.1f}" y="{base + 18}" '
+            f'text-anchor="{anchor}">{label}</text>'
+        )
+    middle = (x.start + x.end) / 2
+    parts.append(
+        f'<text class="name" x="{middle:.1f}" y="{frame.height - 8}" text-anchor="middle">'
+        f"{escape(name)}</text>"
+    )
+    return parts
+
+
+def _axis_y(y: Scale, name: str, frame: Frame, *, whole: bool = False) -> list[str]:
+    at = ticks(y.least, y.most, max(3, int((y.start - y.end) / 45)), whole=whole)
+    parts = []
+    for value, label in zip(at, _labels(at), strict=True):
+        parts.append(
+            f'<line class="grid" x1="{_LEFT}" y1="{y(value):.1f}" x2="{frame.width - _RIGHT}" '
+            f'y2="{y(value):.1f}"/><text class="tick" x="{_LEFT - 7}" y="{y(value) + 4:.1f}" '
+            f'text-anchor="end">{label}</text>'
+        )
+    middle = (y.start + y.end) / 2
+    parts.append(
+        f'<text class="name" transform="translate(13 {middle:.1f}) rotate(-90)" '
+        f'text-anchor="middle">{escape(name)}</text>'
+    )
+    return parts
+
+
+def _labels(values: Sequence[float]) -> list[str]:
+    step = values[1] - values[0] if len(values) > 1 else None
+    return [written(value, step=step) for value in values]
+
+
+def _legend(entries: Sequence[tuple[str, str]]) -> str:
+    items = "".join(
+        f'<li><span class="swatch {style}"></span>{escape(name)}</li>' for name, style in entries
+    )
+    return f'<ul class="legend">{items}</ul>' if entries else ""
+
+
+def _svg(title: str, described: str, frame: Frame, parts: Sequence[str]) -> str:
+    """A whole drawing; `title` is its accessible name."""
+    return (
+        f'<svg viewBox="0 0 {frame.width:g} {frame.height:g}" role="img" '
+        f'aria-label="{escape(title)}. {escape(described)}">{"".join(parts)}</svg>'
+    )
+
+
+def _nothing(title: str) -> str:
+    return f'<p class="none">{escape(title)}: nothing to show yet.</p>'

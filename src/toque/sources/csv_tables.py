@@ -1,0 +1,287 @@
+"""CSV and TSV files: their dialect, whole rows cut from bytes, and rows as records.
+
+Rows are cut by the rules `csv` reads them by, so that a quoted line break never splits a recipe.
+A quote that never closes costs one line, not the rest of the file.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from toque.cooking.schemas.columns import shape_of
+from toque.errors import DataError
+from toque.sources.blocks import (
+    MAX_RECORD_BYTES,
+    TOO_LONG,
+    Header,
+    Numbered,
+    pack,
+    unreadable,
+)
+from toque.sources.decompress import CHUNK_BYTES, chunks
+from toque.sources.lines import count_lines
+from toque.sources.records import Block
+
+UNCLOSED = "unclosed quote"
+WRONG_COUNT = "wrong number of fields"
+MAX_GIVEN_UP = 20
+"""Each costs a look at up to MAX_RECORD_BYTES: more of them say that quotes mean nothing here."""
+
+_DELIMITERS = (",", "\t", ";", "|")
+_MAX_RESPLIT = 1 << 16
+_MIN_FITTING = 0.7
+_BOTH = (True, False)
+_LINE_BREAK = re.compile(rb"\r\n|\n|\r")
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How a table is written, and the names in its first row."""
+
+    delimiter: str
+    quoted: bool
+    columns: tuple[str, ...]
+    fits: bool
+    """Whether most of the first rows have as many fields as the header."""
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return "tsv" if self.delimiter == "\t" else "csv"
+
+
+def dialect_of(path: Path, start: bytes, *, whole: bool) -> Dialect | None:
+    """The dialect whose header names most of a recipe's parts; None when no header is there.
+
+    Raises:
+        DataError: the first row is longer than what is looked at.
+    """
+    best: tuple[tuple[int, int], Dialect] | None = None
+    for delimiter in _DELIMITERS:
+        end = row_end(start, 0, delimiter, quoted=True, last=whole)
+        if end is None or end < 0:
+            continue
+        names = _fields(start[:end], delimiter, quoted=True)
+        if names is None or len(names) < 2:
+            continue
+        columns = tuple(name.strip() for name in names)
+        first_row = row_end(start, end, delimiter, quoted=True, last=whole)
+        if first_row is not None and first_row > end:
+            values = _fields(start[end:first_row], delimiter, quoted=True)
+            if values is not None and len(values) == len(columns) + 1:
+                columns = ("", *columns)  # R writes row names without a name for them
+        roles = 3 - len(shape_of(columns).missing)
+        shares = {q: _share_fitting(start[end:], delimiter, len(columns), quoted=q) for q in _BOTH}
+        # Tab-separated files are often written without quoting: the better fitting reading wins.
+        quoted = delimiter == "," or shares[True] >= shares[False]
+        if best is None or (roles, len(columns)) > best[0]:
+            dialect = Dialect(delimiter, quoted, columns, shares[quoted] >= _MIN_FITTING)
+            best = (roles, len(columns)), dialect
+    if best is None and b"\n" not in start and not whole:
+        raise DataError(
+            f"{path} begins with a line of over {len(start):,} bytes that is no JSON. A recipe "
+            "source is JSON, JSON lines, CSV, Parquet, web pages or Meal-Master text; check the "
+            "export that wrote this file."
+        )
+    return best[1] if best else None
+
+
+def _share_fitting(rows: bytes, delimiter: str, n_columns: int, *, quoted: bool) -> float:
+    """Share of whole rows with the right number of fields; 0 when there is no row."""
+    at = n_rows = n_right = 0
+    while (end := row_end(rows, at, delimiter, quoted=quoted, last=False)) and end > at:
+        fields = _fields(rows[at:end], delimiter, quoted=quoted)
+        n_rows += 1
+        n_right += fields is not None and len(fields) == n_columns
+        at = end
+    return n_right / n_rows if n_rows else 0.0
+
+
+@lru_cache(maxsize=16)
+def _row_pattern(delimiter: str, *, quoted: bool) -> re.Pattern[bytes]:
+    d = re.escape(delimiter).encode()
+    plain = rb"[^" + d + rb"\r\n]*+"
+    if not quoted:
+        return re.compile(plain + rb"(?:" + d + plain + rb")*+")
+    field = rb'(?:"(?:[^"]++|"")*+"' + plain + rb'|(?!")' + plain + rb")"
+    return re.compile(field + rb"(?:" + d + field + rb")*+", re.DOTALL)
+
+
+def row_end(text: bytes, at: int, delimiter: str, *, quoted: bool, last: bool) -> int | None:
+    """Where the row that begins at `at` ends, its line break included.
+
+    None when that is not in `text`; -1 when a quote opens that does not close in it. `last`
+    says that `text` reaches the end of the file.
+    """
+    match = _row_pattern(delimiter, quoted=quoted).match(text, at)
+    if match is None:
+        return -1
+    end = match.end()
+    if end == len(text):
+        return end if last and end > at else None
+    if text[end : end + 1] not in (b"\r", b"\n"):
+        return -1  # only an opening quote stops a row elsewhere
+    if text[end : end + 2] == b"\r\n":
+        return end + 2
+    if end + 1 == len(text) and text[end : end + 1] == b"\r" and not last:
+        return None
+    return end + 1
+
+
+def table_blocks(path: Path, dialect: Dialect) -> Iterator[Block]:
+    """Blocks of about a mebibyte of whole rows; the header row is in none.
+
+    Raises:
+        DataError: the file cannot be read, or its quotes are damaged throughout.
+    """
+    cutter = _RowCutter(path, dialect)
+    for chunk in chunks(path):
+        yield from cutter.feed(chunk)
+    yield from cutter.finish()
+
+
+class _RowCutter:
+    """Cuts chunks into blocks of rows, with one block for each row that cannot be read."""
+
+    def __init__(self, path: Path, dialect: Dialect) -> None:
+        self._path = path
+        self._dialect = dialect
+        self._buffer = b""
+        self._line = 1
+        self._header_seen = False
+        self._in_long_line = False
+        self._n_given_up = 0
+        self._meta: dict[str, Any] = {
+            "columns": dialect.columns,
+            "delimiter": dialect.delimiter,
+            "quoted": dialect.quoted,
+        }
+
+    def feed(self, chunk: bytes) -> Iterator[Block]:
+        if self._in_long_line:
+            following = _LINE_BREAK.search(chunk)
+            if following is None:
+                return
+            chunk, self._in_long_line = chunk[following.end() :], False
+        self._buffer += chunk
+        yield from self._cut(last=False)
+
+    def finish(self) -> Iterator[Block]:
+        yield from self._cut(last=True)
+
+    def _cut(self, *, last: bool) -> Iterator[Block]:
+        dialect, at, start = self._dialect, 0, 0
+        while at < len(self._buffer):
+            end = row_end(self._buffer, at, dialect.delimiter, quoted=dialect.quoted, last=last)
+            n_bytes = (len(self._buffer) if end in (None, -1) else end) - at
+            if end is not None and end > 0 and n_bytes <= MAX_RECORD_BYTES:
+                at = end
+                if not self._header_seen:
+                    self._header_seen = True
+                    self._line += count_lines(self._buffer[:at])
+                    start = at
+                elif at - start > CHUNK_BYTES:
+                    yield from self._block(start, at)
+                    start = at
+                continue
+            if not last and n_bytes <= MAX_RECORD_BYTES:
+                break  # more may follow
+            yield from self._block(start, at)
+            following = _LINE_BREAK.search(self._buffer, at)
+            self._in_long_line = following is None and not last
+            yield unreadable(
+                self._path,
+                self._line,
+                UNCLOSED if end == -1 and not self._in_long_line else TOO_LONG,
+            )
+            self._give_up_line()
+            at = start = following.end() if following else len(self._buffer)
+        yield from self._block(start, at)
+        self._buffer = self._buffer[at:]
+
+    def _give_up_line(self) -> None:
+        """Count a line that is damaged or too long.
+
+        Raises:
+            DataError: there are too many.
+        """
+        self._n_given_up += 1
+        if self._n_given_up > MAX_GIVEN_UP:
+            raise DataError(
+                f"{self._path}: more than {MAX_GIVEN_UP} rows open a quote that never closes or "
+                f"run on for over {MAX_RECORD_BYTES >> 20} MiB (the last at line {self._line}). "
+                "The file is damaged, or its quotes are not quoting. Export it again with "
+                "standard CSV quoting, or as JSON lines."
+            )
+        self._line += 1
+
+    def _block(self, start: int, end: int) -> Iterator[Block]:
+        rows = self._buffer[start:end]
+        if rows.strip():
+            yield pack(self._path, self._line, "table", rows, **self._meta)
+        self._line += count_lines(rows)
+
+
+def table_records(header: Header, body: memoryview, first_line: int) -> Numbered:
+    """The rows of a block by column name, or why one cannot be read."""
+    text = bytes(body)
+    columns: Sequence[str] = header.meta["columns"]
+    delimiter, quoted = header.meta["delimiter"], header.meta["quoted"]
+    at, line = 0, first_line
+    while at < len(text):
+        end = row_end(text, at, delimiter, quoted=quoted, last=True)
+        if end is None or end <= at:
+            end = _next_line(text, at)
+            yield line, UNCLOSED
+        else:
+            row = text[at:end]
+            if row.strip():
+                values = _row_values(row, delimiter, quoted=quoted)
+                if isinstance(values, list) and len(values) != len(columns):
+                    values = WRONG_COUNT
+                    if count_lines(row) > 1 and len(row) <= _MAX_RESPLIT:
+                        # A stray quote swallowed rows: give up the first line only.
+                        end = _next_line(text, at)
+                if isinstance(values, list):
+                    yield line, dict(zip(columns, values, strict=True))
+                else:
+                    yield line, values
+        line += count_lines(text[at:end])
+        at = end
+
+
+def _row_values(row: bytes, delimiter: str, *, quoted: bool) -> list[str] | str:
+    try:
+        text = row.decode()
+    except UnicodeDecodeError:
+        return "not UTF-8"
+    fields = _fields_of(text, delimiter, quoted=quoted)
+    return UNCLOSED if fields is None else fields
+
+
+def _fields(row: bytes, delimiter: str, *, quoted: bool) -> list[str] | None:
+    return _fields_of(row.decode("utf-8", "replace"), delimiter, quoted=quoted)
+
+
+def _fields_of(row: str, delimiter: str, *, quoted: bool) -> list[str] | None:
+    """The fields of one row; None when `csv` finds other rows in it than `row_end` did."""
+    bare = row.rstrip("\r\n")
+    if not quoted or '"' not in bare:
+        return bare.split(delimiter)
+    csv.field_size_limit(MAX_RECORD_BYTES)
+    try:
+        rows = list(csv.reader([bare], delimiter=delimiter))
+    except csv.Error:
+        return None
+    return rows[0] if len(rows) == 1 else None
+
+
+def _next_line(text: bytes, at: int) -> int:
+    following = _LINE_BREAK.search(text, at)
+    return following.end() if following else len(text)

@@ -1,0 +1,137 @@
+"""Which files the sources name, their blocks, and how far reading has come."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from toque.data.prepare.settings import Located, Source
+from toque.errors import DataError
+from toque.sources.records import Block, RecordReader
+from toque.storage.atomic import sha256_of
+
+GROUP_BYTES = 8 << 20
+"""Raw bytes that become one shard: about 6,000 recipes; small enough to hold several at once."""
+_GZIP = b"\x1f\x8b"
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file to read."""
+
+    path: Path
+    name: str
+    """What reports and errors call it: its path, or the address it was fetched from."""
+    source: int
+    reader: str
+    sha256: str
+    bytes: int
+
+
+def find_files(sources: Sequence[Source]) -> list[SourceFile]:
+    """The files of all sources in order, hashed.
+
+    Raises:
+        DataError: a source names nothing, an empty file, or one that cannot be read.
+    """
+    if not sources:
+        raise DataError("data.sources is empty. Name at least one file, folder or pattern.")
+    files: list[SourceFile] = []
+    for number, source in enumerate(sources):
+        for file in source.files if source.files is not None else located(source.path):
+            try:
+                size, digest = file.path.stat().st_size, file.sha256 or sha256_of(file.path)
+            except OSError as error:
+                raise DataError(
+                    f"The source {file.name} cannot be read ({error.strerror}). Check data.sources "
+                    "and the file's permissions."
+                ) from error
+            if size == 0:
+                raise DataError(
+                    f"The source {file.name} is empty (0 bytes). Fetch it again, or take it out of "
+                    "data.sources."
+                )
+            files.append(SourceFile(file.path, file.name, number, source.reader, digest, size))
+    return files
+
+
+def located(pattern: str) -> tuple[Located, ...]:
+    """The files of this machine that a source's path names.
+
+    Raises:
+        DataError: there is none.
+    """
+    return tuple(Located(str(path), path) for path in files_of(pattern))
+
+
+def files_of(pattern: str) -> list[Path]:
+    """The files a source's path names: itself, those in a folder, or those of a pattern.
+
+    Raises:
+        DataError: there is none.
+    """
+    path = Path(pattern).expanduser()
+    if path.is_file():
+        return [path]
+    if path.is_dir():
+        inside = (p for p in path.rglob("*") if p.is_file())
+        found = sorted(p for p in inside if not _is_hidden(p.relative_to(path)))
+        if not found:
+            raise DataError(f"The source folder {path} holds no files. Correct data.sources.")
+        return found
+    if any(sign in pattern for sign in "*?["):
+        anchor = Path(path.anchor) if path.anchor else Path()
+        found = sorted(p for p in anchor.glob(str(path.relative_to(anchor))) if p.is_file())
+        if not found:
+            raise DataError(f"No file matches the source {pattern!r}. Correct data.sources.")
+        return found
+    near = sorted(p.name for p in path.parent.iterdir())[:8] if path.parent.is_dir() else []
+    beside = f" Beside it: {', '.join(near)}." if near else ""
+    raise DataError(
+        f"There is no source file {path}. Give a file, a folder or a pattern such as "
+        f'"recipes/*.jsonl.gz" in data.sources.{beside}'
+    )
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def blocks_of(file: SourceFile, reader: RecordReader) -> Iterator[Block]:
+    """The file's blocks, numbered with its source.
+
+    Raises:
+        DataError: what the reader found wrong, or a file damaged on the way.
+    """
+    try:
+        with named(file.path, file.name):
+            for block in reader.blocks(file.path):
+                yield replace(block, source=file.source, path=file.name)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(
+            f"The source {file.name} cannot be read to its end: {error}. It may be cut short or "
+            "damaged; fetch it again."
+        ) from error
+
+
+@contextmanager
+def named(path: Path, name: str) -> Iterator[None]:
+    """Let errors about a fetched file say its address: where it is cached tells nobody anything."""
+    try:
+        yield
+    except DataError as error:
+        if str(path) == name:
+            raise
+        raise DataError(str(error).replace(str(path), name)) from error
+
+
+def plain_bytes(file: SourceFile) -> int:
+    """Bytes of the uncompressed file; for gzip what its last four bytes say (modulo 4 GiB)."""
+    with file.path.open("rb") as stream:
+        if stream.read(2) != _GZIP or file.bytes < 18:
+            return file.bytes
+        stream.seek(-4, 2)
+        return max(file.bytes, int.from_bytes(stream.read(4), "little"))

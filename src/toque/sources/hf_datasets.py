@@ -1,0 +1,193 @@
+"""Hugging Face datasets: a folder written by `save_to_disk`, or `hf:NAME[:SPLIT]`.
+
+Either is a list of Arrow files, read with pyarrow a batch at a time; the `datasets` library is
+needed only to fetch or build what a name stands for, never in a worker.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from toque.data.prepare.settings import Located
+from toque.errors import DataError
+from toque.sources.blocks import pack
+from toque.sources.parquet import parts_of, pyarrow_for, serialised
+from toque.sources.records import Block
+
+PREFIX = "hf:"
+_FILE = b"ARROW1"
+_STREAM = b"\xff\xff\xff\xff"
+_STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+_MAX_SCHEMA = 64 << 20
+
+
+def is_arrow(start: bytes) -> bool:
+    """Whether a file begins as an Arrow file or stream."""
+    size = int.from_bytes(start[4:8], "little")
+    return start.startswith(_FILE) or (start.startswith(_STREAM) and 0 < size < _MAX_SCHEMA)
+
+
+def arrow_columns(path: Path) -> dict[str, bool]:
+    """A file's columns by name, with whether they hold bytes such as pictures.
+
+    Raises:
+        DataError: pyarrow is missing, or the file is damaged.
+    """
+    with _opened(path) as (_, schema, _batches):
+        return {field.name: "binary" in str(field.type) for field in schema}
+
+
+def arrow_blocks(path: Path, columns: list[str]) -> Iterator[Block]:
+    """Blocks of about a mebibyte of rows, of the columns named only.
+
+    Raises:
+        DataError: pyarrow is missing, or the file is damaged or cut short.
+    """
+    first_row = 1
+    with _opened(path) as (arrow, _, batches):
+        for batch in batches:
+            for part in parts_of(batch.select(columns)):
+                yield pack(path, first_row, "parquet", serialised(part, arrow))
+                first_row += part.num_rows
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, Any, Iterator[Any]]]:
+    arrow = pyarrow_for(str(path))
+    try:
+        with path.open("rb") as file:
+            if file.read(len(_FILE)) != _FILE:
+                file.seek(-len(_STREAM_END), 2)
+                if file.read() != _STREAM_END:
+                    raise _damaged(path, "it does not end as an Arrow stream does")
+        with arrow.OSFile(str(path)) as source:
+            if source.read(len(_FILE)) == _FILE:
+                source.seek(0)
+                reader = arrow.ipc.open_file(source)
+                yield arrow, reader.schema, map(reader.get_batch, range(reader.num_record_batches))
+            else:
+                source.seek(0)
+                stream = arrow.ipc.open_stream(source)
+                yield arrow, stream.schema, iter(stream)
+    except (arrow.ArrowException, OSError) as error:
+        raise _damaged(path, (str(error) or type(error).__name__).splitlines()[0]) from error
+
+
+def _damaged(path: Path, why: str) -> DataError:
+    return DataError(
+        f"{path} is a damaged or truncated Arrow file ({why}). Save or fetch it again."
+    )
+
+
+def saved_files(folder: Path) -> list[Path] | None:
+    """The Arrow files of a dataset saved in `folder`, in order; None when there is none.
+
+    Raises:
+        DataError: it holds several splits, or its own list of files cannot be believed.
+    """
+    splits = _json(folder / "dataset_dict.json").get("splits")
+    if isinstance(splits, list) and splits:
+        if len(splits) > 1:
+            raise several_splits(str(folder), splits, sign="/")
+        return saved_files(folder / str(splits[0]))
+    if not (folder / "dataset_info.json").is_file() or not (folder / "state.json").is_file():
+        return None
+    listed = _json(folder / "state.json").get("_data_files")
+    if not isinstance(listed, list) or not listed:
+        raise DataError(
+            f"{folder} is a saved dataset whose state.json lists no files. Save it again with "
+            "dataset.save_to_disk(folder)."
+        )
+    files = []
+    for entry in listed:
+        name = entry.get("filename") if isinstance(entry, dict) else None
+        if not isinstance(name, str) or Path(name).name != name or not (folder / name).is_file():
+            raise DataError(
+                f"{folder} is a saved dataset, and its state.json lists the file {name!r}, which "
+                "is not in the folder. Copy the folder whole, or save it again."
+            )
+        files.append(folder / name)
+    return files
+
+
+def several_splits(name: str, splits: list[Any], *, sign: str) -> DataError:
+    """What to say when it is not clear which split is wanted."""
+    words = ", ".join(str(split) for split in splits)
+    return DataError(
+        f"The dataset {name} has the splits {words}, and which to read is not said: test data must "
+        f'not end up in training. Name one: data.sources=[{{path: "{name}{sign}{splits[0]}"}}]. '
+        "Several are several sources."
+    )
+
+
+def dataset_files(path: str) -> tuple[Located, ...]:
+    """The Arrow files of `hf:NAME[:SPLIT]`; NAME is a folder or a name on the hub.
+
+    Raises:
+        DataError: `datasets` is missing, the name is unknown or cannot be fetched, or the split
+            is not said.
+    """
+    name, _, split = path.removeprefix(PREFIX).partition(":")
+    if not name or "[" in split:
+        raise DataError(
+            f"The source {path!r} is not of the form hf:NAME or hf:NAME:SPLIT, e.g. "
+            '"hf:corbt/all-recipes:train". For a part of a split, use data.max_examples.'
+        )
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        saved = saved_files(folder / split)
+        if saved is not None:
+            return tuple(Located(str(file), file) for file in saved)
+    return _built(path, str(folder) if folder.is_dir() else name, split)
+
+
+def _built(path: str, name: str, split: str) -> tuple[Located, ...]:
+    try:
+        import datasets
+    except ImportError as error:
+        raise DataError(
+            f"{path} needs the datasets library, which is not installed. Run: pip install "
+            "'toque[data]'."
+        ) from error
+    try:
+        found = datasets.load_dataset(name, split=split or None)
+    except (datasets.exceptions.DatasetsError, OSError, ValueError) as error:
+        raise _not_loaded(path, name, error) from error
+    if isinstance(found, dict):
+        if len(found) > 1:
+            raise several_splits(f"{PREFIX}{name}", list(found), sign=":")
+        split, found = next(iter(found.items()))
+    files = [Path(entry["filename"]) for entry in found.cache_files]
+    if not files:
+        raise DataError(
+            f"{path} holds no rows on disk. Save it with dataset.save_to_disk(folder) and name the "
+            "folder."
+        )
+    return tuple(Located(f"{PREFIX}{name}:{split}/{file.name}", file) for file in files)
+
+
+def _not_loaded(path: str, name: str, error: Exception) -> DataError:
+    said = (str(error).strip() or type(error).__name__).splitlines()[0][:300].rstrip(".")
+    return DataError(
+        f"The dataset {path} cannot be loaded: {said}. A name is one on huggingface.co/datasets "
+        "(HF_TOKEN for a private one; without a network, or with HF_HUB_OFFLINE=1, only what was "
+        f"fetched before is there), or a folder of data files. A dataset with several "
+        f"configurations is saved first: datasets.load_dataset({name!r}, CONFIGURATION)"
+        ".save_to_disk(FOLDER), and the folder named."
+    )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(
+            f"{path} of a saved dataset cannot be read: {error}. Save it again."
+        ) from error
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,269 @@
+"""JSON files of recipes: how they are laid out, their blocks, and the records in a block.
+
+Layouts: one object a line; one array; a dict of records by id; an array under a key such as
+"recipes"; one recipe, or several, written over many lines.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from toque.errors import DataError
+from toque.sources.blocks import (
+    MAX_RECORD_BYTES,
+    TOO_LONG,
+    Header,
+    Numbered,
+    Raw,
+    pack,
+    unreadable,
+)
+from toque.sources.decompress import CHUNK_BYTES, chunks
+from toque.sources.json_stream import DamagedJsonError, Depth, JsonSplitter, Piece, value_end
+from toque.sources.lines import LONG_LINE, count_lines, runs_of_lines
+from toque.sources.records import Block
+
+MAX_CUT_BYTES = 1 << 20
+"""A file that ends inside a record loses that one. If more than this is inside it, the brackets
+went wrong long before, and the file is refused."""
+
+_DECODER = msgspec.json.Decoder()
+_WRAPPER_FIELDS = {"title", "name", "ingredients", "@type", "@graph", "@context"}
+_SAMPLE = 20
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class JsonLayout:
+    """Where a JSON file keeps its records."""
+
+    form: Literal["lines", "array", "dict", "wrapped", "objects"]
+
+    @property
+    def depth(self) -> Depth:
+        """Brackets around a record."""
+        return {"array": 1, "dict": 1, "wrapped": 2}.get(self.form, 0)  # type: ignore[return-value]
+
+
+def layout_of(start: bytes, *, whole: bool) -> JsonLayout:
+    """The layout of a file that begins with `start` ("{" or "[" after white space)."""
+    if start.lstrip().startswith(b"["):
+        return JsonLayout("array")
+    lines = [line for line in start.splitlines() if line.strip()]
+    if not whole and len(lines) > 1:
+        lines.pop()  # it may be cut
+    if len(lines) > 1 and _side_by_side(lines):
+        return JsonLayout("lines")
+    return _object_layout(start)
+
+
+def _side_by_side(lines: list[bytes]) -> bool:
+    """Whether most lines are an object each; the odd damaged line does not hide that."""
+    sample = lines[:50]
+    complete = sum(line.lstrip()[:1] == b"{" and line.rstrip()[-1:] == b"}" for line in sample)
+    return 2 * complete >= len(sample) and not sample[0].rstrip().endswith(b"{")
+
+
+_ENTRY = re.compile(
+    rb'\s*,?\s*"((?:[^"\\]++|\\.)*+)"\s*:\s*([{\["\w+-])\s*([{\["\w+-]?)', re.DOTALL
+)
+
+
+def _object_layout(start: bytes) -> JsonLayout:
+    """Tell one recipe from a dict of recipes by the first keys and the kinds of their values."""
+    at = start.index(b"{") + 1
+    entries: list[tuple[str, bytes, bytes]] = []
+    while len(entries) < 50 and (match := _ENTRY.match(start, at)):
+        key, opening, inner = match.groups()
+        entries.append((key.decode("utf-8", "replace"), opening, inner))
+        at = _after_value(start, match.start(2))
+    keys = {key for key, _, _ in entries}
+    if keys & _WRAPPER_FIELDS:
+        return JsonLayout("objects")
+    if any(opening == b"[" and inner == b"{" for _, opening, inner in entries):
+        return JsonLayout("wrapped")
+    if any(opening == b"{" for _, opening, _ in entries):
+        return JsonLayout("dict")
+    return JsonLayout("objects")
+
+
+_SCALAR = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[^,}\]]*+', re.DOTALL)
+
+
+def _after_value(start: bytes, at: int) -> int:
+    """Where a value ends; an unfinished one fills the head, and no entry follows."""
+    if start[at : at + 1] in (b"{", b"["):
+        end = value_end(start, at)
+        return len(start) if end is None else end
+    match = _SCALAR.match(start, at)
+    return match.end() if match else len(start)
+
+
+def sample_records(start: bytes, layout: JsonLayout, *, whole: bool) -> list[dict[str, Any]]:
+    """The first records of a file that can be decoded, to recognise its schema by."""
+    found: list[dict[str, Any]] = []
+    if layout.form == "lines":
+        lines = start.splitlines() if whole else start.splitlines()[:-1] or [start]
+        texts: Iterator[bytes | None] = (line for line in lines if line.strip())
+    else:
+        texts = (piece.text for piece in JsonSplitter(layout.depth).pieces([start]) if piece.whole)
+    for text in islice(_until_damage(texts), 5 * _SAMPLE):
+        value = _decoded(text) if text is not None else ""
+        if isinstance(value, dict) and value:
+            found.append(value)
+        if len(found) == _SAMPLE:
+            break
+    return found
+
+
+def _until_damage(texts: Iterator[bytes | None]) -> Iterator[bytes | None]:
+    with suppress(DamagedJsonError):  # reading the file will come to it and say so
+        yield from texts
+
+
+def json_blocks(path: Path, layout: JsonLayout) -> Iterator[Block]:
+    """Blocks of about a mebibyte of records.
+
+    Raises:
+        DataError: the file cannot be read, or its brackets are damaged.
+    """
+    if layout.form == "lines":
+        yield from _line_blocks(path)
+        return
+    splitter = JsonSplitter(layout.depth)
+    texts: list[bytes] = []
+    numbers: list[int] = []
+    size = n_records = 0
+    for piece in _pieces(path, splitter):
+        n_records += 1
+        # A file on one line has one line number; its records are told apart by their own.
+        number = piece.line if splitter.line > 1 or layout.form == "objects" else n_records
+        bad = _why_unreadable(path, piece)
+        if bad or size > CHUNK_BYTES:
+            if texts:
+                yield _records_block(path, texts, numbers)
+            texts, numbers, size = [], [], 0
+        if bad:
+            yield unreadable(path, number, bad)
+        elif piece.text is not None:
+            # A line break outside strings is white space; inside them JSON does not allow it.
+            texts.append(piece.text.replace(b"\n", b" ").replace(b"\r", b" "))
+            numbers.append(number)
+            size += len(piece.text)
+    if texts:
+        yield _records_block(path, texts, numbers)
+    if not n_records:
+        raise DataError(
+            f"{path} is JSON ({layout.form}) without a single record in it. A recipe source "
+            "holds objects with a title, ingredients and steps; check the export."
+        )
+
+
+def _pieces(path: Path, splitter: JsonSplitter) -> Iterator[Piece]:
+    try:
+        yield from splitter.pieces(chunks(path))
+    except DamagedJsonError as error:
+        raise DataError(
+            f"{path} is no JSON from line {splitter.line} on: it holds {error}. Export it again."
+        ) from error
+
+
+def json_records(header: Header, body: memoryview, first_line: int) -> Numbered:
+    """The records of a block of either kind."""
+    lines = bytes(body).splitlines()
+    numbers = header.meta.get("numbers") or range(first_line, first_line + len(lines))
+    for number, line in zip(numbers, lines, strict=True):
+        if line.strip():
+            yield number, TOO_LONG if line == LONG_LINE else _decoded(line)
+
+
+def typed_records(
+    header: Header, body: memoryview, first_line: int, decoder: msgspec.json.Decoder[_T]
+) -> list[tuple[int, _T]] | None:
+    """The records of a block of either kind, with their numbers, decoded at once.
+
+    None when a record is not of the decoder's type, or when anything else asks for a closer look
+    (`json_records`): empty lines, damage, what is JSON to Python alone.
+    """
+    data = bytes(body)
+    n_lines = count_lines(data) + (not data.endswith((b"\n", b"\r")))
+    numbers = header.meta.get("numbers") or range(first_line, first_line + n_lines)
+    a_line_each = data.startswith(b"{") and data.count(b"\n{") + 1 == n_lines == len(numbers)
+    if len(data) > MAX_RECORD_BYTES or not a_line_each:
+        return None
+    try:
+        # What is not read is not decoded, and bytes that are no UTF-8 may lie there.
+        found = decoder.decode_lines(data if data.isascii() else data.decode())
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return list(zip(numbers, found, strict=True)) if len(found) == n_lines else None
+
+
+def line_of(header: Header, body: memoryview, first_line: int, number: int) -> bytes:
+    """The bytes of the record with this number, for a report of records that were dropped."""
+    lines = bytes(body).splitlines()
+    numbers = header.meta.get("numbers") or range(first_line, first_line + len(lines))
+    return next((line for n, line in zip(numbers, lines, strict=False) if n == number), b"")
+
+
+def _line_blocks(path: Path) -> Iterator[Block]:
+    first_line = 1
+    for run in runs_of_lines(chunks(path)):
+        if run.strip():
+            yield Block(0, str(path), first_line, run)
+        first_line += count_lines(run)
+
+
+def _records_block(path: Path, texts: list[bytes], numbers: list[int]) -> Block:
+    return pack(path, numbers[0], "json", b"\n".join(texts), numbers=numbers)
+
+
+def _why_unreadable(path: Path, piece: Piece) -> str:
+    if not piece.whole and (piece.text is None or len(piece.text) > MAX_CUT_BYTES):
+        raise DataError(
+            f"{path}: the record that begins at line {piece.line} never ends. A quote or a "
+            "bracket is missing there, or the file was cut inside a very long record. Repair "
+            "that record (`python -m json.tool` names the place), or fetch the file again."
+        )
+    if piece.text is None:
+        return TOO_LONG
+    return "" if piece.whole else "cut short"
+
+
+def _decoded(line: bytes) -> Raw:
+    """The object of a record's text, or why there is none."""
+    if len(line) > MAX_RECORD_BYTES:
+        return TOO_LONG
+    try:
+        value = decode_line(line)
+    except UnicodeDecodeError:
+        return "not UTF-8"
+    except ValueError:
+        return "not JSON"
+    return value if isinstance(value, dict) else "not an object"
+
+
+def decode_line(line: bytes) -> Any:
+    """The value of one line.
+
+    Raises:
+        ValueError: not JSON (a UnicodeDecodeError when not UTF-8).
+    """
+    text = line.decode("utf-8")
+    try:
+        return _DECODER.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        # NaN, lone surrogates and huge integers are no JSON, but Python and pandas write them.
+        try:
+            return json.loads(text)
+        except RecursionError as error:
+            raise ValueError("nested too deeply") from error

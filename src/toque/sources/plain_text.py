@@ -1,0 +1,125 @@
+"""Plain text files as documents: one file, one document.
+
+The rows of a document are consecutive pieces. They are split between training and validation by a
+hash of the document and the piece's number divided by 16, so that a single book has both sides
+while neighbours mostly stay together. Files over `PART_BYTES` are read in parts of whole
+paragraphs, each with its own pieces.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import xxhash
+
+from toque.errors import DataError
+from toque.sources.records import Block, BlockExamples, Example
+
+PART_BYTES = 4 << 20
+_GZIP = b"\x1f\x8b"
+_MARK = "\ufeff"
+_START = re.compile(r"\A.*?\*\*\*\s*START OF .*?\*\*\*[^\n]*\n", re.DOTALL | re.IGNORECASE)
+_END = re.compile(r"^\*\*\*\s*END OF .*", re.DOTALL | re.MULTILINE | re.IGNORECASE)
+_CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_BLANK_LINES = re.compile(r"\n{4,}")
+_TRAILING = re.compile(r"[ \t]+$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class TextReader:
+    """Reads `.txt` and `.txt.gz` files; each is one document."""
+
+    version: int = 1
+
+    def blocks(self, path: Path) -> Iterator[Block]:
+        """The file whole, or in parts of about PART_BYTES that end with a paragraph or line.
+
+        Raises:
+            DataError: the file cannot be opened.
+        """
+        try:
+            stream = _opened(path)
+        except OSError as error:
+            raise DataError(f"The text {path} cannot be read ({error.strerror}).") from error
+        with stream:
+            first_line, rest = 1, b""
+            while True:
+                data = rest + stream.read(PART_BYTES)
+                more = stream.read(1)
+                if not more:
+                    yield Block(0, str(path), first_line, data)
+                    return
+                cut = _last_break(data)
+                payload, rest = data[:cut], data[cut:] + more
+                yield Block(0, str(path), first_line, payload, last=False)
+                first_line += payload.count(b"\n")
+
+    def schema(self, path: Path) -> str:
+        """What a file is, for the report."""
+        return "text"
+
+    def examples(self, block: Block) -> BlockExamples:
+        """One document, cleaned; an empty one is dropped."""
+        notes: dict[str, int] = {}
+        text = clean_document(block.payload, notes)
+        if not text.strip():
+            return BlockExamples([], 1, 0, {"no text": [block.first_line]}, notes)
+        key = xxhash.xxh3_64_intdigest(text.encode())
+        example = Example(
+            prompt="",
+            target=text,
+            key=key,
+            title_key=0,
+            record_key=key,
+            document=True,
+            ends=block.last,
+        )
+        return BlockExamples([example], 1, 1, {}, notes)
+
+
+text_reader = TextReader()
+
+
+def clean_document(data: bytes, notes: dict[str, int]) -> str:
+    """Text of a document: universal newlines, no controls, no Project Gutenberg licence.
+
+    What was repaired is added to `notes`.
+    """
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        text = data.decode(errors="replace")
+        notes["bytes that are not UTF-8"] = text.count("\ufffd")
+    text = text.removeprefix(_MARK).replace("\r\n", "\n").replace("\r", "\n")
+    text, n_controls = _CONTROLS.subn("", text)
+    if n_controls:
+        notes["control characters removed"] = n_controls
+    n_lines = text.count("\n")
+    text = _END.sub("", _START.sub("", text, count=1), count=1)
+    if text.count("\n") < n_lines:
+        notes["lines of Project Gutenberg's licence"] = n_lines - text.count("\n")
+    return _BLANK_LINES.sub("\n\n\n", _TRAILING.sub("", text)).strip("\n")
+
+
+def _opened(path: Path) -> IO[bytes] | gzip.GzipFile:
+    with path.open("rb") as file:
+        compressed = file.read(2) == _GZIP
+    return gzip.open(path) if compressed else path.open("rb")
+
+
+def _last_break(data: bytes) -> int:
+    """Where a part may end: after its last blank line, else line, else space, else character."""
+    half = len(data) // 2
+    for mark in (b"\n\n", b"\n", b" "):
+        at = data.rfind(mark, half)
+        if at >= 0:
+            return at + len(mark)
+    at = len(data)
+    while at > half and data[at - 1] & 0xC0 == 0x80:
+        at -= 1
+    return at - 1 if at > half and data[at - 1] & 0x80 else at

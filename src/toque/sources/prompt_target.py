@@ -1,0 +1,145 @@
+"""Tables and JSON records of a prompt and its answer: any task, the texts taken as they are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import msgspec
+import xxhash
+
+from toque.cooking.schemas.detect import recognise
+from toque.cooking.schemas.reader import READ
+from toque.cooking.text_keys import casefolded
+from toque.sources.blocks import Header, Raw, unpack
+from toque.sources.excerpts import PER_REASON, shortened
+from toque.sources.json_records import decode_line, line_of, typed_records
+from toque.sources.records import Block, BlockExamples, Example
+
+NO_PROMPT, NO_TARGET = "no prompt", "no target"
+_CONTROLS = bytes([*range(9), 11, 12, *range(14, 32), 127])
+_UNPRINTABLE = dict.fromkeys(_CONTROLS)
+
+
+class Pair(msgspec.Struct, gc=False):
+    """The two texts of a record; None for one that is not there."""
+
+    prompt: str | None = None
+    target: str | None = None
+
+
+@dataclass(frozen=True)
+class PairReader:
+    """Reads the fields `prompt` and `target` of every record; a `RecordReader`.
+
+    Nothing but control characters is taken out: these are the user's own texts. Pairs of one
+    prompt are kept on one side of the split, because an answer seen is an answer learnt.
+    """
+
+    prompt: str
+    target: str
+    version: int = 1
+
+    def blocks(self, path: Path) -> Iterator[Block]:
+        """Blocks of `path`, as the recipe reader cuts them.
+
+        Raises:
+            DataError: the file is of no known kind, lacks a field, or is damaged.
+        """
+        return recognise(Path(path), self._columns).blocks()
+
+    def schema(self, path: Path) -> str:
+        """The file's layout, for the report."""
+        return f"{recognise(Path(path), self._columns).schema} pairs"
+
+    def examples(self, block: Block) -> BlockExamples:
+        """An example per record that has both texts."""
+        examples: list[Example] = []
+        dropped: dict[str, list[int]] = {}
+        texts: dict[int, str] = {}
+        notes: Counter[str] = Counter()
+        header, body = unpack(block)
+        records: Iterable[tuple[int, Pair | Raw]] | None
+        records = self._plain_pairs(header, body, block.first_line)
+        if records is None:
+            records = READ[header.kind](header, body, block.first_line)
+        read = 0
+        for number, record in records:
+            read += 1
+            found = _example(
+                record if isinstance(record, Pair | str) else self._pair(record, notes)
+            )
+            if isinstance(found, Example):
+                examples.append(found)
+                continue
+            numbers = dropped.setdefault(found, [])
+            if len(numbers) < PER_REASON:
+                whole = record
+                if isinstance(record, Pair):
+                    whole = decode_line(line_of(header, body, block.first_line, number))
+                texts[number] = shortened(str(whole))
+            numbers.append(number)
+        return BlockExamples(examples, read, len(examples), dropped, dict(notes), texts)
+
+    @property
+    def _columns(self) -> dict[str, str]:
+        return {"prompt": self.prompt, "target": self.target}
+
+    def _plain_pairs(
+        self, header: Header, body: memoryview, first_line: int
+    ) -> list[tuple[int, Pair]] | None:
+        """The pairs of a block of JSON whose fields are texts without control characters.
+
+        All are decoded and looked at together, which is ten times as fast as one by one; None
+        when the block holds anything else.
+        """
+        if header.kind not in ("json-lines", "json") or self.prompt == self.target:
+            return None
+        pairs = typed_records(header, body, first_line, _decoder(self.prompt, self.target))
+        if pairs is None:
+            return None
+        texts = [text for _, pair in pairs for text in (pair.prompt, pair.target) if text]
+        data = "\n".join(texts).encode()
+        return pairs if len(data.translate(None, _CONTROLS)) == len(data) else None
+
+    def _pair(self, record: dict[str, object], notes: Counter[str]) -> Pair:
+        return Pair(_text(record.get(self.prompt), notes), _text(record.get(self.target), notes))
+
+
+def _example(pair: Pair | str) -> Example | str:
+    """The example of a pair; or why there is none."""
+    if isinstance(pair, str):
+        return pair
+    prompt, target = pair.prompt, pair.target
+    if not prompt or prompt.isspace():
+        return NO_PROMPT
+    if not target or target.isspace():
+        return NO_TARGET
+    asked = casefolded(prompt)
+    key = xxhash.xxh3_64_intdigest(asked)
+    whole = xxhash.xxh3_64_intdigest(b"\0".join((asked, casefolded(target))))
+    return Example(prompt, target, key, 0, whole)
+
+
+@lru_cache(maxsize=8)
+def _decoder(prompt: str, target: str) -> msgspec.json.Decoder[Pair]:
+    fields = [("prompt", str | None, None), ("target", str | None, None)]
+    names = {"prompt": prompt, "target": target}
+    kind = msgspec.defstruct("NamedPair", fields, bases=(Pair,), rename=names, gc=False)
+    return msgspec.json.Decoder(kind)
+
+
+def _text(value: object, notes: Counter[str]) -> str:
+    """A field's text; numbers become text, anything else is none."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return ""
+    text = str(value).encode("utf-8", "replace").decode()
+    if text.isprintable():
+        return text
+    cleaned = text.translate(_UNPRINTABLE)
+    if cleaned != text:
+        notes["control characters removed"] += 1
+    return cleaned

@@ -1,0 +1,65 @@
+"""Tables and JSON records with one field of running text: each record is a document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import xxhash
+
+from toque.cooking.schemas.detect import recognise
+from toque.cooking.schemas.reader import READ
+from toque.sources.blocks import unpack
+from toque.sources.plain_text import clean_document
+from toque.sources.records import Block, BlockExamples, Example
+
+NO_TEXT = "no text"
+
+
+@dataclass(frozen=True)
+class DocumentReader:
+    """Reads the field `column` of every record; a `RecordReader`."""
+
+    column: str
+    version: int = 1
+
+    def blocks(self, path: Path) -> Iterator[Block]:
+        """Blocks of `path`, as the recipe reader cuts them.
+
+        Raises:
+            DataError: the file is of no known kind, has no such field, or is damaged.
+        """
+        return recognise(Path(path), {"text": self.column}).blocks()
+
+    def schema(self, path: Path) -> str:
+        """The file's layout, for the report."""
+        return f"{recognise(Path(path), {'text': self.column}).schema} documents"
+
+    def examples(self, block: Block) -> BlockExamples:
+        """A document per record with text, cleaned as a text file is."""
+        examples: list[Example] = []
+        dropped: dict[str, list[int]] = {}
+        notes: dict[str, int] = {}
+        read = 0
+        header, body = unpack(block)
+        for number, raw in READ[header.kind](header, body, block.first_line):
+            read += 1
+            reason = raw if isinstance(raw, str) else NO_TEXT
+            value = None if isinstance(raw, str) else raw.get(self.column)
+            own: dict[str, int] = {}
+            text = (
+                clean_document(value.encode("utf-8", "replace"), own)
+                if isinstance(value, str)
+                else ""
+            )
+            for what, count in own.items():
+                notes[what] = notes.get(what, 0) + count
+            if not text.strip():
+                dropped.setdefault(reason, []).append(number)
+                continue
+            key = xxhash.xxh3_64_intdigest(text.encode())
+            examples.append(
+                Example(prompt="", target=text, key=key, title_key=0, record_key=key, document=True)
+            )
+        return BlockExamples(examples, read, len(examples), dropped, notes)

@@ -1,0 +1,260 @@
+"""Token files, `.npy` and `.npz`: documents that are token ids already.
+
+Arrays of ids, in the order they are looked for in an `.npz`:
+
+* one dimension, `ids` (or `tokens`, `input_ids`, `token_ids`, or the only array): one document, or
+  several where `ends` (one a document), `offsets` (starts, with or without the total) is beside it;
+* two dimensions: each row is a stretch of text without an end; where `attention_mask` is beside it,
+  ids whose mask is 0 are padding, and a padded row reached its end.
+
+Ids are streamed: neither a large file nor a false claim of size fills the memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from toque.data.prepare.example_rows import Ids
+from toque.data.tokenizer.codec import Codec
+from toque.errors import DataError
+from toque.sources.npz_stream import ArrayFile, ArrayStream, array_file
+from toque.sources.records import Block, BlockExamples, Example
+
+PART_TOKENS = 1 << 19
+"""Ids a block holds at most; a longer document is read in parts, each with its own pieces."""
+READER = "toque.data.token_files:token_reader"
+_IDS = ("ids", "tokens", "input_ids", "token_ids")
+_BOUNDS = ("ends", "offsets")
+_MASK = "attention_mask"
+_HOW = (
+    "Save flat ids and where documents end: numpy.savez(file, ids=numpy.concatenate(documents), "
+    "ends=numpy.cumsum([len(d) for d in documents]))."
+)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Consecutive ids of one document."""
+
+    document: int
+    """From 1."""
+    tokens: int
+    ends: bool
+
+
+@dataclass(frozen=True)
+class TokenReader:
+    """Reads token files; a `RecordReader` whose records are documents."""
+
+    version: int = 1
+
+    def schema(self, path: Path) -> str:
+        """What the report calls such a file."""
+        return "tokens"
+
+    def blocks(self, path: Path) -> Iterator[Block]:
+        """Blocks of whole documents, or parts of long ones, of about PART_TOKENS ids.
+
+        Raises:
+            DataError: not a token file, damaged, of objects or of no whole numbers, with ids below
+                zero, or with bounds that do not fit.
+        """
+        with array_file(path, how=_HOW) as file:
+            name = _name_of_ids(file)
+            with file.stream(name) as ids:
+                if len(ids.shape) == 2:
+                    yield from _row_blocks(file, ids)
+                else:
+                    yield from _document_blocks(file, ids)
+
+    def examples(self, block: Block) -> BlockExamples:
+        """The documents of a block; those without an id are dropped."""
+        parts, ids = _unpacked(block.payload)
+        examples: list[Example] = []
+        empty: list[int] = []
+        at = 0
+        for part in parts:
+            own = ids[at : at + part.tokens].tobytes()
+            at += part.tokens
+            if not own:
+                empty.append(part.document)
+                continue
+            key = xxhash.xxh3_64_intdigest(own)
+            examples.append(
+                Example(
+                    prompt="",
+                    target="",
+                    key=key,
+                    title_key=0,
+                    record_key=key,
+                    document=True,
+                    ends=part.ends,
+                    ids=own,
+                )
+            )
+        dropped = {"no tokens": empty} if empty else {}
+        return BlockExamples(examples, len(parts), len(examples), dropped)
+
+
+token_reader = TokenReader()
+
+
+def check_ids(block: Block, examples: list[Example], codec: Codec) -> None:
+    """Refuse ids that the tokenizer does not have.
+
+    Raises:
+        DataError: an id is not below the vocabulary's size.
+    """
+    for number, example in enumerate(examples):
+        if example.ids:
+            most = int(np.frombuffer(example.ids, "<u4").max())
+            if most >= codec.vocab_size:
+                raise DataError(
+                    f"{block.path} holds the token id {most:,} (document "
+                    f"{block.first_line + number:,}), and the tokenizer {codec.name} has only the "
+                    f"ids 0 to {codec.vocab_size - 1:,}. A token file can only be read with the "
+                    "tokenizer it was written with: name that one in model.tokenizer, or prepare "
+                    "the texts themselves."
+                )
+
+
+def ids_of(example: Example, codec: Codec) -> Ids:
+    """An example's given ids without the marks that are written around every document anyway.
+
+    With an end token 1, the ids 5 6 1 of a whole document give 5 6.
+    """
+    ids = np.frombuffer(example.ids, "<u4").astype(np.uint32)
+    if len(ids) and codec.bos_id is not None and ids[0] == codec.bos_id:
+        ids = ids[1:]
+    if len(ids) and example.ends and ids[-1] == codec.eos_id:
+        ids = ids[:-1]
+    return ids
+
+
+def _name_of_ids(file: ArrayFile) -> str:
+    found = [name for name in _IDS if name in file.names]
+    others = [name for name in file.names if name not in (*_BOUNDS, _MASK)]
+    if found:
+        return found[0]
+    if len(others) == 1:
+        return others[0]
+    raise DataError(
+        f"{file.path} holds the arrays {', '.join(file.names[:8]) or '(none)'}; which of them are "
+        f"the token ids cannot be told. Name that array {', '.join(_IDS[:-1])} or {_IDS[-1]}. "
+        f"{_HOW}"
+    )
+
+
+def _document_blocks(file: ArrayFile, ids: ArrayStream) -> Iterator[Block]:
+    n_ids = ids.shape[0]
+    if n_ids == 0:
+        raise DataError(f"{file.path} holds no token id. Write it again, or leave it out.")
+    lengths = _lengths(file, n_ids)
+    group: list[_Part] = []
+    size = 0
+    for part in _parts(lengths):
+        if group and size + part.tokens > PART_TOKENS:
+            yield _packed(file.path, group, ids.take(size))
+            group, size = [], 0
+        group.append(part)
+        size += part.tokens
+    yield _packed(file.path, group, ids.take(size))
+
+
+def _parts(lengths: NDArray[np.int64]) -> Iterator[_Part]:
+    for number, length in enumerate(lengths.tolist(), start=1):
+        left = length
+        while left > PART_TOKENS:
+            yield _Part(number, PART_TOKENS, ends=False)
+            left -= PART_TOKENS
+        yield _Part(number, left, ends=True)
+
+
+def _lengths(file: ArrayFile, n_ids: int) -> NDArray[np.int64]:
+    """Ids of each document, from `ends` or `offsets`, checked before anything is cut by them."""
+    name = next((name for name in _BOUNDS if name in file.names), None)
+    if name is None:
+        return np.array([n_ids], np.int64)
+    with file.stream(name) as stream:
+        count = stream.shape[0]
+        # Empty documents are possible, so many that bounds outgrow the ids are not.
+        if len(stream.shape) != 1 or count == 0 or count > 2 * n_ids + 2:
+            raise _bad_bounds(file, name, f"it has the shape {stream.shape} for {n_ids:,} ids")
+        bounds = stream.take(count).astype(np.int64)
+    if name == "offsets":
+        if bounds[0] != 0:
+            raise _bad_bounds(file, name, f"it begins with {bounds[0]:,}")
+        bounds = bounds[1:] if bounds[-1] == n_ids and count > 1 else np.append(bounds[1:], n_ids)
+    lengths = np.diff(bounds, prepend=0)
+    if (lengths < 0).any():
+        at = int(np.flatnonzero(lengths < 0)[0])
+        raise _bad_bounds(file, name, f"it falls to {bounds[at]:,} at document {at + 1:,}")
+    if bounds[-1] != n_ids:
+        raise _bad_bounds(file, name, f"its last is {bounds[-1]:,} and there are {n_ids:,} ids")
+    return lengths
+
+
+def _bad_bounds(file: ArrayFile, name: str, what: str) -> DataError:
+    return DataError(
+        f"The array {name} of {file.path} does not say where documents lie: {what}. ends holds "
+        "each document's end, rising to the number of ids; offsets each document's start, from 0. "
+        f"{_HOW}"
+    )
+
+
+def _row_blocks(file: ArrayFile, ids: ArrayStream) -> Iterator[Block]:
+    """Blocks of rows [R, L], without their padding where a mask says which ids are padding."""
+    n_rows, width = ids.shape
+    if n_rows == 0 or not 0 < width <= PART_TOKENS:
+        raise DataError(
+            f"{file.path} holds ids of the shape {ids.shape}. Rows are from 1 to {PART_TOKENS:,} "
+            f"ids long; longer documents belong in one flat array. {_HOW}"
+        )
+    if _MASK not in file.names:
+        for start, count in _row_counts(n_rows, width):
+            parts = [_Part(start + i + 1, width, ends=False) for i in range(count)]
+            yield _packed(file.path, parts, ids.take(count * width))
+        return
+    with file.stream(_MASK) as mask:
+        if mask.shape != ids.shape:
+            raise DataError(
+                f"{file.path}: {_MASK} has the shape {mask.shape} and the ids {ids.shape}. They "
+                "must be the same; write the file again."
+            )
+        for start, count in _row_counts(n_rows, width):
+            rows = ids.take(count * width)
+            kept = (mask.take(count * width) != 0).reshape(count, width)
+            lengths = kept.sum(axis=1).tolist()
+            parts = [_Part(start + i + 1, n, ends=n < width) for i, n in enumerate(lengths)]
+            yield _packed(file.path, parts, rows[kept.ravel()])
+
+
+def _row_counts(n_rows: int, width: int) -> Iterator[tuple[int, int]]:
+    at_once = max(1, PART_TOKENS // width)
+    for start in range(0, n_rows, at_once):
+        yield start, min(at_once, n_rows - start)
+
+
+def _packed(path: Path, parts: list[_Part], ids: Ids) -> Block:
+    """Number of parts, then their documents, ids and whether they end, then the ids themselves."""
+    head = np.array(
+        [[len(parts), 0, 0], *([p.document, p.tokens, p.ends] for p in parts)], np.dtype("<i8")
+    )
+    payload = head.tobytes() + ids.astype("<u4", copy=False).tobytes()
+    return Block(0, str(path), parts[0].document, payload, last=parts[-1].ends)
+
+
+def _unpacked(payload: bytes) -> tuple[list[_Part], Ids]:
+    count = int(np.frombuffer(payload, "<i8", count=1)[0])
+    rows = np.frombuffer(payload, "<i8", count=3 * count, offset=24).reshape(count, 3).tolist()
+    parts = [_Part(document, tokens, bool(ends)) for document, tokens, ends in rows]
+    ids = np.frombuffer(payload, "<u4", offset=24 * (count + 1))
+    assert len(ids) == list(accumulate((p.tokens for p in parts), initial=0))[-1]
+    return parts, ids

@@ -1,0 +1,152 @@
+"""One writer per run in a bucket: an object that says who, renewed while they live.
+
+No clock of another machine is believed: a lock counts as left behind when its content has not
+changed while it was watched, or when its process ran on this machine and is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from types import TracebackType
+from typing import Any, Final, Self, final
+
+import psutil
+
+from toque.errors import CheckpointError
+from toque.storage.bucket_folder import RemoteFolder, StoreError
+
+LOCK: Final = "lock.json"
+HEARTBEAT: Final = 10.0
+"""Seconds between renewals."""
+STALE: Final = 45.0
+"""Seconds without a renewal after which a lock counts as left behind."""
+_SETTLE: Final = 1.0
+"""Seconds after which a taken lock is read again, for stores without preconditions."""
+
+
+@final
+class RemoteLock:
+    """Hold the run at `folder` against other machines, from entering to leaving.
+
+    Args:
+        folder: the run's address.
+        heartbeat: seconds between renewals.
+        stale: seconds to watch a lock of another machine before taking it over.
+        settle: seconds before reading the lock again.
+    """
+
+    def __init__(
+        self,
+        folder: RemoteFolder,
+        *,
+        heartbeat: float = HEARTBEAT,
+        stale: float = STALE,
+        settle: float = _SETTLE,
+    ) -> None:
+        self._folder, self._heartbeat, self._stale = folder, heartbeat, stale
+        self._settle = settle
+        self._me = uuid.uuid4().hex
+        self._beats = 0
+        self._closing = threading.Event()
+        self.lost = threading.Event()
+        """Another process has taken the run over; nothing more may be written."""
+        self._thread = threading.Thread(target=self._renew, name="toque-lock", daemon=True)
+
+    def __enter__(self) -> Self:
+        """Take it.
+
+        Raises:
+            CheckpointError: another process trains there.
+            StoreError: the store refused or stayed away.
+        """
+        taken = self._folder.read(LOCK) is not None
+        if taken or not self._folder.put(LOCK, self._content(), new=True):
+            self._wait_for_its_death()
+            self._folder.put(LOCK, self._content())
+        time.sleep(self._settle)
+        holder = _holder(self._folder.read(LOCK))
+        if holder.get("id") != self._me:
+            raise self._refusal(holder)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Give it back; one that cannot be removed goes stale by itself."""
+        self._closing.set()
+        self._thread.join(timeout=self._heartbeat)
+        if self.lost.is_set():
+            return
+        try:
+            if _holder(self._folder.read(LOCK)).get("id") == self._me:
+                self._folder.remove([LOCK])
+        except StoreError:
+            return
+
+    def _content(self) -> bytes:
+        self._beats += 1
+        return json.dumps(
+            {
+                "id": self._me,
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+                "started": psutil.Process().create_time(),
+                "beat": self._beats,
+            }
+        ).encode()
+
+    def _wait_for_its_death(self) -> None:
+        first = self._folder.read(LOCK)
+        began = time.monotonic()
+        while not _is_dead_here(_holder(first)) and time.monotonic() - began < self._stale:
+            time.sleep(min(1.0, self._stale / 5))
+            now = self._folder.read(LOCK)
+            if now is None:
+                return
+            if now != first:
+                raise self._refusal(_holder(now))
+
+    def _refusal(self, holder: dict[str, Any]) -> CheckpointError:
+        return CheckpointError(
+            f"{self._folder.address} is in use by another training process (id "
+            f"{holder.get('pid', 'unknown')} on {holder.get('host', 'an unknown machine')}), which "
+            "renews its lock. Two runs in one place would overwrite each other: wait for it, stop "
+            "it, or choose another address."
+        )
+
+    def _renew(self) -> None:
+        while not self._closing.wait(self._heartbeat):
+            try:
+                if _holder(self._folder.read(LOCK)).get("id") not in (self._me, None):
+                    self.lost.set()
+                    return
+                self._folder.put(LOCK, self._content())
+            except StoreError:
+                continue  # down: whoever comes meanwhile is seen at the next renewal
+
+
+def _holder(content: bytes | None) -> dict[str, Any]:
+    try:
+        found = json.loads(content or b"{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _is_dead_here(holder: dict[str, Any]) -> bool:
+    """Whether its process ran on this machine and does so no longer."""
+    if holder.get("host") != socket.gethostname() or not isinstance(holder.get("pid"), int):
+        return False
+    try:
+        return bool(psutil.Process(holder["pid"]).create_time() != holder.get("started"))
+    except psutil.NoSuchProcess:
+        return True

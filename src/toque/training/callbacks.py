@@ -1,0 +1,198 @@
+"""Observers of the loop: they watch and may ask; they never act on the training themselves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+
+from toque.errors import ConfigError
+from toque.training.checkpoint.store import Saved
+from toque.training.events import Requests, RunEnd, RunStart, State, StepInfo
+from toque.units import Progress
+
+
+class Callback:
+    """Every method does nothing; override the ones you need, and never call the base's."""
+
+    def on_fit_start(self, start: RunStart) -> Requests | None:
+        """A session begins."""
+
+    def on_before_step(self, at: Progress) -> None:
+        """An update begins."""
+
+    def on_step(self, info: StepInfo) -> Requests | None:
+        """An update is done; not yet evaluated or saved."""
+
+    def on_before_evaluate(self, at: Progress) -> None:
+        """An evaluation begins."""
+
+    def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> Requests | None:
+        """An evaluation is done."""
+
+    def on_before_save(self, at: Progress) -> None:
+        """A checkpoint will be written now; what `state_dict` gives then is what it holds."""
+
+    def on_save(self, at: Progress, saved: Saved) -> None:
+        """A checkpoint is durable."""
+
+    def on_warning(self, at: Progress, message: str) -> None:
+        """Something the user should read; the run continues."""
+
+    def on_fit_end(self, end: RunEnd) -> None:
+        """The session is over, whatever ended it; called once for every `on_fit_start`."""
+
+    def state_dict(self) -> State:
+        """JSON that a restart cannot recompute."""
+        return {}
+
+    def load_state_dict(self, state: State) -> None:
+        """Take back what `state_dict` gave."""
+
+
+class Callbacks:
+    """Callbacks in the order given, which is the order they are called in."""
+
+    def __init__(self, callbacks: Sequence[Callback] = ()) -> None:
+        self._callbacks = tuple(callbacks)
+
+    @contextmanager
+    def around(
+        self, start: RunStart, end: Callable[[BaseException | None], RunEnd]
+    ) -> Iterator[Requests]:
+        """Call `on_fit_start`, yield what was asked, and call every `on_fit_end` in any case."""
+        started: list[Callback] = []
+        failure: BaseException | None = None
+        wants = Requests()
+        try:
+            for callback in self._callbacks:
+                started.append(callback)
+                wants |= callback.on_fit_start(start) or Requests()
+            yield wants
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            summary = end(failure)
+            with ExitStack() as stack:  # each is called even when another one fails
+                for callback in reversed(started):
+                    stack.callback(callback.on_fit_end, summary)
+
+    def on_before_step(self, at: Progress) -> None:
+        """Tell all."""
+        for callback in self._callbacks:
+            callback.on_before_step(at)
+
+    def on_before_evaluate(self, at: Progress) -> None:
+        """Tell all."""
+        for callback in self._callbacks:
+            callback.on_before_evaluate(at)
+
+    def on_step(self, info: StepInfo) -> Requests:
+        """Tell all; together, what they ask."""
+        return _together([c.on_step(info) for c in self._callbacks])
+
+    def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> Requests:
+        """Tell all; together, what they ask."""
+        return _together([c.on_evaluate(at, metrics) for c in self._callbacks])
+
+    def on_before_save(self, at: Progress) -> None:
+        """Tell all."""
+        for callback in self._callbacks:
+            callback.on_before_save(at)
+
+    def on_save(self, at: Progress, saved: Saved) -> None:
+        """Tell all."""
+        for callback in self._callbacks:
+            callback.on_save(at, saved)
+
+    def on_warning(self, at: Progress, message: str) -> None:
+        """Tell all."""
+        for callback in self._callbacks:
+            callback.on_warning(at, message)
+
+    def state_dict(self) -> State:
+        """State of those that have any, by name."""
+        states = {name: callback.state_dict() for name, callback in self._named()}
+        return {name: state for name, state in states.items() if state}
+
+    def load_state_dict(self, state: State) -> None:
+        """Give each its state; one that was not there before starts afresh."""
+        for name, callback in self._named():
+            if name in state:
+                callback.load_state_dict(state[name])
+
+    def _named(self) -> list[tuple[str, Callback]]:
+        names = [type(c).__name__ for c in self._callbacks]
+        return [
+            (f"{name}.{names[:i].count(name)}" if name in names[:i] else name, callback)
+            for i, (name, callback) in enumerate(zip(names, self._callbacks, strict=True))
+        ]
+
+
+def _together(asked: Sequence[Requests | None]) -> Requests:
+    wants = Requests()
+    for request in asked:
+        if request is not None:
+            wants |= request
+    return wants
+
+
+class EarlyStopping(Callback):
+    """Stop when a metric has not fallen for a number of evaluations.
+
+    Args:
+        patience: evaluations without improvement after which to stop, at least 1.
+        min_delta: a fall smaller than this, in the metric's unit, is no improvement.
+        metric: the metric's name; lower is better.
+
+    Raises:
+        ConfigError: patience is below 1 or min_delta below 0.
+    """
+
+    def __init__(self, *, patience: int, min_delta: float = 0.0, metric: str = "loss") -> None:
+        if patience < 1 or min_delta < 0:
+            raise ConfigError(
+                f"Early stopping got patience {patience} and min_delta {min_delta:g}. Patience is "
+                "a number of evaluations, at least 1; min_delta is at least 0."
+            )
+        self.patience, self.min_delta, self.metric = patience, min_delta, metric
+        self.best: float | None = None
+        self.evaluations_without_improvement = 0
+
+    def on_fit_start(self, start: RunStart) -> Requests | None:
+        """A run that had run out of patience has not gained any by being started again."""
+        return self._verdict()
+
+    def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> Requests | None:
+        """Compare with the best so far.
+
+        Raises:
+            ConfigError: the evaluation has no such metric.
+        """
+        if self.metric not in metrics:
+            raise ConfigError(
+                f"Early stopping watches {self.metric!r}, which the evaluation does not give; it "
+                f"gives {', '.join(metrics) or 'nothing'}."
+            )
+        value = metrics[self.metric]
+        if math.isfinite(value) and (self.best is None or value < self.best - self.min_delta):
+            self.best, self.evaluations_without_improvement = value, 0
+        else:
+            self.evaluations_without_improvement += 1
+        return self._verdict()
+
+    def _verdict(self) -> Requests | None:
+        if self.evaluations_without_improvement < self.patience:
+            return None
+        return Requests(stop=True, reason="early_stopping")
+
+    def state_dict(self) -> State:
+        """The best value and the count."""
+        count = self.evaluations_without_improvement
+        return {"best": self.best, "evaluations_without_improvement": count}
+
+    def load_state_dict(self, state: State) -> None:
+        """Take them back."""
+        self.best = state["best"]
+        self.evaluations_without_improvement = state["evaluations_without_improvement"]

@@ -1,0 +1,157 @@
+"""The manifest of a checkpoint: what it is, and the size and hash of every file in it.
+
+A checkpoint exists when its manifest verifies. The manifest is JSON, is written last, and a
+reader trusts nothing it says about places: file names are plain names in the same folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from toque.errors import CheckpointError
+from toque.storage.atomic import sha256_of
+from toque.storage.atomic_folder import FileEntry
+from toque.storage.checksums import KEY, seal_of, sealed
+
+FORMAT: Final = 1
+"""Version of the layout on disk; raised when an older Toque could misread a newer checkpoint."""
+MANIFEST: Final = "manifest.json"
+_MAX_BYTES: Final = 1 << 24
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of `manifest.json`."""
+
+    format: int
+    step: int
+    progress: dict[str, Any]
+    cursor: dict[str, Any]
+    config_sha256: str
+    data_fingerprint: str
+    versions: dict[str, str]
+    files: tuple[FileEntry, ...]
+    metrics: dict[str, float] = {}
+    """Of the evaluation that made it one of the best; empty in an ordinary checkpoint."""
+    self_sha256: str = ""
+    """SHA-256 of this file's bytes with these digits left out."""
+
+    def to_json(self) -> bytes:
+        """Indented JSON, for people and for `read_manifest`."""
+        return sealed(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+
+
+class _Version(msgspec.Struct):
+    format: int
+
+
+class NewerFormatError(CheckpointError):
+    """Written by a Toque newer than this one; falling back to an older one would lose work."""
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of `folder`, its form checked, its files not yet.
+
+    Raises:
+        NewerFormatError: a newer Toque wrote it.
+        CheckpointError: it is missing, damaged, or names what no checkpoint may name.
+    """
+    path = folder / MANIFEST
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise CheckpointError(f"{path} is {path.stat().st_size} bytes long; no manifest is.")
+        text = path.read_bytes()
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder} has no {MANIFEST}: it was never finished.") from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+    try:
+        version = msgspec.json.decode(text, type=_Version).format
+        if version > FORMAT:
+            raise NewerFormatError(
+                f"{folder} has format {version}; this Toque reads up to {FORMAT}. Install a newer "
+                "Toque, or move this checkpoint away to continue from an older one."
+            )
+        if version not in READERS:
+            raise CheckpointError(f"{path} has format {version}, which no Toque ever wrote.")
+        manifest = READERS[version](text)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} is not a checkpoint's manifest: {error}.") from error
+    _check_names(manifest, path)
+    _check_itself(text, path)
+    return manifest
+
+
+def _read_1(text: bytes) -> Manifest:
+    return msgspec.json.decode(text, type=Manifest)
+
+
+READERS: Final[Mapping[int, Callable[[bytes], Manifest]]] = {1: _read_1}
+"""Format -> how its manifest becomes today's. A new format adds its reader and keeps the others:
+`tests/golden/checkpoint-v*` holds a checkpoint of each, which must load to the same loss."""
+
+
+def _check_itself(text: bytes, path: Path) -> None:
+    seal = seal_of(text)
+    if seal == "absent":
+        raise CheckpointError(f"{path} is damaged: it has no hash of itself ({KEY}).")
+    if seal == "damaged":
+        raise CheckpointError(f"{path} is damaged: it does not have the hash that stands in it.")
+
+
+def _check_names(manifest: Manifest, path: Path) -> None:
+    names = [entry.file for entry in manifest.files]
+    for name in names:
+        # A manifest may come from anywhere: it must not make us read outside its folder.
+        if not name or name != Path(name).name or name in {".", "..", MANIFEST} or "\0" in name:
+            raise CheckpointError(
+                f"{path} names the file {name!r}; only plain names in its folder are allowed."
+            )
+    doubled = sorted({name for name in names if names.count(name) > 1})
+    if doubled:
+        raise CheckpointError(f"{path} lists {', '.join(doubled)} more than once.")
+
+
+def verify_files(folder: Path, manifest: Manifest) -> tuple[str, ...]:
+    """Compare every listed file's size and SHA-256.
+
+    Returns:
+        Names in the folder that the manifest does not list. They are never read.
+
+    Raises:
+        CheckpointError: a file is missing, is not a plain file, or differs.
+    """
+    for entry in manifest.files:
+        path = folder / entry.file
+        try:
+            if path.is_symlink() or not path.is_file():
+                raise CheckpointError(f"{path} is missing or is not a plain file.")
+            size = path.stat().st_size
+            if size != entry.bytes:
+                raise CheckpointError(f"{path} has {size} bytes, its manifest says {entry.bytes}.")
+            found = sha256_of(path)
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+        if found != entry.sha256:
+            raise CheckpointError(
+                f"{path} is damaged: its SHA-256 is {found[:12]}…, its manifest says "
+                f"{entry.sha256[:12]}…."
+            )
+    listed = {entry.file for entry in manifest.files} | {MANIFEST}
+    try:
+        return tuple(sorted(path.name for path in folder.iterdir() if path.name not in listed))
+    except OSError as error:  # its run is going on elsewhere, and keeps it no longer
+        raise CheckpointError(f"{folder} went away while it was read: {error.strerror}.") from error
+
+
+def differences(saved: Mapping[str, str], present: Mapping[str, str]) -> list[str]:
+    """`name: saved -> present` of every version that changed."""
+    names = sorted(saved.keys() | present.keys())
+    return [
+        f"{name}: {saved.get(name, 'absent')} -> {present.get(name, 'absent')}"
+        for name in names
+        if saved.get(name) != present.get(name)
+    ]

@@ -1,0 +1,375 @@
+"""Checkpoints: whole or absent, verified on load, the newest valid one wins.
+
+    checkpoints/step-00000200/{model.safetensors, optimizer.safetensors, state.json, manifest.json}
+    best/step-00000150/{model.safetensors, manifest.json}
+
+The best models are written apart and by their own rule (lowest evaluation loss), so neither
+`save_every` nor `keep_last` can lose one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import math
+import os
+import platform
+import re
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from toque.errors import CheckpointError
+from toque.storage.atomic_folder import (
+    ASIDE_PREFIX,
+    AfterStage,
+    FileEntry,
+    locked,
+    no_hook,
+    remove_folder,
+    sweep,
+    whole_folder,
+)
+from toque.training.checkpoint.manifest import (
+    FORMAT,
+    MANIFEST,
+    Manifest,
+    NewerFormatError,
+    read_manifest,
+    verify_files,
+)
+from toque.training.checkpoint.state_tensors import bytes_of, read_tensors, safetensors_chunks
+
+STATE: Final = "state.json"
+_STEP_FOLDER: Final = re.compile(rf"(?:{ASIDE_PREFIX})?step-([0-9]{{8,}})")
+
+NamedTensors = Mapping[str, Tensor]
+
+
+class SaveError(CheckpointError):
+    """One save did not happen; nothing that was saved before is harmed."""
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """What a checkpoint says about the run that made it."""
+
+    config_sha256: str = ""
+    data_fingerprint: str = ""
+    versions: Mapping[str, str] = field(
+        default_factory=lambda: {
+            "torch": str(torch.__version__),
+            "python": platform.python_version(),
+        }
+    )
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that is durable."""
+
+    path: Path
+    step: int
+    bytes: int
+    seconds: float
+    """From the first byte until it was durable."""
+    blocked_seconds: float | None = None
+    """Of a save in the background, what training waited for; None: all of `seconds`."""
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A folder that looked like a checkpoint, and why it is none."""
+
+    path: Path
+    reason: str
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint whose every file has been verified."""
+
+    path: Path
+    manifest: Manifest
+    skipped: tuple[Skipped, ...] = ()
+    """Newer ones that could not be used."""
+    unlisted: tuple[str, ...] = ()
+    """Files in the folder that are none of its own; they are never read."""
+
+    @property
+    def step(self) -> int:
+        """The updates done when it was saved."""
+        return self.manifest.step
+
+    def tensors(self, stem: str) -> dict[str, Tensor]:
+        """The tensors of `<stem>.safetensors`.
+
+        Raises:
+            CheckpointError: the checkpoint holds no such file.
+        """
+        return read_tensors(self._listed(f"{stem}.safetensors"))
+
+    def state(self) -> dict[str, Any]:
+        """The content of `state.json`.
+
+        Raises:
+            CheckpointError: there is none, or it is not a JSON object.
+        """
+        path = self._listed(STATE)
+        try:
+            state = json.loads(path.read_bytes())
+        except ValueError as error:
+            raise CheckpointError(f"{path} is not JSON: {error}.") from error
+        if not isinstance(state, dict):
+            raise CheckpointError(f"{path} holds no JSON object.")
+        return state
+
+    def _listed(self, name: str) -> Path:
+        names = [entry.file for entry in self.manifest.files]
+        if name not in names:
+            raise CheckpointError(f"{self.path} has no {name}; it holds {', '.join(names)}.")
+        return self.path / name
+
+
+def verify_checkpoint(folder: Path) -> Checkpoint:
+    """Read a checkpoint's manifest and hash every file it lists.
+
+    Raises:
+        NewerFormatError: a newer Toque wrote it.
+        CheckpointError: it is unfinished, damaged, or stands under another step's name.
+    """
+    manifest = read_manifest(folder)
+    named = _STEP_FOLDER.fullmatch(folder.name)
+    if named and int(named.group(1)) != manifest.step:
+        raise CheckpointError(f"{folder} holds step {manifest.step}: it was renamed or copied.")
+    return Checkpoint(folder, manifest, unlisted=verify_files(folder, manifest))
+
+
+@dataclass
+class CheckpointStore:
+    """The checkpoints of one run.
+
+    Args:
+        folder: where `step-*` folders lie; made when missing.
+        keep_last: how many of the newest to keep, at least 1.
+        keep_best: how many models with the lowest evaluation loss to keep apart; 0 for none.
+        best_folder: where those lie; `best` beside `folder` unless given.
+        identity: what the manifests say of the run.
+        after: called after every system call of a save with its name; for tests.
+    """
+
+    folder: Path
+    keep_last: int = 2
+    keep_best: int = 1
+    best_folder: Path | None = None
+    identity: RunIdentity = field(default_factory=RunIdentity)
+    after: AfterStage = no_hook
+
+    def __post_init__(self) -> None:
+        self.best_folder = self.best_folder or self.folder.parent / "best"
+        self.keep_last = max(1, self.keep_last)
+
+    @contextmanager
+    def claimed(self) -> Iterator[list[str]]:
+        """Hold the run against other processes; yields the leftovers of killed saves, removed.
+
+        Raises:
+            CheckpointError: another process trains here, or the folder cannot be written.
+        """
+        with locked(self.folder):
+            assert self.best_folder is not None
+            yield sweep(self.folder) + sweep(self.best_folder)
+
+    def save(
+        self, step: int, tensors: Mapping[str, NamedTensors], state: Mapping[str, Any]
+    ) -> Saved:
+        """Write a checkpoint and, once it is durable, remove those no longer kept.
+
+        Args:
+            step: updates done.
+            tensors: file stem -> named tensors, e.g. {"model": ..., "optimizer": ...}.
+            state: JSON; its "progress" and "cursor" are repeated in the manifest.
+
+        Raises:
+            SaveError: the file system refused. The older checkpoints are untouched.
+        """
+        saved = self._write(self.folder, step, tensors, state=state, metrics={})
+        self._prune(step)
+        return saved
+
+    def save_best(
+        self,
+        step: int,
+        model: NamedTensors,
+        *,
+        progress: Mapping[str, Any],
+        metrics: Mapping[str, float],
+    ) -> Saved | None:
+        """Keep the model apart when its evaluation loss is among the `keep_best` lowest.
+
+        Returns:
+            What was saved, or None when the model was not good enough.
+
+        Raises:
+            SaveError: the file system refused. The older ones are untouched.
+        """
+        assert self.best_folder is not None
+        if not self.is_among_best(step, metrics):
+            return None
+        finite = {name: float(v) for name, v in metrics.items() if math.isfinite(v)}
+        saved = self._write(
+            self.best_folder, step, {"model": model}, state={"progress": progress}, metrics=finite
+        )
+        for manifest in self._best_first()[self.keep_best :]:
+            self._remove(self.best_folder / _name(manifest.step))
+        return saved
+
+    def is_among_best(self, step: int, metrics: Mapping[str, float]) -> bool:
+        """Whether `save_best` would keep a model with these metrics."""
+        loss = metrics.get("loss", math.nan)
+        if self.keep_best < 1 or not math.isfinite(loss):
+            return False
+        others = [c for c in self._best_first() if c.step != step]
+        return len(others) < self.keep_best or loss < others[self.keep_best - 1].metrics["loss"]
+
+    def newest_valid(self) -> Checkpoint | None:
+        """The newest checkpoint that verifies, with the newer ones that did not; None for none.
+
+        Raises:
+            NewerFormatError: the newest was written by a newer Toque.
+            CheckpointError: there are checkpoints, and not one can be used.
+        """
+        skipped: list[Skipped] = []
+        for path in _step_folders(self.folder):
+            try:
+                return replace(verify_checkpoint(path), skipped=tuple(skipped))
+            except NewerFormatError:
+                raise
+            except CheckpointError as error:
+                skipped.append(Skipped(path, str(error)))
+        if skipped:
+            reasons = " ".join(s.reason for s in skipped)
+            raise CheckpointError(
+                f"None of the {len(skipped)} checkpoints in {self.folder} can be used. {reasons} "
+                "Put a whole copy in their place, or move them away to start from the beginning."
+            )
+        return None
+
+    def best(self) -> Checkpoint | None:
+        """The model with the lowest evaluation loss, verified; None when none was kept."""
+        assert self.best_folder is not None
+        for manifest in self._best_first():
+            try:
+                return verify_checkpoint(self.best_folder / _name(manifest.step))
+            except CheckpointError:
+                continue  # a damaged best model is no best model; the next one stands in
+        return None
+
+    def _best_first(self) -> list[Manifest]:
+        assert self.best_folder is not None
+        found = []
+        for path in _step_folders(self.best_folder):
+            try:
+                manifest = read_manifest(path)
+            except CheckpointError:
+                continue
+            if path.name == _name(manifest.step) and "loss" in manifest.metrics:
+                found.append(manifest)
+        return sorted(found, key=lambda m: (m.metrics["loss"], m.step))
+
+    def _write(
+        self,
+        parent: Path,
+        step: int,
+        tensors: Mapping[str, NamedTensors],
+        *,
+        state: Mapping[str, Any],
+        metrics: dict[str, float],
+    ) -> Saved:
+        started = time.perf_counter()
+        target = parent / _name(step)
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+            _refuse_full_disk(parent, sum(map(bytes_of, tensors.values())))
+            with whole_folder(target, after=self.after) as writer:
+                files = [
+                    writer.write(f"{stem}.safetensors", safetensors_chunks(named))
+                    for stem, named in tensors.items()
+                ]
+                text = json.dumps(state, indent=1, allow_nan=False).encode()
+                files.append(writer.write(STATE, [text]))
+                manifest = self._manifest(step, files, state, metrics)
+                writer.write(MANIFEST, [manifest.to_json()])
+        except OSError as error:
+            raise SaveError(
+                f"Step {step} could not be saved in {parent}: {error.strerror or error}. What was "
+                "saved before is intact. Make room or repair the disk; the next save tries again."
+            ) from error
+        return Saved(
+            target, step, sum(entry.bytes for entry in files), time.perf_counter() - started
+        )
+
+    def _manifest(
+        self,
+        step: int,
+        files: list[FileEntry],
+        state: Mapping[str, Any],
+        metrics: dict[str, float],
+    ) -> Manifest:
+        return Manifest(
+            format=FORMAT,
+            step=step,
+            progress=dict(state.get("progress", {})),
+            cursor=dict(state.get("cursor", {})),
+            config_sha256=self.identity.config_sha256,
+            data_fingerprint=self.identity.data_fingerprint,
+            versions={name: str(v) for name, v in self.identity.versions.items()},
+            files=tuple(files),
+            metrics=metrics,
+        )
+
+    def _prune(self, step: int) -> None:
+        # Steps beyond the present one were found damaged when the run continued: they neither
+        # count as kept nor are they ours to delete.
+        present = [path for path in _step_folders(self.folder) if _step_of(path) <= step]
+        for path in present[self.keep_last :]:
+            self._remove(path)
+
+    def _remove(self, path: Path) -> None:
+        # An old checkpoint that cannot be deleted is no reason to stop.
+        with contextlib.suppress(OSError):
+            remove_folder(path, after=self.after)
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def _step_of(path: Path) -> int:
+    found = _STEP_FOLDER.fullmatch(path.name)
+    assert found is not None
+    return int(found.group(1))
+
+
+def _step_folders(folder: Path) -> list[Path]:
+    """`step-*` folders, newest first; one set aside counts while its successor is not in place."""
+    if not folder.is_dir():
+        return []
+    names = {name for name in os.listdir(folder) if _STEP_FOLDER.fullmatch(name)}  # noqa: PTH208
+    names -= {name for name in names if name.removeprefix(ASIDE_PREFIX) in names - {name}}
+    return sorted((folder / name for name in names), key=_step_of, reverse=True)
+
+
+def _refuse_full_disk(folder: Path, needed: int) -> None:
+    """Fail before writing rather than fill the disk to the last byte."""
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise OSError(errno.ENOSPC, f"{needed:,} bytes are needed and {free:,} are free")

@@ -1,0 +1,259 @@
+"""Checkpoints on their way to a bucket, while training goes on.
+
+A checkpoint to be uploaded is hard-linked into `outbox/`: that costs no space while it is kept
+anyway, and retention may delete the original meanwhile. What waits is a ring: while the store is
+down, the newest and the best stay and older ones are given up, counted. Content goes first,
+verified; the manifest goes last, and only it makes a checkpoint of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import shutil
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self, final
+
+from toque.errors import CheckpointError
+from toque.storage.atomic_folder import TEMP_PREFIX, remove_folder
+from toque.storage.bucket_folder import RemoteFolder
+from toque.storage.bucket_lock import RemoteLock
+from toque.training.callbacks import Callback
+from toque.training.checkpoint.manifest import MANIFEST, read_manifest
+from toque.training.checkpoint.store import Saved
+from toque.training.events import Requests, StepInfo
+from toque.units import Progress
+
+OUTBOX: Final = "outbox"
+RING: Final = 2
+"""Checkpoints that wait at most, best models not counted."""
+_KINDS: Final = ("best", "checkpoints")
+"""In the order in which they are uploaded, see `Uploads._next`."""
+_AGAIN_AFTER: Final = 30.0
+"""Seconds until a store that was down is tried again, if no new checkpoint comes before."""
+
+
+@dataclass
+class UploadCounts:
+    """What became of the uploads of a session."""
+
+    uploaded: int = 0
+    failed: int = 0
+    given_up: int = 0
+    """Older ones that the ring had no place for while the store was down."""
+    newest_step: int | None = None
+
+
+@final
+class Uploads:
+    """The bucket's side of one run; entering takes over what an earlier session left to upload.
+
+    Args:
+        run: the run's folder on this machine.
+        remote: where it goes.
+        lock: held while this is open; its loss ends uploading.
+        keep_last: checkpoints to keep there, as here.
+    """
+
+    def __init__(
+        self, run: Path, remote: RemoteFolder, lock: RemoteLock, *, keep_last: int
+    ) -> None:
+        self._run, self._remote, self._lock, self._keep = run, remote, lock, keep_last
+        self._outbox = run / OUTBOX
+        self.counts = UploadCounts()
+        self._messages: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._changed = threading.Event()
+        self._closing = False
+        self._done: set[str] = set()
+        self._guard = threading.Lock()
+        self._thread = threading.Thread(target=self._work, name="toque-upload", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._outbox.mkdir(parents=True, exist_ok=True)
+        for left in self._outbox.glob(f"{TEMP_PREFIX}*"):
+            shutil.rmtree(left, ignore_errors=True)
+        self._sweep_orphans()
+        self.add_missing()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Upload what is left, unless the keyboard says no."""
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            self._remote.stop.set()
+        self._closing = True
+        self._changed.set()
+        self._thread.join()
+
+    @property
+    def lost(self) -> bool:
+        """Whether another process has taken the run over."""
+        return self._lock.lost.is_set()
+
+    def add(self, checkpoint: Path) -> None:
+        """Have it uploaded; older ones that wait give way when the ring is full."""
+        name = f"{checkpoint.parent.name}-{checkpoint.name}"
+        target, temp = self._outbox / name, self._outbox / f"{TEMP_PREFIX}{name}"
+        with self._guard:
+            if target.exists() or name in self._done:
+                return
+            shutil.rmtree(temp, ignore_errors=True)
+            try:
+                shutil.copytree(checkpoint, temp, copy_function=_link)
+                temp.rename(target)
+            except FileNotFoundError:
+                shutil.rmtree(temp, ignore_errors=True)
+                return  # a better or newer one has taken its place meanwhile
+            except OSError as error:
+                self._messages.put(
+                    f"{checkpoint.name} cannot wait for its upload: {error.strerror or error}"
+                )
+                shutil.rmtree(temp, ignore_errors=True)
+                return
+            for older in self._waiting("checkpoints")[RING:]:
+                remove_folder(older)
+                self.counts.given_up += 1
+        self._changed.set()
+
+    def add_missing(self) -> None:
+        """Add what lies here and not there: the newest checkpoint, and the best models."""
+        there = set(self._remote.names())
+        for kind in _KINDS:
+            steps = sorted((self._run / kind).glob("step-*"), reverse=True)
+            for path in steps[: 1 if kind == "checkpoints" else None]:
+                if f"{kind}/{path.name}/{MANIFEST}" not in there and (path / MANIFEST).exists():
+                    self.add(path)
+
+    def finished(self) -> None:
+        """Upload the small files and the finished model, too."""
+        for path in sorted((self._run / "model").rglob("*")):
+            if path.is_file():
+                self._remote.put_file(path, path.relative_to(self._run).as_posix())
+        self._small_files()
+
+    def told(self) -> list[str]:
+        """Sentences for the user since the last call."""
+        found = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                found.append(self._messages.get_nowait())
+        return found
+
+    def _waiting(self, kind: str) -> list[Path]:
+        return sorted(self._outbox.glob(f"{kind}-step-*"), reverse=True)
+
+    def _next(self) -> Path | None:
+        # The best first: a bucket that holds a step and lacks a best model from before it would
+        # continue to the same weights and finish with another model.
+        with self._guard:
+            found = self._waiting("best") + self._waiting("checkpoints")
+        return found[0] if found else None
+
+    def _work(self) -> None:
+        while not self.lost:
+            path = self._next()
+            if path is None:
+                if self._closing:
+                    return
+                self._changed.wait()
+                self._changed.clear()
+                continue
+            try:
+                self._upload(path)
+            except (CheckpointError, OSError) as error:
+                if not path.exists():
+                    continue  # gave way while it was on its way
+                self.counts.failed += 1
+                self._messages.put(f"{path.name} is not uploaded yet. {error}")
+                if self._closing:
+                    return  # it stays in the outbox for the next session
+                self._changed.wait(_AGAIN_AFTER)
+                self._changed.clear()
+
+    def _upload(self, path: Path) -> None:
+        kind, _, step = path.name.partition("-")
+        manifest = read_manifest(path)
+        place = f"{kind}/{step}"
+        for entry in manifest.files:
+            self._remote.put_file(path / entry.file, f"{place}/{entry.file}")
+        self._small_files()
+        if self.lost:
+            return
+        data = (path / MANIFEST).read_bytes()
+        if not self._remote.put(f"{place}/{MANIFEST}", data, new=True):
+            # The same step again, after continuing from an older one: same bits, another time.
+            self._remote.put(f"{place}/{MANIFEST}", data)
+        with self._guard:
+            remove_folder(path)
+        self.counts.uploaded += 1
+        self._done.add(path.name)
+        if kind == "checkpoints":
+            self.counts.newest_step = manifest.step
+        self._prune(kind)
+
+    def _small_files(self) -> None:
+        """Configuration, figures and samples: what a run is continued with, and read by."""
+        for path in sorted(self._run.iterdir()):
+            if path.is_file() and not path.name.startswith("."):
+                self._remote.put(path.name, path.read_bytes())
+
+    def _prune(self, kind: str) -> None:
+        """Remove there what is no longer kept; the manifest first, so that no half is one."""
+        names = self._remote.names(kind)
+        whole = sorted({n.split("/")[1] for n in names if n.endswith(f"/{MANIFEST}")}, reverse=True)
+        kept = whole[: self._keep] if kind == "checkpoints" else self._best_here(whole)
+        for step in set(whole) - set(kept):
+            self._remove(f"{kind}/{step}", names)
+
+    def _best_here(self, there: list[str]) -> list[str]:
+        here = {path.name for path in (self._run / "best").glob("step-*")}
+        return [step for step in there if step in here] or there
+
+    def _sweep_orphans(self) -> None:
+        """Remove what killed uploads left: content without a manifest."""
+        names = self._remote.names()
+        folders = {"/".join(n.split("/")[:2]) for n in names if n.split("/")[0] in _KINDS}
+        for folder in sorted(folders):
+            if f"{folder}/{MANIFEST}" not in names:
+                self._remove(folder, names)
+
+    def _remove(self, folder: str, names: list[str]) -> None:
+        inside = [n for n in names if n.startswith(f"{folder}/")]
+        manifest = f"{folder}/{MANIFEST}"
+        self._remote.remove(sorted(inside, key=lambda name: name != manifest))
+
+
+class UploadProgress(Callback):
+    """Hands every durable checkpoint over, and tells what the thread has to say."""
+
+    def __init__(self, uploads: Uploads, run: Path, warn: Callable[[Progress, str], None]) -> None:
+        self._uploads, self._run, self._warn = uploads, run, warn
+
+    def on_step(self, info: StepInfo) -> Requests | None:
+        """Stop when another machine has taken over: two writers would be two runs."""
+        for sentence in self._uploads.told():
+            self._warn(info.progress, sentence)
+        return Requests(stop=True, reason="taken_over") if self._uploads.lost else None
+
+    def on_save(self, at: Progress, saved: Saved) -> None:
+        """Have it uploaded, and new best models before it."""
+        for best in sorted((self._run / "best").glob("step-*")):
+            self._uploads.add(best)
+        self._uploads.add(saved.path)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)  # a file system without hard links

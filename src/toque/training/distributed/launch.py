@@ -1,0 +1,118 @@
+"""Joining the other processes that torchrun or accelerate started, and parting from them."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Final, Literal
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]
+
+from toque.errors import ConfigError, RankLost
+from toque.training.distributed.collectives import Ranks
+from toque.training.distributed.rank_failures import RollCall
+
+Strategy = Literal["auto", "single", "ddp"]
+_STARTING: Final = "torchrun --nproc-per-node 2 -m toque train CONFIG"
+
+
+TIMEOUT_VARIABLE: Final = "TOQUE_RANK_TIMEOUT"
+"""Environment variable: seconds that ranks wait for each other before the run is given up. One
+rank's evaluating, writing texts and saving must fit in, hence half an hour when it is not set."""
+_TIMEOUT_SECONDS: Final = 1800
+
+
+@contextmanager
+def joined(*, strategy: Strategy) -> Iterator[Ranks]:
+    """Be one of the ranks while inside; leaving without an error waits for the others.
+
+    Args:
+        strategy: auto takes the processes there are; single wants one; ddp wants to have been
+            started as one of several.
+
+    Raises:
+        ConfigError: the strategy does not fit how the process was started, or its surroundings
+            make no sense.
+        RankLost: the others cannot be reached.
+    """
+    world_size, rank = _number("WORLD_SIZE", 1), _number("RANK", 0)
+    if strategy == "single" and world_size > 1:
+        raise ConfigError(
+            f"train.strategy is single, and this is one of {world_size} processes (WORLD_SIZE). "
+            "Start `toque train` without torchrun, or set train.strategy=auto."
+        )
+    if strategy == "ddp" and "WORLD_SIZE" not in os.environ:
+        raise ConfigError(
+            "train.strategy is ddp, and this process was started alone (WORLD_SIZE is not set). "
+            f"Start several with `{_STARTING}`; `accelerate launch --cpu` starts one whatever "
+            "--num_processes says. Or set train.strategy=auto."
+        )
+    if world_size == 1:
+        yield Ranks()
+        return
+    ranks = _joined(rank, world_size, _number(TIMEOUT_VARIABLE, _TIMEOUT_SECONDS))
+    assert ranks.roll is not None
+    try:
+        yield ranks
+        ranks.all_reduce_sum([0.0])  # nobody leaves while another may still need an answer
+    except RankLost:
+        raise
+    except BaseException as error:
+        ranks.roll.failed(error)
+        raise
+    else:
+        dist.destroy_process_group()
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _joined(rank: int, world_size: int, timeout_seconds: float) -> Ranks:
+    local_rank = _number("LOCAL_RANK", rank)
+    cuda = torch.cuda.is_available()
+    if cuda and local_rank >= torch.cuda.device_count():
+        raise ConfigError(
+            f"Rank {rank} is number {local_rank} on its machine, which has "
+            f"{torch.cuda.device_count()} CUDA devices, and each rank needs one of its own. Start "
+            f"at most that many: --nproc-per-node {torch.cuda.device_count()}."
+        )
+    if cuda:
+        torch.cuda.set_device(local_rank)
+    wait = timedelta(seconds=timeout_seconds)
+    try:
+        # Under torchrun this is torchrun's own store, which outlives us.
+        found, _, _ = next(rendezvous("env://", timeout=wait))
+        # It also outlives a restart, and must not tell of processes that are gone.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = PrefixStore(f"toque/{attempt}", found)
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if cuda else "gloo",
+            store=PrefixStore("group", store),
+            rank=rank,
+            world_size=world_size,
+            timeout=wait,
+        )
+    except (RuntimeError, ValueError) as error:
+        raise RankLost(
+            f"Rank {rank} of {world_size} could not join the others: "
+            f"{str(error).splitlines()[0]}. Start all of them together, e.g. `{_STARTING}`; "
+            "across machines each needs the same "
+            "MASTER_ADDR and MASTER_PORT, reachable from all."
+        ) from error
+    roll = RollCall(PrefixStore("roll", store), rank, world_size, timeout_seconds)
+    roll.enrol()
+    return Ranks(rank, world_size, local_rank, roll)
+
+
+def _number(name: str, default: int) -> int:
+    text = os.environ.get(name, str(default))
+    if not text.isdecimal():
+        raise ConfigError(
+            f"{name} is {text!r} in the environment, where a whole number belongs. torchrun sets "
+            f"what it takes to share a run (`{_STARTING}`); or unset {name}."
+        )
+    return int(text)

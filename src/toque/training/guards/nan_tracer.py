@@ -1,0 +1,142 @@
+"""Where a number that is none first appears: the module and the examples, by computing it again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from toque.batch import Batch
+from toque.models.forward.compile import compile_disabled
+from toque.training.runtime import Runtime
+
+LossFn = Callable[[nn.Module, Batch], Tensor]
+
+
+@dataclass(frozen=True)
+class NonFiniteOrigin:
+    """The first non-finite value of an update."""
+
+    where: str
+    """In words: "the output of transformer.h.3.mlp"."""
+    example_ids: tuple[int, ...] = ()
+    """Examples whose rows hold it; empty when it cannot be told."""
+
+
+def find_nonfinite_origin(
+    model: nn.Module,
+    loss_fn: LossFn,
+    batch: Batch,
+    *,
+    micro_batch_rows: int,
+    runtime: Runtime,
+    seed: Callable[[], None],
+) -> NonFiniteOrigin | None:
+    """Compute an update once more, watching every module; its gradients are thrown away.
+
+    Looked at in this order: the weights, each module's inputs and outputs as they are computed,
+    the loss, the gradients as they arrive.
+
+    Args:
+        model: with the weights the update began with, or, on CUDA, a few updates later.
+        loss_fn: as in the loop.
+        batch: the whole update.
+        micro_batch_rows: as the update was computed.
+        runtime: for the number format and the device.
+        seed: sets the random numbers as the update had them.
+
+    Returns:
+        None when everything is finite this time.
+    """
+    for name, parameter in model.named_parameters():
+        if not _finite(parameter):
+            return NonFiniteOrigin(f"the weight {name} itself")
+    seed()
+    for rows in batch.split(micro_batch_rows):
+        watch = _Watch(rows.example_ids)
+        with watch.watching(model), compile_disabled(model):
+            with runtime.autocast():
+                loss = loss_fn(model, rows.to(runtime.device))
+            if watch.found is None and not _finite(loss):
+                ids = tuple(i for row in rows.example_ids for i in row)
+                watch.found = NonFiniteOrigin(
+                    "the loss, while every module's output is finite", ids
+                )
+            if watch.found is None:
+                torch.autograd.backward(loss)
+        model.zero_grad(set_to_none=True)
+        if watch.found is not None:
+            return watch.found
+    return None
+
+
+@dataclass
+class _Watch:
+    example_ids: tuple[tuple[int, ...], ...]
+    found: NonFiniteOrigin | None = None
+    _handles: list[Any] = field(default_factory=list)
+
+    @contextmanager
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        for name, module in model.named_modules():
+            before, after = partial(self._input, name), partial(self._output, name)
+            self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+            self._handles.append(module.register_forward_hook(after))
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                arrived = partial(self._gradient, name)
+                self._handles.append(parameter.register_hook(arrived))  # type: ignore[no-untyped-call]
+        try:
+            yield
+        finally:
+            for handle in self._handles:
+                handle.remove()
+
+    def _input(self, name: str, _module: nn.Module, args: Any, kwargs: Any) -> None:
+        # What a part is given comes from its owner, between two of its parts.
+        owner, _, part = name.rpartition(".")
+        where = f"what {owner or 'the model'} hands to its {part}" if part else "the model's input"
+        self._look(where, [*args, *kwargs.values()])
+
+    def _output(self, name: str, module: nn.Module, _args: Any, output: Any) -> None:
+        kind = type(module).__name__
+        self._look(f"the output of {name or 'the model'} ({kind})", output)
+
+    def _gradient(self, name: str, gradient: Tensor) -> None:
+        self._look(f"the gradient of {name}, while the loss is finite", gradient, by_row=False)
+
+    def _look(self, where: str, values: Any, *, by_row: bool = True) -> None:
+        if self.found is not None:
+            return
+        for tensor in _tensors(values):
+            if not _finite(tensor):
+                self.found = NonFiniteOrigin(where, self._examples(tensor) if by_row else ())
+                return
+
+    def _examples(self, tensor: Tensor) -> tuple[int, ...]:
+        if tensor.ndim == 0 or tensor.shape[0] != len(self.example_ids):
+            return tuple(i for row in self.example_ids for i in row)
+        bad = ~torch.isfinite(tensor).flatten(1).all(1)
+        return tuple(i for r in bad.nonzero().flatten().tolist() for i in self.example_ids[r])
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    if isinstance(values, Tensor):
+        if values.is_floating_point():
+            yield values
+    elif isinstance(values, dict):
+        yield from _tensors(list(values.values()))
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from _tensors(value)
+
+
+def _finite(tensor: Tensor) -> bool:
+    # -inf is a word of attention masks and biases; NaN and +inf are nobody's.
+    bad = torch.isnan(tensor) | torch.isposinf(tensor)
+    return not bool(bad.any())

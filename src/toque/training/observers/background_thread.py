@@ -1,0 +1,88 @@
+"""A thread beside the training that talks to the outside: it may be slow, hang or fail, unnoticed.
+
+The loop only puts work into a short queue. What does not fit is dropped and counted; what fails is
+counted. Nothing here can stall a run, stop it, or keep its process from ending.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+Work = Callable[[], None]
+
+
+class BackgroundThread:
+    """Does work in the order it was offered, one piece after another.
+
+    Args:
+        name: what the work is, in the plural, for sentences: "webhook messages".
+        capacity: pieces that may wait.
+        describe: what went wrong, in words that give no secret away.
+    """
+
+    def __init__(self, name: str, *, capacity: int, describe: Callable[[Exception], str]) -> None:
+        self.name, self.capacity, self.describe = name, capacity, describe
+        self.done = self.dropped = self.failed = 0
+        self.last_error = ""
+        self._waiting: deque[Work] = deque()
+        self._changed = threading.Condition()
+        self._closing = False
+        self._busy = False
+        self._thread: threading.Thread | None = None
+        self._told = 0
+
+    def offer(self, work: Work) -> bool:
+        """Have `work` done soon; False when it was dropped because too much waits."""
+        with self._changed:
+            if self._closing or len(self._waiting) >= self.capacity:
+                self.dropped += 1
+                return False
+            self._waiting.append(work)
+            self._changed.notify()
+        if self._thread is None:
+            # A daemon: a piece of work that hangs must not keep the process alive.
+            self._thread = threading.Thread(target=self._work, name=self.name, daemon=True)
+            self._thread.start()
+        return True
+
+    def trouble(self, *, final: bool = False) -> str | None:
+        """How much was lost so far, in a sentence; None when it is not worth saying again.
+
+        It is said at the first loss, each time the number has doubled, and at last.
+        """
+        lost = self.dropped + self.failed
+        if lost == self._told or (lost < 2 * self._told and not final):
+            return None
+        self._told = lost
+        why = f" ({self.last_error})" if self.last_error else ""
+        return f"{lost:,} {self.name} could not be delivered so far{why}; the run goes on"
+
+    def close(self, *, patience_seconds: float) -> None:
+        """Let what waits be done, no longer than that; what is left then counts as dropped."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        if self._thread is None:
+            return
+        self._thread.join(patience_seconds)
+        with self._changed:
+            self.dropped += len(self._waiting) + self._busy
+            self._waiting.clear()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self._waiting) or self._closing)
+                if not self._waiting:
+                    return
+                work, self._busy = self._waiting.popleft(), True
+            try:
+                work()
+                self.done += 1
+            except Exception as error:  # noqa: BLE001 - whatever a tracker's library may raise
+                self.last_error = self.describe(error)
+                self.failed += 1
+            finally:
+                self._busy = False

@@ -1,0 +1,65 @@
+"""A warning when updates wait for their batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from toque.training.callbacks import Callback
+from toque.training.events import RunStart, StepInfo
+from toque.training.observers.step_window import Window
+from toque.units import Progress
+
+SHARE: Final = 0.2
+"""Share of the time that may go into waiting."""
+_UPDATES: Final = 50
+"""Judged together, so that a single cold read of the disk is no verdict."""
+
+
+class DataBound(Callback):
+    """Warns when the loop waits for data longer than `share` of the time.
+
+    Batches are made ahead by a thread, so a loop that waits is one whose batches take longer to
+    make than to train on. It is said once, and again only after it was better for a while.
+
+    Args:
+        warn: takes the warning.
+        share: of the wall time of the updates.
+        updates: judged together; the first of a session is left out, nothing was made ahead of it.
+    """
+
+    def __init__(
+        self,
+        *,
+        warn: Callable[[Progress, str], None],
+        share: float = SHARE,
+        updates: int = _UPDATES,
+    ) -> None:
+        self.warn, self.share, self.updates = warn, share, updates
+        self._window: Window | None = None
+        self._warned = False
+
+    def on_fit_start(self, start: RunStart) -> None:
+        """Begin anew."""
+        self._window = None
+
+    def on_step(self, info: StepInfo) -> None:
+        """Add up, and judge once there is enough."""
+        if self._window is None:
+            self._window = Window()
+            return
+        window = self._window
+        window.add(info)
+        if window.n_steps < self.updates:
+            return
+        self._window = Window()
+        waited = window.data_wait_seconds / window.seconds if window.seconds > 0 else 0.0
+        if waited > self.share and not self._warned:
+            self.warn(
+                info.progress,
+                f"data-bound {waited:.0%}: of the time of the last {window.n_steps} updates so "
+                "much went into waiting for batches. Keep data.store on a local disk; leave a core "
+                "to the thread that makes them (OMP_NUM_THREADS one lower, other programs ended); "
+                "augmentation and train.pack=false make batches dearer",
+            )
+        self._warned = waited > self.share

@@ -1,0 +1,228 @@
+"""`metrics.jsonl`: the truth about a run, one JSON object a line; all else is a copy of it.
+
+Events are start, step, evaluation, save, warning and end. A step event holds loss, rate and
+gradient norm of that update, and sums or rates over the updates since the step event before it.
+One is written before every save, so a run continued from a checkpoint neither loses nor doubles
+anything: its start event names the step it continues from, and what earlier sessions wrote beyond
+that step was undone. `reading.read_metrics` leaves that out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from toque.errors import CheckpointError
+from toque.training.autotune.peak_flops import Peak
+from toque.training.callbacks import Callback
+from toque.training.checkpoint.store import Saved
+from toque.training.events import RunEnd, RunStart, StepInfo
+from toque.training.observers.step_window import Window
+from toque.units import Duration, Progress
+
+
+class MetricsLog(Callback):
+    """Appends events to a file. A full disk costs records, never the run.
+
+    Args:
+        path: the file; its folder is made when missing.
+        log_every: time between step events; the first update always has one.
+        about: what the start event tells of the run: configuration's hash, versions, hardware,
+            parameters, FLOPs per token.
+        flops_per_token: arithmetic of one token, forward and backward; None for no utilisation.
+        peak: the machine's rate; None for no utilisation.
+        copies: each is called with every record, whether or not the file took it.
+
+    Raises:
+        CheckpointError: the file cannot be opened.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        log_every: Duration,
+        about: Mapping[str, Any] | None = None,
+        flops_per_token: float | None = None,
+        peak: Peak | None = None,
+        copies: Sequence[Callable[[Mapping[str, Any]], None]] = (),
+    ) -> None:
+        self.path, self.log_every, self.about = path, log_every, dict(about or {})
+        self.flops_per_token, self.peak, self.copies = flops_per_token, peak, tuple(copies)
+        self.dropped_records = 0
+        self._window = Window()
+        self._stop_after: Duration | None = None
+        self._file: _Lines | None = None
+        self._peak_doubted = False
+
+    def on_fit_start(self, start: RunStart) -> None:
+        """Open the file and write where the session begins."""
+        self._file = _Lines(self.path)
+        self._stop_after = start.stop_after
+        self._window = Window()
+        peak = self.peak
+        self._write(
+            "start",
+            step=start.progress.step,
+            epoch=start.progress.epoch,
+            stop_after=str(start.stop_after),
+            flops_per_token=self.flops_per_token,
+            peak_flops_per_second=peak.flops_per_second if peak else None,
+            peak_origin=peak.origin if peak else None,
+            **self.about,
+        )
+        for note in start.notes:
+            self.on_warning(start.progress, note)
+
+    def on_step(self, info: StepInfo) -> None:
+        """Write a step event when one is due."""
+        self._window.add(info)
+        first = info.before.step == 0
+        if first or self.log_every.crossed(info.before, info.progress, self._stop_after):
+            self._write_step()
+
+    def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> None:
+        """Write the metrics."""
+        self._write("evaluation", step=at.step, epoch=at.epoch, metrics=dict(metrics))
+
+    def on_before_save(self, at: Progress) -> None:
+        """Write what has not been written, so that a checkpoint stands on whole sums."""
+        self._write_step()
+
+    def on_save(self, at: Progress, saved: Saved) -> None:
+        """Write what was saved."""
+        self._write(
+            "save",
+            step=saved.step,
+            path=f"{saved.path.parent.name}/{saved.path.name}",
+            bytes=saved.bytes,
+            seconds=saved.seconds,
+            blocked_seconds=saved.blocked_seconds or saved.seconds,
+        )
+
+    def on_warning(self, at: Progress, message: str) -> None:
+        """Write the message."""
+        self._write("warning", step=at.step, message=message)
+
+    def on_fit_end(self, end: RunEnd) -> None:
+        """Write how the session ended and close the file."""
+        if end.error is None or end.reason == "non_finite":
+            self._write_step()
+        best = {"step": end.best.step, "loss": end.best.loss} if end.best else None
+        self._write(
+            "end",
+            step=end.progress.step,
+            reason=end.reason,
+            seconds=end.seconds,
+            best=best,
+            training_seconds=end.progress.seconds,
+            error=end.error,
+            dropped_records=self.dropped_records,
+            saves=asdict(end.saves),
+            skipped_updates=end.skipped_updates,
+        )
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _write_step(self) -> None:
+        window, last = self._window, self._window.last
+        if last is None:
+            return
+        self._write(
+            "step",
+            step=last.progress.step,
+            epoch=last.progress.epoch,
+            loss=float(last.loss),
+            lr=last.lr,
+            grad_norm=float(last.grad_norm),
+            target_tokens=window.n_targets,
+            tokens=window.n_tokens,
+            pad_fraction=window.pad_fraction,
+            seconds=window.seconds,
+            tokens_per_second=window.tokens_per_second,
+            data_wait_seconds=window.data_wait_seconds,
+            mfu=self._utilisation(last.progress),
+            **({} if last.stage is None else {"stage": last.stage}),
+        )
+        self._window = Window()
+
+    def _utilisation(self, at: Progress) -> float | None:
+        if self.flops_per_token is None or self.peak is None:
+            return None
+        share = self._window.utilisation(self.flops_per_token, self.peak)
+        if share <= 1.0:
+            return share
+        if not self._peak_doubted:
+            self._peak_doubted = True
+            self.on_warning(
+                at,
+                f"the arithmetic rate comes out at {share:.0%} of the peak ({self.peak.origin}), "
+                "which cannot be, so utilisation is left out: the peak was measured on a busy "
+                "machine or the stated one is another device's",
+            )
+        return None
+
+    def _write(self, event: str, **fields: Any) -> None:
+        record = {"event": event, **fields}
+        if self._file is not None and not self._file.append(record):
+            self.dropped_records += 1
+        for copy in self.copies:
+            copy(record)
+
+
+class _Lines:
+    """A JSON lines file, opened to append; every line reaches the system before the next."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        except OSError as error:
+            raise CheckpointError(
+                f"{path} cannot be written: {error.strerror}. The run's figures are kept there; "
+                "choose another run_dir, or give yourself the right to write."
+            ) from error
+        size = os.fstat(self._descriptor).st_size
+        # A killed writer may have left half a line; it must not swallow ours.
+        self._torn = size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
+
+    def append(self, record: Mapping[str, Any]) -> bool:
+        """Write one line; False when the file system refused."""
+        text = json.dumps(_finite(record), allow_nan=False).encode() + b"\n"
+        if self._torn:
+            text = b"\n" + text
+        before = os.fstat(self._descriptor).st_size
+        try:
+            written = os.write(self._descriptor, text)
+        except OSError:
+            return False
+        if written < len(text):  # the disk filled within the line: none is better than a half
+            was_torn, self._torn = self._torn, True
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, before)
+                self._torn = was_torn
+            return False
+        self._torn = False
+        return True
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+
+def _finite(value: Any) -> Any:
+    """The same with null for NaN and infinities, which JSON cannot say."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(held) for key, held in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(held) for held in value]
+    return value

@@ -1,0 +1,68 @@
+"""A warning when the held-out loss has drawn away from the training loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from toque.training.callbacks import Callback
+from toque.training.events import State, StepInfo
+from toque.units import Progress
+
+GAP: Final = 0.3
+"""Share by which the held-out loss may lie above the training loss."""
+
+
+class Overfitting(Callback):
+    """Warns when held-out loss lies more than `gap` above the training loss.
+
+    Training loss is nats per target token over all updates since the evaluation before, as
+    trained: with dropout, and with label smoothing if that is on, both of which raise it. So a
+    warning is never due to them, and a small gap may hide behind them. It comes once, and again
+    only after the gap has been smaller.
+
+    Args:
+        warn: takes the warning.
+        gap: allowed, as a share of the training loss.
+    """
+
+    def __init__(self, *, warn: Callable[[Progress, str], None], gap: float = GAP) -> None:
+        self.warn, self.gap = warn, gap
+        self._nats: Tensor | float = 0.0
+        self._targets = 0
+        self._warned = False
+
+    def on_step(self, info: StepInfo) -> None:
+        """Add up; on CUDA without waiting for the device."""
+        self._nats = self._nats + info.loss.detach().double() * info.n_targets
+        self._targets += info.n_targets
+
+    def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> None:
+        """Compare."""
+        held_out, targets = metrics.get("loss"), self._targets
+        if held_out is None or not targets:
+            return
+        trained = float(torch.as_tensor(self._nats)) / targets
+        self._nats, self._targets = 0.0, 0
+        above = held_out / trained - 1.0 if trained > 0 else 0.0
+        if above > self.gap and not self._warned:
+            self.warn(
+                at,
+                f"the held-out loss ({held_out:.4f}) is {above:.0%} above the training loss "
+                f"({trained:.4f}): the model learns its examples by heart. More data, fewer epochs "
+                "(train.early_stopping), dropout, or a smaller model or adapter helps",
+            )
+        self._warned = above > self.gap
+
+    def state_dict(self) -> State:
+        """The sums, so that a continued run compares the same updates."""
+        nats = float(torch.as_tensor(self._nats))
+        return {"nats": nats, "targets": self._targets, "warned": self._warned}
+
+    def load_state_dict(self, state: State) -> None:
+        """Take them back."""
+        self._nats, self._targets = float(state["nats"]), int(state["targets"])
+        self._warned = bool(state["warned"])

@@ -1,0 +1,48 @@
+"""Figures over the updates since they were last written, so that written figures add up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from toque.training.autotune.peak_flops import Peak
+from toque.training.events import StepInfo
+
+
+@dataclass
+class Window:
+    """Sums over consecutive updates."""
+
+    n_steps: int = 0
+    n_targets: int = 0
+    n_tokens: int = 0
+    n_computed: int = 0
+    seconds: float = 0.0
+    data_wait_seconds: float = 0.0
+    last: StepInfo | None = None
+
+    def add(self, info: StepInfo) -> None:
+        """Take in one update."""
+        self.n_steps += 1
+        self.n_targets += info.n_targets
+        self.n_tokens += info.n_tokens
+        self.n_computed += info.n_computed
+        self.seconds += info.seconds
+        self.data_wait_seconds += info.data_wait_seconds
+        self.last = info
+
+    @property
+    def pad_fraction(self) -> float:
+        """Share of the computed tokens that were padding."""
+        return 1.0 - self.n_tokens / self.n_computed if self.n_computed else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens of both sides, padding not counted, waiting for data included in the time."""
+        return self.n_tokens / self.seconds if self.seconds > 0 else 0.0
+
+    def utilisation(self, flops_per_token: float, peak: Peak) -> float:
+        """Model FLOPs utilisation: arithmetic the model needs, per second, over the peak.
+
+        Chowdhery et al. 2022 (PaLM), appendix B.
+        """
+        return flops_per_token * self.tokens_per_second / peak.flops_per_second

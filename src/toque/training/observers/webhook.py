@@ -1,0 +1,137 @@
+"""Messages to a chat or a program: a run began, is the best so far, ended, failed.
+
+The address is a secret, since whoever has it can write there: it is in no message, log or error.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from toque import __version__
+from toque.training.callbacks import Callback
+from toque.training.events import RunEnd, RunStart, State, StepInfo
+from toque.training.observers.background_thread import BackgroundThread
+from toque.units import Progress
+
+TIMEOUT_SECONDS: Final = 10.0
+"""For one message; it is waited for in a side thread."""
+END_PATIENCE_SECONDS: Final = 3.0
+"""How long a run that is over waits for its last message."""
+_MOST_WAITING: Final = 16
+_DISCORD_HOSTS: Final = ("discord.com", "discordapp.com")
+_DISCORD_LETTERS: Final = 1900
+"""Discord refuses content of more than 2,000 characters."""
+
+Warn = Callable[[Progress, str], None]
+Post = Callable[[str, bytes], None]
+
+
+class Webhook(Callback):
+    """Tells an address when a run starts, has a new best loss, ends or fails.
+
+    Args:
+        address: http or https; one of Discord's gets Discord's form, any other plain JSON.
+        run: the run's name in messages.
+        warn: takes what could not be delivered.
+        post: sends (address, body); raises when that failed.
+    """
+
+    def __init__(self, address: str, *, run: str, warn: Warn, post: Post | None = None) -> None:
+        self._address, self.run, self.warn = address, run, warn
+        self._post = post or post_json
+        self._best: float | None = None
+        self._thread = BackgroundThread(
+            "webhook messages", capacity=_MOST_WAITING, describe=describe
+        )
+
+    def on_fit_start(self, start: RunStart) -> None:
+        """Say that it runs."""
+        begun = f"continues from step {start.progress.step:,}" if start.progress.step else "begins"
+        self._send("start", start.progress, f"{begun}, until {start.stop_after}")
+
+    def on_step(self, info: StepInfo) -> None:
+        """Say once on this side when messages are lost."""
+        self._complain(info.progress)
+
+    def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> None:
+        """Say when the held-out loss is the lowest so far."""
+        loss = metrics.get("loss")
+        if loss is not None and (self._best is None or loss < self._best):
+            self._best = loss
+            self._send("best", at, f"lowest held-out loss so far, {loss:.4f}", loss=loss)
+
+    def on_fit_end(self, end: RunEnd) -> None:
+        """Say how it ended, and wait a little for that to arrive."""
+        best = end.best.loss if end.best else None
+        said = f"{end.reason.replace('_', ' ')} after {end.seconds / 60:.1f} minutes"
+        said += f", best held-out loss {best:.4f}" if best is not None else ""
+        said += f": {end.error}" if end.error else ""
+        self._send("failure" if end.error else "end", end.progress, said, loss=best)
+        self._thread.close(patience_seconds=END_PATIENCE_SECONDS)
+        self._complain(end.progress, final=True)
+
+    def state_dict(self) -> State:
+        """The best loss, so that a continued run does not announce it again."""
+        return {"best": self._best}
+
+    def load_state_dict(self, state: State) -> None:
+        """Take it back."""
+        self._best = state["best"]
+
+    def _send(self, event: str, at: Progress, said: str, *, loss: float | None = None) -> None:
+        text = f"{self.run}: {said} (step {at.step:,})"
+        body = body_for(self._address, event, run=self.run, step=at.step, text=text, loss=loss)
+        self._thread.offer(lambda: self._post(self._address, body))
+
+    def _complain(self, at: Progress, *, final: bool = False) -> None:
+        if trouble := self._thread.trouble(final=final):
+            self.warn(at, trouble)
+
+
+def body_for(
+    address: str, event: str, *, run: str, step: int, text: str, loss: float | None
+) -> bytes:
+    """The message as JSON, in the form the address understands.
+
+    >>> body_for("https://discord.com/api/webhooks/1/x", "end", run="r", step=1, text="r: done",
+    ...          loss=None)
+    b'{"content": "r: done", "allowed_mentions": {"parse": []}}'
+    """
+    host = (urlsplit(address).hostname or "").lower()
+    message: dict[str, Any]
+    if any(host == known or host.endswith("." + known) for known in _DISCORD_HOSTS):
+        # Nobody is to be called by an "@everyone" in an error's text.
+        message = {"content": text[:_DISCORD_LETTERS], "allowed_mentions": {"parse": []}}
+    else:
+        message = {"event": event, "run": run, "step": step, "loss": loss, "text": text}
+    return json.dumps(message).encode()
+
+
+def post_json(address: str, body: bytes) -> None:
+    """Send `body` to `address`.
+
+    Raises:
+        OSError: it could not be sent, or the answer was no success.
+    """
+    request = urllib.request.Request(  # noqa: S310 - the configuration takes http and https only
+        address,
+        data=body,
+        # Discord turns Python's own user agent away.
+        headers={"Content-Type": "application/json", "User-Agent": f"toque/{__version__}"},
+        method="POST",
+    )
+    with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:  # noqa: S310
+        answer.read(1)
+
+
+def describe(error: Exception) -> str:
+    """What went wrong; never the address, which texts of urllib's errors may hold."""
+    if isinstance(error, urllib.error.HTTPError):
+        return f"the last was answered with HTTP {error.code}"
+    reason = getattr(error, "reason", error)
+    return f"the last failed with {type(reason).__name__}"

@@ -1,0 +1,51 @@
+"""Gradient noise that is a function of (seed, step, parameter), so nothing about it is saved."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from toque.keyed_random import key_of
+
+_PURPOSE = 0x6E6F697365
+"""Keeps these numbers apart from dropout's, which are keyed by (seed, step) too."""
+
+
+@dataclass(frozen=True)
+class GradientNoise:
+    """Gaussian noise of variance eta / (1 + step)^gamma on every gradient.
+
+    Neelakantan et al. 2015 (arXiv 1511.06807), eq. 1 and 2, who take eta from {0.01, 0.3, 1} and
+    gamma = 0.55. It is added to the update's whole gradient after clipping, so that it depends
+    neither on micro-batches nor on ranks, and clipping does not scale it.
+    """
+
+    eta: float
+    gamma: float
+    seed: int
+
+    def deviation(self, step: int) -> float:
+        """Standard deviation of the noise of update `step`, counted from 0.
+
+        >>> round(GradientNoise(eta=0.3, gamma=0.55, seed=0).deviation(1000) ** 2, 4)
+        0.0067
+        """
+        return float((self.eta / (1.0 + step) ** self.gamma) ** 0.5)
+
+    @torch.no_grad()
+    def add(self, model: nn.Module, step: int) -> None:
+        """Add the noise of update `step` to the gradients of `model`."""
+        deviation = self.deviation(step)
+        for name, parameter in model.named_parameters():
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            generator = torch.Generator(gradient.device)
+            generator.manual_seed(key_of(self.seed, _PURPOSE, step, zlib.crc32(name.encode())))
+            drawn = torch.randn(
+                gradient.shape, generator=generator, device=gradient.device, dtype=torch.float32
+            )
+            gradient.add_(drawn.to(gradient.dtype), alpha=deviation)

@@ -1,0 +1,270 @@
+"""The machine a run trains on: the only object of the loop that asks about hardware.
+
+Randomness is a function of (seed, step): nothing about it is saved, and evaluating, logging or
+resuming between two steps cannot change the next one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from toque.errors import ConfigError
+from toque.keyed_random import key_of
+from toque.training.autotune.glibc_malloc import keep_freed_memory
+from toque.training.autotune.peak_flops import Peak, peak_of
+from toque.training.distributed.collectives import Ranks
+
+Precision = Literal["bf16", "fp16", "float32"]
+PrecisionChoice = Literal["auto", "bf16", "fp16", "float32"]
+_DTYPES: Final[dict[str, torch.dtype]] = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "float32": torch.float32,
+}
+_LEAST_SCALE: Final = 2.0**-10
+"""A float16 loss scale below this means every step overflows, not that the scale is too high."""
+
+
+@dataclass
+class Runtime:
+    """Device, number format, randomness and the update itself.
+
+    Make one with `Runtime.detect`; the constructor takes what it is given.
+    """
+
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    precision: Precision = "float32"
+    deterministic: bool = True
+    ranks: Ranks = field(default_factory=Ranks)
+    """The processes that share every update; this one alone unless started as one of several."""
+    warnings: tuple[str, ...] = ()
+    """What the user should be told about the choices made."""
+    scaler: torch.amp.GradScaler | None = None
+    _peak: Peak | None = None
+
+    @classmethod
+    def detect(
+        cls,
+        *,
+        device: str = "auto",
+        precision: PrecisionChoice = "auto",
+        deterministic: bool = True,
+        fp16_is_safe: bool = True,
+        ranks: Ranks | None = None,
+    ) -> Runtime:
+        """Choose device and precision and set torch accordingly.
+
+        Args:
+            device: "auto", "cpu", "cuda" or "cuda:N".
+            precision: "auto" takes bf16 where the machine computes it fast, else fp16 on CUDA when
+                the model can bear it, else float32.
+            deterministic: the same bits from the same run; slower on CUDA.
+            fp16_is_safe: False for T5, whose activations overflow float16.
+            ranks: this process among others, from `joining.joined`.
+
+        Raises:
+            ConfigError: the device is absent, or the precision cannot work on it.
+        """
+        if ranks is None:
+            _refuse_several_ranks()
+            ranks = Ranks()
+        if ranks.is_distributed and device == "auto" and torch.cuda.is_available():
+            device = f"cuda:{ranks.local_rank}"
+        chosen = _device(device)
+        kind, warnings = _precision(precision, chosen, fp16_is_safe=fp16_is_safe)
+        set_deterministic(deterministic)
+        if chosen.type == "cpu":
+            keep_freed_memory()
+        scaler = torch.amp.GradScaler(chosen.type) if kind == "fp16" else None
+        return cls(chosen, kind, deterministic, ranks, warnings=tuple(warnings), scaler=scaler)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The number format of matrix products."""
+        return _DTYPES[self.precision]
+
+    @property
+    def peak(self) -> Peak:
+        """The rate of matrix products here; measured or looked up once."""
+        if self._peak is None:
+            self._peak = peak_of(self.device, self.dtype)
+        return self._peak
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The context in which the forward pass runs."""
+        if self.precision == "float32":
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=self.dtype)
+
+    def seed(self, seed: int, step: int) -> None:
+        """Make every random number of update `step` a function of (seed, step, rank)."""
+        torch.manual_seed(key_of(seed, step, self.ranks.rank))
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of `loss` to the parameters' gradients."""
+        scaled = loss if self.scaler is None else self.scaler.scale(loss)
+        torch.autograd.backward(scaled)
+
+    def sum_over_ranks(self, loss_sum: Tensor, optimizer: torch.optim.Optimizer) -> Tensor:
+        """Make the gradients the whole update's on every rank; [] the loss of the whole update."""
+        return self.ranks.sum_gradients(_parameters(optimizer), loss_sum)
+
+    def update(
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        lr: float,
+        max_grad_norm: float | None,
+        loss: Tensor,
+        after_clipping: Callable[[], None] | None = None,
+        accepts: Callable[..., Tensor] | None = None,
+    ) -> Tensor:
+        """Clip, and update the weights; nothing changes when loss or gradient is not finite.
+
+        Args:
+            optimizer: holds the parameters; a group's `lr_scale` multiplies `lr`.
+            lr: learning rate of this update.
+            max_grad_norm: longer gradients are scaled to this length; None or 0 for never.
+            loss: the update's loss, [].
+            after_clipping: may change the gradients once more.
+            accepts: `(grad_norm=)` -> [] bool; False leaves the weights as they are.
+
+        Returns:
+            [] length of the whole gradient before clipping; the caller judges whether it is finite.
+        """
+        if self.scaler is not None:
+            self.scaler.unscale_(optimizer)
+        gradients = [p.grad for p in _parameters(optimizer) if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if max_grad_norm:
+            torch.nn.utils.clip_grads_with_norm_(_parameters(optimizer), max_grad_norm, norm)
+        if after_clipping is not None:
+            after_clipping()
+        for group in optimizer.param_groups:
+            group["lr"] = lr * group.get("lr_scale", 1.0)
+        wanted = torch.isfinite(norm) & torch.isfinite(loss)
+        if accepts is not None:
+            wanted = wanted & accepts(grad_norm=norm)
+        self._step_if(optimizer, wanted, by_scaler_alone=accepts is None)
+        optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def _step_if(
+        self, optimizer: torch.optim.Optimizer, wanted: Tensor, *, by_scaler_alone: bool
+    ) -> None:
+        if self.scaler is not None:
+            if by_scaler_alone or bool(wanted):
+                self.scaler.step(optimizer)  # skips by itself when unscaling found an infinity
+            self.scaler.update()
+        elif self.device.type == "cpu":
+            if bool(wanted):
+                optimizer.step()
+        else:
+            # The fused kernels skip on the device when told so, as for a loss scaler; asking
+            # here whether `wanted` holds would wait for the device at every step.
+            optimizer.found_inf = (~wanted).float()  # type: ignore[attr-defined]
+            optimizer.step()
+            del optimizer.found_inf  # type: ignore[attr-defined]
+
+    @property
+    def scale_is_hopeless(self) -> bool:
+        """Whether float16 overflows at any loss scale; waits for the device."""
+        return self.scaler is not None and self.scaler.get_scale() < _LEAST_SCALE
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a restart cannot recompute: the float16 loss scale."""
+        return {"scaler": self.scaler.state_dict() if self.scaler is not None else None}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+        if self.scaler is not None and state.get("scaler"):
+            self.scaler.load_state_dict(state["scaler"])
+
+
+def set_deterministic(on: bool) -> None:  # noqa: FBT001 - the name is the argument
+    """Ask torch for the same bits from the same program."""
+    if on:
+        # Read by cuBLAS when it starts, hence before the first CUDA call.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(on)
+    # Filling every new tensor would hide reads of uninitialised memory; we have none, and it costs.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.backends.cudnn.benchmark = not on
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[torch.nn.Parameter]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _refuse_several_ranks() -> None:
+    world_size = os.environ.get("WORLD_SIZE", "1")
+    if world_size != "1":
+        raise ConfigError(
+            f"WORLD_SIZE is {world_size}, and only `toque train` shares its work between "
+            "processes; this would do the same work in each. Start it without torchrun, or unset "
+            "WORLD_SIZE."
+        )
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"{name!r} is no device. Use auto, cpu, cuda or cuda:N.") from None
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            raise ConfigError(f"Device {name} was asked for and torch sees {count} CUDA devices.")
+    return device
+
+
+def _precision(
+    asked: str, device: torch.device, *, fp16_is_safe: bool
+) -> tuple[Precision, list[str]]:
+    if asked not in get_args(PrecisionChoice):
+        raise ConfigError(f"{asked!r} is no precision. Use auto, bf16, fp16 or float32.")
+    if asked == "fp16" and not fp16_is_safe:
+        raise ConfigError(
+            "precision fp16 was asked for T5, whose activations overflow float16 and turn the "
+            "loss into NaN. Use bf16 or float32."
+        )
+    if asked == "fp16" and device.type != "cuda":
+        raise ConfigError(
+            f"precision fp16 needs CUDA, the device is {device}. Use bf16 or float32."
+        )
+    kind = _fastest(device, fp16_is_safe=fp16_is_safe) if asked == "auto" else asked
+    failure = None if kind == "float32" else _autocast_failure(device, _DTYPES[kind])
+    if failure is not None:
+        return "float32", [
+            f"{kind} does not run on this {device.type}, so float32 is used: {failure}"
+        ]
+    return kind, []  # type: ignore[return-value]  # checked against the choices above
+
+
+def _fastest(device: torch.device, *, fp16_is_safe: bool) -> Precision:
+    if device.type == "cuda":
+        if torch.cuda.is_bf16_supported(including_emulation=False):
+            return "bf16"
+        return "fp16" if fp16_is_safe else "float32"
+    # Without these instructions bfloat16 products are emulated, slower than float32.
+    fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()  # noqa: SLF001
+    return "bf16" if fast else "float32"
+
+
+def _autocast_failure(device: torch.device, dtype: torch.dtype) -> str | None:
+    try:
+        with torch.autocast(device.type, dtype=dtype):
+            layer = torch.nn.Linear(8, 8, device=device)
+            torch.autograd.backward(layer(torch.ones(8, 8, device=device)).float().sum())
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    return None

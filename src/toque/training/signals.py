@@ -1,0 +1,86 @@
+"""SIGTERM and Ctrl-C: once, finish the step, save and stop; twice, exit at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any, Final
+
+from toque.training.callbacks import Callback
+from toque.training.events import Requests, RunEnd, RunStart, StepInfo
+from toque.units import Progress
+
+INTERRUPTED: Final = "interrupted"
+"""The reason a run stopped by a signal ends with; the command line then exits with 75."""
+_STANDARD_ERROR: Final = 2
+
+
+class Interrupt(Callback):
+    """Turns the first signal into a request, and the second into an exit.
+
+    Handlers are set from `on_fit_start` to `on_fit_end` and only in the main thread, the only one
+    in which Python allows it; in another thread signals keep their meaning.
+
+    Args:
+        signals: those that stop the run.
+        silent: say nothing; another rank does.
+        same_for_seconds: a second signal this soon is taken for the first: torchrun passes on
+            what a terminal or a scheduler has sent to every process already.
+    """
+
+    def __init__(
+        self,
+        signals: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGINT),
+        *,
+        silent: bool = False,
+        same_for_seconds: float = 0.0,
+    ) -> None:
+        self._signals = signals
+        self._silent, self._same_for_seconds = silent, same_for_seconds
+        self._caught_at = 0.0
+        self._before: dict[int, Any] = {}
+        self._caught: signal.Signals | None = None
+
+    def on_fit_start(self, start: RunStart) -> None:
+        """Set the handlers."""
+        self._caught = None
+        if threading.current_thread() is threading.main_thread():
+            self._before = {s: signal.signal(s, self._handle) for s in self._signals}
+
+    def on_step(self, info: StepInfo) -> Requests | None:
+        """Ask to stop once a signal has come."""
+        return self._request()
+
+    def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> Requests | None:
+        """Ask to stop once a signal has come."""
+        return self._request()
+
+    def on_fit_end(self, end: RunEnd) -> None:
+        """Give the signals back to whoever had them."""
+        for number, handler in self._before.items():
+            # None: a handler that was not set from Python, which Python cannot restore.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._before = {}
+
+    def _request(self) -> Requests | None:
+        return Requests(stop=True, save=True, reason=INTERRUPTED) if self._caught else None
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        if self._caught is not None:
+            if time.monotonic() - self._caught_at < self._same_for_seconds:
+                return
+            _say(f"\n{name} again: exiting at once. The last checkpoint is whole.\n")
+            os._exit(128 + number)  # the shell's convention for death by a signal
+        self._caught, self._caught_at = signal.Signals(number), time.monotonic()
+        if not self._silent:
+            _say(f"\n{name}: finishing this step, then saving. Once more exits at once.\n")
+
+
+def _say(text: str) -> None:
+    # Not print: a handler may interrupt a print, and Python's streams are not re-entrant.
+    os.write(_STANDARD_ERROR, text.encode())

@@ -1,0 +1,296 @@
+"""`toque ablate`: the runs, one process each, and the table of what each improvement is worth.
+
+The processes are forked by a server that has imported torch and computed nothing: starting a run
+costs tenths of a second instead of several.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final
+
+from toque import __version__
+from toque.errors import ConfigError, Interrupted
+from toque.reports.html import ABLATION, render
+from toque.reports.parts import Grid
+from toque.storage.atomic import write_whole
+from toque.training.observers.metrics_reader import METRICS, read_metrics
+from toque.units import Duration
+from toque.workflows.ablate.plan import Interval, Plan, Variant, paired, plan_ablation
+
+SHARE_FOR_TRAINING: Final = 0.7
+"""Of a budget in minutes; the rest goes to starting, evaluating and writing. A guess."""
+LOWER_IS_BETTER: Final = frozenset({"loss", "training_seconds", "peak_bytes"})
+SHOWN: Final = (
+    ("loss", "held-out loss", 4, 1.0),
+    ("recipe_score", "recipe score", 3, 1.0),
+    ("ingredient_coverage", "coverage", 3, 1.0),
+    ("rougeL", "ROUGE-L", 3, 1.0),
+    ("training_seconds", "seconds", 1, 1.0),
+    ("peak_bytes", "peak MB", 0, 1e6),
+)
+"""Measure, its heading, digits and unit."""
+_PRELOAD: Final = (
+    "toque.workflows.train",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.t5.modeling_t5",
+    "transformers.models.gpt2.modeling_gpt2",
+    "transformers.models.llama.modeling_llama",
+    "peft",
+)
+"""Imported once for all runs; one that is not installed is passed over."""
+_INTERRUPTED_CODE: Final = 75
+_METHOD: Final = (
+    "Differences are with the improvement minus without, over runs of the same seed: mean and 95 % "
+    "interval of Student's t. * where the interval leaves zero out; of twenty such intervals one "
+    "misses, so a single star among many is weak. Time is training alone; memory is the highest of "
+    "the whole process."
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run came to."""
+
+    key: str
+    code: int
+    measures: Mapping[str, float]
+    peak_bytes: int
+    said: str = ""
+    """The last words of a run that failed."""
+
+
+def run_ablation(
+    config: str,
+    overrides: Sequence[str],
+    *,
+    out: Path,
+    seeds: int,
+    steps: int | None,
+    budget: str | None,
+    say: Callable[[str], None],
+) -> None:
+    """Do the runs that are not done yet and write ablation.json and ablation.html.
+
+    Args:
+        config: a file or a preset.
+        overrides: settings that hold in all runs.
+        out: folder of the runs; those in it that are done are not done again.
+        seeds: runs of each combination.
+        steps: length of each run; None for the configuration's.
+        budget: time for all runs together, such as "90 minutes"; None for no limit.
+        say: takes lines for people.
+
+    Raises:
+        ConfigError: the configuration cannot be used, or both `steps` and `budget` are given.
+        Interrupted: a run was stopped by a signal; the same command goes on.
+    """
+    words = [*overrides, *_length(config, overrides, seeds=seeds, steps=steps, budget=budget)]
+    plan = plan_ablation(config, words, seeds=seeds)
+    for name, why in plan.left_out.items():
+        say(f"left out: {name}: {why}")
+    _prepare(config, words)
+    results, runs = {}, plan.runs
+    for i, (key, variant) in enumerate(runs.items(), start=1):
+        results[key] = _done(out, key) or _run(config, variant, out)
+        say(f"{i}/{len(runs)}  seed {variant.seed}  {variant.name}: {_told(results[key])}")
+    record = summary(plan, results) | {"config": config, "overrides": list(words)}
+    out.mkdir(parents=True, exist_ok=True)
+    write_whole(out / "ablation.json", json.dumps(record, indent=1).encode())
+    write_whole(out / "ablation.html", _page(plan, record).encode())
+    for line in table(record):
+        say(line)
+    say(f"{out / 'ablation.json'} holds every number, {out / 'ablation.html'} is a page of it.")
+
+
+def summary(plan: Plan, results: Mapping[str, Result]) -> dict[str, Any]:
+    """The differences with their intervals, and what they are made from, as JSON."""
+
+    def values(name: str, measure: str) -> list[float | None]:
+        return [_measure(results[plan.key(name, seed)], measure) for seed in plan.seeds]
+
+    effects: dict[str, dict[str, dict[str, Any]]] = {}
+    for improvement in plan.improvements:
+        pairs = {
+            "taken from all on": ("all on", f"all on, {improvement} off"),
+            "added to all off": (f"all off, {improvement} on", "all off"),
+        }
+        for way, (having, lacking) in pairs.items():
+            found = {m: paired(values(having, m), values(lacking, m)) for m, *_ in SHOWN}
+            effects.setdefault(improvement, {})[way] = {
+                m: asdict(e) | {"decided": e.decided} for m, e in found.items() if e is not None
+            }
+    return {
+        "toque": __version__,
+        "seeds": plan.seeds,
+        "effects": effects,
+        "left_out": dict(plan.left_out),
+        "runs": [{"name": v.name, "seed": v.seed, **asdict(results[v.key])} for v in plan.variants],
+        "failed": sorted({v.name for v in plan.variants if results[v.key].code != 0}),
+        "method": _METHOD,
+    }
+
+
+def table(record: Mapping[str, Any]) -> Iterator[str]:
+    """The differences as lines for a terminal."""
+    yield f"{'improvement':18}{'':20}" + "".join(f"{head:>22}" for _, head, _, _ in SHOWN)
+    for name, ways in record["effects"].items():
+        for way, found in ways.items():
+            cells = (_cell(found.get(m), digits, unit) for m, _, digits, unit in SHOWN)
+            yield f"{name:18}{way:20}" + "".join(f"{cell:>22}" for cell in cells)
+    for name in record["failed"]:
+        yield f"failed: {name} (its log is in the folder logs)"
+    yield record["method"]
+
+
+def _length(
+    config: str, overrides: Sequence[str], *, seeds: int, steps: int | None, budget: str | None
+) -> list[str]:
+    if steps is not None and budget is not None:
+        raise ConfigError("--steps and --budget both say how long runs are. Give one of them.")
+    if steps is not None:
+        if steps < 1:
+            raise ConfigError(f"--steps is {steps}. A run has at least one update.")
+        return [f"train.stop_after={steps} steps"]
+    if budget is None:
+        return []
+    whole = Duration.parse(budget)
+    if whole.unit != "minutes" or whole.amount <= 0:
+        raise ConfigError(f'--budget is {budget!r}. Give a time, such as --budget "90 minutes".')
+    each = (
+        whole.amount * SHARE_FOR_TRAINING / len(plan_ablation(config, overrides, seeds=seeds).runs)
+    )
+    return [f"train.stop_after={each:.4g} minutes"]
+
+
+def _prepare(config: str, overrides: Sequence[str]) -> None:
+    from toque.config import load_config
+    from toque.workflows.prepare import run_prepare
+
+    resolved = load_config(config, overrides).config
+    if resolved.data.sources:
+        run_prepare(resolved)
+
+
+def _run(config: str, variant: Variant, out: Path) -> Result:
+    """Train in a process of its own, whose memory and failures are its own."""
+    run, log = out / "runs" / variant.key, out / "logs" / f"{variant.key}.txt"
+    for folder in (run.parent, log.parent):
+        folder.mkdir(parents=True, exist_ok=True)
+    words = ["train", config, *variant.overrides, f"run_dir={run}"]
+    processes = get_context("forkserver")
+    processes.set_forkserver_preload(list(_PRELOAD))
+    hears, tells = processes.Pipe(duplex=False)
+    child = processes.Process(target=_train, args=(words, str(log), dict(os.environ), tells))
+    child.start()
+    tells.close()
+    try:
+        child.join()
+    except KeyboardInterrupt:  # the child has had the signal, too, and saves
+        child.join()
+        raise
+    code = child.exitcode or 0
+    peak = hears.recv() if hears.poll() else 0
+    if code == _INTERRUPTED_CODE:
+        raise Interrupted(
+            f"A run of the ablation was stopped by a signal and saved. The same command goes on; "
+            f"{out} holds what is done."
+        )
+    said_last = log.read_text(errors="replace").strip().splitlines()[-1:] if code else []
+    result = Result(variant.key, code, _measures(run), peak, "".join(said_last))
+    if code == 0:
+        text = json.dumps(asdict(result)).encode()
+        (out / "results").mkdir(exist_ok=True)
+        write_whole(out / "results" / f"{variant.key}.json", text)
+    return result
+
+
+def _train(words: list[str], log: str, environment: dict[str, str], tells: Connection) -> None:
+    """`toque train`, its output in `log`; tells the most memory it held, in bytes."""
+    from toque.cli.app import main
+
+    os.environ.update(environment)
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for standard in (1, 2):
+        os.dup2(file, standard)
+    code = main(words)
+    kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    tells.send(kib * (1 if sys.platform == "darwin" else 1024))
+    sys.exit(code)
+
+
+def _done(out: Path, key: str) -> Result | None:
+    """What an earlier `ablate` measured; failed runs are tried again."""
+    try:
+        record = json.loads((out / "results" / f"{key}.json").read_text())
+        return Result(**record)
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _measures(run: Path) -> dict[str, float]:
+    if not (run / "evaluation.json").exists():
+        return {}
+    record = json.loads((run / "evaluation.json").read_text())
+    ends = [e for e in read_metrics(run / METRICS) if e["event"] == "end"]
+    found = {**record["heldout"], **record["generated"]}
+    if ends:
+        found["training_seconds"] = ends[-1]["training_seconds"]
+    return {name: float(value) for name, value in found.items() if value is not None}
+
+
+def _measure(result: Result, name: str) -> float | None:
+    if result.code != 0:
+        return None
+    return float(result.peak_bytes) if name == "peak_bytes" else result.measures.get(name)
+
+
+def _told(result: Result) -> str:
+    if result.code:
+        return f"failed with exit code {result.code}: {result.said}"
+    seconds = result.measures.get("training_seconds", 0.0)
+    return f"held-out loss {result.measures['loss']:.4f}, {seconds:.1f} s"
+
+
+def _cell(found: Mapping[str, Any] | None, digits: int, unit: float) -> str:
+    if found is None:
+        return "-"
+    effect = Interval(**{name: found[name] for name in ("mean", "low", "high", "pairs")})
+    text = f"{effect.mean / unit:+.{digits}f}"
+    if effect.low is not None and effect.high is not None:
+        text += f" ({effect.low / unit:.{digits}f}..{effect.high / unit:.{digits}f})"
+    return text + ("*" if effect.decided else " ")
+
+
+def _page(plan: Plan, record: Mapping[str, Any]) -> str:
+    heads = ("improvement", "how", *(head for _, head, _, _ in SHOWN))
+    rows = [
+        (name, way, *(_cell(found.get(m), digits, unit) for m, _, digits, unit in SHOWN))
+        for name, ways in record["effects"].items()
+        for way, found in ways.items()
+    ]
+    runs = [
+        (r["name"], str(r["seed"]), _told(Result(**{k: r[k] for k in Result.__match_args__})))
+        for r in record["runs"]
+    ]
+    numeric = frozenset(range(2, len(heads)))
+    return render(
+        ABLATION,
+        {
+            "title": f"Ablation of {record['config']}",
+            "sentence": f"{len(plan.improvements)} improvements, {len(plan.seeds)} seeds, "
+            f"{len(plan.runs)} runs.",
+            "effects": Grid(heads, rows, numeric, _METHOD),
+            "left_out": list(record["left_out"].items()),
+            "runs": Grid(("run", "seed", "result"), runs),
+            "made_by": f"Written by toque {__version__}.",
+        },
+    )

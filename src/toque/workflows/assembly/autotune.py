@@ -1,0 +1,352 @@
+"""How a run is computed on this machine: rows at once, recomputing, compiling; by measuring."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from transformers import PreTrainedModel
+
+from toque import __version__
+from toque.config import RunConfig
+from toque.data.loader.batch_stream import BatchStream
+from toque.errors import ConfigError
+from toque.models.forward.activation_checkpointing import recompute_blocks, stop_recomputing
+from toque.models.forward.compile import compile_blocks, stop_compiling, uncompiled
+from toque.models.forward.cross_entropy import logits_bytes
+from toque.models.forward.loss import loss_sum
+from toque.models.forward.packed import output_head
+from toque.training.autotune.cache import MachineCache, Resources, cache_folder, machine_facts
+from toque.training.autotune.memory import free_bytes, in_words, is_out_of_memory
+from toque.training.autotune.micro_batch import (
+    HEADROOM,
+    MemoryNeeds,
+    Probe,
+    fastest_rows,
+    largest_rows,
+)
+from toque.training.autotune.worst_batch import WorstBatch
+from toque.training.distributed.collectives import Ranks
+from toque.training.optim.factory import build_optimizer, state_bytes
+from toque.training.runtime import Runtime
+from toque.units import Cursor
+from toque.workflows.assembly.batches import CPU_MICRO_BATCH_TOKENS, expected_totals
+
+_GUESSES: Final = {"cpu": (150.0, 0.15), "cuda": (40.0, 0.25)}
+"""Seconds that compiling takes and the share of a step it saves, before either was measured."""
+_TRIAL_PAYS: Final = 5.0
+"""Compiling is tried when the guessed saving is so many times its guessed cost."""
+_TURNS: Final = 3
+"""Times that compiled and not is timed, when it was tried."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What was chosen, and what the user should be told."""
+
+    resources: Resources
+    line: str
+    """The choices and their reasons."""
+    warnings: tuple[str, ...] = ()
+
+
+def fit_to_machine(
+    config: RunConfig,
+    model: PreTrainedModel,
+    stream: BatchStream,
+    runtime: Runtime,
+    *,
+    free: Callable[[torch.device], int] = free_bytes,
+) -> Fitted:
+    """Choose what is `auto`, and make the model compute so.
+
+    The worst batch is computed before step 1. What an earlier session of the run chose is kept, and
+    what an equal run on this machine chose too, so that equal runs have equal bits.
+
+    Args:
+        config: the run's; explicit settings are obeyed.
+        model: on its device; its blocks are made to recompute, or compiled, as chosen.
+        stream: for the shape of rows and updates.
+        runtime: device and number format.
+        free: bytes that a device has to give.
+
+    Raises:
+        ConfigError: not even one row fits; the bytes are given by part.
+    """
+    fit, ranks = _Fit(config, model, stream, runtime, free), runtime.ranks
+    if not ranks.is_main:
+        return _as_first(fit, Path(config.run_dir), ranks)
+    run, cache = Path(config.run_dir), MachineCache(cache_folder())
+    of = fit.depends_on()
+    known = Resources.load(run)
+    if known is None or known.machine != of:
+        found = cache.get(of)
+        known = Resources(machine=of, **found) if found is not None else None
+        if known is not None and not fit.has_room(known):
+            known = None  # the machine has less to give than it had then
+    if known is not None:
+        fitted = fit.again(known)
+    else:
+        fitted = fit.measured(of, cache)
+        chosen = fitted.resources
+        names = ("micro_batch_rows", "gradient_checkpointing", "compile")
+        if not fitted.warnings:  # those are circumstances of the day
+            cache.put(of, {name: getattr(chosen, name) for name in names})
+    fitted.resources.save(run)
+    ranks.broadcast(asdict(replace(fitted.resources, smaller_from={})))
+    return fitted
+
+
+def _as_first(fit: _Fit, run: Path, ranks: Ranks) -> Fitted:
+    """Compute as rank 0 chose; where memory ran out is each rank's own."""
+    chosen = Resources(**ranks.broadcast())
+    own = Resources.load(run, rank=ranks.rank)
+    if own is not None and own.machine == chosen.machine:
+        chosen = replace(chosen, smaller_from=own.smaller_from)
+    return fit.again(chosen)
+
+
+class _Fit:
+    def __init__(
+        self,
+        config: RunConfig,
+        model: PreTrainedModel,
+        stream: BatchStream,
+        runtime: Runtime,
+        free: Callable[[torch.device], int],
+    ) -> None:
+        self.config, self.model, self.stream = config, model, stream
+        self.runtime, self.free, self.train = runtime, free, config.train
+        batch = stream.at(Cursor()).batch  # packed once, and again by the loop from its memory
+        self.first, self.update_rows = batch, batch.n_rows
+        plan, shape = stream.plan, stream.layout.shape
+        longest = int(plan.source_lengths.max()), int(plan.target_lengths.max())
+        packed = stream.layout.packed
+        self.worst = WorstBatch(
+            source=shape.source if packed else longest[0] if shape.source else 0,
+            target=shape.target if packed else longest[1],
+            longest_source=longest[0],
+            longest_target=longest[1],
+            vocab_size=output_head(model)[0].shape[0],
+        )
+        loss_fn = partial(loss_sum, smoothing=config.optim.label_smoothing)
+        self.probe = Probe(model, loss_fn, runtime, self.worst)
+        self.warnings: list[str] = []
+
+    @property
+    def row_tokens(self) -> int:
+        return self.worst.source + self.worst.target
+
+    def depends_on(self) -> dict[str, Any]:
+        """Everything a choice was made of; another run with the same gets the same."""
+        shapes = [(n, list(p.shape), p.requires_grad) for n, p in self.model.named_parameters()]
+        model = hashlib.sha256(repr((self.model.config.model_type, shapes)).encode()).hexdigest()
+        return (
+            machine_facts(self.runtime.device)
+            | {
+                "toque": __version__,
+                "model": model[:16],
+                "precision": self.runtime.precision,
+                "deterministic": self.runtime.deterministic,
+                "optimizer": self.config.optim.name,
+                "row": [self.worst.source, self.worst.target],
+                "longest": [self.worst.longest_source, self.worst.longest_target],
+                "update_rows": self.update_rows,
+                "gradient_checkpointing": self.train.gradient_checkpointing,
+                "compile": self.train.compile,
+                "micro_batch_rows": self.train.micro_batch_rows,
+            }
+            | (
+                {"ranks": self.runtime.ranks.world_size}
+                if self.runtime.ranks.is_distributed
+                else {}
+            )
+        )
+
+    def again(self, known: Resources) -> Fitted:
+        """Compute as before."""
+        compiled = known.compile and self._compile(known.micro_batch_rows) is not None
+        self._recompute(known.gradient_checkpointing)
+        if self.train.compile is True and not known.compile:
+            self.warnings.append("not compiled, as in this run's earlier sessions, where it failed")
+        kept = replace(known, compile=compiled)
+        state = "compiled" if compiled else "not compiled"
+        return Fitted(kept, f"{self._words(kept)}; {state}, as before", tuple(self.warnings))
+
+    def has_room(self, known: Resources) -> bool:
+        """Whether its micro-batch fits now."""
+        self._recompute(known.gradient_checkpointing)
+        return self.probe.activation_bytes(known.micro_batch_rows, self._room()) is not None
+
+    def measured(self, of: dict[str, Any], cache: MachineCache) -> Fitted:
+        """Measure and choose."""
+        recompute, room, each = self._fitting()
+        asked = self.train.micro_batch_rows
+        if isinstance(asked, int):
+            rows, why = asked, "as set"
+        elif self.runtime.device.type == "cuda":
+            rows, why = self._largest(), "the most that fit"
+        else:
+            most = max(1, room // max(1, each))
+            guess = max(1, CPU_MICRO_BATCH_TOKENS // self.row_tokens)
+            rows, seconds = fastest_rows(
+                self.probe.seconds, update_rows=self.update_rows, guess=guess, largest=most
+            )
+            why = "the fastest of " + ", ".join(map(str, sorted(seconds)))
+        compiled, reason = self._compile_policy(rows, cache)
+        self._recompute(recompute)
+        resources = Resources(rows, recompute, compiled, machine=of)
+        line = f"{self._words(resources)} ({why}); {reason}"
+        return Fitted(resources, line, tuple(self.warnings))
+
+    def _words(self, chosen: Resources) -> str:
+        words = [f"{chosen.micro_batch_rows} rows at once"]
+        return ", ".join(words + ["activations recomputed"] * chosen.gradient_checkpointing)
+
+    def _fitting(self) -> tuple[bool, int, int]:
+        """Whether to recompute, bytes left for activations, and bytes of a row's."""
+        asked = self.train.gradient_checkpointing
+        recompute = asked is True
+        self._recompute(recompute)
+        room = self._room()
+        one = self.probe.activation_bytes(1, room)
+        if one is None and asked == "auto":
+            recompute = True
+            self._recompute(True)
+            one = self.probe.activation_bytes(1, room)
+            if one is not None:
+                self.warnings.append(
+                    "activations of one row do not fit into memory, so they are computed again in "
+                    "backward (train.gradient_checkpointing): the same bits, about a third slower"
+                )
+        if one is None:
+            raise self._refusal(
+                replace(self._needs(), activations=max(0, room)), recompute=recompute
+            )
+        two = self.probe.activation_bytes(2, room) if self.update_rows > 1 else None
+        return recompute, room, one if two is None else max(1, two - one)
+
+    def _room(self) -> int:
+        """Bytes left for activations once the fixed parts are allocated; may be negative."""
+        return int(HEADROOM * self.free(self.runtime.device)) - self._needs().fixed
+
+    def _needs(self) -> MemoryNeeds:
+        parameters = list(self.model.parameters())
+        trained = [p for p in parameters if p.requires_grad]
+        optimizer = build_optimizer(self.model, name=self.config.optim.name)
+        return MemoryNeeds(
+            weights=sum(p.numel() * p.element_size() for p in parameters),
+            gradients=sum(p.numel() * p.element_size() for p in trained),
+            optimizer=state_bytes(optimizer),
+            activations=0,
+            logits=logits_bytes(self.worst.vocab_size, self.runtime.device.type),
+        )
+
+    def _refusal(self, needs: MemoryNeeds, *, recompute: bool) -> ConfigError:
+        device, free = self.runtime.device, self.free(self.runtime.device)
+        levers = [] if recompute else ["train.gradient_checkpointing=true"]
+        if self.config.optim.name in {"adamw", "muon"}:
+            levers.append("optim.name=adamw8bit or adafactor")
+        levers.append("shorter rows (train.row_tokens, data.max_target_tokens)")
+        levers.append("a smaller model, or an adapter")
+        return ConfigError(
+            f"One row of {self.row_tokens} tokens does not fit into the {in_words(free)} that "
+            f"{device} has free, and a micro-batch is at least one row. It takes: weights "
+            f"{in_words(needs.weights)} (there already), gradients {in_words(needs.gradients)}, "
+            f"optimizer {in_words(needs.optimizer)}, logits {in_words(needs.logits)}, and "
+            f"activations of more than {in_words(needs.activations)}. Try {'; '.join(levers)}."
+        )
+
+    def _largest(self) -> int:
+        device, needs = self.runtime.device, self._needs()
+        # The optimizer's state comes with the first update; its place is held meanwhile.
+        held = torch.empty(needs.optimizer, dtype=torch.uint8, device=device)
+
+        def peak(rows: int) -> int | None:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(device)
+            before = torch.cuda.memory_allocated(device)
+            try:
+                self.probe.seconds(rows)
+            except torch.OutOfMemoryError:
+                return None
+            return torch.cuda.max_memory_allocated(device) - before
+
+        rows = largest_rows(peak, update_rows=self.update_rows, free=lambda: self.free(device))
+        del held
+        torch.cuda.empty_cache()
+        return rows
+
+    def _recompute(self, on: bool) -> None:  # noqa: FBT001 - the name is the argument
+        stop_recomputing(self.model)
+        if on:
+            recompute_blocks(self.model)
+
+    def _compile(self, rows: int) -> float | None:
+        """Compile and try, in seconds; None, with a warning, when that does not work."""
+        stop_recomputing(self.model)
+        compile_blocks(self.model)
+        started = time.perf_counter()
+        try:
+            self.probe.seconds(rows)
+        except (RuntimeError, OSError, ImportError) as error:
+            if is_out_of_memory(error):
+                raise
+            stop_compiling(self.model)
+            first = (str(error).strip() or repr(error)).splitlines()[0]
+            self.warnings.append(f"torch.compile failed, so the run is not compiled: {first}")
+            return None
+        return time.perf_counter() - started
+
+    def _compile_policy(self, rows: int, cache: MachineCache) -> tuple[bool, str]:
+        """Whether the model is compiled now, and why in a few words."""
+        asked = self.train.compile
+        of = self.depends_on() | {"about": "compile, in turn", "rows": rows}
+        if asked is False:
+            return False, "not compiled, as set"
+        known = cache.get(of)
+        cost, share = _GUESSES[self.runtime.device.type]
+        if known is not None:
+            cost, share = known["seconds"], known["saved_share"]
+        eager = min(self._try(rows), self._try(rows))  # the first loads and chooses kernels
+        if asked == "auto":
+            total = self._expected_seconds(rows, eager)
+            if total * share < cost * (_TRIAL_PAYS if known is None else 1.0):
+                return False, (
+                    f"not compiled: {total:,.0f} s of computing would save {share:.0%} for "
+                    f"{cost:,.0f} s of compiling ({'guesses' if known is None else 'measured'})"
+                )
+        seconds = self._compile(rows)
+        if seconds is None:
+            return False, "not compiled: it failed"
+        # In turn, and the best of each: other programs slow down a single try by any factor.
+        fast = []
+        for _ in range(_TURNS):
+            fast.append(self._try(rows))
+            with uncompiled(self.model):
+                eager = min(eager, self._try(rows))
+        share = 1.0 - min(fast) / eager
+        cache.put(of, {"seconds": seconds, "saved_share": share})
+        said = f"compiling took {seconds:,.0f} s and saves {share:.0%} of a step"
+        if asked == "auto" and share <= 0.0:
+            stop_compiling(self.model)
+            return False, f"not compiled: {said}"
+        return True, said
+
+    def _try(self, rows: int) -> float:
+        """Seconds of the first rows that training will see, which speed is chosen for."""
+        return self.probe.seconds_of(self.first.split(rows)[0])
+
+    def _expected_seconds(self, rows: int, seconds: float) -> float:
+        """Seconds of the whole run's updates when `rows` rows take `seconds`."""
+        stop = self.train.stop_after
+        if stop.unit == "minutes":
+            return stop.amount * 60.0
+        steps = expected_totals(self.config, self.stream).get("steps", 0.0)
+        return steps * self.update_rows / rows * seconds

@@ -1,0 +1,186 @@
+"""From the configuration's data section to sources, settings and the opened store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Literal
+
+from toque.config import RunConfig, SourceConfig
+from toque.cooking.schemas import (
+    TextRecordsError,
+    UnknownFormatError,
+    is_columnar,
+    reader_spec,
+    schema_of,
+)
+from toque.data.prepare.settings import TRAINED, Located, PrepareSettings, ProgressSink, Source
+from toque.data.store.manifest import StoreManifest
+from toque.data.store.token_store import TokenStore
+from toque.data.tokenizer.codec import load_codec
+from toque.data.tokenizer.folder import resolve_tokenizer
+from toque.errors import ConfigError, DataError
+from toque.sources.files import located, named
+from toque.sources.hf_datasets import PREFIX, dataset_files, saved_files
+from toque.sources.npz_stream import is_array_file
+from toque.sources.pickle_guard import refuse_pickle
+from toque.sources.token_arrays import READER as TOKEN_READER
+from toque.storage.bucket import is_remote, listing
+from toque.storage.download import fetch
+
+TEXT_READER = "toque.data.text:text_reader"
+
+
+def family_kind(config: RunConfig) -> Literal["decoder", "encoder-decoder"]:
+    """Which sides an example of this model has; reads a checkpoint's config.json when it must."""
+    family = config.model.family
+    if family == "auto":
+        from toque.models.loading.hub import resolve_folder
+
+        file = resolve_folder(config.model.start_from) / "config.json"
+        try:
+            encoder = bool(json.loads(file.read_text()).get("is_encoder_decoder"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"model.start_from is {config.model.start_from}, and its config.json cannot be "
+                f"read: {error}. Name a whole Hugging Face model folder."
+            ) from error
+        return "encoder-decoder" if encoder else "decoder"
+    return "encoder-decoder" if family == "t5" else "decoder"
+
+
+def _silent(*told: object) -> None:
+    """Hears what nobody wants to be told."""
+
+
+def sources_of(
+    config: RunConfig,
+    *,
+    progress: ProgressSink = _silent,
+    say: Callable[[str], None] = _silent,
+) -> list[Source]:
+    """What `prepare` reads, each with its reader; remote files are fetched.
+
+    Args:
+        config: the run's.
+        progress: told how far fetching has come.
+        say: told in sentences what was fetched, skipped or left out.
+
+    Raises:
+        ConfigError: no source is named, or a tokenizer is to be learnt from token files.
+        DataError: a source cannot be found, fetched or recognised.
+    """
+    given = config.data.sources
+    if not given:
+        raise ConfigError(
+            "data.sources is empty, so there is nothing to prepare. Name at least one file: "
+            "data.sources=[{path: recipes.jsonl}]."
+        )
+    # Every bucket is asked before the first byte is fetched: a wrong key shows at once.
+    listed = [listing(s.path, say) if is_remote(s.path) else None for s in given]
+    sources = []
+    for source, remote in zip(given, listed, strict=True):
+        if remote is not None:
+            files = tuple(fetch(*remote, progress=progress, say=say))
+        else:
+            files = _local_files(source.path)
+        reader = _reader_of(source, files[0])
+        if reader == TOKEN_READER and config.model.tokenizer_source.startswith(TRAINED):
+            raise ConfigError(
+                f"{source.path} holds token ids, and model.tokenizer is "
+                f"{config.model.tokenizer_source}: no tokenizer can be learnt from ids. Name the "
+                "tokenizer the file was written with in model.tokenizer."
+            )
+        sources.append(Source(source.path, reader, source.weight, files))
+    return sources
+
+
+def _local_files(path: str) -> tuple[Located, ...]:
+    if path.startswith(PREFIX):
+        return dataset_files(path)
+    saved = saved_files(Path(path).expanduser())
+    if saved is not None:
+        return tuple(Located(str(file), file) for file in saved)
+    return located(path)
+
+
+def _reader_of(source: SourceConfig, file: Located) -> str:
+    """The reader by content, not by name; what is no known format is text."""
+    refuse_pickle(file.path, file.name)
+    columns = {str(part): name for part, name in source.columns.items()}
+    if source.format == "tokens" or (source.format == "auto" and is_array_file(file.path)):
+        return TOKEN_READER
+    with named(file.path, file.name):
+        if source.format == "text" and not columns:
+            return reader_spec({"text": "text"}) if is_columnar(file.path) else TEXT_READER
+        if source.format == "auto":
+            try:
+                schema_of(file.path, columns)
+            except UnknownFormatError:
+                return TEXT_READER
+            except TextRecordsError as found:
+                return reader_spec(found.columns)
+    return reader_spec(columns)
+
+
+def prepare_settings(config: RunConfig) -> PrepareSettings:
+    """The settings that decide what a store holds."""
+    data = config.data
+    return PrepareSettings(
+        family_kind=family_kind(config),
+        tokenizer=config.model.tokenizer_source,
+        max_prompt_tokens=data.max_prompt_tokens,
+        max_target_tokens=data.max_target_tokens,
+        on_overlong=data.on_overlong,
+        validation_fraction=data.validation_fraction,
+        max_examples=data.max_examples,
+        dedup=data.dedup,
+        min_quality=data.min_quality,
+        tasks=data.tasks,
+    )
+
+
+def open_store(config: RunConfig) -> TokenStore:
+    """The prepared store, every file hashed, checked against the configuration.
+
+    Raises:
+        DataError: not prepared, damaged, or prepared with other settings.
+    """
+    folder = Path(config.data.store)
+    if not (folder / "manifest.json").exists():
+        raise DataError(
+            f"{folder} holds no prepared store. Run `toque prepare` with this configuration first; "
+            "training never prepares data by itself."
+        )
+    store = TokenStore.open(folder, verify=True)
+    wrong = settings_differences(store.manifest, prepare_settings(config))
+    if wrong:
+        raise DataError(
+            f"The store {folder} was prepared with other settings: {'; '.join(wrong)}. Run "
+            "`toque prepare` again with another data.store (or --replace), or set these back."
+        )
+    return store
+
+
+def settings_differences(manifest: StoreManifest, asked: PrepareSettings) -> list[str]:
+    """What a store was prepared with that is not what is asked for, in words."""
+    there = manifest.settings
+    return [
+        f"{name} was {there.get(name)} and is {value}"
+        for name, value in json.loads(json.dumps(asdict(asked))).items()
+        # A tokenizer is known by its content; where it lay when preparing is no difference.
+        if there.get(name) != value and name != "tokenizer"
+    ] + _tokenizer_difference(manifest, asked)
+
+
+def _tokenizer_difference(manifest: StoreManifest, asked: PrepareSettings) -> list[str]:
+    there = str(manifest.settings.get("tokenizer"))
+    if there == asked.tokenizer:
+        return []
+    if asked.trained_vocab_size is None:  # a run's finished model holds what its store learnt
+        theirs = load_codec(resolve_tokenizer(asked.tokenizer))
+        if theirs.sha256 == manifest.tokenizer.sha256:
+            return []
+    return [f"the tokenizer was {there} and is {asked.tokenizer}"]

@@ -1,0 +1,128 @@
+"""From the configuration to what is measured on held-out examples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from toque.config import RunConfig
+from toque.cooking.prompts import CLASSES, TASKS
+from toque.cooking.scoring.recipe_scores import text_metrics
+from toque.data.loader.batch_stream import BatchStream
+from toque.data.loader.collate import Layout
+from toque.data.loader.packing import choose_shape
+from toque.data.prepare.example_rows import prompt_ids
+from toque.data.prepare.settings import FamilyKind
+from toque.data.store.token_store import TokenStore
+from toque.errors import ConfigError
+from toque.evaluation.heldout_loss import HeldOut, choose_rows, subset
+from toque.evaluation.text_samples import Prompt, Sampler
+from toque.models.forward.loss import loss_sum
+from toque.models.generation.engine import generate
+from toque.training.runtime import Runtime
+from toque.workflows.assembly.batches import CPU_MICRO_BATCH_TOKENS, Lengths
+from toque.workflows.assembly.metrics import slices_of
+from toque.workflows.assembly.mixture import held_out_weights
+from toque.workflows.assembly.span_corruption import corrupted_held_out, spans_of
+
+
+def build_heldout(
+    config: RunConfig, store: TokenStore, stream: BatchStream, runtime: Runtime
+) -> HeldOut:
+    """Held-out loss over the fixed subset that evaluation.max_examples asks for.
+
+    Where sources or tasks are mixed by weight, examples weigh in it as they do in training.
+
+    Raises:
+        ConfigError: the store has no held-out example.
+    """
+    rows, encoder = store.rows("validation"), stream.layout.shape.source > 0
+    if len(rows) == 0:
+        raise ConfigError(
+            "The store has no held-out example, so nothing can be evaluated. Prepare with a "
+            "data.validation_fraction above 0."
+        )
+    spans = spans_of(config, store, encoder=encoder)
+    lengths = Lengths.of(store, rows, encoder=encoder, spans=spans)
+    shape = choose_shape(*lengths.sample(), encoder=encoder)
+    everything = store.prompt_lengths.astype(np.int64), store.target_lengths.astype(np.int64)
+    prompts, targets = everything if spans is None else spans.longest(*everything)
+    trained = stream.layout
+    chosen = subset(rows, config.evaluation.max_examples)
+    weights = held_out_weights(config, store, chosen)
+    packed = {
+        weight: choose_rows(
+            chosen[weights == weight],
+            prompt_lengths=prompts,
+            target_lengths=targets,
+            shape=shape,
+        )
+        for weight in sorted(set(weights.tolist()))
+    }
+    return HeldOut(
+        layout=Layout(
+            store if spans is None else corrupted_held_out(store, spans),
+            shape=shape,
+            pad_id=trained.pad_id,
+            start_id=trained.start_id,
+            packed=trained.packed,
+        ),
+        rows=[row for part in packed.values() for row in part],
+        weights=[weight for weight, part in packed.items() for _ in part],
+        loss_sum=loss_sum,
+        autocast=runtime.autocast,
+        device=runtime.device,
+        rows_per_batch=max(1, CPU_MICRO_BATCH_TOKENS // shape.tokens),
+        share=(runtime.ranks.rank, runtime.ranks.world_size),
+        total=runtime.ranks.all_reduce_sum,
+    )
+
+
+def held_out_prompts(store: TokenStore, n: int) -> list[Prompt]:
+    """The first `n` of the fixed held-out order that have a prompt, with their references.
+
+    Questions whose answer is a class are left out: they are scored by `task_scores`.
+    """
+    codec = store.codec()
+    found: list[tuple[int, tuple[int, ...], str]] = []
+    held_out = store.rows("validation")
+    of_classes = [number for number, task in enumerate(TASKS) if task in CLASSES]
+    written = ~np.isin(np.asarray(store.column("task"))[held_out], of_classes)
+    for row in subset(held_out[written], None)[: 4 * n].tolist():
+        ids = tuple(int(i) for i in store.prompt(row))
+        text = codec.decode(ids)
+        if text.strip() and len(found) < n:
+            found.append((row, ids, text))
+    references = [codec.decode(store.target(row)) for row, _, _ in found]
+    slices = slices_of(store, [row for row, _, _ in found], references)
+    return [
+        Prompt(ids, text, reference, labels)
+        for (_, ids, text), reference, labels in zip(found, references, slices, strict=True)
+    ]
+
+
+def own_prompts(config: RunConfig, store: TokenStore, *, encoder: bool) -> list[Prompt]:
+    """The prompts of evaluation.prompts, as the model reads them."""
+    codec = store.codec()
+    kind: FamilyKind = "encoder-decoder" if encoder else "decoder"
+    return [
+        Prompt(tuple(prompt_ids(codec, text, kind)), text) for text in config.evaluation.prompts
+    ]
+
+
+def build_sampler(config: RunConfig, store: TokenStore, prompts: Sequence[Prompt]) -> Sampler:
+    """Greedy texts for `prompts`, scored by the recipe metrics."""
+    codec = store.codec()
+    return Sampler(
+        prompts=prompts,
+        codec=codec,
+        generate=partial(
+            generate,
+            max_new_tokens=config.data.max_target_tokens,
+            eos_id=codec.eos_id,
+            pad_id=codec.pad_id,
+        ),
+        metrics=text_metrics,
+    )

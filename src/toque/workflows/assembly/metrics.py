@@ -1,0 +1,89 @@
+"""From the configuration to the metrics of written texts, the user's own among them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from toque.config import RunConfig
+from toque.cooking.prompts import TASKS
+from toque.cooking.recipe import DIFFICULTIES
+from toque.data.store.token_store import TokenStore
+from toque.errors import ConfigError
+from toque.evaluation.text_scores import GROUPS, TextScores, UserMetric
+from toque.workflows.assembly.user_objects import imported
+
+LENGTHS = (("short", 100), ("medium", 200))
+"""Slices by the words of the reference: up to so many; above all, long."""
+
+
+def build_text_scores(config: RunConfig) -> TextScores:
+    """What `evaluation.metrics` asks for, nothing added up yet.
+
+    Raises:
+        ConfigError: a function of the user's cannot be imported.
+    """
+    asked = config.evaluation.metrics
+    names = ("auto",) if asked == "auto" else asked
+    groups = [name for name in GROUPS if name in names or "auto" in names]
+    return TextScores(groups, {name: _imported(name) for name in names if ":" in name})
+
+
+def _imported(path: str) -> UserMetric:
+    wanted = "a function of the predictions and the references that returns {name: score}"
+    found = imported(path, setting="evaluation.metrics", wanted=wanted)
+    if not callable(found):
+        raise ConfigError(
+            f"evaluation.metrics names {path}, which is a {type(found).__name__} and no function "
+            "of predictions and references."
+        )
+    metric: UserMetric = found
+    return metric
+
+
+def slices_of(
+    store: TokenStore, rows: Sequence[int], references: Sequence[str]
+) -> list[dict[str, str]]:
+    """What kind of example each store row is: by length, difficulty, task and source."""
+    slices = [{"length": _length(reference)} for reference in references]
+    columns = store.manifest.columns
+    if "difficulty" in columns:
+        levels = store.column("difficulty")[list(rows)].astype(float).tolist()
+        for labels, level in zip(slices, levels, strict=True):
+            # Comparing keeps NaN out, too.
+            labels["difficulty"] = DIFFICULTIES[int(level)] if 0 <= level <= 2 else "unknown"
+    tasks = store.column("task")[list(rows)].astype(int).tolist()
+    if len(set(tasks)) > 1:
+        for labels, task in zip(slices, tasks, strict=True):
+            labels["task"] = TASKS[task]
+    files: dict[int, str] = {}
+    for entry in store.manifest.sources:
+        files.setdefault(entry.source, Path(entry.path).name)
+    if len(files) > 1:
+        sources = store.column("source")[list(rows)].astype(int).tolist()
+        for labels, source in zip(slices, sources, strict=True):
+            labels["source"] = f"{source + 1} {files.get(source, '')}".strip()
+    return slices
+
+
+def _length(reference: str) -> str:
+    words = len(reference.split())
+    return next((name for name, most in LENGTHS if words <= most), "long")
+
+
+def bits_per_byte(loss: float, n_targets: int, n_bytes: int) -> float:
+    """Bits the model spends on a byte of text: it can be compared between tokenizers.
+
+    Args:
+        loss: nats per target token.
+        n_targets: target tokens, the end of a text included.
+        n_bytes: of the targets' text in UTF-8.
+    """
+    return loss * n_targets / (math.log(2.0) * n_bytes)
+
+
+def text_bytes(store: TokenStore, rows: Iterable[Sequence[int]]) -> int:
+    """Bytes, as UTF-8, of the targets that packed `rows` of store rows hold."""
+    codec = store.codec()
+    return sum(len(codec.decode(store.target(row)).encode()) for packed in rows for row in packed)

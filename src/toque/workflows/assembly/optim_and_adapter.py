@@ -1,0 +1,100 @@
+"""From the configuration to adapter, schedule, noise, outliers and an average of the weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from toque.config import RunConfig
+from toque.data.tokenizer.codec import Codec
+from toque.models.lora.layers import attach, resolve
+from toque.training.guards.skip_step import RECORD, Outliers
+from toque.training.lr_schedules import Cycles, LearningRate, make_schedule
+from toque.training.optim.gradient_noise import GradientNoise
+from toque.training.optim.weight_average import WeightAverage
+from toque.training.runtime import Runtime
+from toque.units import Duration
+
+
+def add_adapter(config: RunConfig, model: PreTrainedModel, codec: Codec, *, base_rows: int) -> None:
+    """Put the configured adapter into `model`, if there is one.
+
+    The rows of tokens that the base has no use for are trained besides: those of an embedding
+    that had to grow, and of the marker that stands for a line break.
+
+    Raises:
+        ConfigError: unknown target modules.
+    """
+    wanted = config.adapter
+    if wanted is None:
+        return
+    marker = () if codec.newline_id is None else (codec.newline_id,)
+    shape = resolve(
+        model,
+        kind=wanted.kind,
+        r=None if wanted.r == "auto" else wanted.r,
+        alpha=None if wanted.alpha == "auto" else wanted.alpha,
+        dropout=wanted.dropout,
+        target_modules=wanted.target_modules,
+        tokens=sorted({*marker, *range(base_rows, codec.vocab_size)}),
+    )
+    folder = Path(config.model.start_from).expanduser()
+    base = str(folder.resolve()) if folder.is_dir() else config.model.start_from
+    attach(model, shape, base=base, seed=config.seed)
+
+
+def learning_rate(config: RunConfig, expected: dict[str, float]) -> LearningRate:
+    """The learning rate as a function of progress."""
+    optim = config.optim
+    cycles = None
+    if optim.cycles is not None:
+        cycles = Cycles(first=optim.cycles.first, growth=optim.cycles.growth)
+    return make_schedule(
+        optim.schedule,
+        peak_lr=optim.peak_lr,
+        min_lr=optim.min_lr,
+        warmup=optim.warmup,
+        stop_after=config.train.stop_after,
+        expected=expected,
+        cycles=cycles,
+        cooldown=optim.cooldown or Duration(20, "%"),
+    )
+
+
+def gradient_noise(config: RunConfig) -> GradientNoise | None:
+    """Noise on the gradients, if asked for."""
+    wanted = config.optim.gradient_noise
+    if wanted is None:
+        return None
+    return GradientNoise(eta=wanted.eta, gamma=wanted.gamma, seed=config.seed)
+
+
+def outlier_policy(config: RunConfig, runtime: Runtime) -> Outliers | None:
+    """Who leaves updates out, if asked for."""
+    wanted, ranks = config.optim.outliers, runtime.ranks
+    if wanted is None:
+        return None
+    return Outliers(
+        sigma=wanted.sigma,
+        window=wanted.window,
+        roll_back_after=wanted.roll_back_after,
+        record=Path(config.run_dir) / RECORD if ranks.is_main else None,
+        overflow_is_ordinary=runtime.scaler is not None,
+        gather=ranks.all_gather,
+    )
+
+
+def weight_average(config: RunConfig) -> WeightAverage | None:
+    """An average of the weights, if asked for."""
+    wanted = config.optim.averaging
+    if wanted is None:
+        return None
+    usual = WeightAverage(wanted.kind)
+    return WeightAverage(
+        wanted.kind,
+        decay=wanted.decay or usual.decay,
+        last=wanted.last or usual.last,
+        every=wanted.every or usual.every,
+        whole=config.train.stop_after,
+    )

@@ -1,0 +1,148 @@
+"""The loop with everything it holds, and what a run says of itself."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from toque import __version__
+from toque.config import RunConfig, config_sha256
+from toque.data.loader.batch_stream import BatchStream
+from toque.data.store.token_store import TokenStore
+from toque.models.forward.loss import loss_sum
+from toque.models.loading.pretrained import flops_per_token, parameter_counts
+from toque.models.lora.layers import is_adapted, refuse_unreached
+from toque.training.autotune.cache import Resources
+from toque.training.callbacks import Callback, Callbacks
+from toque.training.checkpoint.store import CheckpointStore, RunIdentity
+from toque.training.optim.factory import build_optimizer
+from toque.training.runtime import Runtime
+from toque.training.trainer import Schedule, Trainer
+from toque.workflows.assembly.autotune import Fitted
+from toque.workflows.assembly.batches import expected_totals
+from toque.workflows.assembly.optim_and_adapter import (
+    gradient_noise,
+    learning_rate,
+    outlier_policy,
+    weight_average,
+)
+
+
+def build_trainer(
+    config: RunConfig,
+    *,
+    store: TokenStore,
+    model: PreTrainedModel,
+    runtime: Runtime,
+    evaluator: Callable[[], dict[str, float]],
+    stream: BatchStream,
+    callbacks: Sequence[Callback],
+    fitted: Fitted,
+    base_hash: str | None = None,
+) -> Trainer:
+    """The loop with everything it holds; `base_hash` is of the weights beside an adapter."""
+    run, optim, train = Path(config.run_dir), config.optim, config.train
+    resources = fitted.resources
+    return Trainer(
+        model=model,
+        optimizer=build_optimizer(model, name=optim.name, weight_decay=optim.weight_decay),
+        batches=stream,
+        loss_fn=partial(loss_sum, smoothing=optim.label_smoothing),
+        lr_at=learning_rate(config, expected_totals(config, stream)),
+        evaluator=evaluator,
+        checkpoints=CheckpointStore(
+            run / "checkpoints",
+            keep_last=train.keep_last,
+            keep_best=train.keep_best,
+            identity=RunIdentity(
+                config_sha256=config_sha256(config), data_fingerprint=store.fingerprint
+            ),
+        ),
+        callbacks=Callbacks(callbacks),
+        runtime=runtime,
+        schedule=Schedule(train.stop_after, train.evaluate_every, train.save_every),
+        micro_batch_rows=resources.micro_batch_rows,
+        smaller_from=dict(resources.smaller_from),
+        remember_smaller=lambda smaller: replace(resources, smaller_from=dict(smaller)).save(
+            run, rank=runtime.ranks.rank
+        ),
+        notes=list(fitted.warnings),
+        max_grad_norm=optim.max_grad_norm,
+        seed=config.seed,
+        noise=gradient_noise(config),
+        average=weight_average(config),
+        outliers=outlier_policy(config, runtime),
+        check_reached=refuse_unreached if is_adapted(model) else None,
+        base_sha256=base_hash,
+        background_saves=True,
+        run_folder=run,
+    )
+
+
+def about_run(
+    config: RunConfig,
+    model: PreTrainedModel,
+    stream: BatchStream,
+    runtime: Runtime,
+    resources: Resources,
+) -> dict[str, Any]:
+    """What the start event of metrics.jsonl tells: hash, versions, hardware, sizes, arithmetic."""
+    counts, shape = parameter_counts(model), stream.layout.shape
+    cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "config_sha256": config_sha256(config),
+        "versions": {
+            "toque": __version__,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "python": platform.python_version(),
+        },
+        "hardware": {
+            "device": cuda or platform.processor() or platform.machine(),
+            "threads": torch.get_num_threads(),
+            "memory_bytes": psutil.virtual_memory().total,
+        },
+        "parameters": {
+            "total": counts.total,
+            "non_embedding": counts.non_embedding,
+            "trainable": counts.trainable,
+        },
+        "row": {"source": shape.source, "target": shape.target},
+        "precision": runtime.precision,
+        "deterministic": runtime.deterministic,
+        "compile": resources.compile,
+        "gradient_checkpointing": resources.gradient_checkpointing,
+        "micro_batch_rows": resources.micro_batch_rows,
+        "ranks": runtime.ranks.world_size,
+    }
+
+
+def flops_of(model: PreTrainedModel, stream: BatchStream) -> float:
+    """Forward and backward arithmetic of one useful token of this data."""
+    source, target = stream.plan.source_lengths, stream.plan.target_lengths
+
+    def context(lengths: np.ndarray) -> float:  # tokens in the example of an average token
+        return float((lengths.astype(float) ** 2).sum() / max(1.0, float(lengths.sum())))
+
+    if stream.layout.shape.source == 0:
+        # As `BatchStream` counts: a last token is no input; without a prompt a first is no label.
+        prompts, targets = stream.prompt_lengths, stream.target_lengths
+        labelled = int(targets.sum()) - int((prompts == 0).sum())
+        tokens = int(prompts.sum()) + int(targets.sum()) - len(targets)
+        return flops_per_token(
+            model, context=context(target) / 2, labelled_share=labelled / max(1, tokens)
+        )
+    share = float(source.sum()) / float(source.sum() + target.sum())
+    return flops_per_token(
+        model, context=context(target) / 2, source_share=share, source_context=context(source)
+    )

@@ -1,0 +1,72 @@
+"""`toque show-batch`: what a model reads in one update of a run, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from toque.config import RunConfig
+from toque.cooking.prompts import TASKS
+from toque.data.loader.batch_stream import BatchStream, Step
+from toque.data.loader.collate import Ids
+from toque.data.tokenizer.codec import Codec
+from toque.errors import ConfigError
+from toque.units import Cursor
+from toque.workflows.assembly.batches import build_language_model, build_stream
+from toque.workflows.assembly.data import open_store
+
+
+def run_show_batch(config: RunConfig, *, step: int, most: int) -> Iterator[str]:
+    """The examples of update `step` (from 1), unpacked, as augmentation leaves them.
+
+    Args:
+        config: of the run.
+        step: counted from 1, as the log counts.
+        most: examples to show.
+
+    Raises:
+        ConfigError: there is no such step.
+        DataError: no prepared store.
+    """
+    if step < 1:
+        raise ConfigError(f"--step is {step}; steps are counted from 1.")
+    store = open_store(config)
+    stream = build_stream(config, store, build_language_model(config, store))
+    found, cursor = _update(stream, step)
+    rows = [row for packed in found.batch.example_ids for row in packed]
+    yield (
+        f"step {step}: {len(rows):,} examples in {found.batch.n_rows:,} rows, "
+        f"{found.n_tokens:,} tokens, {found.n_targets:,} of them targets; epoch "
+        f"{found.epoch:.2f} after it"
+        + (f"; stage {cursor.stage + 1}" if config.curriculum is not None else "")
+    )
+    read = stream.varied.at(stream.plan.epoch_key(cursor)) if stream.varied else store
+    tasks, codec = store.column("task"), store.codec()
+    for row in rows[:most]:
+        stored = "" if stream.varied is None else _changed(stream, row, cursor)
+        yield f"\n--- store row {row}, task {TASKS[int(tasks[row])]}{stored}"
+        yield _text(codec, read.prompt(row))
+        yield ">>>"
+        yield _text(codec, read.target(row))
+    if len(rows) > most:
+        yield f"\n{len(rows) - most:,} more; --most shows more of them."
+
+
+def _update(stream: BatchStream, step: int) -> tuple[Step, Cursor]:
+    cursor = Cursor()
+    for _ in range(step - 1):  # plans are walked, not batches: only the last one is laid out
+        cursor = stream.plan.at(cursor).next
+    return stream.at(cursor), cursor
+
+
+def _changed(stream: BatchStream, row: int, cursor: Cursor) -> str:
+    if stream.varied is None:
+        return ""
+    prompt, target = stream.varied.sides(row, stream.plan.epoch_key(cursor))
+    own = stream.layout.examples
+    same = prompt.tolist() == own.prompt(row).tolist()
+    same &= target.tolist() == own.target(row).tolist()
+    return ", as stored" if same else ", augmented"
+
+
+def _text(codec: Codec, ids: Ids) -> str:
+    return codec.decode(ids.tolist()).rstrip("\n")

@@ -1,0 +1,83 @@
+"""A run whose checkpoints go to a bucket, or whose folder is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from toque.config import Resolved, RunConfig
+from toque.errors import ConfigError, DataError
+from toque.storage.bucket import is_remote
+from toque.storage.bucket_folder import RemoteFolder
+from toque.storage.bucket_lock import RemoteLock
+from toque.storage.download import cache_folder
+from toque.training.checkpoint.fetch import fetch_run
+from toque.training.checkpoint.upload import Uploads
+
+
+def on_this_machine(resolved: Resolved) -> Resolved:
+    """The same run in a folder of this machine: `run_dir: gs://...` becomes `checkpoint.upload`.
+
+    Raises:
+        ConfigError: the address cannot be a run's, or two different ones are given.
+    """
+    config = resolved.config
+    try:
+        remote = is_remote(config.run_dir)
+    except DataError as error:
+        raise ConfigError(
+            f"run_dir is {config.run_dir.partition('://')[0]}://..., a kind of address that "
+            "cannot hold a run. Use a folder, gs://BUCKET/FOLDER or s3://BUCKET/FOLDER."
+        ) from error
+    if not remote:
+        return resolved
+    address = config.run_dir.rstrip("/")
+    if config.checkpoint.upload not in (None, address):
+        raise ConfigError(
+            f"run_dir is {address} and checkpoint.upload is {config.checkpoint.upload}: a run has "
+            "one place in a bucket. Leave checkpoint.upload out."
+        )
+    scheme, _, rest = address.partition("://")
+    parts = rest.split("/")
+    if len(parts) < 2 or any(part in ("", ".", "..") for part in parts):
+        raise ConfigError(
+            f"run_dir is {address}, which names no folder in a bucket. Write it as "
+            "gs://BUCKET/FOLDER, e.g. gs://my-bucket/runs/cookbook."
+        )
+    folder = cache_folder().parent.joinpath("runs", scheme, *parts)
+    checkpoint = config.checkpoint.model_copy(update={"upload": address})
+    here = config.model_copy(update={"run_dir": str(folder), "checkpoint": checkpoint})
+    return replace(resolved, config=here)
+
+
+@contextmanager
+def uploading(
+    config: RunConfig, *, say: Callable[[str], None], on: bool = True
+) -> Iterator[Uploads | None]:
+    """Hold the run's place in its bucket, fetch what is newer there, and upload until the end.
+
+    Raises:
+        CheckpointError: another process trains there, it holds another run, or the store refuses.
+    """
+    if config.checkpoint.upload is None or not on:
+        yield None
+        return
+    run, remote = Path(config.run_dir), RemoteFolder.at(config.checkpoint.upload)
+    with RemoteLock(remote) as lock:
+        fetch_run(remote, run, say=say)
+        uploads = Uploads(run, remote, lock, keep_last=config.train.keep_last)
+        try:
+            with uploads:
+                yield uploads
+                say(f"uploading what is left to {remote.address}")
+        finally:
+            for sentence in uploads.told():
+                say(f"warning: {sentence}")
+            counts = uploads.counts
+            newest = f", newest step {counts.newest_step:,}" if counts.newest_step else ""
+            say(
+                f"checkpoint.upload={remote.address}: {counts.uploaded} uploaded{newest}, "
+                f"{counts.failed} tries failed, {counts.given_up} given up for newer ones"
+            )

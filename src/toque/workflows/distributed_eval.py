@@ -1,0 +1,46 @@
+"""What the ranks of a run do together besides its updates: write texts."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+from torch import nn
+
+from toque.evaluation.text_samples import Sample, Sampler
+from toque.training.autotune.peak_flops import Peak
+from toque.training.distributed.collectives import Ranks
+
+
+def written_by_all(sampler: Sampler, model: nn.Module, ranks: Ranks) -> list[Sample]:
+    """One sample for each prompt, in their order; each rank writes every n-th of them."""
+    own = replace(sampler, prompts=sampler.prompts[ranks.rank :: ranks.world_size])
+    shares = ranks.all_gather([asdict(sample) for sample in own(model)])
+    found: list[Sample | None] = [None] * len(sampler.prompts)
+    for rank, share in enumerate(shares):
+        found[rank :: ranks.world_size] = [Sample(**sample) for sample in share]
+    return [sample for sample in found if sample is not None]
+
+
+def peak_of_all(peak: Peak, ranks: Ranks) -> Peak:
+    """What all ranks together could reach, each on a device of its own."""
+    if not ranks.is_distributed:
+        return peak
+    origin = f"{ranks.world_size} ranks of {peak.flops_per_second:.3g}; {peak.origin}"
+    return Peak(peak.flops_per_second * ranks.world_size, origin)
+
+
+def words_on(ranks: Ranks, device: str, rows: int) -> str:
+    """The line a shared run begins with; nothing when it is alone.
+
+    Args:
+        ranks: those that share it.
+        device: of rank 0, for the name of the network's library.
+        rows: of rank 0's share of the first update.
+    """
+    if not ranks.is_distributed:
+        return ""
+    library = "nccl" if device.startswith("cuda") else "gloo"
+    return (
+        f"{ranks.world_size} ranks over {library} share each update, about {rows} of its rows "
+        "each\n"
+    )

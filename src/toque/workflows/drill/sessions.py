@@ -1,0 +1,264 @@
+"""Training sessions in processes of their own, to be killed at any moment, and what they left.
+
+A session is forked from a process that has imported torch and transformers and computed nothing:
+a restart costs tenths of a second, and is a fresh trainer all the same. (A process that has
+computed must not be forked: its threads are not there in the child.)
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from toque.storage.atomic import sha256_of
+
+_STANDARD: Final = (1, 2)
+"""Output and errors."""
+_LOOK_EVERY: Final = 0.002
+"""Seconds between two looks at a session that is waited for."""
+
+Body = Callable[[], int]
+"""What a session does; returns its exit code."""
+Facts = Mapping[str, Any]
+"""What training made, by name, for comparing: hashes, and the loss of every step."""
+
+
+class Session:
+    """One training process."""
+
+    def __init__(self, body: Body, log: Path) -> None:
+        self.log = log
+        self.code: int | None = None
+        """Exit code, negative for the signal it died of; None while it runs."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _be_the_session(body, log)
+
+    def ended(self) -> bool:
+        """Whether it is over; never waits."""
+        if self.code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.code = os.waitstatus_to_exitcode(status) if pid else None
+        return self.code is not None
+
+    def wait(self) -> int:
+        """Its exit code, when it has one."""
+        if self.code is None:
+            self.code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.code
+
+    def wait_until(self, true: Callable[[], bool]) -> bool:
+        """Wait until `true()`; False when the session ended before."""
+        while not true():
+            if self.ended():
+                return False
+            time.sleep(_LOOK_EVERY)
+        return True
+
+    def send(self, number: signal.Signals) -> bool:
+        """Send a signal; False when the session was over."""
+        if self.ended():
+            return False
+        os.kill(self.pid, number)
+        return True
+
+    def killed_after(self, seconds: float) -> bool:
+        """Whether SIGKILL met it that long from now; False when it ended by itself before."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            if self.ended():
+                return False
+            time.sleep(min(left, _LOOK_EVERY))
+        self.send(signal.SIGKILL)
+        return self.wait() == -signal.SIGKILL
+
+    def said(self) -> str:
+        """What it printed."""
+        return self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
+
+    def stop(self) -> None:
+        """End it at once, if it runs."""
+        if not self.ended():
+            self.send(signal.SIGKILL)
+            self.wait()
+
+
+def _be_the_session(body: Body, log: Path) -> None:
+    code = 1
+    try:
+        file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        for standard in _STANDARD:
+            os.dup2(file, standard)
+        code = body()
+    except BaseException:
+        traceback.print_exc()
+        raise
+    finally:
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)  # the parent's clean-up is not ours to do
+
+
+def preload() -> None:
+    """Import what a session needs, and compute nothing."""
+    for name in (
+        "torch",
+        "transformers.models.auto.modeling_auto",
+        "transformers.models.gpt2.modeling_gpt2",
+        "transformers.models.t5.modeling_t5",
+        "toque.models.families",
+        "toque.workflows.assembly.trainer",
+    ):
+        importlib.import_module(name)
+
+
+def newest_step(run: Path) -> int:
+    """The step of the newest checkpoint folder, whole or not; 0 for none."""
+    steps = [path.name.rpartition("-")[2] for path in (run / "checkpoints").glob("step-*")]
+    return max(map(int, steps), default=0)
+
+
+def events(run: Path) -> list[dict[str, Any]]:
+    """The whole lines of `metrics.jsonl`; half a line of a killed writer is no event."""
+    with suppress(OSError):
+        found = []
+        for line in (run / "metrics.jsonl").read_bytes().splitlines():
+            with suppress(ValueError):
+                found.append(json.loads(line))
+        return found
+    return []
+
+
+def steps_done(run: Path) -> int:
+    """The newest step that `metrics.jsonl` tells of."""
+    return max((e["step"] for e in events(run) if e["event"] == "step"), default=0)
+
+
+def facts_of(run: Path) -> Facts:
+    """SHA-256 of the last weights, optimizer and finished model, and the loss of every step.
+
+    Of a step that was done more than once, the loss reported last is what stands.
+    """
+    last = run / "checkpoints" / f"step-{newest_step(run):08d}"
+    files = {
+        "weights": last / "model.safetensors",
+        "optimizer": last / "optimizer.safetensors",
+        **{f"model/{path.name}": path for path in (run / "model").glob("*.safetensors")},
+    }
+    hashes = {name: sha256_of(path) for name, path in files.items() if path.exists()}
+    losses = {e["step"]: e["loss"] for e in events(run) if e["event"] == "step"}
+    return {"last step": newest_step(run), **hashes, "losses": losses}
+
+
+def _log_bytes(run: Path) -> int:
+    log = run / "metrics.jsonl"
+    return log.stat().st_size if log.exists() else 0
+
+
+def differing(whole: Facts, other: Facts) -> list[str]:
+    """Names of the facts that are not equal."""
+    return [n for n in {**whole, **other} if whole.get(n) != other.get(n)]
+
+
+@dataclass
+class Kills:
+    """What came of killing runs again and again."""
+
+    kills: int = 0
+    finished: int = 0
+    """Runs that came to their end, each compared."""
+    steps: list[int] = field(default_factory=list)
+    """Newest step reported when each kill came."""
+    while_: dict[str, int] = field(default_factory=lambda: {"starting": 0, "saving": 0})
+    """What the session was doing when it was killed."""
+    wrong: list[str] = field(default_factory=list)
+    """What differed, or how a session failed."""
+
+    def note(self, run: Path, began: float) -> None:
+        """Count a kill by what the session was doing."""
+        self.kills += 1
+        self.steps.append(steps_done(run))
+        log = run / "metrics.jsonl"
+        running = log.exists() and log.stat().st_mtime >= began
+        unfinished = [p for p in run.glob("*/temp-*") if p.stat().st_mtime >= began]
+        doing = "starting" if not running else "saving" if unfinished else "training"
+        if doing == "training" and (run / "evaluation.json").exists():
+            doing = "ending"
+        self.while_[doing] = self.while_.get(doing, 0) + 1
+
+
+def kill_and_continue(
+    start: Callable[[Path], Session],
+    fresh: Callable[[int], Path],
+    whole: Facts,
+    *,
+    kills: int,
+    span: float,
+    training: float = 0.0,
+    chance: random.Random,
+    facts: Callable[[Path], Facts] = facts_of,
+    after_kill: Callable[[Path, int], None] = lambda _run, _kills: None,
+    say: Callable[[int], None] = lambda _kills: None,
+    stop_when_wrong: bool = True,
+) -> Kills:
+    """SIGKILL at moments drawn evenly from each session's life.
+
+    A run that comes to its end before its kill is compared, and the next one begins.
+
+    Args:
+        start: starts, or continues, the run in a folder.
+        fresh: the folder of the nth run.
+        whole: facts of a run that was left alone.
+        kills: how many.
+        span: seconds; the life of an undisturbed run.
+        training: seconds of it after training began. If not 0, every other kill is drawn from
+            these: where starting takes longest, most kills would meet a session that starts.
+        chance: where the moments come from.
+        facts: how a finished run is described.
+        after_kill: told of each kill before the run continues.
+        say: told the number of kills so far.
+        stop_when_wrong: at the first difference; otherwise the next run begins, too.
+    """
+    found = Kills()
+    run = fresh(0)
+    while True:
+        began, told = time.time(), _log_bytes(run)
+        session = start(run)
+        late = training > 0 and found.kills % 2 == 1
+
+        def training_began(run: Path = run, told: int = told) -> bool:
+            return _log_bytes(run) > told
+
+        if (
+            found.kills < kills
+            and (not late or session.wait_until(training_began))
+            and session.killed_after(chance.uniform(0.0, training if late else span))
+        ):
+            found.note(run, began)
+            after_kill(run, found.kills)
+            say(found.kills)
+            continue
+        code = session.wait()
+        found.finished += 1
+        if code != 0:
+            last = session.said().strip().splitlines()[-1:]
+            found.wrong.append(f"a session ended with {code}: {' '.join(last)}")
+        else:
+            found.wrong += [f"other {name}" for name in differing(whole, facts(run))]
+        if found.kills >= kills or (found.wrong and stop_when_wrong):
+            return found
+        run = fresh(found.finished)

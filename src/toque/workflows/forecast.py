@@ -1,0 +1,194 @@
+"""What a run will take and do, known before it begins and without allocating its model."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from toque.config import RunConfig
+from toque.errors import CheckpointError, ConfigError, DataError
+from toque.units import Progress
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from toque.data.store.token_store import TokenStore
+
+_WEIGHTS: Final = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class Space:
+    """Bytes on disk that a run's checkpoints take."""
+
+    checkpoint: int
+    best: int
+    """One of the best models: weights alone."""
+    keep_last: int
+    keep_best: int
+    free: int
+    """On the disk of the run's folder."""
+    how: str
+    """Where the sizes are from."""
+
+    @property
+    def most(self) -> int:
+        """All that is kept, and one of each kind being written besides."""
+        best = self.best * (self.keep_best + 1) if self.keep_best else 0
+        return self.checkpoint * (self.keep_last + 1) + best
+
+    def in_words(self) -> str:
+        """One sentence or two."""
+        kept = f"the newest {self.keep_last}"
+        if self.keep_best:
+            kept += f" and the best {self.keep_best}, {_size(self.best)} each"
+        said = (
+            f"A checkpoint takes {_size(self.checkpoint)} ({self.how}). Kept are {kept}: at most "
+            f"{_size(self.most)} while one is being written; {_size(self.free)} are free."
+        )
+        return said if self.most <= self.free else f"{said} THAT IS TOO LITTLE: saves would fail."
+
+
+def space_of(config: RunConfig) -> Space:
+    """Sizes from the run's newest checkpoint, or from the model's outline before there is one.
+
+    Raises:
+        ConfigError: a model that cannot be made, or whose size is not known before its first save.
+        DataError: no store, which says how many tokens the model must know.
+    """
+    run = Path(config.run_dir)
+    sizes = _measured(run) or _outlined(config)
+    there = next(p for p in (run, *run.absolute().parents) if p.is_dir())
+    train = config.train
+    free = shutil.disk_usage(there).free
+    return Space(*sizes[:2], train.keep_last, train.keep_best, free, sizes[2])
+
+
+def _measured(run: Path) -> tuple[int, int, str] | None:
+    from toque.training.checkpoint.manifest import read_manifest
+
+    for folder in sorted((run / "checkpoints").glob("step-*"), reverse=True):
+        try:
+            files = {entry.file: entry.bytes for entry in read_manifest(folder).files}
+        except CheckpointError:
+            continue  # `toque verify` says what is wrong with it
+        return sum(files.values()), files.get(_WEIGHTS, 0), f"as {folder.name} does"
+    return None
+
+
+def _outlined(config: RunConfig) -> tuple[int, int, str]:
+    from toque.data.store.token_store import TokenStore
+    from toque.training.checkpoint.state_tensors import bytes_of, model_tensors
+    from toque.training.optim.factory import build_optimizer, state_bytes
+
+    if config.adapter is not None:
+        raise ConfigError("only the adapter is saved, and the first save shows how little that is.")
+    with in_outline(config, TokenStore.open(config.data.store)) as model:
+        optimizer = build_optimizer(model, name=config.optim.name)
+        weights = bytes_of(model_tensors(model, trainable_only=False))
+        averages = weights if config.optim.averaging is not None else 0
+        state = state_bytes(optimizer)
+    return weights + state + averages, weights, "weights and optimizer, by their shapes"
+
+
+@contextmanager
+def in_outline(config: RunConfig, store: TokenStore) -> Iterator[PreTrainedModel]:
+    """The run's model, adapter aside, with shapes and no numbers: whatever its size, no memory.
+
+    Raises:
+        ConfigError: a model that cannot be made, or one whose checkpoint is not on this machine.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from toque.models.loading.from_scratch import outline_of
+    from toque.models.loading.pretrained import grow_vocabulary
+    from toque.workflows.assembly.batches import build_language_model
+
+    start = Path(config.model.start_from).expanduser()
+    scratch = config.model.start_from == "scratch"
+    if not scratch and not (start / "config.json").is_file():
+        raise ConfigError(f"model.start_from is {start}, which is no model folder on this machine.")
+    with FakeTensorMode():
+        if scratch:
+            model = build_language_model(config, store)
+        else:
+            model = outline_of(start)
+            grow_vocabulary(model, store.codec().vocab_size)
+        yield model
+
+
+@dataclass(frozen=True)
+class LrCurve:
+    """The learning rate over the run, at even distances."""
+
+    unit: str
+    length: float
+    """Of the run, in `unit`."""
+    rates: list[float]
+    stages: list[tuple[float, str]]
+    """Where each stage of a curriculum begins, as a share of the run, and what it sees."""
+
+
+def course_of(config: RunConfig, points: int) -> LrCurve:
+    """The learning rate at `points` moments of the run, as the trainer will compute it.
+
+    Raises:
+        ConfigError: something is given in a unit that only the prepared data can place.
+    """
+    from toque.config.cross_checks import share_of
+    from toque.workflows.assembly.curriculum import in_words
+    from toque.workflows.assembly.optim_and_adapter import learning_rate
+
+    stop = config.train.stop_after
+    totals = {stop.unit: stop.amount, **_expected(config)}
+    lr_at = learning_rate(config, {unit: float(amount) for unit, amount in totals.items()})
+    rates = [lr_at(_progress(totals, i / (points - 1))) for i in range(points)]
+    stages = config.curriculum.stages if config.curriculum is not None else ()
+    begins = [(share_of(stage.begins, stop) or 0.0, in_words(stage)) for stage in stages]
+    unit = "steps" if "steps" in totals else stop.unit
+    return LrCurve(unit, float(totals[unit]), rates, begins)
+
+
+def _expected(config: RunConfig) -> dict[str, float]:
+    """The run's totals in every unit, if its data is prepared; else what needs no data."""
+    from toque.data.store.token_store import TokenStore
+    from toque.workflows.assembly.batches import build_stream, expected_totals
+
+    optim, stop = config.optim, config.train.stop_after
+    asked = {d.unit for d in (optim.warmup, optim.cooldown) if d is not None and d.amount}
+    asked |= {optim.cycles.first.unit} if optim.cycles is not None else set()
+    try:
+        store = TokenStore.open(config.data.store)
+        with in_outline(config, store) as model:
+            made = model
+        return expected_totals(config, build_stream(config, store, made))
+    except (ConfigError, DataError) as error:
+        if asked <= {stop.unit, "%"}:
+            return {}
+        raise ConfigError(
+            f"The run is {stop} long, and its schedule is given in {', '.join(sorted(asked))}: how "
+            f"many of one make the other is known from the prepared data. ({error})"
+        ) from error
+
+
+def _progress(totals: dict[str, float], share: float) -> Progress:
+    whole: Callable[[str], float] = lambda unit: totals.get(unit, 0.0) * share  # noqa: E731
+    return Progress(
+        step=round(whole("steps")),
+        epoch=whole("epochs"),
+        examples=round(whole("examples")),
+        tokens=round(whole("tokens")),
+        seconds=60 * whole("minutes"),
+    )
+
+
+def _size(n_bytes: float) -> str:
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if n_bytes < 1000:
+            return f"{n_bytes:,.0f} {unit}" if unit == "bytes" else f"{n_bytes:,.1f} {unit}"
+        n_bytes /= 1000
+    return f"{n_bytes:,.1f} TB"

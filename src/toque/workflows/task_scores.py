@@ -1,0 +1,196 @@
+"""Held-out loss of each task, and of class tasks how often and how surely the class is right."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from toque.config import RunConfig
+from toque.cooking.examples import UNKNOWN
+from toque.cooking.prompts import CLASSES, TASKS, Task
+from toque.data.loader.batch_stream import BatchStream
+from toque.data.store.token_store import TokenStore
+from toque.data.tokenizer.codec import Codec
+from toque.evaluation.calibration import Calibration, calibration
+from toque.evaluation.classification import ClassScores, class_scores
+from toque.evaluation.constrained_choice import Chooser
+from toque.evaluation.heldout_loss import choose_rows, subset
+from toque.models.forward.loss import log_probabilities
+from toque.training.runtime import Runtime
+from toque.workflows.assembly.evaluation import build_heldout
+
+Ids = NDArray[np.generic]
+
+
+@dataclass(frozen=True)
+class TaskScores:
+    """One task on held-out examples."""
+
+    task: str
+    n: int
+    loss: float
+    """Nats per target token."""
+    perplexity: float
+    classes: ClassScores | None = None
+    sureness: Calibration | None = None
+    truncated: int = 0
+    """Of the class examples, those whose prompt was cut to data.max_prompt_tokens or fills it."""
+
+    def record(self) -> dict[str, Any]:
+        """As written to evaluation.json."""
+        found: dict[str, Any] = {
+            "examples": self.n,
+            "loss": round(self.loss, 6),
+            "perplexity": round(self.perplexity, 6),
+        }
+        if self.classes is not None and self.sureness is not None:
+            scores = self.classes
+            found |= {
+                "accuracy": round(scores.accuracy, 6),
+                "majority": round(scores.majority, 6),
+                "macro_f1": round(scores.macro_f1, 6),
+                "ece": round(self.sureness.ece, 6),
+                "f1": {name: round(value, 6) for name, value in scores.f1.items()},
+                "classes": list(scores.classes),
+                "confusion": scores.confusion[:, :-1].tolist(),
+                "full_prompts": self.truncated,
+            }
+        return found
+
+    def lines(self) -> list[str]:
+        """For people."""
+        lines = [f"task {self.task}: loss {self.loss:.4f} over {self.n} examples"]
+        if self.classes is not None and self.sureness is not None:
+            scores = self.classes
+            lines[0] += (
+                f", accuracy {scores.accuracy:.3f} (always the most frequent class: "
+                f"{scores.majority:.3f}), macro-F1 {scores.macro_f1:.3f}, ECE "
+                f"{self.sureness.ece:.3f}"
+            )
+            lines += [f"  {line}" for line in scores.table().splitlines()]
+        return lines
+
+
+def score_tasks(
+    config: RunConfig, store: TokenStore, stream: BatchStream, runtime: Runtime, model: nn.Module
+) -> list[TaskScores]:
+    """Every task of `data.tasks` that has held-out examples; nothing where write is alone.
+
+    Computed by this process alone: of several ranks, one calls it, at the end.
+
+    Args:
+        config: at most `evaluation.max_examples` of each task are looked at.
+        store: holds the examples.
+        stream: says how the model reads them.
+        runtime: the run's precision and device.
+        model: the one judged.
+    """
+    if config.data.tasks == ("write",):
+        return []
+    held_out = store.rows("validation")
+    numbers = np.asarray(store.column("task"))[held_out]
+    scores = []
+    for number, task in enumerate(TASKS):
+        rows = subset(held_out[numbers == number], config.evaluation.max_examples)
+        if task in config.data.tasks and len(rows):
+            scores.append(_score(config, store, stream, runtime, model, task=task, rows=rows))
+    return scores
+
+
+def _score(
+    config: RunConfig,
+    store: TokenStore,
+    stream: BatchStream,
+    runtime: Runtime,
+    model: nn.Module,
+    *,
+    task: Task,
+    rows: NDArray[np.int64],
+) -> TaskScores:
+    heldout = build_heldout(config, store, stream, runtime)
+    packed = choose_rows(
+        rows,
+        prompt_lengths=store.prompt_lengths,
+        target_lengths=store.target_lengths,
+        shape=heldout.layout.shape,
+    )
+    losses = replace(heldout, rows=packed, weights=None, share=(0, 1), total=tuple)(model)
+    scores = TaskScores(task, len(rows), losses["loss"], losses["perplexity"])
+    if task not in CLASSES:
+        return scores
+    chosen = choose_classes(store, stream, runtime, model, task=task, rows=rows)
+    answers = chosen.answers
+    right = [a == t for a, t in zip(answers, chosen.truths, strict=True)]
+    full = int((store.prompt_lengths[rows] >= config.data.max_prompt_tokens).sum())
+    return replace(
+        scores,
+        classes=class_scores(answers, chosen.truths, chosen.classes),
+        sureness=calibration(chosen.shares.max(axis=1).tolist(), right),
+        truncated=full,
+    )
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The classes a model gives to examples."""
+
+    classes: list[str]
+    shares: NDArray[np.float64]
+    """[examples, classes] probabilities."""
+    truths: list[str]
+
+    @property
+    def answers(self) -> list[str]:
+        """The likeliest class of each."""
+        return [self.classes[i] for i in self.shares.argmax(axis=1).tolist()]
+
+
+def choose_classes(
+    store: TokenStore,
+    stream: BatchStream,
+    runtime: Runtime,
+    model: nn.Module,
+    *,
+    task: Task,
+    rows: NDArray[np.int64],
+) -> Chosen:
+    """Have a model choose, for each of `rows`, one of the classes the store's examples have.
+
+    Args:
+        store: holds the examples.
+        stream: says how the model reads them.
+        runtime: the run's precision and device.
+        model: the one asked.
+        task: one whose answer is a class.
+        rows: store rows of that task.
+    """
+    layout, codec = stream.layout, store.codec()
+    choose = Chooser(
+        log_probabilities=log_probabilities,
+        autocast=runtime.autocast,
+        device=runtime.device,
+        encoder=layout.shape.source > 0,
+        pad_id=layout.pad_id,
+        start_id=layout.start_id,
+    )
+    classes = classes_of(store, task)
+    prompts = [store.prompt(row) for row in rows.tolist()]
+    shares = choose(model, prompts, [answer_ids(codec, name) for name in classes])
+    return Chosen(classes, shares, [codec.decode(store.target(row)) for row in rows.tolist()])
+
+
+def classes_of(store: TokenStore, task: Task) -> list[str]:
+    """The classes of a task that the store's examples have, in the order of their codes."""
+    codes = np.asarray(store.column(task)).astype(np.float64)
+    used = np.unique(codes[(codes >= 0) & (codes < UNKNOWN)]).astype(int)
+    return [CLASSES[task][code] for code in used.tolist()]
+
+
+def answer_ids(codec: Codec, answer: str) -> Ids:
+    """An answer as a store holds it, with the end token."""
+    ids = codec.encode(codec.normalise(answer))
+    return cast("Ids", np.array([*ids, codec.eos_id], np.int64))

@@ -1,0 +1,68 @@
+"""`toque verify`: a store, a checkpoint or a run against its hashes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from toque.config import load_config
+from toque.data.store.token_store import TokenStore
+from toque.errors import CheckpointError, ConfigError
+from toque.training.checkpoint.store import verify_checkpoint
+
+
+def run_verification(path: Path) -> str:
+    """What was verified, one line each.
+
+    Raises:
+        ConfigError: the folder is none of the three.
+        DataError: a store's file is missing or changed; file and cause are named.
+        CheckpointError: a checkpoint's is.
+    """
+    if (path / "config.yaml").exists():
+        return "\n".join(_run(path))
+    if not (path / "manifest.json").exists():
+        raise ConfigError(
+            f"{path} is no store or checkpoint (manifest.json) and no run (config.yaml). Name one."
+        )
+    return _store(path) if _is_store(path) else _checkpoint(path)
+
+
+def _is_store(path: Path) -> bool:
+    if (path / "shards").is_dir():
+        return True
+    try:
+        found = json.loads((path / "manifest.json").read_bytes())
+    except ValueError:
+        return False
+    return isinstance(found, dict) and "shards" in found
+
+
+def _store(path: Path) -> str:
+    manifest = TokenStore.open(path, verify=True).manifest
+    files = len(manifest.shards) + len(manifest.files)
+    return f"{path}: store of {manifest.examples:,} examples, {files} files, every hash right"
+
+
+def _checkpoint(path: Path) -> str:
+    checkpoint = verify_checkpoint(path)
+    size = sum(entry.bytes for entry in checkpoint.manifest.files)
+    return (
+        f"{path}: checkpoint of step {checkpoint.step}, {size / 2**20:,.1f} MiB, every hash right"
+    )
+
+
+def _run(path: Path) -> list[str]:
+    steps = [*(path / "checkpoints").glob("step-*"), *(path / "best").glob("step-*")]
+    lines, faults = [], []
+    for folder in sorted(steps):
+        try:
+            lines.append(_checkpoint(folder))
+        except CheckpointError as error:
+            faults.append(str(error))
+    store = Path(load_config(str(path / "config.yaml"), []).config.data.store)
+    if store.exists():
+        lines.append(_store(store))
+    if faults:
+        raise CheckpointError(" ".join([*faults, f"{len(lines)} other parts are right."]))
+    return lines or [f"{path}: no checkpoint yet"]

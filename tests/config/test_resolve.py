@@ -1,0 +1,275 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from toque.config import RunConfig, load_config, presets, resolve_values
+from toque.errors import ConfigError
+from toque.units import Duration
+
+
+def write(folder: Path, text: str) -> str:
+    path = folder / "my.yaml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def refusal(name: str, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(name, list(overrides))
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_default_then_file_then_override(tmp_path):
+    path = write(tmp_path, "optim:\n  peak_lr: 3e-4\n  min_lr: 1e-5\n")
+    resolved = load_config(path, ["optim.min_lr=2e-5"])
+    assert resolved.config.optim.peak_lr == 3e-4
+    assert resolved.config.optim.min_lr == 2e-5
+    assert resolved.config.optim.weight_decay == RunConfig().optim.weight_decay
+    assert resolved.origins["optim.peak_lr"] == f"{path}:2"
+    assert resolved.origins["optim.min_lr"] == "command line"
+    assert resolved.origins["optim.weight_decay"] == "default"
+
+
+def test_the_contracts_own_example_is_accepted(tmp_path):
+    """The names of the design page, all of them, with their neutral values."""
+    text = """\
+run_dir: runs/cookbook
+seed: 17
+model: {family: t5, start_from: scratch, shape: {}, tokenizer: auto}
+adapter: null
+data:
+  sources: [{path: recipes.jsonl.gz, format: auto, weight: 1.0}]
+  store: stores/cookbook
+  tasks: [write]
+  max_prompt_tokens: 256
+  max_target_tokens: 512
+  on_overlong: truncate
+  validation_fraction: 0.1
+  max_examples: null
+  min_quality: 0.0
+  dedup: exact
+  engine: local
+curriculum: null
+augmentation: null
+optim: {name: adamw, peak_lr: 3e-4, schedule: cosine, warmup: "100 steps", min_lr: 0.0,
+        weight_decay: 0.01, max_grad_norm: 1.0, label_smoothing: 0.0, gradient_noise: null}
+train: {stop_after: "3 epochs", batch: "16384 tokens", micro_batch_rows: auto, row_tokens: auto,
+        pack: true, precision: auto, compile: auto, gradient_checkpointing: auto,
+        evaluate_every: "200 steps", save_every: "200 steps", keep_last: 2, keep_best: 1,
+        early_stopping: null, deterministic: true, strategy: auto}
+evaluation: {max_examples: 512, generate: 16, prompts: [], metrics: auto}
+observe: {log_every: "10 steps", trackers: [], webhook: null, profile: null, system: true}
+"""
+    config = load_config(write(tmp_path, text)).config
+    assert config.optim.warmup == Duration(100, "steps")
+    assert config.data.sources[0].path == "recipes.jsonl.gz"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "name", "nearest"),
+    [
+        ("optim:\n  peak_lrr: 1e-3\n", 2, "optim.peak_lrr", "optim.peak_lr"),
+        ("peak_lr: 1e-3\n", 1, "peak_lr", "optim.peak_lr"),
+        ("seed: 1\ntrian: {batch: 1 examples}\n", 2, "trian", "train"),
+        ("learning_rate: 1e-3\n", 1, "learning_rate", "optim.peak_lr"),
+        ("data:\n  sources:\n    - pth: x\n", 3, "data.sources.0.pth", "data.sources.path"),
+        ("train:\n  early_stopping:\n    pacience: 2\n", 3, "train.early_stopping.pacience",
+         "train.early_stopping.patience"),
+    ],
+)  # fmt: skip
+def test_unknown_name_says_where_and_what_was_meant(tmp_path, text, line, name, nearest):
+    path = write(tmp_path, text)
+    message = refusal(path)
+    assert message.startswith(f"{path}:{line}: `{name}` is not a setting.")
+    assert f"Nearest: `{nearest}`" in message
+
+
+def test_unknown_name_on_the_command_line():
+    message = refusal("demo", "optim.peak_lrr=1e-3")
+    assert message.startswith("command line: `optim.peak_lrr` is not a setting.")
+    assert "Nearest: `optim.peak_lr`" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("optim:\n  peak_lr: fast\n", 2, ['`optim.peak_lr` is "fast"', "a number above 0"]),
+        ("optim: {peak_lr: 0}\n", 1, ["`optim.peak_lr` is 0", "above 0"]),
+        ("optim: {peak_lr: .nan}\n", 1, ["is nan", "a number"]),
+        ("seed: true\n", 1, ["`seed` is true", "a whole number"]),
+        ("seed: 1.5\n", 1, ["`seed` is 1.5", "a whole number"]),
+        ("run_dir:\n", 1, ["`run_dir` is null", "a folder"]),
+        ("run_dir: 2024\n", 1, ["`run_dir` is 2024", "Quote it"]),
+        ("run_dir: ''\n", 1, ['`run_dir` is ""', "a folder"]),
+        ("model:\n  family: bert\n", 2, ['"bert"', "t5, gpt2, neox, llama or auto"]),
+        ("model:\n  tokenizer: trained:12\n", 2, ["trained:N"]),
+        ("train:\n  stop_after: 3\n", 2, ["is 3", '"3 epochs"']),
+        ("train:\n  stop_after: 10 %\n", 2, ['"10 %"', "epochs"]),
+        ("train:\n  stop_after: 0 steps\n", 2, ["above 0"]),
+        ("train:\n  batch: 3 epochs\n", 2, ["tokens or examples"]),
+        ("train:\n  batch: 0.5 examples\n", 2, ["whole number of tokens or examples"]),
+        ("train: {micro_batch_rows: 0}\n", 1, ["a whole number from 1 or auto"]),
+        ("train: {micro_batch_rows: many}\n", 1, ['"many"', "or auto"]),
+        ("train: {early_stopping: 3}\n", 1, ["{patience: ..., min_delta: ...} or null"]),
+        ("train: {pack: yes}\n", 1, ['"yes"', "true or false"]),
+        ("data:\n  validation_fraction: 1.5\n", 2, ["from 0 below 1"]),
+        ("data: {sources: recipes.jsonl}\n", 1, ["a list such as"]),
+        ("data: {sources: [recipes.jsonl]}\n", 1, ["`data.sources.0`", "path"]),
+        ("data:\n  sources:\n  - path: a\n  - format: text\n", 4, ["sources.1.path`", "missing"]),
+        ("data: [1]\n", 1, ["`data` is a list of 1"]),
+        ("optim: null\n", 1, ["`optim` is null"]),
+        ("evaluation: {prompts: [1]}\n", 1, ["`evaluation.prompts.0` is 1"]),
+    ],
+)  # fmt: skip
+def test_wrong_value_says_where_what_and_what_is_allowed(tmp_path, text, line, words):
+    path = write(tmp_path, text)
+    message = refusal(path)
+    assert message.startswith(f"{path}:{line}: ")
+    for word in words:
+        assert word in message
+
+
+def test_a_retired_setting_is_passed_over_with_its_only_value_and_refused_with_another(tmp_path):
+    old = write(tmp_path, "observe: {profile: null, system: true, log_every: 3 steps}\n")
+    assert str(load_config(old).config.observe.log_every) == "3 steps"
+    assert "`observe.system` is not a setting" in refusal(
+        write(tmp_path, "observe: {system: false}\n")
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["model.family=auto"], ["scratch", "Name one of"]),
+        (["model.start_from=folder"], ["`model.shape`", "brings its own shape"]),
+        (["train.precision=fp16"], ["65504", "bf16"]),
+        (["optim.min_lr=1"], ["above `optim.peak_lr`"]),
+        (["optim.schedule=constant", "optim.min_lr=1e-6"], ["constant"]),
+        (["optim.warmup=10 epochs"], ["would end before"]),
+        (["optim.warmup=100 %"], ["would end before"]),
+        (["train.early_stopping={}", "data.validation_fraction=0"], ["no loss to watch"]),
+    ],
+)
+def test_impossible_combinations(overrides, words):
+    message = refusal("recipes-t5-small", *overrides)
+    assert message.startswith(("command line: ", "presets/recipes-t5-small.yaml:"))
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", ["is empty", "demo"]),
+        ("# nothing\n", ["is empty"]),
+        ("- a\n", [":1:", "this is a list"]),
+        ("demo\n", [":1:", "a single value"]),
+        ("train:\n\tpack: true\n", [":2:", "tab"]),
+        ("train: {pack: true\n", ["not YAML"]),
+        ("seed: 1\nseed: 2\n", [":2:", "given twice", "line 1"]),
+        ("train:\n  pack: true\n  pack: false\n", [":3:", "`train.pack` is given twice"]),
+        ("a: 1\n---\nb: 2\n", ["another document"]),
+        ("seed: &a [*a]\n", ["alias"]),
+        ("seed: !!python/name:os.system\n", ["is not a value"]),
+        ("? [a]\n: 1\n", ["setting's name"]),
+        ("[" * 1000, ["nested too deeply"]),
+        ("seed: \x00\n", ["not YAML text"]),
+    ],
+)
+def test_text_that_is_no_configuration(tmp_path, text, words):
+    message = refusal(write(tmp_path, text))
+    for word in words:
+        assert word in message
+
+
+def test_missing_file_names_the_nearest_preset():
+    message = refusal("recipes-t5-smal")
+    assert "neither a file nor a preset" in message
+    assert "Nearest preset: recipes-t5-small" in message
+
+
+def test_folder_and_binary_file_are_refused(tmp_path):
+    assert "cannot be read" in refusal(str(tmp_path))
+    (tmp_path / "b.yaml").write_bytes(b"seed: \xff\n")
+    assert "not UTF-8" in refusal(str(tmp_path / "b.yaml"))
+
+
+def test_byte_order_mark_and_windows_lines_are_fine(tmp_path):
+    path = tmp_path / "w.yaml"
+    path.write_bytes("\ufeffseed: 5\r\noptim:\r\n  peak_lr: 1e-3\r\n".encode())
+    resolved = load_config(str(path))
+    assert (resolved.config.seed, resolved.config.optim.peak_lr) == (5, 1e-3)
+    assert resolved.origins["optim.peak_lr"] == f"{path}:3"
+
+
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("train.stop_after=3 epochs", "3 epochs"),
+        ('train.stop_after="3 epochs"', "3 epochs"),
+        ("optim.warmup=10%", "10 %"),
+        ("data.max_examples=1_000", 1000),
+        ("train.early_stopping.patience=5", {"patience": 5, "min_delta": 0.0}),
+        (
+            "data.sources.0.path=b.txt",
+            [{"path": "b.txt", "format": "auto", "columns": {}, "weight": 1.0}],
+        ),
+        ("model.shape.d_model=64", 64),
+    ],
+)
+def test_override_forms(override, value):
+    resolved = load_config("demo", [override])
+    here = resolved.config.model_dump(mode="json")
+    for part in override.partition("=")[0].split("."):
+        if part in ("patience", "0"):
+            break
+        here = here[part]
+    assert here == value
+    assert list(resolved.origins.values()).count("command line") == 1
+
+
+@pytest.mark.parametrize("text", ["seed", "=3", "train..batch=1 examples", "", ".seed=1"])
+def test_what_is_no_override_is_refused(text):
+    assert "is not an override" in refusal("demo", text)
+
+
+@pytest.mark.parametrize("text", ["data.sources.5.path=x", "optim.peak_lr.x=1", "seed=[1", "0=1"])
+def test_override_without_a_place_is_refused(text):
+    assert refusal("demo", text).startswith("command line")
+
+
+def test_last_of_equal_overrides_wins():
+    assert load_config("demo", ["seed=1", "seed=2"]).config.seed == 2
+
+
+def test_an_override_of_a_section_takes_the_whole_section():
+    resolved = load_config("demo", ["model.shape.d_model=64", "model.shape={d_kv: 8}"])
+    assert resolved.config.model.shape == {"d_kv": 8}
+    assert resolved.origins["model.shape.d_kv"] == "command line"
+
+
+def test_values_need_no_file():
+    config = resolve_values({"train": {"batch": "4 examples"}}).config
+    assert config.train.batch == Duration(4, "examples")
+    with pytest.raises(ConfigError, match=r"`optim\.lr`"):
+        resolve_values({"optim": {"lr": 1.0}})
+
+
+def test_every_preset_says_what_it_is():
+    assert set(presets()) >= {
+        "demo",
+        "recipes-t5-small",
+        "recipes-gpt2-small",
+        "finetune-folder",
+    }
+    assert all(line.endswith(".") for line in presets().values())
+
+
+def test_tokenizer_auto_is_resolved():
+    scratch = resolve_values({}).config.model
+    folder = resolve_values({"model": {"start_from": "dir", "family": "auto"}}).config.model
+    assert (scratch.tokenizer_source, folder.tokenizer_source) == ("trained:8192", "dir")

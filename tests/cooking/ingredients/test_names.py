@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import csv
+
+import pytest
+
+from toque.cooking.ingredients.names import forms, has_quantity, head_noun, ingredient_name, stem
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("1 (16 ounce) can black beans, drained and rinsed", "black beans"),
+        ("2 1/2 cups finely chopped red onions", "red onions"),
+        ("3 cloves garlic, minced", "garlic"),
+        ("2 garlic cloves, crushed", "garlic"),
+        ("salt to taste", "salt"),
+        ("A pinch of cayenne pepper", "cayenne pepper"),
+        ("½ cup grated Parmesan cheese", "Parmesan cheese"),
+        ("1½ pounds carrots, peeled", "carrots"),
+        ("100g/3½oz plain flour", "plain flour"),
+        ("1-2 tablespoons olive oil, plus extra for frying", "olive oil"),
+        ("1 pound boneless, skinless chicken breasts", "skinless chicken breasts"),
+        ("2 large eggs", "eggs"),
+        ("- 1 cup milk", "milk"),
+        ("juice of 1 lemon", "lemon"),
+        ("water, chicken broth, or stock", "water"),
+        ("two", "two"),
+    ],
+)
+def test_names(line, name):
+    assert ingredient_name(line) == name
+
+
+def test_a_name_is_its_own_name():
+    for name in ("black beans", "red onions", "olive oil", "chicken thighs", "cream of tartar"):
+        assert ingredient_name(name) == name
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("1 cup rice", True),
+        ("½ onion", True),
+        ("a handful of mint", True),
+        ("salt and pepper to taste", True),
+        ("two eggs", True),
+        ("rice", False),
+        ("fresh mint", False),
+        ("1/2", False),
+        ("a", False),
+        ("", False),
+    ],
+)
+def test_quantities(line, expected):
+    assert has_quantity(line) is expected
+
+
+def test_heads_and_stems():
+    assert [head_noun(n) for n in ("bay leaves", "cream of tartar", "egg whites", "")] == [
+        "leaf", "cream", "white", "",
+    ]  # fmt: skip
+    assert [stem(w) for w in ("dishes", "olives", "molasses", "peas", "gas", "chives")] == [
+        "dish", "olive", "molass", "pea", "gas", "chive",
+    ]  # fmt: skip
+
+
+def test_real_labelled_lines(shared):
+    path = shared / "data" / "recipes" / "ingredient_lines_labelled.csv"
+    if not path.exists():
+        pytest.skip(f"{path.name} is not in the shared data")
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    same = sum(head_noun(ingredient_name(r["input"])) == head_noun(r["name"]) for r in rows)
+    assert same / len(rows) > 0.97
+
+
+def test_forms_are_all_words_of_a_stem():
+    words = "leaf leaves loaf loaves half halves berry berries pie pies tomato tomatoes dish dishes"
+    words += " peach peaches glass glasses box boxes couscous gas egg eggs olive hummus molasses"
+    for word in words.split():
+        assert word in forms(stem(word))
+        assert {stem(form) for form in forms(stem(word))} == {stem(word)}

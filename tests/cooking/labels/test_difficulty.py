@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import ast
+import csv
+
+import pytest
+
+from toque.cooking.labels.difficulty import (
+    difficulty_of,
+    minutes_in,
+    report_difficulty,
+    techniques_in,
+)
+from toque.cooking.recipe import DIFFICULTIES, Recipe
+
+WORDY = "Stir the pot gently with a wooden spoon and look at it now and then while it simmers. "
+
+
+def dish(n_ingredients: int, n_steps: int, *, words: int = 8, minutes: int | None = None, end=""):
+    step = " ".join((WORDY * 20).split()[: max(words // max(n_steps, 1), 1)])
+    steps = (*(step for _ in range(n_steps - 1)), f"{step} {end}")
+    return Recipe("Dish", ("food",) * n_ingredients, steps, minutes=minutes)
+
+
+@pytest.mark.parametrize(
+    ("n_ingredients", "n_steps", "level"),
+    [(6, 6, "easy"), (7, 6, "medium"), (6, 7, "medium"), (12, 12, "medium"), (13, 12, "hard"),
+     (12, 13, "hard")],
+)  # fmt: skip
+def test_the_bounds_hold_for_much_work(n_ingredients, n_steps, level):
+    much = dish(n_ingredients, n_steps, words=200, minutes=100)
+    assert report_difficulty(much).by_bounds == level
+    assert difficulty_of(much) == level
+
+
+def test_little_work_is_one_level_easier():
+    assert difficulty_of(dish(10, 10, words=60, minutes=30)) == "easy"
+    assert difficulty_of(dish(14, 14, words=60, minutes=30)) == "medium"
+    assert difficulty_of(dish(3, 3, words=30, minutes=10)) == "easy"
+
+
+@pytest.mark.parametrize(
+    ("minutes", "words", "end", "level"),
+    [(90, 140, "", "easy"), (91, 140, "", "medium"), (90, 160, "", "medium"),
+     (30, 60, "Knead.", "medium")],
+)  # fmt: skip
+def test_where_little_work_ends(minutes, words, end, level):
+    assert difficulty_of(dish(10, 10, words=words, minutes=minutes, end=end)) == level
+
+
+def test_techniques_and_time_make_it_harder():
+    assert difficulty_of(dish(5, 5, minutes=60, end="Knead it.")) == "easy"
+    assert difficulty_of(dish(5, 5, minutes=150, end="Knead it.")) == "medium"
+    assert difficulty_of(dish(5, 5, minutes=60, end="Knead, then deep-fry it.")) == "medium"
+    assert difficulty_of(dish(9, 9, minutes=60, end="Knead, then deep-fry it.")) == "hard"
+    assert difficulty_of(dish(20, 20, minutes=60, end="Knead, then deep-fry it.")) == "hard"
+    slow_cooker = dish(10, 10, words=100, minutes=480)
+    assert difficulty_of(slow_cooker) == "medium"  # long, but nothing to do
+
+
+def test_a_label_does_not_count():
+    labelled = Recipe("Toast", ("bread",), ("Toast.",), difficulty="hard")
+    assert difficulty_of(labelled) == "easy"
+
+
+@pytest.mark.parametrize(
+    ("text", "techniques"),
+    [
+        ("Knead the dough on a floured board, let it rise.", ("knead", "proof")),
+        ("Give rise to applause.", ()),
+        ("Use a cook's thermometer.", ()),
+        ("Boil to the soft-ball stage.", ("temper",)),
+        ("Roll the dough out on a board.", ("roll out",)),
+        ("Put a roll on each plate with ice cream.", ()),
+        ("Chill in an ice bath.", ("blanch",)),
+        ("Beat the whites to stiff peaks.", ("whip to peaks",)),
+        ("Cook at room temperature.", ()),
+        ("FLAMBÉ the pan.", ("flambe",)),
+        ("", ()),
+    ],
+)
+def test_techniques(text, techniques):
+    assert techniques_in(text) == techniques
+
+
+def test_minutes():
+    assert minutes_in(["Bake 20 to 25 minutes.", "Chill for 1 hour."]) == 85.0
+    assert minutes_in(["Simmer 1.5 hours, then 10 more minutes."]) == 100.0
+    assert minutes_in(["Stir."]) is None
+    timed = Recipe("Stew", ("beef",), ("Simmer for 3 hours.",))
+    assert report_difficulty(timed).minutes == 180.0
+    assert report_difficulty(Recipe("Stew", ("beef",), ("x",), minutes=20)).minutes == 20.0
+
+
+def test_empty_recipe():
+    assert difficulty_of(Recipe("", (), ())) in DIFFICULTIES
+
+
+def test_agrees_with_tags_better_than_the_bounds(shared):
+    ours = bounds = total = 0
+    path = shared / "data" / "recipes" / "foodcom_RAW_recipes.csv"
+    with path.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            easy = not {"easy", "beginner-cook"}.isdisjoint(ast.literal_eval(row["tags"]))
+            report = report_difficulty(
+                Recipe(
+                    row["name"],
+                    tuple(ast.literal_eval(row["ingredients"])),
+                    tuple(ast.literal_eval(row["steps"])),
+                    minutes=int(row["minutes"]),
+                )
+            )
+            total += 1
+            ours += (report.level == "easy") == easy
+            bounds += (report.by_bounds == "easy") == easy
+    assert total == 297
+    assert ours > bounds + 0.1 * total

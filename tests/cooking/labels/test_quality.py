@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from toque.cooking.cookbook.generate import recipes
+from toque.cooking.ingredients.parser import parse_line
+from toque.cooking.labels.quality import ESSENTIAL, WEIGHTS, quality_of
+from toque.cooking.recipe import Recipe
+
+GOOD = Recipe(
+    "Tomato Soup",
+    ("2 tablespoons olive oil", "1 onion, chopped", "800 g canned tomatoes", "salt to taste"),
+    (
+        "Heat the oil in a large pot and cook the onion over medium heat for 8 minutes.",
+        "Add the tomatoes and salt, and simmer for 20 minutes.",
+        "Blend until smooth and serve.",
+    ),
+)
+OTHER_STEPS = (
+    "Cream the butter and sugar until fluffy, then beat in the eggs one at a time.",
+    "Fold in the flour and bake at 350 degrees for 30 minutes until golden.",
+)
+
+
+def names_only(recipe: Recipe) -> tuple[str, ...]:
+    return tuple(parse_line(line).name for line in recipe.ingredients)
+
+
+BROKEN = {
+    "no steps": lambda r: replace(r, steps=()),
+    "no ingredients": lambda r: replace(r, ingredients=()),
+    "steps of another dish": lambda r: replace(r, steps=OTHER_STEPS),
+    "no amounts": lambda r: replace(r, ingredients=names_only(r)),
+    "everything twice": lambda r: replace(r, steps=r.steps * 2),
+    "cut off": lambda r: replace(r, steps=(r.steps[0][:25],)),
+    "an advert": lambda r: replace(r, steps=(*r.steps, "Click here to subscribe.")),
+    "a shop's button": lambda r: replace(
+        r, ingredients=(*r.ingredients, "Add all ingredients to list")
+    ),
+    "markup": lambda r: replace(r, steps=(f"<p>{r.steps[0]}</p>", *r.steps[1:])),
+    "another language": lambda r: replace(
+        r, steps=("Das Mehl mit der Butter verkneten, eine Stunde kalt stellen und backen.",) * 3
+    ),
+    "prose without cooking": lambda r: replace(
+        r, steps=("My grandmother was a lovely person who lived by the sea for forty years.",)
+    ),
+    "no title": lambda r: replace(r, title=""),
+    "a link for a title": lambda r: replace(r, title="http://example.org/soup"),
+}
+
+
+def test_a_good_recipe_has_all_parts():
+    quality = quality_of(GOOD)
+    assert quality.score == 1.0
+    assert dict(quality.parts) == dict.fromkeys(WEIGHTS, 1.0)
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_broken_is_ranked_below_good(fault):
+    for recipe in itertools.chain([GOOD], recipes(25, seed=11)):
+        good, broken = quality_of(recipe), quality_of(BROKEN[fault](recipe))
+        assert broken.score < good.score, recipe.title
+
+
+@pytest.mark.parametrize("fault", ["no steps", "no ingredients", "another language"])
+def test_what_is_no_recipe_scores_low(fault):
+    assert quality_of(BROKEN[fault](GOOD)).score < 0.6
+
+
+def test_parts_name_the_fault():
+    found = quality_of(BROKEN["steps of another dish"](GOOD))
+    assert found.parts["used"] == 0.0
+    assert found.weakest == "used"
+    assert quality_of(BROKEN["everything twice"](GOOD)).parts["unique"] == 0.5
+    assert quality_of(BROKEN["no amounts"](GOOD)).parts["amounts"] == 0.25  # salt needs none
+    assert quality_of(BROKEN["markup"](GOOD)).parts["clean"] < 1.0
+
+
+def test_the_cookbook_is_good():
+    scores = [quality_of(recipe).score for recipe in recipes(60, seed=2)]
+    assert min(scores) > 0.85
+
+
+def test_weights_and_range():
+    assert sum(WEIGHTS.values()) == pytest.approx(1.0)
+    assert set(ESSENTIAL) <= set(WEIGHTS)
+    empty = quality_of(Recipe("", (), ()))
+    assert empty.score < 0.1
+    for fault, recipe in itertools.product(BROKEN.values(), [GOOD]):
+        quality = quality_of(fault(recipe))
+        assert 0.0 <= quality.score <= 1.0
+        assert all(0.0 <= part <= 1.0 for part in quality.parts.values())
+
+
+def test_collective_steps_take_up_every_ingredient():
+    step = (
+        "Put all ingredients into a slow cooker, cook for 8 hours on low, then stir and serve in "
+    )
+    all_in = replace(GOOD, steps=(step + "warm bowls with bread.",))
+    assert quality_of(all_in).parts["used"] == 0.75
+
+
+def test_long_directions_lose_in_proportion():
+    long = replace(GOOD, steps=("Stir the soup with the onion and the oil and salt. " * 200,))
+    assert quality_of(long).parts["length"] == pytest.approx(800 / 2200)
+
+
+@pytest.mark.slow
+def test_real_recipes_beat_their_damaged_selves(shared):
+    import gzip
+    import json
+
+    wins = total = 0
+    path = shared / "data" / "recipes" / "allrecipes_epicurious_as_is.jsonl.gz"
+    with gzip.open(path, "rb") as file:
+        for line in itertools.islice(file, 0, 40000, 40):
+            record = json.loads(line)
+            recipe = Recipe(
+                record["title"] or "",
+                tuple(filter(None, record["ingredients"])),
+                tuple(filter(None, record["directions"])),
+            )
+            if not recipe.steps or not recipe.ingredients:
+                continue
+            good = quality_of(recipe).score
+            for fault in ("no amounts", "steps of another dish", "everything twice", "an advert"):
+                total += 1
+                wins += quality_of(BROKEN[fault](recipe)).score < good
+    assert wins / total > 0.98

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toque.cooking.schemas.cleaning import (
+    clean_ingredients,
+    clean_steps,
+    clean_text,
+    clean_title,
+    is_plain,
+    is_subheading,
+)
+
+
+@pytest.mark.parametrize(
+    ("dirty", "clean"),
+    [
+        ("plain", "plain"),
+        ("  two   spaces ", "two spaces"),
+        ("Mom&#39;s &amp; Dad&amp;#39;s", "Mom's & Dad's"),
+        ("3&#8211;4 cups", "3–4 cups"),
+        ("<b>Bake</b> at <a href='x'>350</a>", "Bake at 350"),
+        ("Boil.<br/>Drain.", "Boil.\nDrain."),
+        ("heat if < 5 > 3", "heat if < 5 > 3"),
+        ("a\u00a0b\u2009c", "a b c"),
+        ("New Mexico\x96Style", "New Mexico–Style"),
+        ("it\x92s\x00 hot\x81", "it's hot"),
+        ("preheat to 350\ufffd\ufffdF.", "preheat to 350°F."),
+        ("40\ufffd\ufffd\ufffd50 minutes", "40-50 minutes"),
+        ("it\ufffd\ufffd\ufffds done", "it's done"),
+        ("souffl\ufffd\ufffds", "souffls"),
+        ("½ cup crème fraîche", "½ cup crème fraîche"),
+        ("cre\u0300me", "crème"),
+        ("zero\u200bwidth\ufeff", "zerowidth"),
+        ("lone \ud800 surrogate", "lone surrogate"),
+        ("one\r\ntwo\rthree", "one\ntwo\nthree"),
+    ],
+)
+def test_texts(dirty, clean):
+    assert clean_text(dirty, Counter()) == clean
+
+
+@given(st.text())
+def test_a_clean_text_stays_and_can_be_written(text):
+    once = clean_text(text, Counter())
+    assert once == once.strip()
+    assert "\ufffd" not in once
+    once.encode("utf-8")
+
+
+def test_repairs_are_counted():
+    notes = Counter()
+    clean_text("a &amp; b", notes)
+    clean_text("<i>a</i>", notes)
+    clean_text("a\x00", notes)
+    clean_text("a\ufffd", notes)
+    assert {k: v for k, v in notes.items() if v} == {
+        "HTML entities decoded": 1,
+        "HTML tags removed": 1,
+        "texts with control characters": 1,
+        "texts with lost characters (U+FFFD)": 1,
+    }
+
+
+def test_titles_are_one_line():
+    assert clean_title("Big\nCake<br>Small", Counter()) == "Big Cake Small"
+
+
+def test_ingredients_lose_bullets_and_subheadings():
+    notes = Counter()
+    lines = clean_ingredients(
+        ["For the sauce:", "- 1 cup cream", "", "Filling:", "• 2 eggs", "***", "FOR THE CRUST",
+         "For garnish: dill", "1 cup milk\n2 tbsp oil", "For frying"],
+        notes,
+    )  # fmt: skip
+    assert lines == ("1 cup cream", "2 eggs", "For garnish: dill", "1 cup milk", "2 tbsp oil",
+                     "For frying")  # fmt: skip
+    assert notes["ingredient sub-headings"] == 3
+    assert notes["ingredient lines without a word"] == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("Filling:", True),
+        ("For the Dough", True),
+        ("**Dressing:**", True),
+        ("1 cup sugar:", False),
+        ("salt", False),
+        ("For serving", False),
+        ("forest mushrooms", False),
+    ],
+)
+def test_subheadings(line, expected):
+    assert is_subheading(line) is expected
+
+
+def test_steps_lose_numbers_and_join_their_headings():
+    notes = Counter()
+    steps = clean_steps(
+        ["1. Boil water.", "Step 2: Add rice.", "3) Drain.", "STEP 4", "For the sauce:",
+         "Melt butter.", "1.5 cups go in.", "10. Serve.", "2 eggs are added.", "(5) Eat."],
+        notes,
+    )  # fmt: skip
+    assert steps == ("Boil water.", "Add rice.", "Drain.", "For the sauce: Melt butter.",
+                     "1.5 cups go in.", "Serve.", "2 eggs are added.", "Eat.")  # fmt: skip
+    assert notes["step sub-headings joined to their step"] == 1
+
+
+@pytest.mark.parametrize(
+    ("lines", "steps", "note"),
+    [
+        (["Step 1", "Mix.", "Etape 2:", "Bake.", "METHOD"], ("Mix.", "Bake."), "only say"),
+        (["Heat oven to 350F.Butter a pan.Bake until done."],
+         ("Heat oven to 350F. Butter a pan. Bake until done.",), "glued"),
+        (["Add 1.5 cups. See foo.Bar and U.S.A today."],
+         ("Add 1.5 cups. See foo. Bar and U.S.A today.",), "glued"),
+        (["**Mix** the __dry__ things. ***"], ("Mix the dry things. ***",), "Markdown"),
+        (["1. Mix. 2. Bake for 3. Serve"], ("Mix.", "Bake for", "Serve"), "numbered"),
+        (["1. Mix 2. eggs and 3) rest"], ("Mix 2. eggs and 3) rest",), ""),
+        (["Serve with 2. Then 1. eat."], ("Serve with 2. Then 1. eat.",), ""),
+        (["Stir. Method acting is no heading."], ("Stir. Method acting is no heading.",), ""),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("plain", [True, False])
+def test_steps_are_parted_and_bared(lines, steps, note, plain):
+    notes = Counter()
+    assert clean_steps(lines, notes, plain=plain) == steps
+    assert [what for what, count in notes.items() if count and note in what] or not note
+    assert bool(sum(notes.values())) == bool(note)
+
+
+@given(st.lists(st.text(max_size=30), max_size=4))
+def test_plain_texts_are_those_that_cleaning_leaves_alone(texts):
+    if is_plain(texts):
+        notes = Counter()
+        assert [clean_text(text, notes) for text in texts] == [text.strip() for text in texts]
+        assert not +notes
+
+
+@pytest.mark.parametrize(
+    "text", ["a &amp; b", "<b>", "a\tb", "two  blanks", "cre\u0300me", "\ufffd", chr(0xD800),
+             "\u00a0",
+             "soft\u00adhyphen", "\u2028", "\ufe0f"]
+)  # fmt: skip
+def test_texts_that_need_a_repair_are_not_plain(text):
+    assert not is_plain(["Soup", text])
+    assert is_plain(["Soup", "½ cup crème fraîche at 350°F – “fine”"])

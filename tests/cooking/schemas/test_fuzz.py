@@ -1,0 +1,228 @@
+"""Damage of every kind to every format: nothing but DataError, and the counts stay true."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import random
+
+import pytest
+
+from toque.cooking.schemas import recipe_reader
+from toque.errors import DataError
+
+STEPS = ["Rinse the lentils in cold water.", "Simmer them until soft, then serve with rice."]
+N = 8
+
+
+def record(n):
+    return {
+        "title": f"Pot {n}",
+        "ingredients": [f"{n} cups lentils", "½ lemon"],
+        "directions": STEPS,
+    }
+
+
+def table(columns, row):
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(columns)
+    writer.writerows(row(record(n)) for n in range(N))
+    return text.getvalue()
+
+
+def vector(items):
+    return "c(" + ", ".join(map(json.dumps, items)) + ")"
+
+
+def page():
+    node = {
+        "@type": "Recipe",
+        "name": "Pot",
+        "recipeIngredient": ["lentils"],
+        "recipeInstructions": [{"@type": "HowToStep", "text": s} for s in STEPS],
+    }
+    return (
+        "<!doctype html><html><body><script type='application/ld+json'>"
+        f"{json.dumps({'@graph': [node]})}</script><p itemscope "
+        "itemtype='http://schema.org/Recipe'><b itemprop='name'>x</b></p></body></html>"
+    )
+
+
+def mealmaster():
+    one = "\n".join(
+        [
+            "MMMMM----- Recipe via Meal-Master (tm) v8.05",
+            "",
+            "      Title: Pot",
+            " Categories: Soup",
+            "      Yield: 4 servings",
+            "",
+            "      1 c  Lentils                              2 ts Salt",
+            "",
+            "  " + STEPS[0],
+            "  " + STEPS[1] * 3,
+            "",
+            "MMMMM",
+            "",
+        ]
+    )
+    return one * N
+
+
+RECORDS = [record(n) for n in range(N)]
+FORMATS = {
+    "lines": "\n".join(json.dumps(r) for r in RECORDS),
+    "array": json.dumps(RECORDS, indent=1),
+    "dict": json.dumps({str(n): r for n, r in enumerate(RECORDS)}),
+    "wrapped": json.dumps({"recipes": RECORDS}),
+    "schema.org": json.dumps(
+        [
+            {
+                "@type": "Recipe",
+                "name": r["title"],
+                "recipeIngredient": r["ingredients"],
+                "recipeInstructions": r["directions"],
+            }
+            for r in RECORDS
+        ]
+    ),
+    "recipenlg": table(
+        ("title", "ingredients", "directions", "NER"),
+        lambda r: (r["title"], json.dumps(r["ingredients"]), json.dumps(r["directions"]), "[]"),
+    ),
+    "foodcom-raw": table(
+        ("name", "id", "ingredients", "steps", "nutrition", "n_steps"),
+        lambda r: (
+            r["title"],
+            1,
+            repr(r["ingredients"]),
+            repr(r["directions"]),
+            "[1.0, 2, 3, 4, 5, 6, 7]",
+            2,
+        ),
+    ),
+    "foodcom": table(
+        ("Name", "RecipeIngredientQuantities", "RecipeIngredientParts", "RecipeInstructions"),
+        lambda r: (
+            r["title"],
+            vector(["1 cup", "2"]),
+            vector(r["ingredients"]),
+            vector(r["directions"]),
+        ),
+    ),
+    "page": page(),
+    "mealmaster": mealmaster(),
+}
+PARTS = [
+    b'"',
+    b"'",
+    b"[",
+    b"]",
+    b"{",
+    b"}",
+    b",",
+    b"\\",
+    b"\n",
+    b"\r",
+    b"\0",
+    b"\xff",
+    b"<",
+    b"&#0;",
+    b"null",
+    b"1e999",
+    b"\\ud800",
+    b"MMMMM",
+    b"c(",
+    b"\xef\xbb\xbf",
+    b"[" * 200,
+    b" " * 50,
+    b"-" * 80,
+    b"NaN",
+    b"</script>",
+    b"1/0",
+    "\u2028\u200f".encode(),
+]
+
+
+def damaged(data, rng):
+    data = bytearray(data)
+    for _ in range(rng.choice([1, 1, 2, 5, 30])):
+        at, to = sorted(rng.randrange(len(data) + 1) for _ in "12")
+        kind = rng.randrange(6)
+        if kind == 0:
+            data[at:at] = rng.choice(PARTS)
+        elif kind == 1:
+            del data[at : min(to, at + rng.choice([1, 3, 40]))]
+        elif kind == 2 and at < len(data):
+            data[at] = rng.randrange(256)
+        elif kind == 3:
+            data[at:at] = data[at : min(to, at + 60)]
+        elif kind == 4:
+            data[at:to] = bytes(reversed(data[at:to])) if to - at < 50 else data[at:to]
+        elif rng.random() < 0.1:
+            del data[at:]
+    return bytes(data)
+
+
+def read(path, data):
+    """Read damaged `data`: records met, or 0 when the file is refused in words."""
+    path.write_bytes(data)
+    n_read, refused = 0, ""
+    try:
+        for block in recipe_reader.blocks(path):
+            given = recipe_reader.examples(block)
+            assert given.read == given.kept + sum(map(len, given.dropped.values()))
+            assert given.kept == len(given.examples)
+            assert all(count > 0 for count in given.notes.values())
+            for example in given.examples:
+                example.target.encode()
+                example.prompt.encode()
+            n_read += given.read
+    except DataError as error:
+        refused = str(error)
+    if refused:
+        assert str(path) in refused
+    return n_read
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_damage_is_counted_or_refused(tmp_path, name):
+    data = FORMATS[name].encode()
+    assert read(tmp_path / "file", data) == (1 if name == "page" else N)
+    assert _met(tmp_path, name, rng=random.Random(name), times=100) > 40
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FORMATS)
+def test_ten_thousand_damaged_records(tmp_path, name):
+    assert _met(tmp_path, name, rng=random.Random(f"{name} again"), times=1000) > 400
+
+
+def _met(folder, name, *, rng, times):
+    data = FORMATS[name].encode()
+    return sum(read(folder / "file", damaged(data, rng)) for _ in range(times))
+
+
+def test_damaged_cells_of_parquet(tmp_path):
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rng = random.Random(7)
+    extended = (
+        "[{'original': '1 cup lentils', 'meta': array(['a'], dtype=object)}\n {'original': 'x'}]"
+    )
+    cells = [extended, "<ol><li>" + "</li><li>".join(STEPS) + "</li></ol>", "['a' 'b']", "Pot"]
+    names = ["extendedIngredients", "instructions", "dishTypes", "title"]
+    for _ in range(40):
+        rows = [
+            dict(zip(names, (damaged(c.encode(), rng) for c in cells), strict=True))
+            for _ in "1" * 8
+        ]
+        table = arrow.Table.from_pylist(rows)
+        path = tmp_path / "file.parquet"
+        parquet.write_table(table, path)
+        assert read(path, path.read_bytes()) == 8
+        data = bytearray(path.read_bytes())
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        read(path, bytes(data))

@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+
+from toque.cooking.examples import BY_FIGURES, BY_RULE, BY_SOURCE, UNKNOWN, examples_of
+from toque.cooking.labels.quality import quality_of
+from toque.cooking.recipe import Recipe, to_text
+from toque.cooking.schemas import recipe_reader
+from toque.cooking.schemas.fields import records_of
+from toque.cooking.schemas.normalize import REASONS, recipe_of
+from toque.sources.records import Block
+
+SOUP = {
+    "title": "Pea Soup",
+    "ingredients": ["2 cups frozen peas", "3 cups vegetable broth", "1/2 teaspoon salt"],
+    "directions": ["Boil the peas in the broth for 5 minutes.", "Blend and season with the salt."],
+}
+
+
+def _read(raw):
+    """The recipe of a raw record, through the adapter of its schema."""
+    (record,) = records_of(raw, (), Counter())
+    return recipe_of(record, Counter())
+
+
+def _example(recipe):
+    (example,) = examples_of(recipe, Counter())
+    return example
+
+
+def _recipe(**changes):
+    found = _read(SOUP | changes)
+    assert isinstance(found, Recipe), found
+    return found
+
+
+def test_a_clean_record():
+    recipe = _recipe(tags=["soup"], servings="4 servings", total_time="1 hour 5 min", source="me")
+    assert recipe == Recipe(
+        title="Pea Soup",
+        ingredients=tuple(SOUP["ingredients"]),
+        steps=tuple(SOUP["directions"]),
+        tags=("soup",),
+        servings=4,
+        minutes=65,
+        source="me",
+    )
+
+
+_STEPS = SOUP["directions"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"title": "Pea Soup", "directions": _STEPS},
+        {"name": "Pea Soup", "steps": _STEPS},
+        {"title": "Pea Soup", "instructions": "\n".join(_STEPS)},
+        {"title": "Pea Soup", "instructions": "1. " + "\n2. ".join(_STEPS)},
+        {"title": "Pea Soup", "instructions_list": _STEPS},
+        {"title": "Pea Soup", "analyzed_instructions": [{"text": s} for s in _STEPS]},
+        {"name": "Pea Soup", "method": [{"itemListElement": [{"text": s} for s in _STEPS]}]},
+        {"title": "Pea Soup", "directions": [], "steps": _STEPS},
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("as_text", [False, True])
+def test_common_field_names(fields, as_text):
+    lines = SOUP["ingredients"]
+    record = fields | {"ingredients": "\n".join(lines) if as_text else [{"text": x} for x in lines]}
+    assert _read(record) == _recipe()
+
+
+@pytest.mark.parametrize(
+    ("fields", "minutes"),
+    [
+        ({"minutes": 30}, 30),
+        ({"total_time": "PT1H20M"}, 80),
+        ({"prep_time": "10 min", "cook_time": "~30 minutes"}, 40),
+        ({"cook_time": "1.5 hours"}, 90),
+        ({"minutes": 0}, None),
+        ({"total_time": "soon"}, None),
+        ({"minutes": float("nan")}, None),
+        ({"minutes": True}, None),
+        ({"minutes": float("inf")}, None),
+    ],
+)
+def test_times(fields, minutes):
+    assert _recipe(**fields).minutes == minutes
+
+
+def test_nutrition_flat_or_nested_with_units():
+    assert _recipe(calories=143.0, fat_g=None).nutrition == {"energy_kcal": 143.0}
+    nested = {"calories": "143 kcal", "fatContent": "12 g", "sodiumContent": "629 mg"}
+    assert _recipe(nutrients=nested).nutrition == {
+        "energy_kcal": 143.0,
+        "fat_g": 12.0,
+        "sodium_mg": 629.0,
+    }
+    assert _recipe().nutrition is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"title": "  "}, "no title"),
+        ({"title": 7}, "no title"),
+        ({"title": "*!*"}, "no title"),
+        ({"ingredients": None}, "no ingredients"),
+        ({"ingredients": ["", "Sauce:"]}, "no ingredients"),
+        ({"ingredients": 3}, "no ingredients"),
+        ({"directions": ["", "2."]}, "no steps"),
+        ({"directions": ["Mix."]}, "too short"),
+    ],
+)
+def test_reasons(changes, reason):
+    assert reason in REASONS
+    assert _read(SOUP | changes) == reason
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b"{", "not JSON"),
+        (b'"soup"', "not an object"),
+        (b"[1, 2]", "not an object"),
+        (b"null", "not an object"),
+        (b'{"title": "\xe9"}', "not UTF-8"),
+        (b"{}", "no title"),
+        (b"\0line too long", "too long"),
+    ],
+)
+def test_reasons_of_a_line(line, reason):
+    block = Block(
+        source=0, path="x", first_line=1, payload=json.dumps(SOUP).encode() + b"\n" + line
+    )
+    assert recipe_reader.examples(block).dropped == {reason: [2]}
+
+
+def test_a_block_is_counted_to_the_last_line():
+    good = json.dumps(SOUP).encode()
+    payload = b"\n".join([good, b"oops", b"", good, b"{}", b"oops", b"   ", good])
+    result = recipe_reader.examples(Block(source=2, path="x", first_line=11, payload=payload))
+    assert result.read == 6
+    assert result.kept == len(result.examples) == 3
+    assert result.dropped == {"not JSON": [12, 16], "no title": [15]}
+    assert result.read == result.kept + sum(map(len, result.dropped.values()))
+
+
+def test_the_example():
+    example = _example(_recipe())
+    assert example.prompt == (
+        "Generate recipe for: Pea Soup using ingredients: frozen peas, vegetable broth, salt"
+    )
+    assert example.target == to_text(_recipe())
+    assert example.columns == {
+        "n_ingredients": 3,
+        "n_steps": 2,
+        "quality": quality_of(_recipe()).score,
+        "difficulty": 0,
+        "difficulty_from": BY_RULE,
+        "nutrition": 1,
+        "nutrition_from": BY_RULE,
+        "nutrition_coverage": 1.0,
+        "cuisine": UNKNOWN,
+    }
+
+
+def test_keys_see_words_and_nothing_else():
+    def keys(**changes):
+        example = _example(_recipe(**changes))
+        return example.key, example.title_key, example.record_key
+
+    key, title_key, record_key = keys()
+    assert keys(title="PEA  soup!") == (key, title_key, record_key)
+    assert keys(directions=[s.upper() for s in SOUP["directions"]]) == (key, title_key, record_key)
+    other = keys(title="Green Pea Soup")
+    assert other[0] == key
+    assert other[1] != title_key
+    assert other[2] != record_key
+    assert keys(ingredients=[*SOUP["ingredients"], "1 egg"])[0] != key
+    assert 0 <= key < 2**64
+
+
+def test_labels_of_a_record_are_kept_and_told_from_ours():
+    columns = _example(_recipe(difficulty="Hard", nutrition_class="healthy")).columns
+    assert (columns["difficulty"], columns["difficulty_from"]) == (2, 1)
+    assert (columns["nutrition"], columns["nutrition_from"]) == (0, BY_SOURCE)
+    odd = _example(_recipe(difficulty="fiendish", nutrition_class=4)).columns
+    assert (odd["difficulty"], odd["difficulty_from"]) == (0, 0)
+    assert (odd["nutrition"], odd["nutrition_from"]) == (1, BY_RULE)
+    assert 0.9 < odd["nutrition_coverage"] <= 1.0
+    given = _example(_recipe(nutrition={"fatContent": "30 g", "saturatedFatContent": "9 g"}))
+    assert (given.columns["nutrition"], given.columns["nutrition_from"]) == (2, BY_FIGURES)
+    strange = _example(_recipe(ingredients=["3 frobs", "1 quux", "a blivet of great size"]))
+    assert strange.columns["nutrition"] == strange.columns["nutrition_from"] == UNKNOWN
+
+
+def test_where_labels_come_from_is_counted():
+    notes = Counter()
+    for changes in ({}, {}, {"nutrition_class": "Moderate"}, {"fat_g": 0, "sodium_mg": 5}):
+        examples_of(_recipe(**changes), notes)
+    assert notes == {
+        "nutrition class estimated from the ingredients": 2,
+        "nutrition class as the source says": 1,
+        "nutrition class from the source's figures": 1,
+    }
+    notes.clear()
+    german = ["Die Erbsen mit dem Salz in der Brühe kochen und etwas abkühlen lassen."] * 2
+    examples_of(_recipe(directions=german), notes)
+    assert notes["recipes in German (labels know English only)"] == 1
+
+
+@pytest.mark.slow
+def test_the_large_dirty_file(shared):
+    path = shared / "data" / "recipes" / "allrecipes_epicurious_as_is.jsonl.gz"
+    if not path.exists():
+        pytest.skip(f"{path.name} is not in the shared data")
+    read, kept, dropped = 0, 0, Counter()
+    for block in recipe_reader.blocks(path):
+        result = recipe_reader.examples(block)
+        read, kept = read + result.read, kept + result.kept
+        dropped.update({reason: len(lines) for reason, lines in result.dropped.items()})
+        for example in result.examples:
+            assert "\ufffd" not in example.target
+            assert "<b" not in example.target
+            assert 0.0 <= example.columns["quality"] <= 1.0
+    assert read == 68_004 == kept + dropped.total()
+    assert set(dropped) <= {"no ingredients", "no steps", "too short"}
+    assert dropped.total() < 100

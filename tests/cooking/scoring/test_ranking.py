@@ -1,0 +1,178 @@
+"""Forty made-up recipes, eight good ones and four broken versions of each, ranked by their score.
+
+How bad a fault is, a cook would say: 0 good; 1 a slip (an ingredient nobody asked for, one that no
+step uses, the numbers gone); 2 a recipe that cannot be followed as it stands (steps missing, absurd
+amounts); 3 hardly a recipe; 4 none.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+
+import pytest
+
+from toque.cooking.prompts import write_prompt
+from toque.cooking.recipe import Recipe, to_text
+from toque.cooking.scoring.recipe_scores import text_metrics
+
+GOOD = [
+    Recipe(
+        "Lentil Soup",
+        ("1 cup red lentils", "2 carrots, diced", "1 onion, chopped", "4 cups vegetable broth",
+         "1 teaspoon cumin"),
+        ("Soften the onion and carrots in a pot for 5 minutes.", "Stir in the cumin and lentils.",
+         "Pour in the broth and simmer for 25 minutes until soft."),
+    ),
+    Recipe(
+        "Garlic Pasta",
+        ("8 ounces spaghetti", "3 cloves garlic, sliced", "1/4 cup olive oil",
+         "2 tablespoons parsley, chopped"),
+        ("Boil the spaghetti in salted water until tender and drain.",
+         "Warm the garlic in the oil until golden.",
+         "Toss the spaghetti with the oil and parsley and serve."),
+    ),
+    Recipe(
+        "Banana Pancakes",
+        ("2 ripe bananas", "2 eggs", "1/2 cup flour", "1 tablespoon butter"),
+        ("Mash the bananas in a bowl and whisk in the eggs and flour.",
+         "Melt the butter in a skillet over medium heat.",
+         "Cook spoonfuls of the batter for 2 minutes on each side."),
+    ),
+    Recipe(
+        "Roast Chicken",
+        ("1 whole chicken", "1 lemon, halved", "2 tablespoons butter, softened",
+         "4 sprigs thyme"),
+        ("Preheat the oven to 425 degrees.",
+         "Rub the chicken with the butter and fill it with the lemon and thyme.",
+         "Roast for 75 minutes and let rest for 10 minutes before carving."),
+    ),
+    Recipe(
+        "Greek Salad",
+        ("3 tomatoes, cut in wedges", "1 cucumber, sliced", "1/2 cup olives",
+         "5 ounces feta cheese", "2 tablespoons olive oil"),
+        ("Combine the tomatoes, cucumber and olives in a bowl.",
+         "Crumble the cheese on top, drizzle with the oil and toss gently."),
+    ),
+    Recipe(
+        "Oat Cookies",
+        ("1 1/2 cups oats", "3/4 cup sugar", "1/2 cup butter", "1 egg", "1 cup flour"),
+        ("Heat the oven to 350 degrees and line a tray.",
+         "Beat the butter with the sugar and egg, then fold in the oats and flour.",
+         "Drop spoonfuls on the tray and bake for 12 minutes."),
+    ),
+    Recipe(
+        "Tofu Stir-Fry",
+        ("14 ounces tofu, cubed", "2 tablespoons soy sauce", "1 head broccoli", "1 red pepper",
+         "1 tablespoon oil"),
+        ("Brown the tofu in the oil over high heat.",
+         "Add the broccoli and pepper and fry for 4 minutes.",
+         "Stir in the sauce and serve hot over plain noodles or a bowl of greens."),
+    ),
+    Recipe(
+        "Tomato Omelette",
+        ("3 eggs", "1 tomato, chopped", "1 tablespoon butter", "1 pinch of chives"),
+        ("Whisk the eggs with the chives until foamy.",
+         "Melt the butter in a pan, pour in the eggs and stir until nearly set.",
+         "Spread the tomato over one half, fold, and slide the omelette onto a plate."),
+    ),
+]  # fmt: skip
+
+
+def invented(recipe: Recipe) -> str:
+    extra = ("2 cups gummy bears", "1 pound anchovies")
+    return to_text(Recipe(recipe.title, (*recipe.ingredients[:-1], *extra), recipe.steps))
+
+
+def unused(recipe: Recipe) -> str:
+    text = to_text(Recipe(recipe.title, recipe.ingredients, recipe.steps[:1] * 2))
+    return text.rstrip(".")
+
+
+def unnumbered(recipe: Recipe) -> str:
+    lines = [line.partition(". ")[2] or line for line in to_text(recipe).splitlines()]
+    return "\n".join(lines).removesuffix(".") + " and then"
+
+
+def absurd(recipe: Recipe) -> str:
+    lines = tuple(f"9000 pounds {line.split()[-1]}" for line in recipe.ingredients)
+    return to_text(Recipe(recipe.title, lines, recipe.steps[:1]))
+
+
+def without_steps(recipe: Recipe) -> str:
+    return to_text(recipe).partition("\n\nInstructions")[0]
+
+
+def stuttering(recipe: Recipe) -> str:
+    return "Ingredients:\n" + "- the the the\n" * 12 + recipe.title
+
+
+def chatter(recipe: Recipe) -> str:
+    return f"{recipe.title} is lovely and everybody says so. " * 4
+
+
+def of_another(recipe: Recipe) -> str:
+    other = GOOD[(GOOD.index(recipe) + 3) % len(GOOD)]
+    return to_text(other)
+
+
+FAULTS = {
+    invented: 1, unnumbered: 1, unused: 2, absurd: 2, of_another: 2, without_steps: 3,
+    stuttering: 3, chatter: 4,
+}  # fmt: skip
+EVEN = (invented, unused, without_steps, chatter)
+ODD = (unnumbered, absurd, of_another, stuttering)
+
+
+def forty() -> list[tuple[str, str, int, float]]:
+    """(title, fault, how bad, score) of each text."""
+    found = []
+    for i, recipe in enumerate(GOOD):
+        versions = [("good", 0, to_text(recipe))]
+        versions += [
+            (fault.__name__, FAULTS[fault], fault(recipe)) for fault in (ODD if i % 2 else EVEN)
+        ]
+        prompt = write_prompt(recipe.title, recipe.ingredients)
+        found += [
+            (recipe.title, name, bad, text_metrics(prompt, text)["recipe_score"])
+            for name, bad, text in versions
+        ]
+    return found
+
+
+def kendall_tau_b(pairs: list[tuple[float, float]]) -> float:
+    """Rank agreement with ties (Kendall 1945)."""
+    concordant = tied_a = tied_b = total = 0
+    for (a, b), (c, d) in combinations(pairs, 2):
+        total += 1
+        tied_a += a == c
+        tied_b += b == d
+        concordant += (a > c) - (a < c) == (b > d) - (b < d) != 0
+        concordant -= (a > c) - (a < c) == (b < d) - (b > d) != 0
+    return concordant / math.sqrt((total - tied_a) * (total - tied_b))
+
+
+def test_forty_recipes_are_ranked_as_a_cook_would_rank_them():
+    scored = forty()
+    assert len(scored) == 40
+    good = {title: score for title, fault, _, score in scored if fault == "good"}
+    assert min(good.values()) >= 0.9
+    for title, fault, _, score in scored:
+        assert fault == "good" or score < good[title], (title, fault, score)
+    worst_good = min(good.values())
+    assert all(score < worst_good for _, _, bad, score in scored if bad > 0)
+    assert kendall_tau_b([(-bad, score) for _, _, bad, score in scored]) >= 0.85
+
+
+@pytest.mark.parametrize("bad", [2, 3, 4])
+def test_worse_faults_score_lower_on_the_whole(bad):
+    scored = forty()
+    worse = [score for _, _, b, score in scored if b == bad]
+    better = [score for _, _, b, score in scored if b == bad - 1]
+    assert sum(worse) / len(worse) < sum(better) / len(better)
+
+
+def test_tau_by_hand():
+    assert kendall_tau_b([(1, 1), (2, 2), (3, 3)]) == 1.0
+    assert kendall_tau_b([(1, 3), (2, 2), (3, 1)]) == -1.0
+    assert kendall_tau_b([(1, 1), (2, 3), (3, 2)]) == pytest.approx(1 / 3)

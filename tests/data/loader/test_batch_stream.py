@@ -1,0 +1,157 @@
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+import torch
+
+from toque.batch import IGNORE, DecoderBatch, EncoderDecoderBatch
+from toque.data.loader.batch_stream import BatchStream, Step
+from toque.data.loader.collate import Layout, decoder_batch, encoder_decoder_batch
+from toque.data.loader.epoch_plan import EpochPlan
+from toque.data.loader.packing import RowShape
+from toque.units import Cursor
+
+
+class Listed:
+    """Examples held in lists: the smallest real thing a layout can read."""
+
+    def __init__(self, pairs: list[tuple[list[int], list[int]]]) -> None:
+        self.pairs = pairs
+
+    def prompt(self, row: int, /) -> np.ndarray:
+        return np.array(self.pairs[row][0], np.int64)
+
+    def target(self, row: int, /) -> np.ndarray:
+        return np.array(self.pairs[row][1], np.int64)
+
+
+TWO = Listed([([7, 8], [9, 2]), ([5], [6, 2]), ([], [4, 3, 2])])
+X = IGNORE
+
+
+def test_decoder_rows_as_written_in_the_docstring() -> None:
+    batch = decoder_batch(TWO, [(0, 1), (2,)], length=8, pad_id=0)
+    assert batch.tokens.tolist() == [[7, 8, 9, 5, 6, 0, 0, 0], [4, 3, 0, 0, 0, 0, 0, 0]]
+    assert batch.labels.tolist() == [[X, 9, 2, 6, 2, X, X, X], [3, 2, X, X, X, X, X, X]]
+    assert batch.segments.tolist() == [[1, 1, 1, 2, 2, 0, 0, 0], [1, 1, 0, 0, 0, 0, 0, 0]]
+    assert batch.positions.tolist() == [[0, 1, 2, 0, 1, 0, 0, 0], [0, 1, 0, 0, 0, 0, 0, 0]]
+    assert (batch.n_targets, batch.n_tokens, batch.n_computed, batch.n_examples) == (6, 7, 16, 3)
+
+
+def test_encoder_decoder_rows_are_shifted_right_per_example() -> None:
+    batch = encoder_decoder_batch(TWO, [(0, 1)], shape=RowShape(4, 5), pad_id=0, start_id=1)
+    assert batch.source_tokens.tolist() == [[7, 8, 5, 0]]
+    assert batch.source_segments.tolist() == [[1, 1, 2, 0]]
+    assert batch.target_tokens.tolist() == [[1, 9, 1, 6, 0]]
+    assert batch.labels.tolist() == [[9, 2, 6, 2, X]]
+    assert batch.target_segments.tolist() == [[1, 1, 2, 2, 0]]
+    assert (batch.n_targets, batch.n_tokens, batch.n_computed) == (4, 7, 9)
+
+
+def test_an_example_without_input_moves_no_label() -> None:
+    """One token to predict and no prompt: nothing to predict it from."""
+    examples = Listed([([7], [9, 2]), ([], [4]), ([5], [6])])
+    batch = decoder_batch(examples, [(0, 1, 2)], length=4, pad_id=3)
+    assert batch.tokens.tolist() == [[7, 9, 5, 3]]
+    assert batch.labels.tolist() == [[9, 2, 6, X]]
+    assert batch.segments.tolist() == [[1, 1, 3, 0]]
+
+
+def test_padding_is_the_tokenizers() -> None:
+    batch = encoder_decoder_batch(TWO, [(1,)], shape=RowShape(3, 4), pad_id=8, start_id=1)
+    assert batch.source_tokens.tolist() == [[5, 8, 8]]
+    assert batch.target_tokens.tolist() == [[1, 6, 8, 8]]
+    assert batch.labels.tolist() == [[6, 2, X, X]]
+
+
+def stream(
+    *, encoder: bool, packed: bool = True, rank: int = 0, world_size: int = 1
+) -> BatchStream:
+    rng = np.random.default_rng(1)
+    pairs = [
+        (
+            rng.integers(3, 50, rng.integers(0, 9)).tolist() or ([3] if encoder else []),
+            [*rng.integers(3, 50, n), 2],
+        )
+        for n in rng.integers(1, 20, 90)
+    ]
+    examples = Listed(pairs)
+    p, t = (np.array([len(pair[side]) for pair in pairs]) for side in (0, 1))
+    shape = RowShape(16, 40) if encoder else RowShape(0, 48)
+    plan = EpochPlan(
+        examples=np.arange(90),
+        source_lengths=p if encoder else np.zeros_like(p),
+        target_lengths=t if encoder else p + t - 1,
+        shape=shape,
+        seed=5,
+        update_rows=6,
+        window=32,
+    )
+    layout = Layout(examples, shape=shape, pad_id=0, start_id=0, packed=packed)
+    return BatchStream(plan, layout, p, t, rank=rank, world_size=world_size)
+
+
+def first(s: BatchStream, n: int) -> list[Step]:
+    return [step for step, _ in zip(s.starting_at(Cursor()), range(n), strict=False)]
+
+
+@pytest.mark.parametrize("encoder", [False, True])
+def test_counts_from_lengths_equal_counts_from_tensors(encoder: bool) -> None:
+    for step in first(stream(encoder=encoder), 12):
+        assert step.n_targets == step.batch.n_targets
+        assert step.n_tokens == step.batch.n_tokens
+        assert step.n_examples == step.batch.n_examples
+        assert step.n_computed == step.batch.n_computed
+
+
+@pytest.mark.parametrize("encoder", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_update_is_the_same_in_turn_and_by_itself(encoder: bool, packed: bool) -> None:
+    """Updates in turn are laid out several at once, across the ends of windows and passes."""
+    in_turn = first(stream(encoder=encoder, packed=packed), 20)
+    assert in_turn[-1].cursor.epoch >= 1
+    for begins, step in zip([Cursor()] + [s.cursor for s in in_turn], in_turn, strict=False):
+        alone = stream(encoder=encoder, packed=packed).at(begins)
+        assert replace(alone, batch=step.batch) == step
+        assert alone.batch.example_ids == step.batch.example_ids
+        for field in fields(step.batch):
+            a, b = getattr(alone.batch, field.name), getattr(step.batch, field.name)
+            assert a == b if field.name == "example_ids" else torch.equal(a, b)
+
+
+@pytest.mark.parametrize("encoder", [False, True])
+def test_unpacked_updates_hold_the_same_examples(encoder: bool) -> None:
+    packed, alone = (
+        first(stream(encoder=encoder), 8),
+        first(stream(encoder=encoder, packed=False), 8),
+    )
+    for a, b in zip(packed, alone, strict=True):
+        assert [e for row in a.batch.example_ids for e in row] == [
+            e for row in b.batch.example_ids for e in row
+        ]
+        assert all(len(row) == 1 for row in b.batch.example_ids)
+        assert (a.n_targets, a.n_tokens, a.cursor) == (b.n_targets, b.n_tokens, b.cursor)
+        assert b.batch.n_targets == b.n_targets
+
+
+@pytest.mark.parametrize("encoder", [False, True])
+def test_ranks_share_an_update_and_agree_on_its_counts(encoder: bool) -> None:
+    whole = first(stream(encoder=encoder), 8)
+    ranks = [first(stream(encoder=encoder, rank=r, world_size=3), 8) for r in range(3)]
+    for step, *shares in zip(whole, *ranks, strict=True):
+        assert {(s.n_targets, s.n_tokens, s.cursor) for s in shares} == {
+            (step.n_targets, step.n_tokens, step.cursor)
+        }
+        together = [row for share in shares for row in share.batch.example_ids]
+        assert sorted(together) == sorted(step.batch.example_ids)
+
+
+@pytest.mark.parametrize("kind", [DecoderBatch, EncoderDecoderBatch])
+def test_splitting_keeps_every_row_in_order(kind: type) -> None:
+    batch = first(stream(encoder=kind is EncoderDecoderBatch), 1)[0].batch
+    assert isinstance(batch, kind)
+    parts = batch.split(4)
+    assert [part.n_rows for part in parts] == [4, 2]
+    assert torch.equal(torch.cat([part.labels for part in parts]), batch.labels)
+    assert sum((part.example_ids for part in parts), ()) == batch.example_ids
+    assert sum(part.n_targets for part in parts) == batch.n_targets

@@ -1,0 +1,172 @@
+"""Near-duplicates: planted ones are found, unrelated recipes are not."""
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from store_checks import content, interrupted_after, prepared
+from toque.cooking.cookbook.generate import write_cookbook
+from toque.cooking.schemas import reader_spec
+from toque.data.prepare import minhash as near
+from toque.data.prepare.minhash import band_keys, find_clusters, signatures, similarity
+from toque.data.prepare.pipeline import prepare
+from toque.data.prepare.settings import PrepareSettings, Source
+
+Make = Callable[..., PrepareSettings]
+VOCABULARY = [f"{a}{b}{c}" for a in "bcdfghklmnpr" for b in "aeiou" for c in ("l", "n", "st", "r")]
+
+
+def recipe(rng: random.Random, words: int = 130) -> list[str]:
+    return rng.choices(VOCABULARY, k=words)
+
+
+def edited(words: list[str], edits: int, rng: random.Random) -> list[str]:
+    words = list(words)
+    for at in rng.sample(range(len(words)), edits):
+        words[at] = "edited"
+    return words
+
+
+def jaccard(a: str, b: str) -> float:
+    def shingles(text: str) -> set[tuple[str, ...]]:
+        words = text.split()
+        return set(zip(words, words[1:], words[2:], strict=False))
+
+    return len(shingles(a) & shingles(b)) / len(shingles(a) | shingles(b))
+
+
+def clusters(texts: list[str]) -> list[int]:
+    found = signatures(texts)
+    return find_clusters(found, band_keys(found)).first.tolist()
+
+
+def test_the_estimate_is_the_jaccard_similarity() -> None:
+    rng = random.Random(0)
+    errors = []
+    for edits in range(60):
+        a = recipe(rng)
+        b = edited(a, edits, rng)
+        texts = [" ".join(a), " ".join(b)]
+        ours, theirs = signatures(texts)
+        errors.append(similarity(ours, theirs) - jaccard(*texts))
+    assert abs(np.mean(errors)) < 0.02
+    assert np.std(errors) < 0.05  # 0.5 / sqrt(120), at most
+
+
+def test_a_signature_depends_on_its_text_alone() -> None:
+    rng = random.Random(1)
+    texts = [" ".join(recipe(rng, n)) for n in (1, 2, 3, 4, 130, 9000)] + ["...", "", "ÉCLAIR"]
+    alone = np.concatenate([signatures([text]) for text in texts])
+    assert np.array_equal(signatures(texts), alone)
+    assert np.array_equal(signatures(["Éclair"]), signatures(["éclair!"]))
+    assert not np.array_equal(signatures(["..."]), signatures(["--"]))
+    # Pinned: another value here means that stores made before are no longer those made now.
+    assert signatures(["stir the soup and add salt"])[0, :4].tolist() == PINNED
+
+
+PINNED = [21464, 54869, 53448, 8227]
+
+
+def test_planted_near_duplicates_are_found_and_nothing_else() -> None:
+    rng = random.Random(2)
+    originals = [recipe(rng) for _ in range(400)]
+    light = [edited(words, 4, rng) for words in originals[:200]]  # similarity about 0.83
+    heavy = [edited(words, 30, rng) for words in originals[200:]]  # about 0.33
+    first = clusters([" ".join(words) for words in originals + light + heavy])
+    assert first[:400] == list(range(400))  # precision: no two unrelated ones
+    found = sum(first[400 + i] == i for i in range(200))
+    assert found >= 198  # recall where nearly everything is the same
+    assert first[600:] == list(range(600, 800))
+
+
+def test_chains_are_one_cluster_and_its_first_is_named() -> None:
+    rng = random.Random(3)
+    chain = [recipe(rng)]
+    for _ in range(5):
+        chain.append(edited(chain[-1], 3, rng))
+    assert clusters([" ".join(words) for words in chain]) == [0] * 6
+
+
+def test_a_crowded_bucket_is_counted_when_it_is_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    found = rng.integers(0, 2**16, (40, near.HASHES)).astype(np.uint16)
+    found[:, :6] = 7  # all share the first band and nothing else
+    keys = band_keys(found)
+    assert find_clusters(found, keys).unchecked == 40 - near.ROUNDS
+    monkeypatch.setattr(near, "ROUNDS", 40)
+    assert find_clusters(found, keys).unchecked == 0
+
+
+def near_lines(tmp_path: Path) -> Path:
+    """Thirty recipes, and of every third an edited copy and an exact one."""
+    rng = random.Random(4)
+    records = []
+    for i in range(30):
+        words = recipe(rng)
+        copies = [words, edited(words, 3, rng), words] if i % 3 == 0 else [words]
+        records += [{"prompt": f"Dish {i}", "target": " ".join(copy)} for copy in copies]
+    path = tmp_path / "near.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+@pytest.mark.usefixtures("small_groups")
+def test_prepare_leaves_near_duplicates_out_and_counts_them(
+    tmp_path: Path, settings_for: Make
+) -> None:
+    path = near_lines(tmp_path)
+    result = prepared(path, tmp_path / "s", settings_for(dedup="near"))
+    assert result.report.dropped == {"duplicate": 10, "near duplicate": 10}
+    assert result.report.kept == 30
+    # The signatures were needed for preparing only.
+    assert not list((tmp_path / "s").rglob("near*"))
+    assert prepared(path, tmp_path / "s", settings_for(dedup="near")).reused
+    assert prepared(path, tmp_path / "t", settings_for()).report.dropped == {"duplicate": 10}
+
+
+@pytest.mark.usefixtures("small_groups")
+def test_near_duplicates_after_an_interruption_and_a_repair(
+    tmp_path: Path, settings_for: Make
+) -> None:
+    path, settings = near_lines(tmp_path), settings_for(dedup="near")
+    prepared(path, tmp_path / "calm", settings)
+    store = tmp_path / "s"
+    interrupted_after(3, path, store, settings)
+    prepared(path, store, settings)
+    assert content(store) == content(tmp_path / "calm")
+    (store / "shards" / "00001" / "key.npy").write_bytes(b"short")
+    assert not prepared(path, store, settings).reused
+    assert content(store) == content(tmp_path / "calm")
+
+
+def test_a_kill_after_the_manifest_leaves_nothing_behind(
+    lines_file: Path, tmp_path: Path, settings_for: Make
+) -> None:
+    store = tmp_path / "s"
+    prepared(lines_file, store, settings_for())
+    before = content(store)
+    (store / "building.json").write_text("{}")
+    (store / "shards" / "00000" / "near.npy").write_bytes(b"")
+    assert prepared(lines_file, store, settings_for()).reused
+    assert content(store) == before
+
+
+def test_adding_recipes_moves_none_across_the_split(tmp_path: Path, settings_for: Make) -> None:
+    write_cookbook(tmp_path / "all.jsonl", n=120, seed=5)
+    lines = (tmp_path / "all.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "few.jsonl").write_text("".join(lines[:60]))
+    sides = []
+    for name in ("few", "all"):
+        source = Source(str(tmp_path / f"{name}.jsonl"), reader_spec({}))
+        store = prepare([source], store=tmp_path / name, settings=settings_for(dedup="near")).store
+        keys = store.column("record_key").tolist()
+        sides.append({k: s for k, s in zip(keys, store.split.tolist(), strict=True) if s != 255})
+    few, everything = sides
+    common = few.keys() & everything.keys()
+    assert len(common) == len(few)
+    # The smallest and largest draw of a tiny store are forced to a side each.
+    assert sum(few[k] != everything[k] for k in common) <= 2

@@ -1,0 +1,225 @@
+"""Kills, full disks, damage: a store is whole, or continues, or says what is wrong."""
+
+import errno
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import toque
+from store_checks import content, interrupted_after, prepared, whole_shards
+from toque.data.prepare.settings import PrepareSettings
+from toque.errors import DataError
+from toque.storage.atomic import save_array
+
+Make = Callable[..., PrepareSettings]
+HERE = Path(__file__).parents[2]  # where line_reader is
+SOURCE = Path(toque.__file__).parents[1]
+
+pytestmark = pytest.mark.usefixtures("small_groups")
+
+
+def test_a_damaged_store_is_repaired_shard_by_shard(
+    lines_file: Path, tmp_path: Path, settings_for: Make
+) -> None:
+    store = tmp_path / "s"
+    prepared(lines_file, store, settings_for())
+    before = content(store)
+    kept = (store / "shards" / "00000" / "key.npy").stat().st_mtime_ns
+    (store / "shards" / "00001" / "target_tokens.npy").write_bytes(b"short")
+    told: list[str] = []
+    again = prepared(
+        lines_file, store, settings_for(), progress=lambda _, __, message: told.append(message)
+    )
+    assert not again.reused
+    assert any("repairing the store" in message for message in told)
+    assert content(store) == before
+    assert (store / "shards" / "00000" / "key.npy").stat().st_mtime_ns == kept
+
+
+CHILD = """
+import resource, sys
+from pathlib import Path
+from toque.sources import files as sources
+from toque.data.prepare.pipeline import prepare
+from toque.data.prepare.settings import PrepareSettings, Source
+from toque.errors import DataError
+
+if __name__ == "__main__":
+    sys.path.append({here!r})
+    sources.GROUP_BYTES = 2000
+    limit = {limit}
+    if limit:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    settings = PrepareSettings(family_kind="decoder", tokenizer={tokenizer!r},
+        max_prompt_tokens=40, max_target_tokens=400, validation_fraction=0.2)
+    try:
+        prepare([Source({path!r}, "line_reader:line_reader")], store=Path({store!r}),
+            settings=settings, workers={workers},
+            progress=lambda done, total, message: print(message, flush=True))
+    except DataError as error:
+        print(error)
+        sys.exit(3)
+"""
+
+
+def child(tmp_path: Path, path: Path, store: Path, tokenizer: str, **more: int) -> subprocess.Popen:
+    script = tmp_path / "child.py"
+    options = {"limit": 0, "workers": 1} | more
+    script.write_text(
+        CHILD.format(
+            here=str(HERE), path=str(path), store=str(store), tokenizer=tokenizer, **options
+        )
+    )
+    environment = os.environ | {"PYTHONPATH": str(SOURCE)}
+    return subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment
+    )
+
+
+def many_lines(tmp_path: Path, n: int) -> Path:
+    rng = random.Random(2)
+    words = ["salt", "stir", "bake", "egg", "soup", "flour", "warm"]
+    path = tmp_path / "many.jsonl"
+    records = [
+        {"prompt": f"Dish {i}", "target": " ".join(rng.choices(words, k=60))} for i in range(n)
+    ]
+    path.write_text("\n".join(map(json.dumps, records)) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_killed_at_any_moment_it_ends_with_the_same_bytes(
+    tmp_path: Path, settings_for: Make, workers: int
+) -> None:
+    path, settings = many_lines(tmp_path, 60), settings_for()
+    prepared(path, tmp_path / "calm", settings)
+    store = tmp_path / "killed"
+    for n_shards in (1, 6):
+        process = child(tmp_path, path, store, settings.tokenizer, workers=workers)
+        while len(whole_shards(store)) < n_shards and process.poll() is None:
+            pass
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+    whole = len(whole_shards(store))
+    assert whole >= 6
+    assert not (store / "manifest.json").exists()
+    written = {p: p.stat().st_mtime_ns for p in whole_shards(store)}
+    prepared(path, store, settings)
+    assert content(store) == content(tmp_path / "calm")
+    kept = [p for p, at in written.items() if p.stat().st_mtime_ns == at]
+    assert len(kept) == whole
+
+
+def test_workers_end_with_a_killed_main_process(tmp_path: Path, settings_for: Make) -> None:
+    path, settings = many_lines(tmp_path, 400), settings_for()
+    process = child(tmp_path, path, tmp_path / "s", settings.tokenizer, workers=2)
+    while not whole_shards(tmp_path / "s"):
+        assert process.poll() is None
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert len(children) >= 2
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    deadline = time.monotonic() + 60
+    while any(alive(pid) for pid in children):
+        assert time.monotonic() < deadline, "workers outlive the process that started them"
+
+
+def alive(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_full_disk_is_one_paragraph_and_it_continues(
+    tmp_path: Path, settings_for: Make, workers: int
+) -> None:
+    path, settings = many_lines(tmp_path, 60), settings_for()
+    store = tmp_path / "s"
+    for stage in ("tokenizer", "shard"):
+        # A limit on the size of a file fails a write as a full disk does.
+        process = child(tmp_path, path, store, settings.tokenizer, limit=300, workers=workers)
+        out, _ = process.communicate(timeout=120)
+        assert process.returncode == 3, out
+        assert "is full" in out
+        assert "run the same command again" in out
+        assert (store / "tokenizer").exists() == (stage == "shard")
+        if stage == "tokenizer":
+            interrupted_after(2, path, store, settings)
+    assert len(list(store.glob("shards/*"))) == 2  # whole ones only
+    prepared(path, store, settings)
+    prepared(path, tmp_path / "calm", settings)
+    assert content(store) == content(tmp_path / "calm")
+
+
+def test_a_disk_that_fills_inside_an_array_is_known_by_its_number(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            save_array(tmp_path / "a.npy", np.zeros(1_000_000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.errno == errno.EFBIG  # numpy's tofile raises one without a number
+
+
+def test_no_permission_is_said(lines_file: Path, tmp_path: Path, settings_for: Make) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root may write everywhere")
+    (tmp_path / "closed").mkdir(mode=0o500)
+    with pytest.raises(DataError, match="cannot be written"):
+        prepared(lines_file, tmp_path / "closed" / "s", settings_for())
+
+
+def test_two_at_once_are_refused(lines_file: Path, tmp_path: Path, settings_for: Make) -> None:
+    def again(_: int, __: int, message: str) -> None:
+        if message.endswith("examples"):
+            with pytest.raises(DataError, match="Another process is preparing"):
+                prepared(lines_file, tmp_path / "s", settings_for())
+
+    prepared(lines_file, tmp_path / "s", settings_for(), progress=again)
+
+
+@pytest.mark.parametrize("tokenizer", ["given", "trained:420"])
+def test_a_damaged_tokenizer_is_written_again(
+    lines_file: Path, tmp_path: Path, settings_for: Make, tokenizer: str
+) -> None:
+    settings = settings_for() if tokenizer == "given" else settings_for(tokenizer=tokenizer)
+    store = tmp_path / "s"
+    prepared(lines_file, store, settings)
+    before = content(store)
+    (store / "tokenizer" / "tokenizer.json").write_text("{")
+    assert not prepared(lines_file, store, settings).reused
+    assert content(store) == before
+
+
+def test_a_killed_worker_is_named_and_the_next_start_ends_with_the_same_bytes(
+    tmp_path: Path, settings_for: Make
+) -> None:
+    path, settings = many_lines(tmp_path, 200), settings_for()
+    store = tmp_path / "s"
+    process = child(tmp_path, path, store, settings.tokenizer, workers=2)
+    while not whole_shards(store):
+        assert process.poll() is None
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(children[-1]), signal.SIGKILL)  # as the system does when memory is short
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 3, out
+    assert "A worker process ended, most likely killed by the system" in out
+    assert whole_shards(store)
+    prepared(path, store, settings)
+    prepared(path, tmp_path / "calm", settings)
+    assert content(store) == content(tmp_path / "calm")

@@ -1,0 +1,145 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from store_checks import prepared
+from toque.data.prepare.histograms import Histogram, column_reports
+from toque.data.prepare.report import Report
+from toque.data.prepare.settings import PrepareSettings
+from toque.sources.excerpts import MAX_CHARS, Excerpt, ExcerptSample, shortened, spread
+
+Make = Callable[..., PrepareSettings]
+
+pytestmark = pytest.mark.usefixtures("small_groups")
+
+
+def without_seconds(store: Path) -> dict[str, object]:
+    report = json.loads((store / "report.json").read_bytes())
+    del report["seconds"]
+    return report
+
+
+def test_equal_stores_have_equal_reports(
+    lines_file: Path, tmp_path: Path, settings_for: Make
+) -> None:
+    for name, workers in (("a", 1), ("b", 2)):
+        prepared(lines_file, tmp_path / name, settings_for(), workers=workers)
+    assert without_seconds(tmp_path / "a") == without_seconds(tmp_path / "b")
+
+
+def test_histograms_count_every_example(
+    lines_file: Path, tmp_path: Path, settings_for: Make
+) -> None:
+    report = prepared(lines_file, tmp_path / "s", settings_for()).report
+    for shape in (report.prompt_histogram, report.target_histogram):
+        assert sum(shape.counts) == report.examples
+    columns = {column.name: column for column in report.columns}
+    assert sorted(columns) == ["id", "quality"]
+    assert (columns["quality"].known, columns["quality"].missing) == (30, 0)
+    assert sum(columns["quality"].histogram.counts) == 30
+    (rows,) = report.source_rows
+    assert (rows.train, rows.validation) == (report.train, report.validation)
+    assert rows.tokens == report.prompt_tokens + report.target_tokens
+
+
+def test_twenty_kept_examples_are_the_stores_own(
+    lines_file: Path, tmp_path: Path, settings_for: Make
+) -> None:
+    result = prepared(lines_file, tmp_path / "s", settings_for())
+    targets = {
+        json.loads(x)["target"]
+        for x in lines_file.read_text().splitlines()
+        if x[0] == "{" and x[1] == '"'
+    }
+    kept = result.report.kept_examples
+    assert len(kept) == len({e.text for e in kept}) == 20
+    assert {e.text for e in kept} <= targets
+    assert {e.reason for e in kept} <= {"train", "validation"}
+
+
+def test_records_left_out_are_shown_with_their_reason(
+    lines_file: Path, tmp_path: Path, settings_for: Make
+) -> None:
+    report = prepared(lines_file, tmp_path / "s", settings_for(min_quality=0.8)).report
+    reasons = [e.reason for e in report.dropped_examples]
+    # The duplicate is of a poor record, so it is poor before it is a duplicate.
+    assert set(reasons) == {"quality below 0.8"}
+    report = prepared(lines_file, tmp_path / "t", settings_for()).report
+    (shown,) = report.dropped_examples  # this reader shows nothing of what is not JSON
+    (first, second) = [x for x in lines_file.read_text().splitlines() if '"Dish 3"' in x]
+    assert shown.reason == "duplicate"
+    assert first == second
+    assert shown.text == json.loads(first)["target"]
+    report = prepared(
+        lines_file, tmp_path / "u", settings_for(dedup="none", max_examples=12)
+    ).report
+    assert {e.reason for e in report.dropped_examples} <= {"beyond max_examples"}
+
+
+def test_documents_have_a_report_without_columns(tmp_path: Path, settings_for: Make) -> None:
+    from toque.data.prepare.pipeline import prepare
+    from toque.data.prepare.settings import Source
+
+    path = tmp_path / "book.txt"
+    path.write_text("stir the soup and add salt\n" * 300)
+    source = Source(str(path), "toque.data.text:text_reader")
+    report = prepare([source], store=tmp_path / "s", settings=settings_for()).report
+    assert (report.columns, report.dropped_examples) == ([], [])
+    assert [source.schema for source in report.sources] == ["text"]
+    assert report.kept_examples
+
+
+def test_a_report_of_another_version_is_none(tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text('{"store": "s", "read": 3}')
+    assert Report.read_from(tmp_path) is None
+
+
+def test_a_rare_reason_is_shown_beside_a_common_one() -> None:
+    sample = ExcerptSample(per_reason=5)
+    for i in range(1000):
+        sample.add(Excerpt("no steps", f"a:{i}", "{}"))
+    sample.add(Excerpt("not JSON", "a:1001", "{"))
+    backwards = ExcerptSample(per_reason=5)
+    backwards.add(Excerpt("not JSON", "a:1001", "{"))
+    for i in reversed(range(1000)):
+        backwards.add(Excerpt("no steps", f"a:{i}", "{}"))
+    assert sample.chosen() == backwards.chosen()
+    assert [e.reason for e in spread(sample.chosen(), 3)] == ["no steps", "no steps", "not JSON"]
+
+
+def test_texts_are_cut_and_fit_for_json() -> None:
+    assert len(shortened("x" * 10_000)) == MAX_CHARS + 1
+    assert shortened(b"\xff" * 9, 4) == "\ufffd" * 4 + "…"
+    assert shortened("a\ud800b") == "a?b"
+
+
+def test_labels_are_told_by_where_they_come_from() -> None:
+    columns = {
+        "size": np.array([0, 1, 1, 255, np.nan], np.float32),
+        "size_coverage": np.array([0.5, 1, 0.25, 1, np.nan], np.float32),
+        "size_from": np.array([0, 1, 0, 255, np.nan], np.float32),
+    }
+    size, coverage = column_reports(sorted(columns), columns.__getitem__)
+    assert size.values == {"0": 1, "1": 2, "255": 1}
+    assert size.origins == {"0": {"0": 1, "1": 1}, "1": {"1": 1}, "255": {"255": 1}}
+    assert (size.known, size.missing) == (4, 1)
+    assert (coverage.known, coverage.least, coverage.most) == (2, 0.25, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("values", "edges"),
+    [
+        (np.array([0.0, 0.4, 1.0]), (0.0, 1.0)),
+        (np.array([3, 3, 3]), (3.0, 4.0)),
+        (np.array([0, 512]), (0.0, 520.0)),
+        (np.array([-0.31, 0.2]), (-0.32, 0.2)),
+    ],
+)
+def test_histograms_end_at_round_numbers(values: np.ndarray, edges: tuple[float, float]) -> None:
+    shape = Histogram.of(values)
+    assert (shape.edges[0], shape.edges[-1]) == edges
+    assert sum(shape.counts) == len(values)
+    assert len(shape.counts) <= 33

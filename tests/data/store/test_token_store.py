@@ -1,0 +1,231 @@
+import json
+import random
+import resource
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from toque.data.prepare.pipeline import prepare
+from toque.data.prepare.settings import PrepareSettings, Source
+from toque.data.store.token_store import TokenStore
+from toque.errors import DataError
+
+READER = "line_reader:line_reader"
+Make = Callable[..., PrepareSettings]
+
+
+@pytest.fixture
+def store(tmp_path: Path, lines_file: Path, settings_for: Make) -> TokenStore:
+    source = Source(str(lines_file), READER)
+    return prepare([source], store=tmp_path / "store", settings=settings_for()).store
+
+
+def records(path: Path) -> dict[str, str]:
+    lines = [line for line in path.read_text().splitlines() if line.startswith('{"')]
+    return {r["prompt"]: r["target"] for r in map(json.loads, lines)}
+
+
+def test_plain_numpy_reads_it(store: TokenStore) -> None:
+    folder = store.path / "shards" / "00000"
+    arrays = {p.stem: np.load(p, allow_pickle=False) for p in folder.glob("*.npy")}
+    assert arrays["target_tokens"].dtype == np.uint16
+    row = arrays["target_tokens"][arrays["target_ends"][4] : arrays["target_ends"][5]]
+    assert row.tolist() == store.target(5).tolist()
+
+
+def test_every_row_reads_back(store: TokenStore, lines_file: Path) -> None:
+    codec, written = store.codec(), records(lines_file)
+    rows = np.concatenate([store.rows("train"), store.rows("validation")])
+    assert len(rows) == len(written) == store.manifest.examples
+    for row in rows:
+        prompt, target = store.prompt(row), store.target(row)
+        assert (prompt[0], target[-1]) == (codec.bos_id, codec.eos_id)
+        assert codec.decode(target) == written[codec.decode(prompt).removesuffix("\n")]
+        assert store.prompt_lengths[row] == len(prompt)
+        assert store.target_lengths[row] == len(target)
+
+
+def test_the_manifest_adds_up(store: TokenStore) -> None:
+    manifest = store.manifest
+    assert manifest.records.read == manifest.records.kept + sum(manifest.dropped.values()) == 33
+    assert manifest.dropped == {"duplicate": 1, "not JSON": 2}
+    assert manifest.splits.train + manifest.splits.validation == manifest.examples
+    used = store.split != 255
+    assert manifest.tokens.prompt == store.prompt_lengths[used].sum()
+    assert manifest.tokens.target == store.target_lengths[used].sum()
+    assert (store.n_rows, manifest.examples) == (31, 30)
+    assert set(store.rows("train")).isdisjoint(store.rows("validation"))
+
+
+def test_columns_and_what_there_is_of_them(store: TokenStore) -> None:
+    assert store.column("id").tolist()[:3] == [0.0, 1.0, 2.0]
+    assert store.column("quality").dtype == np.float32
+    assert store.column("key").dtype == np.uint64
+    with pytest.raises(DataError, match=r"no column 'cuisine'; it has id, key, quality"):
+        store.column("cuisine")
+
+
+def test_a_folder_without_a_store_is_said(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="There is no token store at"):
+        TokenStore.open(tmp_path / "absent")
+    with pytest.raises(DataError, match=r"holds no token store \(no manifest"):
+        TokenStore.open(tmp_path)
+    (tmp_path / "building.json").write_text("{}")
+    with pytest.raises(DataError, match="holds an unfinished token store"):
+        TokenStore.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not a token store's description"),
+        ("[]", "is of format None"),
+        ('{"format": 2}', "is of format 2; this toque reads up to 1"),
+        ('{"format": 1}', "is not a token store's description"),
+    ],
+)
+def test_a_damaged_or_newer_manifest_is_said(store: TokenStore, text: str, message: str) -> None:
+    (store.path / "manifest.json").write_text(text)
+    with pytest.raises(DataError, match=message):
+        TokenStore.open(store.path)
+
+
+def all_files(store: TokenStore) -> list[str]:
+    return [entry.file for entry in [*store.manifest.shards, *store.manifest.files]]
+
+
+def test_every_missing_short_or_changed_file_is_named(store: TokenStore) -> None:
+    TokenStore.open(store.path, verify=True)
+    for name in all_files(store):
+        path = store.path / name
+        data = path.read_bytes()
+        path.unlink()
+        with pytest.raises(DataError, match=f"{name} is missing"):
+            TokenStore.open(store.path)
+        path.write_bytes(data[:-1])
+        with pytest.raises(DataError, match=f"{name} has .* bytes where the manifest says"):
+            TokenStore.open(store.path)
+        at = random.Random(name).randrange(len(data))
+        path.write_bytes(data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :])
+        TokenStore.open(store.path)
+        with pytest.raises(DataError, match=f"{name} has the right size and the wrong content"):
+            TokenStore.open(store.path, verify=True)
+        path.write_bytes(data)
+    TokenStore.open(store.path, verify=True)
+
+
+def test_opening_maps_no_file(store: TokenStore) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    opened = TokenStore.open(store.path)
+    assert not opened._targets.maps
+    opened.target(0)
+    assert list(opened._targets.maps) == [0]
+    assert not opened._prompts.maps
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (soft, hard)
+
+
+@pytest.fixture
+def as_if_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ids are read from the files, as those of a large store are, and not mapped."""
+    monkeypatch.setattr("toque.data.store.token_column.MAPPED_AT_MOST", 0)
+
+
+@pytest.mark.usefixtures("small_groups", "as_if_large")
+def test_a_large_store_reads_the_same_and_maps_nothing(
+    store: TokenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = TokenStore.open(store.path)
+    got = [(large.prompt(r).tolist(), large.target(r).tolist()) for r in range(large.n_rows)]
+    joined = [side.joined().tolist() for side in large.sides(np.arange(large.n_rows))]
+    assert not large._prompts.maps
+    assert not large._targets.maps
+    monkeypatch.setattr("toque.data.store.token_column.MAPPED_AT_MOST", 1 << 30)
+    mapped = TokenStore.open(store.path)
+    rows = range(mapped.n_rows)
+    assert got == [(mapped.prompt(r).tolist(), mapped.target(r).tolist()) for r in rows]
+    assert joined == [side.joined().tolist() for side in mapped.sides(np.arange(mapped.n_rows))]
+    assert mapped._targets.maps
+
+
+@pytest.mark.usefixtures("small_groups", "as_if_large")
+def test_a_file_of_a_large_store_that_is_cut_is_named(store: TokenStore) -> None:
+    large = TokenStore.open(store.path)
+    everything = np.arange(large.n_rows)
+    large.sides(everything)
+    path = large._shard(1) / "target_tokens.npy"
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - 1)
+    with pytest.raises(DataError, match=r"1/target_tokens\.npy was cut short"):
+        large.sides(everything)
+
+
+@pytest.mark.usefixtures("small_groups")
+def test_many_rows_at_once_are_the_rows_one_by_one(store: TokenStore) -> None:
+    assert len(store._shards) > 3
+    rows = np.array([30, 2, 2, 17, 0, 9])
+    sides = zip(store.sides(rows), (store.prompt, store.target), strict=True)
+    for pieces, one in sides:
+        expected = [one(row).tolist() for row in rows.tolist()]
+        assert pieces.lengths.tolist() == [len(ids) for ids in expected]
+        joined = [i for ids in expected for i in ids]
+        assert pieces.joined([(5, 2)]).tolist() == [*joined, 0, 0]
+        assert pieces.last().tolist() == [ids[-1] for ids in expected]
+    with pytest.raises(IndexError):
+        store.sides(np.array([0, -1]))
+    with pytest.raises(IndexError):
+        store.sides(np.array([store.n_rows]))
+
+
+@pytest.mark.parametrize("damage", ["descending", "short"])
+def test_ends_that_are_none_are_refused(store: TokenStore, damage: str) -> None:
+    path = store.path / "shards" / "00000" / "target_ends.npy"
+    ends = np.load(path, allow_pickle=False)
+    np.save(path, ends[::-1] if damage == "descending" else ends[:-1])
+    with pytest.raises(DataError, match=r"target_ends.npy does not say where \d+ rows end"):
+        _ = TokenStore(store.path, store.manifest).target_lengths
+
+
+def test_ids_of_another_store_are_refused(store: TokenStore) -> None:
+    path = store.path / "shards" / "00000" / "target_tokens.npy"
+    np.save(path, np.load(path, allow_pickle=False).astype(np.uint32))
+    with pytest.raises(DataError, match="holds uint32 and the store's first ids are uint16"):
+        TokenStore(store.path, store.manifest).target(0)
+
+
+def test_fewer_ids_than_rows_have_are_refused(store: TokenStore) -> None:
+    path = store.path / "shards" / "00000" / "target_tokens.npy"
+    np.save(path, np.load(path, allow_pickle=False)[:-1])
+    with pytest.raises(DataError, match=r"target_tokens.npy holds \d+ ids and its rows have"):
+        TokenStore(store.path, store.manifest).target(0)
+
+
+def test_a_row_that_is_not_there(store: TokenStore) -> None:
+    for row in (-1, store.n_rows):
+        with pytest.raises(IndexError):
+            store.prompt(row)
+
+
+@pytest.mark.parametrize("bit", [0, 3, 6])
+def test_every_flipped_bit_of_the_manifest_is_found(store: TokenStore, bit: int) -> None:
+    path = store.path / "manifest.json"
+    data = path.read_bytes()
+    # Every byte of the end, where the hash stands, and an even share of the others.
+    for at in {*range(0, len(data), 23), *range(len(data) - 100, len(data))}:
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :])
+        with pytest.raises(DataError, match=r"manifest\.json"):
+            TokenStore.open(store.path)
+    path.write_bytes(data)
+    TokenStore.open(store.path)
+
+
+def test_a_store_of_before_the_hash_opens(store: TokenStore) -> None:
+    path = store.path / "manifest.json"
+    held = json.loads(path.read_text())
+    del held["self_sha256"]
+    path.write_text(json.dumps(held, indent=1))
+    assert TokenStore.open(store.path).fingerprint == store.fingerprint
+    path.write_text(json.dumps(held | {"self_sha257": "0" * 64}, indent=1))
+    with pytest.raises(DataError, match="unknown field `self_sha257`"):
+        TokenStore.open(store.path)

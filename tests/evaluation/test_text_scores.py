@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from toque.evaluation.bootstrap import PerText, draws, estimates
+from toque.evaluation.text_metrics.repetition import Distinct, repetition
+from toque.evaluation.text_samples import Sample
+from toque.evaluation.text_scores import PART, TextScores
+
+
+def sample(text, reference="the reference text of four and more words", kind="a", **metrics):
+    return Sample("prompt", text, 1, reference, metrics, {"kind": kind})
+
+
+def test_intervals_are_those_of_a_loop():
+    rng = np.random.default_rng(3)
+    values = rng.normal(size=57)
+    values[5] = np.nan
+    found = estimates({"x": PerText.mean(values)}, resamples=200, seed=9)["x"]
+    means = [np.nanmean(values[draws(57, b, seed=9)]) for b in range(200)]
+    assert found.value == pytest.approx(np.nanmean(values))
+    assert [found.low, found.high] == pytest.approx(np.quantile(means, [0.025, 0.975]).tolist())
+    assert found.n == 56
+
+
+def test_a_replicate_depends_on_the_seed_and_its_number_alone():
+    assert (draws(30, 4) == draws(30, 4)).all()
+    assert (draws(30, 4) != draws(30, 5)).any()
+    assert (draws(30, 4, seed=1) != draws(30, 4, seed=2)).any()
+
+
+def test_intervals_cover_the_truth_about_as_often_as_they_say():
+    rng = np.random.default_rng(1)
+    hits = 0
+    for _ in range(200):
+        found = estimates({"x": PerText.mean(rng.normal(size=80))}, resamples=200)["x"]
+        hits += found.low <= 0.0 <= found.high
+    assert 0.89 <= hits / 200 <= 0.99
+
+
+def test_one_text_has_no_interval_and_none_no_score():
+    one = estimates({"x": PerText.mean(np.array([0.5])), "y": PerText.mean(np.array([np.nan]))})
+    assert list(one) == ["x"]
+    assert (one["x"].value, one["x"].low) == (0.5, None)
+
+
+def test_parts_score_as_the_whole():
+    texts = [f"some text {i} of four and more words {i * 7 % 5}" for i in range(PART + 20)]
+    samples = [sample(text, good=i / 10) for i, text in enumerate(texts)]
+    whole, single = TextScores(), TextScores()
+    whole.add(samples)
+    for one in samples:
+        single.add([one])
+    assert whole.result(resamples=20) == single.result(resamples=20)
+
+
+def test_texts_without_reference_or_score_are_left_out_and_counted():
+    scores = TextScores()
+    scores.add([sample("the reference text of four and more words", good=1.0)])
+    scores.add(
+        [sample("nothing like it at all", None), sample("and this neither really", late=0.5)]
+    )
+    found = scores.result(resamples=10).overall
+    assert (found["rouge1"].n, found["bleu"].n, found["good"].n, found["late"].n) == (2, 2, 1, 1)
+    assert found["good"].value == 1.0
+    assert found["repetition"].n == 3
+
+
+def test_only_what_was_asked_for():
+    scores = TextScores(groups=("bleu",))
+    scores.add([sample("the reference text", good=1.0)])
+    assert list(scores.result().overall) == ["bleu"]
+
+
+def test_slices_are_scored_on_their_own():
+    scores = TextScores(groups=("rouge", "recipe"))
+    scores.add([sample("x", kind="b", good=0.0), sample("y", kind="a", good=1.0)])
+    scores.add([sample("z", kind="b", good=0.5)])
+    found = scores.result(resamples=10)
+    assert found.slices["kind"]["a"]["good"].value == 1.0
+    assert found.slices["kind"]["b"]["good"].value == 0.25
+    assert found.sizes == {"kind": {"a": 1, "b": 2}}
+
+
+def test_a_metric_of_the_user_that_raises_is_named_and_the_others_survive():
+    def lengths(predictions, references):
+        assert len(predictions) == len(references)
+        return {"words": [len(p.split()) for p in predictions], "all": len(predictions)}
+
+    def broken(*_texts):
+        return {"x": 1 / 0}
+
+    def shapeless(*_texts):
+        return {"x": [1.0] * 7}
+
+    def thief(*_texts):
+        return {"rouge1": 1.0}
+
+    users = {"m:lengths": lengths, "m:broken": broken, "m:shapeless": shapeless, "m:thief": thief}
+    scores = TextScores(groups=("rouge",), user_metrics=users)
+    scores.add([sample("one two"), sample("one two three four")])
+    found = scores.result(resamples=50)
+    assert found.overall["words"].value == 3.0
+    assert 2.0 <= found.overall["words"].low <= 3.0
+    assert (found.overall["all"].value, found.overall["all"].low) == (2.0, None)
+    assert set(found.failed) == {"m:broken", "m:shapeless", "m:thief"}
+    assert found.failed["m:broken"] == "ZeroDivisionError: division by zero"
+    assert "rouge1" in found.overall
+
+
+def test_repetition_and_distinct_by_hand():
+    assert repetition(["a b c d e", "a b c", ""])[0] == 0.0
+    assert np.isnan(repetition(["a b c", ""])).all()
+    counter = Distinct(2)
+    counter.add(["a b a b", "b a"])  # ab ba ab, ba
+    counter.add(["a c"])
+    assert counter.score == 3 / 5
+    assert Distinct(1).score is None

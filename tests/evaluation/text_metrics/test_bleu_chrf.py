@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toque.evaluation.text_metrics.bleu_chrf import bleu_counts, bleu_of, chrf_counts, chrf_of
+
+sacrebleu = pytest.importorskip("sacrebleu", reason="sacrebleu is the oracle")
+marks = st.text(alphabet="ab1 .,-\n&;'$\u00a0\u2003½\t<", max_size=40)
+
+
+def differences(predictions, references):
+    bleu, chrf = bleu_counts(predictions, references), chrf_counts(predictions, references)
+    theirs = sacrebleu.BLEU(force=True), sacrebleu.CHRF()
+    for i, (p, r) in enumerate(zip(predictions, references, strict=True)):
+        yield abs(
+            float(bleu_of(bleu[i])) - sacrebleu.BLEU(force=True).corpus_score([p], [[r]]).score
+        )
+        yield abs(float(chrf_of(chrf[i])) - sacrebleu.CHRF().corpus_score([p], [[r]]).score)
+    yield abs(float(bleu_of(bleu.sum(0))) - theirs[0].corpus_score(predictions, [references]).score)
+    yield abs(float(chrf_of(chrf.sum(0))) - theirs[1].corpus_score(predictions, [references]).score)
+
+
+def test_real_pairs_score_as_sacrebleu_says(real_pairs):
+    predictions, references = real_pairs
+    assert max(differences(predictions[:50], references[:50])) < 1e-9
+
+
+@pytest.mark.slow
+def test_a_thousand_real_pairs_score_as_sacrebleu_says(real_pairs):
+    assert max(differences(*real_pairs)) < 1e-9
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "a", "1,000 eggs, 3...5", "a..b 3.,4 1.. ..2 .5 5. 5.5.5", "12-13 a-b 3--4 -5",
+        "x -\ny", "end -\n", "<skipped>a", "a&amp;b &quot;c&quot; &lt;d", "it's {a} [b] `c` ~d/e",
+        "crème brûlée à 3½", "tab\tand\u2003space\u00a0x", "no.Break,here", "a\x1cb\x85c",
+    ],
+)  # fmt: skip
+def test_tokens_are_cut_as_mteval_cuts_them(text):
+    # A prediction equal to its reference but for one token tells tokens that are cut otherwise.
+    assert max(differences([text, text + " z"], [text + " a b c", text])) < 1e-9
+
+
+@given(st.lists(st.tuples(marks, marks), min_size=1, max_size=5))
+def test_any_marks(pairs):
+    predictions, references = (list(side) for side in zip(*pairs, strict=True))
+    assert max(differences(predictions, references)) < 1e-9
+
+
+def test_one_row_of_sums_or_many(real_pairs):
+    counts = bleu_counts(real_pairs[0][:30], real_pairs[1][:30])
+    sums = np.stack([counts.sum(0), counts[:10].sum(0)])
+    assert bleu_of(sums).tolist() == [float(bleu_of(row)) for row in sums]

@@ -1,0 +1,68 @@
+"""A reader of its own for the tests of prepare: one JSON object a line, importable by workers.
+
+{"id": 3, "prompt": "...", "target": "...", "quality": 0.5, "extra": "a second task's target"}
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import xxhash
+
+from toque.sources.records import Block, BlockExamples, Example
+
+LINES_PER_BLOCK = 4
+
+
+class LineReader:
+    version = 1
+
+    def blocks(self, path: Path) -> Iterator[Block]:
+        lines = path.read_bytes().splitlines(keepends=True)
+        for at in range(0, len(lines), LINES_PER_BLOCK):
+            yield Block(0, str(path), at + 1, b"".join(lines[at : at + LINES_PER_BLOCK]))
+
+    def examples(self, block: Block) -> BlockExamples:
+        examples: list[Example] = []
+        dropped: dict[str, list[int]] = {}
+        lines = block.payload.splitlines()
+        for number, line in enumerate(lines, block.first_line):
+            try:
+                record = json.loads(line)
+            except ValueError:
+                dropped.setdefault("not JSON", []).append(number)
+                continue
+            body = xxhash.xxh3_64_intdigest(record["target"].encode())
+            title = xxhash.xxh3_64_intdigest(record["prompt"].encode())
+            targets = [record["target"]] + ([record["extra"]] if "extra" in record else [])
+            examples += [
+                Example(
+                    prompt=record["prompt"],
+                    target=target,
+                    key=body,
+                    title_key=title,
+                    record_key=body,
+                    task=task,
+                    columns={"quality": record.get("quality", 1.0), "id": record.get("id", -1)},
+                )
+                for task, target in enumerate(targets)
+            ]
+        n_dropped = sum(map(len, dropped.values()))
+        return BlockExamples(examples, len(lines), len(lines) - n_dropped, dropped)
+
+
+class ForgetfulReader(LineReader):
+    """Says it read more than it accounts for."""
+
+    def examples(self, block: Block) -> BlockExamples:
+        given = super().examples(block)
+        return BlockExamples(given.examples, given.read + 1, given.kept, given.dropped)
+
+
+line_reader = LineReader()
+forgetful_reader = ForgetfulReader()
+
+
+def reader_of_tasks(tasks: tuple[str, ...]) -> LineReader:
+    assert tasks == ("write",)
+    return line_reader

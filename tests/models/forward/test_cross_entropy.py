@@ -1,0 +1,180 @@
+"""The chunked head: the loss and gradients of F.cross_entropy, without its memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from toque.batch import IGNORE
+from toque.models.forward.cross_entropy import cross_entropy_sum
+
+N, D, V = 23, 6, 17
+
+
+def inputs(dtype=torch.float32, n=N, v=V):
+    generator = torch.Generator().manual_seed(3)
+    hidden = torch.randn(n, D, generator=generator, dtype=dtype).requires_grad_()
+    weight = torch.randn(v, D, generator=generator, dtype=dtype).requires_grad_()
+    bias = torch.randn(v, generator=generator, dtype=dtype).requires_grad_()
+    labels = torch.randint(0, v, (n,), generator=generator)
+    labels[::4] = IGNORE
+    return hidden, weight, bias, labels
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("chunk_rows", [1, 5, 1000, None])
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_equals_cross_entropy(smoothing, chunk_rows, with_bias):
+    hidden, weight, bias, labels = inputs()
+    wrt = (hidden, weight, bias) if with_bias else (hidden, weight)
+    ours = cross_entropy_sum(
+        hidden,
+        weight,
+        labels,
+        bias=bias if with_bias else None,
+        smoothing=smoothing,
+        chunk_rows=chunk_rows,
+    )
+    theirs = F.cross_entropy(
+        F.linear(hidden, weight, bias if with_bias else None),
+        labels,
+        label_smoothing=smoothing,
+        reduction="sum",
+        ignore_index=IGNORE,
+    )
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    for mine, other in zip(
+        torch.autograd.grad(3.0 * ours, wrt), torch.autograd.grad(3.0 * theirs, wrt), strict=True
+    ):
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_gradients_in_double_precision(smoothing):
+    hidden, weight, bias, labels = inputs(torch.float64, n=7, v=9)
+
+    def loss(hidden, weight, bias):
+        return cross_entropy_sum(
+            hidden, weight, labels, bias=bias, smoothing=smoothing, chunk_rows=3
+        )
+
+    assert torch.autograd.gradcheck(loss, (hidden, weight, bias))
+
+
+def test_rows_of_a_batch_are_flattened():
+    hidden, weight, _, labels = inputs(n=24)
+    flat = cross_entropy_sum(hidden, weight, labels)
+    shaped = cross_entropy_sum(hidden.view(4, 6, D), weight, labels.view(4, 6))
+    assert torch.equal(flat, shaped)
+
+
+def test_no_labels_give_zero_and_zero_gradients():
+    hidden, weight, _, labels = inputs()
+    loss = cross_entropy_sum(hidden, weight, torch.full_like(labels, IGNORE))
+    loss.backward()
+    assert loss.item() == 0.0
+    assert not hidden.grad.any()
+    assert not weight.grad.any()
+
+
+class Elements(TorchDispatchMode):
+    """Records the size of everything that is computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor):
+            self.seen.append((str(func), tuple(out.shape)))
+        return out
+
+
+def test_the_logits_of_the_batch_never_exist():
+    hidden, weight, _, labels = inputs(n=4000, v=300)
+    labels[50:] = IGNORE
+    with Elements() as record:
+        cross_entropy_sum(hidden, weight, labels, chunk_rows=8).backward()
+    largest = max(shape[0] for _, shape in record.seen if len(shape) == 2 and shape[1] == 300)
+    assert largest == 8
+    products = [name for name, _ in record.seen if "mm" in name]
+    labelled = int((labels != IGNORE).sum())
+    assert len(products) == 3 * -(
+        -labelled // 8
+    )  # logits, hidden and weight; ignored rows cost none
+
+
+def test_a_frozen_weight_costs_no_gradient():
+    hidden, weight, _, labels = inputs()
+    weight.requires_grad_(False)
+    with Elements() as record:
+        cross_entropy_sum(hidden, weight, labels, chunk_rows=1000).backward()
+    assert weight.grad is None
+    assert hidden.grad is not None
+    assert len([name for name, _ in record.seen if "mm" in name]) == 2
+
+
+def test_no_gradients_are_computed_when_none_are_wanted():
+    hidden, weight, _, labels = inputs()
+    expected = cross_entropy_sum(hidden, weight, labels)
+    with torch.no_grad(), Elements() as record:
+        loss = cross_entropy_sum(hidden, weight, labels, chunk_rows=1000)
+    torch.testing.assert_close(loss, expected)
+    assert not loss.requires_grad
+    assert len([name for name, _ in record.seen if "mm" in name]) == 1
+
+
+def test_autocast_multiplies_in_bfloat16_and_sums_in_float32():
+    hidden, weight, bias, labels = inputs()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = cross_entropy_sum(hidden, weight, labels, bias=bias, chunk_rows=4)
+    rounded = F.linear(hidden.bfloat16(), weight.bfloat16()).float() + bias
+    expected = F.cross_entropy(rounded, labels, reduction="sum", ignore_index=IGNORE)
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
+    loss.backward()
+    assert weight.grad.dtype == torch.float32
+    exact = torch.autograd.grad(
+        cross_entropy_sum(hidden, weight, labels, bias=bias), (weight, hidden)
+    )
+    torch.testing.assert_close(weight.grad, exact[0], rtol=0.1, atol=0.05)
+    torch.testing.assert_close(hidden.grad, exact[1], rtol=0.1, atol=0.05)
+
+
+def test_repeats_bit_for_bit_under_deterministic_algorithms():
+    def run():
+        hidden, weight, _, labels = inputs()
+        loss = cross_entropy_sum(hidden, weight, labels, chunk_rows=4)
+        loss.backward()
+        return loss.detach(), hidden.grad, weight.grad
+
+    torch.use_deterministic_algorithms(True)
+    try:
+        first, second = run(), run()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.slow
+# torch's own, wherever a graph breaks between tensors that need gradients
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+def test_a_compiled_caller_gets_the_same():
+    def caller(hidden, weight, labels):
+        return cross_entropy_sum(hidden * 2.0, weight, labels) / 3.0
+
+    hidden, weight, _, labels = inputs()
+    expected = torch.autograd.grad(caller(hidden, weight, labels), (hidden, weight))
+    compiled = torch.compile(caller)(hidden, weight, labels)
+    for mine, other in zip(torch.autograd.grad(compiled, (hidden, weight)), expected, strict=True):
+        torch.testing.assert_close(mine, other)
+
+
+def test_what_does_not_fit_is_refused():
+    hidden, weight, _, labels = inputs()
+    with pytest.raises(ValueError, match="do not fit"):
+        cross_entropy_sum(hidden, weight, labels[:-1])
+    with pytest.raises(ValueError, match=r"smoothing is 1\.5"):
+        cross_entropy_sum(hidden, weight, labels, smoothing=1.5)

@@ -1,0 +1,150 @@
+"""Attention by segments: what PyTorch's attention gives under a mask, and when it is used."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from toque.models.forward.loss import loss_sum
+from toque.models.forward.masks import causal_same_segment, cross_segment, same_segment
+from toque.models.forward.varlen_attention import AttentionPlan, _attend, spans, supports_varlen
+
+SOURCE = torch.tensor([[1, 1, 1, 2, 2, 3], [1, 2, 2, 2, 0, 0], [0, 0, 0, 0, 0, 0]])
+TARGET = torch.tensor([[1, 2, 2, 3, 3, 3, 3, 0], [1, 1, 1, 1, 2, 0, 0, 0], [0] * 8])
+H, D = 2, 3
+
+
+def tensors(queries, keys, *, biased, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator, dtype=dtype).requires_grad_()
+
+    rows, length, width = *queries.shape, keys.shape[1]
+    table = draw(H, 20)  # one number for each distance, as T5 has it
+    distance = torch.arange(width)[None, :] - torch.arange(length)[:, None] + 10
+    bias = table[:, distance][None] if biased else None
+    return draw(rows, H, length, D), draw(rows, H, width, D), draw(rows, H, width, D), bias, table
+
+
+CASES = {
+    "encoder": (SOURCE, SOURCE, False, same_segment(SOURCE)),
+    "decoder": (TARGET, TARGET, True, causal_same_segment(TARGET)),
+    "across": (TARGET, SOURCE, False, cross_segment(TARGET, SOURCE)),
+}
+
+
+def ours(case, q, k, v, bias, dropout=0.0):
+    queries, keys, causal, _ = CASES[case]
+    module = SimpleNamespace(is_causal=causal, is_decoder=case != "encoder")
+    across = spans(queries, keys) if case == "across" else None
+    plan = AttentionPlan(spans(queries), across)
+    return _attend(module, q, k, v, None, plan=plan, position_bias=bias, dropout=dropout)[0]
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("biased", [True, False])
+def test_values_and_gradients_are_those_under_a_mask(case, biased):
+    queries, keys, _, mask = CASES[case]
+    biased = biased and case != "across"  # T5 has none there
+    q, k, v, bias, table = tensors(queries, keys, biased=biased)
+    added = torch.where(mask, 0.0 if bias is None else bias, -torch.inf)
+    expected = F.scaled_dot_product_attention(q, k, v, attn_mask=added).transpose(1, 2)
+    expected = expected * (queries > 0)[:, :, None, None]  # padding computes nothing of use
+    got = ours(case, q, k, v, bias)
+    torch.testing.assert_close(got, expected)
+    wanted = (q, k, v, table) if biased else (q, k, v)
+    weights = torch.randn(got.shape, generator=torch.Generator().manual_seed(1)).double()
+    mine = torch.autograd.grad((got * weights).sum(), wanted, retain_graph=True)
+    theirs = torch.autograd.grad((expected * weights).sum(), wanted)
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_gradients_hold_with_dropout(case, dropout):
+    queries, keys, *_ = CASES[case]
+    q, k, v, _, _ = tensors(queries, keys, biased=False)
+    bias = torch.randn(1, H, queries.shape[1], keys.shape[1], dtype=torch.float64)
+
+    def run(q, k, v, bias):
+        torch.manual_seed(5)
+        return ours(case, q, k, v, bias, dropout)
+
+    assert torch.autograd.gradcheck(
+        run, (q, k, v, bias.requires_grad_(case != "across")), fast_mode=True
+    )
+
+
+def test_dropout_keeps_the_mean():
+    q, k, v, bias, _ = tensors(TARGET, TARGET, biased=True)
+    whole = ours("decoder", q, k, v, bias)
+    torch.manual_seed(0)
+    draws = torch.stack([ours("decoder", q, k, v, bias, 0.3).detach() for _ in range(300)])
+    assert not torch.equal(draws[0], draws[1])
+    assert (draws.mean(0) - whole).abs().max() < 0.3
+
+
+def test_spans_name_every_example():
+    assert spans(SOURCE) == [
+        (0, 0, 3, 0, 3),
+        (0, 3, 5, 3, 5),
+        (0, 5, 6, 5, 6),
+        (1, 0, 1, 0, 1),
+        (1, 1, 4, 1, 4),
+    ]
+    assert spans(TARGET, SOURCE)[3:] == [(1, 0, 4, 0, 1), (1, 4, 5, 1, 4)]
+
+
+def test_a_torn_segment_is_refused():
+    with pytest.raises(ValueError, match="segment 1 of row 0 is not consecutive"):
+        spans(torch.tensor([[1, 2, 1]]))
+
+
+def checkpoint_activations(model):
+    """Under the name this version of transformers has for it."""
+    new = getattr(model, "activation_checkpointing_enable", None)
+    (new or model.gradient_checkpointing_enable)({"use_reentrant": False})
+
+
+def test_where_it_is_used(tiny, some_examples, packed):
+    model, cpu = tiny("gpt2"), torch.device("cpu")
+    assert supports_varlen(model, cpu)
+    assert not supports_varlen(model, torch.device("meta"))
+    checkpointing = tiny("gpt2")
+    checkpoint_activations(checkpointing)
+    assert not supports_varlen(checkpointing, cpu)
+    assert supports_varlen(model, cpu)
+    loss_sum(model, packed("gpt2", [some_examples(3)]))
+    assert model.config._attn_implementation == "sdpa"
+    model.set_attn_implementation("eager")
+    assert not supports_varlen(model, cpu)
+    compiled = tiny("gpt2")
+    compiled.transformer.h[1].compile()
+    assert not supports_varlen(compiled, cpu)
+
+
+def test_activation_checkpointing_changes_no_gradient(kind, tiny, some_examples, packed):
+    batch = packed(kind, [some_examples(3), some_examples(2, seed=1)])
+    found = []
+    for checkpointing in (False, True):
+        model = tiny(kind)
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+            if hasattr(module, "attention_dropout"):
+                module.attention_dropout = 0.0
+            if type(module).__name__ == "T5Attention":
+                module.dropout = 0.0
+        if checkpointing:
+            checkpoint_activations(model)
+        model.train()
+        loss_sum(model, batch).backward()
+        found.append({n: p.grad for n, p in model.named_parameters() if p.grad is not None})
+    assert found[0].keys() == found[1].keys()
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient, rtol=1e-4, atol=1e-4)

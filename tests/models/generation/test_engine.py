@@ -1,0 +1,251 @@
+"""Generation: the ids of transformers' generate, whatever shares the batch."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from toque.errors import ConfigError
+from toque.models.forward.packed import output_head
+from toque.models.generation import kv_cache as slots
+from toque.models.generation.engine import SCREENED_STEPS, generate
+from toque.models.generation.int8_argmax import ScreenedHead, suits_screening
+from toque.models.loading.pretrained import build_model, load_model
+
+EOS, PAD, VOCAB = 1, 0, 61
+IDS = {"eos_id": EOS, "pad_id": PAD}
+
+
+def prompts(n=7, seed=0):
+    drawn = random.Random(seed)
+    return [[drawn.randrange(2, VOCAB) for _ in range(drawn.randint(1, 12))] for _ in range(n)]
+
+
+def make_eager_to_end(model):
+    """Raise the end token's logit, so that answers end at many different lengths."""
+    embedding = model.get_input_embeddings().weight
+    head = model.get_output_embeddings()
+    with torch.no_grad():
+        if head.weight is embedding:
+            head.weight = torch.nn.Parameter(embedding.clone())
+        size = head.weight[2:].norm(dim=1).mean()
+        head.weight[EOS] *= 2.2 * size / head.weight[EOS].norm()
+
+
+def stock(model, prompt, max_new_tokens):
+    """One prompt alone through transformers, every step computed anew.
+
+    Its own cache fails for a T5 whose decoder is deeper than its encoder.
+    """
+    output = model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        max_new_tokens=max_new_tokens,
+        do_sample=False,
+        use_cache=False,
+        pad_token_id=PAD,
+        eos_token_id=EOS,
+    )[0].tolist()
+    new = output[1:] if model.config.is_encoder_decoder else output[len(prompt) :]
+    return new[: new.index(EOS)] if EOS in new else new
+
+
+def test_greedy_ids_are_those_of_transformers(kind, tiny):
+    model = tiny(kind)
+    make_eager_to_end(model)
+    expected = [stock(model, prompt, 16) for prompt in prompts()]
+    lengths = {len(answer) for answer in expected}
+    assert len(lengths) > 2, "the test model should stop at different lengths"
+    assert min(lengths) < 16
+    for rows in (1, 4, 16):
+        got = generate(model, prompts(), max_new_tokens=16, batch_rows=rows, **IDS)
+        assert got == expected
+
+
+@pytest.mark.parametrize("kind", ["t5", "neox", "llama"])
+def test_buffers_grow_and_shift_under_rows_that_begin_late(kind, tiny):
+    """More columns than a buffer begins with, and rows whose starts lie far apart."""
+    model = tiny(kind)
+    make_eager_to_end(model)
+    given = prompts(9, seed=4)
+    answers = generate(model, given, max_new_tokens=90, batch_rows=3, **IDS)
+    lengths = {len(answer) for answer in answers}
+    assert max(lengths) > 50
+    assert min(lengths) < 30
+    for number in (0, 4, 8):
+        room = 90 if kind == "t5" else 64 + 1 - len(given[number])
+        assert answers[number] == stock(model, given[number], room)
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
+@pytest.mark.parametrize("kind", ["t5", "gpt2", "llama"])
+def test_an_adapter_writes_as_its_merged_model(kind, tiny):
+    peft = pytest.importorskip("peft")
+    targets = {"t5": ["q", "v", "wo"], "gpt2": ["c_attn", "c_fc"], "llama": ["q_proj", "up_proj"]}
+    settings = peft.LoraConfig(
+        r=4,
+        target_modules=targets[kind],
+        init_lora_weights=False,
+        fan_in_fan_out=kind == "gpt2",
+    )
+    plain = generate(tiny(kind), prompts(), max_new_tokens=12, **IDS)
+    adapted = peft.get_peft_model(tiny(kind), settings).eval()
+    written = generate(adapted, prompts(), max_new_tokens=12, **IDS)
+    assert written != plain
+    merged = adapted.merge_and_unload()
+    assert written == [stock(merged, prompt, 12) for prompt in prompts()]
+
+
+def test_equal_lengths_go_without_a_mask_and_agree(kind, tiny):
+    model = tiny(kind, seed=5)
+    even = [(prompt + [7] * 12)[:12] for prompt in prompts(4)]
+    assert generate(model, even, max_new_tokens=8, **IDS) == [
+        stock(model, prompt, 8) for prompt in even
+    ]
+
+
+@pytest.mark.parametrize("kind", ["t5", "gpt2", "llama"])
+@pytest.mark.parametrize("settings", [{}, {"top_k": 9, "top_p": 0.8, "temperature": 0.7}])
+def test_a_draw_depends_on_seed_prompt_and_position_alone(kind, settings, tiny):
+    model = tiny(kind)
+    make_eager_to_end(model)
+    given = prompts()
+
+    def draw(seed=0, rows=16):
+        return generate(
+            model,
+            given,
+            max_new_tokens=12,
+            strategy="sample",
+            seed=seed,
+            batch_rows=rows,
+            **IDS,
+            **settings,
+        )
+
+    first = draw()
+    assert draw() == first
+    assert draw(rows=1) == first
+    assert draw(rows=4) == first
+    assert draw(seed=1) != first
+    # The neighbours change, the first prompt's text does not.
+    given = [given[0], [9, 9, 9]]
+    assert draw()[0] == first[0]
+
+
+def test_sampling_leaves_the_global_generator_alone(tiny):
+    model = tiny("gpt2")
+    state = torch.get_rng_state()
+    generate(model, prompts(), max_new_tokens=3, strategy="sample", **IDS)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_gpt2_answer_ends_where_its_positions_do(tiny):
+    model = tiny("gpt2")  # 64 positions
+    near, full = [5] * 60, [6] * 64
+    answers = generate(model, [near, full, [7]], max_new_tokens=10, **IDS)
+    assert [len(answer) for answer in answers] == [5, 1, 10]
+    with pytest.raises(ConfigError, match=r"Prompt 1 has 65 tokens.*end at 64"):
+        generate(model, [near, [5] * 65], max_new_tokens=2, **IDS)
+
+
+def test_modes_are_restored_and_dropout_is_off(tiny):
+    model = tiny("t5").train()
+    model.encoder.eval()
+    first = generate(model, prompts(), max_new_tokens=8, **IDS)
+    assert model.training
+    assert model.decoder.block[0].training
+    assert not model.encoder.training
+    assert generate(model, prompts(), max_new_tokens=8, **IDS) == first
+    with pytest.raises(ConfigError, match="no tokens"):
+        generate(model, [[]], max_new_tokens=8, **IDS)
+
+
+def test_progress_counts_to_all(tiny):
+    model = tiny("t5")
+    make_eager_to_end(model)
+    seen = []
+    generate(
+        model,
+        prompts(),
+        max_new_tokens=20,
+        batch_rows=4,
+        on_progress=lambda done, whole: seen.append((done, whole)),
+        **IDS,
+    )
+    counts = [done for done, _ in seen]
+    assert counts == sorted(set(counts))
+    assert seen[-1] == (7, 7)
+    assert {whole for _, whole in seen} == {7}
+
+
+def test_nothing_to_do(tiny):
+    assert generate(tiny("gpt2"), [], max_new_tokens=4, **IDS) == []
+
+
+def test_wrong_settings_are_refused(tiny):
+    model = tiny("gpt2")
+    with pytest.raises(ConfigError, match="max_new_tokens is 0"):
+        generate(model, [[5]], max_new_tokens=0, **IDS)
+    with pytest.raises(ConfigError, match="batch_rows is 0"):
+        generate(model, [[5]], max_new_tokens=1, batch_rows=0, **IDS)
+    with pytest.raises(ConfigError, match="temperature is 0"):
+        generate(model, [[5]], max_new_tokens=1, strategy="sample", temperature=0.0, **IDS)
+    with pytest.raises(ConfigError, match="top_p is 0"):
+        generate(model, [[5]], max_new_tokens=1, strategy="sample", top_p=0.0, **IDS)
+
+
+@pytest.mark.slow
+def test_a_real_model_tells_the_story_transformers_tells(shared):
+    model = load_model(str(shared / "models" / "stories15m"))
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(shared / "models" / "stories15m" / "tokenizer.json"))
+    bos, eos = model.config.bos_token_id, model.config.eos_token_id
+    texts = ["Once upon a time", "Tom and his dog went to", "The cake"]
+    given = [[bos, *tokenizer.encode(text, add_special_tokens=False).ids] for text in texts]
+    answers = generate(model, given, max_new_tokens=120, eos_id=eos, pad_id=eos)
+    for prompt, answer in zip(given, answers, strict=True):
+        output = model.generate(
+            torch.tensor([prompt]), max_new_tokens=120, do_sample=False, pad_token_id=eos
+        )[0, len(prompt) :].tolist()
+        assert answer == (output[: output.index(eos)] if eos in output else output)
+    story = tokenizer.decode(given[0] + answers[0])
+    print(story)
+    assert "there was a" in story
+
+
+def test_rows_of_unlike_length_attend_in_parts(kind, tiny, monkeypatch):
+    monkeypatch.setattr(slots, "NEEDLESS", 2)
+    model = tiny(kind)
+    make_eager_to_end(model)
+    assert len(slots.alike([12, 12, 3, 1], torch.device("cpu"))) > 1
+    expected = [stock(model, prompt, 16) for prompt in prompts()]
+    for rows in (3, 7):
+        assert generate(model, prompts(), max_new_tokens=16, batch_rows=rows, **IDS) == expected
+
+
+@pytest.mark.parametrize("family", ["t5", "gpt2"])
+def test_a_large_vocabulary_gives_the_same_ids(family, monkeypatch):
+    shape = {
+        "t5": {"d_model": 32, "d_kv": 8, "num_heads": 4, "num_layers": 2, "d_ff": 64},
+        "gpt2": {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 64},
+    }[family]
+    model = build_model(
+        family=family, shape=shape, vocab_size=5000, pad_id=PAD, eos_id=EOS, bos_id=None, seed=3
+    ).eval()
+    screened = []
+    likeliest = ScreenedHead.likeliest
+
+    def counted(self, hidden):
+        screened.append(len(hidden))
+        return likeliest(self, hidden)
+
+    monkeypatch.setattr(ScreenedHead, "likeliest", counted)
+    new = SCREENED_STEPS + 1
+    expected = [stock(model, prompt, new) for prompt in prompts(5)]
+    assert generate(model, prompts(5), max_new_tokens=new, **IDS) == expected
+    weight, bias = output_head(model)
+    assert bool(screened) == suits_screening(weight, bias)

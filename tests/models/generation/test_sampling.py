@@ -1,0 +1,87 @@
+"""Draws follow the filtered distribution, and nothing but the counter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import TopKLogitsWarper, TopPLogitsWarper
+
+from toque.models.generation.sampling import TokenChooser, likeliest, uniform
+
+
+def logits(rows=1, vocabulary=12, seed=0):
+    return torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(seed)) * 2.0
+
+
+def shares(chooser, row, draws=4000):
+    """How often each token is drawn, over prompts."""
+    many = row.expand(draws, -1)
+    tokens = chooser.choose(many, prompts=range(draws), positions=[3] * draws)
+    return torch.bincount(tokens, minlength=row.shape[-1]) / draws
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_shares_are_the_softmax(temperature):
+    row = logits()
+    expected = (row / temperature).softmax(-1)[0]
+    got = shares(TokenChooser("sample", temperature), row)
+    assert (got - expected).abs().max() < 0.025
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_p"), [(3, 1.0), (None, 0.6), (5, 0.7), (100, 1.0), (1, 1.0), (None, 0.01)]
+)
+def test_filters_keep_what_transformers_keeps(top_k, top_p):
+    row = logits()
+    kept = TopKLogitsWarper(top_k)(None, row) if top_k else row
+    kept = TopPLogitsWarper(top_p)(None, kept) if top_p < 1.0 else kept
+    expected = kept.softmax(-1)[0]
+    got = shares(TokenChooser("sample", 1.0, top_k, top_p), row)
+    assert ((got > 0) <= (expected > 0)).all()
+    assert (got - expected).abs().max() < 0.025
+
+
+def test_top_k_zero_keeps_all():
+    row = logits()
+    everything = TokenChooser("sample", 1.0, None, 1.0)
+    assert torch.equal(shares(TokenChooser("sample", 1.0, 0, 1.0), row), shares(everything, row))
+
+
+def test_impossible_tokens_are_never_drawn():
+    row = torch.full((1, 5), -torch.inf)
+    row[0, 2], row[0, 3] = 1.0, 1.0
+    got = shares(TokenChooser("sample"), row)
+    assert got[[0, 1, 4]].sum() == 0
+
+
+def test_greedy_is_the_largest():
+    rows = logits(rows=6)
+    chosen = TokenChooser().choose(rows, prompts=range(6), positions=[0] * 6)
+    assert torch.equal(chosen, rows.argmax(-1))
+
+
+@pytest.mark.parametrize("vocabulary", [1023, 1024, 1500, 5001])
+def test_the_likeliest_is_the_argmax(vocabulary):
+    rows = logits(rows=40, vocabulary=vocabulary)
+    assert torch.equal(likeliest(rows), rows.argmax(-1))
+    for at in (0, 511, 512, 1022, vocabulary - 1):
+        rows[:, at] = 99.0
+        assert torch.equal(likeliest(rows), torch.full((40,), at))
+        rows[:, at] = -1.0
+    rows[:, [700, 900]] = 50.0
+    assert likeliest(rows).tolist() == [700] * 40
+
+
+def test_uniform_is_uniform_and_fixed():
+    """The pinned numbers hold a text that a seed once gave."""
+    drawn = torch.tensor(
+        [uniform(17, prompt, position) for prompt in range(60) for position in range(60)]
+    )
+    assert abs(drawn.mean() - 0.5) < 0.02
+    assert abs(drawn.var() - 1 / 12) < 0.005
+    assert drawn.min() >= 0.0
+    assert drawn.max() < 1.0
+    assert uniform(17, 3, 5) == 0.6042320255139217
+    assert len(set(drawn.tolist())) == 3600
+    assert uniform(-1, 0, 0) != uniform(1, 0, 0)
+    assert uniform(0, 1, 2) != uniform(0, 2, 1)

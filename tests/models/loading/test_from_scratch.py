@@ -1,0 +1,100 @@
+"""Models from scratch: deterministic, told the tokenizer's ids, and refused in words."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from toque.errors import ConfigError
+from toque.models.forward.loss import loss_sum
+from toque.models.loading.pretrained import build_model
+
+IDS = {"vocab_size": 61, "pad_id": 0, "eos_id": 1, "bos_id": None, "seed": 0}
+SMALL_T5 = {"d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 4}
+
+WIDE = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+
+
+def same_bits(a, b):
+    theirs = dict(b.named_parameters())
+    return all(torch.equal(p, theirs[n]) for n, p in a.named_parameters())
+
+
+def test_the_seed_decides_the_weights_and_nothing_else_moves(family_kind, tiny):
+    state = torch.get_rng_state()
+    first = tiny(family_kind, seed=3)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.rand(7)
+    assert same_bits(first, tiny(family_kind, seed=3))
+    assert not same_bits(first, tiny(family_kind, seed=4))
+    assert all(p.dtype == torch.float32 for p in first.parameters())
+
+
+def test_the_tokenizers_ids_are_everywhere(family_kind, tiny):
+    model = tiny(family_kind)
+    for settings in (model.config, model.generation_config):
+        assert settings.pad_token_id == 0
+        assert settings.eos_token_id == 1
+        assert settings.bos_token_id is None
+    if model.config.is_encoder_decoder:
+        assert model.config.decoder_start_token_id == 0
+        assert model.generation_config.decoder_start_token_id == 0
+    assert model.config.vocab_size == 61
+    assert model.get_input_embeddings().weight.shape[0] == 61
+
+
+@pytest.mark.parametrize("kind", ["t5", "t5-v1.1", "gpt2", "neox", "llama"])
+def test_the_first_loss_is_near_that_of_a_uniform_guess(kind, some_examples, packed):
+    """The usual initial scale, not the tests' wide one; ln 61 = 4.1 nats."""
+    family, shape = ("t5", SMALL_T5) if kind.startswith("t5") else (kind, {})
+    if kind == "t5-v1.1":
+        shape = {**shape, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+    if not shape:
+        shape = {"n_embd": 32, "n_layer": 2, "n_head": 4} if kind == "gpt2" else WIDE
+    model = build_model(family=family, shape=shape, **IDS).eval()
+    batch = packed(kind, [[example] for example in some_examples(12)])
+    assert 3.6 < loss_sum(model, batch).item() / batch.n_targets < 5.2
+
+
+def test_a_t5_asked_for_a_head_of_its_own_has_one(tiny):
+    tied, own = tiny("t5"), tiny("t5-v1.1")
+    assert tied.lm_head.weight is tied.shared.weight
+    assert tied.config.scale_decoder_outputs
+    assert own.lm_head.weight is not own.shared.weight
+    assert not own.config.scale_decoder_outputs
+    assert own.config.tie_word_embeddings is False
+    own.tie_weights()
+    assert own.lm_head.weight is not own.shared.weight
+
+
+def test_dropout_is_the_familys_own_unless_the_shape_says_otherwise():
+    model = build_model(family="t5", shape=SMALL_T5, **IDS)
+    assert model.encoder.dropout.p == 0.1
+    model = build_model(family="t5", shape={**SMALL_T5, "dropout_rate": 0.0}, **IDS)
+    assert model.encoder.dropout.p == 0.0
+
+
+@pytest.mark.parametrize(
+    ("family", "shape", "words"),
+    [
+        ("t5", {"d_modell": 16}, r"model\.shape\.d_modell.*Did you mean d_model\?"),
+        ("gpt2", {"num_heads": 4}, r"model\.shape\.num_heads is not an argument of a gpt2"),
+        ("llama", {"vocab_size": 9}, "vocab_size is set by the tokenizer"),
+        ("t5", {**SMALL_T5, "d_model": "big"}, "does not make a t5 model.*d_model"),
+        ("gpt2", {"n_embd": 10, "n_head": 4}, "does not make a gpt2 model.*divisible"),
+        ("neox", {**WIDE, "hidden_size": 10}, "does not make a neox model.*divisible"),
+        ("neox", {}, "lacks hidden_size.*GPT-NeoX-20B, 80 GB"),
+        ("t5", {**SMALL_T5, "feed_forward_proj": "gated-nonsense"}, "does not make a t5 model"),
+        ("t5", {**SMALL_T5, "num_layers": -1}, r"num_layers is -1"),
+        ("llama", {**WIDE, "num_key_value_heads": 3}, "num_key_value_heads, 3, does not divide"),
+        ("bert", {}, "model.family is 'bert'.*t5, gpt2, neox, llama"),
+    ],
+)
+def test_what_makes_no_model_is_refused(family, shape, words):
+    with pytest.raises(ConfigError, match=words):
+        build_model(family=family, shape=shape, **IDS)

@@ -1,0 +1,187 @@
+"""Pretrained models: the stock loss, the whole weights, and refusals in words."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import T5ForConditionalGeneration
+
+from toque.errors import CheckpointError, ConfigError
+from toque.models.forward.loss import loss_sum
+from toque.models.loading.export import save_model
+from toque.models.loading.pretrained import load_model, parameter_counts
+
+
+@pytest.fixture
+def folder(tmp_path, family_kind, tiny):
+    """A model that transformers itself saved; the T5 v1.1 as FLAN-T5's folder is."""
+    path = tmp_path / "model"
+    model = tiny(family_kind)
+    model.save_pretrained(path)
+    if family_kind == "t5-v1.1":
+        save_model(model, tmp_path, path, card="")
+    return path
+
+
+def same_weights(a, b):
+    mine, theirs = a.state_dict(), b.state_dict()
+    return mine.keys() == theirs.keys() and all(torch.equal(mine[n], theirs[n]) for n in mine)
+
+
+def test_a_folder_loads_bit_for_bit(folder, family_kind, tiny):
+    model = load_model(str(folder))
+    assert same_weights(model, tiny(family_kind))
+    assert model.dtype == torch.float32
+    assert not model.training
+
+
+def test_half_precision_weights_are_read_as_float32(tmp_path, tiny):
+    tiny("llama").bfloat16().save_pretrained(tmp_path / "half")
+    assert {p.dtype for p in load_model(str(tmp_path / "half")).parameters()} == {torch.float32}
+
+
+def test_a_flan_t5_keeps_its_head_and_the_stock_loss(tmp_path, tiny, some_examples, packed):
+    """As Google's folder is: tied false, both tables in the file."""
+    save_model(tiny("t5-v1.1"), tmp_path, tmp_path / "flan", card="")
+    config = json.loads((tmp_path / "flan" / "config.json").read_text())
+    assert config["tie_word_embeddings"] is False
+    ours = load_model(str(tmp_path / "flan"))
+    stock = T5ForConditionalGeneration.from_pretrained(tmp_path / "flan").eval()
+    for prompt, target in some_examples(4):
+        theirs = stock(input_ids=torch.tensor([prompt]), labels=torch.tensor([target])).loss
+        mine = loss_sum(ours, packed("t5", [[(prompt, target)]])) / len(target)
+        torch.testing.assert_close(mine, theirs)
+    assert ours.lm_head.weight is not ours.shared.weight
+
+
+def test_equal_but_separate_tables_stay_separate(tmp_path, tiny):
+    """A v1.1 whose head was copied from its embedding: transformers would tie the two."""
+    model = tiny("t5-v1.1")
+    with torch.no_grad():
+        model.lm_head.weight.copy_(model.shared.weight)
+    save_model(model, tmp_path, tmp_path / "model", card="")
+    again = load_model(str(tmp_path / "model"))
+    assert again.lm_head.weight is not again.shared.weight
+    assert torch.equal(again.lm_head.weight, again.shared.weight)
+    assert not again.config.scale_decoder_outputs
+
+
+def test_the_vocabulary_grows_and_never_shrinks(folder, family_kind, tiny):
+    before = tiny(family_kind)
+    model = load_model(str(folder), vocab_size=70)
+    assert model.config.vocab_size == 70
+    for table, old in (
+        (model.get_input_embeddings().weight, before.get_input_embeddings().weight),
+        (model.get_output_embeddings().weight, before.get_output_embeddings().weight),
+    ):
+        assert table.shape[0] == 70
+        assert torch.equal(table[:61], old)
+        torch.testing.assert_close(table[61:], old.mean(0).expand(9, -1))
+    shared = before.get_output_embeddings().weight is before.get_input_embeddings().weight
+    now = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    assert now == shared
+    assert load_model(str(folder), vocab_size=50).config.vocab_size == 61
+
+
+def test_growing_keeps_the_loss(folder, family_kind, tiny, some_examples, packed):
+    """Nine more unlikely tokens: a little more to be uncertain about, no more."""
+    batch = packed(family_kind, [some_examples(3)])
+    before = loss_sum(tiny(family_kind), batch)
+    after = loss_sum(load_model(str(folder), vocab_size=70), batch)
+    assert before < after < before + 0.5 * batch.n_targets
+
+
+def test_the_wrong_family_is_refused(tmp_path, tiny):
+    tiny("gpt2").save_pretrained(tmp_path / "model")
+    with pytest.raises(ConfigError, match=r"model\.family is t5.*\"gpt2\""):
+        load_model(str(tmp_path / "model"), family="t5")
+
+
+def broken(folder, change):
+    """A copy of a GPT-2 folder with one thing wrong."""
+    if change == "truncated":
+        data = (folder / "model.safetensors").read_bytes()
+        (folder / "model.safetensors").write_bytes(data[: len(data) // 2])
+    elif change == "header":
+        (folder / "model.safetensors").write_bytes(b"\xff" * 64)
+    elif change == "missing tensor":
+        tensors = load_file(folder / "model.safetensors")
+        del tensors["transformer.h.1.ln_1.weight"]
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    elif change == "pickle only":
+        (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    elif change == "no weights":
+        (folder / "model.safetensors").unlink()
+    elif change == "config not json":
+        (folder / "config.json").write_text("{")
+    elif change == "config a list":
+        (folder / "config.json").write_text("[]")
+    else:
+        config = json.loads((folder / "config.json").read_text())
+        config |= {"shape differs": {"n_embd": 64}, "other type": {"model_type": "bert"}}[change]
+        (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ("truncated", CheckpointError, "damaged or cut short"),
+        ("header", CheckpointError, "claims a header of .* bytes"),
+        ("missing tensor", CheckpointError, r"lacks 1 weights.*h\.1\.ln_1\.weight"),
+        ("shape differs", CheckpointError, "do not load"),
+        ("pickle only", CheckpointError, r"pytorch_model\.bin, a pickle"),
+        ("no weights", CheckpointError, r"no model\.safetensors"),
+        ("config not json", CheckpointError, "cannot be read as JSON"),
+        ("config a list", CheckpointError, "holds a list"),
+        ("other type", ConfigError, 'model_type "bert"'),
+    ],
+)
+def test_damage_is_named(change, error, words, tmp_path, tiny):
+    tiny("gpt2").save_pretrained(tmp_path / "model")
+    broken(tmp_path / "model", change)
+    with pytest.raises(error, match=words):
+        load_model(str(tmp_path / "model"))
+
+
+def test_a_missing_shard_is_named(tmp_path, tiny):
+    tiny("gpt2").save_pretrained(tmp_path / "model", max_shard_size="20KB")
+    shards = sorted((tmp_path / "model").glob("model-*.safetensors"))
+    assert len(shards) > 1
+    assert same_weights(load_model(str(tmp_path / "model")), tiny("gpt2"))
+    shards[1].unlink()
+    with pytest.raises(CheckpointError, match=f"{shards[1].name} is missing"):
+        load_model(str(tmp_path / "model"))
+
+
+def test_what_is_not_a_model_folder_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"has no config\.json"):
+        load_model(str(tmp_path))
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="holds an adapter"):
+        load_model(str(tmp_path))
+    with pytest.raises(ConfigError, match="there is no such folder"):
+        load_model(str(tmp_path / "absent"))
+    with pytest.raises(ConfigError, match="which is a file"):
+        load_model(str(tmp_path / "adapter_config.json"))
+
+
+def test_a_sliding_window_is_refused(tmp_path, tiny):
+    tiny("mistral").save_pretrained(tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps({**config, "sliding_window": 8}))
+    with pytest.raises(ConfigError, match="sliding window of 8"):
+        load_model(str(tmp_path / "model"))
+
+
+@pytest.mark.slow
+def test_a_real_model_loads(shared, tmp_path):
+    source = shared / "models" / "stories15m"
+    model = load_model(str(source), family="llama")
+    assert 15_100_000 < parameter_counts(model).total < 15_300_000
+    save_model(model, source, tmp_path / "again", card="A card.")
+    assert same_weights(load_model(str(tmp_path / "again")), model)
+    shutil.rmtree(tmp_path / "again")

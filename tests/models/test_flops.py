@@ -1,0 +1,96 @@
+"""Sizes and costs, against counts made by hand and published sizes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    GPT2Config,
+    GPTNeoXConfig,
+    T5Config,
+)
+
+from toque.models.flops import flops_per_token, parameter_counts
+
+
+def on_meta(config):
+    """A model of real size without memory."""
+    auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    with torch.device("meta"):
+        return auto.from_config(config)
+
+
+def test_gpt2_small_is_124_million_85_without_embeddings():
+    counts = parameter_counts(on_meta(GPT2Config()))
+    assert counts.total == 124_439_808
+    assert counts.non_embedding == 124_439_808 - 50257 * 768 - 1024 * 768
+    assert counts.trainable == counts.total
+
+
+def test_the_neox_of_1_2_billion_and_its_8_47_gflop_a_token():
+    config = GPTNeoXConfig(
+        vocab_size=50257,
+        hidden_size=2048,
+        num_hidden_layers=24,
+        num_attention_heads=16,
+        intermediate_size=8192,
+        max_position_embeddings=2048,
+    )
+    model = on_meta(config)
+    counts = parameter_counts(model)
+    assert (counts.total, counts.non_embedding) == (1_414_455_296, 1_208_602_624)
+    assert round(flops_per_token(model, context=1024) / 1e9, 2) == 8.47
+
+
+def test_t5_v1_1_base_is_split_by_side():
+    """247.5 M: encoder 84.9, decoder 99.1, cross keys and values 14.2, head 24.7, as published."""
+    config = T5Config(
+        d_model=768,
+        d_ff=2048,
+        num_layers=12,
+        num_heads=12,
+        feed_forward_proj="gated-gelu",
+        tie_word_embeddings=False,
+    )
+    model = on_meta(config)
+    source = flops_per_token(model, context=0, source_share=1.0)
+    target = flops_per_token(model, context=0, source_share=0.0)
+    assert round(source / 6e6, 1) == round(84.9 + 14.2, 1)
+    assert target / 6e6 == pytest.approx(99.1 + 24.7, abs=0.11)
+    half = flops_per_token(model, context=0, source_share=0.5)
+    assert half == pytest.approx((source + target) / 2)
+
+
+def test_attention_costs_12_layers_width_context(tiny):
+    for kind, layers in (("gpt2", 2), ("neox", 2), ("llama", 2)):
+        model = tiny(kind)
+        extra = flops_per_token(model, context=100) - flops_per_token(model, context=0)
+        assert extra == 12 * layers * 32 * 100
+    model = tiny("t5")  # 2 encoder layers, 3 decoder layers that attend 100 + 40
+    base = flops_per_token(model, context=0, source_context=0)
+    assert flops_per_token(model, context=100, source_context=40) - base == 12 * 3 * 32 * 140
+
+
+def test_the_head_costs_only_what_has_a_label(tiny):
+    for kind in ("gpt2", "neox", "llama"):
+        model = tiny(kind)
+        whole, quarter, none = (
+            flops_per_token(model, context=9, labelled_share=share) for share in (1.0, 0.25, 0.0)
+        )
+        assert whole - none == 6 * model.lm_head.weight.numel()
+        assert quarter - none == (whole - none) / 4
+
+
+def test_frozen_weights_are_not_trainable(tiny):
+    model = tiny("llama")
+    model.model.embed_tokens.requires_grad_(False)
+    counts = parameter_counts(model)
+    assert counts.total - counts.trainable == 61 * 32
+
+
+def test_a_shared_table_counts_once(tiny):
+    tied, own = parameter_counts(tiny("gpt2")), parameter_counts(tiny("llama"))
+    assert tied.total - tied.non_embedding == 61 * 32 + 64 * 32
+    assert own.total - own.non_embedding == 2 * 61 * 32

@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import gzip
+import importlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from toque.errors import DataError
+from toque.sources import decompress as opening
+from toque.sources.decompress import chunks, head
+
+TEXT = b"".join(b'{"title": "Dish %d"}\n' % n for n in range(5000))
+
+
+def joined(path, **settings):
+    return b"".join(chunks(path, **settings))
+
+
+@pytest.fixture
+def packed(tmp_path):
+    path = tmp_path / "file.txt"
+    path.write_bytes(TEXT)
+    return path
+
+
+def zstd(path, data):
+    program = shutil.which("zstd")
+    if program is None:
+        pytest.skip("the zstd program is not installed")
+    run = subprocess.run([program, "-q", "-c"], input=data, capture_output=True, check=True)
+    path.write_bytes(run.stdout)
+    return path
+
+
+def test_plain_gzip_and_zstd_are_known_by_their_first_bytes(packed):
+    assert joined(packed) == TEXT
+    packed.write_bytes(gzip.compress(TEXT, mtime=0))
+    assert joined(packed, size=1000) == TEXT
+    pytest.importorskip("pyarrow")
+    assert joined(zstd(packed, TEXT), size=1000) == TEXT
+
+
+def test_gzip_members_one_after_the_other_are_one_file(packed):
+    packed.write_bytes(gzip.compress(TEXT[:1000], mtime=0) + gzip.compress(TEXT[1000:], mtime=0))
+    assert joined(packed) == TEXT
+
+
+def test_a_byte_order_mark_is_no_part_of_the_text(packed):
+    packed.write_bytes(b"\xef\xbb\xbf" + TEXT)
+    assert joined(packed) == TEXT
+
+
+def test_a_cut_gzip_is_refused(packed):
+    packed.write_bytes(gzip.compress(TEXT, mtime=0)[:-100])
+    with pytest.raises(DataError, match="damaged or truncated gzip file"):
+        joined(packed)
+
+
+def test_a_cut_zstd_is_refused(packed):
+    pytest.importorskip("pyarrow")
+    whole = zstd(packed, TEXT).read_bytes()
+    packed.write_bytes(whole[:-200])
+    with pytest.raises(DataError, match="zstd"):
+        joined(packed)
+
+
+def test_zstd_without_a_library_says_what_to_install(packed, monkeypatch):
+    packed.write_bytes(b"\x28\xb5\x2f\xfd rest")
+    real = importlib.import_module
+
+    def without(name, package=None):
+        if name.split(".")[0] in ("compression", "backports", "pyarrow", "zstandard"):
+            raise ImportError(name)
+        return real(name, package)
+
+    monkeypatch.setattr(opening.importlib, "import_module", without)
+    with pytest.raises(DataError, match=r"pip install backports\.zstd"):
+        joined(packed)
+
+
+def test_a_bomb_is_stopped_and_never_held(tmp_path, monkeypatch):
+    monkeypatch.setattr(opening, "MIN_BOMB_BYTES", 1 << 20)
+    path = tmp_path / "bomb.gz"
+    with gzip.open(path, "wb") as file:
+        for _ in range(64):
+            file.write(bytes(1 << 20))
+    seen: list[int] = []
+    with pytest.raises(DataError, match="over 200 times as many"):
+        seen.extend(len(chunk) for chunk in chunks(path))
+    assert max(seen) <= opening.CHUNK_BYTES
+    assert sum(seen) < path.stat().st_size * opening.MAX_EXPANSION + (2 << 20)
+
+
+def bombs(folder):
+    """300 MiB of blanks after some recipes: 0.3 MB of gzip, some 30 kB of zstd."""
+    with gzip.open(folder / "bomb.jsonl.gz", "wb") as file:
+        file.write(TEXT)
+        for _ in range(300):
+            file.write(b" " * (1 << 20))
+    yield folder / "bomb.jsonl.gz"
+    program = shutil.which("zstd")
+    if program is not None:
+        with (folder / "bomb.jsonl.zst").open("wb") as packed:
+            run = subprocess.Popen([program, "-q", "-c"], stdin=subprocess.PIPE, stdout=packed)
+            run.stdin.write(TEXT)
+            for _ in range(300):
+                run.stdin.write(b" " * (1 << 20))
+            run.stdin.close()
+            assert run.wait() == 0
+        yield folder / "bomb.jsonl.zst"
+
+
+READ = """
+import resource, sys
+from pathlib import Path
+from toque.sources.json_records import json_blocks, JsonLayout
+from toque.errors import DataError
+
+base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    for block in json_blocks(Path(sys.argv[1]), JsonLayout("lines")):
+        pass
+except DataError as error:
+    print("refused:", error)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base)
+"""
+
+
+@pytest.mark.slow
+def test_a_real_bomb_is_refused_in_bounded_memory(tmp_path):
+    """In a process of its own, at the product's own limits; its one line is never held."""
+    for path in bombs(tmp_path):
+        assert path.stat().st_size * opening.MAX_EXPANSION < 300 << 20
+        run = subprocess.run(
+            [sys.executable, "-c", READ, str(path)], capture_output=True, text=True, check=True
+        )
+        said, kibibytes = run.stdout.strip().rsplit("\n", 1)
+        assert said.startswith("refused:"), path
+        assert "a decompression bomb" in said
+        assert int(kibibytes) < 64 << 10, path
+
+
+def test_a_size_that_a_header_claims_is_not_believed(tmp_path):
+    """gzip ends with the plain size, zstd begins with it: neither is made room for."""
+    path = tmp_path / "claims.gz"
+    path.write_bytes(gzip.compress(TEXT, mtime=0)[:-4] + b"\xff\xff\xff\xff")
+    with pytest.raises(DataError, match="damaged or truncated gzip file"):
+        joined(path)
+    pytest.importorskip("pyarrow")
+    # A frame that says 1 TiB (RFC 8878, 3.1.1.1): magic, descriptor, size, one last raw block.
+    frame = b"\x28\xb5\x2f\xfd\xe0" + (1 << 40).to_bytes(8, "little")
+    path.write_bytes(frame + (len(b"{}\n") << 3 | 1).to_bytes(3, "little") + b"{}\n")
+    run = subprocess.run(
+        [sys.executable, "-c", READ, str(path)], capture_output=True, text=True, check=True
+    )
+    said, kibibytes = run.stdout.strip().rsplit("\n", 1)
+    assert "damaged or truncated zstd file" in said
+    assert int(kibibytes) < 64 << 10
+
+
+@pytest.mark.parametrize(
+    ("start", "said"),
+    [
+        (b"\xff\xfeh\x00", "UTF-16"),
+        (b"PK\x03\x04rest", "ZIP archive"),
+        (b"BZh91AY", "bzip2"),
+        (b"\xfd7zXZ\x00", "xz"),
+        (b"SQLite format 3\x00", "SQLite"),
+    ],
+)
+def test_other_kinds_are_refused_with_the_way_out(packed, start, said):
+    packed.write_bytes(start)
+    with pytest.raises(DataError, match=said):
+        joined(packed)
+
+
+def test_missing_empty_and_folders(tmp_path, packed):
+    with pytest.raises(DataError, match="does not exist"):
+        joined(tmp_path / "nothing")
+    with pytest.raises(DataError, match="is a folder"):
+        joined(tmp_path)
+    packed.write_bytes(b" \n")
+    with pytest.raises(DataError, match="is empty"):
+        head(packed)
+
+
+def test_the_head_says_whether_it_is_all(packed):
+    assert head(packed) == (TEXT, True)
+    assert head(packed, 100) == (TEXT[:100], False)
+
+
+def test_importing_the_readers_loads_no_optional_library():
+    code = (
+        "import sys, toque.cooking.schemas\n"
+        "print([m for m in ('pyarrow', 'zstandard', 'pandas', 'torch') if m in sys.modules])"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": str(opening.__file__).partition("/toque/")[0]},
+    )
+    assert run.stdout.strip() == "[]"

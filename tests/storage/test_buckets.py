@@ -1,0 +1,343 @@
+"""Buckets read through real services on this machine: S3 by moto, GCS by its emulator."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import toque
+from fixtures.buckets import Service, breaking
+from store_checks import READER
+from toque.data.prepare.pipeline import prepare
+from toque.data.prepare.settings import Located, Source
+from toque.errors import DataError
+from toque.storage import download as remote_cache
+from toque.storage.bucket import RemoteFile, is_remote, listing
+from toque.storage.download import fetch, place_of
+
+# Looked for, not imported: gcsfs reads a variable at its import, which the product sets before.
+NEEDED = ("s3fs", "gcsfs", "moto", "gcp_storage_emulator")
+# Of the services and their clients, which no test of ours can repair.
+pytestmark = [
+    pytest.mark.skipif(not all(map(find_spec, NEEDED)), reason=f"needs {', '.join(NEEDED)}"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+BIG = os.urandom(300_000)
+OBJECTS = {
+    "dumps/a.json": b"[1]",
+    "dumps/deep/er/b.json": b"[2, 3]",
+    "dumps/big.bin": BIG,
+    "dumps/.hidden": b"x",
+    "dumps/empty.json": b"",
+    "other/c.json": b"[4]",
+}
+
+
+@pytest.fixture(scope="module", params=["s3", "gs"])
+def running(request) -> Iterator[Service]:
+    found = Service(request.param)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def service(running, monkeypatch, tmp_path) -> Service:
+    found = running
+    for name in ("AWS_PROFILE", "GOOGLE_APPLICATION_CREDENTIALS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test-key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-secret-of-tests")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{found.port}")
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{found.port}")
+    monkeypatch.setenv("TOQUE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(remote_cache, "FIRST_WAIT", 0.01)
+    for name, data in OBJECTS.items():
+        found.put(name, data)
+    return found
+
+
+def through(service: Service, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "AWS_ENDPOINT_URL" if service.scheme == "s3" else "STORAGE_EMULATOR_HOST"
+    monkeypatch.setenv(name, f"http://127.0.0.1:{port}")
+
+
+def fetched(address: str) -> tuple[list[Located], list[str]]:
+    said: list[str] = []
+    bucket, files = listing(address, said.append)
+    told: list[tuple[int, int, str]] = []
+    found = fetch(bucket, files, progress=lambda *at: told.append(at), say=said.append)
+    assert told[-1][0] == told[-1][1] == sum(file.bytes for file in files)
+    return found, said
+
+
+def test_folders_names_and_patterns(service, tmp_path):
+    base = f"{service.scheme}://pantry"
+    found, said = fetched(f"{base}/dumps/")
+    names = ["a.json", "big.bin", "deep/er/b.json"]
+    assert [file.name for file in found] == [f"{base}/dumps/{name}" for name in names]
+    for file, name in zip(found, names, strict=True):
+        assert file.path == tmp_path / "cache" / service.scheme / "pantry" / "dumps" / name
+        assert file.path.read_bytes() == OBJECTS[f"dumps/{name}"]
+        assert file.sha256 == hashlib.sha256(OBJECTS[f"dumps/{name}"]).hexdigest()
+    assert f"hidden (a part of the name begins with a dot): {base}/dumps/.hidden." in said[0]
+    assert f"Not read, because empty: {base}/dumps/empty.json." in said[1]
+    assert "3 fetched (0.3 MB" in said[2]
+    for address, wanted in (
+        (f"{base}/dumps/a.json", ["dumps/a.json"]),
+        (f"{base}/dumps/.hidden", ["dumps/.hidden"]),
+        (f"{base}/*/*.json", ["dumps/a.json", "other/c.json"]),
+        (f"{base}/dumps/**/*.json", ["dumps/a.json", "dumps/deep/er/b.json"]),
+    ):
+        _, files = listing(address, said.append)
+        assert [file.key for file in files] == [f"pantry/{name}" for name in wanted]
+
+
+def test_what_is_whole_is_not_fetched_and_what_changed_is(service):
+    address = f"{service.scheme}://pantry/dumps"
+    first, _ = fetched(address)
+    again, said = fetched(address)
+    assert again == first
+    assert "0 fetched" in said[-1]
+    assert "3 already whole" in said[-1]
+    service.put("dumps/a.json", b"[9]")  # of the same size
+    first[1].path.write_bytes(BIG[:-1] + b"?")
+    changed, said = fetched(address)
+    assert changed[0].path.read_bytes() == b"[9]"
+    assert changed[1].path.read_bytes() == BIG
+    assert "2 fetched" in said[-1]
+    assert "1 fetched again because they changed in the bucket" in said[-1]
+    assert "1 fetched again because the cached file was damaged" in said[-1]
+
+
+def test_a_partial_file_is_resumed_and_a_wrong_one_is_not_believed(service):
+    address = f"{service.scheme}://pantry/dumps/big.bin"
+    bucket, files = listing(address, print)
+    said: list[str] = []
+    place = place_of(files[0], remote_cache.cache_folder())
+    place.parent.mkdir(parents=True)
+    record = place.with_name(".big.bin.json")
+    partial = place.with_name(".big.bin.partial")
+    known = {"address": address, "bytes": files[0].bytes, "tag": files[0].tag}
+    for start, of_this_version, words in (
+        (BIG[:200_000], True, "0.1 MB"),
+        (b"?" * 200_000, True, "0.4 MB"),
+        (BIG[:200_000], False, "0.3 MB"),
+        (BIG, True, "0.0 MB"),
+        (BIG + b"?", True, "0.3 MB"),
+    ):
+        place.unlink(missing_ok=True)
+        partial.write_bytes(start)
+        record.write_text(json.dumps(known | ({} if of_this_version else {"tag": "older"})))
+        found = fetch(bucket, files, progress=lambda *_: None, say=said.append)
+        assert found[0].path.read_bytes() == BIG
+        assert f"1 fetched ({words}" in said[-1], said
+        assert not partial.exists()
+
+
+def test_a_line_that_breaks_is_repeated_from_where_it_broke(service, monkeypatch):
+    monkeypatch.setattr(remote_cache, "CHUNK_BYTES", 50_000)
+    with breaking(service.port, cut_after=30_000, cuts=2) as line:
+        through(service, line.port, monkeypatch)
+        found, said = fetched(f"{service.scheme}://pantry/dumps/big.bin")
+        assert line.cuts_left == 0
+    assert found[0].path.read_bytes() == BIG
+    assert "1 fetched (0.3 MB" in said[-1]  # every byte once: the broken requests gave none
+
+
+KILLED = """
+import signal, os
+from toque.storage import download as remote_cache
+from toque.storage.bucket import listing
+
+remote_cache.CHUNK_BYTES = 50_000
+bucket, files = listing({address!r}, print)
+read = type(bucket).read
+
+def killed(self, file, start, end):
+    if start >= 200_000:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return read(self, file, start, end)
+
+type(bucket).read = killed
+remote_cache.fetch(bucket, files, progress=lambda *_: None, say=print)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_fetch_is_continued_and_whole(service, tmp_path):
+    address = f"{service.scheme}://pantry/dumps/big.bin"
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED.format(address=address)],
+        env=os.environ | {"PYTHONPATH": str(Path(toque.__file__).parents[1])},
+        capture_output=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    folder = tmp_path / "cache" / service.scheme / "pantry" / "dumps"
+    partial = folder / ".big.bin.partial"
+    n_bytes = partial.stat().st_size
+    assert 0 < n_bytes < len(BIG)
+    assert partial.read_bytes() == BIG[:n_bytes]
+    assert not (folder / "big.bin").exists()
+    found, said = fetched(address)
+    assert found[0].path.read_bytes() == BIG
+    assert found[0].sha256 == hashlib.sha256(BIG).hexdigest()
+    assert "1 resumed" in said[-1]
+    assert f"1 fetched ({(len(BIG) - n_bytes) / 1e6:.1f} MB" in said[-1]
+    assert not partial.exists()
+
+
+def test_a_line_that_stays_broken_ends_in_words_and_the_next_start_continues(service, monkeypatch):
+    monkeypatch.setattr(remote_cache, "CHUNK_BYTES", 50_000)
+    monkeypatch.setattr(remote_cache, "ATTEMPTS", 1)
+    address = f"{service.scheme}://pantry/dumps/big.bin"
+    bucket, files = listing(address, print)
+    read = type(bucket).read
+
+    def failing(self, file, start, end):
+        if start >= 200_000:
+            raise ConnectionResetError("the line broke")
+        return read(self, file, start, end)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(bucket), "read", failing)
+        with pytest.raises(DataError, match=r"big.bin cannot be reached: the line broke.*is kept"):
+            fetch(bucket, files, progress=lambda *_: None, say=print)
+    _, said = fetched(address)
+    assert "1 fetched (0.1 MB" in said[-1]
+    assert "1 resumed" in said[-1]
+
+
+def test_requests_that_fail_are_repeated_and_counted(service, monkeypatch):
+    bucket, files = listing(f"{service.scheme}://pantry/dumps/big.bin", print)
+    read, answers = type(bucket).read, iter([ConnectionResetError, b"short", TimeoutError, None])
+
+    def failing(self, file, start, end):
+        answer = next(answers)
+        if isinstance(answer, type):
+            raise answer
+        return read(self, file, start, end) if answer is None else answer
+
+    monkeypatch.setattr(type(bucket), "read", failing)
+    said: list[str] = []
+    found = fetch(bucket, files, progress=lambda *_: None, say=said.append)
+    assert found[0].path.read_bytes() == BIG
+    assert said[-1].endswith("3 requests repeated.")
+
+
+def test_credentials_are_asked_for_by_name(service, monkeypatch, tmp_path):
+    """Where there are none, where their file is not there, and where they are refused."""
+    if service.scheme == "gs":
+        monkeypatch.delenv("STORAGE_EMULATOR_HOST")
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "absent.json"))
+        with pytest.raises(DataError, match=r"absent.json, and there is no such file\. Set GOOGLE"):
+            listing("gs://pantry/dumps/", print)
+        (tmp_path / "absent.json").write_text("{}")
+        with pytest.raises(DataError, match="holds no credentials"):
+            listing("gs://pantry/dumps/", print)
+        return
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    bucket, _ = listing("s3://pantry/dumps/", print)  # a public one needs none
+    words = r"none were found\. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+    with pytest.raises(DataError, match=words), bucket.refusals("s3://pantry/dumps/"):
+        raise PermissionError("Access Denied")
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    with pytest.raises(DataError, match=r"credentials cannot be used: .*nobody.* AWS_PROFILE"):
+        listing("s3://pantry/dumps/", print)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (PermissionError("Access Denied for a-secret-of-tests"), "may not be read with the cred"),
+        (OSError("Forbidden: https://host/o\nlong"), "expired, or lack the right"),
+        (OSError("no route to host a-secret-of-tests"), "cannot be reached: no route to host"),
+    ],
+)
+def test_refusals_name_what_to_set_and_no_secret(service, error, words):
+    bucket, _ = listing(f"{service.scheme}://pantry/dumps/a.json", print)
+    # gs runs without credentials here, on its emulator.
+    expected = words if service.scheme == "s3" or "reached" in words else "none were found"
+    with pytest.raises(DataError, match=expected) as caught, bucket.refusals("s3://pantry/x"):
+        raise error
+    assert "a-secret-of-tests" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_store_is_the_same_from_a_bucket_and_names_the_address(
+    service, lines_file, settings_for, tmp_path
+):
+    service.put("lines/recipes.jsonl", lines_file.read_bytes())
+    address = f"{service.scheme}://pantry/lines/"
+    files, _ = fetched(address)
+    there = Source(address, READER, files=tuple(files))
+    far = prepare([there], store=tmp_path / "far", settings=settings_for())
+    near = prepare(
+        [Source(str(lines_file), READER)], store=tmp_path / "near", settings=settings_for()
+    )
+    assert far.store.manifest.fingerprint == near.store.manifest.fingerprint
+    assert far.store.manifest.sources[0].path == f"{address}recipes.jsonl"
+    for file in (tmp_path / "far").rglob("*.json"):
+        text = file.read_text()
+        assert str(tmp_path / "cache") not in text, file
+        assert "a-secret-of-tests" not in text
+    shards = [sorted(p for p in (tmp_path / n).rglob("*.npy")) for n in ("far", "near")]
+    assert [p.read_bytes() for p in shards[0]] == [p.read_bytes() for p in shards[1]]
+    assert far.report.read == near.report.read == 33
+
+
+def test_what_is_not_there_is_said(service):
+    base = f"{service.scheme}://"
+    for address, words in (
+        (f"{base}no-such-bucket-here/a/", "there is no bucket 'no-such-bucket-here'"),
+        (f"{base}pantry/nothing/", "names nothing: the bucket is there"),
+        (f"{base}pantry/none*.json", "names nothing"),
+        (f"{base}pantry/dumps/empty.json", "1 objects, all of them empty or hidden"),
+        (f"{base}", "names no usable bucket"),
+        (f"{base}key:word@pantry/a", "names no usable bucket"),
+    ):
+        with pytest.raises(DataError, match=words) as caught:
+            listing(address, print)
+        assert "word" not in str(caught.value)
+
+
+def test_names_that_would_leave_the_cache_are_refused(tmp_path):
+    for key in ("b/../../x", "b/a//x", "b/./x", "b/..", "b/a\\x", "b/a\0x"):
+        with pytest.raises(DataError, match="that no folder here can hold safely"):
+            place_of(RemoteFile("s3", key, 1, "", None), tmp_path)
+    assert place_of(RemoteFile("s3", "b/a/..x", 1, "", None), tmp_path) == tmp_path / "s3/b/a/..x"
+
+
+def test_addresses_are_told_from_paths():
+    assert is_remote("gs://a/b")
+    assert is_remote("s3://a/b")
+    assert not is_remote("hf:name")
+    assert not is_remote("folder/a.json")
+    with pytest.raises(DataError, match=r"https://\.\.\. is at a kind of address that is not read"):
+        is_remote("https://token@host/a.json")
+
+
+def test_two_objects_that_need_one_name_are_refused(tmp_path):
+    files = [RemoteFile("s3", key, 1, "t", None) for key in ("b/a", "b/a/c")]
+    (tmp_path / "s3" / "b").mkdir(parents=True)
+    (tmp_path / "s3" / "b" / "a").write_bytes(b"x")
+    with pytest.raises(DataError, match=r"cannot hold .*"), remote_cache._cache_faults(tmp_path):
+        place_of(files[1], tmp_path).parent.mkdir(parents=True)

@@ -1,0 +1,35 @@
+"""What the tests of prepare share: a store prepared, and its bytes."""
+
+from pathlib import Path
+
+import pytest
+
+from toque.data.prepare.pipeline import PrepareResult, prepare
+from toque.data.prepare.settings import PrepareSettings, Source
+
+READER = "line_reader:line_reader"
+
+
+def content(store: Path) -> dict[str, bytes]:
+    """Every file of a store but the report, whose seconds are its own."""
+    files = (p for p in store.rglob("*") if p.is_file() and p.name != ".lock")
+    return {str(p.relative_to(store)): p.read_bytes() for p in files if p.stem != "report"}
+
+
+def prepared(path: Path, store: Path, settings: PrepareSettings, **more: object) -> PrepareResult:
+    return prepare([Source(str(path), READER)], store=store, settings=settings, **more)
+
+
+def whole_shards(store: Path) -> list[Path]:
+    return [p for p in store.glob("shards/*/shard.json") if p.parent.name.isdecimal()]
+
+
+def interrupted_after(shards: int, path: Path, store: Path, settings: PrepareSettings) -> None:
+    """As Ctrl-C after a number of shards."""
+
+    def stop(done: int, _: int, __: str) -> None:
+        if done and len(whole_shards(store)) >= shards:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepared(path, store, settings, progress=stop, workers=1)

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from toque.batch import IGNORE
+from toque.training.autotune.cache import MachineCache, Resources, cache_folder
+from toque.training.autotune.micro_batch import Probe, evenly, fastest_rows, largest_rows
+from toque.training.autotune.worst_batch import WorstBatch
+from toque.training.runtime import Runtime
+
+
+def test_updates_are_divided_evenly():
+    assert [evenly(30, n) for n in (1, 4, 16, 29, 30, 99)] == [1, 4, 15, 15, 30, 30]
+    assert all(-(-n // evenly(n, m)) == -(-n // m) for n in range(1, 40) for m in range(1, 40))
+
+
+def search(seconds, **options):
+    calls = []
+
+    def timed(rows):
+        calls.append(rows)
+        return seconds(rows)
+
+    return fastest_rows(timed, **{"update_rows": 64, "guess": 8, "largest": 64} | options), calls
+
+
+def test_the_fastest_is_found_on_either_side_of_the_guess():
+    assert search(lambda rows: 0.01 + 0.001 * rows)[0][0] == 64  # a fixed cost a call
+    assert search(lambda rows: 0.001 * rows * max(1, rows / 2))[0][0] == 2  # caches overflow
+    assert search(lambda rows: 0.001 * rows)[0][0] == 8  # no difference: the guess
+    assert search(lambda rows: 0.01 + 0.001 * rows, largest=20)[0][0] == 16
+    assert search(lambda rows: 0.01 + 0.001 * rows, update_rows=5)[0][0] == 5
+
+
+def test_the_search_is_bounded():
+    (rows, tried), calls = search(float, budget_seconds=4.0)
+    assert (rows, calls) == (8, [8, 8])
+    assert tried == {8: 8.0}
+
+
+@pytest.mark.parametrize(("room", "rows"), [(10_000, 30), (900, 6), (450, 3), (280, 2), (150, 1)])
+def test_the_most_that_fit_on_a_device(room, rows):
+    tried = []
+
+    def peak(rows):
+        tried.append(rows)
+        needed = 50 + 100 * rows + (10 * rows if rows > 4 else 0)  # worse than two sizes tell
+        return needed if needed <= room else None
+
+    assert largest_rows(peak, update_rows=30, free=lambda: room) == rows
+    assert peak(rows) is not None
+
+
+@pytest.mark.parametrize("sides", [(0, 21, 0, 8), (12, 21, 6, 8), (12, 6, 3, 6)])
+def test_the_worst_batch_is_full_of_the_longest_examples(sides):
+    source, target, longest_source, longest_target = sides
+    batch = WorstBatch(*sides, vocab_size=5)(3)
+    assert (batch.n_rows, batch.n_computed) == (3, 3 * (source + target))
+    assert batch.n_tokens == batch.n_computed
+    assert not bool((batch.labels == IGNORE).any())
+    assert int(batch.labels.max()) < 5
+    numbers = batch.target_segments if source else batch.segments
+    assert int(numbers[0].bincount()[1:].max()) <= longest_target
+    if source:
+        assert int(batch.source_segments[0].bincount()[1:].max()) <= longest_source
+        assert batch.source_segments.unique().tolist() == numbers.unique().tolist()
+    else:
+        starts = batch.positions[0] == 0
+        assert int(starts.sum()) == len(numbers[0].unique())
+        assert bool((numbers[0][1:].diff()[starts[2:]] == 1).all())
+
+
+def loss_fn(model, batch):
+    return model(batch.tokens).square().sum()
+
+
+def test_the_probe_counts_what_is_kept_and_leaves_no_trace(tiny_model):
+    probe = Probe(tiny_model, loss_fn, Runtime(), WorstBatch(0, 16, 0, 16, 61))
+    one, two, three = (probe.activation_bytes(n, 10**9) for n in (1, 2, 3))
+    assert 0 < one < two < three
+    assert three - two == two - one
+    assert probe.activation_bytes(1, one) == one
+    assert probe.activation_bytes(1, one - 1) is None
+    assert probe.seconds(2) > 0
+    assert all(p.grad is None for p in tiny_model.parameters())
+
+    def failing(_model, _batch):
+        raise torch.OutOfMemoryError("no room")
+
+    assert Probe(tiny_model, failing, Runtime(), probe.worst).activation_bytes(1, 10**9) is None
+
+
+def test_measurements_are_kept_apart_by_what_they_are_of(tmp_path, monkeypatch):
+    cache = MachineCache(tmp_path / "a" / "b")
+    assert cache.get({"rows": 1}) is None
+    cache.put({"rows": 1, "shape": [2, 3]}, {"seconds": 0.5})
+    assert cache.get({"shape": [2, 3], "rows": 1}) == {"seconds": 0.5}
+    assert cache.get({"rows": 2, "shape": [2, 3]}) is None
+    (file,) = cache.folder.iterdir()
+    file.write_text("{torn")
+    assert cache.get({"rows": 1, "shape": [2, 3]}) is None
+    (tmp_path / "file").write_text("")
+    MachineCache(tmp_path / "file").put({}, {})  # cannot be written, and that is no error
+    monkeypatch.setenv("TOQUE_CACHE", str(tmp_path))
+    assert cache_folder() == tmp_path / "measured"
+
+
+def test_a_runs_resources_are_read_back(tmp_path):
+    chosen = Resources(8, True, False, {"threads": 2}, {7: 4})
+    assert Resources.load(tmp_path) is None
+    chosen.save(tmp_path / "run")
+    assert Resources.load(tmp_path / "run") == chosen
+    record = json.loads((tmp_path / "run" / "resources.json").read_text())
+    (tmp_path / "run" / "resources.json").write_text(json.dumps({**record, "unknown": 1}))
+    assert Resources.load(tmp_path / "run") is None

@@ -1,0 +1,144 @@
+"""Saves while training goes on: the same checkpoints, nothing skipped in silence, no error lost."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from toque.training.checkpoint.background_writer import BackgroundWriter, Slot
+from toque.training.checkpoint.manifest import MANIFEST
+from toque.training.checkpoint.store import CheckpointStore, SaveError
+
+
+def run_with(make_run, after=lambda _stage: None, **options):
+    store = CheckpointStore(make_run.folder / "checkpoints", keep_last=1000, after=after)
+    return make_run(background_saves=True, store=store, **options)
+
+
+class Gate:
+    """Holds the writer before the first file of a step until it is opened."""
+
+    def __init__(self):
+        self.opened, self.reached = threading.Event(), threading.Event()
+
+    def __call__(self, stage):
+        if stage == "mkdir" and threading.current_thread() is not threading.main_thread():
+            self.reached.set()
+            assert self.opened.wait(60)
+
+
+def test_checkpoints_of_the_background_are_those_of_the_foreground(make_run):
+    plain = make_run(folder=make_run.folder / "plain", steps=12, save_every="4 steps")
+    plain.trainer.fit()
+    run = run_with(make_run, steps=12, save_every="4 steps")
+    end = run.trainer.fit()
+    assert run.losses == plain.losses
+    assert end.saves.written + end.saves.skipped == 3
+    newest, other = run.trainer.checkpoints.newest_valid(), plain.trainer.checkpoints.newest_valid()
+    assert newest.step == other.step == 12
+    for stem in ("model", "optimizer"):
+        mine, theirs = newest.tensors(stem), other.tensors(stem)
+        assert mine.keys() == theirs.keys()
+        assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+def test_the_snapshot_is_of_the_step_and_training_goes_on_meanwhile(make_run):
+    plain = make_run(folder=make_run.folder / "plain", steps=6, save_every="2 steps")
+    plain.trainer.fit()
+    gate = Gate()
+    run = run_with(make_run, gate, steps=6, save_every="2 steps")
+    # The save of step 2 is held until step 5 is done: that of step 4 finds it unfinished.
+    steps = run.recorder.on_step
+
+    def on_step(info):
+        steps(info)
+        if info.progress.step == 5:
+            assert gate.reached.wait(60)
+            gate.opened.set()
+
+    run.recorder.on_step = on_step
+    end = run.trainer.fit()
+    assert (end.saves.written, end.saves.skipped) == (2, 1)
+    assert "the save due at step 4 is skipped" in run.recorder.warnings[0]
+    folder, whole = (r.trainer.checkpoints.folder for r in (run, plain))
+    assert sorted(p.name for p in folder.glob("step-*")) == ["step-00000002", "step-00000006"]
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        mine = (folder / "step-00000002" / name).read_bytes()
+        assert mine == (whole / "step-00000002" / name).read_bytes()
+
+
+def failing_in_background(stage):
+    if stage == f"fsync {MANIFEST}" and threading.current_thread() is not threading.main_thread():
+        raise OSError(28, "No space left on device")
+
+
+def test_an_error_in_the_background_is_a_warning_and_counted(make_run):
+    run = run_with(make_run, failing_in_background, steps=6, save_every="3 steps")
+    end = run.trainer.fit()
+    assert (end.saves.failed, end.saves.written) == (2, 1)  # and the best model
+    assert any("Step 3 could not be saved" in text for text in run.recorder.warnings)
+    assert run.trainer.checkpoints.newest_valid().step == 6
+
+
+def test_an_error_that_comes_with_the_end_is_not_lost(make_run):
+    def after(stage):
+        if stage.startswith("fsync model"):
+            raise OSError(28, "No space left on device")
+
+    run = run_with(make_run, after, steps=4, save_every="2 steps")
+    with pytest.raises(SaveError, match="Step 4 could not be saved"):
+        run.trainer.fit()
+    assert run.recorder.ends[0].saves.failed == 3  # the best model too
+    assert [p for p in run.trainer.checkpoints.folder.iterdir() if p.name != ".lock"] == []
+
+
+def test_a_mistake_of_the_program_is_raised_and_not_called_a_full_disk(make_run):
+    def after(_stage):
+        if threading.current_thread() is not threading.main_thread():
+            raise ZeroDivisionError("a mistake")
+
+    run = run_with(make_run, after, steps=6, save_every="2 steps")
+    with pytest.raises(ZeroDivisionError, match="a mistake"):
+        run.trainer.fit()
+
+
+def test_best_models_are_kept_from_the_background(make_run):
+    losses = iter([3.0, 1.0, 2.0, 4.0])
+    run = run_with(
+        make_run,
+        steps=8,
+        save_every=None,
+        evaluate_every="2 steps",
+        evaluator=lambda _model: {"loss": next(losses)},
+    )
+    run.trainer.fit()
+    best = run.trainer.checkpoints.best()
+    assert best.step == 4
+    assert best.manifest.metrics == {"loss": 1.0}
+
+
+def test_without_memory_for_a_copy_the_save_is_waited_for(make_run, monkeypatch):
+    monkeypatch.setattr("toque.training.checkpoint.background_writer._SHARE_OF_MEMORY", 0.0)
+    run = run_with(make_run, steps=4, save_every="2 steps")
+    end = run.trainer.fit()
+    assert (end.saves.written, end.saves.waited) == (2, 1)
+
+
+def test_copies_are_taken_into_the_same_memory():
+    slot, writer, seen = Slot(), BackgroundWriter(), []
+
+    def write(tensors, state):
+        seen.append((tensors["model"]["w"].data_ptr(), tensors["model"]["w"].tolist(), state))
+
+    weight = torch.tensor([1.0, 2.0])
+    for step in (1, 2):
+        assert slot.free.wait(60)
+        assert writer.submit(slot, step, write, {"model": {"w": weight}}, {"step": step})
+        weight.add_(1.0)
+    writer.close()
+    assert [values for _, values, _ in seen] == [[1.0, 2.0], [2.0, 3.0]]
+    assert seen[0][0] == seen[1][0]
+    assert slot.bytes == 8
+    assert [outcome.step for outcome in writer.outcomes()] == [1, 2]

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load
+
+from toque.errors import CheckpointError
+from toque.training.checkpoint.state_tensors import (
+    bytes_of,
+    load_model_tensors,
+    model_tensors,
+    read_tensors,
+    safetensors_chunks,
+)
+
+DTYPES = [
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+]
+
+
+def written(tensors):
+    return b"".join(bytes(piece) for piece in safetensors_chunks(tensors))
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 4), max_size=3)), max_size=6
+    )
+)
+def test_the_library_reads_what_we_write(kinds):
+    generator = torch.Generator().manual_seed(0)
+    tensors = {
+        f"läyer.{i}/x": torch.randint(0, 2, shape, generator=generator).to(dtype)
+        for i, (dtype, shape) in enumerate(kinds)
+    }
+    back = load(written(tensors))
+    assert back.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert back[name].dtype == tensor.dtype
+        assert torch.equal(back[name], tensor)
+
+
+def test_views_and_transposes_are_written_as_they_read():
+    base = torch.arange(12.0).reshape(3, 4)
+    tensors = {"t": base.T, "row": base[1], "nan": torch.tensor([float("nan"), -0.0])}
+    back = load(written(tensors))
+    assert torch.equal(back["t"], base.T)
+    assert torch.equal(back["row"], base[1])
+    assert back["nan"].view(torch.int32).tolist() == tensors["nan"].view(torch.int32).tolist()
+    assert bytes_of(tensors) == 48 + 16 + 8
+
+
+def test_a_dtype_without_a_name_is_refused():
+    with pytest.raises(CheckpointError, match=r"z is torch.complex64"):
+        written({"z": torch.zeros(2, dtype=torch.complex64)})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "claims a header"),
+        ((10**10).to_bytes(8, "little") + b"{}", "claims a header of 10,000,000,000 bytes"),
+        ((2).to_bytes(8, "little") + b"[]", "not a safetensors file"),
+        (b"\x80\x04\x95 a pickle, say, of some length", "claims a header"),
+    ],
+)
+def test_other_files_are_refused(tmp_path, content, message):
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=message):
+        read_tensors(path)
+
+
+def test_a_missing_file_is_said(tmp_path):
+    with pytest.raises(CheckpointError, match="cannot be read: No such file"):
+        read_tensors(tmp_path / "x.safetensors")
+
+
+def test_tied_parameters_come_once_and_buffers_are_state(tiny_model):
+    names = model_tensors(tiny_model, trainable_only=False).keys()
+    assert "embed.weight" in names
+    assert "head.weight" not in names
+    assert "scale" in names
+
+
+def test_loading_keeps_ties_and_copies(tiny_model):
+    saved = {n: t.clone() for n, t in model_tensors(tiny_model, trainable_only=False).items()}
+    with torch.no_grad():
+        for p in tiny_model.parameters():
+            p.zero_()
+    load_model_tensors(tiny_model, saved, trainable_only=False, where="x")
+    assert tiny_model.head.weight is tiny_model.embed.weight
+    assert torch.equal(tiny_model.embed.weight, saved["embed.weight"])
+
+
+def test_each_difference_is_named_and_nothing_is_loaded(tiny_model):
+    saved = {n: t.clone() for n, t in model_tensors(tiny_model, trainable_only=False).items()}
+    saved["norm.weight"] = torch.zeros(3)
+    saved["norm.bias"] = saved["norm.bias"].double()
+    saved["extra"] = saved.pop("scale")
+    before = tiny_model.embed.weight.detach().clone()
+    saved["embed.weight"].zero_()
+    with pytest.raises(CheckpointError) as error:
+        load_model_tensors(tiny_model, saved, trainable_only=False, where="step-9")
+    for part in ("norm.weight is float32 3", "norm.bias is float64", "extra is unk", "scale is mi"):
+        assert part in str(error.value)
+    assert torch.equal(tiny_model.embed.weight, before)

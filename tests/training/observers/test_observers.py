@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import io
+import json
+import math
+import resource
+
+import pytest
+import torch
+from rich.console import Console
+
+from toque.errors import CheckpointError
+from toque.training.autotune.peak_flops import Peak
+from toque.training.checkpoint.store import Saved
+from toque.training.events import Best, RunEnd, RunStart, StepInfo
+from toque.training.observers.console import ConsoleProgress
+from toque.training.observers.metrics_log import MetricsLog
+from toque.training.observers.metrics_reader import read_metrics
+from toque.units import Duration, Progress
+
+STOP = Duration(100, "steps")
+
+
+def info(step, *, loss=2.0, seconds=0.5):
+    before, after = (
+        Progress(step=s, epoch=s / 10, tokens=100 * s, seconds=seconds * s)
+        for s in (step - 1, step)
+    )
+    return StepInfo(
+        before=before,
+        progress=after,
+        loss=torch.tensor(loss),
+        grad_norm=torch.tensor(0.5),
+        lr=1e-3,
+        n_targets=60,
+        n_tokens=100,
+        n_examples=4,
+        n_computed=125,
+        seconds=seconds,
+        data_wait_seconds=0.1,
+    )
+
+
+def log_of(tmp_path, **options):
+    log = MetricsLog(tmp_path / "run" / "metrics.jsonl", log_every=Duration(2, "steps"), **options)
+    log.on_fit_start(RunStart(Progress(), STOP, ("a note",)))
+    return log
+
+
+def lines(log):
+    return [json.loads(line) for line in log.path.read_text().splitlines()]
+
+
+def test_the_events_and_fields_of_the_contract(tmp_path):
+    log = log_of(
+        tmp_path,
+        about={"config_sha256": "c0"},
+        flops_per_token=1e6,
+        peak=Peak(1e9, "stated"),
+    )
+    for step in (1, 2, 3):
+        log.on_step(info(step, loss=float(step)))
+    log.on_evaluate(Progress(step=3), {"loss": 1.5, "perplexity": math.inf})
+    log.on_before_save(Progress(step=3))
+    log.on_save(Progress(step=3), Saved(tmp_path / "checkpoints" / "step-00000003", 3, 10, 0.5))
+    log.on_fit_end(RunEnd("finished", Progress(step=3, seconds=1.5), 9.0, Best(3, 1.5)))
+    start, warning, one, two, evaluation, three, save, end = lines(log)
+    assert start["event"] == "start"
+    assert start["config_sha256"] == "c0"
+    assert start["peak_origin"] == "stated"
+    assert (warning["event"], warning["message"]) == ("warning", "a note")
+    assert [one["step"], two["step"], three["step"]] == [1, 2, 3]
+    assert two == {
+        "event": "step",
+        "step": 2,
+        "epoch": 0.2,
+        "loss": 2.0,
+        "lr": 1e-3,
+        "grad_norm": 0.5,
+        "target_tokens": 60,
+        "tokens": 100,
+        "pad_fraction": pytest.approx(0.2),
+        "seconds": 0.5,
+        "tokens_per_second": 200.0,
+        "data_wait_seconds": 0.1,
+        "mfu": 0.2,
+    }
+    assert evaluation["metrics"] == {"loss": 1.5, "perplexity": None}
+    assert (save["step"], save["path"]) == (3, "checkpoints/step-00000003")
+    assert (end["reason"], end["seconds"]) == ("finished", 9.0)
+    assert end["best"] == {"step": 3, "loss": 1.5}
+
+
+def test_a_step_event_covers_the_updates_since_the_last(tmp_path):
+    log = log_of(tmp_path)
+    for step in range(1, 6):
+        log.on_step(info(step))
+    steps = [e for e in lines(log) if e["event"] == "step"]
+    assert [(e["step"], e["tokens"]) for e in steps] == [(1, 100), (2, 100), (4, 200)]
+    log.on_before_save(Progress(step=5))
+    log.on_before_save(Progress(step=5))  # nothing since: nothing to write
+    steps = [e for e in lines(log) if e["event"] == "step"]
+    assert [(e["step"], e["tokens"]) for e in steps[3:]] == [(5, 100)]
+
+
+def test_utilisation_above_one_is_never_printed_and_doubted_once(tmp_path):
+    log = log_of(tmp_path, flops_per_token=1e9, peak=Peak(1e6, "measured, 8³ product"))
+    for step in range(1, 9):
+        log.on_step(info(step))
+    steps = [e for e in lines(log) if e["event"] == "step"]
+    assert {e["mfu"] for e in steps} == {None}
+    doubts = [e for e in lines(log) if e["event"] == "warning" and "peak" in e["message"]]
+    assert len(doubts) == 1
+    assert "measured, 8³ product" in doubts[0]["message"]
+
+
+def test_a_full_disk_costs_records_and_says_how_many(tmp_path):
+    log = log_of(tmp_path)
+    size = log.path.stat().st_size
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, limits[1]))
+    try:
+        for step in range(1, 5):
+            log.on_step(info(step))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    log.on_step(info(6))
+    log.on_fit_end(RunEnd("finished", Progress(step=6), 1.0))
+    events = read_metrics(log.path)
+    assert [e["event"] for e in events] == ["start", "warning", "step", "end"]
+    assert events[-1]["dropped_records"] == 3
+
+
+def test_a_torn_line_swallows_nothing(tmp_path):
+    log_of(tmp_path).on_fit_end(RunEnd("finished", Progress(), 1.0))
+    path = tmp_path / "run" / "metrics.jsonl"
+    with path.open("a") as file:
+        file.write('{"event": "st')
+    log_of(tmp_path)
+    events = [e["event"] for e in read_metrics(path)]
+    assert events == ["start", "warning", "end", "start", "warning"]
+
+
+def test_reading_leaves_out_what_a_continued_session_undid(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    events = [
+        ("start", 0),
+        ("step", 4),
+        ("save", 4),
+        ("step", 6),
+        ("warning", 6),
+        ("start", 4),
+        ("step", 6),
+    ]
+    path.write_text("".join(json.dumps({"event": e, "step": s}) + "\n" for e, s in events))
+    kept = [(e["event"], e["step"]) for e in read_metrics(path)]
+    assert kept == [e for e in events if e != ("step", 6)] + [("step", 6)]
+
+
+def test_a_file_that_cannot_be_opened_is_refused(tmp_path):
+    (tmp_path / "run").write_text("a file where the folder should be")
+    with pytest.raises(CheckpointError, match=r"metrics\.jsonl cannot be written"):
+        log_of(tmp_path)
+
+
+def watched(*, terminal):
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=120, color_system=None)
+    progress = ConsoleProgress(log_every=Duration(2, "steps"), console=console)
+    progress.on_fit_start(RunStart(Progress(), Duration(4, "steps"), ("mind the gap",)))
+    for step in (1, 2, 3):
+        progress.on_step(info(step, loss=9.0 - step))
+    progress.on_evaluate(Progress(step=3), {"loss": 2.0, "perplexity": 7.389, "n": 5.0})
+    progress.on_save(Progress(step=3), Saved(None, 3, 1, 0.0))
+    progress.on_step(info(4, loss=5.0))
+    progress.on_evaluate(Progress(step=4), {"loss": 1.5, "perplexity": 4.48})
+    progress.on_warning(Progress(step=4), "the disk is full")
+    progress.on_fit_end(RunEnd("early_stopping", Progress(step=4), 75.0, Best(4, 1.5)))
+    return out.getvalue()
+
+
+def test_plain_lines_without_a_terminal():
+    text = watched(terminal=False)
+    assert "\x1b" not in text
+    lines = text.splitlines()
+    assert lines[0] == "note: mind the gap"
+    assert lines[1].startswith("step 1  epoch 0.10  loss 8.0000  lr 1.00e-03  200 tokens/s  25%")
+    assert lines[1].endswith("left")
+    assert lines[2].startswith("step 2 ")
+    assert lines[3] == "step 3  epoch 0.00  evaluation  loss 2.0000  perplexity 7.39"
+    assert lines[4].startswith("step 4 ")
+    assert lines[4].endswith("saved 3")
+    assert lines[5].endswith("loss 1.5000  perplexity 4.48  (-0.5000)")
+    assert lines[6] == "warning: the disk is full"
+    assert lines[7:] == [
+        "early stopping at step 4 after 1:15; saved up to step 3, best loss 1.5000 at step 4"
+    ]
+
+
+def test_one_live_line_on_a_terminal():
+    text = watched(terminal=True)
+    assert "\x1b" in text
+    assert "evaluation  loss 2.0000" in text
+    assert "early stopping at step 4" in text

@@ -1,0 +1,346 @@
+"""Who watches a run from outside: nothing they do, or fail to do, touches it."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from http.client import HTTPException
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import torch
+
+from toque.errors import ConfigError
+from toque.training.callbacks import Callbacks
+from toque.training.events import Best, Requests, RunEnd, RunStart, StepInfo
+from toque.training.observers.background_thread import BackgroundThread
+from toque.training.observers.overfitting import Overfitting
+from toque.training.observers.trackers import TrackerFeed, opener
+from toque.training.observers.user_callbacks import UserCallback
+from toque.training.observers.webhook import Webhook, body_for, describe, post_json
+from toque.units import Duration, Progress
+
+START = RunStart(Progress(), Duration(6, "steps"))
+END = RunEnd("finished", Progress(step=6, epoch=3.0), 60.0, Best(4, 1.5))
+
+
+def info(step, *, loss=2.0, per_epoch=2):
+    before, after = (Progress(step=s, epoch=s / per_epoch) for s in (step - 1, step))
+    zero = torch.zeros(())
+    return StepInfo(before, after, torch.tensor(loss), zero, 1e-3, 10, 20, 2, 20, 0.1, 0.0)
+
+
+@pytest.fixture
+def warnings():
+    return []
+
+
+@pytest.fixture
+def warn(warnings):
+    return lambda at, text: warnings.append((at.step, text))
+
+
+class Notes:
+    def __init__(self):
+        self.seen = []
+
+    def __getattr__(self, name):
+        if not name.startswith("on_"):
+            raise AttributeError(name)
+        return lambda state: self.seen.append((name.removeprefix("on_"), state.step))
+
+
+def run_through(callback, steps=4):
+    callback.on_fit_start(START)
+    asked = []
+    for step in range(1, steps + 1):
+        at = info(step).before
+        callback.on_before_step(at)
+        asked.append(callback.on_step(info(step)))
+    callback.on_before_evaluate(Progress(step=steps))
+    asked.append(callback.on_evaluate(Progress(step=steps), {"loss": 1.5}))
+    callback.on_fit_end(END)
+    return asked
+
+
+def test_all_methods_are_called_in_order(warn, warnings):
+    notes = Notes()
+    run_through(UserCallback(notes, name="notes", warn=warn), steps=3)
+    assert notes.seen == [
+        ("train_begin", 0),
+        ("epoch_begin", 0),
+        ("step_begin", 0),
+        ("step_end", 1),
+        ("step_begin", 1),
+        ("step_end", 2),
+        ("epoch_end", 2),
+        ("epoch_begin", 2),
+        ("step_begin", 2),
+        ("step_end", 3),
+        ("evaluate_begin", 3),
+        ("evaluate_end", 3),
+        ("train_end", 6),
+    ]
+    assert warnings == []
+
+
+def test_what_a_method_returns_is_asked_of_the_loop(warn):
+    class Asking:
+        def on_step_end(self, state):
+            assert state.loss == 2.0
+            return {1: None, 2: "save", 3: ["save", "stop"], 4: "evaluate"}[state.step]
+
+    asked = run_through(UserCallback(Asking(), name="asking", warn=warn))
+    assert asked == [
+        Requests(),
+        Requests(save=True),
+        Requests(stop=True, save=True, reason="callback"),
+        Requests(evaluate=True),
+        None,
+    ]
+
+
+def test_one_that_raises_is_survived_with_one_warning_and_counted(warn, warnings):
+    class Raising:
+        def on_step_end(self, state):
+            raise ZeroDivisionError("of my own")
+
+        def on_evaluate_end(self, state):
+            return 7
+
+    asked = run_through(UserCallback(Raising(), name="m:Raising", warn=warn))
+    assert asked[:4] == [Requests()] * 4
+    assert [step for step, _ in warnings] == [1, 6]
+    assert "m:Raising raised in on_step_end: ZeroDivisionError: of my own" in warnings[0][1]
+    assert "test_watchers.py, line" in warnings[0][1]
+    assert "raised 5 times" in warnings[1][1]
+
+
+def test_state_travels_with_checkpoints_when_it_is_json(warn, warnings):
+    class Counting:
+        def __init__(self, kept):
+            self.kept = kept
+
+        def state_dict(self):
+            return self.kept
+
+        def load_state_dict(self, state):
+            self.kept = state
+
+    one, other = Counting({"n": 3}), Counting(None)
+    state = UserCallback(one, name="c", warn=warn).state_dict()
+    UserCallback(other, name="c", warn=warn).load_state_dict(json.loads(json.dumps(state)))
+    assert other.kept == {"n": 3}
+    UserCallback(other, name="another", warn=warn).load_state_dict({"name": "c", "own": 1})
+    assert other.kept == {"n": 3}
+    assert UserCallback(Counting({1, 2}), name="c", warn=warn).state_dict() == {}
+    assert "raised in state_dict" in warnings[0][1]
+
+
+def test_overfitting_is_said_once_until_the_gap_closes(warn, warnings):
+    watch = Overfitting(warn=warn)
+    gaps = [(2.0, 2.5), (2.0, 2.7), (1.0, 1.5), (2.0, 2.5), (1.0, 1.5)]
+    for step, (trained, held_out) in enumerate(gaps, start=1):
+        watch.on_step(info(step, loss=trained))
+        watch.on_evaluate(Progress(step=step), {"loss": held_out})
+    assert [step for step, _ in warnings] == [2, 5]
+    assert "35%" in warnings[0][1]
+
+
+def test_overfitting_compares_the_same_updates_after_a_restart(warn, warnings):
+    first, second = Overfitting(warn=warn), Overfitting(warn=warn)
+    first.on_step(info(1, loss=3.0))
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    second.on_step(info(2, loss=1.0))
+    second.on_evaluate(Progress(step=2), {"loss": 2.61})
+    assert "(2.0000)" in warnings[0][1]  # of both updates
+
+
+class Receiver(ThreadingHTTPServer):
+    def __init__(self, *, hang=None, status=204):
+        self.bodies, self.hang, self.status = [], hang, status
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.address = f"http://127.0.0.1:{self.server_port}/secret-token"
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+
+class Answer(BaseHTTPRequestHandler):
+    def do_POST(self):
+        self.server.bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.server.hang is not None:
+            self.server.hang.wait(60)
+        self.send_response(self.server.status)
+        self.end_headers()
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def receive():
+    servers = []
+
+    def make(**options):
+        servers.append(Receiver(**options))
+        return servers[-1]
+
+    yield make
+    for server in servers:
+        if server.hang is not None:
+            server.hang.set()
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_webhook_tells_start_best_and_end(receive, warn, warnings):
+    server = receive()
+    hook = Webhook(server.address, run="soup", warn=warn)
+    hook.on_fit_start(START)
+    for step, loss in ((2, 2.0), (4, 1.5), (6, 1.7)):
+        hook.on_evaluate(Progress(step=step), {"loss": loss})
+    hook.on_fit_end(END)
+    said = [json.loads(body) for body in server.bodies]
+    assert [(m["event"], m["step"], m["loss"]) for m in said] == [
+        ("start", 0, None),
+        ("best", 2, 2.0),
+        ("best", 4, 1.5),
+        ("end", 6, 1.5),
+    ]
+    assert said[-1]["text"].startswith("soup: finished after 1.0 minutes, best held-out loss 1.5")
+    assert warnings == []
+
+
+def test_a_failure_is_told_and_a_refusal_is_warned_of_without_the_address(receive, warn, warnings):
+    server = receive(status=404)
+    hook = Webhook(server.address, run="soup", warn=warn)
+    hook.on_fit_end(RunEnd("non_finite", Progress(step=3), 1.0, error="the loss is NaN"))
+    (body,) = server.bodies
+    assert json.loads(body)["event"] == "failure"
+    assert "the loss is NaN" in json.loads(body)["text"]
+    ((_, said),) = warnings
+    assert said.startswith("1 webhook messages could not be delivered")
+    assert "HTTP 404" in said
+    assert "secret" not in said
+
+
+def test_a_webhook_that_hangs_delays_no_step_and_the_end_by_seconds(
+    receive, warn, warnings, monkeypatch
+):
+    monkeypatch.setattr("toque.training.observers.webhook.END_PATIENCE_SECONDS", 0.2)
+    server = receive(hang=threading.Event())
+    hook = Webhook(server.address, run="soup", warn=warn)
+    hook.on_fit_start(START)
+    for step in range(1, 101):
+        hook.on_step(info(step))
+        hook.on_evaluate(Progress(step=step), {"loss": 1.0 / step})
+    hook.on_fit_end(END)
+    assert not server.hang.is_set()  # nobody waited for its answer
+    assert len(server.bodies) <= 1
+    assert "could not be delivered" in warnings[0][1]
+    lost = hook._thread.dropped
+    assert lost == 102
+
+
+def test_discord_gets_its_form_and_others_plain_json():
+    made = {"run": "r", "step": 1, "text": "x" * 5000, "loss": None}
+    discord = json.loads(body_for("https://discord.com/api/webhooks/1/a", "end", **made))
+    assert set(discord) == {"content", "allowed_mentions"}
+    assert len(discord["content"]) < 2000
+    plain = json.loads(body_for("https://notdiscord.com.example.org/x", "end", **made))
+    assert plain["event"] == "end"
+
+
+def test_no_error_text_names_the_address():
+    for address in ("http://127.0.0.1:9/token", "http://no host/token", "http://[/token"):
+        with pytest.raises((OSError, ValueError, HTTPException)) as failed:
+            post_json(address, b"{}")
+        assert "token" not in describe(failed.value)
+
+
+def test_what_does_not_fit_the_queue_is_dropped_and_told_once():
+    gate, thread = threading.Event(), None
+    thread = BackgroundThread("notes", capacity=2, describe=str)
+    taken = [thread.offer(gate.wait) for _ in range(6)]
+    assert taken[0]
+    assert taken.count(False) >= 3
+    assert "notes could not be delivered" in thread.trouble()
+    assert thread.trouble() is None
+    gate.set()
+    thread.close(patience_seconds=30)
+    assert thread.done + thread.dropped == 6
+
+
+class Listening:
+    def __init__(self, heard, *, fails=False):
+        self.heard, self.fails = heard, fails
+
+    def log(self, step, values):
+        if self.fails:
+            raise ConnectionError("no network\nand a second line")
+        self.heard.append((step, values))
+
+    def end(self, *, failed):
+        self.heard.append(("end", failed))
+
+
+RECORDS = [
+    {"event": "start", "step": 0, "versions": {}},
+    {"event": "step", "step": 1, "loss": 2.0, "mfu": None},
+    {"event": "evaluation", "step": 1, "metrics": {"loss": 1.5}},
+    {"event": "end", "step": 1, "reason": "finished", "error": None},
+]
+
+
+def test_a_tracker_gets_copies_of_the_figures(warn, warnings):
+    heard = []
+    feed = TrackerFeed("paper", lambda: Listening(heard), warn=warn)
+    for record in RECORDS:
+        feed.take(record)
+    feed.on_fit_end(END)
+    assert heard == [(1, {"train/loss": 2.0}), (1, {"eval/loss": 1.5}), ("end", False)]
+    assert warnings == []
+
+
+def test_a_tracker_that_fails_is_warned_of(warn, warnings):
+    feed = TrackerFeed("paper", lambda: Listening([], fails=True), warn=warn)
+    for record in RECORDS:
+        feed.take(record)
+    feed.on_fit_end(END)
+    ((_, said),) = warnings
+    assert said.startswith("2 records for paper could not be delivered so far (the last failed")
+    assert "ConnectionError: no network;" not in said
+    assert said.endswith("no network); the run goes on")
+
+
+def test_a_tracker_that_is_not_installed_is_refused_with_its_extra(monkeypatch, tmp_path):
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match=r"toque\[track\]"):
+        opener("trackio", folder=tmp_path, settings={})
+
+
+def test_tensorboard_files_hold_the_figures(tmp_path, warn, warnings):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    feed = TrackerFeed(
+        "tensorboard", opener("tensorboard", folder=tmp_path, settings={}), warn=warn
+    )
+    for record in RECORDS:
+        feed.take(record)
+    began = time.perf_counter()
+    while feed._thread.done < 3 and time.perf_counter() - began < 60:
+        time.sleep(0.01)
+    feed.on_fit_end(END)
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [(1, 2.0)]
+    assert [(e.step, e.value) for e in events.Scalars("eval/loss")] == [(1, 1.5)]
+    assert warnings == []
+
+
+def test_the_new_events_reach_all(warn):
+    first, second = Notes(), Notes()
+    both = Callbacks([UserCallback(n, name="n", warn=warn) for n in (first, second)])
+    both.on_before_step(Progress(step=3, epoch=0.5))
+    both.on_before_evaluate(Progress(step=3))
+    assert len(first.seen) == len(second.seen) == 2

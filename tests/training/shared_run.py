@@ -1,0 +1,294 @@
+"""Tiny real runs that one process or several can share; as a script, what one rank of two does.
+
+`python shared_run.py FOLDER` with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set writes what the
+rank saw to FOLDER/rank<N>.json. One pair of processes does everything: starting torch is what takes
+time here.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from toque.batch import Batch
+from toque.data.loader.batch_stream import BatchStream
+from toque.data.loader.collate import Layout
+from toque.data.loader.epoch_plan import EpochPlan
+from toque.data.loader.packing import RowShape
+from toque.errors import CheckpointError, NonFiniteError
+from toque.evaluation.heldout_loss import HeldOut
+from toque.models.forward.loss import loss_sum
+from toque.models.loading.pretrained import build_model
+from toque.training.callbacks import Callback, Callbacks
+from toque.training.checkpoint.store import CheckpointStore
+from toque.training.distributed.collectives import Ranks
+from toque.training.distributed.launch import joined
+from toque.training.events import Requests, StepInfo
+from toque.training.lr_schedules import make_schedule
+from toque.training.optim.factory import build_optimizer
+from toque.training.optim.gradient_noise import GradientNoise
+from toque.training.optim.weight_average import WeightAverage
+from toque.training.runtime import Runtime
+from toque.training.trainer import Schedule, Trainer
+from toque.units import Duration
+
+VOCAB, PAD, EOS, N = 61, 0, 1, 38
+ROTARY = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "max_position_embeddings": 64,
+}
+SHAPES: dict[str, dict[str, Any]] = {
+    "t5": {
+        "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4, "dropout_rate": 0.0,
+    },
+    "gpt2": {
+        "n_embd": 32, "n_layer": 1, "n_head": 4, "n_positions": 64, "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0, "attn_pdrop": 0.0,
+    },
+    "neox": ROTARY,
+    "llama": ROTARY | {"num_key_value_heads": 2},
+}  # fmt: skip
+STEPS = 6
+"""Updates of 5 rows; GPT-2's fourth has a single one, so of two ranks the second has none."""
+
+
+class Listed:
+    """Made-up examples of uneven length."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(7)
+
+        def ids(low: int, high: int) -> list[int]:
+            return [*rng.integers(3, VOCAB, rng.integers(low, high)).tolist(), EOS]
+
+        self.pairs = [(ids(1, 12), ids(2, 24)) for _ in range(N)]
+
+    def prompt(self, row: int, /) -> np.ndarray:
+        return np.array(self.pairs[row][0], np.int64)
+
+    def target(self, row: int, /) -> np.ndarray:
+        return np.array(self.pairs[row][1], np.int64)
+
+
+def stream_of(family: str, ranks: Ranks) -> BatchStream:
+    examples, encoder = Listed(), family == "t5"
+    p, t = (np.array([len(pair[side]) for pair in examples.pairs]) for side in (0, 1))
+    shape = RowShape(24, 48) if encoder else RowShape(0, 56)
+    return BatchStream(
+        EpochPlan(
+            examples=np.arange(N),
+            source_lengths=p if encoder else np.zeros_like(p),
+            target_lengths=t if encoder else p + t - 1,
+            shape=shape,
+            seed=2,
+            update_rows=5,
+            window=N,
+        ),
+        Layout(examples, shape=shape, pad_id=PAD, start_id=PAD),
+        prompt_lengths=p,
+        target_lengths=t,
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+    )
+
+
+class Losses(Callback):
+    def __init__(self, ask: Callable[[StepInfo], Requests | None] | None = None) -> None:
+        self.losses: list[float] = []
+        self.norms: list[float] = []
+        self.computed: list[int] = []
+        self.ask = ask
+
+    def on_step(self, info: StepInfo) -> Requests | None:
+        self.losses.append(float(info.loss))
+        self.norms.append(float(info.grad_norm))
+        self.computed.append(info.n_computed)
+        return self.ask(info) if self.ask is not None else None
+
+
+def run_of(
+    family: str,
+    ranks: Ranks,
+    folder: Path,
+    *,
+    steps: int = STEPS,
+    stop_after: str = "",
+    ask: Callable[[StepInfo], Requests | None] | None = None,
+    loss_fn: Callable[[nn.Module, Batch], Tensor] | None = None,
+) -> tuple[Trainer, Losses]:
+    """A run with packing, accumulation, clipping, noise, smoothing and averaging, ready to go."""
+    model = build_model(
+        family=family, shape=SHAPES[family], vocab_size=VOCAB, pad_id=PAD, eos_id=EOS, bos_id=None,
+        seed=5,
+    )  # fmt: skip
+    runtime = Runtime.detect(device="cpu", precision="float32", ranks=ranks)
+    stream, seen = stream_of(family, ranks), Losses(ask)
+    heldout = HeldOut(
+        stream.layout,
+        [(i,) for i in range(7)],
+        loss_sum,
+        runtime.autocast,
+        runtime.device,
+        rows_per_batch=2,
+        share=(ranks.rank, ranks.world_size),
+        total=ranks.all_reduce_sum,
+    )
+    stop = Duration.parse(stop_after or f"{steps} steps")
+    trainer = Trainer(
+        model=model,
+        optimizer=build_optimizer(model),
+        batches=stream,
+        loss_fn=loss_fn or partial(loss_sum, smoothing=0.1),
+        lr_at=make_schedule(
+            "constant", peak_lr=1e-3, warmup=Duration(2, "steps"), stop_after=Duration(99, "steps")
+        ),
+        evaluator=lambda: heldout(model),
+        checkpoints=CheckpointStore(folder / "checkpoints"),
+        callbacks=Callbacks([seen]),
+        runtime=runtime,
+        schedule=Schedule(stop, Duration(3, "steps"), Duration(3, "steps")),
+        micro_batch_rows=2,
+        max_grad_norm=0.5,
+        seed=17,
+        noise=GradientNoise(eta=1e-4, gamma=0.55, seed=1),
+        average=WeightAverage("ema", decay=0.9),
+        run_folder=folder if ranks.is_main else None,
+    )
+    newest = trainer.checkpoints.newest_valid()
+    if newest is not None:
+        trainer.load(newest)
+    return trainer, seen
+
+
+def exchanges(ranks: Ranks) -> dict[str, Any]:
+    """Everything ranks say to each other."""
+    mine = torch.nn.Parameter(torch.zeros(3))
+    nobodys = torch.nn.Parameter(torch.zeros(2))
+    second_ranks = torch.nn.Parameter(torch.zeros(2, 2, dtype=torch.bfloat16))
+    mine.grad = torch.arange(3.0) + ranks.rank
+    if ranks.rank == 1:
+        second_ranks.grad = torch.full((2, 2), 1.5, dtype=torch.bfloat16)
+    loss = ranks.sum_gradients([mine, nobodys, second_ranks], torch.tensor(1.0 + ranks.rank))
+    assert second_ranks.grad is not None
+    wants = Requests(save=ranks.rank == 1, stop=True, reason="tired" if ranks.rank else "")
+    return {
+        "total": ranks.all_reduce_sum([1.0, ranks.rank]),
+        "gather": ranks.all_gather({"rank": ranks.rank, "name": "é" * ranks.rank}),
+        "first": ranks.broadcast(["of", ranks.rank]),
+        "agreed": asdict(ranks.any_rank(wants)),
+        "nothing": asdict(ranks.any_rank(Requests())),
+        "loss": float(loss),
+        "gradients": [
+            mine.grad.tolist(), nobodys.grad, second_ranks.grad.float().tolist(),
+        ],
+    }  # fmt: skip
+
+
+def families(ranks: Ranks, folder: Path) -> dict[str, Any]:
+    found = {}
+    for family in SHAPES:
+        trainer, seen = run_of(family, ranks, folder / family)
+        end = trainer.fit()
+        found[family] = {
+            "losses": seen.losses,
+            "norms": seen.norms,
+            "computed": seen.computed,
+            "best": end.best.loss if end.best else None,
+            "progress": asdict(end.progress),
+        }
+    return found
+
+
+def stopped_by_the_second(ranks: Ranks, folder: Path) -> dict[str, Any]:
+    def ask(info: StepInfo) -> Requests | None:
+        tired = ranks.rank == 1 and info.progress.step == 2
+        return Requests(stop=True, save=True, reason="tired") if tired else None
+
+    trainer, _ = run_of("gpt2", ranks, folder / "tired", ask=ask)
+    end = trainer.fit()
+    return {"reason": end.reason, "step": end.progress.step}
+
+
+def short_of_memory(ranks: Ranks, folder: Path) -> dict[str, Any]:
+    """The second rank runs out of memory once, in the middle of an update."""
+    calls = [0]
+
+    def loss_fn(model: nn.Module, batch: Batch) -> Tensor:
+        calls[0] += 1
+        if ranks.rank == 1 and calls[0] == 4:
+            raise torch.OutOfMemoryError("out of memory")
+        return loss_sum(model, batch, smoothing=0.1)
+
+    trainer, seen = run_of("gpt2", ranks, folder / "memory", loss_fn=loss_fn)
+    trainer.fit()
+    return {"losses": seen.losses, "smaller_from": trainer.smaller_from}
+
+
+def not_a_number(ranks: Ranks, folder: Path) -> dict[str, Any]:
+    def loss_fn(model: nn.Module, batch: Batch) -> Tensor:
+        loss = loss_sum(model, batch)
+        return loss * float("nan") if ranks.rank == 1 and trainer.progress.step == 2 else loss
+
+    trainer, _ = run_of("gpt2", ranks, folder / "nan", loss_fn=loss_fn)
+    try:
+        trainer.fit()
+    except NonFiniteError as error:
+        return {"said": str(error), "step": trainer.progress.step}
+    return {}
+
+
+def apart(ranks: Ranks, folder: Path) -> dict[str, Any]:
+    """One bit of one weight of the second rank changes."""
+
+    def flip(info: StepInfo) -> None:
+        if ranks.rank == 1 and info.progress.step == 2:
+            weight = next(trainer.model.parameters()).detach().view(-1)
+            weight.view(torch.int32)[7] ^= 1 << 20
+
+    trainer, _ = run_of("gpt2", ranks, folder / "apart", ask=flip)
+    try:
+        trainer.fit()
+    except CheckpointError as error:
+        return {"said": str(error)}
+    return {}
+
+
+def in_minutes(ranks: Ranks, folder: Path) -> dict[str, Any]:
+    """Clocks differ; the end of a run in minutes must not."""
+    trainer, seen = run_of("gpt2", ranks, folder / "minutes", stop_after="0.005 minutes")
+    end = trainer.fit()
+    return {"progress": asdict(end.progress), "updates": len(seen.losses)}
+
+
+def work(folder: Path) -> None:
+    with joined(strategy="ddp") as ranks:
+        seen: dict[str, Any] = {
+            "exchanges": exchanges(ranks),
+            "families": families(ranks, folder),
+            "stopped": stopped_by_the_second(ranks, folder),
+            "memory": short_of_memory(ranks, folder),
+            "nan": not_a_number(ranks, folder),
+            "apart": apart(ranks, folder),
+            "minutes": in_minutes(ranks, folder),
+        }
+        # The test made three updates alone, and goes on alone after three of ours.
+        trainer, losses = run_of("gpt2", ranks, folder / "changing", steps=6)
+        trainer.fit()
+        seen["changing"] = {"losses": losses.losses, "notes": trainer.notes}
+    (folder / f"rank{ranks.rank}.json").write_text(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    work(Path(sys.argv[1]))

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import pytest
+
+from toque.errors import ConfigError
+from toque.training.callbacks import Callback, Callbacks, EarlyStopping
+from toque.training.events import Requests, RunEnd, RunStart
+from toque.units import Duration, Progress
+
+START = RunStart(Progress(), Duration(10, "steps"))
+
+
+def ended(error):
+    return RunEnd("finished" if error is None else "error", Progress(), 0.0)
+
+
+class Noting(Callback):
+    def __init__(self, name, notes, *, fails=()):
+        self.name, self.notes, self.fails = name, notes, fails
+
+    def _note(self, event):
+        self.notes.append(f"{self.name} {event}")
+        if event in self.fails:
+            raise RuntimeError(f"{self.name} {event}")
+
+    def on_fit_start(self, start):
+        self._note("start")
+
+    def on_step(self, info):
+        self._note("step")
+        return Requests(save=True, reason=self.name)
+
+    def on_fit_end(self, end):
+        self._note(f"end {end.reason}")
+
+
+def test_they_are_called_in_their_order_and_requests_come_together():
+    notes = []
+    callbacks = Callbacks([Noting("a", notes), Callback(), Noting("b", notes)])
+    with callbacks.around(START, ended) as wants:
+        assert wants == Requests()
+        assert callbacks.on_step(None) == Requests(save=True, reason="a")
+    assert notes == ["a start", "b start", "a step", "b step", "a end finished", "b end finished"]
+
+
+def test_every_one_that_started_ends_whatever_happens():
+    notes = []
+    callbacks = Callbacks([Noting("a", notes, fails={"end error"}), Noting("b", notes)])
+    with pytest.raises(RuntimeError, match="a end error"), callbacks.around(START, ended):
+        raise ValueError
+    assert notes[-2:] == ["a end error", "b end error"]
+
+
+def test_one_that_never_started_does_not_end():
+    notes = []
+    callbacks = Callbacks([Noting("a", notes, fails={"start"}), Noting("b", notes)])
+    with pytest.raises(RuntimeError, match="a start"), callbacks.around(START, ended):
+        pytest.fail("not reached")
+    assert notes == ["a start", "a end error"]
+
+
+def test_state_goes_by_name_and_new_callbacks_start_afresh():
+    def stoppers():
+        return EarlyStopping(patience=3), EarlyStopping(patience=3, metric="bleu_gap")
+
+    first, second = stoppers()
+    first.on_evaluate(Progress(), {"loss": 2.0})
+    second.on_evaluate(Progress(), {"bleu_gap": 5.0})
+    second.on_evaluate(Progress(), {"bleu_gap": 6.0})
+    state = Callbacks([Callback(), first, second]).state_dict()
+    assert state == {
+        "EarlyStopping": {"best": 2.0, "evaluations_without_improvement": 0},
+        "EarlyStopping.1": {"best": 5.0, "evaluations_without_improvement": 1},
+    }
+    one, two = stoppers()
+    Callbacks([one, two]).load_state_dict(state)
+    assert (one.best, two.best, two.evaluations_without_improvement) == (2.0, 5.0, 1)
+    Callbacks([EarlyStopping(patience=1)]).load_state_dict({"Gone": {}})
+
+
+def verdicts(losses, **options):
+    stopping = EarlyStopping(**options)
+    asked = [stopping.on_evaluate(Progress(), {"loss": loss}) for loss in losses]
+    return [request is not None and request.stop for request in asked]
+
+
+def test_early_stopping_counts_evaluations_without_a_fall():
+    assert verdicts([3, 2, 2, 1.5, 1.6, 1.5], patience=2) == [False] * 5 + [True]
+    assert verdicts([3, 3], patience=1) == [False, True]
+
+
+def test_a_fall_below_min_delta_is_none():
+    assert verdicts([3, 2.95, 2.91], patience=2, min_delta=0.1) == [False, False, True]
+    assert verdicts([3, 2.95, 2.89], patience=2, min_delta=0.1) == [False, False, False]
+
+
+def test_what_is_not_a_number_is_no_improvement():
+    assert verdicts([float("nan"), float("-inf")], patience=2) == [False, True]
+
+
+def test_bad_patience_and_unknown_metrics_are_refused():
+    with pytest.raises(ConfigError, match="patience 0"):
+        EarlyStopping(patience=0)
+    with pytest.raises(ConfigError, match=r"watches 'bleu'.*gives loss"):
+        EarlyStopping(patience=1, metric="bleu").on_evaluate(Progress(), {"loss": 1.0})

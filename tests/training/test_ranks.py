@@ -1,0 +1,226 @@
+"""Two processes over gloo are one run: the same losses, decisions and files."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from toque.cli import main
+from toque.data.loader.batch_stream import Step
+from toque.errors import ConfigError
+from toque.training.distributed.collectives import Ranks, weights_sum
+from toque.training.distributed.launch import joined
+from toque.training.events import Requests
+from toque.training.runtime import set_deterministic
+from toque.units import Cursor
+
+SCRIPT = Path(__file__).parent / "shared_run.py"
+
+
+def _loaded() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("shared_run", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+shared_run = _loaded()
+STEPS, FAMILIES = shared_run.STEPS, list(shared_run.SHAPES)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("shared")
+
+
+@pytest.fixture(scope="module")
+def seen(folder) -> list[dict[str, Any]]:
+    """What each of two ranks saw."""
+    alone, _ = shared_run.run_of("gpt2", Ranks(), folder / "changing", steps=3)
+    alone.fit()
+    surroundings = {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "OMP_NUM_THREADS": "1",
+        "TOQUE_RANK_TIMEOUT": "120",
+    }
+    second = subprocess.Popen(
+        [sys.executable, str(SCRIPT), str(folder)],
+        env=os.environ | surroundings | {"RANK": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    # This process is the first rank: starting a second one with torch costs more than all else.
+    before, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (surroundings | {"RANK": "0"}).items():
+            patch.setenv(name, value)
+        try:
+            shared_run.work(folder)
+        finally:
+            said = second.communicate(timeout=60)[1]
+    torch.set_num_threads(threads)
+    set_deterministic(before)
+    # gloo may abort a process that is done; what it wrote tells whether it was.
+    found = [folder / f"rank{rank}.json" for rank in range(2)]
+    assert found[1].exists(), said[-6000:]
+    return [json.loads(path.read_text()) for path in found]
+
+
+@pytest.fixture(scope="module")
+def alone(folder) -> dict[str, Any]:
+    """The same runs in one process."""
+    before = torch.are_deterministic_algorithms_enabled()
+    found = shared_run.families(Ranks(), folder / "alone")
+    set_deterministic(before)
+    return found
+
+
+def test_what_ranks_say_to_each_other(seen):
+    for rank in seen:
+        said = rank["exchanges"]
+        assert said["total"] == [2.0, 1.0]
+        assert said["gather"] == [{"rank": 0, "name": ""}, {"rank": 1, "name": "é"}]
+        assert said["first"] == ["of", 0]
+        assert said["agreed"] == {
+            "stop": True, "evaluate": False, "save": True, "reason": "tired",
+        }  # fmt: skip
+        assert not any(said["nothing"].values())
+        assert said["loss"] == 3.0
+        assert said["gradients"] == [[1.0, 3.0, 5.0], None, [[1.5, 1.5], [1.5, 1.5]]]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_two_processes_train_as_one(seen, alone, family):
+    for rank in seen:
+        shared, single = rank["families"][family], alone[family]
+        assert len(shared["losses"]) == STEPS
+        assert shared["losses"] == pytest.approx(single["losses"], rel=1e-5)
+        assert shared["norms"] == pytest.approx(single["norms"], rel=1e-4)
+        assert shared["best"] == pytest.approx(single["best"], rel=1e-5)
+        assert shared["computed"] == single["computed"]
+        for name in ("step", "epoch", "examples", "tokens", "target_tokens"):
+            assert shared["progress"][name] == single["progress"][name]
+    assert seen[0]["families"] == seen[1]["families"]  # to the bit, seconds included
+
+
+def updates(family: str, n: int, ranks: Ranks) -> list[Step]:
+    stream = shared_run.stream_of(family, ranks)
+    return list(itertools.islice(stream.starting_at(Cursor()), n))
+
+
+def test_some_update_leaves_a_rank_without_rows():
+    share = Ranks(rank=1, world_size=2)
+    assert 0 in [update.batch.n_rows for update in updates("gpt2", STEPS, share)]
+
+
+def test_a_request_of_any_rank_stops_all_and_rank_0_saves(seen, folder):
+    assert [rank["stopped"] for rank in seen] == [{"reason": "tired", "step": 2}] * 2
+    assert [p.name for p in (folder / "tired" / "checkpoints").glob("step-*")] == ["step-00000002"]
+
+
+def test_out_of_memory_on_one_rank_changes_no_update(seen):
+    for rank in seen:
+        assert rank["memory"]["losses"] == pytest.approx(
+            rank["families"]["gpt2"]["losses"], rel=1e-5
+        )
+    assert [bool(rank["memory"]["smaller_from"]) for rank in seen] == [False, True]
+
+
+def test_a_loss_that_is_no_number_is_told_once_and_of_all_ranks(seen, folder):
+    first, second = (rank["nan"] for rank in seen)
+    assert first["step"] == second["step"] == 3
+    dump = json.loads((folder / "nan" / "non_finite.json").read_text())
+    third = updates("gpt2", 3, Ranks())[2]
+    held = sorted(i for row in dump["example_ids"] for i in row)
+    assert held == sorted(i for row in third.batch.example_ids for i in row)
+
+
+def test_ranks_that_drift_apart_save_nothing(seen, folder):
+    """Fault 24: one flipped bit in one weight of one rank."""
+    for rank in seen:
+        assert "do not agree before a save" in rank["apart"]["said"]
+        assert "the sum of the weights" in rank["apart"]["said"]
+    assert not list((folder / "apart").glob("checkpoints/step-*"))
+
+
+def test_a_run_in_minutes_ends_at_one_step(seen):
+    assert seen[0]["minutes"] == seen[1]["minutes"]
+    assert seen[0]["minutes"]["updates"] >= 1
+
+
+def test_one_then_two_then_one_process_are_one_run(seen, folder):
+    whole, losses = shared_run.run_of("gpt2", Ranks(), folder / "whole", steps=9)
+    whole.fit()
+    last, after = shared_run.run_of("gpt2", Ranks(), folder / "changing", steps=9)
+    last.fit()
+    for rank in seen:
+        assert rank["changing"]["losses"] == pytest.approx(losses.losses[3:6], rel=1e-5)
+        assert any("ranks: 1 -> 2" in note for note in rank["changing"]["notes"])
+    assert after.losses == pytest.approx(losses.losses[6:], rel=1e-5)
+    assert any("ranks: 2 -> 1" in note for note in last.notes)
+
+
+def test_alone_nothing_is_exchanged():
+    ranks, wants = Ranks(), Requests(save=True)
+    assert ranks.is_main
+    assert not ranks.is_distributed
+    assert ranks.all_reduce_sum([1.5]) == [1.5]
+    assert ranks.all_gather("own") == ["own"]
+    assert ranks.any_rank(wants) is wants
+
+
+def test_the_sum_of_the_weights_sees_one_bit(tiny_model):
+    before = weights_sum(tiny_model)
+    tiny_model.head.weight.detach().view(-1).view(torch.int32)[5] ^= 1
+    assert weights_sum(tiny_model) != before
+
+
+@pytest.mark.parametrize(
+    ("strategy", "variables", "words"),
+    [
+        ("single", {"WORLD_SIZE": "2"}, "train.strategy is single"),
+        ("ddp", {}, "started alone"),
+        ("auto", {"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two'"),
+        ("auto", {"WORLD_SIZE": "2", "TOQUE_RANK_TIMEOUT": "1e3"}, "TOQUE_RANK_TIMEOUT is '1e3'"),
+    ],
+)
+def test_what_does_not_fit_is_refused(monkeypatch, strategy, variables, words):
+    for name in ("WORLD_SIZE", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=words), joined(strategy=strategy):
+        pass
+
+
+def test_other_commands_are_not_repeated_in_every_process():
+    command = [sys.executable, "-m", "toque", "demo"]
+    surroundings = os.environ | {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}
+    second = subprocess.run(command, env=surroundings, capture_output=True, text=True, check=False)
+    first = subprocess.run(
+        command, env=surroundings | {"LOCAL_RANK": "0"}, capture_output=True, text=True, check=False
+    )
+    assert (first.returncode, second.returncode) == (2, 2)
+    assert "only `toque train` shares its work" in first.stderr
+    assert second.stderr == ""  # said once
+    assert main(["presets"]) == 0

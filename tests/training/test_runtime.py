@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from toque.errors import ConfigError
+from toque.training.autotune.peak_flops import measure_peak, peak_of
+from toque.training.optim.factory import build_optimizer, optimizer_tensors
+from toque.training.runtime import Runtime, _precision, set_deterministic
+
+
+@pytest.fixture(autouse=True)
+def _determinism_as_before():
+    before = torch.are_deterministic_algorithms_enabled()
+    yield
+    set_deterministic(before)
+
+
+def detect(**options):
+    return Runtime.detect(device="cpu", **options)
+
+
+def test_precision_on_a_cpu_follows_its_instructions():
+    fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    assert detect().precision == ("bf16" if fast else "float32")
+    assert detect(precision="bf16").precision == "bf16"
+    assert detect(precision="float32").precision == "float32"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"precision": "fp16"}, "fp16 needs CUDA"),
+        ({"precision": "fp16", "fp16_is_safe": False}, "T5, whose activations overflow"),
+        ({"precision": "int8"}, "'int8' is no precision"),
+        ({"device": "tpu"}, "'tpu' is no device"),
+        ({"device": "cuda:77"}, "torch sees [0-9]+ CUDA devices"),
+    ],
+)
+def test_what_cannot_work_is_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        Runtime.detect(**{"device": "cpu", **options})
+
+
+def test_where_autocast_cannot_run_it_is_float32_and_said():
+    kind, warnings = _precision("bf16", torch.device("meta"), fp16_is_safe=True)
+    assert kind == "float32"
+    assert "bf16 does not run on this meta, so float32 is used" in warnings[0]
+
+
+def test_several_ranks_are_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="WORLD_SIZE is 2"):
+        detect()
+
+
+def test_deterministic_is_set_and_unset():
+    detect(deterministic=True)
+    assert torch.are_deterministic_algorithms_enabled()
+    detect(deterministic=False)
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_autocast_computes_in_the_precision():
+    a = torch.ones(4, 4)
+    with detect(precision="bf16").autocast():
+        assert (a @ a).dtype == torch.bfloat16
+    with detect(precision="float32").autocast():
+        assert (a @ a).dtype == torch.float32
+
+
+def test_random_numbers_are_a_function_of_seed_and_step():
+    runtime = detect()
+    draws = {}
+    for key in [(1, 0), (1, 1), (2, 0), (0, 1), (1, 0)]:
+        runtime.seed(*key)
+        drawn = torch.rand(8).tolist()
+        assert draws.setdefault(key, drawn) == drawn
+    assert len({tuple(d) for d in draws.values()}) == 4
+
+
+def with_gradients(model, value=1.0):
+    optimizer = build_optimizer(model)
+    for p in model.parameters():
+        p.grad = torch.full_like(p, value)
+    return optimizer
+
+
+def test_the_norm_is_that_before_clipping(tiny_model):
+    n = sum(p.numel() for p in tiny_model.parameters())
+    norm = detect().update(
+        with_gradients(tiny_model), lr=0.0, max_grad_norm=1.0, loss=torch.tensor(1.0)
+    )
+    assert float(norm) == pytest.approx(n**0.5)
+    assert all(p.grad is None for p in tiny_model.parameters())
+
+
+@pytest.mark.parametrize(("limit", "length"), [(1.0, 1.0), (None, 50.0), (0.0, 50.0), (1e9, 50.0)])
+def test_clipping(limit, length):
+    weight = torch.nn.Parameter(torch.zeros(100))
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    weight.grad = torch.full((100,), 5.0)
+    detect().update(optimizer, lr=1.0, max_grad_norm=limit, loss=torch.tensor(1.0))
+    assert float(weight.detach().norm()) == pytest.approx(length)
+
+
+def test_the_rate_is_set_for_every_group_in_proportion():
+    a, b = (torch.nn.Parameter(torch.zeros(1)) for _ in "ab")
+    optimizer = torch.optim.SGD([{"params": [a]}, {"params": [b], "lr_scale": 0.5}], lr=9.0)
+    a.grad, b.grad = torch.ones(1), torch.ones(1)
+    detect().update(optimizer, lr=0.2, max_grad_norm=None, loss=torch.tensor(1.0))
+    assert (float(a.detach()), float(b.detach())) == pytest.approx((-0.2, -0.1))
+
+
+@pytest.mark.parametrize(
+    ("gradient", "loss"), [(float("nan"), 1.0), (float("inf"), 1.0), (1.0, float("nan"))]
+)
+def test_nothing_is_applied_that_is_not_finite(tiny_model, gradient, loss):
+    before = {n: p.detach().clone() for n, p in tiny_model.named_parameters()}
+    optimizer = with_gradients(tiny_model, gradient)
+    detect().update(optimizer, lr=0.1, max_grad_norm=1.0, loss=torch.tensor(loss))
+    assert all(torch.equal(p, before[n]) for n, p in tiny_model.named_parameters())
+    assert optimizer_tensors(optimizer, tiny_model) == {}
+
+
+@pytest.mark.parametrize("finite", [True, False])
+def test_the_devices_own_skip_is_the_same_as_ours(tiny_model, finite):
+    """What CUDA does without waiting, tried with the CPU's fused kernel, which also knows it."""
+    model = tiny_model
+    optimizer = with_gradients(model)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.1
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    on_device = Runtime(torch.device("meta"))
+    on_device._step_if(optimizer, torch.tensor(finite), by_scaler_alone=True)
+    changed = [n for n, p in model.named_parameters() if not torch.equal(p, before[n])]
+    assert len(changed) == (len(before) if finite else 0)
+    steps = {float(t) for n, t in optimizer_tensors(optimizer, model).items() if "/step" in n}
+    assert steps == {1.0 if finite else 0.0}
+    assert not hasattr(optimizer, "found_inf")
+
+
+def test_the_peak_is_measured_on_a_cpu_and_says_how():
+    peak = measure_peak(torch.device("cpu"), torch.float32, seconds=0.0)
+    assert peak.flops_per_second > 1e6
+    assert peak.origin == "measured, 768³ product in float32, 1 threads"
+    assert peak_of(torch.device("cpu"), torch.float32).origin == peak.origin
+
+
+def test_the_state_of_a_machine_without_a_scaler_is_empty():
+    runtime = detect()
+    assert runtime.state_dict() == {"scaler": None}
+    runtime.load_state_dict({"scaler": None})
+    assert not runtime.scale_is_hopeless
+
+
+@pytest.mark.gpu
+def test_cuda_takes_16_bits_and_a_stated_peak():
+    runtime = Runtime.detect()
+    assert runtime.device.type == "cuda"
+    assert runtime.precision in {"bf16", "fp16"}
+    assert runtime.peak.flops_per_second > 1e12
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("finite", [True, False])
+def test_cuda_skips_what_is_not_finite_without_being_asked(tiny_model, finite):
+    model = tiny_model.cuda()
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    optimizer = with_gradients(model, 1.0 if finite else float("nan"))
+    loss = torch.tensor(1.0, device="cuda")
+    Runtime.detect().update(optimizer, lr=0.1, max_grad_norm=1.0, loss=loss)
+    changed = [n for n, p in model.named_parameters() if not torch.equal(p, before[n])]
+    assert bool(changed) == finite
+
+
+def test_the_loss_scale_is_saved_and_continues(tiny_model):
+    """float16's scaler, tried with the CPU's, which is the same code."""
+
+    def runtime():
+        return Runtime(precision="fp16", scaler=torch.amp.GradScaler("cpu", init_scale=2.0**40))
+
+    def updates(own, model, optimizer, n):
+        for _ in range(n):
+            own.backward(sum(p.square().sum() for p in model.parameters()))
+            own.update(optimizer, lr=1e-2, max_grad_norm=1.0, loss=torch.tensor(1.0))
+
+    first, optimizer = runtime(), build_optimizer(tiny_model)
+    for p in tiny_model.parameters():
+        p.register_hook(lambda g: torch.where(g.abs() > 2.0**36, torch.inf, g))  # as float16 would
+    updates(first, tiny_model, optimizer, 9)
+    state = first.state_dict()
+    assert state["scaler"]["scale"] < 2.0**40
+    second = runtime()
+    second.load_state_dict(json.loads(json.dumps(state)))
+    assert second.state_dict() == state
+    assert not second.scale_is_hopeless

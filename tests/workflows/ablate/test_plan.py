@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from toque.cli import main
+from toque.config import load_config
+from toque.cooking.cookbook.generate import write_cookbook
+from toque.errors import ConfigError
+from toque.workflows.ablate.plan import IMPROVEMENTS, Interval, paired, plan_ablation, t_quantile
+from toque.workflows.ablate.run import Result, summary, table
+
+
+def plan(*overrides, seeds=2):
+    return plan_ablation("demo", overrides, seeds=seeds)
+
+
+def test_every_improvement_is_taken_away_and_added_with_every_seed():
+    made = plan()
+    k = len(made.improvements)
+    assert k >= 4
+    assert len(made.variants) == 2 * (2 + 2 * k)
+    assert made.seeds == [17, 18]
+    assert set(made.left_out) == {i.name for i in IMPROVEMENTS} - set(made.improvements)
+    assert "start_from" in made.left_out["adapter"]  # the demo starts from scratch
+    without = next(v for v in made.variants if v.name == "all on, label smoothing off")
+    config = load_config("demo", without.overrides).config
+    assert config.optim.label_smoothing == 0.0
+    assert config.optim.gradient_noise is not None
+    alone = next(v for v in made.variants if v.name == "all off, warm restarts on")
+    config = load_config("demo", alone.overrides).config
+    assert (config.optim.schedule, config.optim.gradient_noise) == ("cosine_restarts", None)
+
+
+def test_what_a_configuration_has_already_is_what_is_switched():
+    made = plan("optim.label_smoothing=0.25")
+    on = next(v for v in made.variants if v.name == "all off, label smoothing on")
+    assert load_config("demo", on.overrides).config.optim.label_smoothing == 0.25
+
+
+def test_equal_variants_are_one_run_and_the_key_is_of_the_settings():
+    first, second = plan(), plan()
+    assert [v.key for v in first.variants] == [v.key for v in second.variants]
+    assert len(first.runs) == len(first.variants)
+    other = plan("optim.peak_lr=1e-4")
+    assert not set(other.runs) & set(first.runs)
+
+
+def test_improvements_of_one_setting_are_written_together():
+    made = plan("train.stop_after=12 steps")  # by the clock there are no stages
+    everything = next(v for v in made.variants if v.name == "all on")
+    config = load_config("demo", everything.overrides).config
+    bounds = [(s.max_difficulty, s.min_quality) for s in config.curriculum.stages]
+    assert bounds == [("easy", 0.5), ("medium", 0.6), (None, 0.7)]
+    assert (config.augmentation.prompt_formats, config.augmentation.tips) == (True, 0.3)
+    less = next(v for v in made.variants if v.name == "all on, curriculum off")
+    config = load_config("demo", less.overrides).config
+    assert [s.max_difficulty for s in config.curriculum.stages] == [None] * 3
+    assert [s.min_quality for s in config.curriculum.stages] == [0.5, 0.6, 0.7]
+    alone = next(v for v in made.variants if v.name == "all off, other wordings on")
+    config = load_config("demo", alone.overrides).config
+    assert not config.augmentation.prompt_formats
+    assert config.curriculum is None
+
+
+def test_a_setting_of_the_configurations_own_is_switched_as_a_whole():
+    made = plan("augmentation={substitute: 0.5}")
+    assert "prompt formats" in made.improvements
+    assert "see prompt formats" in made.left_out["other wordings"]
+    values = {
+        v.name: load_config("demo", v.overrides).config.augmentation
+        for v in made.variants
+        if v.seed == 17
+    }
+    assert values["all off, prompt formats on"].substitute == 0.5
+    assert not values["all off, prompt formats on"].prompt_formats
+    assert values["all on, prompt formats off"] is None
+
+
+def test_one_seed_is_refused():
+    with pytest.raises(ConfigError, match="at least 2"):
+        plan(seeds=1)
+
+
+def test_paired_differences_by_hand():
+    # Differences 1, 2, 3: mean 2, standard error 1 / sqrt(3), t(2) = 4.303.
+    found = paired([2.0, 3.0, 4.0, None], [1.0, 1.0, 1.0, 1.0])
+    half = 4.303 / math.sqrt(3)
+    assert found == Interval(2.0, pytest.approx(2 - half), pytest.approx(2 + half), 3)
+    assert not found.decided
+    assert paired([1.0], [0.5]) == Interval(0.5, None, None, 1)
+    assert paired([None], [0.5]) is None
+    # Published tables: 2.201 for 11, 2.086 for 20, 2.042 for 30, 1.980 for 120.
+    for freedom, value in ((11, 2.201), (20, 2.086), (30, 2.042), (120, 1.980)):
+        assert t_quantile(freedom) == pytest.approx(value, abs=1e-3)
+
+
+def results(made, effects):
+    """Held-out loss is 3, less each effect a run has, plus a tenth for the second seed."""
+    found = {}
+    for v in made.variants:
+        begin, _, rest = v.name.partition(", ")
+        has = dict.fromkeys(made.improvements, begin == "all on")
+        if rest:
+            has[rest.rpartition(" ")[0]] = rest.endswith(" on")
+        loss = 3.0 - sum(effects.get(n, 0.0) for n, on in has.items() if on) + 0.1 * (v.seed - 17)
+        found[v.key] = Result(v.key, 0, {"loss": loss, "training_seconds": 2.0}, 10**6)
+    return found
+
+
+def test_the_summary_finds_what_was_put_in():
+    made = plan()
+    record = summary(made, results(made, {"gradient noise": 0.5}))
+    for way in ("taken from all on", "added to all off"):
+        effect = record["effects"]["gradient noise"][way]["loss"]
+        assert effect["mean"] == pytest.approx(-0.5)
+        assert effect["decided"]
+        assert record["effects"]["label smoothing"][way]["loss"]["mean"] == pytest.approx(0.0)
+    assert "rougeL" not in record["effects"]["gradient noise"]["added to all off"]
+
+
+def test_a_failure_is_a_row_and_costs_its_pair_only():
+    made = plan(seeds=3)
+    done = results(made, {"gradient noise": 0.5})
+    lost = made.key("all on, gradient noise off", 18)
+    done[lost] = Result(lost, 5, {}, 0, "toque: the loss is not finite")
+    record = summary(made, done)
+    assert record["failed"] == ["all on, gradient noise off"]
+    effect = record["effects"]["gradient noise"]
+    assert effect["taken from all on"]["loss"]["pairs"] == 2
+    assert effect["added to all off"]["loss"]["pairs"] == 3
+    assert any("failed: all on, gradient noise off" in line for line in table(record))
+
+
+def test_two_lengths_are_refused(tmp_path, capsys):
+    words = ["ablate", "demo", "--steps", "3", "--budget", "5 minutes", "--out", str(tmp_path)]
+    assert main(words) == 2
+    assert "Give one of them" in capsys.readouterr().err
+    assert main(["ablate", "demo", "--budget", "5 steps", "--out", str(tmp_path)]) == 2
+
+
+@pytest.mark.slow
+def test_done_runs_are_not_done_again(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("toque.workflows.ablate.plan.IMPROVEMENTS", (IMPROVEMENTS[1],))
+    write_cookbook(tmp_path / "a.jsonl", n=60, seed=3)
+    (tmp_path / "a.yaml").write_text(
+        'model: {family: gpt2, tokenizer: "trained:512", shape: {n_embd: 16, n_layer: 1, '
+        "n_head: 2, n_positions: 512}}\n"
+        "data: {sources: [{path: a.jsonl}], max_prompt_tokens: 64, max_target_tokens: 256}\n"
+        'optim: {warmup: "1 steps"}\ntrain: {batch: "1024 tokens", precision: float32}\n'
+        "evaluation: {max_examples: 4, generate: 1}\n"
+    )
+    words = ["ablate", "a.yaml", "--seeds", "2", "--steps", "2", "--out", "abl"]
+    assert main(words) == 0
+    assert "4/4" in capsys.readouterr().out
+    times = {p: p.stat().st_mtime_ns for p in (tmp_path / "abl/runs").rglob("evaluation.json")}
+    assert len(times) == 4  # on and off, two seeds
+    one = next((tmp_path / "abl/results").iterdir())
+    one.unlink()  # as if killed before this one was noted
+    assert main(words) == 0
+    assert {p: p.stat().st_mtime_ns for p in times} == times
+    assert (tmp_path / "abl/ablation.html").read_text().startswith("<!doctype html>")

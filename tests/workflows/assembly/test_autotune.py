@@ -1,0 +1,169 @@
+"""From configuration to a fitted model: explicit settings obeyed, choices remembered, refusals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from toque.batch import Batch
+from toque.cli import main
+from toque.config import load_config
+from toque.config.schema import RunConfig
+from toque.cooking.cookbook.generate import write_cookbook
+from toque.data.store.token_store import TokenStore
+from toque.errors import ConfigError
+from toque.models.forward.compile import blocks
+from toque.training.autotune.cache import Resources
+from toque.training.autotune.micro_batch import Probe
+from toque.training.runtime import Runtime
+from toque.workflows.assembly.autotune import Fitted, fit_to_machine
+from toque.workflows.assembly.batches import build_language_model, build_stream
+
+BASE = """
+model: {{family: {family}, tokenizer: "trained:512", shape: {shape}}}
+data: {{sources: [{{path: "{folder}/c.jsonl"}}], store: "{folder}/store", max_prompt_tokens: 64,
+  max_target_tokens: 256}}
+optim: {{warmup: "2 steps"}}
+train: {{stop_after: "6 steps", batch: "2048 tokens", precision: float32}}
+"""
+SHAPE = "{n_embd: 16, n_layer: 2, n_head: 2, n_positions: 512}"
+
+
+@pytest.fixture(scope="module")
+def kitchen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("kitchen")
+    write_cookbook(folder / "c.jsonl", n=40, seed=3)
+    (folder / "run.yaml").write_text(BASE.format(folder=folder, family="gpt2", shape=SHAPE))
+    assert main(["prepare", str(folder / "run.yaml")]) == 0
+    return folder
+
+
+class Fit:
+    def __init__(self, kitchen: Path, tmp_path: Path) -> None:
+        self.kitchen, self.run = kitchen, tmp_path / "run"
+        self.model: PreTrainedModel
+        self.config: RunConfig
+
+    def __call__(self, *settings: str, free: int | None = None, run: str = "run") -> Fitted:
+        words = [f"run_dir={self.run.with_name(run)}", *settings]
+        self.config = load_config(str(self.kitchen / "run.yaml"), words).config
+        store = TokenStore.open(self.config.data.store)
+        self.model = build_language_model(self.config, store)
+        stream = build_stream(self.config, store, self.model)
+        options = {} if free is None else {"free": lambda _device: free}
+        return fit_to_machine(self.config, self.model, stream, Runtime(), **options)
+
+    @property
+    def recomputes(self) -> bool:
+        return all("forward" in vars(block) for block in blocks(self.model))
+
+
+@pytest.fixture
+def fit(kitchen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fit:
+    monkeypatch.setenv("TOQUE_CACHE", str(tmp_path / "cache"))
+    return Fit(kitchen, tmp_path)
+
+
+def test_what_is_set_is_obeyed(fit: Fit) -> None:
+    fitted = fit("train.micro_batch_rows=3", "train.gradient_checkpointing=true")
+    assert fitted.resources.micro_batch_rows == 3
+    assert fitted.resources.gradient_checkpointing
+    assert fit.recomputes
+    assert "3 rows at once, activations recomputed (as set)" in fitted.line
+    assert not fit("train.gradient_checkpointing=false", run="b").resources.gradient_checkpointing
+    assert not fit.recomputes
+
+
+def test_auto_says_what_it_chose_and_keeps_to_it(fit: Fit) -> None:
+    first = fit()
+    assert "the fastest of" in first.line
+    assert "not compiled" in first.line
+    assert "guesses" in first.line
+    chosen = replace(first.resources, smaller_from={4: 1}, micro_batch_rows=2)
+    chosen.save(fit.run)
+    assert fit().resources == chosen  # a continued run
+    other = fit(run="other")  # an equal run on this machine
+    assert other.resources == first.resources
+    assert "as before" in other.line
+    # A run of other settings is none of these.
+    assert fit("train.micro_batch_rows=5").resources.smaller_from == {}
+
+
+def test_recomputing_is_chosen_when_a_row_does_not_fit_without(fit: Fit) -> None:
+    fitted = fit(free=10**9)
+    assert not fitted.resources.gradient_checkpointing
+    fixed = smallest(fit)
+    both = fit(free=fixed, run="tight")  # though the machine's cache knows of something faster
+    assert both.resources.gradient_checkpointing
+    assert fit.recomputes
+    assert "do not fit into memory" in both.warnings[0]
+    assert Resources.load(fit.run.with_name("tight")) == both.resources
+    with pytest.raises(ConfigError, match="does not fit") as error:
+        fit("train.gradient_checkpointing=false", free=fixed, run="refused")
+    assert "train.gradient_checkpointing=true" in str(error.value)
+
+
+def smallest(fit: Fit) -> int:
+    """Free bytes with which only recomputing fits, found by halving."""
+    low, high = 10**6, 10**9
+    while high - low > 2 * 10**4:
+        middle = (low + high) // 2
+        try:
+            fit("train.gradient_checkpointing=true", free=middle, run=f"m{middle}")
+        except ConfigError:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def test_what_cannot_fit_is_refused_with_its_parts(fit: Fit) -> None:
+    with pytest.raises(ConfigError) as error:
+        fit(free=10**6)
+    text = str(error.value)
+    for part in ("weights", "gradients", "optimizer", "logits", "activations", "adamw8bit"):
+        assert part in text
+    assert not (fit.run / "resources.json").exists()
+
+
+@pytest.mark.parametrize(("as_it_is", "compiled", "chosen"), [(1.0, 2.0, False), (2.0, 1.0, True)])
+def test_compiled_and_not_are_timed_in_turn(
+    fit: Fit, monkeypatch: pytest.MonkeyPatch, as_it_is: float, compiled: float, chosen: bool
+) -> None:
+    """Another program slows down the first tries of both; the best of each are compared."""
+    tries = {True: 0, False: 0}
+
+    def seconds_of(probe: Probe, _: Batch) -> float:
+        now = any(block._compiled_call_impl is not None for block in blocks(probe.model))
+        tries[now] += 1
+        return (compiled if now else as_it_is) * (50.0 if tries[now] < 3 else 1.0)
+
+    def compile_blocks(model: PreTrainedModel) -> None:
+        for block in blocks(model):
+            block._compiled_call_impl = block.forward
+
+    monkeypatch.setattr(Probe, "seconds_of", seconds_of)
+    monkeypatch.setattr("toque.workflows.assembly.autotune.compile_blocks", compile_blocks)
+    monkeypatch.setattr("toque.workflows.assembly.autotune._GUESSES", {"cpu": (0.0, 0.5)})
+    fitted = fit("train.micro_batch_rows=1")
+    assert fitted.resources.compile is chosen
+    assert f"saves {1 - compiled / as_it_is:.0%} of a step" in fitted.line
+    assert chosen is any(block._compiled_call_impl is not None for block in blocks(fit.model))
+
+
+@pytest.mark.slow  # loading the compiler takes five seconds
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+def test_a_compiler_that_fails_costs_one_line(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("no-such-compiler",))
+    monkeypatch.setattr(torch._inductor.config, "force_disable_caches", True)
+    fitted = fit("train.compile=true", "train.micro_batch_rows=1")
+    assert not fitted.resources.compile
+    assert len(fitted.warnings) == 1
+    assert "torch.compile failed, so the run is not compiled" in fitted.warnings[0]
+    assert all(block._compiled_call_impl is None for block in blocks(fit.model))
+    assert list((fit.run.parent / "cache").rglob("*.json")) == []

@@ -1,0 +1,146 @@
+"""Weights meet the store they were meant for, or are refused; a run keeps its own."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config
+
+from toque.cli import main
+from toque.config import load_config
+from toque.cooking.cookbook.generate import write_cookbook
+from toque.data.loader.epoch_plan import EpochPlan
+from toque.data.loader.mixture import Mixture
+from toque.data.loader.packing import RowShape
+from toque.data.store.token_store import TokenStore
+from toque.errors import ConfigError
+from toque.training.runtime import Runtime
+from toque.workflows.assembly.batches import Lengths, build_stream, row_shape
+from toque.workflows.assembly.evaluation import build_heldout
+from toque.workflows.assembly.mixture import mixture_in_words, mixture_of
+
+CONFIG = """
+run_dir: {run}
+model: {{family: gpt2, tokenizer: "trained:512",
+  shape: {{n_embd: 8, n_layer: 1, n_head: 1, n_positions: 512}}}}
+data: {{store: "{store}", max_prompt_tokens: 64, max_target_tokens: 256, sources: SOURCES,
+  validation_fraction: 0.3}}
+optim: {{warmup: "1 step"}}
+train: {{stop_after: "2 steps", batch: "1024 tokens", micro_batch_rows: 1, precision: float32}}
+evaluation: {{max_examples: 4, generate: 0}}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of two sources, one of them a folder."""
+    folder = tmp_path_factory.mktemp("mixing")
+    (folder / "dump").mkdir()
+    write_cookbook(folder / "a.jsonl", n=40, seed=1)
+    write_cookbook(folder / "dump" / "b.jsonl", n=20, seed=2)
+    assert main(["prepare", str(config_of(folder, 1.0, 1.0))]) == 0
+    return folder
+
+
+def config_of(folder: Path, *weights: float, paths: tuple[str, ...] = ("a.jsonl", "dump")) -> Path:
+    listed = ", ".join(
+        f'{{path: "{folder / path}", weight: {weight}}}'
+        for path, weight in zip(paths, weights, strict=True)
+    )
+    text = CONFIG.format(run=folder / "run", store=folder / "store")
+    path = folder / "config.yaml"
+    path.write_text(text.replace("SOURCES", f"[{listed}]"))
+    return path
+
+
+def test_weights_become_draws_of_the_stores_sources(folder: Path) -> None:
+    config = load_config(str(config_of(folder, 1.0, 2.5)), []).config
+    store = TokenStore.open(folder / "store")
+    rows = store.rows("train")
+    mixture = mixture_of(config, store, rows)
+    assert mixture is not None
+    n = [int((store.column("source")[rows] == number).sum()) for number in (0, 1)]
+    assert mixture.draws == [n[0], round(2.5 * n[1])]
+    lengths = np.full(len(rows), 5)
+    plan = EpochPlan(rows, 0 * lengths, lengths, RowShape(0, 64), 1, 4, mixture=mixture)
+    assert f"dump {n[1]} x 2.5 = {round(2.5 * n[1])}" in mixture_in_words(config, plan)
+    plain = load_config(str(config_of(folder, 1.0, 1.0)), []).config
+    assert mixture_of(plain, store, rows) is None
+
+
+@pytest.mark.parametrize(
+    ("weights", "paths", "words"),
+    [
+        ((2.0,), ("a.jsonl",), "weights to 1 sources"),
+        ((2.0, 1.0), ("dump", "a.jsonl"), r"data\.sources\[0\] is .*dump, and source 0"),
+        ((2.0, 1.0), ("a.jsonl", "*.json"), r"data\.sources\[1\] is"),
+    ],
+)
+def test_weights_of_other_sources_are_refused(
+    folder: Path, weights: tuple[float, ...], paths: tuple[str, ...], words: str
+) -> None:
+    config = load_config(str(config_of(folder, *weights, paths=paths)), []).config
+    store = TokenStore.open(folder / "store")
+    with pytest.raises(ConfigError, match=words):
+        mixture_of(config, store, store.rows("train"))
+
+
+def test_a_run_continues_with_its_own_weights_only(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", str(config_of(folder, 1.0, 2.0))]) == 0
+    assert "an epoch draws" in capfd.readouterr().err
+    assert main(["train", str(config_of(folder, 1.0, 3.0))]) == 4
+    assert "data.sources.1.weight: 2.0 -> 3.0" in capfd.readouterr().err
+    # A new weight needs no new store.
+    assert main(["prepare", str(config_of(folder, 1.0, 3.0))]) == 0
+    assert "Reused" in capfd.readouterr().out
+
+
+def test_held_out_examples_weigh_as_in_training(folder: Path) -> None:
+    config = load_config(str(config_of(folder, 1.0, 2.5)), ["evaluation.max_examples=null"]).config
+    store = TokenStore.open(folder / "store")
+    rows = store.rows("validation")
+    sources = np.asarray(store.column("source"))[rows]
+    assert set(sources.tolist()) == {0, 1}
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_config(
+        GPT2Config(vocab_size=512, n_embd=8, n_layer=1, n_head=1, n_positions=512)
+    )
+    runtime = Runtime.detect(device="cpu", precision="float32")
+    heldout = build_heldout(config, store, build_stream(config, store, model), runtime)
+    found = heldout(model)
+    nats = tokens = 0.0
+    for source, weight in ((0, 1.0), (1, 2.5)):
+        own = [(row,) for row in rows[sources == source].tolist()]
+        alone = replace(heldout, rows=own, weights=None)(model)
+        nats += weight * alone["loss"] * alone["target_tokens"]
+        tokens += weight * alone["target_tokens"]
+    assert found["loss"] == pytest.approx(nats / tokens, abs=1e-6)
+    alike = replace(heldout, weights=None)(model)
+    assert alike["target_tokens"] == found["target_tokens"]
+    assert alike["loss"] != pytest.approx(found["loss"], abs=1e-6)
+    shares = [replace(heldout, share=(rank, 2), rows_per_batch=1) for rank in (0, 1)]
+    sums: list[list[float]] = []
+    for part in shares:
+        replace(part, total=lambda values: sums.append(list(values)) or values)(model)
+    assert sum(s[0] for s in sums) / sum(s[1] for s in sums) == pytest.approx(found["loss"])
+
+
+def test_rows_are_shaped_for_what_is_drawn(folder: Path) -> None:
+    # Long targets that are hardly drawn, short ones that fill the epoch.
+    source, target = np.full(400, 200), np.repeat([190, 4], 200)
+    lengths = Lengths(source, target, encoder=True)
+    mixture = Mixture(source=np.repeat([0, 1], 200), weights=[0.05, 1.0], seed=3)
+    sampled = lengths.sample(mixture)[1]
+    assert 10 <= (sampled == 190).sum() <= 11  # 10 of 210 drawn, and the longest of all
+    config = load_config(str(config_of(folder, 1.0, 1.0)), ["train.batch=8192 tokens"]).config
+    share = []
+    for shape in (row_shape(config, lengths), row_shape(config, lengths, mixture)):
+        rows = EpochPlan(
+            np.arange(400), source, target, shape, seed=1, update_rows=2, mixture=mixture
+        ).window_rows(0, 0)
+        share.append(sum(len(row) for row in rows) * 200 / (len(rows) * shape.tokens))
+    assert share[1] > 1.2 * share[0]

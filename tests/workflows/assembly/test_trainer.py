@@ -1,0 +1,53 @@
+"""What a run says of itself before its first step."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from transformers import AutoModelForCausalLM, GPT2Config
+
+from toque.data.loader.batch_stream import BatchStream
+from toque.data.loader.collate import Layout
+from toque.data.loader.epoch_plan import Cursor, EpochPlan
+from toque.data.loader.packing import RowShape
+from toque.models.flops import flops_per_token
+from toque.workflows.assembly.trainer import flops_of
+
+PAIRS = [([5] * (n % 3 * 4), [6] * (2 + n % 5)) for n in range(30)]
+"""Of uneven length; every third has no prompt."""
+
+
+class Listed:
+    def prompt(self, row: int, /) -> np.ndarray:
+        return np.array(PAIRS[row][0], np.int64)
+
+    def target(self, row: int, /) -> np.ndarray:
+        return np.array(PAIRS[row][1], np.int64)
+
+
+def test_a_decoders_head_is_counted_for_the_labels_of_its_batches():
+    prompts, targets = (np.array([len(pair[i]) for pair in PAIRS]) for i in (0, 1))
+    lengths, shape = prompts + targets - 1, RowShape(0, 20)
+    plan = EpochPlan(
+        examples=np.arange(30),
+        source_lengths=np.zeros_like(lengths),
+        target_lengths=lengths,
+        shape=shape,
+        seed=0,
+        update_rows=3,
+        window=30,
+    )
+    stream = BatchStream(plan, Layout(Listed(), shape=shape, pad_id=0), prompts, targets)
+    labels = tokens = 0
+    for step in stream.starting_at(Cursor()):
+        labels, tokens = labels + step.batch.n_targets, tokens + step.n_tokens
+        if step.cursor.epoch:
+            break
+    assert labels < tokens == lengths.sum()
+    model = AutoModelForCausalLM.from_config(
+        GPT2Config(vocab_size=61, n_embd=32, n_layer=1, n_head=4, n_positions=64)
+    )
+    context = (lengths**2).sum() / lengths.sum() / 2
+    assert flops_of(model, stream) == pytest.approx(
+        flops_per_token(model, context=context, labelled_share=labels / tokens)
+    )

@@ -1,0 +1,128 @@
+"""The crash test itself: it counts what it did, it sees what differs, and it leaves nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from toque.cli import main
+from toque.cooking.cookbook.generate import write_cookbook
+from toque.workflows.drill.sessions import differing, events, facts_of, newest_step, steps_done
+
+KILLS = """
+import json, os, random, sys, time
+from pathlib import Path
+from toque.workflows.drill.sessions import Session, kill_and_continue
+
+folder, lasting = Path(sys.argv[1]), sys.argv[2] == "exact"
+
+def start(run):
+    def count():
+        # A "training" whose state is one number; the careless one adds another at each start.
+        state = run / "state"
+        done, total = json.loads(state.read_text()) if state.exists() else (0, 0)
+        total += 0 if lasting else bool(done)
+        for step in range(done, 20):
+            total += step * step
+            (run / "part").write_text(json.dumps([step + 1, total]))
+            (run / "part").rename(state)
+            time.sleep(0.01)
+        return 0
+    return Session(count, folder / "log.txt")
+
+def fresh(n):
+    (folder / f"run{n}").mkdir()
+    return folder / f"run{n}"
+
+def facts(run):
+    return {"sum": json.loads((run / "state").read_text())[1]}
+
+found = kill_and_continue(
+    start, fresh, {"sum": sum(i * i for i in range(20))},
+    kills=12, span=0.25, chance=random.Random(4), facts=facts,
+)
+print(json.dumps([found.kills, sum(found.while_.values()), found.wrong]))
+"""
+
+
+@pytest.mark.parametrize("how", ["exact", "careless"])
+def test_a_run_that_is_not_exact_is_found_by_killing_it(tmp_path: Path, how: str) -> None:
+    # In a process of its own: one that has computed must not be forked.
+    done = subprocess.run(
+        [sys.executable, "-c", KILLS, str(tmp_path), how],
+        capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    kills, counted, wrong = json.loads(done.stdout)
+    assert kills == counted
+    assert (kills, wrong) == (12, []) if how == "exact" else wrong == ["other sum"]
+
+
+def test_facts_are_of_the_last_step_and_the_last_report(tmp_path: Path) -> None:
+    for step, content in ((3, b"old"), (12, b"new")):
+        (tmp_path / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
+        (tmp_path / "checkpoints" / f"step-{step:08d}" / "model.safetensors").write_bytes(content)
+    lines = [{"event": "step", "step": s, "loss": x} for s, x in ((1, 3.0), (2, 2.5), (2, 2.25))]
+    text = "\n".join([json.dumps(line) for line in lines] + ['{"event": "st'])
+    (tmp_path / "metrics.jsonl").write_text(text)
+    found = facts_of(tmp_path)
+    assert (newest_step(tmp_path), steps_done(tmp_path), len(events(tmp_path))) == (12, 2, 3)
+    assert found["losses"] == {1: 3.0, 2: 2.25}
+    assert found["weights"][:8] == "11507a0e"  # SHA-256 of "new"
+    assert differing(found, found) == []
+    assert differing(found, {**found, "weights": "", "best": 1}) == ["weights", "best"]
+
+
+def test_what_is_no_run_and_numbers_that_make_no_drill_are_refused(tmp_path, capsys) -> None:
+    assert main(["drill", str(tmp_path)]) == 2
+    assert "is no run folder" in capsys.readouterr().err
+    (tmp_path / "config.yaml").write_text("seed: 1")
+    assert main(["drill", str(tmp_path), "--steps", "3"]) == 2
+    assert "At least 8 steps" in capsys.readouterr().err
+
+
+RUN = """
+run_dir: run
+model: {family: gpt2, tokenizer: "trained:512",
+  shape: {n_embd: 16, n_layer: 1, n_head: 2, n_positions: 320}}
+data: {sources: [{path: a.jsonl}], store: store, max_prompt_tokens: 64, max_target_tokens: 256}
+optim: {warmup: "2 steps", peak_lr: 1e-2}
+train: {stop_after: "16 steps", batch: "1024 tokens", precision: float32, micro_batch_rows: 2,
+  compile: false, save_every: "8 steps", evaluate_every: "8 steps"}
+evaluation: {max_examples: 4, generate: 0}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_whole_drill_of_a_run(tmp_path: Path) -> None:
+    write_cookbook(tmp_path / "a.jsonl", n=60, seed=3)
+    (tmp_path / "run.yaml").write_text(RUN)
+
+    def toque(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "toque", *words],
+            cwd=tmp_path, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    assert toque("prepare", "run.yaml").returncode == 0
+    assert toque("train", "run.yaml").returncode == 0
+    before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
+    done = toque("drill", "run", "--kills", "2", "--steps", "16", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    verdicts = {o["fault"]: o["verdict"] for o in found["outcomes"]}
+    assert verdicts.pop("a full disk") in ("ok", "skipped")
+    assert set(verdicts.values()) == {"ok"}
+    assert len(verdicts) == 5
+    assert before == {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.jsonl", "run", "run.yaml", "store"]
+    # Drilled for longer than it lasts, it says so.
+    done = toque("drill", "run", "--steps", "40")
+    assert (done.returncode, "ends after 16 steps" in done.stderr) == (2, True)
