@@ -33,7 +33,10 @@ def run_demo(overrides: list[str], *, n: int) -> None:
     print(f"3/4  trained {outcome.step} steps\n4/4  three recipes for dishes it has not seen:\n")
     asked = [
         "Chickpea and Olive Oil Hummus: chickpeas, olive oil, lemon juice, garlic",
-        "Baked Sweet Potatoes with Sour Cream and Salsa: sweet potatoes, sour cream, salsa",
+        (
+            "Baked Sweet Potatoes with Sour Cream and Salsa: sweet potatoes, olive oil, "
+            "sour cream, salsa"
+        ),
         "Fried Rice with Peas and Carrots: rice, eggs, peas, carrots, garlic, soy sauce",
     ]
     manner = SamplingParams(temperature=0.0, top_p=1.0, seed=config.seed)
