@@ -11,7 +11,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 ARGS ?=
 
-.PHONY: help demo test test-slow format check bench clean
+.PHONY: help demo docs test test-slow format check bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' Makefile
@@ -41,6 +41,9 @@ check: $(READY)  ## what CI runs: format, lint, types, tests
 	@$(BIN)/ruff check
 	@$(BIN)/mypy
 	@$(MAKE) --no-print-directory test
+
+docs: $(READY)  ## the documentation site, into build/site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict && echo "Open build/site/index.html"
 
 bench: $(READY)  ## every benchmark; each prints one JSON object
 	@for file in bench/*.py; do [ -e "$$file" ] || continue; $(BIN)/python "$$file" || exit $$?; done

@@ -2,7 +2,7 @@
 
     python bench/tasks.py RUN [--task nutrition --task difficulty] [--max-examples N]
 
-RUN is a finished run over several tasks (docs/tasks.md). Its held-out questions are put to its
+RUN is a finished run over several tasks (docs/guides/tasks-and-curriculum.md). Its held-out questions are put to its
 model, held to the classes, and to a multinomial logistic regression over counts of words: trained
 on the run's own training examples of that task, on the very text the model reads, with the L2
 penalty that does best on a tenth of them set apart (log(1 + count), words of two letters or more

@@ -1,4 +1,4 @@
-"""What `transformers.Trainer` does when things go wrong: the last column of docs/faults.md.
+"""What `transformers.Trainer` does when things go wrong: the last column of docs/explanation/reliability.md.
 
     python bench/trainer_faults.py [--only NUMBER ...]
 
