@@ -1,60 +1,44 @@
-"""How often `difficulty_of` and the 6/12 rule agree with Food.com's easy tags; prints JSON.
+"""Agreement of `difficulty_of` and the 6/12 rule with Food.com's easy tags.
 
-    python bench/difficulty.py foodcom_RAW_recipes.csv [recipes.jsonl.gz ...]
+    python bench/quality/difficulty.py foodcom_RAW_recipes.csv [recipes.jsonl.gz ...]
 
-Food.com's `easy` and `beginner-cook` are taken for easy, other recipes for not easy. JSON lines
+Food.com's `easy` and `beginner-cook` count as easy, other recipes as not easy. JSON lines
 (title, ingredients, directions, tags) count when they carry tags; a tag that holds the word
 "easy" ("Quick & Easy", "difficulty_easy") makes them easy. "kappa" is Cohen's: agreement beyond
-chance, which matters where few recipes are tagged. Halves as in bench/nutrition.py.
+chance, which matters where few recipes are tagged. "_refined" is our rule, "_bounds" the 6/12 rule.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
-import csv
-import gzip
-import json
-import os
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import xxhash
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import harness
+import labelled_recipes
 
 from toque.cooking.labels.difficulty import report_difficulty
 from toque.cooking.recipe import Recipe
 
-SHARED = Path(os.environ.get("TOQUE_SHARED") or Path(__file__).resolve().parents[2] / "shared")
-DEFAULTS = [
-    SHARED / "data" / "recipes" / name
-    for name in ("foodcom_RAW_recipes.csv", "epicurious_nutrition.jsonl.gz")
-]
-_EASY = {"easy", "beginner-cook"}
+FILES = ("foodcom_RAW_recipes.csv", "epicurious_nutrition.jsonl.gz")
 
 
-def recipes(path: Path) -> Iterator[tuple[Recipe, bool]]:
-    """Recipes of a file, each with whether its tags call it easy."""
-    if path.suffix == ".csv":
-        with path.open(newline="", encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                tags = tuple(ast.literal_eval(row["tags"]))
-                recipe = Recipe(
-                    row["name"],
-                    tuple(ast.literal_eval(row["ingredients"])),
-                    tuple(ast.literal_eval(row["steps"])),
-                    minutes=int(row["minutes"]),
-                )
-                yield recipe, not _EASY.isdisjoint(tags)
+def labels(record: dict[str, Any]) -> labelled_recipes.Labels:
+    """Whether the tags and each rule call a recipe easy."""
+    tags = [tag.lower() for tag in record.get("tags") or ()]
+    texts = tuple(record["ingredients"]), tuple(record["directions"])
+    if "daily_values" in record:  # Food.com's
+        easy = not {"easy", "beginner-cook"}.isdisjoint(tags)
+    elif tags and all(texts):
+        easy = any("easy" in tag for tag in tags)
+    else:
         return
-    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-        for line in file:
-            record = json.loads(line)
-            tags = tuple(tag.lower() for tag in record.get("tags") or ())
-            if tags and record["directions"] and record["ingredients"]:
-                texts = (tuple(record["ingredients"]), tuple(record["directions"]))
-                yield Recipe(record["title"], *texts), any("easy" in tag for tag in tags)
+    report = report_difficulty(Recipe(record["title"], *texts, minutes=record.get("minutes")))
+    yield "_refined", (easy, report.level == "easy")
+    yield "_bounds", (easy, report.by_bounds == "easy")
 
 
 def summary(pairs: Counter[tuple[bool, bool]]) -> dict[str, float]:
@@ -65,6 +49,7 @@ def summary(pairs: Counter[tuple[bool, bool]]) -> dict[str, float]:
     called = (pairs[True, True] + pairs[False, True]) / n
     chance = tagged * called + (1 - tagged) * (1 - called)
     return {
+        "recipes": n,
         "agreement": round(agreement, 4),
         "kappa": round((agreement - chance) / (1 - chance), 4),
         "tagged_easy": round(tagged, 4),
@@ -72,30 +57,15 @@ def summary(pairs: Counter[tuple[bool, bool]]) -> dict[str, float]:
     }
 
 
-def main() -> None:
+def measure(a: argparse.Namespace) -> harness.Result:
     """Compare every file."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("files", type=Path, nargs="*", default=DEFAULTS)
-    args = parser.parse_args()
-    result: dict[str, dict[str, object]] = {}
-    for path in args.files:
-        if not path.exists():
-            result[path.name] = {"skipped": "not there: name a file, or set TOQUE_SHARED"}
-            continue
-        counts: dict[str, Counter[tuple[bool, bool]]] = {}
-        for recipe, easy in recipes(path):
-            half = xxhash.xxh3_64_intdigest(recipe.title.encode()) % 2
-            name = "held_out" if half else "development"
-            report = report_difficulty(recipe)
-            for rule, level in (("refined", report.level), ("bounds", report.by_bounds)):
-                pair = (easy, level == "easy")
-                counts.setdefault(f"{name}_{rule}", Counter())[pair] += 1
-        halves = {key: summary(pairs) for key, pairs in sorted(counts.items())}
-        recipes_read = sum(c.total() for c in counts.values()) // 2
-        result[path.name] = {"recipes": recipes_read, **halves}
-    json.dump(result, sys.stdout, indent=1)
-    print()
+    return labelled_recipes.scored(a.files, FILES, labels, summary)
+
+
+def options(p: argparse.ArgumentParser) -> None:
+    """The command line."""
+    p.add_argument("files", type=Path, nargs="*")
 
 
 if __name__ == "__main__":
-    main()
+    harness.main(__file__, __doc__, options, measure)

@@ -1,41 +1,32 @@
-"""How often the estimated nutrition class is the class of the given nutrients; prints JSON.
+"""Agreement of the estimated nutrition class with the class of the source's own nutrients.
 
-    python bench/nutrition.py epicurious_nutrition.jsonl.gz foodcom_RAW_recipes.csv ...
+    python bench/quality/nutrition.py epicurious_nutrition.jsonl.gz foodcom_RAW_recipes.csv ...
 
 Files: JSON lines with per-serving figures (calories, fat_g, sodium_mg, ...), or Food.com's
 `RAW_recipes.csv` (names of ingredients only; nutrition in % of daily values). Estimates see the
 ingredients, steps, title, tags and servings, never the figures; both classes use the lights whose
-figures are given. Halves are made by a hash of the title: "development" was looked at while the
-rules were written, "held_out" was not. "names_only" drops every amount: what is left to go by in
-Food.com's file.
+figures the source has. "names_only" drops every amount: what is left to go by in Food.com's file.
+`source_then_estimated` is the confusion table, its columns `details.columns`.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
-import csv
-import gzip
-import json
-import os
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import xxhash
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import harness
+import labelled_recipes
 
 from toque.cooking.ingredients.parser import parse_line
 from toque.cooking.labels.nutrition import class_of, estimate, traffic_lights
 from toque.cooking.recipe import NUTRITION_CLASSES, Recipe
 
-SHARED = Path(os.environ.get("TOQUE_SHARED") or Path(__file__).resolve().parents[2] / "shared")
-DEFAULTS = [
-    SHARED / "data" / "recipes" / name
-    for name in ("epicurious_nutrition.jsonl.gz", "foodcom_RAW_recipes.csv")
-]
+FILES = ("epicurious_nutrition.jsonl.gz", "foodcom_RAW_recipes.csv")
 # Food.com's order, and what 100 % is there. Its sugar base is 25 g: with 50 g, a third of its
 # recipes would hold more sugar than carbohydrate.
 _FOODCOM = (
@@ -48,37 +39,24 @@ _FIGURES = {
 }  # fmt: skip
 
 
-def recipes(path: Path) -> Iterator[Recipe]:
-    """Recipes of a file with their nutrition per serving."""
-    if path.suffix == ".csv":
-        with path.open(newline="", encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                energy, *shares = ast.literal_eval(row["nutrition"])
-                figures = {n: s * b for (n, b), s in zip(_FOODCOM, shares, strict=True)}
-                yield Recipe(
-                    row["name"],
-                    tuple(ast.literal_eval(row["ingredients"])),
-                    tuple(ast.literal_eval(row["steps"])),
-                    tags=tuple(ast.literal_eval(row["tags"])),
-                    minutes=int(row["minutes"]),
-                    nutrition={"energy_kcal": energy} | figures,
-                )
-        return
-    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-        for line in file:
-            record = json.loads(line)
-            yield Recipe(
-                record["title"],
-                tuple(text for text in record["ingredients"] if text),
-                tuple(record["directions"]),
-                tags=tuple(record.get("tags") or ()),
-                servings=record.get("servings"),
-                nutrition={
-                    ours: record[theirs]
-                    for theirs, ours in _FIGURES.items()
-                    if record.get(theirs) is not None
-                },
-            )
+def recipe_of(record: dict[str, Any]) -> Recipe:
+    """A recipe with its nutrition per serving."""
+    if "daily_values" in record:
+        energy, *shares = record["daily_values"]
+        figures = {name: s * base for (name, base), s in zip(_FOODCOM, shares, strict=True)}
+        figures["energy_kcal"] = energy
+    else:
+        named = {ours: record.get(theirs) for theirs, ours in _FIGURES.items() if theirs in record}
+        figures = {name: value for name, value in named.items() if value is not None}
+    return Recipe(
+        record["title"],
+        tuple(text for text in record["ingredients"] if text),
+        tuple(record["directions"]),
+        tags=tuple(record.get("tags") or ()),
+        minutes=record.get("minutes") if "daily_values" in record else None,
+        servings=record.get("servings"),
+        nutrition=figures,
+    )
 
 
 def names_only(recipe: Recipe) -> Recipe:
@@ -87,12 +65,12 @@ def names_only(recipe: Recipe) -> Recipe:
 
 
 def compare(recipe: Recipe) -> tuple[str, str] | None:
-    """The class by the given figures and by the estimate; None when either is unknown."""
-    given = traffic_lights(recipe.nutrition or {})
+    """The class by the source's figures and by the estimate; None when either is unknown."""
+    lights = traffic_lights(recipe.nutrition or {})
     guessed = estimate(recipe).lights
-    ours = class_of({name: guessed[name] for name in given if name in guessed})
-    theirs = class_of(given)
-    if len(given) < 2 or ours is None or theirs is None:
+    ours = class_of({name: guessed[name] for name in lights if name in guessed})
+    theirs = class_of(lights)
+    if len(lights) < 2 or ours is None or theirs is None:
         return None
     return theirs, ours
 
@@ -100,44 +78,35 @@ def compare(recipe: Recipe) -> tuple[str, str] | None:
 def summary(pairs: Counter[tuple[str, str]]) -> dict[str, Any]:
     """Agreement, the share of the commonest class, and the confusion table."""
     n = pairs.total()
-    if not n:
-        return {"recipes": 0}
-    by_class = Counter[str]()
-    for (given, _), count in pairs.items():
-        by_class[given] += count
     table = {g: [pairs[g, e] for e in NUTRITION_CLASSES] for g in NUTRITION_CLASSES}
     return {
         "recipes": n,
         "agreement": round(sum(pairs[c, c] for c in NUTRITION_CLASSES) / n, 4),
-        "always_the_commonest": round(max(by_class.values()) / n, 4),
-        "given_then_estimated": table,
+        "always_the_commonest": round(max(map(sum, table.values())) / n, 4),
+        "source_then_estimated": table,
     }
 
 
-def main() -> None:
+def measure(a: argparse.Namespace) -> harness.Result:
     """Compare every file."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("files", type=Path, nargs="*", default=DEFAULTS)
-    parser.add_argument("--no-tags", action="store_true", help="ignore tags such as low-fat")
-    args = parser.parse_args()
-    result: dict[str, Any] = {"columns": list(NUTRITION_CLASSES)}
-    for path in args.files:
-        if not path.exists():
-            result[path.name] = {"skipped": "not there: name a file, or set TOQUE_SHARED"}
-            continue
-        counts: dict[str, Counter[tuple[str, str]]] = {}
-        for recipe in recipes(path):
-            half = xxhash.xxh3_64_intdigest(recipe.title.encode()) % 2
-            name = "held_out" if half else "development"
-            shown = replace(recipe, tags=()) if args.no_tags else recipe
-            for key, variant in ((name, shown), (f"{name}_names_only", names_only(shown))):
-                pair = compare(variant)
-                if pair is not None:
-                    counts.setdefault(key, Counter())[pair] += 1
-        result[path.name] = {key: summary(pairs) for key, pairs in sorted(counts.items())}
-    json.dump(result, sys.stdout, indent=1)
-    print()
+
+    def labels(record: dict[str, Any]) -> labelled_recipes.Labels:
+        recipe = recipe_of(record)
+        shown = replace(recipe, tags=()) if a.no_tags else recipe
+        for rule, variant in (("", shown), ("_names_only", names_only(shown))):
+            if (pair := compare(variant)) is not None:
+                yield rule, pair
+
+    result = labelled_recipes.scored(a.files, FILES, labels, summary)
+    result.details = {"columns": list(NUTRITION_CLASSES)}
+    return result
+
+
+def options(p: argparse.ArgumentParser) -> None:
+    """The command line."""
+    p.add_argument("files", type=Path, nargs="*")
+    p.add_argument("--no-tags", action="store_true", help="ignore tags such as low-fat")
 
 
 if __name__ == "__main__":
-    main()
+    harness.main(__file__, __doc__, options, measure)

@@ -1,16 +1,16 @@
-"""Greedy generation against transformers' `generate`, the same prompts; prints JSON.
+"""Greedy generation against transformers' `generate`, the same prompts.
 
-    python bench/generate.py --family t5            # random weights of the shared mini shape
-    python bench/generate.py --model FOLDER         # a trained model: its answers end by themselves
+    python bench/speed/generate.py --family t5       # random weights of the shared mini shape
+    python bench/speed/generate.py --model FOLDER    # a trained model: answers that end
 
 The baseline is the loop of the shared peers/hf_generate.py: left-padded batches of 16 prompts in
-file order, `model.generate`, key-value cache on; in bfloat16, as it is, and in float32. Ours is in
-float32. All run in turn in one process, after a warm-up of a few prompts each. Seconds are of the
-wall and of the processor; on a machine that others use too, the second is the steadier one.
+file order, `model.generate`, KV cache on; in float32, or in bfloat16 as that file has it
+(`--baseline bf16`). Ours is in float32. Both run in turn in one process, after a warm-up of a few prompts.
+The ratio is of tokens a second of the wall clock; that of the processor's stands in the details.
 
-Answers must be equal id for id to those of transformers in float32. Where one is not, the two
-candidates' logits must lie within TIE of each other in the stock model (then either is a greedy
-answer, and which one depends on the order of a sum), or the ratio is void.
+Quality: answers must be equal id for id to those of transformers in float32. Where one is not, the
+two candidates' logits must lie within TIE of each other in the stock model (then either is a
+greedy answer, and which one depends on the order of a sum), or the ratio is void.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ import copy
 import gzip
 import itertools
 import json
-import os
-import platform
 import statistics
 import sys
-import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
+from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import harness
+import peers
 import torch
 import transformers
 from tokenizers import Tokenizer
@@ -37,16 +37,13 @@ from transformers import PreTrainedModel
 from toque.models.generation.engine import generate
 from toque.models.loading.pretrained import build_model, load_model
 
-SHARED = Path(os.environ.get("TOQUE_SHARED") or Path(__file__).resolve().parents[2] / "shared")
-RECIPES = SHARED / "data" / "recipes" / "allrecipes_epicurious_as_is.jsonl.gz"
-TOKENIZERS = {"t5": "t5", "gpt2": "gpt2", "neox": "gpt_neox"}
 TIE = 1e-4
 Answers = list[list[int]]
 
 
 def prompts_of(tokenizer: Tokenizer, n: int, *, eos: int | None) -> Answers:
     """The prompts of the first recipes that have both parts, as make_pairs.py writes them."""
-    with gzip.open(RECIPES, "rt", encoding="utf-8") as lines:
+    with gzip.open(peers.shared(peers.RECIPES), "rt", encoding="utf-8") as lines:
         good = (r for r in map(json.loads, lines) if r.get("ingredients") and r.get("directions"))
         texts = [
             f"Generate recipe for: {r['title']} using ingredients: {', '.join(r['ingredients'])}"
@@ -83,7 +80,7 @@ def stock(model: PreTrainedModel, prompts: Answers, *, new: int, rows: int, eos:
 
 def differences(
     model: PreTrainedModel, prompts: Answers, ours: Answers, theirs: Answers, eos: int
-) -> dict[str, int | float]:
+) -> dict[str, Any]:
     """How many answers are equal, how many part at a tie, and the widest gap they part at."""
     equal, ties, widest = 0, 0, 0.0
     for prompt, mine, other in zip(prompts, ours, theirs, strict=True):
@@ -102,41 +99,29 @@ def differences(
         last = logits[0, -1]
         gap = float((last[a[at]] - last[b[at]]).abs() / last.abs().max())
         widest, ties = max(widest, gap), ties + (gap <= TIE)
+    different = len(prompts) - equal - ties
     return {
+        "passes": not different,
         "equal": equal,
         "parted_at_a_tie": ties,
-        "different": len(prompts) - equal - ties,
+        "different": different,
         "widest_gap": widest,
     }
 
 
-def timed(work: Callable[[], Answers]) -> tuple[dict[str, float], Answers]:
-    """Seconds of the wall and of the processor, and what came out."""
-    wall, processor = time.perf_counter(), time.process_time()
-    answers = work()
-    seconds = {
-        "wall": time.perf_counter() - wall,
-        "processor": time.process_time() - processor,
-    }
-    return seconds, answers
-
-
-def model_and_prompts(
-    arguments: argparse.Namespace,
-) -> tuple[PreTrainedModel, Answers, int]:
+def model_and_prompts(a: argparse.Namespace) -> tuple[PreTrainedModel, Answers, int]:
     """The model, the prompts as it reads them, and its end token."""
-    if arguments.model is not None:
-        model = load_model(str(arguments.model))
-        tokenizer = Tokenizer.from_file(str(arguments.model / "tokenizer.json"))
+    if a.model is not None:
+        model = load_model(str(a.model))
+        tokenizer = Tokenizer.from_file(str(a.model / "tokenizer.json"))
         eos = int(model.config.eos_token_id)
     else:
-        folder = SHARED / "tokenizers" / TOKENIZERS[arguments.family]
+        folder = peers.tokenizer_folder(a.family)
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        eos = tokenizer.token_to_id("</s>" if arguments.family == "t5" else "<|endoftext|>")
-        shape = json.loads((SHARED / "peers" / f"{arguments.family}_mini.json").read_text())
+        eos = tokenizer.token_to_id("</s>" if a.family == "t5" else "<|endoftext|>")
         model = build_model(
-            family=arguments.family,
-            shape=shape,
+            family=a.family,
+            shape=json.loads(peers.mini_shape(a.family).read_text()),
             vocab_size=tokenizer.get_vocab_size(),
             pad_id=0,
             eos_id=eos,
@@ -144,90 +129,68 @@ def model_and_prompts(
             seed=17,
         ).eval()
     ends = eos if model.config.is_encoder_decoder else None
-    return model, prompts_of(tokenizer, arguments.prompts, eos=ends), eos
+    return model, prompts_of(tokenizer, a.prompts, eos=ends), eos
 
 
-def main() -> None:
-    """Run the pairs and print the object."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--family", choices=list(TOKENIZERS), default="t5")
-    parser.add_argument("--model", type=Path)
-    parser.add_argument("--prompts", type=int, default=300)
-    parser.add_argument("--new", type=int, default=200)
-    parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--stock-rows", type=int, default=16)
-    parser.add_argument("--rows", type=int)
-    parser.add_argument("--skip-bf16", action="store_true")
-    parser.add_argument("--threads", type=int, default=2)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
+def measure(a: argparse.Namespace) -> harness.Result:
+    """Both systems in turn, and the answers compared with float32's."""
+    torch.set_num_threads(a.threads)
     transformers.logging.set_verbosity_error()
-    model, prompts, eos = model_and_prompts(arguments)
+    model, prompts, eos = model_and_prompts(a)
     pad = model.config.pad_token_id
     pad = eos if pad is None else pad
+    other = copy.deepcopy(model).to(torch.bfloat16) if a.baseline == "bf16" else model  # type: ignore[arg-type]
 
-    def ours(given: Answers, new: int = arguments.new) -> Answers:
-        return generate(
-            model, given, max_new_tokens=new, eos_id=eos, pad_id=pad, batch_rows=arguments.rows
-        )
+    def ours(texts: Answers, new: int) -> Answers:
+        return generate(model, texts, max_new_tokens=new, eos_id=eos, pad_id=pad, batch_rows=a.rows)
 
-    def theirs(given: Answers, new: int = arguments.new, of: PreTrainedModel = model) -> Answers:
-        return stock(of, given, new=new, rows=arguments.stock_rows, eos=eos)
+    def theirs(texts: Answers, new: int, of: PreTrainedModel = other) -> Answers:
+        return stock(of, texts, new=new, rows=a.stock_rows, eos=eos)
 
-    half = copy.deepcopy(model).to(torch.bfloat16)  # type: ignore[arg-type]
-    systems = {
-        "toque": ours,
-        "transformers_float32": theirs,
-        "transformers_bf16": partial(theirs, of=half),
-    }
-    if arguments.skip_bf16:
-        del systems["transformers_bf16"]
     answers: dict[str, Answers] = {}
-    runs: dict[str, list[dict[str, float]]] = {name: [] for name in systems}
-    for work in systems.values():
-        work(prompts[:8], 4)
-    for _ in range(arguments.pairs):
-        for name, work in systems.items():
-            seconds, answers[name] = timed(partial(work, prompts))
-            seconds["tokens"] = sum(map(len, answers[name]))
-            runs[name].append(seconds)
-            print(json.dumps({name: seconds}), file=sys.stderr, flush=True)
-    check = differences(model, prompts, answers["toque"], answers["transformers_float32"], eos)
-    ratios = {name: ratio_to(runs, name) for name in systems if name != "toque"}
-    record = {
-        "benchmark": "generate",
-        "model": arguments.model.name if arguments.model else f"{arguments.family}_mini",
-        "prompts": len(prompts),
+
+    def turn(name: str, work: Callable[[Answers, int], Answers]) -> dict[str, Any]:
+        answers[name] = work(prompts, a.new)
+        return {"tokens": sum(map(len, answers[name]))}
+
+    def quality(*_: object) -> dict[str, Any]:
+        exact = answers["theirs"] if other is model else theirs(prompts, a.new, model)
+        return differences(model, prompts, answers["ours"], exact, eos)
+
+    ours(prompts[:8], 4), theirs(prompts[:8], 4)
+    result = harness.paired(
+        lambda _: turn("ours", ours),
+        lambda _: turn("theirs", theirs),
+        pairs=a.pairs,
+        score=lambda run: run.value["tokens"] / run.wall,
+        quality=quality,
+    )
+    result.details = {
+        "model": a.model.name if a.model else f"{a.family}_mini",
         "prompt_tokens": sum(map(len, prompts)),
-        "new_tokens": sum(map(len, answers["toque"])),
+        "ratio_of_processor_seconds": result.ratio_by(
+            lambda run: run.value["tokens"] / run.processor
+        ),
         "tokens_per_second": {
-            name: round(statistics.median(r["tokens"] / r["wall"] for r in found), 1)
-            for name, found in runs.items()
+            side: round(statistics.median(run["tokens"] / run["wall"] for run in runs), 1)
+            for side, runs in (("ours", result.ours), ("theirs", result.theirs))
         },
-        "ratio": "void" if check["different"] else ratios,
-        "answers_in_float32": check,
-        "pairs": arguments.pairs,
-        "threads": arguments.threads,
-        "machine": {
-            "processor": platform.processor() or platform.machine(),
-            "cores": os.cpu_count(),
-        },
-        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
-        "command": " ".join(["python", *sys.argv]),
     }
-    print(json.dumps(record))
+    return result
 
 
-def ratio_to(runs: dict[str, list[dict[str, float]]], name: str) -> dict[str, float]:
-    """Median and worst of the pairs' ratios, in tokens per second of either clock."""
-    found: dict[str, float] = {}
-    for clock in ("wall", "processor"):
-        pairs = zip(runs["toque"], runs[name], strict=True)
-        ratios = [a["tokens"] / a[clock] / (b["tokens"] / b[clock]) for a, b in pairs]
-        found[clock] = round(statistics.median(ratios), 2)
-        found[f"{clock}_worst"] = round(min(ratios), 2)
-    return found
+def options(p: argparse.ArgumentParser) -> None:
+    """The command line."""
+    p.add_argument("--family", choices=list(peers.TOKENIZERS), default="t5")
+    p.add_argument("--model", type=Path)
+    p.add_argument("--prompts", type=int, default=96)
+    p.add_argument("--new", type=int, default=64)
+    p.add_argument("--pairs", type=int, default=2)
+    p.add_argument("--stock-rows", type=int, default=16)
+    p.add_argument("--rows", type=int)
+    p.add_argument("--baseline", choices=("float32", "bf16"), default="float32")
+    p.add_argument("--threads", type=int, default=2)
 
 
 if __name__ == "__main__":
-    main()
+    harness.main(__file__, __doc__, options, measure)

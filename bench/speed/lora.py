@@ -1,32 +1,29 @@
-"""Updates of an adapter against updates of all weights, same model and batch; prints JSON.
+"""Updates of an adapter against updates of all weights, same model and batch.
 
-    python bench/lora.py [--family llama] [--pairs 3] [--steps 2] [--precision bf16]
+    python bench/speed/lora.py [--family llama] [--pairs 3] [--steps 2] [--precision bf16]
 
 The bound of the ratio is 1.5: a weight costs 2 operations a token forward, 2 for the gradient of
 its input and 2 for its own; frozen ones are spared the last (6 / 4). "bound_here" is the same for
-this model, attention, head and adapter counted, the optimizer's step not. Full and adapter in
-turn, each pair one ratio; the median is given. Quality: before the first update B is zero, so both
-losses must agree (bf16: 1e-3 of the loss, the frozen matrices being held in the format autocast
-rounds them to), or the ratio is void. On a machine shared with others the ratio of core seconds,
-with one thread, is the steadier one.
+this model, attention, head and adapter counted, the optimizer's step not. Adapter and full
+training in turn, each pair one ratio of wall seconds (`ratio_of_core_seconds` in the details: on a
+machine shared with others, and with one thread, the steadier one). Quality: before the first
+update B is zero, so both losses must agree (bf16: 1e-3 of the loss, the frozen matrices being held
+in the format autocast rounds them to).
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
-import statistics
 import sys
-import time
+from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import harness
 import torch
-from about import versions
+from made_batches import batch_of
 from transformers import PreTrainedModel
 
-from toque.batch import Batch, DecoderBatch, EncoderDecoderBatch
 from toque.models.forward.loss import loss_sum
 from toque.models.loading.pretrained import build_model, flops_per_token, parameter_counts
 from toque.models.lora.layers import adapter_parameters, attach, hold_frozen, resolve
@@ -63,35 +60,15 @@ def model_of(family: str) -> PreTrainedModel:
     return model
 
 
-def batch_of(
-    family: str,
-    *,
-    rows: int = ROWS,
-    source: int = LENGTH,
-    target: int = LENGTH,
-    vocabulary: int = VOCABULARY,
-) -> Batch:
-    """One example a row, every target position with a label; `source` counts for T5 alone."""
-    made = torch.Generator().manual_seed(2)
-    tokens = torch.randint(2, vocabulary, (rows, target), generator=made)
-    ids = tuple((i,) for i in range(rows))
-    labels, segments = tokens.roll(-1, 1), torch.ones_like(tokens, dtype=torch.int32)
-    if family == "t5":
-        prompt = torch.randint(2, vocabulary, (rows, source), generator=made)
-        return EncoderDecoderBatch(
-            labels=labels, example_ids=ids, source_tokens=prompt,
-            source_segments=torch.ones_like(prompt, dtype=torch.int32),
-            target_tokens=tokens, target_segments=segments,
-        )  # fmt: skip
-    positions = torch.arange(target).expand_as(tokens).contiguous()
-    return DecoderBatch(labels, ids, tokens, segments, positions)
-
-
 class Side:
     """One way to train, ready to be timed."""
 
     def __init__(self, family: str, runtime: Runtime, *, rank: int | None) -> None:
-        self.model, self.runtime, self.batch = model_of(family), runtime, batch_of(family)
+        self.model, self.runtime, self.batch = (
+            model_of(family),
+            runtime,
+            batch_of(family, rows=ROWS, source=LENGTH, target=LENGTH, vocabulary=VOCABULARY),
+        )
         if rank is not None:
             shape = resolve(self.model, kind="lora", r=rank, dropout=0.0)
             self.predicted = adapter_parameters(self.model, shape)
@@ -111,59 +88,47 @@ class Side:
         self.runtime.update(self.optimizer, lr=1e-4, max_grad_norm=1.0, loss=loss.detach())
         return loss.item()
 
-    def seconds(self, steps: int) -> tuple[float, float]:
-        """Median seconds of an update: on the clock, and of this process on its cores."""
-        clock, cores = [], []
-        for _ in range(steps):
-            started = time.perf_counter(), time.process_time()
-            self.update()
-            clock.append(time.perf_counter() - started[0])
-            cores.append(time.process_time() - started[1])
-        return statistics.median(clock), statistics.median(cores)
 
+def measure(a: argparse.Namespace) -> harness.Result:
+    """The adapter's updates and full ones, in turn."""
+    runtime = Runtime.detect(device="cpu", precision=a.precision)
+    full = Side(a.family, runtime, rank=None)
+    part = Side(a.family, runtime, rank=a.rank)
+    losses = {"ours": part.update(), "theirs": full.update()}
+    agree = abs(losses["ours"] - losses["theirs"]) <= 1e-3 * losses["theirs"]
 
-def main() -> None:
-    """Measure and print."""
-    arguments = argparse.ArgumentParser()
-    arguments.add_argument("--family", choices=sorted(SHAPES), default="llama")
-    arguments.add_argument("--pairs", type=int, default=3)
-    arguments.add_argument("--steps", type=int, default=2)
-    arguments.add_argument("--rank", type=int, default=16)
-    arguments.add_argument("--precision", choices=["bf16", "float32"], default="bf16")
-    given = arguments.parse_args()
-    runtime = Runtime.detect(device="cpu", precision=given.precision)
-    full = Side(given.family, runtime, rank=None)
-    part = Side(given.family, runtime, rank=given.rank)
-    losses = full.update(), part.update()
-    agree = abs(losses[0] - losses[1]) <= 1e-3 * losses[0]
-    pairs = [(full.seconds(given.steps), part.seconds(given.steps)) for _ in range(given.pairs)]
-    ratio, of_cores = (statistics.median(f[i] / p[i] for f, p in pairs) for i in (0, 1))
+    def updates(side: Side) -> None:
+        for _ in range(a.steps):
+            side.update()
+
+    result = harness.paired(
+        lambda _: updates(part),
+        lambda _: updates(full),
+        pairs=a.pairs,
+        quality=lambda *_: {"passes": agree, "first_losses": losses},
+    )
     counts = parameter_counts(part.model)
-    report = {
-        "what": "an update of a LoRA adapter against one of all weights",
-        "ratio": round(ratio, 3) if agree else "void",
-        "ratio_of_core_seconds": round(of_cores, 3) if agree else "void",
+    result.details = {
+        "ratio_of_core_seconds": result.ratio_by(harness.by_processor),
         "bound": 1.5,
         "bound_here": round(full.flops / part.flops, 3),
-        "seconds_full_and_adapter": [
-            [[round(s, 3) for s in side] for side in pair] for pair in pairs
-        ],
-        "first_losses": losses,
-        "agree": agree,
-        "family": given.family,
-        "shape": SHAPES[given.family],
+        "shape": SHAPES[a.family],
         "rows": [ROWS, LENGTH],
-        "precision": given.precision,
         "parameters": {"total": counts.total, "trained": counts.trainable},
         "adapter_predicted": part.predicted,
-        "versions": versions("torch", "transformers"),
-        "machine": platform.processor() or platform.machine(),
         "threads": torch.get_num_threads(),
-        "load": os.getloadavg()[0],
-        "command": " ".join(sys.argv),
     }
-    print(json.dumps(report, indent=1))
+    return result
+
+
+def options(p: argparse.ArgumentParser) -> None:
+    """The command line."""
+    p.add_argument("--family", choices=sorted(SHAPES), default="llama")
+    p.add_argument("--pairs", type=int, default=3)
+    p.add_argument("--steps", type=int, default=2, help="updates of a run")
+    p.add_argument("--rank", type=int, default=16)
+    p.add_argument("--precision", choices=["bf16", "float32"], default="bf16")
 
 
 if __name__ == "__main__":
-    main()
+    harness.main(__file__, __doc__, options, measure)

@@ -1,35 +1,35 @@
-"""Peak memory of training steps against transformers.Trainer's, on the same examples; prints JSON.
+"""Peak memory of training steps against transformers.Trainer's, on the same examples.
 
-    python bench/memory.py [--pairs 3] [--rows 2] [--precision fp32]
+    python bench/speed/memory.py [--pairs 3] [--rows 2] [--precision fp32]
 
 Model: the t5_mini shape at T5's vocabulary of 32,100; updates of 16 recipes, in bf16 or float32 on
 both sides, as in `peers/hf_train.py`, whose step is the other side. Every measurement is a process
 of its own, ours and theirs in turn. "peak" is the process' largest resident size, "step" the same
-less what it was when the libraries had been imported. Quality: the loss of the first update over
-the same 16 examples, from the same initial weights, must agree within 1e-2 nats in bf16 and 1e-4 in
-float32, or the ratio is void.
+less what it was when the libraries had been imported. The ratio is theirs / ours of "peak", so that
+more is better here too; `share_of_theirs` is its inverse, of both. Quality: the loss of the first
+update over the same 16 examples, from the same initial weights, must agree within 1e-2 nats in
+bf16 and 1e-4 in float32.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import os
-import platform
 import resource
 import runpy
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-SHARED = Path(os.environ.get("TOQUE_SHARED") or Path(__file__).resolve().parents[2] / "shared")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import harness
+import peers
+
 BATCH, STEPS = 16, 3
 LOSS_TOLERANCES = {"bf16": 1e-2, "fp32": 1e-4}
-RECIPES = "allrecipes_epicurious_as_is.jsonl.gz"
 
 
 def resident_peak() -> int:
@@ -49,21 +49,22 @@ def theirs(examples: Path, *, steps: int, precision: str) -> dict[str, Any]:
 
     del transformers
     imported = resident_peak()
-    script = SHARED / "peers" / "hf_train.py"
-    flags = {
-        "--family": "t5",
-        "--examples": examples,
-        "--tokenizer": SHARED / "tokenizers" / "t5",
-        "--shape": SHARED / "peers" / "t5_mini.json",
-        "--batch-size": BATCH,
-        "--steps": steps,
-        "--warmup": 1,
-        "--precision": precision,
-        "--threads": os.environ.get("OMP_NUM_THREADS", "2"),
-    }
-    sys.argv = [str(script), *(str(word) for flag in flags.items() for word in flag)]
-    if steps == 1:  # the script's clock starts after the warmup
-        sys.argv[sys.argv.index("--warmup") + 1] = "0"
+    script = peers.shared("peers/hf_train.py")
+    words = peers.flags(
+        {
+            "family": "t5",
+            "examples": examples,
+            "tokenizer": peers.tokenizer_folder("t5"),
+            "shape": peers.mini_shape("t5"),
+            "batch_size": BATCH,
+            "steps": steps,
+            "warmup": int(steps > 1),  # its clock starts after the warm-up
+            "precision": precision,
+            "threads": os.environ.get("OMP_NUM_THREADS", "2"),
+        }
+    )
+    sys.argv = [str(script), *words]
+    if steps == 1:
         _losses_of_one_step()
     runpy.run_path(str(script), run_name="__main__")
     return {"imported": imported, "peak": resident_peak()}
@@ -97,8 +98,8 @@ def ours(examples: Path, *, steps: int, rows: int, precision: str) -> dict[str, 
 
     imported = resident_peak()
     torch.manual_seed(0)  # as the script does, so that both begin with the same weights
-    tokenizer = AutoTokenizer.from_pretrained(SHARED / "tokenizers" / "t5")
-    shape = json.loads((SHARED / "peers" / "t5_mini.json").read_text())
+    tokenizer = AutoTokenizer.from_pretrained(peers.tokenizer_folder("t5"))
+    shape = json.loads(peers.mini_shape("t5").read_text())
     config = T5Config(vocab_size=len(tokenizer), decoder_start_token_id=0, **shape)
     model = AutoModelForSeq2SeqLM.from_config(config)
     fuse_activations(model)
@@ -149,85 +150,71 @@ class Pairs:
         return self.ids[row][1]
 
 
-def measured(side: str, examples: Path, *, steps: int, rows: int, precision: str) -> dict[str, Any]:
+def measured(a: argparse.Namespace, side: str, examples: Path, *, steps: int) -> dict[str, Any]:
     """One process; its last JSON line, with the lines before it merged in."""
     # glibc gives each of a few large blocks its own mapping, so freed memory leaves the process.
-    words = [sys.executable, __file__, "--side", side, "--examples", str(examples)]
-    words += ["--steps", str(steps), "--rows", str(rows), "--precision", precision]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode or not lines:
-        sys.exit(f"{side} failed:\n{done.stderr[-2000:]}")
+    how = {"side": side, "examples": examples, "steps": steps, "rows": a.rows}
+    printed = peers.run([__file__, *peers.flags(how | {"precision": a.precision})]).stdout
     merged: dict[str, Any] = {}
-    for line in lines:
+    for line in printed.splitlines():
         try:
             merged |= json.loads(line)
         except ValueError:
             continue  # the trainer prints its log as Python, not JSON
-    return merged
+    return merged | {"step": merged.get("peak", 0) - merged.get("imported", 0)}
 
 
-def compare(folder: Path, *, pairs: int, rows: int, precision: str) -> dict[str, Any]:
-    """Quality once, then `pairs` of measurements in turn."""
-    examples = folder / "pairs.jsonl"
-    maker = [SHARED / "peers" / "make_pairs.py", SHARED / "data" / "recipes" / RECIPES]
-    words = [sys.executable, *map(str, maker), str(BATCH * STEPS)]
-    with examples.open("w", encoding="utf-8") as file:
-        subprocess.run(words, stdout=file, check=True)  # noqa: S603
-    how = {"rows": rows, "precision": precision}
-    first = {side: measured(side, examples, steps=1, **how) for side in ("theirs", "ours")}
-    losses = {side: float(result["losses"][0]) for side, result in first.items()}
-    same = abs(losses["ours"] - losses["theirs"]) <= LOSS_TOLERANCES[precision]
-    runs: list[dict[str, dict[str, Any]]] = [
-        {s: measured(s, examples, steps=STEPS, **how) for s in ("ours", "theirs")}
-        for _ in range(pairs)
-    ]
-    result: dict[str, Any] = {"first_loss": losses, "quality": "passed" if same else "failed"}
-    for name, base in (("peak", 0), ("step", 1)):
-        sizes = {
-            side: [run[side]["peak"] - base * run[side]["imported"] for run in runs]
-            for side in ("ours", "theirs")
-        }
-        ratios = [a / b for a, b in zip(sizes["ours"], sizes["theirs"], strict=True)]
-        result[name] = {
-            **{f"{side}_mib": round(statistics.median(v) / 2**20) for side, v in sizes.items()},
-            "ratio": round(statistics.median(ratios), 3) if same else "void",
-            "worst_ratio": round(max(ratios), 3) if same else "void",
-        }
-    result["row"] = runs[0]["ours"]["row"]
+def compared(a: argparse.Namespace, folder: Path) -> harness.Result:
+    """Quality once, then the pairs."""
+    examples = peers.write_pairs(folder / "pairs.jsonl", BATCH * STEPS)
+    losses = {
+        side: float(measured(a, side, examples, steps=1)["losses"][0])
+        for side in ("ours", "theirs")
+    }
+    same = abs(losses["ours"] - losses["theirs"]) <= LOSS_TOLERANCES[a.precision]
+    result = harness.paired(
+        lambda _: measured(a, "ours", examples, steps=STEPS),
+        lambda _: measured(a, "theirs", examples, steps=STEPS),
+        pairs=a.pairs,
+        score=lambda run: 1 / run.value["peak"],
+        quality=lambda *_: {"passes": same, "first_loss": losses},
+    )
+    sizes = {
+        name: [
+            statistics.median(run[name] for run in side) for side in (result.ours, result.theirs)
+        ]
+        for name in ("peak", "step")
+    }
+    result.details = {
+        "ratio_of_step": result.ratio_by(lambda run: 1 / run.value["step"]),
+        "mebibytes": {name: [round(size / 2**20) for size in two] for name, two in sizes.items()},
+        "share_of_theirs": {
+            name: round(ours / theirs, 3) for name, (ours, theirs) in sizes.items()
+        },
+        "threads": int(os.environ.get("OMP_NUM_THREADS", "0")) or os.cpu_count(),
+    }
     return result
 
 
-def main() -> None:
-    """Measure; with --side, be one of the measured processes."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=3, help="measurements of each side")
-    parser.add_argument("--rows", type=int, default=2, help="our packed rows at once")
-    parser.add_argument("--precision", choices=sorted(LOSS_TOLERANCES), default="bf16")
-    parser.add_argument("--side", choices=["ours", "theirs"], help=argparse.SUPPRESS)
-    parser.add_argument("--examples", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--steps", type=int, default=STEPS, help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.side == "ours":
-        how = {"rows": args.rows, "precision": args.precision}
-        print(json.dumps(ours(args.examples, steps=args.steps, **how)))
-        return
-    if args.side == "theirs":
-        print(json.dumps(theirs(args.examples, steps=args.steps, precision=args.precision)))
-        return
+def measure(a: argparse.Namespace) -> harness.Result | dict[str, Any]:
+    """The comparison; with --side, one of the measured processes."""
+    if a.side == "ours":
+        return ours(a.examples, steps=a.steps, rows=a.rows, precision=a.precision)
+    if a.side == "theirs":
+        return theirs(a.examples, steps=a.steps, precision=a.precision)
     with tempfile.TemporaryDirectory() as folder:
-        result = compare(Path(folder), pairs=args.pairs, rows=args.rows, precision=args.precision)
-    versions = {n: importlib.metadata.version(n) for n in ("toque", "torch", "transformers")}
-    about = {
-        "command": f"python bench/memory.py --pairs {args.pairs} --rows {args.rows} "
-        f"--precision {args.precision}",
-        "versions": versions | {"python": platform.python_version()},
-        "machine": {"processor": platform.machine(), "cpus": os.cpu_count()},
-        "threads": int(os.environ.get("OMP_NUM_THREADS", "0")) or os.cpu_count(),
-    }
-    json.dump(about | result, sys.stdout, indent=1)
-    print()
+        return compared(a, Path(folder))
+
+
+def options(p: argparse.ArgumentParser) -> None:
+    """The command line."""
+    p.add_argument("--pairs", type=int, default=1, help="measurements of each side")
+    p.add_argument("--rows", type=int, default=2, help="our packed rows at once")
+    p.add_argument("--precision", choices=sorted(LOSS_TOLERANCES), default="bf16")
+    p.add_argument("--side", choices=["ours", "theirs"], help=argparse.SUPPRESS)
+    p.add_argument("--examples", type=Path, help=argparse.SUPPRESS)
+    p.add_argument("--steps", type=int, default=STEPS, help=argparse.SUPPRESS)
 
 
 if __name__ == "__main__":
-    main()
+    harness.main(__file__, __doc__, options, measure)

@@ -1,93 +1,58 @@
-"""Preparing data against `datasets.map` with the fast tokenizer; prints JSON.
+"""Preparing data against `datasets.map` with the fast tokenizer.
 
-    python bench/prepare.py --family t5|gpt2 [--input pairs|recipes] [--pairs 5] [--check-all]
+    python bench/speed/prepare.py --family t5|gpt2 [--input pairs|recipes] [--records N]
+                                  [--pairs 5] [--check-all]
 
-Both sides use two processes and run in turn, a process of its own a run:
+Both sides use two processes and run in turn, a process of its own a run, from a file to disk:
 
 theirs  the shared peers/hf_tokenize.py on {"prompt", "target"} pairs made beforehand by
         make_pairs.py: from JSON to an Arrow file, tokenised and nothing else. Its own figure
-        ("records_per_second") leaves out loading the JSON; "end_to_end" counts the process from
-        its start, as ours does.
+        ("records_per_second") leaves out loading the JSON.
 ours    `toque prepare`. With --input pairs, the same file of pairs: the same work (and hashes, a
         split, duplicates looked for). With --input recipes, the raw recipe file: recipes are
         parsed, cleaned, scored and labelled too, which the other side does not do.
 
-Quality: `--check-all` compares the stored ids of every recipe with the `tokenizers` library's on
-the text that was stored; without it, of 2,000 recipes. One that differs voids the ratio.
+The ratio is of records a second from end to end; `ratio_of_processor_seconds` and
+`ratio_to_map_alone` (their own figure) stand in the details. Quality: `--check-all` compares the
+stored ids of every record with the `tokenizers` library's on the text that was stored; without it,
+of 2,000 records. One that differs voids the ratio.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
-import statistics
-import subprocess
 import sys
 import tempfile
-import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import harness
 import numpy as np
-
-SHARED = Path(os.environ.get("TOQUE_SHARED") or Path(__file__).resolve().parents[2] / "shared")
-RECIPES = SHARED / "data" / "recipes" / "allrecipes_epicurious_as_is.jsonl.gz"
-TOKENIZERS = {"t5": "t5", "gpt2": "gpt2"}
-EVERYTHING = 10**9
-
-
-def timed(command: list[str]) -> tuple[float, float, str]:
-    """Wall seconds and processor seconds of a process and its children, and what it printed."""
-    before, begun = os.times(), time.perf_counter()
-    done = subprocess.run(  # noqa: S603  # commands of this file
-        command, capture_output=True, text=True, check=False
-    )
-    seconds, after = time.perf_counter() - begun, os.times()
-    if done.returncode:
-        raise SystemExit(f"{command} ended with {done.returncode}:\n{done.stderr[-2000:]}")
-    spent = after.children_user + after.children_system
-    return seconds, spent - before.children_user - before.children_system, done.stdout
+import peers
 
 
 def ours(family: str, source: Path, folder: Path, number: int) -> dict[str, Any]:
     """One `toque prepare` of all records."""
+    store = folder / f"store-{number}"
     config = {
         "model": {
             "family": family,
             "start_from": "scratch",
-            "tokenizer": str(SHARED / "tokenizers" / TOKENIZERS[family]),
+            "tokenizer": str(peers.tokenizer_folder(family)),
         },
-        "data": {"sources": [{"path": str(source)}], "store": str(folder / f"store-{number}")},
+        "data": {"sources": [{"path": str(source)}], "store": str(store)},
     }
     path = folder / "config.yaml"
     path.write_text(json.dumps(config))
-    seconds, processor, _ = timed([sys.executable, "-m", "toque", "prepare", str(path)])
-    manifest = json.loads((folder / f"store-{number}" / "manifest.json").read_text())
-    read = manifest["records"]["read"]
-    return {
-        "records": read,
-        "seconds": round(seconds, 2),
-        "processor_seconds": round(processor, 2),
-        "records_per_second": round(read / seconds, 1),
-    }
+    peers.toque("prepare", path)
+    return {"records": json.loads((store / "manifest.json").read_text())["records"]["read"]}
 
 
 def theirs(family: str, pairs: Path) -> dict[str, Any]:
     """One hf_tokenize.py."""
-    tokenizer = SHARED / "tokenizers" / TOKENIZERS[family]
-    script = SHARED / "peers" / "hf_tokenize.py"
-    seconds, processor, printed = timed(
-        [sys.executable, str(script), str(pairs), str(tokenizer), "2"]
-    )
-    said: dict[str, Any] = json.loads(printed.splitlines()[-1])
-    return said | {
-        "end_to_end_seconds": round(seconds, 2),
-        "end_to_end": round(said["records"] / seconds, 1),
-        "processor_seconds": round(processor, 2),
-    }
+    return peers.last_json(peers.peer("hf_tokenize.py", pairs, peers.tokenizer_folder(family), 2))
 
 
 def ids_differ(store_folder: Path, *, most: int) -> dict[str, int]:
@@ -142,49 +107,45 @@ def _reference_ids(codec: Any, reference: Any, text: str) -> list[int]:
     return joined
 
 
-def main() -> None:
-    """Measure and print."""
-    p = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    p.add_argument("--family", choices=sorted(TOKENIZERS), default="t5")
-    p.add_argument("--input", choices=("pairs", "recipes"), default="pairs")
-    p.add_argument("--pairs", type=int, default=5)
-    p.add_argument("--check-all", action="store_true")
-    a = p.parse_args()
-    runs: list[tuple[dict[str, Any], dict[str, Any]]] = []
+def measure(a: argparse.Namespace) -> harness.Result:
+    """The pairs, and the two other ratios."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        pairs = folder / "pairs.jsonl"
-        make = [sys.executable, str(SHARED / "peers" / "make_pairs.py"), str(RECIPES)]
-        pairs.write_text(timed([*make, str(EVERYTHING)])[2])
-        for number in range(a.pairs):
-            source = pairs if a.input == "pairs" else RECIPES
-            runs.append((ours(a.family, source, folder, number), theirs(a.family, pairs)))
-            print(f"pair {number + 1} of {a.pairs}: {runs[-1]}", file=sys.stderr)
-        quality = ids_differ(folder / "store-0", most=EVERYTHING if a.check_all else 2000)
-    sound = quality["differ"] == 0 and quality["rows"] == quality["rows_in_store"]
-    end = [o["records_per_second"] / t["end_to_end"] for o, t in runs]
-    cores = [
-        (t["processor_seconds"] / t["records"]) / (o["processor_seconds"] / o["records"])
-        for o, t in runs
-    ]
-    own = [o["records_per_second"] / t["records_per_second"] for o, t in runs]
-    result = {
-        "bench": "prepare",
-        "family": a.family,
-        "input": a.input,
-        "ratio_end_to_end": round(statistics.median(end), 2) if sound else "void",
-        "worst_end_to_end": round(min(end), 2) if sound else "void",
-        "ratio_of_processor_seconds": round(statistics.median(cores), 2) if sound else "void",
-        "ratio_to_map_alone": round(statistics.median(own), 2) if sound else "void",
-        "quality": quality,
-        "machine": {"processor": platform.machine(), "cores": os.cpu_count()},
-        "versions": {n: version(n) for n in ("toque", "tokenizers", "datasets", "transformers")},
-        "pairs": [{"ours": o, "theirs": t} for o, t in runs],
+        pairs = peers.write_pairs(folder / "pairs.jsonl", a.records)
+        source = pairs if a.input == "pairs" else peers.shared(peers.RECIPES)
+
+        def quality(*_: object) -> dict[str, Any]:
+            found = ids_differ(folder / "store-0", most=peers.ALL if a.check_all else 2000)
+            same = found["differ"] == 0 and found["rows"] == found["rows_in_store"]
+            return {"passes": same, **found}
+
+        result = harness.paired(
+            lambda number: ours(a.family, source, folder, number),
+            lambda _: theirs(a.family, pairs),
+            pairs=a.pairs,
+            score=lambda run: run.value["records"] / run.wall,
+            quality=quality,
+        )
+    alone = result.ratio_by(
+        lambda run: run.value.get("records_per_second", run.value["records"] / run.wall)
+    )
+    result.details = {
+        "ratio_of_processor_seconds": result.ratio_by(
+            lambda run: run.value["records"] / run.processor
+        ),
+        "ratio_to_map_alone": alone,
     }
-    print(json.dumps(result, indent=1))
+    return result
+
+
+def options(p: argparse.ArgumentParser) -> None:
+    """The command line."""
+    p.add_argument("--family", choices=("gpt2", "t5"), default="t5")
+    p.add_argument("--input", choices=("pairs", "recipes"), default="pairs")
+    p.add_argument("--records", type=int, default=20_000, help="pairs to prepare; there are 67,977")
+    p.add_argument("--pairs", type=int, default=2)
+    p.add_argument("--check-all", action="store_true")
 
 
 if __name__ == "__main__":
-    main()
+    harness.main(__file__, __doc__, options, measure)

@@ -1,17 +1,17 @@
 """The whole report on 10,000 written recipes, against rouge-score + sacrebleu + Python loops.
 
-    python bench/report.py [--pairs 10000] [--baseline 1000] [--rounds 3]
+    python bench/speed/report.py [--examples 10000] [--baseline 1000] [--pairs 3]
 
 Ours: ROUGE-1/2/L/Lsum, BLEU, the recipe metrics, and 95 % bootstrap intervals of all of them over
 1,000 resamples, on one thread. The baseline is what anyone would write: `rouge_scorer` over the
-pairs, `sacrebleu`'s `corpus_score` with its own bootstrap, the same recipe metrics, and a Python
+examples, `sacrebleu`'s `corpus_score` with its own bootstrap, the same recipe metrics, and a Python
 loop that averages each score over the same 1,000 resamples. Its costs that grow with the number of
-pairs are measured on `--baseline` pairs and scaled linearly; give as many as `--pairs` to measure
-all. Times are the process's CPU seconds, A B A B; the ratio is the median of the pairs of runs.
+examples are measured on `--baseline` of them and scaled linearly; give as many as `--examples` to
+measure all. The ratio is of the process's CPU seconds, A B A B.
 
-References are real recipes ($TOQUE_SHARED or ../shared); a prediction is the same recipe with
-lines left out or taken from others and words of its steps changed, or (1 in 4) another recipe.
-The ratio is void when one ROUGE or BLEU score differs by more than 1e-9, or an interval does.
+References are real recipes; a prediction is the same recipe with lines left out or taken from
+others and words of its steps changed, or (1 in 4) another recipe. The ratio is void when one ROUGE
+or BLEU score differs by more than 1e-9, or an interval does.
 """
 
 from __future__ import annotations
@@ -20,19 +20,18 @@ import argparse
 import gzip
 import json
 import os
-import platform
 import random
 import statistics
 import sys
-import time
-from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import harness
 import numpy as np
+import peers
 import sacrebleu
 from rouge_score import rouge_scorer
 
@@ -51,8 +50,6 @@ from toque.evaluation.text_metrics.rouge import NAMES, rouge
 from toque.evaluation.text_samples import Sample
 from toque.evaluation.text_scores import PART, TextScores
 
-SHARED = Path(os.environ.get("TOQUE_SHARED") or Path(__file__).resolve().parents[2] / "shared")
-SOURCE = SHARED / "data" / "recipes" / "allrecipes_epicurious_as_is.jsonl.gz"
 Pair = tuple[str, str, str]
 """Prompt, prediction, reference."""
 
@@ -60,7 +57,7 @@ Pair = tuple[str, str, str]
 def real_pairs(n: int) -> list[Pair]:
     """Requests, made-up answers and real references."""
     rng, recipes = random.Random(5), []
-    with gzip.open(SOURCE, "rt", encoding="utf-8") as lines:
+    with gzip.open(peers.shared(peers.RECIPES), "rt", encoding="utf-8") as lines:
         for line in lines:
             record = json.loads(line)
             if record["ingredients"] and record["directions"]:
@@ -106,9 +103,9 @@ def ours(pairs: list[Pair]) -> dict[str, Any]:
     return {name: (e.value, e.low, e.high) for name, e in overall.items()}
 
 
-def per_pair_loops(pairs: list[Pair], *, stem: bool) -> dict[str, list[float]]:
+def per_pair_loops(pairs: list[Pair]) -> dict[str, list[float]]:
     """ROUGE F1 and recipe metrics of each pair."""
-    scorer = rouge_scorer.RougeScorer(list(NAMES), use_stemmer=stem)
+    scorer = rouge_scorer.RougeScorer(list(NAMES), use_stemmer=False)
     columns: dict[str, list[float]] = {name: [] for name in NAMES}
     for prompt, text, reference in pairs:
         for name, score in scorer.score(reference, text).items():
@@ -138,34 +135,33 @@ def bootstrap_loops(columns: dict[str, list[float]]) -> dict[str, tuple[float, f
     return found
 
 
-def timed(work: Callable[[], Any]) -> tuple[float, Any]:
-    """CPU seconds of this process, and what came of it."""
-    forget_lines()
-    start = time.process_time()
-    result = work()
-    return time.process_time() - start, result
-
-
-def baseline(pairs: list[Pair], n_measured: int, *, stem: bool) -> tuple[dict[str, float], Any]:
+def baseline(pairs: list[Pair], n_measured: int) -> dict[str, Any]:
     """CPU seconds by part, those of loops over pairs scaled to all pairs; and the scores."""
     some, factor = pairs[:n_measured], len(pairs) / n_measured
-    loops, columns = timed(lambda: per_pair_loops(some, stem=stem))
-    bleu, score = timed(lambda: bleu_with_intervals(some))
+    forget_lines()
+    loops = harness.timed(lambda: per_pair_loops(some))
+    bleu = harness.timed(lambda: bleu_with_intervals(some))
+    columns: dict[str, list[float]] = loops.value
     repeated = {name: (v * -(-len(pairs) // len(v)))[: len(pairs)] for name, v in columns.items()}
     whole = {n: v for n, v in repeated.items() if len(columns[n]) == len(some)}
-    boots, intervals = timed(lambda: bootstrap_loops(whole))
-    seconds = {"rouge_and_recipe_loops": loops * factor, "bleu": bleu * factor, "bootstrap": boots}
-    return seconds, (columns, score, intervals if factor == 1 else None)
+    boots = harness.timed(lambda: bootstrap_loops(whole))
+    parts = {
+        "rouge_and_recipe_loops": loops.processor * factor,
+        "bleu": bleu.processor * factor,
+        "bootstrap": boots.processor,
+    }
+    scores = columns, bleu.value, boots.value if factor == 1 else None
+    return {"scaled": sum(parts.values()), "parts": parts, "scores": scores}
 
 
-def worst_difference(pairs: list[Pair], theirs: Any, *, stem: bool) -> float:
+def worst_difference(pairs: list[Pair], theirs: Any) -> float:
     """Largest difference of any score of any measured pair, of BLEU and of intervals."""
     columns, bleu, intervals = theirs
     some = pairs[: len(columns["rouge1"])]
     worst = 0.0
     for i in range(0, len(some), PART):
         part = some[i : i + PART]
-        found = rouge([p[1] for p in part], [p[2] for p in part], stem=stem)
+        found = rouge([p[1] for p in part], [p[2] for p in part], stem=False)
         for name in NAMES:
             expected = np.array(columns[name][i : i + PART])
             worst = max(worst, float(np.abs(found[name][:, 2] - expected).max()))
@@ -177,48 +173,48 @@ def worst_difference(pairs: list[Pair], theirs: Any, *, stem: bool) -> float:
     return worst
 
 
-def main() -> None:
-    """Measure, compare, print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=10_000)
-    parser.add_argument("--baseline", type=int, default=1_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    args = parser.parse_args()
-    if not SOURCE.exists():
-        json.dump({"skipped": f"{SOURCE.name} is not there: set TOQUE_SHARED"}, sys.stdout)
-        return
-    pairs = real_pairs(args.pairs)
-    n_measured = min(args.baseline, len(pairs))
-    ours(pairs[:PART])  # imports and tables
-    rounds = []
-    for _ in range(args.rounds):
-        our_seconds, _ = timed(lambda: ours(pairs))
-        their_seconds, theirs = baseline(pairs, n_measured, stem=False)
-        rounds.append((our_seconds, their_seconds))
-    difference = worst_difference(pairs, theirs, stem=False)
-    ratios = [sum(their.values()) / our for our, their in rounds]
-    result = {
-        "pairs": len(pairs),
+def measure(a: argparse.Namespace) -> harness.Result:
+    """The pairs of runs, and the scores compared."""
+    examples = real_pairs(a.examples)
+    n_measured = min(a.baseline, len(examples))
+    ours(examples[:PART])  # imports and tables
+    scores: list[Any] = []
+
+    def our_turn(_: int) -> None:
+        forget_lines()
+        ours(examples)
+
+    def their_turn(_: int) -> dict[str, Any]:
+        found = baseline(examples, n_measured)
+        scores.append(found.pop("scores"))
+        return found
+
+    def quality(*_: object) -> dict[str, Any]:
+        difference = worst_difference(examples, scores[-1])
+        return {"passes": difference < 1e-9, "worst_difference": difference}
+
+    result = harness.paired(
+        our_turn,
+        their_turn,
+        pairs=a.pairs,
+        score=lambda run: 1 / (run.value["scaled"] if run.value else run.processor),
+        quality=quality,
+    )
+    words = statistics.mean(len(reference.split()) for _, _, reference in examples)
+    result.details = {
+        "examples": len(examples),
         "baseline_measured_on": n_measured,
-        "words_per_reference": round(statistics.mean(len(p[2].split()) for p in pairs), 1),
-        "ours_cpu_seconds": [round(our, 2) for our, _ in rounds],
-        "baseline_cpu_seconds": [
-            {name: round(s, 1) for name, s in their.items()} for _, their in rounds
-        ],
-        "worst_difference": difference,
-        "ratio": round(statistics.median(ratios), 1) if difference < 1e-9 else "void",
-        "ratios": [round(ratio, 1) for ratio in ratios],
-        "threads": 1,
-        "versions": {
-            "python": platform.python_version(),
-            **{n: version(n) for n in ("toque", "numpy", "rouge-score", "sacrebleu")},
-        },
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "command": " ".join(["python", "bench/report.py", *sys.argv[1:]]),
+        "words_per_reference": round(words, 1),
     }
-    json.dump(result, sys.stdout, indent=1)
-    print()
+    return result
+
+
+def options(p: argparse.ArgumentParser) -> None:
+    """The command line."""
+    p.add_argument("--examples", type=int, default=4000)
+    p.add_argument("--baseline", type=int, default=400, help="examples that theirs is measured on")
+    p.add_argument("--pairs", type=int, default=2)
 
 
 if __name__ == "__main__":
-    main()
+    harness.main(__file__, __doc__, options, measure)

@@ -1,16 +1,16 @@
-"""Training time lost to saving and uploading, against no saving at all; prints JSON.
+"""Training time lost to saving and uploading, against no saving at all.
 
-    python bench/save.py [--pairs 2] [--seconds 95] [--every 30] [--rate 5]
+    python bench/speed/save.py [--pairs 2] [--seconds 95] [--every 30] [--rate 5]
 
 A T5 of 54 M parameters (the shared peers/t5_mini.json) trains on cookbook recipes, with a save
-every 30 seconds that goes to an S3 emulator through a line throttled to 5 MB/s, and without saves
-or uploads, in turn (A B A B), each in a process of its own that is ended after its time. Lost is
-1 - (steps a second with) / (steps a second without), the median of the pairs; beside it, what
-training waited for by its own account (`blocked_seconds` of the save events) and the processor
-time of a step, both of which a busy machine disturbs less. `synchronous` is what waiting for the
-same save, and for its upload over the same line, would take: measured apart, by writing and sending
-tensors of the same sizes. Quality: both sides must report the same losses, step by step, and
-each session with saves must see one become durable, or the ratio is void.
+every 30 seconds that goes to an S3 emulator through a line throttled to 5 MB/s (ours), and without
+saves or uploads (theirs), in turn, each in a process of its own that is ended after its time. The
+ratio is of steps a second; `lost` is 1 minus it. Beside it, what training waited for by its own
+account (`blocked_seconds` of the save events) and the processor time of a step, both of which a
+busy machine disturbs less. `synchronous` is what waiting for the same save, and for its upload over
+the same line, would take: measured apart, by writing and sending tensors of the same sizes.
+Quality: both sides must report the same losses, step by step, and each session with saves must see
+one become durable.
 """
 
 from __future__ import annotations
@@ -29,90 +29,78 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from about import versions
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import harness
+import peers
 
-SHARED = Path(os.environ.get("TOQUE_SHARED") or Path(__file__).resolve().parents[2] / "shared")
 CHUNK = 1 << 16
 
 
-def main() -> int:
+def measure(a: argparse.Namespace) -> harness.Result | dict[str, Any]:
     """One side, the line, or the whole comparison."""
-    parser = argparse.ArgumentParser(description="what saving and uploading cost training")
-    parser.add_argument("--pairs", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=95.0, help="of each session")
-    parser.add_argument("--every", type=float, default=30.0, help="seconds between saves")
-    parser.add_argument("--rate", type=float, default=5.0, help="MB/s of the line")
-    parser.add_argument("--side", choices=("with", "without", "synchronous", "line"))
-    parser.add_argument("--work", type=Path)
-    parser.add_argument("--port", type=int, default=0)
-    options = parser.parse_args()
-    if options.side == "line":
-        asyncio.run(_line(options.port, options.rate))
-    elif options.side == "synchronous":
-        print(json.dumps(_synchronous(options.work)))
-    elif options.side is not None:
-        _session(options)
-    else:
-        print(json.dumps(_compared(options), indent=1))
-    return 0
-
-
-def _compared(options: argparse.Namespace) -> dict[str, Any]:
+    if a.side == "line":
+        asyncio.run(_line(a.port, a.rate, a.work))
+    if a.side == "synchronous":
+        return _synchronous(a.work)
+    if a.side is not None:
+        _session(a)
+    peers.mini_shape("t5")  # what is missing is found before anything is started
     os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     with tempfile.TemporaryDirectory(prefix="save-") as name, contextlib.ExitStack() as stack:
-        work = Path(name)
-        os.environ["TOQUE_CACHE"] = str(work / "cache")
-        _prepare(work)
-        _services(work, options.rate, stack)
+        a.work = Path(name)
+        os.environ["TOQUE_CACHE"] = str(a.work / "cache")
+        _prepare(a.work)
+        _services(a.work, a.rate, stack)
         # How to compute is found out once, before anything is timed.
-        _run(options, work, "without", seconds=5.0)
-        sides: dict[str, list[dict[str, Any]]] = {"without": [], "with": []}
-        for _ in range(options.pairs):
-            for side, found in sides.items():
-                found.append(_run(options, work, side, seconds=options.seconds))
-        synchronous = _run(options, work, "synchronous", seconds=0.0)
-    return _judged(options, sides, synchronous)
-
-
-def _judged(
-    options: argparse.Namespace, sides: dict[str, list[dict[str, Any]]], synchronous: dict[str, Any]
-) -> dict[str, Any]:
-    pairs = list(zip(sides["with"], sides["without"], strict=True))
-
-    def lost(name: str) -> list[float]:
-        return [round(1 - a[name] / b[name], 4) for a, b in pairs]
-
-    waited = [r["blocked_seconds"] / r["seconds"] for r in sides["with"]]
-    equal = all(
-        x == y for a, b in pairs for x, y in zip(a["losses"], b["losses"], strict=False)
-    )  # as many as both have done
-    rates, saved = lost("steps_per_second"), all(r["saves"] for r in sides["with"])
-    void = "void: other losses" if not equal else "void: no save was durable in its session"
+        _run(a, "without", seconds=5.0)
+        result = harness.paired(
+            lambda _: _run(a, "with", seconds=a.seconds),
+            lambda _: _run(a, "without", seconds=a.seconds),
+            pairs=a.pairs,
+            score=harness.by("steps_per_second"),
+            quality=_quality,
+        )
+        synchronous = _run(a, "synchronous", seconds=0.0)
     save, sent = synchronous["save_seconds"], synchronous["upload_seconds"]
-    return {
-        "what": "share of training time lost to a save every so often and its upload",
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
-        "versions": versions("torch", "transformers"),
-        "cores": len(os.sched_getaffinity(0)),
+    waited = [run["blocked_seconds"] / run["seconds"] for run in result.ours]
+    costs = [
+        o["cpu_a_step"] / t["cpu_a_step"] for o, t in zip(result.ours, result.theirs, strict=True)
+    ]
+    for run in (*result.ours, *result.theirs):
+        del run["losses"]
+    result.details = {
         "threads": os.environ["OMP_NUM_THREADS"],
-        "load": os.getloadavg(),
-        "save_every_seconds": options.every,
-        "line_megabytes_per_second": options.rate,
         "checkpoint_megabytes": round(synchronous["bytes"] / 1e6, 1),
-        "lost": round(statistics.median(rates), 4) if equal and saved else void,
-        "lost_of_pairs": rates,
-        "lost_by_blocked_seconds": round(statistics.median(waited), 4) if saved else void,
-        "more_processor_time_a_step": [-share for share in lost("cpu_a_step")],
+        "lost": result.ratio and round(1 - result.ratio["median"], 4),
+        "lost_by_blocked_seconds": round(statistics.median(waited), 4),
+        "more_processor_time_a_step": [round(cost - 1, 4) for cost in costs],
         "synchronous": {
-            "lost_to_the_save_alone": round(save / (options.every + save), 4),
-            "lost_to_save_and_upload": round((save + sent) / (options.every + save + sent), 4),
+            "lost_to_the_save_alone": round(save / (a.every + save), 4),
+            "lost_to_save_and_upload": round((save + sent) / (a.every + save + sent), 4),
             **synchronous,
         },
-        "sides": {
-            side: [{k: v for k, v in r.items() if k != "losses"} for r in found]
-            for side, found in sides.items()
-        },
-    }  # fmt: skip
+    }
+    return result
+
+
+def _quality(ours: list[harness.Run], theirs: list[harness.Run]) -> dict[str, Any]:
+    """Equal losses, for as many steps as both have done, and a durable save in every session."""
+    pairs = [(o.value["losses"], t.value["losses"]) for o, t in zip(ours, theirs, strict=True)]
+    equal = all(x == y for pair in pairs for x, y in zip(*pair, strict=False))
+    saved = all(run.value["saves"] for run in ours)
+    return {"passes": equal and saved, "same_losses": equal, "a_save_in_every_session": saved}
+
+
+def options(p: argparse.ArgumentParser) -> None:
+    """The command line."""
+    p.add_argument("--pairs", type=int, default=1)
+    p.add_argument("--seconds", type=float, default=95.0, help="of each session")
+    p.add_argument("--every", type=float, default=30.0, help="seconds between saves")
+    p.add_argument("--rate", type=float, default=5.0, help="MB/s of the line")
+    sides = ("with", "without", "synchronous", "line")
+    p.add_argument("--side", choices=sides, help=argparse.SUPPRESS)
+    p.add_argument("--work", type=Path, help=argparse.SUPPRESS)
+    p.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
 
 
 def _prepare(work: Path) -> None:
@@ -123,8 +111,8 @@ def _prepare(work: Path) -> None:
         "run_dir": str(work / "run"),
         "model": {
             "family": "t5",
-            "tokenizer": str(SHARED / "tokenizers" / "t5"),
-            "shape": json.loads((SHARED / "peers" / "t5_mini.json").read_text()),
+            "tokenizer": str(peers.tokenizer_folder("t5")),
+            "shape": json.loads(peers.mini_shape("t5").read_text()),
         },
         "data": {"sources": [{"path": str(work / "a.jsonl")}], "store": str(work / "store")},
         "train": {
@@ -140,11 +128,7 @@ def _prepare(work: Path) -> None:
         "observe": {"log_every": "1 step"},
     }
     (work / "run.yaml").write_text(json.dumps(config))
-    subprocess.run(  # noqa: S603
-        [sys.executable, "-m", "toque", "prepare", str(work / "run.yaml")],
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
+    peers.toque("prepare", work / "run.yaml")
 
 
 def _services(work: Path, rate: float, stack: contextlib.ExitStack) -> None:
@@ -168,7 +152,7 @@ def _services(work: Path, rate: float, stack: contextlib.ExitStack) -> None:
         "AWS_EC2_METADATA_DISABLED": "true",
     }
     (work / "ports.json").write_text(json.dumps([line, emulator]))
-    begin([__file__, "--side", "line", "--port", str(line), "--rate", str(rate), "--work", work])  # type: ignore[list-item]
+    begin([__file__, *peers.flags({"side": "line", "port": line, "rate": rate, "work": work})])
     request = urllib.request.Request(f"http://127.0.0.1:{line}/pantry", data=b"", method="PUT")
     for _ in range(300):
         try:
@@ -188,9 +172,9 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-async def _line(port: int, rate: float) -> None:
+async def _line(port: int, rate: float, work: Path) -> None:
     """Pass bytes on to the emulator, those towards it at `rate` MB/s in all."""
-    emulator = json.loads((Path(sys.argv[-1]) / "ports.json").read_text())[1]
+    emulator = json.loads((work / "ports.json").read_text())[1]
     free_at = 0.0
 
     async def passed(near: asyncio.StreamReader, far: asyncio.StreamWriter, slow: bool) -> None:  # noqa: FBT001
@@ -216,16 +200,9 @@ async def _line(port: int, rate: float) -> None:
     await server.serve_forever()
 
 
-def _run(options: argparse.Namespace, work: Path, side: str, *, seconds: float) -> dict[str, Any]:
-    done = subprocess.run(  # noqa: S603
-        [sys.executable, __file__, "--side", side, "--seconds", str(seconds), "--every",
-         str(options.every), "--work", str(work)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if done.returncode:
-        raise SystemExit(f"{side} ended with {done.returncode}:\n{done.stderr[-3000:]}")
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
+def _run(a: argparse.Namespace, side: str, *, seconds: float) -> dict[str, Any]:
+    words = peers.flags({"side": side, "seconds": seconds, "every": a.every, "work": a.work})
+    return peers.last_json(peers.run([__file__, *words]).stdout)
 
 
 class Clock:
@@ -310,4 +287,4 @@ def _synchronous(work: Path) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    harness.main(__file__, __doc__, options, measure)
