@@ -9,8 +9,8 @@ Names are compared in lower case without marks, words in the singular. The halve
 hash of the line: "development" was looked at while the parser was written, "held_out" was not.
 `lines_per_second` is of one process, without a cache, in processor time, the best of five passes
 (theirs: one). Theirs reads its result into the same fields and is scored by the same rules; sizes
-("large") are left out of both sides' units. It may have learnt from some of these lines, since the
-file is a selection of data of the kind that it was trained on.
+("large") are left out of both sides' units. It was trained on lines of the sources that the file
+is made of (bbc, cookstr, ...), perhaps on these very lines: to its advantage.
 
 ingredient-parser-nlp needs an NLTK tagger (averaged_perceptron_tagger_eng) that it downloads when
 it is first imported. Without that (offline) `theirs` says why it is absent. Fetch it once by
@@ -145,7 +145,7 @@ def peer() -> Callable[[str], IngredientLine]:
         raise harness.Skipped(f"NLTK's {TAGGER} is not installed (docstring)") from missing
 
     def parse(line: str) -> IngredientLine:
-        read = parse_ingredient(line, string_units=True)
+        read = parse_ingredient(line, string_units=True, separate_names=False)
         # A composite amount ("1 lb 2 oz") holds several.
         parts = [part for a in read.amount for part in getattr(a, "amounts", [a])]
         amounts = tuple(Amount(_range(part), _unit(str(part.unit))) for part in parts)

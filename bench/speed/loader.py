@@ -170,9 +170,8 @@ def compared(a: argparse.Namespace, folder: Path) -> harness.Result:
 
 def read_whole(folder: Path) -> dict[str, Any]:
     """Opening a store, and what reading every training batch of it adds to this process."""
-    begun, used = time.perf_counter(), time.process_time()
-    store = TokenStore.open(folder)
-    opened, opened_processor = time.perf_counter() - begun, time.process_time() - used
+    opened = harness.timed(lambda: TokenStore.open(folder))
+    store = opened.value
     stream = stream_of(store)
     steps = stream.starting_at(Cursor())
     next(steps)
@@ -186,8 +185,8 @@ def read_whole(folder: Path) -> dict[str, Any]:
             largest = max(largest, private(me))
     return {
         "examples": store.manifest.examples,
-        "open_seconds": round(opened, 3),
-        "open_processor_seconds": round(opened_processor, 3),
+        "open_seconds": round(opened.wall, 3),
+        "open_processor_seconds": round(opened.processor, 3),
         "batches": n_updates,
         "batches_per_second": round((n_updates - 1) / (time.perf_counter() - begun), 1),
         "private_growth_mb": round((largest - own) / 1e6, 1),

@@ -44,7 +44,8 @@ from toque.cooking.ingredients.names import (
 from toque.cooking.ingredients.parser import parse_line
 from toque.cooking.prompts import write_prompt
 from toque.cooking.recipe import Recipe, to_text
-from toque.cooking.scoring.recipe_scores import consistency, text_metrics
+from toque.cooking.scoring import consistency
+from toque.cooking.scoring.recipe_scores import text_metrics
 from toque.evaluation.bootstrap import RESAMPLES, draws
 from toque.evaluation.text_metrics.rouge import NAMES, rouge
 from toque.evaluation.text_samples import Sample

@@ -140,7 +140,8 @@ def measure(a: argparse.Namespace) -> harness.Result:
         peers.write_pairs(folder / "pairs.jsonl", EXAMPLES)
         config = config_for(a, folder)
         peers.toque("prepare", config, threads=a.threads)
-        check = peers.toque("check", config, threads=a.threads, check=False)
+        how_many = f"--examples={a.check_examples}"
+        check = peers.toque("check", config, how_many, threads=a.threads, check=False)
 
         def our_turn(number: int) -> dict[str, Any]:
             rates.sample()
@@ -185,6 +186,7 @@ def options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--pairs", type=int, default=2)
     p.add_argument("--steps", type=int, default=6)
     p.add_argument("--warmup", type=int, default=2)
+    p.add_argument("--check-examples", type=int, default=4, help="of the quality check")
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--precision", default="auto", help="ours: auto, float32 or bf16")
     p.add_argument("--baseline-precision", choices=("fp32", "bf16"), default="fp32")
