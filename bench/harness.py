@@ -1,17 +1,15 @@
 """Benchmark harness: pairs in turn, a quality check that voids, one JSON record for every script.
 
 A script defines `measure(arguments) -> Result` and ends with `main(__file__, __doc__, options,
-measure)`. Its record, printed as one JSON object, has these keys, null where they do not apply:
+measure)`, which prints one JSON object; what does not apply is null:
 
-    name      folder and script, "speed/train"
-    command   what was typed; date: UTC, when the record was written
-    machine   CPU model, cores this process may use, instruction sets that decide the rate of
-              matrix products, GPU, load average when the record was written
-    versions  of Python, Toque and every library that a benchmark compares with
-    ours, theirs    figures of each side, one object per pair where pairs were run
-    ratio     how many times better ours is: median, worst, pairs. null when void
-    quality   passes, and what was compared; a reason when it does not
-    details   everything else, the arguments among it
+    name, command, date   "speed/train"; what was typed; UTC
+    machine       CPU model, cores, instruction sets that decide the rate of products, GPU, load
+    versions      of Python, Toque and every library that a benchmark compares with
+    ours, theirs  figures of each side, one object per pair where pairs were run
+    ratio         how many times better ours is: median, worst, pairs; null when void
+    quality       passes, what was compared, and a reason when it does not pass
+    details       everything else, the arguments among it
 
 The exit code is 0 when the quality check passes, 1 when it does not. What a machine lacks (shared
 data, a peer's library) makes a record with "skipped" and its reason, and exit code 0.

@@ -88,3 +88,28 @@ def write_pairs(path: Path, n: int = ALL) -> Path:
     """The first `n` common examples, {"prompt", "target"} a line, written to `path`."""
     path.write_text(peer("make_pairs.py", shared(RECIPES), n), encoding="utf-8")
     return path
+
+
+def write_config(
+    folder: Path, family: str, source: Path, *, columns: bool = False, **sections: Any
+) -> Path:
+    """config.yaml of a run from scratch over one file, its store and run within `folder`.
+
+    Args:
+        folder: Where the file, `store` and `run` lie.
+        family: Its shared tokenizer is taken.
+        source: The data file.
+        columns: It holds {"prompt", "target"} a line, no recipes.
+        sections: Settings to add, by section.
+    """
+    named = {"columns": {"prompt": "prompt", "target": "target"}} if columns else {}
+    config = {
+        "run_dir": str(folder / "run"),
+        "model": {"family": family, "tokenizer": str(tokenizer_folder(family))},
+        "data": {"sources": [{"path": str(source)} | named], "store": str(folder / "store")},
+    }
+    for name, section in sections.items():
+        config[name] = {**config.get(name, {}), **section}  # type: ignore[dict-item]
+    path = folder / "config.yaml"
+    path.write_text(json.dumps(config))
+    return path

@@ -17,12 +17,11 @@ the bucket alone continues. With --trainer transformers the same is done to tran
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
 import shutil
-import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -32,6 +31,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import harness
 import peers
+from s3_emulator import BUCKET, s3_emulator
 
 from toque.storage.atomic import sha256_of
 from toque.workflows.drill.sessions import Kills, Session, facts_of, kill_and_continue, preload
@@ -47,13 +47,8 @@ def measure(a: argparse.Namespace) -> harness.Result:
         work = Path(name)
         os.environ["TOQUE_CACHE"] = str(work / "cache")
         _prepare(work, a)
-        server = _emulator(work) if a.upload else None
-        try:
+        with s3_emulator() if a.upload else contextlib.nullcontext():
             return _trial(work, a)
-        finally:
-            if server is not None:
-                server.kill()
-                server.wait()
 
 
 def _prepare(work: Path, a: argparse.Namespace) -> None:
@@ -78,34 +73,6 @@ observe: {{log_every: "1 step"}}
 """
     )
     peers.toque("prepare", work / "run.yaml")
-
-
-def _emulator(work: Path) -> subprocess.Popen[bytes]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    os.environ |= {
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }
-    with (work / "moto.log").open("wb") as log:
-        server = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-m", "moto.server", "-p", str(port)], stdout=log, stderr=log
-        )
-    import urllib.error
-    import urllib.request
-
-    request = urllib.request.Request(f"http://127.0.0.1:{port}/pantry", data=b"", method="PUT")
-    for _ in range(300):
-        try:
-            urllib.request.urlopen(request).close()  # noqa: S310
-            return server
-        except urllib.error.URLError:
-            time.sleep(0.1)
-    raise SystemExit("the S3 emulator did not start")
 
 
 def _trial(work: Path, a: argparse.Namespace) -> harness.Result:
@@ -172,7 +139,7 @@ def _toque(run: Path, work: Path, _a: argparse.Namespace, *, upload: bool) -> Se
         from toque.cli import main as toque
 
         words = [f"run_dir={run}"]
-        words += [f"checkpoint.upload=s3://pantry/{run.name}"] if upload else []
+        words += [f"checkpoint.upload={BUCKET}/{run.name}"] if upload else []
         return toque(["train", str(work / "run.yaml"), *words])
 
     return Session(body, work / "log.txt")

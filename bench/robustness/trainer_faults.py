@@ -125,9 +125,9 @@ def train(
     print("FACTS " + json.dumps(facts), flush=True)
 
 
-def life(work: Path, act: Callable[[], object], *, name: str = "life") -> tuple[int, str]:
+def life(work: Path, act: Callable[[], object]) -> tuple[int, str]:
     """Pid and log of a process that does `act`."""
-    log = work / f"{name}-{time.monotonic_ns()}.log"
+    log = work / f"life-{time.monotonic_ns()}.log"
     pid = os.fork()
     if pid:
         return pid, str(log)
@@ -218,14 +218,13 @@ def _flipped(work: Path) -> dict[str, Any]:
     return damaged(work, flip)
 
 
-@scenario("14")
-def _cut(work: Path) -> dict[str, Any]:
-    return damaged(work, lambda f: os.truncate(f / "model.safetensors", 1000))
+def cut(name: str, size: int) -> Callable[[Path], dict[str, Any]]:
+    """A file of the newest checkpoint that was cut short."""
+    return lambda work: damaged(work, lambda folder: os.truncate(folder / name, size))
 
 
-@scenario("15")
-def _state_cut(work: Path) -> dict[str, Any]:
-    return damaged(work, lambda f: os.truncate(f / "trainer_state.json", 100))
+scenario("14")(cut("model.safetensors", 1000))
+scenario("15")(cut("trainer_state.json", 100))
 
 
 class Payload:

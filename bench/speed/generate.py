@@ -17,11 +17,10 @@ from __future__ import annotations
 
 import argparse
 import copy
-import gzip
-import itertools
 import json
 import statistics
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,14 +41,11 @@ Answers = list[list[int]]
 
 
 def prompts_of(tokenizer: Tokenizer, n: int, *, eos: int | None) -> Answers:
-    """The prompts of the first recipes that have both parts, as make_pairs.py writes them."""
-    with gzip.open(peers.shared(peers.RECIPES), "rt", encoding="utf-8") as lines:
-        good = (r for r in map(json.loads, lines) if r.get("ingredients") and r.get("directions"))
-        texts = [
-            f"Generate recipe for: {r['title']} using ingredients: {', '.join(r['ingredients'])}"
-            for r in itertools.islice(good, n)
-        ]
+    """The prompts of the common examples."""
+    with tempfile.TemporaryDirectory() as folder:
+        lines = peers.write_pairs(Path(folder) / "pairs.jsonl", n).read_text().splitlines()
     tail = [] if eos is None else [eos]
+    texts = [json.loads(line)["prompt"] for line in lines]
     return [tokenizer.encode(t, add_special_tokens=False).ids[:512] + tail for t in texts]
 
 

@@ -21,10 +21,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import harness
 import torch
-from made_batches import batch_of
 from transformers import PreTrainedModel
+from updates import batch_of, update
 
-from toque.models.forward.loss import loss_sum
 from toque.models.loading.pretrained import build_model, flops_per_token, parameter_counts
 from toque.models.lora.layers import adapter_parameters, attach, hold_frozen, resolve
 from toque.training.optim.factory import build_optimizer
@@ -82,11 +81,7 @@ class Side:
 
     def update(self) -> float:
         """One update; its loss in nats a token."""
-        with self.runtime.autocast():
-            loss = loss_sum(self.model, self.batch) / self.batch.n_targets
-        self.runtime.backward(loss)
-        self.runtime.update(self.optimizer, lr=1e-4, max_grad_norm=1.0, loss=loss.detach())
-        return loss.item()
+        return update(self.model, self.batch, self.runtime, self.optimizer, lr=1e-4)
 
 
 def measure(a: argparse.Namespace) -> harness.Result:

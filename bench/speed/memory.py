@@ -2,13 +2,14 @@
 
     python bench/speed/memory.py [--pairs 3] [--rows 2] [--precision fp32]
 
-Model: the t5_mini shape at T5's vocabulary of 32,100; updates of 16 recipes, in bf16 or float32 on
-both sides, as in `peers/hf_train.py`, whose step is the other side. Every measurement is a process
-of its own, ours and theirs in turn. "peak" is the process' largest resident size, "step" the same
-less what it was when the libraries had been imported. The ratio is theirs / ours of "peak", so that
-more is better here too; `share_of_theirs` is its inverse, of both. Quality: the loss of the first
-update over the same 16 examples, from the same initial weights, must agree within 1e-2 nats in
-bf16 and 1e-4 in float32.
+Model: the t5_mini shape at T5's vocabulary of 32,100; three updates over the same 16 recipes, in
+bf16 or float32 on both sides, as in `peers/hf_train.py`, whose step is the other side. Every
+measurement is a process of its own, ours and theirs in turn. "peak" is the process' largest
+resident size, "step" the same less what it was when the libraries had been imported. The ratio is
+theirs / ours of "peak", so that more is better here too; `share_of_theirs` is its inverse, of both.
+Quality: the
+loss of the first update, from the same initial weights, must agree within 1e-2 nats in bf16 and
+1e-4 in float32.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def resident_peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def theirs(examples: Path, *, steps: int, precision: str) -> dict[str, Any]:
+def theirs(examples: Path, *, precision: str) -> dict[str, Any]:
     """Run hf_train.py in this process."""
     import transformers
     from transformers import (  # noqa: F401  # loads what the script would load
@@ -57,41 +58,26 @@ def theirs(examples: Path, *, steps: int, precision: str) -> dict[str, Any]:
             "tokenizer": peers.tokenizer_folder("t5"),
             "shape": peers.mini_shape("t5"),
             "batch_size": BATCH,
-            "steps": steps,
-            "warmup": int(steps > 1),  # its clock starts after the warm-up
+            "steps": STEPS,
+            "warmup": 1,
             "precision": precision,
             "threads": os.environ.get("OMP_NUM_THREADS", "2"),
         }
     )
     sys.argv = [str(script), *words]
-    if steps == 1:
-        _losses_of_one_step()
     runpy.run_path(str(script), run_name="__main__")
     return {"imported": imported, "peak": resident_peak()}
 
 
-def _losses_of_one_step() -> None:
-    """One step has no timed part; the loss is read from the trainer's own log instead."""
-    from transformers import TrainerCallback, trainer
-
-    class Tell(TrainerCallback):
-        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-            if "loss" in logs:
-                print(json.dumps({"losses": [logs["loss"]]}), flush=True)
-                os._exit(0)
-
-    trainer.DEFAULT_CALLBACKS.append(Tell)
-
-
-def ours(examples: Path, *, steps: int, rows: int, precision: str) -> dict[str, Any]:
+def ours(examples: Path, *, rows: int, precision: str) -> dict[str, Any]:
     """The same updates through our loss, runtime and optimizer."""
     import numpy as np
     import torch
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, T5Config
+    from updates import update
 
     from toque.data.loader.collate import encoder_decoder_batch
     from toque.data.loader.packing import choose_shape, pack
-    from toque.models.forward.loss import loss_sum
     from toque.models.loading.fused_activations import fuse_activations
     from toque.training.optim.factory import build_optimizer
     from toque.training.runtime import Runtime
@@ -108,20 +94,9 @@ def ours(examples: Path, *, steps: int, rows: int, precision: str) -> dict[str, 
     optimizer = build_optimizer(model)
     lengths = np.array([[len(p), len(t)] for p, t in pairs.ids])
     row = choose_shape(lengths[:, 0], lengths[:, 1], encoder=True)
-    losses = []
-    for step in range(steps):
-        chosen = np.arange(step * BATCH, (step + 1) * BATCH)
-        packed = pack(lengths[chosen, 0], lengths[chosen, 1], row)
-        where = [tuple(int(chosen[i]) for i in line) for line in packed]
-        batch = encoder_decoder_batch(pairs, where, shape=row, pad_id=0, start_id=0)
-        total = torch.zeros(())
-        for micro in batch.split(rows):
-            with runtime.autocast():
-                loss = loss_sum(model, micro)
-            runtime.backward(loss / batch.n_targets)
-            total += loss.detach()
-        losses.append(float(total) / batch.n_targets)
-        runtime.update(optimizer, lr=1e-4, max_grad_norm=1.0, loss=total)
+    where = [tuple(line) for line in pack(lengths[:, 0], lengths[:, 1], row)]
+    batch = encoder_decoder_batch(pairs, where, shape=row, pad_id=0, start_id=0)
+    losses = [update(model, batch, runtime, optimizer, lr=1e-4, rows=rows) for _ in range(STEPS)]
     return {"imported": imported, "peak": resident_peak(), "losses": losses, "row": vars(row)}
 
 
@@ -150,10 +125,10 @@ class Pairs:
         return self.ids[row][1]
 
 
-def measured(a: argparse.Namespace, side: str, examples: Path, *, steps: int) -> dict[str, Any]:
+def measured(a: argparse.Namespace, side: str, examples: Path) -> dict[str, Any]:
     """One process; its last JSON line, with the lines before it merged in."""
     # glibc gives each of a few large blocks its own mapping, so freed memory leaves the process.
-    how = {"side": side, "examples": examples, "steps": steps, "rows": a.rows}
+    how = {"side": side, "examples": examples, "rows": a.rows}
     printed = peers.run([__file__, *peers.flags(how | {"precision": a.precision})]).stdout
     merged: dict[str, Any] = {}
     for line in printed.splitlines():
@@ -165,19 +140,20 @@ def measured(a: argparse.Namespace, side: str, examples: Path, *, steps: int) ->
 
 
 def compared(a: argparse.Namespace, folder: Path) -> harness.Result:
-    """Quality once, then the pairs."""
-    examples = peers.write_pairs(folder / "pairs.jsonl", BATCH * STEPS)
-    losses = {
-        side: float(measured(a, side, examples, steps=1)["losses"][0])
-        for side in ("ours", "theirs")
-    }
-    same = abs(losses["ours"] - losses["theirs"]) <= LOSS_TOLERANCES[a.precision]
+    """The pairs, and their sizes."""
+    examples = peers.write_pairs(folder / "pairs.jsonl", BATCH)
+
+    def quality(ours: list[harness.Run], theirs: list[harness.Run]) -> dict[str, Any]:
+        losses = [run.value["losses"][0] for run in (ours[0], theirs[0])]
+        same = abs(losses[0] - losses[1]) <= LOSS_TOLERANCES[a.precision]
+        return {"passes": same, "first_losses": losses}
+
     result = harness.paired(
-        lambda _: measured(a, "ours", examples, steps=STEPS),
-        lambda _: measured(a, "theirs", examples, steps=STEPS),
+        lambda _: measured(a, "ours", examples),
+        lambda _: measured(a, "theirs", examples),
         pairs=a.pairs,
         score=lambda run: 1 / run.value["peak"],
-        quality=lambda *_: {"passes": same, "first_loss": losses},
+        quality=quality,
     )
     sizes = {
         name: [
@@ -199,9 +175,9 @@ def compared(a: argparse.Namespace, folder: Path) -> harness.Result:
 def measure(a: argparse.Namespace) -> harness.Result | dict[str, Any]:
     """The comparison; with --side, one of the measured processes."""
     if a.side == "ours":
-        return ours(a.examples, steps=a.steps, rows=a.rows, precision=a.precision)
+        return ours(a.examples, rows=a.rows, precision=a.precision)
     if a.side == "theirs":
-        return theirs(a.examples, steps=a.steps, precision=a.precision)
+        return theirs(a.examples, precision=a.precision)
     with tempfile.TemporaryDirectory() as folder:
         return compared(a, Path(folder))
 
@@ -213,7 +189,6 @@ def options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--precision", choices=sorted(LOSS_TOLERANCES), default="bf16")
     p.add_argument("--side", choices=["ours", "theirs"], help=argparse.SUPPRESS)
     p.add_argument("--examples", type=Path, help=argparse.SUPPRESS)
-    p.add_argument("--steps", type=int, default=STEPS, help=argparse.SUPPRESS)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ import harness
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from updates import update
 
 from toque.batch import IGNORE, Batch
 from toque.config.resolve import resolve_values
@@ -110,17 +111,12 @@ class Bench:
         kept = self.runtime.precision
         self.runtime.precision = precision or kept  # type: ignore[assignment]
         self.wait()
-        begun, total = time.perf_counter(), torch.zeros((), device=self.runtime.device)
-        for part in batch.split(max(1, MICRO_BATCH // tokens)):
-            with self.runtime.autocast():
-                loss = objective.loss_sum(self.model, part)
-            self.runtime.backward(loss / batch.n_targets)
-            total += loss.detach()
-        self.runtime.update(self.optimizer, lr=0.0, max_grad_norm=1.0, loss=total)
-        self.wait()
+        begun = time.perf_counter()
+        rows = max(1, MICRO_BATCH // tokens)
+        loss = update(self.model, batch, self.runtime, self.optimizer, lr=0.0, rows=rows)
         seconds = time.perf_counter() - begun
         self.runtime.precision = kept
-        return seconds, float(total) / batch.n_targets
+        return seconds, loss
 
     def wait(self) -> None:
         """Until the device has done what it was told."""

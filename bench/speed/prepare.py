@@ -36,17 +36,9 @@ import peers
 def ours(family: str, source: Path, folder: Path, number: int) -> dict[str, Any]:
     """One `toque prepare` of all records."""
     store = folder / f"store-{number}"
-    config = {
-        "model": {
-            "family": family,
-            "start_from": "scratch",
-            "tokenizer": str(peers.tokenizer_folder(family)),
-        },
-        "data": {"sources": [{"path": str(source)}], "store": str(store)},
-    }
-    path = folder / "config.yaml"
-    path.write_text(json.dumps(config))
-    peers.toque("prepare", path)
+    model, data = {"start_from": "scratch"}, {"store": str(store)}
+    config = peers.write_config(folder, family, source, model=model, data=data)
+    peers.toque("prepare", config)
     return {"records": json.loads((store / "manifest.json").read_text())["records"]["read"]}
 
 

@@ -1,13 +1,12 @@
-"""The whole report on 10,000 written recipes, against rouge-score + sacrebleu + Python loops.
+"""The whole report on written recipes, against rouge-score + sacrebleu + Python loops.
 
-    python bench/speed/report.py [--examples 10000] [--baseline 1000] [--pairs 3]
+    python bench/speed/report.py [--examples 10000] [--pairs 3]
 
 Ours: ROUGE-1/2/L/Lsum, BLEU, the recipe metrics, and 95 % bootstrap intervals of all of them over
 1,000 resamples, on one thread. The baseline is what anyone would write: `rouge_scorer` over the
 examples, `sacrebleu`'s `corpus_score` with its own bootstrap, the same recipe metrics, and a Python
-loop that averages each score over the same 1,000 resamples. Its costs that grow with the number of
-examples are measured on `--baseline` of them and scaled linearly; give as many as `--examples` to
-measure all. The ratio is of the process's CPU seconds, A B A B.
+loop that averages each score over the same 1,000 resamples. The ratio is of the process's CPU
+seconds, A B A B.
 
 References are real recipes; a prediction is the same recipe with lines left out or taken from
 others and words of its steps changed, or (1 in 4) another recipe. The ratio is void when one ROUGE
@@ -53,6 +52,8 @@ from toque.evaluation.text_scores import PART, TextScores
 
 Pair = tuple[str, str, str]
 """Prompt, prediction, reference."""
+Scores = tuple[dict[str, list[float]], float, dict[str, tuple[float, float, float]]]
+"""Of the baseline: each example's, BLEU, and means with intervals."""
 
 
 def real_pairs(n: int) -> list[Pair]:
@@ -136,40 +137,25 @@ def bootstrap_loops(columns: dict[str, list[float]]) -> dict[str, tuple[float, f
     return found
 
 
-def baseline(pairs: list[Pair], n_measured: int) -> dict[str, Any]:
-    """CPU seconds by part, those of loops over pairs scaled to all pairs; and the scores."""
-    some, factor = pairs[:n_measured], len(pairs) / n_measured
-    forget_lines()
-    loops = harness.timed(lambda: per_pair_loops(some))
-    bleu = harness.timed(lambda: bleu_with_intervals(some))
-    columns: dict[str, list[float]] = loops.value
-    repeated = {name: (v * -(-len(pairs) // len(v)))[: len(pairs)] for name, v in columns.items()}
-    whole = {n: v for n, v in repeated.items() if len(columns[n]) == len(some)}
-    boots = harness.timed(lambda: bootstrap_loops(whole))
-    parts = {
-        "rouge_and_recipe_loops": loops.processor * factor,
-        "bleu": bleu.processor * factor,
-        "bootstrap": boots.processor,
-    }
-    scores = columns, bleu.value, boots.value if factor == 1 else None
-    return {"scaled": sum(parts.values()), "parts": parts, "scores": scores}
+def baseline(pairs: list[Pair]) -> Scores:
+    """What anyone would write."""
+    columns = per_pair_loops(pairs)
+    whole = {name: values for name, values in columns.items() if len(values) == len(pairs)}
+    return columns, bleu_with_intervals(pairs), bootstrap_loops(whole)
 
 
-def worst_difference(pairs: list[Pair], theirs: Any) -> float:
-    """Largest difference of any score of any measured pair, of BLEU and of intervals."""
+def worst_difference(pairs: list[Pair], theirs: Scores) -> float:
+    """Largest difference of any score of any example, of BLEU and of intervals."""
     columns, bleu, intervals = theirs
-    some = pairs[: len(columns["rouge1"])]
-    worst = 0.0
-    for i in range(0, len(some), PART):
-        part = some[i : i + PART]
+    report = ours(pairs)
+    worst = abs(report["bleu"][0] - bleu)
+    for i in range(0, len(pairs), PART):
+        part = pairs[i : i + PART]
         found = rouge([p[1] for p in part], [p[2] for p in part], stem=False)
         for name in NAMES:
             expected = np.array(columns[name][i : i + PART])
             worst = max(worst, float(np.abs(found[name][:, 2] - expected).max()))
-    report = ours(some)
-    worst = max(worst, abs(report["bleu"][0] - bleu))
-    expected = bootstrap_loops({k: v for k, v in columns.items() if len(v) == len(some)})
-    for name, values in (intervals or expected).items():
+    for name, values in intervals.items():
         worst = max(worst, *(abs(a - b) for a, b in zip(report[name], values, strict=True)))
     return worst
 
@@ -177,43 +163,32 @@ def worst_difference(pairs: list[Pair], theirs: Any) -> float:
 def measure(a: argparse.Namespace) -> harness.Result:
     """The pairs of runs, and the scores compared."""
     examples = real_pairs(a.examples)
-    n_measured = min(a.baseline, len(examples))
     ours(examples[:PART])  # imports and tables
-    scores: list[Any] = []
+    scores: list[Scores] = []
 
     def our_turn(_: int) -> None:
         forget_lines()
         ours(examples)
 
-    def their_turn(_: int) -> dict[str, Any]:
-        found = baseline(examples, n_measured)
-        scores.append(found.pop("scores"))
-        return found
+    def their_turn(_: int) -> None:
+        forget_lines()
+        scores.append(baseline(examples))
 
     def quality(*_: object) -> dict[str, Any]:
         difference = worst_difference(examples, scores[-1])
         return {"passes": difference < 1e-9, "worst_difference": difference}
 
     result = harness.paired(
-        our_turn,
-        their_turn,
-        pairs=a.pairs,
-        score=lambda run: 1 / (run.value["scaled"] if run.value else run.processor),
-        quality=quality,
+        our_turn, their_turn, pairs=a.pairs, score=harness.by_processor, quality=quality
     )
     words = statistics.mean(len(reference.split()) for _, _, reference in examples)
-    result.details = {
-        "examples": len(examples),
-        "baseline_measured_on": n_measured,
-        "words_per_reference": round(words, 1),
-    }
+    result.details = {"examples": len(examples), "words_per_reference": round(words, 1)}
     return result
 
 
 def options(p: argparse.ArgumentParser) -> None:
     """The command line."""
-    p.add_argument("--examples", type=int, default=4000)
-    p.add_argument("--baseline", type=int, default=400, help="examples that theirs is measured on")
+    p.add_argument("--examples", type=int, default=1000)
     p.add_argument("--pairs", type=int, default=2)
 
 

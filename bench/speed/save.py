@@ -16,41 +16,33 @@ one become durable.
 from __future__ import annotations
 
 import argparse
-import asyncio
-import contextlib
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import harness
 import peers
-
-CHUNK = 1 << 16
+from s3_emulator import BUCKET, s3_emulator
 
 
 def measure(a: argparse.Namespace) -> harness.Result | dict[str, Any]:
-    """One side, the line, or the whole comparison."""
-    if a.side == "line":
-        asyncio.run(_line(a.port, a.rate, a.work))
+    """One side, or the whole comparison."""
     if a.side == "synchronous":
         return _synchronous(a.work)
     if a.side is not None:
         _session(a)
     peers.mini_shape("t5")  # what is missing is found before anything is started
     os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-    with tempfile.TemporaryDirectory(prefix="save-") as name, contextlib.ExitStack() as stack:
+    with tempfile.TemporaryDirectory(prefix="save-") as name, s3_emulator(a.rate):
         a.work = Path(name)
         os.environ["TOQUE_CACHE"] = str(a.work / "cache")
         _prepare(a.work)
-        _services(a.work, a.rate, stack)
         # How to compute is found out once, before anything is timed.
         _run(a, "without", seconds=5.0)
         result = harness.paired(
@@ -97,25 +89,21 @@ def options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--seconds", type=float, default=95.0, help="of each session")
     p.add_argument("--every", type=float, default=30.0, help="seconds between saves")
     p.add_argument("--rate", type=float, default=5.0, help="MB/s of the line")
-    sides = ("with", "without", "synchronous", "line")
+    sides = ("with", "without", "synchronous")
     p.add_argument("--side", choices=sides, help=argparse.SUPPRESS)
     p.add_argument("--work", type=Path, help=argparse.SUPPRESS)
-    p.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
 
 
 def _prepare(work: Path) -> None:
     from toque.cooking.cookbook.generate import write_cookbook
 
     write_cookbook(work / "a.jsonl", n=3000, seed=3)
-    config = {
-        "run_dir": str(work / "run"),
-        "model": {
-            "family": "t5",
-            "tokenizer": str(peers.tokenizer_folder("t5")),
-            "shape": json.loads(peers.mini_shape("t5").read_text()),
-        },
-        "data": {"sources": [{"path": str(work / "a.jsonl")}], "store": str(work / "store")},
-        "train": {
+    config = peers.write_config(
+        work,
+        "t5",
+        work / "a.jsonl",
+        model={"shape": json.loads(peers.mini_shape("t5").read_text())},
+        train={
             "batch": "1024 tokens",
             "micro_batch_rows": 1,
             "compile": False,
@@ -124,80 +112,10 @@ def _prepare(work: Path) -> None:
             "evaluate_every": "100 %",
             "save_every": "100 %",
         },
-        "evaluation": {"max_examples": 8, "generate": 0},
-        "observe": {"log_every": "1 step"},
-    }
-    (work / "run.yaml").write_text(json.dumps(config))
-    peers.toque("prepare", work / "run.yaml")
-
-
-def _services(work: Path, rate: float, stack: contextlib.ExitStack) -> None:
-    """The emulator, the line to it, and the environment that leads there."""
-    log = stack.enter_context((work / "services.log").open("wb"))
-
-    def begin(command: list[str]) -> None:
-        process = subprocess.Popen(  # noqa: S603
-            [sys.executable, *command], stdout=log, stderr=log
-        )
-        stack.callback(process.wait)
-        stack.callback(process.kill)
-
-    emulator, line = _free_port(), _free_port()
-    begin(["-m", "moto.server", "-p", str(emulator)])
-    os.environ |= {
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{line}",
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }
-    (work / "ports.json").write_text(json.dumps([line, emulator]))
-    begin([__file__, *peers.flags({"side": "line", "port": line, "rate": rate, "work": work})])
-    request = urllib.request.Request(f"http://127.0.0.1:{line}/pantry", data=b"", method="PUT")
-    for _ in range(300):
-        try:
-            urllib.request.urlopen(request).close()  # noqa: S310
-        except OSError:
-            time.sleep(0.1)
-        else:
-            return
-    raise SystemExit((work / "services.log").read_text()[-2000:])
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-async def _line(port: int, rate: float, work: Path) -> None:
-    """Pass bytes on to the emulator, those towards it at `rate` MB/s in all."""
-    emulator = json.loads((work / "ports.json").read_text())[1]
-    free_at = 0.0
-
-    async def passed(near: asyncio.StreamReader, far: asyncio.StreamWriter, slow: bool) -> None:  # noqa: FBT001
-        nonlocal free_at
-        with contextlib.suppress(ConnectionError):
-            while data := await near.read(CHUNK):
-                if slow:
-                    free_at = max(free_at, time.monotonic()) + len(data) / (rate * 1e6)
-                    await asyncio.sleep(max(0.0, free_at - time.monotonic()))
-                far.write(data)
-                await far.drain()
-        far.close()
-
-    async def connected(near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
-        try:
-            far, there = await asyncio.open_connection("127.0.0.1", emulator)
-        except OSError:
-            back.close()
-            return
-        await asyncio.gather(passed(near, there, True), passed(far, back, False))
-
-    server = await asyncio.start_server(connected, "127.0.0.1", port)
-    await server.serve_forever()
+        evaluation={"max_examples": 8, "generate": 0},
+        observe={"log_every": "1 step"},
+    )
+    peers.toque("prepare", config)
 
 
 def _run(a: argparse.Namespace, side: str, *, seconds: float) -> dict[str, Any]:
@@ -247,9 +165,9 @@ def _session(options: argparse.Namespace) -> None:
     words = [f"run_dir={run}"]
     if options.side == "with":
         words += [f"train.save_every={options.every / 60} minutes"]
-        words += [f"checkpoint.upload=s3://pantry/{run.name}"]
+        words += [f"checkpoint.upload={BUCKET}/{run.name}"]
     run_training(
-        load_config(str(options.work / "run.yaml"), words), own=[Clock(run, options.seconds)]
+        load_config(str(options.work / "config.yaml"), words), own=[Clock(run, options.seconds)]
     )
 
 
@@ -264,7 +182,7 @@ def _synchronous(work: Path) -> dict[str, float]:
     from toque.training.checkpoint.store import CheckpointStore
     from toque.workflows.forecast import in_outline
 
-    config = load_config(str(work / "run.yaml"), []).config
+    config = load_config(str(work / "config.yaml"), []).config
     with in_outline(config, TokenStore.open(config.data.store)) as model:
         shapes = {n: tuple(t.shape) for n, t in model_tensors(model, trainable_only=False).items()}
     made = {name: torch.randn(shape) for name, shape in shapes.items()}
@@ -277,7 +195,7 @@ def _synchronous(work: Path) -> dict[str, float]:
     # The weights alone are sent, a third of it; the line is the slow part and knows no sizes.
     weights = saved.path / "model.safetensors"
     began = time.perf_counter()
-    RemoteFolder.at("s3://pantry/synchronous").put_file(weights, "model.safetensors")
+    RemoteFolder.at(f"{BUCKET}/synchronous").put_file(weights, "model.safetensors")
     sent = time.perf_counter() - began
     return {
         "bytes": saved.bytes,

@@ -30,13 +30,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import harness
 import torch
-from made_batches import batch_of
 from transformers import PreTrainedModel
+from updates import batch_of, update
 
 from toque.models.flops import flops_per_token, parameter_counts
 from toque.models.forward.activation_checkpointing import recompute_blocks
 from toque.models.forward.compile import compile_blocks
-from toque.models.forward.loss import loss_sum
 from toque.models.loading.pretrained import build_model
 from toque.models.lora.layers import attach, hold_frozen, resolve
 from toque.training.optim.factory import build_optimizer
@@ -106,11 +105,7 @@ def one(a: argparse.Namespace, rows: int) -> dict[str, Any]:
     seconds, losses = [], []
     for _ in range(a.warmup + a.steps):
         begun = time.perf_counter()
-        with runtime.autocast():
-            loss = loss_sum(model, batch) / batch.n_targets
-        runtime.backward(loss)
-        runtime.update(optimizer, lr=1e-5, max_grad_norm=1.0, loss=loss.detach())
-        losses.append(loss.item())  # waits for the device
+        losses.append(update(model, batch, runtime, optimizer, lr=1e-5))
         seconds.append(time.perf_counter() - begun)
     share = a.source / (a.source + a.target) if a.family == "t5" else 0.0
     flops = flops_per_token(

@@ -38,34 +38,24 @@ EXAMPLES = 2000
 
 def config_for(a: argparse.Namespace, folder: Path) -> Path:
     """The configuration that is timed; whatever is not named keeps its default."""
-    columns = {"prompt": "prompt", "target": "target"}
-    config = {
-        "run_dir": str(folder / "run"),
-        "model": {
-            "family": a.family,
-            "start_from": "scratch",
-            "shape": json.loads(a.shape.read_text()),
-            "tokenizer": str(peers.tokenizer_folder(a.family)),
-        },
-        "data": {
-            "sources": [{"path": str(folder / "pairs.jsonl"), "columns": columns}],
-            "store": str(folder / "store"),
-            "validation_fraction": 0.02,
-        },
-        "optim": {"peak_lr": 1e-4, "warmup": "0 steps"},
-        "train": {
+    return peers.write_config(
+        folder,
+        a.family,
+        folder / "pairs.jsonl",
+        columns=True,
+        model={"start_from": "scratch", "shape": json.loads(a.shape.read_text())},
+        data={"validation_fraction": 0.02},
+        optim={"peak_lr": 1e-4, "warmup": "0 steps"},
+        train={
             "batch": f"{a.batch} examples",
             "stop_after": f"{a.steps} steps",
             "evaluate_every": "100 %",
             "save_every": "100 %",
             "precision": a.precision,
         },
-        "evaluation": {"max_examples": 8, "generate": 0},
-        "observe": {"log_every": "1 steps"},
-    }
-    path = folder / "config.yaml"
-    path.write_text(json.dumps(config))
-    return path
+        evaluation={"max_examples": 8, "generate": 0},
+        observe={"log_every": "1 steps"},
+    )
 
 
 def ours(a: argparse.Namespace, folder: Path, number: int) -> dict[str, Any]:

@@ -1,10 +1,37 @@
-"""Batches of random tokens, every row full, for benchmarks that need no data."""
+"""Training updates as the trainer computes them, and batches of random tokens that need no data."""
 
 from __future__ import annotations
 
 import torch
 
 from toque.batch import Batch, DecoderBatch, EncoderDecoderBatch
+from toque.models.forward.loss import loss_sum
+from toque.training.runtime import Runtime
+
+
+def update(
+    model: torch.nn.Module,
+    batch: Batch,
+    runtime: Runtime,
+    optimizer: torch.optim.Optimizer,
+    *,
+    lr: float,
+    rows: int | None = None,
+) -> float:
+    """One update in micro-batches of `rows` rows (None: all at once); the mean loss in nats.
+
+    Returns when the device has done it.
+    """
+    total = torch.zeros((), device=runtime.device)
+    for micro in batch.split(rows or batch.n_rows):
+        with runtime.autocast():
+            loss = loss_sum(model, micro)
+        runtime.backward(loss / batch.n_targets)
+        total += loss.detach()
+    runtime.update(optimizer, lr=lr, max_grad_norm=1.0, loss=total)
+    if runtime.device.type == "cuda":
+        torch.cuda.synchronize()
+    return float(total) / batch.n_targets
 
 
 def batch_of(family: str, *, rows: int, source: int, target: int, vocabulary: int) -> Batch:
