@@ -87,13 +87,13 @@ def _killed(options: argparse.Namespace, store: Path, seconds: float) -> dict[st
         # It was done before its time had come: the next kill meets a store from the beginning.
         shutil.rmtree(store)
     last = _run(options, store)
-    _, said = last.communicate()
+    _, message = last.communicate()
     return {
         "hit": len(moments),
         "after_seconds": moments,
         "whole_shards_then": shards,
         "exit_code_at_last": last.returncode,
-        "said_at_last": said.decode().strip(),
+        "message_at_last": message.decode().strip(),
     }
 
 
@@ -107,7 +107,7 @@ def _full_disk(
         return {"skipped": "a tmpfs cannot be mounted here"}
     try:
         process = _run(options, store)
-        _, said = process.communicate()
+        _, message = process.communicate()
         refused = process.returncode
         _mount("-o", f"remount,size={size * 4}", str(disk))
         kept = len(list(store.glob("shards/[0-9]*/shard.json")))
@@ -115,7 +115,7 @@ def _full_disk(
         again.wait()
         return {
             "exit_code": refused,
-            "said": said.decode().replace(str(work), "...").strip(),
+            "message": message.decode().replace(str(work), "...").strip(),
             "whole_shards_then": kept,
             "exit_code_after_space": again.returncode,
             "differ": _differing(wanted, _hashes(store)),

@@ -154,7 +154,7 @@ def ended(pid: int, log: str) -> dict[str, Any]:
         if line.startswith("FACTS "):
             found |= json.loads(line.removeprefix("FACTS "))
     if code:
-        found["said"] = lines[-1][:200] if lines else ""
+        found["last line"] = lines[-1][:200] if lines else ""
     warned = [line[:160] for line in lines if "arning" in line and "learning" not in line]
     if warned:
         found["warnings"] = warned[:3]
