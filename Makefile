@@ -45,8 +45,9 @@ check: $(READY)  ## what CI runs: format, lint, types, tests
 docs: $(READY)  ## the documentation site, into build/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict && echo "Open build/site/index.html"
 
-bench: $(READY)  ## every benchmark; each prints one JSON object
-	@for file in bench/*.py; do [ -e "$$file" ] || continue; $(BIN)/python "$$file" || exit $$?; done
+bench: $(READY)  ## the benchmarks of speed, about 25 minutes; each prints one JSON record
+	@bad=; for file in bench/speed/*.py; do $(BIN)/python "$$file" || bad="$$bad $$file"; done; \
+	[ -z "$$bad" ] || { echo "Void or failed:$$bad" >&2; exit 1; }
 
 clean:  ## remove .venv and caches; runs/ and stores/ stay
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

@@ -1,22 +1,23 @@
-"""Every shared file as `toque prepare` reads it: recognised, counted, or refused; prints JSON.
+"""Every shared file as `toque prepare` reads it: recognised, counted, or refused.
 
-    python bench/shared_files.py [FILE_OR_FOLDER ...]
+    python bench/quality/shared_files.py [FILE_OR_FOLDER ...]
 
 For each file its schema, the records read, kept and dropped by reason, or the sentence of its
-refusal. The files of a folder of web pages count as one line. Exit code 1 when a record was lost
+refusal. The files of a folder of web pages count as one line. Quality fails when a record was lost
 uncounted: read is kept plus dropped, always.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
 from collections import Counter
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import harness
+import peers
 
 from toque.config import RunConfig
 from toque.data.prepare.worker import load_reader
@@ -24,8 +25,6 @@ from toque.errors import ToqueError
 from toque.sources.files import blocks_of, find_files
 from toque.sources.records import NamesSchemas
 from toque.workflows.assembly.data import sources_of
-
-SHARED = Path(os.environ.get("TOQUE_SHARED") or Path(__file__).resolve().parents[2] / "shared")
 
 
 def counted(path: Path) -> dict[str, Any]:
@@ -60,27 +59,27 @@ def counted(path: Path) -> dict[str, Any]:
     }
 
 
-def main() -> int:
-    """Read and print."""
-    p = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    p.add_argument("paths", nargs="*", type=Path)
-    a = p.parse_args()
-    paths = a.paths or [*sorted((SHARED / "data" / "recipes").iterdir()), SHARED / "data" / "html"]
+def measure(a: argparse.Namespace) -> harness.Result:
+    """Read every file."""
     files = []
-    for path in paths:
+    for path in a.paths or [
+        *sorted(peers.shared("data/recipes").iterdir()),
+        peers.shared("data/html"),
+    ]:
         files.append(counted(path))
-        print(json.dumps(files[-1]), file=sys.stderr, flush=True)
-    lost = [f["file"] for f in files if f.get("read", 0) != f.get("kept", 0) + _all(f)]
-    versions = {name: version(name) for name in ("toque", "pyarrow")}
-    print(json.dumps({"bench": "shared_files", "lost": lost, "files": files, "versions": versions}))
-    return 1 if lost else 0
+        harness.note(str(files[-1]))
+    lost = [
+        f["file"]
+        for f in files
+        if "read" in f and f["read"] != f["kept"] + sum(f["dropped"].values())
+    ]
+    return harness.Result(ours=files, quality={"passes": not lost, "lost": lost})
 
 
-def _all(file: dict[str, Any]) -> int:
-    return sum(file.get("dropped", {}).values())
+def options(p: argparse.ArgumentParser) -> None:
+    """The command line."""
+    p.add_argument("paths", nargs="*", type=Path)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    harness.main(__file__, __doc__, options, measure)

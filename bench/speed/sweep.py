@@ -1,22 +1,24 @@
-r"""Updates of one shape at several micro-batches: tokens a second, utilisation, peak memory; JSON.
+r"""Updates of one shape at several micro-batches: tokens a second, utilisation, peak memory.
 
-    python bench/sweep.py --family neox --shape neox-1.2b --rows 1,2,4,8 --target 2048
-    python bench/sweep.py --family t5 --shape flan-t5-xxl --lora 16 --rows 2 --source 256 \
+    python bench/speed/sweep.py --family neox --shape neox-1.2b --rows 1,2,4,8 --target 2048
+    python bench/speed/sweep.py --family t5 --shape flan-t5-xxl --lora 16 --rows 2 --source 256 \
         --target 512 --limit-gib 24
 
 Random weights and made-up tokens, every row full: the figure is the machine's and the program's,
 not the data's. `--shape` is a name from this file or a JSON file. With `--lora R` the base is
 frozen and held in the runtime's precision. Each micro-batch is a process of its own, so that its
 peak memory is; one that does not fit says so and the sweep goes on. `mfu` divides by the stated
-peak of a known GPU, by the measured matrix rate elsewhere; recomputed operations do not count.
-`--limit-gib` refuses memory beyond it (CUDA only) and so shows what fits a smaller GPU.
+peak of a known GPU, elsewhere by the matrix rate measured in the run's precision (`peak_origin`
+says which); recomputed operations do not count. `--limit-gib` refuses memory beyond it (CUDA only)
+and so shows what fits a smaller GPU. There is no other side, hence no ratio; quality: one
+micro-batch at least was computed, and every loss is finite.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import platform
+import math
 import resource
 import statistics
 import subprocess
@@ -25,15 +27,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import harness
 import torch
-from about import versions
-from lora import batch_of
 from transformers import PreTrainedModel
+from updates import batch_of, update
 
 from toque.models.flops import flops_per_token, parameter_counts
 from toque.models.forward.activation_checkpointing import recompute_blocks
 from toque.models.forward.compile import compile_blocks
-from toque.models.forward.loss import loss_sum
 from toque.models.loading.pretrained import build_model
 from toque.models.lora.layers import attach, hold_frozen, resolve
 from toque.training.optim.factory import build_optimizer
@@ -103,11 +105,7 @@ def one(a: argparse.Namespace, rows: int) -> dict[str, Any]:
     seconds, losses = [], []
     for _ in range(a.warmup + a.steps):
         begun = time.perf_counter()
-        with runtime.autocast():
-            loss = loss_sum(model, batch) / batch.n_targets
-        runtime.backward(loss)
-        runtime.update(optimizer, lr=1e-5, max_grad_norm=1.0, loss=loss.detach())
-        losses.append(loss.item())  # waits for the device
+        losses.append(update(model, batch, runtime, optimizer, lr=1e-5))
         seconds.append(time.perf_counter() - begun)
     share = a.source / (a.source + a.target) if a.family == "t5" else 0.0
     flops = flops_per_token(
@@ -130,27 +128,36 @@ def one(a: argparse.Namespace, rows: int) -> dict[str, Any]:
         "losses": [round(losses[0], 4), round(losses[-1], 4)],
         "parameters": {"total": counts.total, "trained": counts.trainable},
         "precision": runtime.precision,
-        "device": torch.cuda.get_device_name() if on_gpu else platform.machine(),
+        "device": torch.cuda.get_device_name() if on_gpu else "cpu",
     }
 
 
 def swept(rows: int) -> dict[str, Any]:
-    """The same in a process of its own; what went wrong where it failed."""
+    """The same in a process of its own; the last line of its error where it failed."""
     command = [sys.executable, __file__, *sys.argv[1:], "--alone", str(rows)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no words"])[-1]
         return {"rows": rows, "failed": last[:300]}
-    print(f"{rows} rows: {done.stdout.strip()}", file=sys.stderr)
+    harness.note(f"{rows} rows: {done.stdout.strip()}")
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
-def main() -> None:
-    """Sweep and print."""
-    p = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def measure(a: argparse.Namespace) -> harness.Result | dict[str, Any]:
+    """Every micro-batch; with --alone, one of them."""
+    if a.alone:
+        return one(a, a.alone)
+    result = harness.Result(ours=[swept(int(rows)) for rows in a.rows.split(",")])
+    computed = [found for found in result.ours if "failed" not in found]
+    result.details = {"shape": shape_of(a.shape)}
+    if not computed or not all(math.isfinite(x) for found in computed for x in found["losses"]):
+        result.void("no micro-batch was computed, or a loss is not finite")
+    return result
+
+
+def options(p: argparse.ArgumentParser) -> None:
+    """The command line."""
     p.add_argument("--family", choices=sorted(VOCABULARY), default="neox")
     p.add_argument("--shape", default="tiny-neox", help=f"{', '.join(SHAPES)} or a JSON file")
     p.add_argument("--rows", default="1,2,4")
@@ -166,20 +173,7 @@ def main() -> None:
     p.add_argument("--device", default="auto")
     p.add_argument("--precision", default="auto")
     p.add_argument("--alone", type=int, default=0, help=argparse.SUPPRESS)
-    a = p.parse_args()
-    if a.alone:
-        print(json.dumps(one(a, a.alone)))
-        return
-    printed = {
-        "bench": "sweep",
-        "shape": shape_of(a.shape),
-        "asked": {k: v for k, v in vars(a).items() if k != "alone"},
-        "micro_batches": [swept(int(rows)) for rows in a.rows.split(",")],
-        "versions": versions("torch", "transformers"),
-        "command": " ".join(sys.argv),
-    }
-    print(json.dumps(printed, indent=1))
 
 
 if __name__ == "__main__":
-    main()
+    harness.main(__file__, __doc__, options, measure)

@@ -1,6 +1,6 @@
-"""A run's class answers against the most frequent class and a bag of words; prints JSON.
+"""Class answers of a run against the most frequent class and a bag of words.
 
-    python bench/tasks.py RUN [--task nutrition --task difficulty] [--max-examples N]
+    python bench/quality/tasks.py RUN [--task nutrition --task difficulty] [--max-examples N]
 
 RUN is a finished run over several tasks (docs/guides/tasks-and-curriculum.md). Its held-out questions are put to its
 model, held to the classes, and to a multinomial logistic regression over counts of words: trained
@@ -14,20 +14,19 @@ example by example. A class label of ours may have been made from the text by ru
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import re
 import sys
-import time
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import harness
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from toque import __version__
 from toque.config import RunConfig, load_config
 from toque.cooking.prompts import TASKS, Task
 from toque.data.store.token_store import TokenStore
@@ -154,9 +153,10 @@ def compare(
     asked = subset(asked, most)
     runtime = Runtime.detect(precision=config.train.precision, fp16_is_safe=False)
     stream = build_stream(config, store, opened.model)
-    started = time.perf_counter()
-    chosen = choose_classes(store, stream, runtime, opened.model, task=task, rows=asked)
-    seconds = time.perf_counter() - started
+    run = harness.timed(
+        lambda: choose_classes(store, stream, runtime, opened.model, task=task, rows=asked)
+    )
+    chosen = run.value
     truths = np.array([names.index(truth) for truth in chosen.truths])
     of_learnt = np.array([names.index(codec.decode(store.target(r))) for r in learnt.tolist()])
     texts, questions = (
@@ -177,34 +177,30 @@ def compare(
         "classes": dict(zip(names, counts, strict=True)),
         "labels": dict(Counter(ORIGINS[task][o] for o in origins)),
         "prompts_that_fill_the_limit": int(cut.sum()),
-        "seconds_of_the_model": round(seconds, 1),
+        "seconds_of_the_model": round(run.wall, 1),
         "regression": how,
         **compared(answers, truths, names),
     }
 
 
-def main() -> None:
-    """Compare every task."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("run")
-    parser.add_argument("--task", action="append", choices=sorted(ORIGINS))
-    parser.add_argument("--max-examples", type=int, default=None)
-    options = parser.parse_args()
-    config = load_config(f"{options.run}/config.yaml", []).config
-    opened, store = open_model(options.run), open_store(config)
+def measure(a: argparse.Namespace) -> harness.Result:
+    """Compare every task: what the model and the baselines score stands side by side in `ours`."""
+    config = load_config(f"{a.run}/config.yaml", []).config
+    opened, store = open_model(a.run), open_store(config)
     opened.check_tokenizer(store)
-    tasks = options.task or [task for task in config.data.tasks if task in ORIGINS]
-    result = {
-        "command": " ".join(["python", *sys.argv]),
-        "versions": {"toque": __version__, "torch": torch.__version__},
-        "machine": platform.processor() or platform.machine(),
-        "threads": torch.get_num_threads(),
-        "tasks": {
-            task: compare(opened, config, store, task, options.max_examples) for task in tasks
-        },
-    }
-    print(json.dumps(result, indent=1))
+    tasks = a.task or [task for task in config.data.tasks if task in ORIGINS]
+    return harness.Result(
+        ours={task: compare(opened, config, store, task, a.max_examples) for task in tasks},
+        details={"threads": torch.get_num_threads()},
+    )
+
+
+def options(p: argparse.ArgumentParser) -> None:
+    """The command line."""
+    p.add_argument("run")
+    p.add_argument("--task", action="append", choices=sorted(ORIGINS))
+    p.add_argument("--max-examples", type=int, default=None)
 
 
 if __name__ == "__main__":
-    main()
+    harness.main(__file__, __doc__, options, measure)

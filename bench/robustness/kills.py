@@ -1,7 +1,7 @@
-"""Kill training runs with SIGKILL at random moments, and compare them with one left alone.
+"""Training runs killed with SIGKILL at random moments, compared with one left alone.
 
-    python bench/kills.py [--kills 200] [--seed 1] [--steps 80] [--upload]
-                          [--trainer toque|transformers]
+    python bench/robustness/kills.py [--kills 200] [--seed 1] [--steps 80] [--upload]
+                                     [--trainer toque|transformers]
 
 A tiny T5 with dropout, augmentation and saves in the background trains in a process forked from
 one that has imported torch and transformers but computed nothing, so that a restart costs tenths
@@ -11,25 +11,27 @@ before is compared, and the next one begins. Compared with the undisturbed run's
 SHA-256 of the last weights, of the optimizer and of the finished model, and every loss. With
 --upload the checkpoints go to an S3 emulator, and every tenth kill also deletes the run's folder:
 the bucket alone continues. With --trainer transformers the same is done to transformers.Trainer
-(plain data, no augmentation). Prints one JSON object; exit code 1 when toque differs.
+(plain data, no augmentation). Quality fails when Toque differs.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
 import shutil
-import socket
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from pathlib import Path
 
-from about import versions
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import harness
+import peers
+from s3_emulator import BUCKET, s3_emulator
 
 from toque.storage.atomic import sha256_of
 from toque.workflows.drill.sessions import Kills, Session, facts_of, kill_and_continue, preload
@@ -38,36 +40,18 @@ SAVE_EVERY = 3
 SHAPE = "{d_model: 48, d_kv: 12, d_ff: 96, num_layers: 2, num_heads: 4, dropout_rate: 0.1}"
 
 
-def main() -> int:
-    """Run the undisturbed run, the killed one, and compare."""
-    options = _arguments()
+def measure(a: argparse.Namespace) -> harness.Result:
+    """The undisturbed run, the killed one, and both compared."""
     os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     with tempfile.TemporaryDirectory(prefix="kills-") as name:
         work = Path(name)
         os.environ["TOQUE_CACHE"] = str(work / "cache")
-        _prepare(work, options)
-        server = _emulator(work) if options.upload else None
-        try:
-            result = _trial(work, options)
-        finally:
-            if server is not None:
-                server.kill()
-                server.wait()
-    print(json.dumps(result, indent=1))
-    return int(options.trainer == "toque" and not result["bit_exact"])
+        _prepare(work, a)
+        with s3_emulator() if a.upload else contextlib.nullcontext():
+            return _trial(work, a)
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="SIGKILL a run and compare its bits")
-    parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=80, help="of each run")
-    parser.add_argument("--upload", action="store_true")
-    parser.add_argument("--trainer", choices=("toque", "transformers"), default="toque")
-    return parser.parse_args()
-
-
-def _prepare(work: Path, options: argparse.Namespace) -> None:
+def _prepare(work: Path, a: argparse.Namespace) -> None:
     from toque.cooking.cookbook.generate import write_cookbook
 
     write_cookbook(work / "a.jsonl", n=240, seed=3)
@@ -81,53 +65,19 @@ data: {{sources: [{{path: "{work}/a.jsonl"}}], store: "{work}/store", max_prompt
 optim: {{peak_lr: 1e-3, warmup: "5 steps", label_smoothing: 0.1}}
 augmentation: {{prompt_formats: true, instructions: 0.5, paraphrase: 0.5, substitute: 0.3,
   tips: 0.3}}
-train: {{stop_after: "{options.steps} steps", batch: "512 tokens", micro_batch_rows: 2,
+train: {{stop_after: "{a.steps} steps", batch: "512 tokens", micro_batch_rows: 2,
   precision: float32, compile: false, gradient_checkpointing: false,
   save_every: "{SAVE_EVERY} steps", evaluate_every: "20 steps", keep_last: 2}}
 evaluation: {{max_examples: 4, generate: 0}}
 observe: {{log_every: "1 step"}}
 """
     )
-    done = subprocess.run(  # noqa: S603
-        [sys.executable, "-m", "toque", "prepare", str(work / "run.yaml")],
-        capture_output=True,
-        check=False,
-    )
-    if done.returncode:
-        raise SystemExit(done.stderr.decode())
+    peers.toque("prepare", work / "run.yaml")
 
 
-def _emulator(work: Path) -> subprocess.Popen[bytes]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    os.environ |= {
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }
-    with (work / "moto.log").open("wb") as log:
-        server = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-m", "moto.server", "-p", str(port)], stdout=log, stderr=log
-        )
-    import urllib.error
-    import urllib.request
-
-    request = urllib.request.Request(f"http://127.0.0.1:{port}/pantry", data=b"", method="PUT")
-    for _ in range(300):
-        try:
-            urllib.request.urlopen(request).close()  # noqa: S310
-            return server
-        except urllib.error.URLError:
-            time.sleep(0.1)
-    raise SystemExit("the S3 emulator did not start")
-
-
-def _trial(work: Path, options: argparse.Namespace) -> dict[str, object]:
+def _trial(work: Path, a: argparse.Namespace) -> harness.Result:
     preload()
-    own = options.trainer == "toque"
+    own = a.trainer == "toque"
     session, facts = (_toque, facts_of) if own else (_transformers, _facts_of_transformers)
     began = time.perf_counter()
 
@@ -136,10 +86,10 @@ def _trial(work: Path, options: argparse.Namespace) -> dict[str, object]:
         return work / f"killed-{n}"
 
     def start(run: Path) -> Session:
-        return session(run, work, options, upload=options.upload)
+        return session(run, work, a, upload=a.upload)
 
     def wipe(run: Path, kills: int) -> None:
-        if options.upload and kills % 10 == 0:
+        if a.upload and kills % 10 == 0:
             shutil.rmtree(run)
             run.mkdir()
 
@@ -147,36 +97,35 @@ def _trial(work: Path, options: argparse.Namespace) -> dict[str, object]:
         print(f"{kills} kills after {time.perf_counter() - began:.0f} s", file=sys.stderr)
 
     whole = work / "whole"
-    calm = session(whole, work, options, upload=False)
+    calm = session(whole, work, a, upload=False)
     if calm.wait() != 0:
         raise SystemExit(calm.said()[-3000:])
     calm_seconds = time.perf_counter() - began
     found = kill_and_continue(
-        start, fresh, facts(whole), kills=options.kills, span=calm_seconds,
-        chance=random.Random(options.seed), facts=facts, after_kill=wipe, say=say,
+        start, fresh, facts(whole), kills=a.kills, span=calm_seconds,
+        chance=random.Random(a.seed), facts=facts, after_kill=wipe, say=say,
         stop_when_wrong=own,
     )  # fmt: skip
-    return {
-        "what": f"{options.trainer}: killed with SIGKILL and continued, against an undisturbed run",
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
-        "versions": versions("torch", "transformers"),
-        "cores": len(os.sched_getaffinity(0)),
-        "load": os.getloadavg(),
-        "steps_of_a_run": options.steps,
-        "save_every_steps": SAVE_EVERY,
-        "kills": found.kills,
-        **(_told_of(found, options.steps) if own else {}),
-        "folders_deleted": found.kills // 10 if options.upload else 0,
-        "finished_runs_compared": found.finished,
-        "compared": sorted(facts(whole)),
-        "calm_seconds": round(calm_seconds, 1),
-        "total_seconds": round(time.perf_counter() - began, 1),
-        "wrong": dict(Counter(found.wrong)),
-        "bit_exact": not found.wrong and found.kills == options.kills,
-    }
+    exact = not found.wrong and found.kills == a.kills
+    return harness.Result(
+        ours={
+            "kills": found.kills,
+            "folders_deleted": found.kills // 10 if a.upload else 0,
+            "finished_runs_compared": found.finished,
+            **(_moments(found, a.steps) if own else {}),
+        },
+        # transformers.Trainer is here to be looked at, not to be judged.
+        quality={"passes": exact or not own, "exact": exact, "wrong": dict(Counter(found.wrong))},
+        details={
+            "save_every_steps": SAVE_EVERY,
+            "compared": sorted(facts(whole)),
+            "calm_seconds": round(calm_seconds, 1),
+            "total_seconds": round(time.perf_counter() - began, 1),
+        },
+    )
 
 
-def _told_of(found: Kills, steps: int) -> dict[str, object]:
+def _moments(found: Kills, steps: int) -> dict[str, object]:
     """What the sessions were doing when killed, and how many kills came in each tenth of a run."""
     tenths = [min(9, 10 * step // steps) for step in found.steps]
     return {
@@ -185,18 +134,18 @@ def _told_of(found: Kills, steps: int) -> dict[str, object]:
     }
 
 
-def _toque(run: Path, work: Path, _options: argparse.Namespace, *, upload: bool) -> Session:
+def _toque(run: Path, work: Path, _a: argparse.Namespace, *, upload: bool) -> Session:
     def body() -> int:
         from toque.cli import main as toque
 
         words = [f"run_dir={run}"]
-        words += [f"checkpoint.upload=s3://pantry/{run.name}"] if upload else []
+        words += [f"checkpoint.upload={BUCKET}/{run.name}"] if upload else []
         return toque(["train", str(work / "run.yaml"), *words])
 
     return Session(body, work / "log.txt")
 
 
-def _transformers(run: Path, work: Path, options: argparse.Namespace, *, upload: bool) -> Session:
+def _transformers(run: Path, work: Path, a: argparse.Namespace, *, upload: bool) -> Session:
     del upload  # it has none
 
     def body() -> int:
@@ -219,7 +168,7 @@ def _transformers(run: Path, work: Path, options: argparse.Namespace, *, upload:
             )
         )
         arguments = TrainingArguments(
-            output_dir=str(run), max_steps=options.steps, save_steps=SAVE_EVERY,
+            output_dir=str(run), max_steps=a.steps, save_steps=SAVE_EVERY,
             save_total_limit=2, logging_steps=1, per_device_train_batch_size=2, seed=5,
             report_to=[], disable_tqdm=True, use_cpu=True, learning_rate=1e-3,
         )  # fmt: skip
@@ -243,5 +192,14 @@ def _facts_of_transformers(run: Path) -> dict[str, object]:
     return {**found, "losses": {e["step"]: e["loss"] for e in history if "loss" in e}}
 
 
+def options(p: argparse.ArgumentParser) -> None:
+    """The command line."""
+    p.add_argument("--kills", type=int, default=200)
+    p.add_argument("--seed", type=int, default=1)
+    p.add_argument("--steps", type=int, default=80, help="of each run")
+    p.add_argument("--upload", action="store_true")
+    p.add_argument("--trainer", choices=("toque", "transformers"), default="toque")
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    harness.main(__file__, __doc__, options, measure)

@@ -1,24 +1,25 @@
-"""Damage a store and a checkpoint in random ways, and count what `toque verify` finds.
+"""Random damage to a store and a checkpoint, and how much of it `toque verify` finds.
 
-    python bench/flips.py STORE CHECKPOINT [--n 1000] [--seed 1]
+    python bench/robustness/flips.py STORE CHECKPOINT [--n 1000] [--seed 1]
 
 Each time one file is flipped in a single random bit, cut at a random place, or exchanged with
 another one; then the folder is verified as `toque verify` does, and put back. Found counts when the
 error names the file that was damaged (of a manifest, of either kind: the manifest or a file it
-lists). Prints one JSON object; exit code 1 when one went unseen.
+lists). Quality fails when one went unseen.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import random
 import shutil
 import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import harness
 
 from toque.errors import ToqueError
 from toque.workflows.verify import run_verification
@@ -27,46 +28,30 @@ _NOT_READ = ("report.json", "report.md", "shard.json")
 """Of a finished store: reports for people, and what a killed prepare would have continued from."""
 
 
-def main() -> int:
+def measure(a: argparse.Namespace) -> harness.Result:
     """Damage, verify, put back, count."""
-    parser = argparse.ArgumentParser(description="flips, cuts and swaps against toque verify")
-    parser.add_argument("store", type=Path)
-    parser.add_argument("checkpoint", type=Path)
-    parser.add_argument("--n", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args()
-    chance, counts, unseen = random.Random(options.seed), Counter[str](), []
+    chance, counts, unseen = random.Random(a.seed), Counter[str](), []
     with tempfile.TemporaryDirectory(prefix="flips-") as name:
         folders = []
-        for kind, source in (("store", options.store), ("checkpoint", options.checkpoint)):
+        for kind, source in (("store", a.store), ("checkpoint", a.checkpoint)):
             folders.append((kind, Path(name) / source.name))
             shutil.copytree(source, folders[-1][1])
             run_verification(folders[-1][1])
-        for _ in range(options.n):
+        for _ in range(a.n):
             kind, folder = chance.choice(folders)
-            how, damaged, said = _trial(folder, chance)
+            how, damaged, message = _trial(folder, chance)
             counts[f"{kind}: {how}"] += 1
-            if said is None or not any(file in said for file in damaged):
-                unseen.append(f"{kind}: {how} of {damaged}: {said}")
-    print(
-        json.dumps(
-            {
-                "what": "damage found by toque verify, with the file named",
-                "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
-                "python": platform.python_version(),
-                "trials": options.n,
-                "found": options.n - len(unseen),
-                "of": dict(sorted(counts.items())),
-                "unseen": unseen[:20],
-            },
-            indent=1,
-        )
+            if message is None or not any(file in message for file in damaged):
+                unseen.append(f"{kind}: {how} of {damaged}: {message}")
+    return harness.Result(
+        ours={"trials": a.n, "found": a.n - len(unseen)},
+        quality={"passes": not unseen, "unseen": unseen[:20]},
+        details={"of": dict(sorted(counts.items()))},
     )
-    return int(bool(unseen))
 
 
 def _trial(folder: Path, chance: random.Random) -> tuple[str, list[str], str | None]:
-    """One damage: how, the files it touched, and what verifying said (None: nothing)."""
+    """One damage: how, the files it touched, and the error of verifying (None: no error)."""
     files = sorted(
         p for p in folder.rglob("*") if p.is_file() and p.stat().st_size and p.name not in _NOT_READ
     )
@@ -90,14 +75,22 @@ def _trial(folder: Path, chance: random.Random) -> tuple[str, list[str], str | N
         other.write_bytes(data)
     try:
         run_verification(folder)
-        said = None
+        message = None
     except ToqueError as error:
-        said = str(error)
+        message = str(error)
     finally:
         for file, content in back.items():
             file.write_bytes(content)
-    return how, [file.name for file in back], said
+    return how, [file.name for file in back], message
+
+
+def options(p: argparse.ArgumentParser) -> None:
+    """The command line."""
+    p.add_argument("store", type=Path)
+    p.add_argument("checkpoint", type=Path)
+    p.add_argument("--n", type=int, default=1000)
+    p.add_argument("--seed", type=int, default=1)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    harness.main(__file__, __doc__, options, measure)

@@ -1,12 +1,14 @@
-"""Batches from a store against `datasets` + `DataCollatorForSeq2Seq`; prints JSON.
+"""Batches from a store against `datasets` + `DataCollatorForSeq2Seq`.
 
-    python bench/loader.py [--examples 60000] [--pairs 5]         # batches a second, seeking
-    python bench/loader.py --store FOLDER                         # open and read a store
+    python bench/speed/loader.py [--examples 60000] [--pairs 5]   # batches a second, seeking
+    python bench/speed/loader.py --store FOLDER                   # open and read a store
 
 Both sides hold the same tokenised cookbook recipes on disk (ours a store, theirs the Arrow file
 that `save_to_disk` writes) and give shuffled batches of 64 examples as int64 tensors, padded on
-their side, packed on ours, for T5's two sides; one process, one thread, in turn. Seeking: the time
-to the first batch at a random position of the epoch; theirs by accelerate's `skip_first_batches`.
+their side, packed on ours, for T5's two sides; one process, one thread, in turn. The ratio is of
+batches a second of the wall clock; that of the processor's stands in the details. Seeking: the
+time to the first batch at a random position of the epoch; theirs by accelerate's
+`skip_first_batches`.
 
 Quality: the tokens of an epoch, counted in the tensors of both sides, must be equal.
 """
@@ -14,24 +16,24 @@ Quality: the tokens of an epoch, counted in the tensors of both sides, must be e
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import random
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
-from importlib.metadata import version
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import harness
 import numpy as np
+import peers
 import psutil
 
 from toque.cooking.cookbook.generate import write_cookbook
@@ -45,7 +47,6 @@ from toque.data.prepare.settings import PrepareSettings, Source
 from toque.data.store.token_store import TokenStore
 from toque.units import Cursor
 
-SHARED = Path(os.environ.get("TOQUE_SHARED") or Path(__file__).resolve().parents[2] / "shared")
 BATCH = 64
 
 
@@ -95,25 +96,14 @@ def their_loader(store: TokenStore, folder: Path) -> Any:
     made = datasets.Dataset.from_generator(records, cache_dir=str(folder / "cache"))
     made.save_to_disk(str(folder / "arrow"))
     data = datasets.load_from_disk(str(folder / "arrow"))
-    tokenizer = AutoTokenizer.from_pretrained(SHARED / "tokenizers" / "t5")
+    tokenizer = AutoTokenizer.from_pretrained(peers.tokenizer_folder("t5"))
     collate = DataCollatorForSeq2Seq(tokenizer, padding="longest")
     return DataLoader(data, batch_size=BATCH, shuffle=True, collate_fn=collate, num_workers=0)
 
 
-class Cost(NamedTuple):
-    """Milliseconds a batch."""
-
-    wall: float
-    processor: float
-    """Of this process; the steadier one where other programs use the cores."""
-
-    @classmethod
-    def of(cls, batches: Iterator[object], n: int) -> Self:
-        """Of drawing `n` batches."""
-        begun, used = time.perf_counter(), time.process_time()
-        for _ in islice(batches, n):
-            pass
-        return cls(1e3 * (time.perf_counter() - begun) / n, 1e3 * (time.process_time() - used) / n)
+def drawn(batches: Iterator[object], n: int) -> dict[str, int]:
+    """Draw `n` batches."""
+    return {"batches": sum(1 for _ in islice(batches, n))}
 
 
 def seeks(stream: BatchStream, loader: Any, rng: random.Random) -> dict[str, Any]:
@@ -147,52 +137,41 @@ def equal_tokens(stream: BatchStream, loader: Any) -> dict[str, int]:
     return {"ours": ours, "theirs": theirs}
 
 
-def milliseconds(costs: Iterable[Cost]) -> dict[str, float]:
-    """Medians."""
-    walls, processors = zip(*costs, strict=True)
-    return {
-        "wall": round(statistics.median(walls), 3),
-        "processor": round(statistics.median(processors), 3),
-    }
-
-
-def compared(a: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def compared(a: argparse.Namespace, folder: Path) -> harness.Result:
     """Both loaders on a cookbook of `a.examples`."""
+    tokenizer = str(peers.tokenizer_folder("t5"))
     cookbook = folder / "cookbook.jsonl"
     write_cookbook(cookbook, a.examples, 3)
-    settings = PrepareSettings(
-        family_kind="encoder-decoder", tokenizer=str(SHARED / "tokenizers" / "t5"), dedup="none"
-    )
+    settings = PrepareSettings(family_kind="encoder-decoder", tokenizer=tokenizer, dedup="none")
     source = Source(str(cookbook), reader_spec({}))
     store = prepare([source], store=folder / "store", settings=settings).store
     stream, loader = stream_of(store), their_loader(store, folder)
-    equal = equal_tokens(stream, loader)
-    sound = equal["ours"] == equal["theirs"]
-    costs = [
-        (Cost.of(stream.starting_at(Cursor()), 800), Cost.of(iter(loader), 100))
-        for _ in range(a.pairs)
-    ]
-    ratios = [theirs.wall / ours.wall for ours, theirs in costs]
-    in_processor_time = [theirs.processor / ours.processor for ours, theirs in costs]
-    return {
+    tokens = equal_tokens(stream, loader)
+    result = harness.paired(
+        lambda _: drawn(stream.starting_at(Cursor()), 800),
+        lambda _: drawn(iter(loader), 100),
+        pairs=a.pairs,
+        score=lambda run: run.value["batches"] / run.wall,
+        quality=lambda *_: {"passes": tokens["ours"] == tokens["theirs"], "tokens": tokens},
+    )
+    result.details = {
         "examples": len(stream.plan.examples),
-        "ratio": round(statistics.median(ratios), 1) if sound else "void",
-        "worst_ratio": round(min(ratios), 1) if sound else "void",
-        "ratio_in_processor_time": round(statistics.median(in_processor_time), 1)
-        if sound
-        else "void",
-        "quality": equal,
-        "ours_ms": milliseconds(ours for ours, _ in costs),
-        "theirs_ms": milliseconds(theirs for _, theirs in costs),
+        "ratio_of_processor_seconds": result.ratio_by(
+            lambda run: run.value["batches"] / run.processor
+        ),
+        "milliseconds_a_batch": {
+            side: round(1e3 * statistics.median(run["wall"] / run["batches"] for run in runs), 3)
+            for side, runs in (("ours", result.ours), ("theirs", result.theirs))
+        },
         "seek": seeks(stream, loader, random.Random(5)),
     }
+    return result
 
 
 def read_whole(folder: Path) -> dict[str, Any]:
     """Opening a store, and what reading every training batch of it adds to this process."""
-    begun, used = time.perf_counter(), time.process_time()
-    store = TokenStore.open(folder)
-    opened, opened_processor = time.perf_counter() - begun, time.process_time() - used
+    opened = harness.timed(lambda: TokenStore.open(folder))
+    store = opened.value
     stream = stream_of(store)
     steps = stream.starting_at(Cursor())
     next(steps)
@@ -206,8 +185,8 @@ def read_whole(folder: Path) -> dict[str, Any]:
             largest = max(largest, private(me))
     return {
         "examples": store.manifest.examples,
-        "open_seconds": round(opened, 3),
-        "open_processor_seconds": round(opened_processor, 3),
+        "open_seconds": round(opened.wall, 3),
+        "open_processor_seconds": round(opened.processor, 3),
         "batches": n_updates,
         "batches_per_second": round((n_updates - 1) / (time.perf_counter() - begun), 1),
         "private_growth_mb": round((largest - own) / 1e6, 1),
@@ -221,28 +200,20 @@ def private(process: psutil.Process) -> int:
     return int(info.rss - info.shared)
 
 
-def main() -> None:
-    """Measure and print."""
-    p = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    p.add_argument("--examples", type=int, default=60_000)
-    p.add_argument("--pairs", type=int, default=5)
-    p.add_argument("--store", type=Path)
-    a = p.parse_args()
+def measure(a: argparse.Namespace) -> harness.Result:
+    """One store alone, or both loaders."""
     if a.store is not None:
-        result = read_whole(a.store)
-    else:
-        with tempfile.TemporaryDirectory() as name:
-            result = compared(a, Path(name))
-    about = {
-        "bench": "loader",
-        "machine": {"processor": platform.machine(), "cores": os.cpu_count()},
-        "versions": {n: version(n) for n in ("toque", "torch", "transformers", "datasets")},
-        "command": " ".join(sys.argv),
-    }
-    print(json.dumps(about | result, indent=1))
+        return harness.Result(ours=read_whole(a.store))
+    with tempfile.TemporaryDirectory() as name:
+        return compared(a, Path(name))
+
+
+def options(p: argparse.ArgumentParser) -> None:
+    """The command line."""
+    p.add_argument("--examples", type=int, default=10_000)
+    p.add_argument("--pairs", type=int, default=3)
+    p.add_argument("--store", type=Path, help="only open and read this store")
 
 
 if __name__ == "__main__":
-    main()
+    harness.main(__file__, __doc__, options, measure)

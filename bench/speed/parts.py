@@ -1,15 +1,17 @@
-"""What each part of the training step is worth, switched on and off; prints JSON.
+"""Ablation of the training step in time: what each part is worth, switched on and off.
 
-    python bench/parts.py [--family t5] [--pairs 3] [--parts packing,head] [--device auto]
+    python bench/speed/parts.py [--family t5] [--pairs 3] [--parts packing,head] [--device auto]
 
 One model and the same examples for all: cookbook recipes, a tokenizer learnt from them, a small
 shape (or `--shape FILE`, arguments of the family's Hugging Face config). A part's two ways run in
-turn in this process, off first, each for one whole update; the ratio of a pair is off / on, and
-the median is given. On a CPU "on" is what is shipped: examples attended one by one, padding left
-out. The masked ways ("packing", "segments") are what a GPU or a compiled model computes.
+turn in this process, on first, each for one whole update; the ratio of a pair is off / on. On a CPU
+"on" is what is shipped: examples attended one by one, padding left out. The masked ways
+("packing", "segments") are what a GPU or a compiled model computes.
 
 Quality: the first update's loss both ways, from the same weights, must agree to 1e-5 (bf16: 1e-2),
-or the ratio is void. `gemm_gflops` is timed in this run; `mfu` counts useful tokens only.
+or that part's ratio is void. The record's own ratio is null: `details.parts` has one for each part.
+`gemm` is the matrix rate in the precision of the run, stated or timed here (`origin`); `mfu`
+divides by it and counts useful tokens only.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -28,22 +29,22 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import harness
 import torch
-from about import versions
 from torch import Tensor
 from torch.nn import functional as F
+from updates import update
 
 from toque.batch import IGNORE, Batch
 from toque.config.resolve import resolve_values
 from toque.cooking.cookbook.generate import write_cookbook
 from toque.data.prepare.pipeline import prepare
-from toque.models.forward.compile import compile_blocks, stop_compiling
-from toque.models.forward.fast_dropout import Dropout, use_fast_dropout
 from toque.models.forward import loss as objective
 from toque.models.forward import packed as forward
 from toque.models.forward import varlen_attention as segmented
+from toque.models.forward.compile import compile_blocks, stop_compiling
+from toque.models.forward.fast_dropout import Dropout, use_fast_dropout
 from toque.models.loading.fused_activations import fuse_activations
 from toque.training.optim.factory import build_optimizer
 from toque.training.runtime import Runtime
@@ -62,6 +63,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "neox": LARGE,
     "llama": LARGE,
 }  # fmt: skip
+Found = dict[str, Any]
 RECIPES, EXAMPLES, MICRO_BATCH = 600, 16, 4096
 """Recipes in the store, examples of an update, tokens computed at once."""
 
@@ -109,17 +111,12 @@ class Bench:
         kept = self.runtime.precision
         self.runtime.precision = precision or kept  # type: ignore[assignment]
         self.wait()
-        begun, total = time.perf_counter(), torch.zeros((), device=self.runtime.device)
-        for part in batch.split(max(1, MICRO_BATCH // tokens)):
-            with self.runtime.autocast():
-                loss = objective.loss_sum(self.model, part)
-            self.runtime.backward(loss / batch.n_targets)
-            total += loss.detach()
-        self.runtime.update(self.optimizer, lr=0.0, max_grad_norm=1.0, loss=total)
-        self.wait()
+        begun = time.perf_counter()
+        rows = max(1, MICRO_BATCH // tokens)
+        loss = update(self.model, batch, self.runtime, self.optimizer, lr=0.0, rows=rows)
         seconds = time.perf_counter() - begun
         self.runtime.precision = kept
-        return seconds, float(total) / batch.n_targets
+        return seconds, loss
 
     def wait(self) -> None:
         """Until the device has done what it was told."""
@@ -144,33 +141,41 @@ def whole_logits(
     )
 
 
-def in_turn(a: argparse.Namespace, off: Callable[[], Any], on: Callable[[], Any]) -> dict[str, Any]:
-    """Both ways `--pairs` times after one update each to warm up, and what they come to."""
+Way = Callable[[], tuple[float, float]]
+"""Seconds and loss of one update."""
+
+
+def in_turn(a: argparse.Namespace, off: Way, on: Way, tolerance: float | None = None) -> Found:
+    """Both ways `--pairs` times after one update each to warm up.
+
+    The ratio is void when the two losses differ by more than `tolerance`, relatively.
+    """
     losses = [off()[1], on()[1]]
-    pairs = [(off()[0], on()[0]) for _ in range(a.pairs)]
-    return {
-        "off_seconds": round(statistics.median(o for o, _ in pairs), 4),
-        "on_seconds": round(statistics.median(o for _, o in pairs), 4),
-        "ratio": round(statistics.median(o / n for o, n in pairs), 3),
-        "losses": [round(loss, 6) for loss in losses],
-        "loss_difference": abs(losses[0] / losses[1] - 1) if losses[1] else 0.0,
+    apart = abs(losses[0] / losses[1] - 1) if losses[1] else 0.0
+    same = apart <= (a.close if tolerance is None else tolerance)
+    result = harness.paired(
+        lambda _: {"seconds": on()[0]},
+        lambda _: {"seconds": off()[0]},
+        pairs=a.pairs,
+        score=lambda run: 1 / run.value["seconds"],
+        quality=lambda *_: {"passes": same, "losses": losses, "loss_difference": apart},
+    )
+    result.details = {
+        name: round(statistics.median(run["seconds"] for run in side), 4)
+        for name, side in (("off_seconds", result.theirs), ("on_seconds", result.ours))
     }
+    return result.as_part()
 
 
-def judged(found: dict[str, Any], tolerance: float) -> dict[str, Any]:
-    """The same, its ratio void when the losses differ by more."""
-    return found if found["loss_difference"] <= tolerance else found | {"ratio": "void"}
-
-
-def packing(a: argparse.Namespace, b: Bench) -> dict[str, Any]:
+def packing(a: argparse.Namespace, b: Bench) -> Found:
     """One example a row against packed rows, both through masks."""
     with masked():
-        found = judged(in_turn(a, lambda: b.update(b.alone), lambda: b.update(b.packed)), a.close)
+        found = in_turn(a, lambda: b.update(b.alone), lambda: b.update(b.packed))
     padding = {"off": b.alone.n_computed - b.useful, "on": b.packed.n_computed - b.useful}
     return found | {"padding_tokens": padding}
 
 
-def segments(a: argparse.Namespace, b: Bench) -> dict[str, Any]:
+def segments(a: argparse.Namespace, b: Bench) -> Found:
     """Masks over packed rows against examples attended one by one, padding left out."""
     if b.runtime.device.type != "cpu":
         return {"skipped": "a GPU attends through masks or its own kernels"}
@@ -179,32 +184,30 @@ def segments(a: argparse.Namespace, b: Bench) -> dict[str, Any]:
         with masked():
             return b.update(b.packed)
 
-    return judged(in_turn(a, off, lambda: b.update(b.packed)), a.close)
+    return in_turn(a, off, lambda: b.update(b.packed))
 
 
-def head(a: argparse.Namespace, b: Bench) -> dict[str, Any]:
+def head(a: argparse.Namespace, b: Bench) -> Found:
     """All logits at once against the chunked head."""
 
     def off() -> tuple[float, float]:
         with patch.object(objective, "cross_entropy_sum", whole_logits):
             return b.update(b.packed)
 
-    return judged(in_turn(a, off, lambda: b.update(b.packed)), a.close)
+    return in_turn(a, off, lambda: b.update(b.packed))
 
 
-def bf16(a: argparse.Namespace, b: Bench) -> dict[str, Any]:
+def bf16(a: argparse.Namespace, b: Bench) -> Found:
     """float32 against bf16 autocast."""
-    return judged(
-        in_turn(
-            a,
-            lambda: b.update(b.packed, precision="float32"),
-            lambda: b.update(b.packed, precision="bf16"),
-        ),
+    return in_turn(
+        a,
+        lambda: b.update(b.packed, precision="float32"),
+        lambda: b.update(b.packed, precision="bf16"),
         1e-2,
     )
 
 
-def compiled(a: argparse.Namespace, b: Bench) -> dict[str, Any]:
+def compiled(a: argparse.Namespace, b: Bench) -> Found:
     """Eager (the shipped way of this device) against compiled blocks; compiling is not timed."""
     begun = time.perf_counter()
 
@@ -217,11 +220,11 @@ def compiled(a: argparse.Namespace, b: Bench) -> dict[str, Any]:
 
     on()
     seconds = time.perf_counter() - begun
-    found = judged(in_turn(a, lambda: b.update(b.packed), on), max(a.close, 1e-4))
+    found = in_turn(a, lambda: b.update(b.packed), on, max(a.close, 1e-4))
     return found | {"compile_seconds": round(seconds, 1)}
 
 
-def attention(a: argparse.Namespace, b: Bench) -> dict[str, Any]:
+def attention(a: argparse.Namespace, b: Bench) -> Found:
     """The eager attention against PyTorch's kernels, both over masked packed rows."""
 
     def of(kind: str) -> tuple[float, float]:
@@ -232,10 +235,10 @@ def attention(a: argparse.Namespace, b: Bench) -> dict[str, Any]:
         finally:
             b.model.set_attn_implementation("sdpa")
 
-    return judged(in_turn(a, lambda: of("eager"), lambda: of("sdpa")), a.close)
+    return in_turn(a, lambda: of("eager"), lambda: of("sdpa"))
 
 
-def dropout(a: argparse.Namespace, b: Bench) -> dict[str, Any]:
+def dropout(a: argparse.Namespace, b: Bench) -> Found:
     """PyTorch's dropout of 0.1 against ours, in the layers and in the attention; draws differ."""
     if b.runtime.device.type != "cpu":
         return {"skipped": "a GPU keeps PyTorch's own"}
@@ -264,10 +267,10 @@ def dropout(a: argparse.Namespace, b: Bench) -> dict[str, Any]:
         ):
             return update()
 
-    return judged(in_turn(a, off, update), 2e-2)
+    return in_turn(a, off, update, 2e-2)
 
 
-def optimizer(a: argparse.Namespace, b: Bench) -> dict[str, Any]:
+def optimizer(a: argparse.Namespace, b: Bench) -> Found:
     """The AdamW of torch as it comes against the fused one that is shipped: the step alone."""
     plain = torch.optim.AdamW(b.model.parameters(), lr=0.0)
     for p in b.model.parameters():
@@ -287,7 +290,7 @@ def optimizer(a: argparse.Namespace, b: Bench) -> dict[str, Any]:
     return found
 
 
-def causal(a: argparse.Namespace, b: Bench) -> dict[str, Any]:
+def causal(a: argparse.Namespace, b: Bench) -> Found:
     """A cached [L, L] mask against none, in PyTorch's attention: L 1,024, 8 heads of 64 (D1)."""
     device, dtype = b.runtime.device, b.runtime.dtype
     made = torch.Generator().manual_seed(1)
@@ -305,11 +308,11 @@ def causal(a: argparse.Namespace, b: Bench) -> dict[str, Any]:
         b.wait()
         return time.perf_counter() - begun, float(out.detach().float().abs().mean())
 
-    found = in_turn(a, lambda: attend(attn_mask=mask), lambda: attend(is_causal=True))
-    return judged(found, 1e-2 if dtype != torch.float32 else 1e-5)
+    tolerance = 1e-2 if dtype != torch.float32 else 1e-5
+    return in_turn(a, lambda: attend(attn_mask=mask), lambda: attend(is_causal=True), tolerance)
 
 
-def copies(a: argparse.Namespace, b: Bench) -> dict[str, Any]:
+def copies(a: argparse.Namespace, b: Bench) -> Found:
     """Copies to the GPU from pageable memory against page-locked and non-blocking ones (D3)."""
     if b.runtime.device.type != "cuda":
         return {"skipped": "there is nothing to copy to: the model is on the CPU"}
@@ -321,7 +324,7 @@ def copies(a: argparse.Namespace, b: Bench) -> dict[str, Any]:
         seconds, loss = b.update(type(pageable)(example_ids=pageable.example_ids, **moved))
         return seconds, loss
 
-    return judged(in_turn(a, off, lambda: b.update(pinned.to(b.runtime.device))), a.close)
+    return in_turn(a, off, lambda: b.update(pinned.to(b.runtime.device)))
 
 
 PARTS = {
@@ -338,11 +341,38 @@ PARTS = {
 }
 
 
-def arguments() -> argparse.Namespace:
-    """The command line."""
-    p = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def measure(a: argparse.Namespace) -> harness.Result:
+    """Every part that is asked for."""
+    torch.set_num_threads(a.threads)
+    parts: dict[str, Found] = {}
+    with tempfile.TemporaryDirectory(prefix="parts-") as name:
+        b = Bench(a, Path(name))
+        a.close = 1e-5 if b.runtime.precision == "float32" else 1e-2
+        shipped = statistics.median(b.update(b.packed)[0] for _ in range(a.pairs + 1))
+        for part in a.parts.split(","):
+            harness.note(part)
+            parts[part] = {"what": PARTS[part].__doc__} | PARTS[part](a, b)
+    gemm, speed = b.runtime.peak, b.useful / shipped
+    result = harness.Result(
+        details={
+            "parts": parts,
+            "useful_tokens": b.useful,
+            "padding_tokens_packed": b.packed.n_computed - b.useful,
+            "useful_tokens_per_second": round(speed, 1),
+            "gemm": {"gflops": round(gemm.flops_per_second / 1e9, 1), "origin": gemm.origin},
+            "mfu": round(speed * b.flops / gemm.flops_per_second, 3),
+            "precision": b.runtime.precision,
+            "device": str(b.runtime.device),
+        }
     )
+    void = [name for name, part in parts.items() if not part.get("quality", {}).get("passes", True)]
+    if void:
+        result.void(f"the losses of both ways differ: {', '.join(void)}")
+    return result
+
+
+def options(p: argparse.ArgumentParser) -> None:
+    """The command line."""
     p.add_argument("--family", choices=sorted(SHAPES), default="t5")
     p.add_argument("--pairs", type=int, default=3)
     p.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}")
@@ -351,39 +381,7 @@ def arguments() -> argparse.Namespace:
     p.add_argument("--device", default="auto")
     p.add_argument("--precision", default="auto")
     p.add_argument("--threads", type=int, default=2)
-    return p.parse_args()
-
-
-def main() -> None:
-    """Measure every part asked for, and print."""
-    a = arguments()
-    torch.set_num_threads(a.threads)
-    results: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory(prefix="parts-") as name:
-        b = Bench(a, Path(name))
-        a.close = 1e-5 if b.runtime.precision == "float32" else 1e-2
-        shipped = statistics.median(b.update(b.packed)[0] for _ in range(a.pairs + 1))
-        gemm = b.runtime.peak
-        for part in a.parts.split(","):
-            results[part] = {"what": PARTS[part].__doc__} | PARTS[part](a, b)
-            print(f"{part}: {results[part].get('ratio', 'skipped')}", file=sys.stderr)
-    speed = b.useful / shipped
-    printed = {
-        "family": a.family,
-        "parts": results,
-        "useful_tokens": b.useful,
-        "padding_tokens_packed": b.packed.n_computed - b.useful,
-        "useful_tokens_per_second": round(speed, 1),
-        "gemm": {"gflops": round(gemm.flops_per_second / 1e9, 1), "origin": gemm.origin},
-        "mfu": round(speed * b.flops / gemm.flops_per_second, 3),
-        "precision": b.runtime.precision,
-        "device": str(b.runtime.device),
-        "threads": a.threads,
-        "versions": versions("torch", "transformers", "numpy"),
-        "command": " ".join(sys.argv),
-    }
-    print(json.dumps(printed, indent=1))
 
 
 if __name__ == "__main__":
-    main()
+    harness.main(__file__, __doc__, options, measure)

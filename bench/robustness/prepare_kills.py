@@ -1,13 +1,12 @@
-"""Kill `toque prepare` at random moments, fill its disk, and compare the store with a calm one.
+"""`toque prepare` killed at random moments and on a full disk, against an undisturbed store.
 
-    python bench/prepare_kills.py --source recipes.jsonl.gz --tokenizer FOLDER [--kills 10]
+    python bench/robustness/prepare_kills.py --source FILE --tokenizer FOLDER [--kills 10]
 
 Every round prepares one store: SIGKILL after a random share of the calm run's seconds, again and
 again with the same command until `--kills` kills have hit, then once in peace. Then the same on a
 disk that is too small (a tmpfs of half the store's size; needs root), which is enlarged after the
 refusal. Each time every file's SHA-256 is compared with the undisturbed store's. `report.json` is
-compared without its `seconds`, which are the command's own. Prints one JSON object; exit code 1
-when a byte differs.
+compared without its `seconds`, which are the command's own. Quality fails when a byte differs.
 """
 
 from __future__ import annotations
@@ -16,56 +15,35 @@ import argparse
 import hashlib
 import json
 import os
-import platform
 import random
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import harness
 
-def main() -> int:
-    """Run both trials and print what came of them."""
-    options = _arguments()
+
+def measure(a: argparse.Namespace) -> harness.Result:
+    """Both trials."""
     with tempfile.TemporaryDirectory(prefix="prepare-kills-") as name:
         work = Path(name)
-        started = time.perf_counter()
-        calm = _run(options, work / "calm")
-        calm.wait()
-        seconds = time.perf_counter() - started
+        calm = _run(a, work / "calm")
+        run = harness.timed(calm.communicate)
         if calm.returncode:
-            raise SystemExit(calm.stderr.read().decode() if calm.stderr else "prepare failed")
+            raise SystemExit(run.value[1].decode())
         wanted = _hashes(work / "calm")
-        kills = _killed(options, work / "killed", seconds)
+        kills = _killed(a, work / "killed", run.wall)
         kills["differ"] = _differing(wanted, _hashes(work / "killed"))
-        disk = _full_disk(options, work, wanted) if os.geteuid() == 0 else {"skipped": "not root"}
-        result = {
-            "what": "toque prepare, killed and with a full disk, against an undisturbed store",
-            "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
-            "python": platform.python_version(),
-            "cores": len(os.sched_getaffinity(0)),
-            "files": len(wanted),
-            "calm_seconds": round(seconds, 2),
-            "kills": kills,
-            "full_disk": disk,
-        }
-        print(json.dumps(result, indent=1))
-        return int(bool(kills["differ"] or disk.get("differ")))
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="kill `toque prepare` and compare its store")
-    parser.add_argument("--source", required=True, help="a file of recipes")
-    parser.add_argument("--tokenizer", required=True, help="a folder")
-    parser.add_argument("--family", default="gpt2")
-    parser.add_argument("--dedup", default="near")
-    parser.add_argument("--group-bytes", type=int, default=1 << 20, help="raw bytes of a shard")
-    parser.add_argument("--kills", type=int, default=10)
-    parser.add_argument("--seed", type=int, default=0)
-    return parser.parse_args()
+        disk = _full_disk(a, work, wanted) if os.geteuid() == 0 else {"skipped": "not root"}
+    return harness.Result(
+        ours={"kills": kills, "full_disk": disk},
+        quality={"passes": not (kills["differ"] or disk.get("differ"))},
+        details={"files": len(wanted), "calm_seconds": round(run.wall, 2)},
+    )
 
 
 def _run(options: argparse.Namespace, store: Path) -> subprocess.Popen[bytes]:
@@ -109,13 +87,13 @@ def _killed(options: argparse.Namespace, store: Path, seconds: float) -> dict[st
         # It was done before its time had come: the next kill meets a store from the beginning.
         shutil.rmtree(store)
     last = _run(options, store)
-    _, said = last.communicate()
+    _, message = last.communicate()
     return {
         "hit": len(moments),
         "after_seconds": moments,
         "whole_shards_then": shards,
         "exit_code_at_last": last.returncode,
-        "said_at_last": said.decode().strip(),
+        "message_at_last": message.decode().strip(),
     }
 
 
@@ -129,7 +107,7 @@ def _full_disk(
         return {"skipped": "a tmpfs cannot be mounted here"}
     try:
         process = _run(options, store)
-        _, said = process.communicate()
+        _, message = process.communicate()
         refused = process.returncode
         _mount("-o", f"remount,size={size * 4}", str(disk))
         kept = len(list(store.glob("shards/[0-9]*/shard.json")))
@@ -137,7 +115,7 @@ def _full_disk(
         again.wait()
         return {
             "exit_code": refused,
-            "said": said.decode().replace(str(work), "...").strip(),
+            "message": message.decode().replace(str(work), "...").strip(),
             "whole_shards_then": kept,
             "exit_code_after_space": again.returncode,
             "differ": _differing(wanted, _hashes(store)),
@@ -167,5 +145,16 @@ def _differing(wanted: dict[str, str], found: dict[str, str]) -> list[str]:
     return [name for name in names if wanted.get(name) != found.get(name)]
 
 
+def options(p: argparse.ArgumentParser) -> None:
+    """The command line."""
+    p.add_argument("--source", required=True, help="a file of recipes")
+    p.add_argument("--tokenizer", required=True, help="a folder")
+    p.add_argument("--family", default="gpt2")
+    p.add_argument("--dedup", default="near")
+    p.add_argument("--group-bytes", type=int, default=1 << 20, help="raw bytes of a shard")
+    p.add_argument("--kills", type=int, default=10)
+    p.add_argument("--seed", type=int, default=0)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    harness.main(__file__, __doc__, options, measure)

@@ -1,12 +1,12 @@
-"""What `transformers.Trainer` does when things go wrong: the last column of docs/explanation/reliability.md.
+"""Faults brought upon `transformers.Trainer`: a column of docs/explanation/reliability.md.
 
-    python bench/trainer_faults.py [--only NUMBER ...]
+    python bench/robustness/trainer_faults.py [--only NUMBER ...]
 
 A tiny GPT-2 with dropout trains on made-up rows for 12 steps and saves every 2; each life of it is
 a process forked from one that has imported torch and transformers and computed nothing. One
 scenario per fault number; where a full or read-only disk is needed, a tmpfs is mounted in a
-namespace of its own (`unshare -Urm`). Prints one JSON object: for each fault what was done, the
-exit status, the last line that was said, and the facts asked for.
+namespace of its own (`unshare -Urm`). `theirs` has for each fault what was done, the exit status,
+the last line of output, and the facts that the page states.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import hashlib
 import json
 import os
 import pickle
-import platform
 import shutil
 import signal
 import subprocess
@@ -25,10 +24,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import harness
+import peers
 import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
@@ -124,9 +125,9 @@ def train(
     print("FACTS " + json.dumps(facts), flush=True)
 
 
-def life(work: Path, act: Callable[[], object], *, name: str = "life") -> tuple[int, str]:
+def life(work: Path, act: Callable[[], object]) -> tuple[int, str]:
     """Pid and log of a process that does `act`."""
-    log = work / f"{name}-{time.monotonic_ns()}.log"
+    log = work / f"life-{time.monotonic_ns()}.log"
     pid = os.fork()
     if pid:
         return pid, str(log)
@@ -153,7 +154,7 @@ def ended(pid: int, log: str) -> dict[str, Any]:
         if line.startswith("FACTS "):
             found |= json.loads(line.removeprefix("FACTS "))
     if code:
-        found["said"] = lines[-1][:200] if lines else ""
+        found["last line"] = lines[-1][:200] if lines else ""
     warned = [line[:160] for line in lines if "arning" in line and "learning" not in line]
     if warned:
         found["warnings"] = warned[:3]
@@ -217,14 +218,13 @@ def _flipped(work: Path) -> dict[str, Any]:
     return damaged(work, flip)
 
 
-@scenario("14")
-def _cut(work: Path) -> dict[str, Any]:
-    return damaged(work, lambda f: os.truncate(f / "model.safetensors", 1000))
+def cut(name: str, size: int) -> Callable[[Path], dict[str, Any]]:
+    """A file of the newest checkpoint that was cut short."""
+    return lambda work: damaged(work, lambda folder: os.truncate(folder / name, size))
 
 
-@scenario("15")
-def _state_cut(work: Path) -> dict[str, Any]:
-    return damaged(work, lambda f: os.truncate(f / "trainer_state.json", 100))
+scenario("14")(cut("model.safetensors", 1000))
+scenario("15")(cut("trainer_state.json", 100))
 
 
 class Payload:
@@ -341,8 +341,8 @@ def mounted(options: str, act: str) -> dict[str, Any]:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     try:
-        found: dict[str, Any] = json.loads(done.stdout)["faults"][act]
-    except (ValueError, KeyError):
+        found: dict[str, Any] = peers.last_json(done.stdout)[act]
+    except (IndexError, KeyError):
         return {"skipped": done.stderr[-300:]}
     return found
 
@@ -377,24 +377,24 @@ def _work(mount: str | None) -> Iterator[Path]:
             subprocess.run(["umount", work / "out"], check=True)  # noqa: S603, S607
 
 
-def main() -> None:
-    """Bring the faults about, one after another."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--only", nargs="*", default=sorted(SCENARIOS, key=int))
-    parser.add_argument("--mounted", default=None, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+def measure(a: argparse.Namespace) -> harness.Result | dict[str, Any]:
+    """The faults, one after another; with --mounted, the one that needed the mount."""
+    os.environ["OMP_NUM_THREADS"] = "1"
     found: dict[str, Any] = {}
-    for number in options.only:
-        if number in _MOUNTS and options.mounted is None:
+    for number in a.only:
+        if number in _MOUNTS and a.mounted is None:
             found[number] = mounted(_MOUNTS[number], number)
             continue
-        with _work(options.mounted) as work:
+        with _work(a.mounted) as work:
             found[number] = SCENARIOS[number](work)
-    versions = {name: version(name) for name in ("torch", "transformers", "accelerate")}
-    machine = f"{os.cpu_count()} cores, {platform.machine()}"
-    print(json.dumps({"versions": versions, "machine": machine, "faults": found}, indent=1))
+    return found if a.mounted else harness.Result(theirs=found)
+
+
+def options(p: argparse.ArgumentParser) -> None:
+    """The command line."""
+    p.add_argument("--only", nargs="*", default=sorted(SCENARIOS, key=int), metavar="NUMBER")
+    p.add_argument("--mounted", default=None, help=argparse.SUPPRESS)
 
 
 if __name__ == "__main__":
-    os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    main()
+    harness.main(__file__, __doc__, options, measure)
