@@ -9,8 +9,8 @@ Names are compared in lower case without marks, words in the singular. The halve
 hash of the line: "development" was looked at while the parser was written, "held_out" was not.
 `lines_per_second` is of one process, without a cache, in processor time, the best of five passes
 (theirs: one). Theirs reads its result into the same fields and is scored by the same rules; sizes
-("large") are left out of both sides' units. It was trained on lines of the sources that the file
-is made of (bbc, cookstr, ...), perhaps on these very lines: to its advantage.
+("large") are left out of both sides' units. The file's sources (bbc, cookstr, ...) are names
+that its own training data has too, so it may have seen these very lines; that was not checked.
 
 ingredient-parser-nlp needs an NLTK tagger (averaged_perceptron_tagger_eng) that it downloads when
 it is first imported. Without that (offline) `theirs` says why it is absent. Fetch it once by

@@ -2,13 +2,14 @@
 
     python bench/quality/tasks.py RUN [--task nutrition --task difficulty] [--max-examples N]
 
-RUN is a finished run over several tasks (docs/guides/tasks-and-curriculum.md). Its held-out questions are put to its
-model, held to the classes, and to a multinomial logistic regression over counts of words: trained
-on the run's own training examples of that task, on the very text the model reads, with the L2
-penalty that does best on a tenth of them set apart (log(1 + count), words of two letters or more
-and whole numbers, those in three examples or more). Beside accuracy and macro-F1 stand 95 %
-intervals by resampling held-out examples, and that of the difference, model minus bag of words,
-example by example. A class label of ours may have been made from the text by rules (`labels`).
+RUN is a finished run over several tasks (docs/guides/tasks-and-curriculum.md). Its held-out
+questions are put to its model, held to the classes, and to a multinomial logistic regression over
+counts of words: trained on the run's own training examples of that task, on the very text the model
+reads, with the L2 penalty that does best on a tenth of them set apart (log(1 + count), words of two
+letters or more and whole numbers, those in three examples or more). Beside accuracy and macro-F1
+stand 95 % intervals by resampling held-out examples, and that of the difference, model minus bag of
+words, example by example. A class label of ours may have been made from the text by rules
+(`labels`).
 """
 
 from __future__ import annotations
