@@ -48,15 +48,17 @@ class RankFailures:
     def report(self, error: BaseException) -> None:
         """Take note that `error` ends this rank; of all ranks' errors only the first is printed.
 
-        torchrun gets each in the file it asks for, and closes with the earliest.
+        One that is not meant for a user goes, with its stack, into the file that torchrun asks
+        for, so that its summary names the rank that began.
         """
-        get_error_handler().record_exception(error)
         try:
             is_first = self.store.add("ended", 1) == 1
         except RuntimeError:
             is_first = True  # the store went with the rank that held it
         if isinstance(error, ToqueError):
             error.said_by_another = not is_first
+        else:
+            get_error_handler().record_exception(error)
 
     def lost(self, cause: RuntimeError) -> RankLost:
         """The error to raise after a collective failed with `cause`."""
@@ -64,6 +66,8 @@ class RankFailures:
         try:
             self.store.set(f"waiting/{self.rank}", "")
             who = self._missing() or f"All ranks are there, and still a collective failed: {reason}"
+            if self.store.check(["ended"]):
+                who = "Another rank ended first, and its message says why"
         except RuntimeError:
             who = "The store that the ranks share is gone, and rank 0 or its torchrun with it"
         late = f" The others waited {self.timeout_seconds:g} s (TOQUE_RANK_TIMEOUT)."
