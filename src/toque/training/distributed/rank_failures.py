@@ -70,7 +70,7 @@ class RankFailures:
                 who = "Another rank ended first, and its message says why"
         except RuntimeError:
             who = "The store that the ranks share is gone, and rank 0 or its torchrun with it"
-        late = f" The others waited {self.timeout_seconds:g} s (TOQUE_RANK_TIMEOUT)."
+        late = f" The others waited {self.timeout_seconds:g} s for it (TOQUE_RANK_TIMEOUT)."
         return RankLost(
             f"{who}.{late if 'timed out' in reason.lower() else ''} All ranks stop, and the last "
             "checkpoint stands. The same command continues from it; torchrun --max-restarts=3 "
