@@ -15,6 +15,8 @@ from __future__ import annotations
 import faulthandler
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from typing import Any, Final
 
 import torch
@@ -82,17 +84,9 @@ class Ranks:
         return found[0]
 
     def any_rank(self, wants: Requests) -> Requests:
-        """What any rank asks for; only whole updates lie between two agreements."""
-        if not self.is_distributed:
-            return wants
-        stop, evaluate, save = self.all_reduce_sum([wants.stop, wants.evaluate, wants.save])
-        reasons = self.all_gather(wants.reason) if stop else [""]
-        return Requests(
-            stop=stop > 0,
-            evaluate=evaluate > 0,
-            save=save > 0,
-            reason=next(filter(None, reasons), ""),
-        )
+        """What any rank asks for; of several reasons that of the lowest rank."""
+        asked: list[Requests] = self.all_gather(wants)
+        return reduce(or_, asked)
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter], loss: Tensor) -> Tensor:
         """Replace every gradient by its sum over the ranks.
@@ -176,9 +170,9 @@ class Ranks:
 
 
 def weights_sum(model: nn.Module) -> int:
-    """A number that a changed bit in any trainable weight changes.
+    """A checksum of the trainable weights that any changed bit changes.
 
-    The sum of the weights' bits read as integers: cheap, and enough to tell replicas apart.
+    The sum of their bits read as integers: cheap, and enough to tell replicas apart.
     """
     kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     sums = [
@@ -211,7 +205,6 @@ def _buckets(tensors: list[Tensor]) -> Iterable[list[Tensor]]:
 
 def _finish(bucket: list[Tensor], flat: Tensor, work: Any) -> None:
     work.wait()
-    at = 0
-    for tensor in bucket:
-        tensor.copy_(flat[at : at + tensor.numel()].view_as(tensor))
-        at += tensor.numel()
+    parts = torch.split(flat, [tensor.numel() for tensor in bucket])
+    for tensor, part in zip(bucket, parts, strict=True):
+        tensor.copy_(part.view_as(tensor))

@@ -143,31 +143,23 @@ def load_optimizer_tensors(
     if isinstance(optimizer, torch.optim.Adafactor):
         _refuse_unscaled_adafactor(tensors, where)
     own = {p for group in optimizer.param_groups for p in group["params"]}
-    parameters = {name: p for name, p in model.named_parameters() if p in own}
-    layouts = {name: _layout(optimizer, p) for name, p in parameters.items()}
-    in_memory = {on_disk: entry for entry, on_disk in _NAMES_ON_DISK.items()}
-    state: dict[Tensor, dict[str, Tensor]] = {}
-    wrong: list[str] = []
-    for key, value in tensors.items():
-        name, _, entry = key.rpartition("/")
-        entry = in_memory.get(entry, entry)
-        expected = layouts.get(name, {}).get(entry)
-        if expected is None:
-            wrong.append(f"{key} is unknown to the optimizer")
-        elif value.shape != expected.shape:
-            sizes = tuple(value.shape), tuple(expected.shape)
-            wrong.append(f"{key} is {sizes[0]}, the optimizer's {sizes[1]}")
-        else:
-            parameter = parameters[name]
-            state.setdefault(parameter, {})[entry] = _placed(optimizer, parameter, entry, value)
-    for name, parameter in parameters.items():
-        held = state.get(parameter)
-        if held is not None and held.keys() != layouts[name].keys():
-            missing = layouts[name].keys() - held.keys()
-            wrong.append(f"{name} lacks {', '.join(sorted(missing))}")
+    updated = {key.rpartition("/")[0] for key in tensors}
+    expected = {
+        f"{name}/{_NAMES_ON_DISK.get(entry, entry)}": (parameter, entry, tuple(like.shape))
+        for name, parameter in model.named_parameters()
+        if parameter in own and name in updated
+        for entry, like in _layout(optimizer, parameter).items()
+    }
+    wrong = [f"{key} is unknown to the optimizer" for key in tensors.keys() - expected.keys()]
+    wrong += [" lacks ".join(key.rsplit("/", 1)) for key in expected.keys() - tensors.keys()]
+    for key in tensors.keys() & expected.keys():
+        found, shape = tuple(tensors[key].shape), expected[key][2]
+        if found != shape:
+            wrong.append(f"{key} is {found}, the optimizer's {shape}")
     refuse(wrong, where=where, what="the optimizer")
     optimizer.state.clear()
-    optimizer.state.update(state)
+    for key, (parameter, entry, _) in expected.items():
+        optimizer.state[parameter][entry] = _placed(optimizer, parameter, entry, tensors[key])
 
 
 def _refuse_unscaled_adafactor(tensors: Mapping[str, Tensor], where: str) -> None:
