@@ -107,7 +107,7 @@ def ours(pairs: list[Pair]) -> dict[str, Any]:
 
 def per_pair_loops(pairs: list[Pair]) -> dict[str, list[float]]:
     """ROUGE F1 and recipe metrics of each pair."""
-    scorer = rouge_scorer.RougeScorer(list(NAMES), use_stemmer=False)
+    scorer = rouge_scorer.RougeScorer(list(NAMES))
     columns: dict[str, list[float]] = {name: [] for name in NAMES}
     for prompt, text, reference in pairs:
         for name, score in scorer.score(reference, text).items():
