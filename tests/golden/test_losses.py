@@ -18,13 +18,16 @@ from toque.data.loader.packing import RowShape
 from toque.keyed_random import key_of
 from toque.models.forward.loss import loss_sum
 from toque.models.loading.pretrained import build_model
+from toque.training.autotune.oom_fallback import OomFallback
 from toque.training.callbacks import Callback, Callbacks
 from toque.training.checkpoint.store import CheckpointStore
 from toque.training.events import StepInfo
+from toque.training.guards.update_guard import UpdateGuard
 from toque.training.lr_schedules import make_schedule
 from toque.training.optim.factory import build_optimizer
 from toque.training.runtime import Runtime
-from toque.training.trainer import Schedule, Trainer
+from toque.training.schedule import Schedule
+from toque.training.trainer import Trainer
 from toque.units import Duration
 
 GOLDEN = Path(__file__).parent / "losses.json"
@@ -94,6 +97,7 @@ def losses(family: str, folder: Path) -> list[float]:
         seed=11,
     )
     watch, stop = Losses(), Duration(STEPS, "steps")
+    runtime = Runtime.detect(device="cpu", precision="float32")
     Trainer(
         model=model,
         optimizer=build_optimizer(model, weight_decay=0.1),
@@ -103,9 +107,10 @@ def losses(family: str, folder: Path) -> list[float]:
         evaluator=dict,
         checkpoints=CheckpointStore(folder / "checkpoints"),
         callbacks=Callbacks([watch]),
-        runtime=Runtime.detect(device="cpu", precision="float32"),
+        runtime=runtime,
         schedule=Schedule(stop),
-        micro_batch_rows=2,
+        oom_fallback=OomFallback(2),
+        guard=UpdateGuard(runtime),
         max_grad_norm=1.0,
         seed=11,
     ).fit()

@@ -1,4 +1,4 @@
-"""What the loop tells its callbacks, and what they may ask of it."""
+"""Events of the training loop, as callbacks receive them, and the requests they may return."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from toque.errors import NonFiniteError
 from toque.units import Duration, Progress
 
 
@@ -76,6 +77,13 @@ class RunEnd:
     saves: SaveCounts = field(default_factory=SaveCounts)
     skipped_updates: int = 0
     """Outliers that were not applied, over the whole run."""
+
+
+def end_reason(error: BaseException | None) -> str | None:
+    """`RunEnd.reason` of a session that `error` ended."""
+    if isinstance(error, NonFiniteError):
+        return "non_finite"
+    return type(error).__name__ if error is not None else None
 
 
 @dataclass(frozen=True)
