@@ -18,9 +18,9 @@ from toque.errors import DataError
 from toque.training.autotune.oom_fallback import OomFallback
 from toque.training.callbacks import Callbacks
 from toque.training.checkpoint.resume import broadcast_checkpoint, load_tensors
-from toque.training.checkpoint.run_state import RunState, Stateful, kept_tensors, run_tensors
 from toque.training.checkpoint.saver import Saves
 from toque.training.checkpoint.store import Checkpoint, CheckpointStore
+from toque.training.checkpoint.trainer_state import Stateful, TrainerState, kept_tensors
 from toque.training.events import Best, Requests, RunEnd, RunStart, State, StepInfo, end_reason
 from toque.training.guards.nan_tracer import LossFn, find_nonfinite_origin
 from toque.training.guards.update_guard import UpdateGuard
@@ -259,12 +259,12 @@ class Trainer:
         if not self._ranks.is_main:
             return
         self.callbacks.on_before_save(self.progress)
-        tensors = run_tensors(self.model, self.optimizer, self.average)
+        tensors = TrainerState.tensors(self.model, self.optimizer, self.average)
         self._saves.save(self.progress, tensors, self.state_dict(), final=final)
 
     def state_dict(self) -> State:
         """The JSON of a checkpoint."""
-        at = RunState(self.progress, self.cursor, self.best, self.owes_evaluation)
+        at = TrainerState(self.progress, self.cursor, self.best, self.owes_evaluation)
         return at.to_json(self._stateful, self._ranks, base=self.base_sha256)
 
     def load(self, checkpoint: Checkpoint) -> None:
@@ -274,7 +274,7 @@ class Trainer:
             CheckpointError: it does not fit the model or the optimizer, or cannot be read.
         """
         versions = self.checkpoints.identity.versions
-        at, notes = RunState.load(
+        at, notes = TrainerState.load(
             checkpoint, self._stateful, self._ranks, versions=versions, base=self.base_sha256
         )
         load_tensors(checkpoint, self.model, self.optimizer, self.average)

@@ -1,4 +1,4 @@
-"""Run state: the JSON and the tensors of a checkpoint, and the way back into a trainer."""
+"""Trainer state: the JSON and the tensors of a checkpoint, and the way back into a trainer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Stateful(Protocol):
 
 
 @dataclass(frozen=True)
-class RunState:
+class TrainerState:
     """Where a run is: what a step reads and a restart cannot recompute. No rate, no data order."""
 
     progress: Progress
@@ -53,7 +53,7 @@ class RunState:
         *,
         versions: Mapping[str, Any],
         base: str | None,
-    ) -> tuple[RunState, list[str]]:
+    ) -> tuple[TrainerState, list[str]]:
         """The state in `checkpoint`, and sentences about it; `parts` take theirs.
 
         Raises:
@@ -79,13 +79,13 @@ class RunState:
                 f"{checkpoint.path} has a state this Toque cannot read: {error}."
             ) from error
 
-
-def run_tensors(
-    model: nn.Module, optimizer: torch.optim.Optimizer, average: WeightAverage | None
-) -> dict[str, dict[str, Tensor]]:
-    """A checkpoint's tensors by file, as `resume.load_tensors` takes them back."""
-    tensors = {"model": kept_tensors(model), "optimizer": optimizer_tensors(optimizer, model)}
-    return tensors if average is None else tensors | {"average": average.tensors()}
+    @staticmethod
+    def tensors(
+        model: nn.Module, optimizer: torch.optim.Optimizer, average: WeightAverage | None
+    ) -> dict[str, dict[str, Tensor]]:
+        """A checkpoint's tensors by file, as `resume.load_tensors` takes them back."""
+        tensors = {"model": kept_tensors(model), "optimizer": optimizer_tensors(optimizer, model)}
+        return tensors if average is None else tensors | {"average": average.tensors()}
 
 
 def kept_tensors(model: nn.Module) -> dict[str, Tensor]:
