@@ -22,16 +22,20 @@ FIVE = (
 FIELDS = {"self.loss_fn": "loss_sum"}
 """Functions that a step holds as a field -> what is assembled into it."""
 ELSEWHERE = {
+    "DataError": "an exception",
+    "Progress": "a record",
     "StepInfo": "a record",
     "self.lr_at": "a function of progress",
     "self.check_reached": "adapters only, once",
     "self.noise.add": "optim.gradient_noise only",
     "self.skip_step.limits": "optim.outliers only",
     "self.oom_fallback.run": "calls forward_backward",
-    "self.ranks.sum_gradients": "several ranks only",
     "self._ranks.all_reduce_sum": "several ranks only",
 }
 """Calls that leave the five files -> why a reader need not follow them."""
+
+FOREIGN = ("self.model.", "self.optimizer.", "self.scaler.", "self._pending.")
+"""Fields that are torch's or Python's."""
 
 Function = ast.FunctionDef
 
@@ -73,7 +77,8 @@ def calls(file: str, function: Function) -> Iterator[str]:
             # A method that is handed on, `self.forward_backward`, counts as called.
             dotted = ast.unparse(node.func if isinstance(node, ast.Call) else node)
             method = dotted.count(".") == 1 and dotted.split(".")[1] in definitions()
-            if dotted.split(".")[0] in roots and (isinstance(node, ast.Call) or method):
+            called = isinstance(node, ast.Call) or method
+            if dotted.split(".")[0] in roots and called and not dotted.startswith(FOREIGN):
                 yield dotted
 
 
