@@ -35,12 +35,12 @@ class StepInfo:
 
 @dataclass(frozen=True)
 class RunStart:
-    """Where a session begins."""
+    """The beginning of a session."""
 
     progress: Progress
     stop_after: Duration
     notes: tuple[str, ...] = ()
-    """What the user should know: choices made, checkpoints skipped, leftovers removed."""
+    """Sentences for the user: choices made, checkpoints skipped, leftovers removed."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Best:
 
 @dataclass
 class SaveCounts:
-    """What became of the saves of a session."""
+    """The saves of a session, by outcome."""
 
     written: int = 0
     skipped: int = 0
@@ -88,7 +88,7 @@ def end_reason(error: BaseException | None) -> str | None:
 
 @dataclass(frozen=True)
 class Requests:
-    """What an observer asks for; only the loop acts.
+    """Requests of an observer; only the loop acts on them.
 
     >>> Requests(save=True) | Requests(stop=True, reason="early_stopping")
     Requests(stop=True, evaluate=False, save=True, reason='early_stopping')
@@ -98,7 +98,7 @@ class Requests:
     evaluate: bool = False
     save: bool = False
     reason: str = ""
-    """Why to stop, in one word for logs and exit codes."""
+    """Reason to stop, in one word for logs and exit codes."""
 
     def __or__(self, other: Requests) -> Requests:
         return Requests(
