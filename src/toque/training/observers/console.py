@@ -1,4 +1,4 @@
-"""Console progress: one live line on a terminal, plain lines anywhere else."""
+"""What a person watching sees: one live line on a terminal, plain lines anywhere else."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ConsoleProgress(Callback):
         self._last_loss: float | None = None
 
     def on_fit_start(self, start: RunStart) -> None:
-        """Print the notes and the step the run continues from."""
+        """Say where the run begins."""
         self._window = Window()
         self._figures, self._drawn, self._last_loss = "", 0.0, None
         self._stop_after = start.stop_after
@@ -55,7 +55,7 @@ class ConsoleProgress(Callback):
             self._live.start()
 
     def on_step(self, info: StepInfo) -> None:
-        """Update the line: loss, learning rate, throughput, time left."""
+        """Renew the line."""
         self._window.add(info)
         first = info.before.step == 0
         logged = first or self.log_every.crossed(info.before, info.progress, self._stop_after)
@@ -75,7 +75,7 @@ class ConsoleProgress(Callback):
             self._print(line)
 
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> None:
-        """Print a line with the change since the last evaluation."""
+        """One line that stays, with the change since the evaluation before."""
         loss = metrics.get("loss")
         parts = [f"{self._place(at)}  evaluation"]
         parts += [f"{name} {metrics[name]:{form}}" for name, form in _SHOWN if name in metrics]
@@ -85,15 +85,15 @@ class ConsoleProgress(Callback):
         self._print("  ".join(parts))
 
     def on_save(self, at: Progress, saved: Saved) -> None:
-        """Remember the newest durable step."""
+        """Take note of the newest durable step."""
         self._newest_saved = saved.step
 
     def on_warning(self, at: Progress, message: str) -> None:
-        """Print a line."""
+        """One line that stays."""
         self._print(f"warning: {message}")
 
     def on_fit_end(self, end: RunEnd) -> None:
-        """Print how the run ended and up to where it is saved."""
+        """Say how it ended and what is safe."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -128,7 +128,7 @@ _SHOWN = (("loss", ".4f"), ("perplexity", ".2f"))
 
 
 def _clock(seconds: float) -> str:
-    """Hours, minutes and seconds.
+    """Hours, minutes and seconds for people.
 
     >>> _clock(75), _clock(4000)
     ('1:15', '1:06:40')
