@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from fixtures.runs import first_steps
 from toque.cli import main
 from toque.data.loader.batch_stream import Step
 from toque.errors import ConfigError
@@ -22,7 +23,6 @@ from toque.training.distributed.collectives import Ranks, weights_sum
 from toque.training.distributed.launch import joined
 from toque.training.events import Requests
 from toque.training.runtime import set_deterministic
-from toque.units import Cursor
 
 SCRIPT = Path(__file__).parent / "shared_run.py"
 
@@ -124,10 +124,7 @@ def test_two_processes_train_as_one(seen, alone, family):
 
 def updates(family: str, n: int, ranks: Ranks) -> list[Step]:
     stream = shared_run.stream_of(family, ranks)
-    steps = [stream.at(Cursor())]
-    while len(steps) < n:
-        steps.append(stream.at(steps[-1].cursor))
-    return steps
+    return first_steps(stream, n)
 
 
 def test_some_update_leaves_a_rank_without_rows():

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from fixtures.runs import first_steps
 from toque.batch import IGNORE, DecoderBatch, EncoderDecoderBatch
-from toque.data.loader.batch_stream import BatchStream, Step
+from toque.data.loader.batch_stream import BatchStream
 from toque.data.loader.collate import Layout, decoder_batch, encoder_decoder_batch
 from toque.data.loader.epoch_plan import EpochPlan
 from toque.data.loader.packing import RowShape
@@ -35,7 +36,7 @@ def test_decoder_rows_as_written_in_the_docstring() -> None:
     assert batch.labels.tolist() == [[X, 9, 2, 6, 2, X, X, X], [3, 2, X, X, X, X, X, X]]
     assert batch.segments.tolist() == [[1, 1, 1, 2, 2, 0, 0, 0], [1, 1, 0, 0, 0, 0, 0, 0]]
     assert batch.positions.tolist() == [[0, 1, 2, 0, 1, 0, 0, 0], [0, 1, 0, 0, 0, 0, 0, 0]]
-    assert (batch.n_targets, batch.n_tokens, batch.n_computed, batch.n_examples) == (6, 7, 16, 3)
+    assert (batch.n_targets, batch.n_tokens, batch.n_computed) == (6, 7, 16)
 
 
 def test_encoder_decoder_rows_are_shifted_right_per_example() -> None:
@@ -91,16 +92,12 @@ def stream(
     return BatchStream(plan, layout, p, t, rank=rank, world_size=world_size)
 
 
-def first(s: BatchStream, n: int) -> list[Step]:
-    return [step for step, _ in zip(s.starting_at(Cursor()), range(n), strict=False)]
-
-
 @pytest.mark.parametrize("encoder", [False, True])
 def test_counts_from_lengths_equal_counts_from_tensors(encoder: bool) -> None:
-    for step in first(stream(encoder=encoder), 12):
+    for step in first_steps(stream(encoder=encoder), 12):
         assert step.n_targets == step.batch.n_targets
         assert step.n_tokens == step.batch.n_tokens
-        assert step.n_examples == step.batch.n_examples
+        assert step.n_examples == sum(map(len, step.batch.example_ids))
         assert step.n_computed == step.batch.n_computed
 
 
@@ -108,7 +105,7 @@ def test_counts_from_lengths_equal_counts_from_tensors(encoder: bool) -> None:
 @pytest.mark.parametrize("packed", [False, True])
 def test_an_update_is_the_same_in_turn_and_by_itself(encoder: bool, packed: bool) -> None:
     """Updates in turn are laid out several at once, across the ends of windows and passes."""
-    in_turn = first(stream(encoder=encoder, packed=packed), 20)
+    in_turn = first_steps(stream(encoder=encoder, packed=packed), 20)
     assert in_turn[-1].cursor.epoch >= 1
     for begins, step in zip([Cursor()] + [s.cursor for s in in_turn], in_turn, strict=False):
         alone = stream(encoder=encoder, packed=packed).at(begins)
@@ -122,8 +119,8 @@ def test_an_update_is_the_same_in_turn_and_by_itself(encoder: bool, packed: bool
 @pytest.mark.parametrize("encoder", [False, True])
 def test_unpacked_updates_hold_the_same_examples(encoder: bool) -> None:
     packed, alone = (
-        first(stream(encoder=encoder), 8),
-        first(stream(encoder=encoder, packed=False), 8),
+        first_steps(stream(encoder=encoder), 8),
+        first_steps(stream(encoder=encoder, packed=False), 8),
     )
     for a, b in zip(packed, alone, strict=True):
         assert [e for row in a.batch.example_ids for e in row] == [
@@ -136,8 +133,8 @@ def test_unpacked_updates_hold_the_same_examples(encoder: bool) -> None:
 
 @pytest.mark.parametrize("encoder", [False, True])
 def test_ranks_share_an_update_and_agree_on_its_counts(encoder: bool) -> None:
-    whole = first(stream(encoder=encoder), 8)
-    ranks = [first(stream(encoder=encoder, rank=r, world_size=3), 8) for r in range(3)]
+    whole = first_steps(stream(encoder=encoder), 8)
+    ranks = [first_steps(stream(encoder=encoder, rank=r, world_size=3), 8) for r in range(3)]
     for step, *shares in zip(whole, *ranks, strict=True):
         assert {(s.n_targets, s.n_tokens, s.cursor) for s in shares} == {
             (step.n_targets, step.n_tokens, step.cursor)
@@ -148,7 +145,7 @@ def test_ranks_share_an_update_and_agree_on_its_counts(encoder: bool) -> None:
 
 @pytest.mark.parametrize("kind", [DecoderBatch, EncoderDecoderBatch])
 def test_splitting_keeps_every_row_in_order(kind: type) -> None:
-    batch = first(stream(encoder=kind is EncoderDecoderBatch), 1)[0].batch
+    batch = first_steps(stream(encoder=kind is EncoderDecoderBatch), 1)[0].batch
     assert isinstance(batch, kind)
     parts = batch.split(4)
     assert [part.n_rows for part in parts] == [4, 2]

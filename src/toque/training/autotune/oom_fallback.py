@@ -1,4 +1,4 @@
-"""Out of memory: the micro-batch is halved and the update computed again; later ones stay small."""
+"""Out of memory: halve the micro-batch and compute the update again; later ones stay small."""
 
 from __future__ import annotations
 
