@@ -21,6 +21,7 @@ from toque.keyed_random import key_of
 from toque.training.autotune.glibc_malloc import keep_freed_memory
 from toque.training.autotune.peak_flops import Peak, peak_of
 from toque.training.distributed.collectives import Ranks
+from toque.training.optim.factory import step_if
 
 Precision = Literal["bf16", "fp16", "float32"]
 PrecisionChoice = Literal["auto", "bf16", "fp16", "float32"]
@@ -65,7 +66,7 @@ class Runtime:
                 the model can bear it, else float32.
             deterministic: the same bits from the same run; slower on CUDA.
             fp16_is_safe: False for T5, whose activations overflow float16.
-            ranks: this process among others, from `distributed.launch`.
+            ranks: this process among others, from `launch.joined`.
 
         Raises:
             ConfigError: the device is absent, or the precision cannot work on it.
@@ -142,22 +143,10 @@ class Runtime:
         """
         for group in optimizer.param_groups:
             group["lr"] = lr * group.get("lr_scale", 1.0)
-        self._step_if(optimizer, only_if)
+        step_if(optimizer, only_if, self.device)
         if self.scaler is not None:
             self.scaler.update()  # halves the scale when unscaling met an infinity
         optimizer.zero_grad(set_to_none=True)
-
-    def _step_if(self, optimizer: torch.optim.Optimizer, only_if: Tensor) -> None:
-        # Torch's mark of fused optimizers; ours, which do the same, declare `found_inf`.
-        skips = getattr(optimizer, "_step_supports_amp_scaling", hasattr(optimizer, "found_inf"))
-        if skips and self.device.type != "cpu":
-            # The kernels skip on the device when told so, as for a loss scaler; asking here
-            # whether `only_if` holds would wait for the device at every step.
-            optimizer.found_inf = (~only_if).float()  # type: ignore[attr-defined]
-            optimizer.step()
-            del optimizer.found_inf  # type: ignore[attr-defined]
-        elif bool(only_if):
-            optimizer.step()
 
     @property
     def scale_is_hopeless(self) -> bool:

@@ -1,4 +1,4 @@
-"""What the ranks of a run do together besides its updates: write texts."""
+"""Distributed evaluation: text samples and peak FLOPS of all ranks of a run together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the configuration to adapter, schedule, noise, outliers and an average of the weights."""
+"""Adapter, schedule, gradient noise, skip-step policy and weight average, from a configuration."""
 
 from __future__ import annotations
 
