@@ -25,7 +25,7 @@ import msgspec
 
 from toque.data.prepare.settings import Located, ProgressSink
 from toque.errors import DataError
-from toque.storage.atomic import PARTIAL, disk_faults, sha256_of, write_whole
+from toque.storage.atomic import PARTIAL, disk_faults, sha256_of, atomic_write
 from toque.storage.bucket import Bucket, RemoteFile
 
 CHUNK_BYTES = 8 << 20
@@ -182,14 +182,14 @@ def _one(bucket: Bucket, file: RemoteFile, place: Path, fetched: _Fetched) -> st
         fetched.count("resumed")
     seen: set[str] = set()
     for _ in range(_CHANGED):
-        write_whole(record_path, msgspec.json.encode(_Record(file.address, file.bytes, file.tag)))
+        atomic_write(record_path, msgspec.json.encode(_Record(file.address, file.bytes, file.tag)))
         sha256, md5 = _download(bucket, file, partial, fetched)
         with bucket.refusals(file.address):
             now = bucket.again(file)
         # Not every S3 tag is an MD5 (encryption changes it): the same content twice is believed.
         if now.tag == file.tag and (file.md5 in (None, md5) or md5 in seen):
             done = _Record(file.address, file.bytes, file.tag, sha256)
-            write_whole(record_path, msgspec.json.encode(done))
+            atomic_write(record_path, msgspec.json.encode(done))
             partial.replace(place)
             fetched.count("fetched")
             return sha256

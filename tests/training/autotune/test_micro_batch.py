@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from toque.batch import IGNORE
-from toque.training.autotune.cache import MachineCache, Resources, cache_folder
+from toque.training.autotune.cache import MachineCache, Resources
 from toque.training.autotune.micro_batch import Probe, evenly, fastest_rows, largest_rows
 from toque.training.autotune.worst_batch import WorstBatch
 from toque.training.runtime import Runtime

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -20,16 +19,9 @@ from typing import Any, Final
 import torch
 
 from toque.errors import CheckpointError
-from toque.storage.atomic import write_whole
+from toque.storage.atomic import atomic_write
 
-CACHE_VARIABLE: Final = "TOQUE_CACHE"
 RESOURCES: Final = "resources.json"
-
-
-def cache_folder() -> Path:
-    """`measured` in $TOQUE_CACHE, or in ~/.cache/toque."""
-    named = os.environ.get(CACHE_VARIABLE)
-    return (Path(named) if named else Path.home() / ".cache" / "toque") / "measured"
 
 
 def machine_facts(device: torch.device) -> dict[str, Any]:
@@ -61,7 +53,7 @@ class MachineCache:
         text = json.dumps({"of": of, "found": found}, indent=1) + "\n"
         with contextlib.suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_whole(self._path(of), text.encode())
+            atomic_write(self._path(of), text.encode())
 
     def _path(self, of: Mapping[str, Any]) -> Path:
         text = json.dumps(of, sort_keys=True).encode()
@@ -87,7 +79,7 @@ class Resources:
         """
         try:
             run.mkdir(parents=True, exist_ok=True)
-            write_whole(run / _file_of(rank), (json.dumps(asdict(self), indent=1) + "\n").encode())
+            atomic_write(run / _file_of(rank), (json.dumps(asdict(self), indent=1) + "\n").encode())
         except OSError as error:
             raise CheckpointError(
                 f"{run / _file_of(rank)} cannot be written: {error.strerror}. It keeps how the "

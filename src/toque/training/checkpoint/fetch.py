@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from toque.errors import CheckpointError
-from toque.storage.atomic import sync_folder, write_whole
+from toque.storage.atomic import sync_folder, atomic_write
 from toque.storage.atomic_folder import TEMP_PREFIX
 from toque.storage.bucket_folder import RemoteFolder, StoreError
 from toque.storage.bucket_lock import LOCK
@@ -61,7 +61,7 @@ def fetch_run(remote: RemoteFolder, run: Path, *, say: Callable[[str], None]) ->
             if "/" not in name and name != LOCK and not name.startswith("."):
                 data = remote.read(name)
                 if data is not None:
-                    write_whole(run / name, data)
+                    atomic_write(run / name, data)
         say(f"fetched step {manifest.step:,} from {remote.address}")
         return manifest.step
     raise CheckpointError(

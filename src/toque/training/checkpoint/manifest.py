@@ -13,8 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from toque.errors import CheckpointError
-from toque.storage.atomic import sha256_of
-from toque.storage.atomic_folder import FileEntry
+from toque.storage.atomic import FileEntry, sha256_of
 from toque.storage.checksums import KEY, seal_of, sealed
 
 FORMAT: Final = 1
