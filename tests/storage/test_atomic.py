@@ -79,9 +79,7 @@ def failing_at(stage):
     return after
 
 
-@pytest.mark.parametrize(
-    "stage", ["mkdir", "write a", "fsync a", "fsync folder", "set aside"]
-)
+@pytest.mark.parametrize("stage", ["mkdir", "write a", "fsync a", "fsync folder", "set aside"])
 def test_a_failure_leaves_the_old_folder_and_nothing_else(tmp_path, stage):
     write_folder(tmp_path / "step", {"a": b"old"})
     with pytest.raises(OSError, match="No space"):

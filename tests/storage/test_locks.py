@@ -12,7 +12,6 @@ from toque.errors import CheckpointError
 from toque.storage.locks import file_lock
 from toque.training.checkpoint.run_lock import run_lock
 
-
 HOLD = """
 import sys
 from pathlib import Path
@@ -51,7 +50,10 @@ def test_a_second_process_is_refused_and_a_dead_one_is_forgotten(holder, tmp_pat
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="cannot be written"), run_lock(tmp_path / "file" / "x"):
+    with (
+        pytest.raises(CheckpointError, match="cannot be written"),
+        run_lock(tmp_path / "file" / "x"),
+    ):
         pass
 
 

@@ -4,7 +4,7 @@ Everything is written under a temporary name beside its place and fsynced, then 
 parent folder is fsynced. A crash leaves the old state or the new one, and at worst a leftover:
 `sweep` removes a folder's, and the next write of the same folder does.
 
-Each system call of a folder's write is followed by `after(stage)`, where the tests kill the process.
+Each system call of a folder's write is followed by `after(stage)`, where tests kill the process.
 """
 
 from __future__ import annotations

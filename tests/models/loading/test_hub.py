@@ -34,8 +34,9 @@ def test_offline_is_said(monkeypatch, tmp_path):
         resolve_folder(NAME)
 
 
+@pytest.mark.usefixtures("online")
 @pytest.mark.parametrize("resolve", [resolve_folder, resolve_tokenizer])
-def test_an_unreachable_hub_is_said_and_not_retried(resolve, online, monkeypatch):
+def test_an_unreachable_hub_is_said_and_not_retried(resolve, monkeypatch):
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
     began = time.monotonic()
     words = r"127\.0\.0\.1:9 cannot be reached.*Name a folder"
@@ -44,8 +45,9 @@ def test_an_unreachable_hub_is_said_and_not_retried(resolve, online, monkeypatch
     assert time.monotonic() - began < 20  # the library's own retries take longer
 
 
+@pytest.mark.usefixtures("online")
 @pytest.mark.parametrize("resolve", [resolve_folder, resolve_tokenizer])
-def test_a_hub_that_accepts_and_stays_silent_is_given_up(resolve, online, monkeypatch):
+def test_a_hub_that_accepts_and_stays_silent_is_given_up(resolve, monkeypatch):
     monkeypatch.setattr(hub, "_ANSWER_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
@@ -53,7 +55,8 @@ def test_a_hub_that_accepts_and_stays_silent_is_given_up(resolve, online, monkey
             resolve(NAME)
 
 
-def test_a_copy_in_the_cache_is_used_without_asking(online, monkeypatch, tmp_path):
+@pytest.mark.usefixtures("online")
+def test_a_copy_in_the_cache_is_used_without_asking(monkeypatch, tmp_path):
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     revision = "0123456789" * 4
@@ -67,7 +70,8 @@ def test_a_copy_in_the_cache_is_used_without_asking(online, monkeypatch, tmp_pat
         resolve_folder(NAME)
 
 
+@pytest.mark.usefixtures("online")
 @pytest.mark.parametrize("path", ["/no/such/folder", "./models/absent", "a/b/c", "runs/x/model"])
-def test_what_can_only_be_a_folder_never_asks_the_hub(path, online):
+def test_what_can_only_be_a_folder_never_asks_the_hub(path):
     with pytest.raises(ConfigError, match="there is no such folder"):
         resolve_folder(path, setting="model.tokenizer")

@@ -104,8 +104,6 @@ def test_measurements_are_kept_apart_by_what_they_are_of(tmp_path, monkeypatch):
     assert cache.get({"rows": 1, "shape": [2, 3]}) is None
     (tmp_path / "file").write_text("")
     MachineCache(tmp_path / "file").put({}, {})  # cannot be written, and that is no error
-    monkeypatch.setenv("TOQUE_CACHE", str(tmp_path))
-    assert cache_folder() == tmp_path / "measured"
 
 
 def test_a_runs_resources_are_read_back(tmp_path):

@@ -38,7 +38,7 @@ from toque.data.tokenizer.codec import Codec
 from toque.errors import DataError
 from toque.sources.files import SourceFile
 from toque.sources.records import NO_LABEL, NamesSchemas, examples_note, missing_note
-from toque.storage.atomic import save_array, sha256_of, sync_folder, atomic_write
+from toque.storage.atomic import atomic_write, save_array, sha256_of, sync_folder
 
 _SHOWN = 10
 _DOCUMENTS = "documents by a hash of the document and piece number // 16"

@@ -21,7 +21,7 @@ from toque.data.tokenizer.codec import Codec, load_codec
 from toque.errors import ConfigError
 from toque.sources.excerpts import Excerpt
 from toque.sources.records import Block, DoesTasks, RecordReader
-from toque.storage.atomic import disk_faults, save_array, sha256_of, sync_folder, atomic_folder
+from toque.storage.atomic import atomic_folder, disk_faults, save_array, sha256_of, sync_folder
 
 _RECORDED = {
     "toque.cooking.formats": "toque.cooking.schemas",
@@ -102,7 +102,9 @@ class ShardWorker:
                 files=files,
                 **group_rows.counts(),
             )
-            (writer.folder / SIDECAR).write_bytes(msgspec.json.encode(result, order="deterministic"))
+            (writer.folder / SIDECAR).write_bytes(
+                msgspec.json.encode(result, order="deterministic")
+            )
         sync_folder(folder)
         return result
 

@@ -14,7 +14,6 @@ from toque.errors import CheckpointError
 from toque.storage.safetensors_header import check_header
 
 
-
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Write a safetensors file.
 
