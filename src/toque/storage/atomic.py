@@ -10,7 +10,6 @@ Each system call of a folder's write is followed by `after(stage)`, where tests 
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toque.errors import DataError
+from toque.storage.checksums import sha256_of
 
 AfterStage = Callable[[str], None]
 
@@ -33,17 +33,7 @@ ASIDE_PREFIX: Final = "aside-"
 """Begins the name of a folder that is being replaced by one of the same name."""
 PARTIAL: Final = ".partial"
 """Ending of a file that is being written; a leftover one may be deleted."""
-_CHUNK: Final = 1 << 22
 _FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-
-
-def sha256_of(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 @contextmanager

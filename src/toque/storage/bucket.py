@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar, final
 
 from toque.storage.bucket_credentials import open_filesystem
 from toque.storage.bucket_errors import BucketUse, SourceBucketError, refusal
+from toque.storage.checksums import md5_of
 from toque.storage.retry import DEADLINE, MismatchError, Retry, mentions
 
 SCHEMES: Final = {"gs": "gs", "gcs": "gs", "s3": "s3", "s3a": "s3"}
@@ -175,7 +176,6 @@ class Bucket:
         Raises:
             BucketError: the service refused, stayed away, or holds something else afterwards.
         """
-        md5 = hashlib.md5(data, usedforsecurity=False).hexdigest()
 
         def ask() -> bool:
             try:
@@ -185,7 +185,7 @@ class Bucket:
                 if not (isinstance(error, FileExistsError) or mentions(error, *_EXISTS)):
                     raise
                 return self.read(name) == data
-            self._verify(name, len(data), md5)
+            self._verify(name, len(data), hashlib.md5(data, usedforsecurity=False).hexdigest())
             return True
 
         return self.request(f"write {self.address}/{name}", ask)
@@ -196,8 +196,7 @@ class Bucket:
         Raises:
             BucketError: as for `put`.
         """
-        with path.open("rb") as file:
-            md5 = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+        md5 = md5_of(path)
 
         def ask() -> None:
             try:

@@ -66,7 +66,7 @@ class BucketLock:
         """
         taken = self._bucket.read(LOCK) is not None
         if taken or not self._bucket.put(LOCK, self._content(), new=True):
-            self._wait_for_its_death()
+            self._watch_until_stale()
             self._bucket.put(LOCK, self._content())
         time.sleep(self._settle)
         holder = _holder(self._bucket.read(LOCK))
@@ -81,7 +81,7 @@ class BucketLock:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Give it back; one that cannot be removed goes stale by itself."""
+        """Release it; one that cannot be removed goes stale by itself."""
         self._closing.set()
         self._thread.join(timeout=self._heartbeat)
         if self.lost.is_set():
@@ -104,10 +104,10 @@ class BucketLock:
             }
         ).encode()
 
-    def _wait_for_its_death(self) -> None:
+    def _watch_until_stale(self) -> None:
         first = self._bucket.read(LOCK)
         began = time.monotonic()
-        while not _is_dead_here(_holder(first)) and time.monotonic() - began < self._stale:
+        while not _died_here(_holder(first)) and time.monotonic() - began < self._stale:
             time.sleep(min(1.0, self._stale / 5))
             now = self._bucket.read(LOCK)
             if now is None:
@@ -142,7 +142,7 @@ def _holder(content: bytes | None) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _is_dead_here(holder: dict[str, Any]) -> bool:
+def _died_here(holder: dict[str, Any]) -> bool:
     """Whether its process ran on this machine and does so no longer."""
     if holder.get("host") != socket.gethostname() or not isinstance(holder.get("pid"), int):
         return False

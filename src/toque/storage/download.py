@@ -10,7 +10,6 @@ and do not verify what they hold.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import time
@@ -24,10 +23,11 @@ from pathlib import Path
 
 import msgspec
 
-from toque.storage.atomic import PARTIAL, atomic_write, disk_faults, sha256_of
+from toque.storage.atomic import PARTIAL, atomic_write, disk_faults
 from toque.storage.bucket import Bucket, RemoteFile, open_bucket
 from toque.storage.bucket_errors import SOURCES, SourceBucketError
 from toque.storage.cache_folder import CACHE_VARIABLE, cache_folder
+from toque.storage.checksums import md5_of, sha256_of
 from toque.storage.locks import file_lock
 from toque.storage.retry import MismatchError, Retry
 
@@ -161,14 +161,14 @@ class _Session:
     bucket: Bucket
     there: dict[str, int] = field(default_factory=dict)
     """Address -> bytes that are in the cache."""
-    fetched: dict[str, int] = field(default_factory=dict)
-    """Address -> bytes that came over the line."""
+    fetched: list[int] = field(default_factory=list)
+    """Bytes that came over the line, by file."""
     events: list[str] = field(default_factory=list)
 
     def summary(self, cache: Path, seconds: float) -> str:
         """The sentence at the end."""
         counts = Counter(self.events)
-        megabytes = sum(self.fetched.values()) / 1e6
+        megabytes = sum(self.fetched) / 1e6
         parts = [
             f"{counts['fetched']:,} fetched ({megabytes:,.1f} MB in {seconds:.1f} s)",
             f"{counts['whole']:,} already whole in {cache}",
@@ -205,7 +205,8 @@ class _Session:
         for _ in range(_CHANGED):
             record = _Record(file.address, file.bytes, file.tag)
             atomic_write(record_path, msgspec.json.encode(record))
-            record.sha256, md5 = self._append(file, part)
+            self._append(file, part)
+            record.sha256, md5 = sha256_of(part), md5_of(part)
             now = self.bucket.request(f"read {file.address}", partial(self.bucket.info, file.key))
             # Not every S3 tag is an MD5 (encryption changes it): the same content twice is
             # believed.
@@ -222,28 +223,18 @@ class _Session:
             "longer written, and run the same command again."
         )
 
-    def _append(self, file: RemoteFile, part: Path) -> tuple[str, str]:
-        """Append to `part` what it lacks; SHA-256 and MD5 of the whole."""
+    def _append(self, file: RemoteFile, part: Path) -> None:
+        """Append the bytes that `part` lacks."""
         if part.exists() and part.stat().st_size > file.bytes:
             part.unlink()
-        sha256, md5 = hashlib.sha256(), hashlib.md5(usedforsecurity=False)
-        with part.open("a+b") as out:
-            out.seek(0)
-            while chunk := out.read(CHUNK_BYTES):
-                sha256.update(chunk)
-                md5.update(chunk)
-            at = self.there[file.address] = out.tell()
+        with part.open("ab") as out:
+            start = at = self.there[file.address] = out.tell()
             while at < file.bytes:
-                chunk = self._range(file, at, min(at + CHUNK_BYTES, file.bytes))
-                out.write(chunk)
-                sha256.update(chunk)
-                md5.update(chunk)
-                at += len(chunk)
+                at += out.write(self._range(file, at, min(at + CHUNK_BYTES, file.bytes)))
                 self.there[file.address] = at
-                self.fetched[file.address] = self.fetched.get(file.address, 0) + len(chunk)
             out.flush()
             os.fsync(out.fileno())
-        return sha256.hexdigest(), md5.hexdigest()
+        self.fetched.append(at - start)
 
     def _range(self, file: RemoteFile, start: int, end: int) -> bytes:
         if self.bucket.retry.stop.is_set():

@@ -93,7 +93,7 @@ def test_the_probe_counts_what_is_kept_and_leaves_no_trace(tiny_model):
     assert Probe(tiny_model, failing, Runtime(), probe.worst).activation_bytes(1, 10**9) is None
 
 
-def test_measurements_are_kept_apart_by_what_they_are_of(tmp_path, monkeypatch):
+def test_measurements_are_kept_apart_by_what_they_are_of(tmp_path):
     cache = MachineCache(tmp_path / "a" / "b")
     assert cache.get({"rows": 1}) is None
     cache.put({"rows": 1, "shape": [2, 3]}, {"seconds": 0.5})

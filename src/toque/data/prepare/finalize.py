@@ -38,7 +38,8 @@ from toque.data.tokenizer.codec import Codec
 from toque.errors import DataError
 from toque.sources.files import SourceFile
 from toque.sources.records import NO_LABEL, NamesSchemas, examples_note, missing_note
-from toque.storage.atomic import atomic_write, save_array, sha256_of, sync_folder
+from toque.storage.atomic import atomic_write, save_array, sync_folder
+from toque.storage.checksums import sha256_of
 
 _SHOWN = 10
 _DOCUMENTS = "documents by a hash of the document and piece number // 16"

@@ -21,7 +21,8 @@ from toque.data.tokenizer.codec import Codec, load_codec
 from toque.errors import ConfigError
 from toque.sources.excerpts import Excerpt
 from toque.sources.records import Block, DoesTasks, RecordReader
-from toque.storage.atomic import atomic_folder, disk_faults, save_array, sha256_of, sync_folder
+from toque.storage.atomic import atomic_folder, disk_faults, save_array, sync_folder
+from toque.storage.checksums import sha256_of
 
 _RECORDED = {
     "toque.cooking.formats": "toque.cooking.schemas",

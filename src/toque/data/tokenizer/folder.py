@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from toque.errors import DataError
 from toque.models.loading.hub import resolve_folder
-from toque.storage.atomic import sha256_of
+from toque.storage.checksums import sha256_of
 
 _KEPT = ("model_max_length", "chat_template")
 """Settings of a `tokenizer_config.json` worth carrying into the store and the trained model."""

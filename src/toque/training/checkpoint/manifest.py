@@ -13,8 +13,8 @@ from typing import Any, Final
 import msgspec
 
 from toque.errors import CheckpointError
-from toque.storage.atomic import FileEntry, sha256_of
-from toque.storage.checksums import KEY, seal_of, sealed
+from toque.storage.atomic import FileEntry
+from toque.storage.checksums import KEY, seal_of, sealed, sha256_of
 
 FORMAT: Final = 1
 """Version of the layout on disk; raised when an older Toque could misread a newer checkpoint."""
@@ -90,7 +90,11 @@ def parse_manifest(text: bytes, place: str) -> Manifest:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{place} is not a checkpoint's manifest: {error}.") from error
     _check_names(manifest, place)
-    _check_itself(text, place)
+    seal = seal_of(text)
+    if seal == "absent":
+        raise CheckpointError(f"{place} is damaged: it has no hash of itself ({KEY}).")
+    if seal == "damaged":
+        raise CheckpointError(f"{place} is damaged: it does not have the hash that stands in it.")
     return manifest
 
 
@@ -101,14 +105,6 @@ def _read_1(text: bytes) -> Manifest:
 READERS: Final[Mapping[int, Callable[[bytes], Manifest]]] = {1: _read_1}
 """Format -> how its manifest becomes today's. A new format adds its reader and keeps the others:
 `tests/golden/checkpoint-v*` holds a checkpoint of each, which must load to the same loss."""
-
-
-def _check_itself(text: bytes, place: str) -> None:
-    seal = seal_of(text)
-    if seal == "absent":
-        raise CheckpointError(f"{place} is damaged: it has no hash of itself ({KEY}).")
-    if seal == "damaged":
-        raise CheckpointError(f"{place} is damaged: it does not have the hash that stands in it.")
 
 
 def _check_names(manifest: Manifest, place: str) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or absent, verified on load, the newest valid one wins.
+"""Checkpoint store: atomic saves, verified loads, the newest valid one wins.
 
     checkpoints/step-00000200/{model.safetensors, optimizer.safetensors, state.json, manifest.json}
     best/step-00000150/{model.safetensors, manifest.json}
@@ -61,7 +61,7 @@ class SaveError(CheckpointError):
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """What a checkpoint says about the run that made it."""
+    """The identity of a run, as its checkpoints record it."""
 
     config_sha256: str = ""
     data_fingerprint: str = ""
@@ -88,7 +88,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class Skipped:
-    """A folder that looked like a checkpoint, and why it is none."""
+    """A folder that looked like a checkpoint, and why it cannot be used."""
 
     path: Path
     reason: str
@@ -103,7 +103,7 @@ class Checkpoint:
     skipped: tuple[Skipped, ...] = ()
     """Newer ones that could not be used."""
     unlisted: tuple[str, ...] = ()
-    """Files in the folder that are none of its own; they are never read."""
+    """Files in the folder that the manifest does not list; they are never read."""
 
     @property
     def step(self) -> int:
@@ -163,7 +163,7 @@ class CheckpointStore:
         keep_last: how many of the newest to keep, at least 1.
         keep_best: how many models with the lowest evaluation loss to keep apart; 0 for none.
         best_folder: where those lie; `best` beside `folder` unless given.
-        identity: what the manifests say of the run.
+        identity: of the run, written into every manifest.
         after: called after every system call of a save with its name; for tests.
     """
 
