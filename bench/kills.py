@@ -31,7 +31,7 @@ from pathlib import Path
 
 from about import versions
 
-from toque.storage.atomic import sha256_of
+from toque.storage.checksums import sha256_of
 from toque.workflows.drill.sessions import Kills, Session, facts_of, kill_and_continue, preload
 
 SAVE_EVERY = 3

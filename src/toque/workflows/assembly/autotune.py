@@ -22,7 +22,8 @@ from toque.models.forward.compile import compile_blocks, stop_compiling, uncompi
 from toque.models.forward.cross_entropy import logits_bytes
 from toque.models.forward.loss import loss_sum
 from toque.models.forward.packed import output_head
-from toque.training.autotune.cache import MachineCache, Resources, cache_folder, machine_facts
+from toque.storage.cache_folder import cache_folder
+from toque.training.autotune.cache import MachineCache, Resources, machine_facts
 from toque.training.autotune.memory import free_bytes, in_words, is_out_of_memory
 from toque.training.autotune.micro_batch import (
     HEADROOM,
@@ -82,7 +83,7 @@ def fit_to_machine(
     fit, ranks = _Fit(config, model, stream, runtime, free), runtime.ranks
     if not ranks.is_main:
         return _as_main_rank(fit, Path(config.run_dir), ranks)
-    run, cache = Path(config.run_dir), MachineCache(cache_folder())
+    run, cache = Path(config.run_dir), MachineCache(cache_folder("measured"))
     key = fit.cache_key()
     known = Resources.load(run)
     if known is None or known.machine != key:
