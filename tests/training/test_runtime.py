@@ -7,9 +7,9 @@ import torch
 
 from fixtures.runs import RowStream
 from toque.errors import ConfigError
-from toque.training.autotune.peak_flops import measure_peak, peak_of
 from toque.training.guards.update_guard import UpdateGuard
 from toque.training.optim.factory import build_optimizer, optimizer_tensors
+from toque.training.peak_flops import measure_peak, peak_of
 from toque.training.runtime import Runtime, _precision, set_deterministic
 from toque.units import Cursor
 

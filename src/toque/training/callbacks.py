@@ -9,8 +9,7 @@ from functools import reduce
 from operator import or_
 
 from toque.errors import ConfigError
-from toque.training.checkpoint.store import Saved
-from toque.training.events import Requests, RunEnd, RunStart, State, StepInfo
+from toque.training.events import Requests, RunEnd, RunStart, Saved, State, StepInfo
 from toque.units import Progress
 
 

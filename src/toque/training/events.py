@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -49,6 +50,19 @@ class Best:
 
     step: int
     loss: float
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that is durable."""
+
+    path: Path
+    step: int
+    bytes: int
+    seconds: float
+    """From the first byte until it was durable."""
+    blocked_seconds: float | None = None
+    """Of a save in the background, what training waited for; None: all of `seconds`."""
 
 
 @dataclass

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from toque.errors import ConfigError
 from toque.keyed_random import key_of
-from toque.training.autotune.glibc_malloc import keep_freed_memory
-from toque.training.autotune.peak_flops import Peak, peak_of
 from toque.training.distributed.collectives import Ranks
+from toque.training.glibc_malloc import keep_freed_memory
 from toque.training.optim.factory import step_if
+from toque.training.peak_flops import Peak, peak_of
 
 Precision = Literal["bf16", "fp16", "float32"]
 PrecisionChoice = Literal["auto", "bf16", "fp16", "float32"]

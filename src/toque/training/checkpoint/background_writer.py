@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from toque.training.checkpoint.state_tensors import bytes_of
-from toque.training.checkpoint.store import NamedTensors, Saved
+from toque.training.checkpoint.store import NamedTensors
+from toque.training.events import Saved
 
 _NICENESS: Final = 10
 _SHARE_OF_MEMORY: Final = 0.5

@@ -15,8 +15,8 @@ from typing import Any
 
 from toque.training.callbacks import Callbacks
 from toque.training.checkpoint.background_writer import BackgroundWriter, Slot, Tensors
-from toque.training.checkpoint.store import CheckpointStore, NamedTensors, Saved, SaveError
-from toque.training.events import SaveCounts
+from toque.training.checkpoint.store import CheckpointStore, NamedTensors, SaveError
+from toque.training.events import SaveCounts, Saved
 from toque.units import Progress
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from toque.errors import CheckpointError
 from toque.storage.safetensors_header import check_header
+from toque.training.mismatches import refuse
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
@@ -99,22 +100,6 @@ def load_model_tensors(
     refuse(wrong, where=where, what="the model")
     for name, tensor in own.items():
         tensor.copy_(tensors[name])
-
-
-def refuse(wrong: Iterable[str], *, where: str, what: str) -> None:
-    """Raise when there is anything in `wrong`.
-
-    Raises:
-        CheckpointError: naming the first few differences.
-    """
-    found = sorted(wrong)
-    if not found:
-        return
-    shown = "; ".join(found[:5]) + (f"; and {len(found) - 5} more" if len(found) > 5 else "")
-    raise CheckpointError(
-        f"{where} does not fit {what}: {shown}. It belongs to another model or configuration; "
-        "start a new run folder, or restore the configuration it was made with."
-    )
 
 
 def _kind(tensor: Tensor) -> str:

@@ -48,6 +48,7 @@ from toque.training.checkpoint.manifest import (
 )
 from toque.training.checkpoint.run_lock import run_lock
 from toque.training.checkpoint.state_tensors import bytes_of, read_tensors, write_tensors
+from toque.training.events import Saved
 
 STATE: Final = "state.json"
 _STEP_FOLDER: Final = re.compile(rf"(?:{ASIDE_PREFIX})?step-([0-9]{{8,}})")
@@ -71,19 +72,6 @@ class RunIdentity:
             "python": platform.python_version(),
         }
     )
-
-
-@dataclass(frozen=True)
-class Saved:
-    """A checkpoint that is durable."""
-
-    path: Path
-    step: int
-    bytes: int
-    seconds: float
-    """From the first byte until it was durable."""
-    blocked_seconds: float | None = None
-    """Of a save in the background, what training waited for; None: all of `seconds`."""
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,7 @@ from toque.storage.bucket_lock import BucketLock
 from toque.training.callbacks import Callback
 from toque.training.checkpoint.fetch import complete_steps
 from toque.training.checkpoint.manifest import MANIFEST, read_manifest
-from toque.training.checkpoint.store import Saved
-from toque.training.events import Requests, StepInfo
+from toque.training.events import Requests, Saved, StepInfo
 from toque.units import Progress
 
 OUTBOX: Final = "outbox"

@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from toque.errors import CheckpointError
-from toque.training.autotune.peak_flops import Peak
 from toque.training.callbacks import Callback
-from toque.training.checkpoint.store import Saved
-from toque.training.events import RunEnd, RunStart, StepInfo
+from toque.training.events import RunEnd, RunStart, Saved, StepInfo
 from toque.training.observers.step_window import Window
+from toque.training.peak_flops import Peak
 from toque.units import Duration, Progress
 
 
