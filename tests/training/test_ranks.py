@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
 import socket
@@ -16,7 +17,6 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
-from fixtures.runs import first_steps
 from toque.cli import main
 from toque.data.loader.batch_stream import Step
 from toque.errors import ConfigError, DataError
@@ -25,6 +25,7 @@ from toque.training.distributed.launch import joined
 from toque.training.distributed.rank_failures import RankFailures
 from toque.training.events import Requests
 from toque.training.runtime import set_deterministic
+from toque.units import Cursor
 
 SCRIPT = Path(__file__).parent / "shared_run.py"
 
@@ -126,7 +127,7 @@ def test_two_processes_train_as_one(seen, alone, family):
 
 def updates(family: str, n: int, ranks: Ranks) -> list[Step]:
     stream = shared_run.stream_of(family, ranks)
-    return first_steps(stream, n)
+    return list(itertools.islice(stream.starting_at(Cursor()), n))
 
 
 def test_some_update_leaves_a_rank_without_rows():

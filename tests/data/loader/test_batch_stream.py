@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from fixtures.runs import first_steps
 from toque.batch import IGNORE, DecoderBatch, EncoderDecoderBatch
-from toque.data.loader.batch_stream import BatchStream
+from toque.data.loader.batch_stream import BatchStream, Step
 from toque.data.loader.collate import Layout, decoder_batch, encoder_decoder_batch
 from toque.data.loader.epoch_plan import EpochPlan
 from toque.data.loader.packing import RowShape
@@ -92,9 +91,13 @@ def stream(
     return BatchStream(plan, layout, p, t, rank=rank, world_size=world_size)
 
 
+def first(s: BatchStream, n: int) -> list[Step]:
+    return [step for step, _ in zip(s.starting_at(Cursor()), range(n), strict=False)]
+
+
 @pytest.mark.parametrize("encoder", [False, True])
 def test_counts_from_lengths_equal_counts_from_tensors(encoder: bool) -> None:
-    for step in first_steps(stream(encoder=encoder), 12):
+    for step in first(stream(encoder=encoder), 12):
         assert step.n_targets == step.batch.n_targets
         assert step.n_tokens == step.batch.n_tokens
         assert step.n_examples == sum(map(len, step.batch.example_ids))
@@ -105,7 +108,7 @@ def test_counts_from_lengths_equal_counts_from_tensors(encoder: bool) -> None:
 @pytest.mark.parametrize("packed", [False, True])
 def test_an_update_is_the_same_in_turn_and_by_itself(encoder: bool, packed: bool) -> None:
     """Updates in turn are laid out several at once, across the ends of windows and passes."""
-    in_turn = first_steps(stream(encoder=encoder, packed=packed), 20)
+    in_turn = first(stream(encoder=encoder, packed=packed), 20)
     assert in_turn[-1].cursor.epoch >= 1
     for begins, step in zip([Cursor()] + [s.cursor for s in in_turn], in_turn, strict=False):
         alone = stream(encoder=encoder, packed=packed).at(begins)
@@ -119,8 +122,8 @@ def test_an_update_is_the_same_in_turn_and_by_itself(encoder: bool, packed: bool
 @pytest.mark.parametrize("encoder", [False, True])
 def test_unpacked_updates_hold_the_same_examples(encoder: bool) -> None:
     packed, alone = (
-        first_steps(stream(encoder=encoder), 8),
-        first_steps(stream(encoder=encoder, packed=False), 8),
+        first(stream(encoder=encoder), 8),
+        first(stream(encoder=encoder, packed=False), 8),
     )
     for a, b in zip(packed, alone, strict=True):
         assert [e for row in a.batch.example_ids for e in row] == [
@@ -133,8 +136,8 @@ def test_unpacked_updates_hold_the_same_examples(encoder: bool) -> None:
 
 @pytest.mark.parametrize("encoder", [False, True])
 def test_ranks_share_an_update_and_agree_on_its_counts(encoder: bool) -> None:
-    whole = first_steps(stream(encoder=encoder), 8)
-    ranks = [first_steps(stream(encoder=encoder, rank=r, world_size=3), 8) for r in range(3)]
+    whole = first(stream(encoder=encoder), 8)
+    ranks = [first(stream(encoder=encoder, rank=r, world_size=3), 8) for r in range(3)]
     for step, *shares in zip(whole, *ranks, strict=True):
         assert {(s.n_targets, s.n_tokens, s.cursor) for s in shares} == {
             (step.n_targets, step.n_tokens, step.cursor)
@@ -145,7 +148,7 @@ def test_ranks_share_an_update_and_agree_on_its_counts(encoder: bool) -> None:
 
 @pytest.mark.parametrize("kind", [DecoderBatch, EncoderDecoderBatch])
 def test_splitting_keeps_every_row_in_order(kind: type) -> None:
-    batch = first_steps(stream(encoder=kind is EncoderDecoderBatch), 1)[0].batch
+    batch = first(stream(encoder=kind is EncoderDecoderBatch), 1)[0].batch
     assert isinstance(batch, kind)
     parts = batch.split(4)
     assert [part.n_rows for part in parts] == [4, 2]
