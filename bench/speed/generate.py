@@ -34,7 +34,8 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
 from toque.models.generation.engine import generate
-from toque.models.loading.pretrained import build_model, load_model
+from toque.models.loading.from_scratch import build_model
+from toque.models.loading.pretrained import load_model
 
 TIE = 1e-4
 Answers = list[list[int]]

@@ -24,7 +24,8 @@ import torch
 from transformers import PreTrainedModel
 from updates import batch_of, update
 
-from toque.models.loading.pretrained import build_model, flops_per_token, parameter_counts
+from toque.models.flops import flops_per_token, parameter_counts
+from toque.models.loading.from_scratch import build_model
 from toque.models.lora.layers import adapter_parameters, attach, hold_frozen, resolve
 from toque.training.optim.factory import build_optimizer
 from toque.training.runtime import Runtime

@@ -46,7 +46,7 @@ from toque.cooking.recipe import Recipe, to_text
 from toque.cooking.scoring import consistency
 from toque.cooking.scoring.recipe_scores import text_metrics
 from toque.evaluation.bootstrap import RESAMPLES, draws
-from toque.evaluation.text_metrics.rouge import NAMES, rouge
+from toque.evaluation.text_metrics.rouge import NAMES, rouge_f1
 from toque.evaluation.text_samples import Sample
 from toque.evaluation.text_scores import PART, TextScores
 
@@ -107,7 +107,7 @@ def ours(pairs: list[Pair]) -> dict[str, Any]:
 
 def per_pair_loops(pairs: list[Pair]) -> dict[str, list[float]]:
     """ROUGE F1 and recipe metrics of each pair."""
-    scorer = rouge_scorer.RougeScorer(list(NAMES), use_stemmer=False)
+    scorer = rouge_scorer.RougeScorer(list(NAMES))
     columns: dict[str, list[float]] = {name: [] for name in NAMES}
     for prompt, text, reference in pairs:
         for name, score in scorer.score(reference, text).items():
@@ -151,10 +151,9 @@ def worst_difference(pairs: list[Pair], theirs: Scores) -> float:
     worst = abs(report["bleu"][0] - bleu)
     for i in range(0, len(pairs), PART):
         part = pairs[i : i + PART]
-        found = rouge([p[1] for p in part], [p[2] for p in part], stem=False)
-        for name in NAMES:
-            expected = np.array(columns[name][i : i + PART])
-            worst = max(worst, float(np.abs(found[name][:, 2] - expected).max()))
+        found = rouge_f1([p[1] for p in part], [p[2] for p in part])
+        expected = np.stack([columns[name][i : i + PART] for name in NAMES], axis=1)
+        worst = max(worst, float(np.abs(found - expected).max()))
     for name, values in intervals.items():
         worst = max(worst, *(abs(a - b) for a, b in zip(report[name], values, strict=True)))
     return worst

@@ -36,7 +36,7 @@ from updates import batch_of, update
 from toque.models.flops import flops_per_token, parameter_counts
 from toque.models.forward.activation_checkpointing import recompute_blocks
 from toque.models.forward.compile import compile_blocks
-from toque.models.loading.pretrained import build_model
+from toque.models.loading.from_scratch import build_model
 from toque.models.lora.layers import attach, hold_frozen, resolve
 from toque.training.optim.factory import build_optimizer
 from toque.training.runtime import Runtime

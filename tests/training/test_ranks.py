@@ -38,7 +38,7 @@ def _loaded() -> ModuleType:
 
 
 shared_run = _loaded()
-STEPS, FAMILIES = shared_run.STEPS, list(shared_run.SHAPES)
+STEPS, FAMILIES = shared_run.STEPS, shared_run.FAMILIES
 
 
 def free_port() -> int:
@@ -63,6 +63,7 @@ def seen(folder) -> list[dict[str, Any]]:
         "MASTER_PORT": str(free_port()),
         "OMP_NUM_THREADS": "1",
         "TOQUE_RANK_TIMEOUT": "120",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }
     second = subprocess.Popen(
         [sys.executable, str(SCRIPT), str(folder)],
@@ -126,7 +127,7 @@ def test_two_processes_train_as_one(seen, alone, family):
 
 
 def updates(family: str, n: int, ranks: Ranks) -> list[Step]:
-    stream = shared_run.stream_of(family, ranks)
+    stream = shared_run.stream(family, ranks)
     return list(itertools.islice(stream.starting_at(Cursor()), n))
 
 

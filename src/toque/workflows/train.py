@@ -17,8 +17,8 @@ from toque.data.store.token_store import TokenStore
 from toque.errors import CheckpointError
 from toque.evaluation.text_samples import Sampler, append_samples
 from toque.models.families import family_of
+from toque.models.flops import parameter_counts
 from toque.models.forward.fast_dropout import use_fast_dropout
-from toque.models.loading.pretrained import parameter_counts
 from toque.models.lora.files import base_sha256
 from toque.models.lora.layers import hold_frozen, is_adapted
 from toque.storage.atomic import atomic_write
