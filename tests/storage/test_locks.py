@@ -14,11 +14,14 @@ from toque.training.checkpoint.run_lock import run_lock
 
 HOLD = """
 import sys
+import time
 from pathlib import Path
 from toque.training.checkpoint.run_lock import run_lock
 with run_lock(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
+    time.sleep(0.3)
+    (Path(sys.argv[1]) / "done").touch()
 """
 
 
@@ -65,5 +68,6 @@ def test_who_does_not_refuse_waits_until_the_lock_is_free(holder, tmp_path):
         holder.stdin.close()  # it ends by itself
 
     with file_lock(tmp_path / ".lock", wait):
+        assert (tmp_path / "done").exists()
         assert (tmp_path / ".lock").read_text() == str(os.getpid())
     assert seen == [(str(holder.pid), None)]

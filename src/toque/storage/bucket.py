@@ -167,7 +167,7 @@ class Bucket:
         Args:
             name: relative to this place.
             data: the whole content.
-            new: only when there is none. A store without preconditions does not hold to it.
+            new: only when there is none. A service without preconditions ignores it.
 
         Returns:
             False when `new` and there is another one. One of the same content counts as ours: the

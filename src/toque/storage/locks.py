@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 _UNSUPPORTED: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""Answers of network file systems that have no locks; there, nothing is held."""
+"""Answers of network file systems that have no locks; there, nothing is locked."""
 
 
 @contextmanager

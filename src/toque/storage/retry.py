@@ -1,9 +1,9 @@
 """Retry of requests to a bucket: growing waits with jitter, until a deadline.
 
-gcsfs and s3fs retry by themselves, which is not enough here. s3fs gives up after about a second of
-waiting (five tries, 0.1 to 0.5 s apart); neither repeats an upload whose content arrived damaged,
-a range that came short, or a write that "failed" because its answer was lost. Without this module
-the tests of broken lines (tests/faults/test_network.py, tests/storage/test_buckets.py) fail.
+gcsfs and s3fs retry by themselves, which repairs a broken line but is not enough here: s3fs gives
+up after about a second of waiting (five tries), and neither repeats an upload that arrived damaged
+or a range that came short. Without this module `..._fail_are_repeated_and_counted`
+(tests/storage/test_buckets.py) and `test_fault_34_...` (tests/faults/test_network.py) fail.
 """
 
 from __future__ import annotations

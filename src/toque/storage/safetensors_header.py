@@ -1,4 +1,4 @@
-"""What a safetensors header may not say, beyond what the library refuses by itself."""
+"""Safetensors headers: checks that the library does not make by itself."""
 
 from __future__ import annotations
 

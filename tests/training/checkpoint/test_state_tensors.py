@@ -60,12 +60,13 @@ def test_the_library_reads_what_we_write(kinds):
 
 def test_views_and_transposes_are_written_as_they_read():
     base = torch.arange(12.0).reshape(3, 4)
-    tensors = {"t": base.T, "row": base[1], "nan": torch.tensor([float("nan"), -0.0])}
+    tensors = {"t": base.T, "row": base[1], "base": base, "nan": torch.tensor([float("nan"), -0.0])}
     back = load(written(tensors))
     assert torch.equal(back["t"], base.T)
     assert torch.equal(back["row"], base[1])
+    assert torch.equal(back["base"], base)
     assert back["nan"].view(torch.int32).tolist() == tensors["nan"].view(torch.int32).tolist()
-    assert bytes_of(tensors) == 48 + 16 + 8
+    assert bytes_of(tensors) == 48 + 16 + 48 + 8
 
 
 def test_a_disk_that_refuses_is_an_os_error(tmp_path):

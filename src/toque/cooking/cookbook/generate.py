@@ -1,4 +1,4 @@
-"""The embedded cookbook: synthetic recipes from a hand-written grammar of dish families.
+"""Cookbook generator: synthetic recipes from a hand-written grammar of dish families.
 
 Nobody wrote or cooked these recipes one by one, and every record says so in its `source`. They are
 the default data and the data of the tests: correct in form, consistent (a listed ingredient is

@@ -219,7 +219,7 @@ def _store_lock(store: Path) -> Iterator[int]:
 
     def refuse(holder: str) -> None:
         raise DataError(
-            f"Another process (id {holder}) is preparing {store}. Wait for it to end, or choose "
+            f"Another process is preparing {store} (id {holder}). Wait for it to end, or choose "
             "another data.store."
         )
 

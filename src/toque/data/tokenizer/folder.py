@@ -131,8 +131,8 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _specials(tokenizer: Tokenizer, config: dict[str, Any], folder: Path) -> SpecialTokens:
     def named(key: str, *usual: str) -> str | None:
-        given = config.get(key)
-        content = given.get("content") if isinstance(given, dict) else given
+        entry = config.get(key)
+        content = entry.get("content") if isinstance(entry, dict) else entry
         for token in (content, *usual):
             if isinstance(token, str) and tokenizer.token_to_id(token) is not None:
                 return token

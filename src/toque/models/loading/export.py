@@ -1,4 +1,4 @@
-"""A finished model as a Hugging Face folder that any transformers program loads."""
+"""Model export: a Hugging Face folder that any transformers program loads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exports that are read back and compared before they are called done."""
+"""Export verification: the exported model is read back and its logits are compared."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ROWS, _TOKENS = 4, 32
 
 @dataclass(frozen=True)
 class Exported:
-    """A folder that holds what it should."""
+    """An exported folder whose model computes what the source computes."""
 
     folder: Path
     difference: float
@@ -55,7 +55,7 @@ def export_model(
             is removed.
     """
     if to.exists() and any(to.iterdir()):
-        raise CheckpointError(f"{to} exists and is not empty. Name another folder with --to.")
+        raise CheckpointError(f"{to} exists and is not empty. Name another folder (`to`).")
     adapted = is_adapter_folder(source)
     model = load_with_adapter(source, merge=False) if adapted else load_model(str(source))
     before = sample_logits(model)

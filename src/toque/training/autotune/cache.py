@@ -43,9 +43,9 @@ class MachineCache:
     def get(self, key: Mapping[str, Any]) -> dict[str, Any] | None:
         """The measurement of an equal `key`."""
         with contextlib.suppress(OSError, ValueError):
-            held = json.loads(self._path(key).read_text(encoding="utf-8"))
-            if isinstance(held, dict) and held.get("of") == json.loads(json.dumps(key)):
-                return dict(held["found"])
+            stored = json.loads(self._path(key).read_text(encoding="utf-8"))
+            if isinstance(stored, dict) and stored.get("of") == json.loads(json.dumps(key)):
+                return dict(stored["found"])
         return None
 
     def put(self, key: Mapping[str, Any], found: Mapping[str, Any]) -> None:
@@ -91,9 +91,9 @@ class Resources:
     def load(cls, run: Path, *, rank: int = 0) -> Resources | None:
         """Those of an earlier session; None when there are none, or none that can be read."""
         try:
-            held = json.loads((run / _file_of(rank)).read_text(encoding="utf-8"))
-            smaller = {int(step): int(rows) for step, rows in held.pop("smaller_from").items()}
-            return cls(**held, smaller_from=smaller)
+            stored = json.loads((run / _file_of(rank)).read_text(encoding="utf-8"))
+            smaller = {int(step): int(rows) for step, rows in stored.pop("smaller_from").items()}
+            return cls(**stored, smaller_from=smaller)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 

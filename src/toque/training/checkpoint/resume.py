@@ -77,7 +77,7 @@ def notes_on(
     notes = [f"skipped {skipped.path.name}: {skipped.reason}" for skipped in checkpoint.skipped]
     changed = differences(checkpoint.manifest.versions, versions)
     for name, now in environment_fingerprint(ranks).items():
-        # Older checkpoints say nothing of the later entries, and nothing can be said of them.
+        # An entry that an older checkpoint lacks counts as unchanged.
         then = type(now)(state.get(name, now))
         if then != now:
             changed.append(f"{name}: {then} -> {now}")

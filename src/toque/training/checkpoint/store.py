@@ -150,7 +150,7 @@ class CheckpointStore:
         folder: where `step-*` folders lie; made when missing.
         keep_last: how many of the newest to keep, at least 1.
         keep_best: how many models with the lowest evaluation loss to keep apart; 0 for none.
-        best_folder: where those lie; `best` beside `folder` unless given.
+        best_folder: where those lie; `best` beside `folder` when None.
         identity: of the run, written into every manifest.
         after: called after every system call of a save with its name; for tests.
     """
