@@ -35,13 +35,14 @@ import numpy as np
 import psutil
 
 from toque.cooking.cookbook.generate import write_cookbook
-from toque.cooking.schemas import reader_spec
+from toque.cooking.schemas import RecipeReader
 from toque.data.loader.batch_stream import BatchStream
 from toque.data.loader.collate import Layout
 from toque.data.loader.epoch_plan import EpochPlan
 from toque.data.loader.packing import choose_shape
 from toque.data.prepare.pipeline import prepare
-from toque.data.prepare.settings import PrepareSettings, Source
+from toque.data.prepare.settings import PrepareSettings
+from toque.sources.records import Source
 from toque.data.store.token_store import TokenStore
 from toque.units import Cursor
 
@@ -163,7 +164,7 @@ def compared(a: argparse.Namespace, folder: Path) -> dict[str, Any]:
     settings = PrepareSettings(
         family_kind="encoder-decoder", tokenizer=str(SHARED / "tokenizers" / "t5"), dedup="none"
     )
-    source = Source(str(cookbook), reader_spec({}))
+    source = Source(str(cookbook), RecipeReader())
     store = prepare([source], store=folder / "store", settings=settings).store
     stream, loader = stream_of(store), their_loader(store, folder)
     equal = equal_tokens(stream, loader)

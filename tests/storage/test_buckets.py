@@ -18,11 +18,12 @@ import toque
 from fixtures.buckets import Service, breaking
 from store_checks import READER
 from toque.data.prepare.pipeline import prepare
-from toque.data.prepare.settings import Located, Source
 from toque.errors import DataError
+from toque.sources.records import Source
 from toque.storage import download as remote_cache
 from toque.storage.bucket import RemoteFile, is_remote, listing
 from toque.storage.download import fetch, place_of
+from toque.storage.located import Located
 
 # Looked for, not imported: gcsfs reads a variable at its import, which the product sets before.
 NEEDED = ("s3fs", "gcsfs", "moto", "gcp_storage_emulator")

@@ -77,20 +77,5 @@ def normalised(text: str) -> bytes:
     return folded.encode().translate(None, _NOT_ALPHANUMERIC)
 
 
-def casefolded(text: str) -> bytes:
-    """A text case-folded, in UTF-8: `text.casefold().encode()`, faster for texts mostly of ASCII.
-
-    >>> casefolded("Crème BRÛLÉE 1½ Straße").decode()
-    'crème brûlée 1½ strasse'
-    """
-    data = text.encode()
-    if len(data) != len(text):
-        # Each character is folded by itself, and most foreign ones stay as they are: ° ½ ’ é.
-        foreign = data.translate(None, _ASCII).decode()
-        if foreign.casefold() != foreign:
-            return text.casefold().encode()
-    return data.lower()
-
-
 def _alphanumeric(run: re.Match[str]) -> str:
     return "".join(filter(str.isalnum, run.group()))

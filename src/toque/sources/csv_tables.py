@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from toque.cooking.schemas.columns import shape_of
 from toque.errors import DataError
 from toque.sources.blocks import (
     MAX_RECORD_BYTES,
@@ -31,7 +30,9 @@ from toque.sources.records import Block
 UNCLOSED = "unclosed quote"
 WRONG_COUNT = "wrong number of fields"
 MAX_GIVEN_UP = 20
-"""Each costs a look at up to MAX_RECORD_BYTES: more of them say that quotes mean nothing here."""
+"""Rows with an unclosed quote; more of them mean that the file does not use quotes so.
+
+Each costs a scan of up to MAX_RECORD_BYTES."""
 
 _DELIMITERS = (",", "\t", ";", "|")
 _MAX_RESPLIT = 1 << 16
@@ -42,7 +43,7 @@ _LINE_BREAK = re.compile(rb"\r\n|\n|\r")
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a table is written, and the names in its first row."""
+    """How a table is delimited and quoted, and the names in its first row."""
 
     delimiter: str
     quoted: bool
@@ -52,12 +53,14 @@ class Dialect:
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """Its common name."""
         return "tsv" if self.delimiter == "\t" else "csv"
 
 
-def dialect_of(path: Path, start: bytes, *, whole: bool) -> Dialect | None:
-    """The dialect whose header names most of a recipe's parts; None when no header is there.
+def dialect_of(
+    path: Path, start: bytes, *, whole: bool, n_known: Callable[[tuple[str, ...]], int]
+) -> Dialect | None:
+    """The dialect whose header has the most known columns; None when the first row is no header.
 
     Raises:
         DataError: the first row is longer than what is looked at.
@@ -76,7 +79,7 @@ def dialect_of(path: Path, start: bytes, *, whole: bool) -> Dialect | None:
             values = _fields(start[end:first_row], delimiter, quoted=True)
             if values is not None and len(values) == len(columns) + 1:
                 columns = ("", *columns)  # R writes row names without a name for them
-        roles = 3 - len(shape_of(columns).missing)
+        roles = n_known(columns)
         shares = {q: _share_fitting(start[end:], delimiter, len(columns), quoted=q) for q in _BOTH}
         # Tab-separated files are often written without quoting: the better fitting reading wins.
         quoted = delimiter == "," or shares[True] >= shares[False]
@@ -135,7 +138,7 @@ def row_end(text: bytes, at: int, delimiter: str, *, quoted: bool, last: bool) -
 
 
 def table_blocks(path: Path, dialect: Dialect) -> Iterator[Block]:
-    """Blocks of about a mebibyte of whole rows; the header row is in none.
+    """Blocks of about a mebibyte of whole rows, without the header row.
 
     Raises:
         DataError: the file cannot be read, or its quotes are damaged throughout.

@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from toque.data.prepare.settings import Located
 from toque.errors import DataError
 from toque.sources.blocks import pack
 from toque.sources.parquet import parts_of, pyarrow_for, serialised
 from toque.sources.records import Block
+from toque.storage.located import Located
 
 PREFIX = "hf:"
 _FILE = b"ARROW1"

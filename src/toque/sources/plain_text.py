@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, ClassVar
 
 import xxhash
 
@@ -35,6 +35,7 @@ class TextReader:
     """Reads `.txt` and `.txt.gz` files; each is one document."""
 
     version: int = 1
+    recorded_name: ClassVar[str] = "toque.data.text:text_reader"
 
     def blocks(self, path: Path) -> Iterator[Block]:
         """The file whole, or in parts of about PART_BYTES that end with a paragraph or line.
@@ -60,7 +61,7 @@ class TextReader:
                 first_line += payload.count(b"\n")
 
     def schema(self, path: Path) -> str:
-        """What a file is, for the report."""
+        """The same for every file."""
         return "text"
 
     def examples(self, block: Block) -> BlockExamples:
@@ -80,9 +81,6 @@ class TextReader:
             ends=block.last,
         )
         return BlockExamples([example], 1, 1, {}, notes)
-
-
-text_reader = TextReader()
 
 
 def clean_document(data: bytes, notes: dict[str, int]) -> str:

@@ -16,20 +16,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from toque.data.prepare.example_rows import Ids
-from toque.data.tokenizer.codec import Codec
 from toque.errors import DataError
 from toque.sources.npz_stream import ArrayFile, ArrayStream, array_file
 from toque.sources.records import Block, BlockExamples, Example
 
+Ids = NDArray[np.uint32]
 PART_TOKENS = 1 << 19
 """Ids a block holds at most; a longer document is read in parts, each with its own pieces."""
-READER = "toque.data.token_files:token_reader"
 _IDS = ("ids", "tokens", "input_ids", "token_ids")
 _BOUNDS = ("ends", "offsets")
 _MASK = "attention_mask"
@@ -54,9 +53,10 @@ class TokenReader:
     """Reads token files; a `RecordReader` whose records are documents."""
 
     version: int = 1
+    recorded_name: ClassVar[str] = "toque.data.token_files:token_reader"
 
     def schema(self, path: Path) -> str:
-        """What the report calls such a file."""
+        """The same for every file."""
         return "tokens"
 
     def blocks(self, path: Path) -> Iterator[Block]:
@@ -101,41 +101,6 @@ class TokenReader:
             )
         dropped = {"no tokens": empty} if empty else {}
         return BlockExamples(examples, len(parts), len(examples), dropped)
-
-
-token_reader = TokenReader()
-
-
-def check_ids(block: Block, examples: list[Example], codec: Codec) -> None:
-    """Refuse ids that the tokenizer does not have.
-
-    Raises:
-        DataError: an id is not below the vocabulary's size.
-    """
-    for number, example in enumerate(examples):
-        if example.ids:
-            most = int(np.frombuffer(example.ids, "<u4").max())
-            if most >= codec.vocab_size:
-                raise DataError(
-                    f"{block.path} holds the token id {most:,} (document "
-                    f"{block.first_line + number:,}), and the tokenizer {codec.name} has only the "
-                    f"ids 0 to {codec.vocab_size - 1:,}. A token file can only be read with the "
-                    "tokenizer it was written with: name that one in model.tokenizer, or prepare "
-                    "the texts themselves."
-                )
-
-
-def ids_of(example: Example, codec: Codec) -> Ids:
-    """An example's given ids without the marks that are written around every document anyway.
-
-    With an end token 1, the ids 5 6 1 of a whole document give 5 6.
-    """
-    ids = np.frombuffer(example.ids, "<u4").astype(np.uint32)
-    if len(ids) and codec.bos_id is not None and ids[0] == codec.bos_id:
-        ids = ids[1:]
-    if len(ids) and example.ends and ids[-1] == codec.eos_id:
-        ids = ids[:-1]
-    return ids
 
 
 def _name_of_ids(file: ArrayFile) -> str:

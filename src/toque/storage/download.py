@@ -23,10 +23,11 @@ from pathlib import Path
 
 import msgspec
 
-from toque.data.prepare.settings import Located, ProgressSink
 from toque.errors import DataError
 from toque.storage.atomic import PARTIAL, disk_faults, sha256_of, write_whole
 from toque.storage.bucket import Bucket, RemoteFile
+from toque.storage.located import Located
+from toque.storage.progress import ProgressSink
 
 CHUNK_BYTES = 8 << 20
 """One range request; what a cut connection costs at most."""

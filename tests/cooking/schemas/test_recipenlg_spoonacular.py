@@ -152,9 +152,9 @@ def test_many_rows_in_small_blocks_without_pictures(tmp_path, read_file, monkeyp
     reading = read_file(path)
     assert [r.title for r in reading.recipes] == [f"Pot {n}" for n in range(300)]
     assert reading.largest_block < 20_000
-    from toque.cooking.schemas import recipe_reader
+    from toque.cooking.schemas import RecipeReader
 
-    block = next(iter(recipe_reader.blocks(path)))
+    block = next(iter(RecipeReader().blocks(path)))
     assert b"a picture" not in bytes(unpack(block)[1])
 
 

@@ -1,6 +1,6 @@
-"""Which of a record's fields hold the title, the ingredients and the steps, and whose schema it is.
+"""Column mapping: which fields hold the title, the ingredients and the steps, and whose schema.
 
-A schema is known by its field names, never by the name of a file.
+A schema is recognised by its field names, never by the name of a file.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Literal
 
 from toque.cooking.labels.nutrients import nutrient_fields
 from toque.errors import DataError
+from toque.sources.detect import Layout, refuse_missing, shown_names
 
 Role = Literal["title", "ingredients", "steps"]
 ROLES: tuple[Role, ...] = ("title", "ingredients", "steps")
@@ -202,15 +204,12 @@ class TextRecordsError(DataError):
         self.columns = dict(columns)
 
 
-def refuse_cut_schema(
-    path: object, what: str, fields: Sequence[str], columns: Mapping[str, str]
-) -> None:
+def refuse_cut_schema(path: Path, layout: Layout, columns: Mapping[str, str]) -> None:
     """Stop before any work when a file cannot hold recipes.
 
     Args:
         path: the file.
-        what: what it is, e.g. "a CSV table".
-        fields: every field name it has.
+        layout: how it stores records, with every field name.
         columns: fields the user has named by role.
 
     Raises:
@@ -218,16 +217,9 @@ def refuse_cut_schema(
             ingredients nor steps.
         DataError: a role is filled by no field, or a named field is not there.
     """
-    shown = ", ".join(repr(name) for name in fields[:20]) + (", ..." if len(fields) > 20 else "")
-    gone = [f"{role}: {name}" for role, name in columns.items() if name not in fields]
-    if gone:
-        raise DataError(
-            f"{path} is {what} without the column named for {', '.join(gone)}. Its columns are "
-            f"{shown or 'none'}. Correct columns of this source in data.sources."
-        )
-    if "text" in columns or "target" in columns:
-        return
-    shape = shape_of(tuple(fields), tuple(columns.items()))
+    refuse_missing(path, layout, columns)
+    what = layout.described
+    shape = shape_of(layout.fields, tuple(columns.items()))
     missing = shape.missing
     if "text" in shape.folded and {"ingredients", "steps"} <= set(missing):
         column = shape.folded["text"]
@@ -250,9 +242,9 @@ def refuse_cut_schema(
         named = ", ".join(f"{role}: NAME" for role in missing)
         raise DataError(
             f"{path} is {what} without a column of {words}, so it holds no whole recipes. Found: "
-            f"{shown or 'no column'}. Known names (in any case and spelling): {known}. Fetch the "
-            f"full file, or say which column it is: data.sources=[{{path: ..., columns: "
-            f"{{{named}}}}}]."
+            f"{shown_names(layout.fields) or 'no column'}. Known names (in any case and spelling): "
+            f"{known}. Fetch the full file, or say which column it is: "
+            f"data.sources=[{{path: ..., columns: {{{named}}}}}]."
         )
 
 

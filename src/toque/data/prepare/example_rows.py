@@ -17,10 +17,44 @@ from numpy.typing import NDArray
 
 from toque.data.prepare.settings import FamilyKind
 from toque.data.tokenizer.codec import Codec
+from toque.errors import DataError
+from toque.sources.records import Block, Example
 
 Ids = NDArray[np.uint32]
 PIECES_PER_GROUP = 16
 """Consecutive pieces of a document that share their side of the split."""
+
+
+def check_ids(block: Block, examples: list[Example], codec: Codec) -> None:
+    """Refuse ids that the tokenizer does not have.
+
+    Raises:
+        DataError: an id is not below the vocabulary's size.
+    """
+    for number, example in enumerate(examples):
+        if example.ids:
+            most = int(np.frombuffer(example.ids, "<u4").max())
+            if most >= codec.vocab_size:
+                raise DataError(
+                    f"{block.path} holds the token id {most:,} (document "
+                    f"{block.first_line + number:,}), and the tokenizer {codec.name} has only the "
+                    f"ids 0 to {codec.vocab_size - 1:,}. A token file can only be read with the "
+                    "tokenizer it was written with: name that one in model.tokenizer, or prepare "
+                    "the texts themselves."
+                )
+
+
+def ids_of(example: Example, codec: Codec) -> Ids:
+    """An example's given ids without the marks that are written around every document anyway.
+
+    With an end token 1, the ids 5 6 1 of a whole document give 5 6.
+    """
+    ids = np.frombuffer(example.ids, "<u4").astype(np.uint32)
+    if len(ids) and codec.bos_id is not None and ids[0] == codec.bos_id:
+        ids = ids[1:]
+    if len(ids) and example.ends and ids[-1] == codec.eos_id:
+        ids = ids[:-1]
+    return ids
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from toque.data.prepare.report import Lengths, Report, SourceReport, reasons_in_
 from toque.data.prepare.settings import PrepareSettings
 from toque.data.prepare.shards import NOT_READ
 from toque.data.prepare.survey import StoreSurvey
-from toque.data.prepare.worker import ShardResult, load_reader, shard_folder
+from toque.data.prepare.worker import ShardResult, shard_folder
 from toque.data.store.manifest import (
     FORMAT,
     NAME,
@@ -37,7 +37,7 @@ from toque.data.store.token_store import LEFT_OUT, SPLIT_CODES
 from toque.data.tokenizer.codec import Codec
 from toque.errors import DataError
 from toque.sources.files import SourceFile
-from toque.sources.records import NO_LABEL, NamesSchemas, examples_note, missing_note
+from toque.sources.records import NO_LABEL, examples_note, missing_note
 from toque.storage.atomic import save_array, sha256_of, sync_folder, write_whole
 
 _SHOWN = 10
@@ -217,8 +217,7 @@ class StoreFinalizer:
         return Report(
             tokenizer=self.codec.name,
             sources=[
-                SourceReport(f.name, self._schema(f), f.source, r, k)
-                for f, r, k in self._per_file()
+                SourceReport(f.name, _schema(f), f.source, r, k) for f, r, k in self._per_file()
             ],
             source_rows=look.sources(lengths),
             read=read,
@@ -247,14 +246,6 @@ class StoreFinalizer:
             seconds=round(seconds, 2),
         )
 
-    def _schema(self, file: SourceFile) -> str:
-        """What the file's reader takes it for; "" when it does not say."""
-        reader = load_reader(file.reader, self.settings.tasks)
-        try:
-            return str(reader.schema(file.path)) if isinstance(reader, NamesSchemas) else ""
-        except DataError:  # removed or changed since it was read: a report needs no more
-            return ""
-
     def _manifest(
         self,
         division: Division,
@@ -282,7 +273,7 @@ class StoreFinalizer:
             records=Records(read, division.records),
             dropped=dict(sorted(dropped.items())),
             sources=[
-                SourceEntry(f.name, f.reader, f.source, f.sha256, f.bytes, r, k)
+                SourceEntry(f.name, f.reader.recorded_name, f.source, f.sha256, f.bytes, r, k)
                 for f, r, k in self._per_file()
             ],
             shards=[
@@ -301,3 +292,10 @@ class StoreFinalizer:
     def _entry(self, name: str, examples: int) -> FileEntry:
         path = self.store / name
         return FileEntry(name, path.stat().st_size, sha256_of(path), examples)
+
+
+def _schema(file: SourceFile) -> str:
+    try:
+        return file.reader.schema(file.path)
+    except DataError:  # removed or changed since it was read: the report does without
+        return ""

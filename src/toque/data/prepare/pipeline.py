@@ -8,6 +8,7 @@ settings and the tokenizer. A killed `prepare` keeps its whole shards and ends w
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import hashlib
 import shutil
@@ -24,18 +25,19 @@ from toque.data.prepare.finalize import StoreFinalizer
 from toque.data.prepare.near_duplicates import remove_signatures
 from toque.data.prepare.process_pool import ForkedState
 from toque.data.prepare.report import Report
-from toque.data.prepare.settings import PrepareSettings, ProgressSink, Source
+from toque.data.prepare.settings import PrepareSettings
 from toque.data.prepare.shards import Engine, ShardWriting, read_sidecar
 from toque.data.prepare.tokenizer_sample import learn_tokenizer
-from toque.data.prepare.worker import SIDECAR, load_reader, shard_folder
+from toque.data.prepare.worker import SIDECAR, shard_folder
 from toque.data.store.manifest import FORMAT, NAME, StoreManifest, read_manifest
 from toque.data.store.token_store import TokenStore, check_files
 from toque.data.tokenizer.codec import Codec, load_codec
 from toque.data.tokenizer.folder import hash_of_folder, resolve_tokenizer
 from toque.errors import DataError
 from toque.sources.files import SourceFile, find_files
-from toque.sources.records import RecordReader
+from toque.sources.records import Source, SupportsTasks
 from toque.storage.atomic import disk_faults, whole_folder, write_whole
+from toque.storage.progress import ProgressSink, no_progress
 
 CODE_VERSION = 2
 """Raised when the same inputs and settings would give other rows: older stores are not reused."""
@@ -58,7 +60,6 @@ class _Plan:
     store: Path
     settings: PrepareSettings
     files: list[SourceFile]
-    readers: list[RecordReader]
     tokenizer: Path | None
     """None: it is to be learnt."""
     recorded: dict[str, Any]
@@ -92,7 +93,7 @@ def prepare(
         ConfigError: the settings contradict themselves or the data.
     """
     started = time.perf_counter()
-    told = progress or _silent
+    told = progress or no_progress
     told(0, 0, "hashing the sources")
     plan = _plan(sources, Path(store), settings)
     found = _reusable(plan, told, replace=replace)
@@ -107,7 +108,6 @@ def prepare(
                 plan.store,
                 plan.fingerprint,
                 plan.files,
-                plan.readers,
                 settings,
                 ForkedState(codec, lock),
             )
@@ -127,26 +127,28 @@ def prepare(
     return PrepareResult(TokenStore.open(plan.store), report, reused=False)
 
 
-def _silent(done: int, total: int, message: str) -> None:
-    """The progress sink of who wants none."""
-
-
 def _plan(sources: Sequence[Source], store: Path, settings: PrepareSettings) -> _Plan:
+    sources = [_for_tasks(source, settings.tasks) for source in sources]
     files = find_files(sources)
-    readers = [load_reader(source.reader, settings.tasks) for source in sources]
     learnt = settings.trained_vocab_size is not None
     tokenizer = None if learnt else resolve_tokenizer(settings.tokenizer)
     recorded = asdict(settings) | {
         "tasks": list(settings.tasks),
         "tokenizer_sha256": None if tokenizer is None else hash_of_folder(tokenizer),
         "code_version": CODE_VERSION,
-        "reader_versions": [int(getattr(reader, "version", 1)) for reader in readers],
+        "reader_versions": [source.reader.version for source in sources],
     }
     # Where the tokenizer and the sources lie is no part of what the store holds.
     counted = recorded | ({} if learnt else {"tokenizer": None})
-    inputs = [FORMAT, counted, [[f.sha256, f.reader, f.source] for f in files]]
+    inputs = [FORMAT, counted, [[f.sha256, f.reader.recorded_name, f.source] for f in files]]
     digest = hashlib.sha256(msgspec.json.encode(inputs, order="deterministic")).hexdigest()
-    return _Plan(store, settings, files, readers, tokenizer, recorded, digest)
+    return _Plan(store, settings, files, tokenizer, recorded, digest)
+
+
+def _for_tasks(source: Source, tasks: tuple[str, ...]) -> Source:
+    if not isinstance(source.reader, SupportsTasks):
+        return source
+    return dataclasses.replace(source, reader=source.reader.for_tasks(tasks))
 
 
 def _reusable(plan: _Plan, told: ProgressSink, *, replace: bool) -> PrepareResult | None:
@@ -256,9 +258,7 @@ def _tokenizer(plan: _Plan, told: ProgressSink) -> Codec:
     else:
         size = plan.settings.trained_vocab_size or 0
         told(0, 0, f"learning a tokenizer of {size} entries")
-        codec = learn_tokenizer(
-            plan.files, plan.readers, vocab_size=size, family_kind=plan.settings.family_kind
-        )
+        codec = learn_tokenizer(plan.files, vocab_size=size, family_kind=plan.settings.family_kind)
     with whole_folder(folder) as partial:
         codec.save(partial)
     return codec

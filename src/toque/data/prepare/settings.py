@@ -1,10 +1,8 @@
-"""What `prepare` is asked to do."""
+"""Settings of `prepare`: everything that decides what a store holds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, get_args
 
 from toque.errors import ConfigError
@@ -12,37 +10,7 @@ from toque.errors import ConfigError
 FamilyKind = Literal["decoder", "encoder-decoder"]
 OnOverlong = Literal["error", "drop", "truncate", "split", "auto"]
 Dedup = Literal["none", "exact", "near"]
-ProgressSink = Callable[[int, int, str], None]
-"""Called with (bytes done, bytes in all, what is being done)."""
 TRAINED = "trained:"
-
-
-@dataclass(frozen=True)
-class Located:
-    """A file to read, and what people know it by."""
-
-    name: str
-    """Its path or its remote address; reports and errors say this."""
-    path: Path
-    sha256: str | None = None
-    """Of its bytes, where that was computed already."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """Files of one kind.
-
-    Attributes:
-        path: a file, a glob pattern, or a folder (every file in it, hidden ones left out).
-        reader: "module:attribute" of a `RecordReader`, imported in the workers.
-        weight: kept in the manifest for whoever mixes sources.
-        files: the files, where they are not simply those `path` names on this machine.
-    """
-
-    path: str
-    reader: str
-    weight: float = 1.0
-    files: tuple[Located, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

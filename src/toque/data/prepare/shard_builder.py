@@ -12,7 +12,16 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from toque.data.prepare.example_rows import PIECES_PER_GROUP, Ids, Side, pieces, prompt_bounds, wrap
+from toque.data.prepare.example_rows import (
+    PIECES_PER_GROUP,
+    Ids,
+    Side,
+    check_ids,
+    ids_of,
+    pieces,
+    prompt_bounds,
+    wrap,
+)
 from toque.data.prepare.minhash import signatures
 from toque.data.prepare.near_duplicates import NEAR
 from toque.data.prepare.settings import PrepareSettings
@@ -20,7 +29,6 @@ from toque.data.tokenizer.codec import Codec
 from toque.errors import ConfigError, DataError
 from toque.sources.excerpts import Excerpt, ExcerptSample, shortened
 from toque.sources.records import Block, Example, RecordReader
-from toque.sources.token_arrays import check_ids, ids_of
 
 SHOWN_LINES = 10
 """Line numbers kept of each reason and block, for the report."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -19,13 +20,14 @@ import numpy as np
 
 from toque.data.prepare.dedup_and_split import first_of_kind
 from toque.data.prepare.process_pool import ForkedState, usable_cores, write_shards
-from toque.data.prepare.settings import PrepareSettings, ProgressSink
+from toque.data.prepare.settings import PrepareSettings
 from toque.data.prepare.worker import SIDECAR, Job, ShardResult, shard_folder
 from toque.data.store.token_store import check_files
 from toque.errors import DataError
 from toque.sources import files as sources
 from toque.sources.files import SourceFile, blocks_of, plain_bytes
-from toque.sources.records import Block, RecordReader
+from toque.sources.records import Block
+from toque.storage.progress import ProgressSink
 
 Engine = Literal["local", "ray"]
 NOT_READ = "bytes of the sources not read, max_examples was reached"
@@ -45,7 +47,6 @@ class ShardWriting:
         store: its folder, tokenizer inside.
         fingerprint: of its inputs; shards of another are written again.
         files: to read, in order.
-        readers: by source.
         settings: what the rows are to be.
         inherited: what workers forked here take over.
     """
@@ -53,7 +54,6 @@ class ShardWriting:
     store: Path
     fingerprint: str
     files: Sequence[SourceFile]
-    readers: Sequence[RecordReader]
     settings: PrepareSettings
     inherited: ForkedState
     not_read: int = 0
@@ -76,7 +76,8 @@ class ShardWriting:
         if workers is None and engine == "local":
             workers = 1 if total <= _SMALL else usable_cores()
         coming = self._groups()
-        job = Job(self.store, self.fingerprint, self._reader_specs(), self.settings)
+        readers = {file.source: file.reader for file in self.files}
+        job = Job(self.store, self.fingerprint, readers, self.settings)
         if engine == "ray":
             from toque.data.prepare.ray_pool import write_shards_on_ray
 
@@ -99,10 +100,10 @@ class ShardWriting:
     def _groups(self) -> Iterator[tuple[int, list[Block]]]:
         wanted = self.settings.max_examples
         if wanted is None:
-            blocks = (b for f in self.files for b in blocks_of(f, self.readers[f.source]))
+            blocks = chain.from_iterable(map(blocks_of, self.files))
             return grouped(blocks, most=sources.GROUP_BYTES)
         size = min(sources.GROUP_BYTES, max(1 << 20, wanted * _BYTES_AN_EXAMPLE))
-        return grouped(in_turns(self.files, self.readers), most=size)
+        return grouped(in_turns(self.files), most=size)
 
     def _to_do(
         self, coming: Iterator[tuple[int, list[Block]]]
@@ -141,10 +142,6 @@ class ShardWriting:
         )
         return int(first_of_kind(key, task, np.cumsum(starts, dtype=np.int64)).sum())
 
-    def _reader_specs(self) -> tuple[str, ...]:
-        by_source = {file.source: file.reader for file in self.files}
-        return tuple(by_source[number] for number in sorted(by_source))
-
     def _kept(self, number: int) -> ShardResult | None:
         """The shard an earlier start left, when it is whole and of these inputs."""
         result = read_sidecar(shard_folder(self.store, number) / SIDECAR)
@@ -157,14 +154,13 @@ class ShardWriting:
         return result
 
 
-def in_turns(files: Sequence[SourceFile], readers: Sequence[RecordReader]) -> Iterator[Block]:
+def in_turns(files: Sequence[SourceFile]) -> Iterator[Block]:
     """A block of each file in turn, so that the first few come from many files."""
     waiting = deque(files)
     reading: deque[Iterator[Block]] = deque()
     while waiting or reading:
         while waiting and len(reading) < _OPEN_FILES:
-            file = waiting.popleft()
-            reading.append(blocks_of(file, readers[file.source]))
+            reading.append(blocks_of(waiting.popleft()))
         stream = reading.popleft()
         block = next(stream, None)
         if block is not None:
