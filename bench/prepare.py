@@ -98,6 +98,7 @@ def ids_differ(store_folder: Path, *, most: int) -> dict[str, int]:
     """
     from tokenizers import Tokenizer
 
+    from toque.cooking.schemas import RecipeReader
     from toque.data.prepare.example_rows import prompt_bounds
     from toque.data.store.token_store import TokenStore
 
@@ -106,7 +107,8 @@ def ids_differ(store_folder: Path, *, most: int) -> dict[str, int]:
     around = prompt_bounds(codec, store.manifest.family_kind)
     reference = Tokenizer.from_file(str(store_folder / "tokenizer" / "tokenizer.json"))
     (source,) = store.manifest.sources
-    reader = source.reader
+    reader = RecipeReader()
+    assert source.reader == reader.recorded_name
     wanted = set(np.linspace(0, store.n_rows - 1, min(most, store.n_rows)).astype(int).tolist())
     differ = compared = row = 0
     for block in reader.blocks(Path(source.path)):
