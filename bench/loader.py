@@ -42,8 +42,8 @@ from toque.data.loader.epoch_plan import EpochPlan
 from toque.data.loader.packing import choose_shape
 from toque.data.prepare.pipeline import prepare
 from toque.data.prepare.settings import PrepareSettings
-from toque.sources.records import Source
 from toque.data.store.token_store import TokenStore
+from toque.sources.records import Source
 from toque.units import Cursor
 
 SHARED = Path(os.environ.get("TOQUE_SHARED") or Path(__file__).resolve().parents[2] / "shared")
