@@ -1,8 +1,9 @@
-"""Parquet files of recipes, through pyarrow, a batch of rows at a time."""
+"""Parquet files, read with pyarrow one batch of rows at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,26 +17,26 @@ _BATCH_ROWS = 512
 
 
 def columns_of(path: Path) -> dict[str, bool]:
-    """A file's columns by name, with whether they hold bytes such as pictures.
+    """A file's column names, each with whether it holds bytes such as pictures.
 
     Raises:
         DataError: pyarrow is missing, or the file is damaged.
     """
-    with _reading(path) as file:
+    with _opened(path) as (_, file):
         return {field.name: "binary" in str(field.type) for field in file.schema_arrow}
 
 
 def parquet_blocks(path: Path, columns: list[str]) -> Iterator[Block]:
-    """Blocks of about a mebibyte of rows, of the columns named only.
+    """Blocks of about a mebibyte of rows, with these columns only.
 
     Raises:
         DataError: pyarrow is missing, or the file is damaged.
     """
     first_row = 1
-    with _reading(path) as file:
-        for batch in file.batches(columns):
+    with _opened(path) as (arrow, file):
+        for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
             for part in parts_of(batch):
-                yield pack(path, first_row, "parquet", serialised(part, file.arrow))
+                yield pack(path, first_row, "parquet", serialised(part, arrow))
                 first_row += part.num_rows
 
 
@@ -56,7 +57,7 @@ def parquet_records(header: Header, body: memoryview, first_row: int) -> Numbere
 
 
 class _NotText:
-    """Stands for a cell whose bytes are not UTF-8."""
+    """A cell whose bytes are not UTF-8."""
 
 
 def _cells(column: Any, arrow: Any) -> list[Any]:
@@ -86,60 +87,33 @@ def parts_of(batch: Any) -> Iterator[Any]:
 
 
 def serialised(batch: Any, arrow: Any) -> bytes:
-    """A batch as a stream that holds only it, with its schema."""
+    """A batch as an Arrow stream, with its schema."""
     sink = arrow.BufferOutputStream()
     with arrow.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
     return bytes(sink.getvalue())
 
 
-class _File:
-    """An open Parquet file."""
-
-    def __init__(self, path: Path, arrow: Any) -> None:
-        self.arrow = arrow
-        self._file = arrow.parquet.ParquetFile(path, pre_buffer=False)
-        self.schema_arrow = self._file.schema_arrow
-
-    def batches(self, columns: list[str]) -> Iterator[Any]:
-        yield from self._file.iter_batches(batch_size=_BATCH_ROWS, columns=columns)
-
-    def close(self) -> None:
-        self._file.close()
-
-
-class _reading:  # noqa: N801  # reads as a verb: with _reading(path) as file
-    """Opens a Parquet file; what goes wrong in reading it is a DataError."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> _File:
-        self._arrow = pyarrow_for(str(self._path))
-        try:
-            self._file = _File(self._path, self._arrow)
-        except (self._arrow.ArrowException, OSError) as error:
-            raise self._damaged(error) from error
-        return self._file
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._file.close()
-        if isinstance(error, self._arrow.ArrowException | OSError):
-            raise self._damaged(error) from error
-
-    def _damaged(self, error: BaseException) -> DataError:
-        return DataError(
-            f"{self._path} is a damaged or truncated Parquet file "
-            f"({str(error).splitlines()[0] if str(error) else type(error).__name__}). Fetch it "
-            "again; its last bytes must be PAR1."
-        )
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
+    """Pyarrow and the open file; an error while reading it becomes a DataError."""
+    arrow = pyarrow_for(str(path))
+    try:
+        with arrow.parquet.ParquetFile(path, pre_buffer=False) as file:
+            yield arrow, file
+    except (arrow.ArrowException, OSError) as error:
+        why = (str(error) or type(error).__name__).splitlines()[0]
+        raise DataError(
+            f"{path} is a damaged or truncated Parquet file ({why}). Fetch it again; its last "
+            "bytes must be PAR1."
+        ) from error
 
 
 def pyarrow_for(what: str) -> Any:
-    """Pyarrow, with the modules used here.
+    """The pyarrow module, with the submodules used here imported.
 
     Raises:
-        DataError: it is not installed; `what` needs it.
+        DataError: pyarrow, which `what` needs, is not installed.
     """
     try:
         import pyarrow as pa
