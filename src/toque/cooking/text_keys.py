@@ -1,4 +1,4 @@
-"""Words and keys of recipe texts, at the speed of C for ASCII and the common signs."""
+"""Word splitting and normalisation keys of recipe texts; fast for ASCII and common signs."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def words_of(text: str) -> list[str]:
 
 
 def bare_lines(text: str) -> list[str] | None:
-    r"""The letters alone of each line of a text, in lower case; None when it holds foreign ones.
+    r"""The letters of each line of a text, in lower case; None if it contains other scripts.
 
-    Two lines of the same words have the same letters: where these differ, so do the words.
+    Lines with the same words have the same letters: if these differ, so do the words.
 
     >>> bare_lines("Mix well.\nMix, well!"), bare_lines("crème")
     (['mixwell', 'mixwell'], None)
@@ -63,7 +63,7 @@ def bare_lines(text: str) -> list[str] | None:
 
 
 def normalised(text: str) -> bytes:
-    """A text's letters and digits alone, case-folded, in UTF-8: what duplicates have in common.
+    """Key of a text for finding duplicates: its letters and digits, case-folded, in UTF-8.
 
     >>> normalised("1½ Cups -- Crème!").decode()
     '1½cupscrème'

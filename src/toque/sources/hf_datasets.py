@@ -1,7 +1,7 @@
 """Hugging Face datasets: a folder written by `save_to_disk`, or `hf:NAME[:SPLIT]`.
 
-Either is a list of Arrow files, read with pyarrow a batch at a time; the `datasets` library is
-needed only to fetch or build what a name stands for, never in a worker.
+Either is a list of Arrow files, read with pyarrow one batch at a time. The `datasets` library is
+needed only to download or build a dataset by name, never in a worker.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def is_arrow(start: bytes) -> bool:
 
 
 def arrow_columns(path: Path) -> dict[str, bool]:
-    """A file's columns by name, with whether they hold bytes such as pictures.
+    """A file's column names, each with whether it holds bytes such as pictures.
 
     Raises:
         DataError: pyarrow is missing, or the file is damaged.
@@ -42,7 +42,7 @@ def arrow_columns(path: Path) -> dict[str, bool]:
 
 
 def arrow_blocks(path: Path, columns: list[str]) -> Iterator[Block]:
-    """Blocks of about a mebibyte of rows, of the columns named only.
+    """Blocks of about a mebibyte of rows, with these columns only.
 
     Raises:
         DataError: pyarrow is missing, or the file is damaged or cut short.
@@ -87,7 +87,7 @@ def saved_files(folder: Path) -> list[Path] | None:
     """The Arrow files of a dataset saved in `folder`, in order; None when there is none.
 
     Raises:
-        DataError: it holds several splits, or its own list of files cannot be believed.
+        DataError: it has several splits, or its own list of files is wrong.
     """
     splits = _json(folder / "dataset_dict.json").get("splits")
     if isinstance(splits, list) and splits:
@@ -115,7 +115,7 @@ def saved_files(folder: Path) -> list[Path] | None:
 
 
 def several_splits(name: str, splits: list[Any], *, sign: str) -> DataError:
-    """What to say when it is not clear which split is wanted."""
+    """The error for a dataset with several splits when none is named."""
     words = ", ".join(str(split) for split in splits)
     return DataError(
         f"The dataset {name} has the splits {words}, and which to read is not said: test data must "
@@ -129,7 +129,7 @@ def dataset_files(path: str) -> tuple[Located, ...]:
 
     Raises:
         DataError: `datasets` is missing, the name is unknown or cannot be fetched, or the split
-            is not said.
+            is ambiguous.
     """
     name, _, split = path.removeprefix(PREFIX).partition(":")
     if not name or "[" in split:

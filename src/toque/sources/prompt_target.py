@@ -25,7 +25,7 @@ _UNPRINTABLE = dict.fromkeys(_CONTROLS)
 
 
 class Pair(msgspec.Struct, gc=False):
-    """The two texts of a record; None for one that is not there."""
+    """The two texts of a record; None for a missing one."""
 
     prompt: str | None = None
     target: str | None = None
@@ -35,8 +35,8 @@ class Pair(msgspec.Struct, gc=False):
 class PairReader:
     """Reads the fields `prompt` and `target` of every record; a `RecordReader`.
 
-    Nothing but control characters is taken out: these are the user's own texts. Pairs of one
-    prompt are kept on one side of the split, because an answer seen is an answer learnt.
+    Only control characters are removed: these are the user's own texts. Pairs with the same prompt
+    stay on one side of the split, because the model would have seen the answer.
     """
 
     prompt: str
@@ -56,7 +56,7 @@ class PairReader:
         return f"{layout_with(path, self._columns).name} pairs"
 
     def examples(self, block: Block) -> BlockExamples:
-        """An example per record that has both texts."""
+        """One example for each record that has both texts."""
         examples: list[Example] = []
         dropped: dict[str, list[int]] = {}
         texts: dict[int, str] = {}
@@ -98,8 +98,8 @@ class PairReader:
     ) -> list[tuple[int, Pair]] | None:
         """The pairs of a block of JSON whose fields are texts without control characters.
 
-        All are decoded and looked at together, which is ten times as fast as one by one; None
-        when the block holds anything else.
+        All are decoded and checked together, ten times as fast as one by one; None if the block
+        holds anything else.
         """
         if header.kind not in ("json-lines", "json") or self.prompt == self.target:
             return None
@@ -115,7 +115,7 @@ class PairReader:
 
 
 def casefolded(text: str) -> bytes:
-    """A text case-folded, in UTF-8: `text.casefold().encode()`, faster for texts mostly of ASCII.
+    """A text case-folded, in UTF-8: `text.casefold().encode()`, but faster for mostly-ASCII text.
 
     >>> casefolded("Crème BRÛLÉE 1½ Straße").decode()
     'crème brûlée 1½ strasse'
@@ -130,7 +130,7 @@ def casefolded(text: str) -> bytes:
 
 
 def _example(pair: Pair | str) -> Example | str:
-    """The example of a pair; or why there is none."""
+    """The example of a pair, or the reason why there is none."""
     if isinstance(pair, str):
         return pair
     prompt, target = pair.prompt, pair.target
@@ -153,7 +153,7 @@ def _decoder(prompt: str, target: str) -> msgspec.json.Decoder[Pair]:
 
 
 def _text(value: object, notes: Counter[str]) -> str:
-    """A field's text; numbers become text, anything else is none."""
+    """A field's text; numbers become text, anything else is empty."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return ""
     text = str(value).encode("utf-8", "replace").decode()

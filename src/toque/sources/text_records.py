@@ -41,7 +41,7 @@ class DocumentReader:
         return f"{layout_with(path, {'text': self.column}).name} documents"
 
     def examples(self, block: Block) -> BlockExamples:
-        """A document per record with text, cleaned as a text file is."""
+        """One document for each record with text, cleaned like a text file."""
         examples: list[Example] = []
         dropped: dict[str, list[int]] = {}
         notes: dict[str, int] = {}

@@ -95,7 +95,7 @@ _NOT_FOLDED = re.compile(r"[^a-z0-9]")
 
 @dataclass(frozen=True)
 class Shape:
-    """What a record's field names say."""
+    """Schema and roles of a record, by its field names."""
 
     schema: Schema
     roles: Mapping[str, str]
@@ -107,13 +107,13 @@ class Shape:
 
     @property
     def missing(self) -> tuple[Role, ...]:
-        """The roles no field fills."""
+        """The roles without a field."""
         return tuple(role for role in ROLES if role not in self.roles)
 
     def another(self, raw: Mapping[str, Any], role: Role) -> Any:
-        """Of the fields that may fill a role, the first that holds something, where one is empty.
+        """The first non-empty value of all fields that may fill a role.
 
-        Exports of several sites have "directions" of one beside "steps" of another.
+        Merged exports have "directions" from one site next to "steps" from another.
         """
         fields = (self.folded[name] for name in NAMES[role] if name in self.folded)
         return next((value for field in fields if (value := raw.get(field))), None)
@@ -135,7 +135,7 @@ def shape_of(fields: tuple[str, ...], columns: tuple[tuple[str, str], ...] = ())
         for role, names in (*NAMES.items(), *_OTHERS.items())
         if (first := next((name for name in names if name in folded), None)) is not None
     }
-    # A schema's own rules do not hold for columns that a user has named otherwise.
+    # The rules of a schema do not apply to columns that the user has named.
     schema = "generic" if named else _schema(folded.keys())
     roles = {**guessed, **named}
     nutrients = tuple(n for n, _ in nutrient_fields(fields) if n not in roles.values())
@@ -160,11 +160,11 @@ def _schema(fields: Iterable[str]) -> Schema:
 
 
 def schema_of_records(records: Sequence[Mapping[str, Any]], *, in_dict: bool = False) -> Schema:
-    """The schema of decoded records, which also show what their fields hold.
+    """The schema of decoded records, by their field names and values.
 
     Args:
         records: a sample from one file.
-        in_dict: whether the file is a dict of them by id.
+        in_dict: whether the file is an object of them by id.
     """
     for record in records:
         if not record.keys().isdisjoint(("@type", "@graph", "recipeInstructions")):
@@ -190,11 +190,11 @@ PAIRS = (
     ("input", "output"),
     ("source", "target"),
 )
-"""Field names of prompts and their answers, in the order they are looked for."""
+"""Field names of prompts and answers, in the order in which they are tried."""
 
 
 class TextRecordsError(DataError):
-    """Records that are documents, or prompts with their answers, and no recipes.
+    """The records are documents, or prompts with answers, instead of recipes.
 
     `columns` names the fields as a source's columns do: {"text": ...} or {"prompt", "target"}.
     """
@@ -205,7 +205,7 @@ class TextRecordsError(DataError):
 
 
 def refuse_cut_schema(path: Path, layout: Layout, columns: Mapping[str, str]) -> None:
-    """Stop before any work when a file cannot hold recipes.
+    """Raise before any work if a file cannot hold recipes.
 
     Args:
         path: the file.

@@ -37,7 +37,7 @@ class RecipeReader:
     Attributes:
         columns: "title", "ingredients" or "steps" to the field that holds it, for files whose
             own names are not known.
-        tasks: what each recipe is turned into.
+        tasks: the tasks each recipe gives examples of.
         version: raised when the same bytes would give other examples.
     """
 
@@ -56,7 +56,7 @@ class RecipeReader:
         """The same reader for these tasks.
 
         Raises:
-            ConfigError: there is no such task.
+            ConfigError: an unknown task.
         """
         unknown = [task for task in tasks if task not in TASKS]
         if unknown:
@@ -102,7 +102,7 @@ class RecipeReader:
         )
 
     def recipes(self, block: Block, notes: Counter[str]) -> Iterator[tuple[int, Recipe | str]]:
-        """The cleaned recipe of each record with its number, or why there is none."""
+        """The cleaned recipe of each record with its number, or the reason why there is none."""
         for number, recipe, _ in self._read(block, notes):
             yield number, recipe
 
@@ -142,10 +142,10 @@ def schema_of(path: Path, columns: Mapping[str, str] | None = None) -> str:
 
 
 def reader_for(columns: Mapping[str, str]) -> RecordReader:
-    """The reader of files whose user has named these columns; of recipes when there are none.
+    """The reader for these columns, as the user has named them; without any, that of recipes.
 
     Raises:
-        ConfigError: `columns` names something that is no part of a recipe.
+        ConfigError: `columns` has an unknown key.
     """
     if "text" in columns and len(columns) == 1:
         return DocumentReader(columns["text"])

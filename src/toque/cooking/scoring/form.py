@@ -1,4 +1,4 @@
-"""How well formed a written recipe is: four rules, their mean, and ingredient coverage.
+"""Form scores of a generated recipe: four rules, their mean, and ingredient coverage.
 
 Definitions (each score in [0, 1]; a recipe without any ingredient or step scores 0 there):
 
@@ -44,7 +44,7 @@ ACTION_VERBS: frozenset[str] = frozenset(
     twist uncover unmold unroll unwrap use warm wash weigh whip whirl whisk wilt wipe work wrap zest
     """.split()  # noqa: SIM905  # a block of words can be read; a list of 270 strings cannot
 )
-"""Verbs a cook acts with, in the imperative."""
+"""Cooking verbs, in the imperative."""
 
 _WORD = re.compile(r"[^\W\d_]+")
 _VOWELS = "aeiou"
@@ -70,7 +70,7 @@ VERB_FORMS: frozenset[str] = _verb_forms()
 
 
 def has_action_verb(step: str) -> bool:
-    """Whether a step holds one of `ACTION_VERBS`, in any of its regular forms."""
+    """Whether a step contains one of `ACTION_VERBS`, in any of its regular forms."""
     return any(word[0] in VERB_FORMS for word in _WORD.finditer(step.casefold()))
 
 
@@ -112,7 +112,7 @@ def evaluate_recipe(text: str) -> dict[str, float]:
 
 
 def evaluate_parsed(recipe: ParsedRecipe, n_chars: int) -> dict[str, float]:
-    """The same of a recipe that is read already; `n_chars` is the length of its text."""
+    """The same scores of a parsed recipe; `n_chars` is the length of its text."""
     scores = {
         "ingredient_coherence": ingredient_coherence(recipe),
         "instruction_quality": instruction_quality(recipe),
@@ -123,14 +123,14 @@ def evaluate_parsed(recipe: ParsedRecipe, n_chars: int) -> dict[str, float]:
 
 
 def ingredient_coverage(ingredients: Sequence[str], text: str) -> float:
-    """Share of the asked ingredients whose head noun occurs in the text, singular or plural.
+    """Share of the requested ingredients whose head noun occurs in the text, singular or plural.
 
     Args:
-        ingredients: names or whole ingredient lines, as they stood in the prompt.
-        text: what the model wrote.
+        ingredients: names or whole ingredient lines, as in the prompt.
+        text: the model's output.
 
     Returns:
-        1.0 when nothing was asked.
+        1.0 if none was requested.
     """
     if not ingredients:
         return 1.0
@@ -138,6 +138,6 @@ def ingredient_coverage(ingredients: Sequence[str], text: str) -> float:
 
 
 def share_named(ingredients: Sequence[str], text: str) -> float:
-    """Share of at least one ingredient line whose head noun occurs in a text."""
+    """Share of ingredient lines whose head noun occurs in a text; at least one line."""
     words = set(words_of(text))
     return sum(not forms_in_line(line).isdisjoint(words) for line in ingredients) / len(ingredients)

@@ -1,4 +1,4 @@
-"""Ending a store: one look at all rows, the refusals, the split, the report, the manifest."""
+"""Store finalization: the global pass over all rows, refusals, split, report, manifest."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _DOCUMENTS = "documents by a hash of the document and piece number // 16"
 
 @dataclass(frozen=True)
 class StoreFinalizer:
-    """What a finished set of shards is made into a store from."""
+    """Turns a complete set of shards into a store."""
 
     store: Path
     fingerprint: str
@@ -64,8 +64,8 @@ class StoreFinalizer:
         """Write the split, the report and, last, the manifest.
 
         Raises:
-            DataError: too large a share of a source was refused by its reader, or nothing
-                usable is left; with the counts by reason.
+            DataError: its reader refused too large a share of a source, or nothing
+                usable is left; with counts by reason.
         """
         dropped, lines = self._dropped()
         self._refuse_bad_sources()
@@ -167,7 +167,7 @@ class StoreFinalizer:
             )
 
     def _refuse_missing_tasks(self) -> None:
-        """A task that no record has an example of was asked for in vain."""
+        """Raise if no record has an example of one of the tasks."""
         notes = self._summed("notes")
         for task in self.settings.tasks:
             without = [

@@ -1,8 +1,8 @@
-"""Raw files to a token store: once, in parallel, resumable, and reused when nothing changed.
+"""The `prepare` pipeline: raw files to a token store, in parallel, resumable, reused if unchanged.
 
-    sources -> groups of raw blocks -> a shard each (workers) -> one look at all rows -> manifest
+    sources -> groups of raw blocks -> one shard each (workers) -> global pass over rows -> manifest
 
-A store's fingerprint covers the format, the code that reads, every source file's content, the
+A store's fingerprint covers the format, the versions of the code, every source file's content, the
 settings and the tokenizer. A killed `prepare` keeps its whole shards and ends with the same bytes.
 """
 
@@ -46,7 +46,7 @@ BUILDING = "building.json"
 
 @dataclass(frozen=True)
 class PrepareResult:
-    """A whole store, what was done, and whether it was there already."""
+    """The store, its report, and whether it existed already."""
 
     store: TokenStore
     report: Report
@@ -61,7 +61,7 @@ class _Plan:
     settings: PrepareSettings
     files: list[SourceFile]
     tokenizer: Path | None
-    """None: it is to be learnt."""
+    """None: it is to be trained."""
     recorded: dict[str, Any]
     fingerprint: str
 
@@ -80,30 +80,30 @@ def prepare(
 
     Args:
         sources: read in this order; the first of equal records is kept.
-        store: folder; made when absent.
-        settings: what the rows are to be.
-        workers: processes that parse and tokenise; None for the cores at hand. The result
+        store: folder, created if absent.
+        settings: everything that decides the rows.
+        workers: processes that parse and tokenise; None for the available cores. The result
             does not depend on it.
-        progress: told how far reading has come.
-        replace: remove a store made from other inputs instead of refusing.
-        engine: "local" for processes of this machine, "ray" for a cluster; no part of the result.
+        progress: called as the sources are read.
+        replace: replace a store made from other inputs instead of raising.
+        engine: "local" for processes on this machine, "ray" for a cluster; the result is the same.
 
     Raises:
         DataError: a source, a tokenizer or the store cannot be used; the disk is full.
-        ConfigError: the settings contradict themselves or the data.
+        ConfigError: the settings contradict each other or the data.
     """
     started = time.perf_counter()
-    told = progress or no_progress
-    told(0, 0, "hashing the sources")
+    progress = progress or no_progress
+    progress(0, 0, "hashing the sources")
     plan = _plan(sources, Path(store), settings)
-    found = _reusable(plan, told, replace=replace)
+    found = _reusable(plan, progress, replace=replace)
     if found is not None:
         return found
     with disk_faults(plan.store, "preparing the data"):
         plan.store.mkdir(parents=True, exist_ok=True)
         with _alone(plan.store) as lock:
             _begin(plan)
-            codec = _tokenizer(plan, told)
+            codec = _tokenizer(plan, progress)
             writing = ShardWriting(
                 plan.store,
                 plan.fingerprint,
@@ -111,7 +111,7 @@ def prepare(
                 settings,
                 ForkedState(codec, lock),
             )
-            shards = writing.write(told, workers=workers, engine=engine)
+            shards = writing.write(progress, workers=workers, engine=engine)
             ending = StoreFinalizer(
                 plan.store,
                 plan.fingerprint,
@@ -138,7 +138,7 @@ def _plan(sources: Sequence[Source], store: Path, settings: PrepareSettings) -> 
         "code_version": CODE_VERSION,
         "reader_versions": [source.reader.version for source in sources],
     }
-    # Where the tokenizer and the sources lie is no part of what the store holds.
+    # The paths of the tokenizer and the sources do not change the store.
     counted = recorded | ({} if learnt else {"tokenizer": None})
     inputs = [FORMAT, counted, [[f.sha256, f.reader.recorded_name, f.source] for f in files]]
     digest = hashlib.sha256(msgspec.json.encode(inputs, order="deterministic")).hexdigest()
@@ -151,8 +151,8 @@ def _for_tasks(source: Source, tasks: tuple[str, ...]) -> Source:
     return dataclasses.replace(source, reader=source.reader.for_tasks(tasks))
 
 
-def _reusable(plan: _Plan, told: ProgressSink, *, replace: bool) -> PrepareResult | None:
-    """The store that is there, when it is this one and whole.
+def _reusable(plan: _Plan, progress: ProgressSink, *, replace: bool) -> PrepareResult | None:
+    """The existing store, if it is whole and of the same fingerprint.
 
     Raises:
         DataError: another store, or other files, are in the way.
@@ -180,7 +180,7 @@ def _reusable(plan: _Plan, told: ProgressSink, *, replace: bool) -> PrepareResul
     try:
         check_files(folder, [*manifest.shards, *manifest.files], verify=False)
     except DataError as error:
-        told(0, 0, f"repairing the store: {error}")
+        progress(0, 0, f"repairing the store: {error}")
         return None
     if report is None:
         return None
@@ -191,24 +191,24 @@ def _reusable(plan: _Plan, told: ProgressSink, *, replace: bool) -> PrepareResul
 
 
 def _differences(manifest: StoreManifest, plan: _Plan) -> list[str]:
-    """What sets an existing store apart from the one asked for, in words."""
+    """How an existing store differs from the requested one, in words."""
     there, here = manifest.settings, msgspec.to_builtins(plan.recorded)
-    told = []
+    found = []
     digest, asked = here["tokenizer_sha256"], here["tokenizer"]
     if there.get("tokenizer_sha256") != digest or (not digest and there["tokenizer"] != asked):
         same_name = " of other content" if there.get("tokenizer") == asked else ""
-        told.append(f"its tokenizer is {there.get('tokenizer')}, not {asked}{same_name}")
-    told += [
+        found.append(f"its tokenizer is {there.get('tokenizer')}, not {asked}{same_name}")
+    found += [
         f"{name} is {there.get(name)} there and {here.get(name)} here"
         for name in sorted((set(there) | set(here)) - {"tokenizer", "tokenizer_sha256"})
         if there.get(name) != here.get(name)
     ]
     known = {entry.sha256 for entry in manifest.sources}
     wanted = {file.sha256 for file in plan.files}
-    told += [f"{Path(f.name).name} is new or changed" for f in plan.files if f.sha256 not in known]
+    found += [f"{Path(f.name).name} is new or changed" for f in plan.files if f.sha256 not in known]
     gone = [entry.path for entry in manifest.sources if entry.sha256 not in wanted]
-    told += [f"{Path(path).name} as it was then is not among the sources" for path in gone]
-    return told or ["its sources are in another order or read by another reader"]
+    found += [f"{Path(path).name} as it was then is not among the sources" for path in gone]
+    return found or ["its sources are in another order or read by another reader"]
 
 
 @contextmanager
@@ -248,8 +248,8 @@ def _fingerprint(sidecar: Path) -> str:
     return result.fingerprint if result else ""
 
 
-def _tokenizer(plan: _Plan, told: ProgressSink) -> Codec:
-    """The codec, copied or learnt into the store; one learnt by an earlier start is kept."""
+def _tokenizer(plan: _Plan, progress: ProgressSink) -> Codec:
+    """The codec, copied or trained into the store; one that an earlier start trained is kept."""
     folder = plan.store / "tokenizer"
     if plan.tokenizer is not None:
         codec = load_codec(plan.tokenizer)
@@ -257,7 +257,7 @@ def _tokenizer(plan: _Plan, told: ProgressSink) -> Codec:
         return kept
     else:
         size = plan.settings.trained_vocab_size or 0
-        told(0, 0, f"learning a tokenizer of {size} entries")
+        progress(0, 0, f"learning a tokenizer of {size} entries")
         codec = learn_tokenizer(plan.files, vocab_size=size, family_kind=plan.settings.family_kind)
     with whole_folder(folder) as partial:
         codec.save(partial)
@@ -267,12 +267,12 @@ def _tokenizer(plan: _Plan, told: ProgressSink) -> Codec:
 def _learnt_before(folder: Path) -> Codec | None:
     try:
         return load_codec(folder)
-    except DataError:  # absent, or damaged: the same one is learnt again
+    except DataError:  # absent or damaged: training again gives the same one
         return None
 
 
 def _remove_leftovers(store: Path, n_shards: int) -> None:
-    """What only preparing needed. After the manifest: a kill in between leaves a whole store."""
+    """Remove temporary files; after the manifest, so that a kill leaves a whole store."""
     known = {shard_folder(store, number).name for number in range(n_shards)}
     for folder in (store / "shards").iterdir():
         if folder.name in known:

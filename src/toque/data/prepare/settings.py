@@ -17,8 +17,8 @@ TRAINED = "trained:"
 class PrepareSettings:
     """Everything that changes what a store holds.
 
-    `on_overlong` "auto" truncates pairs and splits documents. `max_bad_share` is the share of
-    a source's records its reader may refuse before the source is taken to be of another kind.
+    `on_overlong` "auto" truncates pairs and splits documents. `max_bad_share` is the largest share
+    of a source's records that its reader may refuse; above it, the source is an error.
     """
 
     family_kind: FamilyKind
@@ -34,7 +34,7 @@ class PrepareSettings:
     max_bad_share: float = 0.5
 
     def __post_init__(self) -> None:
-        """Refuse what no data could satisfy."""
+        """Refuse impossible values."""
         for name, value, allowed in (
             ("family_kind", self.family_kind, get_args(FamilyKind)),
             ("on_overlong", self.on_overlong, get_args(OnOverlong)),
@@ -64,7 +64,7 @@ class PrepareSettings:
 
     @property
     def trained_vocab_size(self) -> int | None:
-        """Size of the vocabulary to learn, None when the tokenizer is given.
+        """Vocabulary size of the tokenizer to train; None if it is given.
 
         Raises:
             ConfigError: "trained:" is not followed by a whole number.
