@@ -27,12 +27,12 @@ from functools import lru_cache
 from operator import mul
 from typing import Final
 
+from toque.cooking.action_verbs import ACTION_VERBS, VERB_FORMS
 from toque.cooking.ingredients.names import stem
 from toque.cooking.ingredients.units import SPELLINGS
 from toque.cooking.labels.ingredient_facts import may_be_dirty
 from toque.cooking.labels.recipe_features import Reading, read
 from toque.cooking.recipe import Recipe
-from toque.cooking.scoring.form import ACTION_VERBS, VERB_FORMS
 from toque.cooking.text_keys import bare_lines, words_of
 
 WEIGHTS: Final[dict[str, float]] = {
