@@ -9,11 +9,15 @@ from typing import Any
 
 from toque.errors import DataError
 from toque.sources.blocks import Header, Numbered
+from toque.sources.columnar import (
+    columnar_blocks,
+    columnar_format,
+    columnar_records,
+    columns_of,
+)
 from toque.sources.csv_tables import dialect_of, table_blocks, table_records
 from toque.sources.decompress import head
-from toque.sources.hf_datasets import arrow_blocks, arrow_columns, is_arrow
 from toque.sources.json_records import json_blocks, json_records, layout_of, sample_records
-from toque.sources.parquet import MAGIC, columns_of, parquet_blocks, parquet_records
 from toque.sources.records import Block
 
 
@@ -26,7 +30,7 @@ READ: Mapping[str, Callable[[Header, memoryview, int], Numbered]] = {
     "json-lines": json_records,
     "json": json_records,
     "table": table_records,
-    "parquet": parquet_records,
+    "parquet": columnar_records,
     "unreadable": _unreadable_records,
 }
 """Kind of a block, in its header, to the function that reads its records."""
@@ -69,10 +73,15 @@ def structured_layout(path: Path, start: bytes, *, whole: bool) -> Layout | None
     Raises:
         DataError: pyarrow is missing, or the file is damaged.
     """
-    if start.startswith(MAGIC):
-        return _columnar(path, "parquet", columns_of(path), parquet_blocks)
-    if is_arrow(start):
-        return _columnar(path, "arrow", arrow_columns(path), arrow_blocks)
+    if name := columnar_format(start):
+        columns = columns_of(path)
+        return Layout(
+            name,
+            f"a table of {name.capitalize()}",
+            tuple(columns),
+            lambda read: columnar_blocks(path, read),
+            text_columns=tuple(column for column, is_data in columns.items() if not is_data),
+        )
     if start.lstrip()[:1] not in (b"{", b"["):
         return None
     layout = layout_of(start, whole=whole)
@@ -85,21 +94,6 @@ def structured_layout(path: Path, start: bytes, *, whole: bool) -> Layout | None
         lambda _: json_blocks(path, layout),
         sample=sample,
         in_dict=layout.form == "dict",
-    )
-
-
-def _columnar(
-    path: Path,
-    name: str,
-    columns: Mapping[str, bool],
-    blocks: Callable[[Path, list[str]], Iterator[Block]],
-) -> Layout:
-    return Layout(
-        name,
-        f"a table of {name.capitalize()}",
-        tuple(columns),
-        lambda read: blocks(path, list(read)),
-        text_columns=tuple(column for column, is_data in columns.items() if not is_data),
     )
 
 
@@ -185,4 +179,4 @@ def is_columnar(path: Path) -> bool:
         DataError: it cannot be read.
     """
     start, _ = head(path, 8)
-    return start.startswith(MAGIC) or is_arrow(start)
+    return bool(columnar_format(start))

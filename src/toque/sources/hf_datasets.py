@@ -1,86 +1,19 @@
 """Hugging Face datasets: a folder written by `save_to_disk`, or `hf:NAME[:SPLIT]`.
 
-Either is a list of Arrow files, read with pyarrow one batch at a time. The `datasets` library is
+Either is a list of Arrow files, which `columnar` reads. The `datasets` library is
 needed only to download or build a dataset by name, never in a worker.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from toque.errors import DataError
-from toque.sources.blocks import pack
-from toque.sources.parquet import parts_of, pyarrow_for, serialised
-from toque.sources.records import Block
 from toque.storage.located import Located
 
 PREFIX = "hf:"
-_FILE = b"ARROW1"
-_STREAM = b"\xff\xff\xff\xff"
-_STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-_MAX_SCHEMA = 64 << 20
-
-
-def is_arrow(start: bytes) -> bool:
-    """Whether a file begins as an Arrow file or stream."""
-    size = int.from_bytes(start[4:8], "little")
-    return start.startswith(_FILE) or (start.startswith(_STREAM) and 0 < size < _MAX_SCHEMA)
-
-
-def arrow_columns(path: Path) -> dict[str, bool]:
-    """A file's column names, each with whether it holds bytes such as pictures.
-
-    Raises:
-        DataError: pyarrow is missing, or the file is damaged.
-    """
-    with _opened(path) as (_, schema, _batches):
-        return {field.name: "binary" in str(field.type) for field in schema}
-
-
-def arrow_blocks(path: Path, columns: list[str]) -> Iterator[Block]:
-    """Blocks of about a mebibyte of rows, with these columns only.
-
-    Raises:
-        DataError: pyarrow is missing, or the file is damaged or cut short.
-    """
-    first_row = 1
-    with _opened(path) as (arrow, _, batches):
-        for batch in batches:
-            for part in parts_of(batch.select(columns)):
-                yield pack(path, first_row, "parquet", serialised(part, arrow))
-                first_row += part.num_rows
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[tuple[Any, Any, Iterator[Any]]]:
-    arrow = pyarrow_for(str(path))
-    try:
-        with path.open("rb") as file:
-            if file.read(len(_FILE)) != _FILE:
-                file.seek(-len(_STREAM_END), 2)
-                if file.read() != _STREAM_END:
-                    raise _damaged(path, "it does not end as an Arrow stream does")
-        with arrow.OSFile(str(path)) as source:
-            if source.read(len(_FILE)) == _FILE:
-                source.seek(0)
-                reader = arrow.ipc.open_file(source)
-                yield arrow, reader.schema, map(reader.get_batch, range(reader.num_record_batches))
-            else:
-                source.seek(0)
-                stream = arrow.ipc.open_stream(source)
-                yield arrow, stream.schema, iter(stream)
-    except (arrow.ArrowException, OSError) as error:
-        raise _damaged(path, (str(error) or type(error).__name__).splitlines()[0]) from error
-
-
-def _damaged(path: Path, why: str) -> DataError:
-    return DataError(
-        f"{path} is a damaged or truncated Arrow file ({why}). Save or fetch it again."
-    )
 
 
 def saved_files(folder: Path) -> list[Path] | None:
