@@ -78,7 +78,7 @@ def train(
     Args:
         config: what `configure` takes.
         start: a checkpoint whose weights a new run begins with.
-        callbacks: objects that watch the run (docs/callbacks.md), besides observe.callbacks.
+        callbacks: objects that watch the run, besides those of observe.callbacks.
 
     Raises:
         ConfigError: the configuration cannot be used.

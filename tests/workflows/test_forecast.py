@@ -12,7 +12,7 @@ from toque.cli import main
 from toque.config import RunConfig, load_config
 from toque.cooking.cookbook.generate import write_cookbook
 from toque.errors import ConfigError
-from toque.storage.atomic_folder import locked
+from toque.training.checkpoint.run_lock import run_lock
 from toque.workflows.forecast import course_of, space_of
 
 RUN = """
@@ -100,7 +100,7 @@ def test_stages_stand_below_the_curve(kitchen: Path, capsys) -> None:
 def test_a_second_run_in_a_folder_is_refused_before_it_writes(kitchen: Path, capsys) -> None:
     run = kitchen / "taken"
     words = ["train", str(kitchen / "run.yaml"), f"run_dir={run}"]
-    with locked(run / "checkpoints"):
+    with run_lock(run / "checkpoints"):
         assert main(words) == 4
     assert "is in use by another training process" in " ".join(capsys.readouterr().err.split())
     assert [path.name for path in run.iterdir()] == ["checkpoints"]

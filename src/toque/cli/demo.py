@@ -32,9 +32,12 @@ def run_demo(overrides: list[str], *, n: int) -> None:
         return
     print(f"3/4  trained {outcome.step} steps\n4/4  three recipes for dishes it has not seen:\n")
     asked = [
-        "Smoky Lentil Soup: lentils, carrots, onion, garlic, smoked paprika, vegetable stock",
-        "Lemon Chicken Rice: chicken, rice, lemon, garlic, spinach, olive oil",
-        "Blueberry Oat Muffins: flour, oats, blueberries, eggs, milk, butter, sugar",
+        "Chickpea and Olive Oil Hummus: chickpeas, olive oil, lemon juice, garlic",
+        (
+            "Baked Sweet Potatoes with Sour Cream and Salsa: sweet potatoes, olive oil, "
+            "sour cream, salsa"
+        ),
+        "Fried Rice with Peas and Carrots: rice, eggs, peas, carrots, garlic, soy sauce",
     ]
     manner = SamplingParams(temperature=0.0, top_p=1.0, seed=config.seed)
     for text in write_texts(str(outcome.folder), asked_for(asked, None, raw=False), manner):

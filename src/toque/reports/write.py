@@ -8,7 +8,7 @@ from toque.data.prepare.report import Report
 from toque.data.store.manifest import read_manifest
 from toque.errors import ConfigError, DataError
 from toque.reports.html import RUN, STORE, render
-from toque.storage.atomic import write_whole
+from toque.storage.atomic import atomic_write
 from toque.training.observers.metrics_reader import METRICS, read_metrics
 
 PAGE = "report.html"
@@ -42,7 +42,7 @@ def run_report(path: Path, *, out: Path | None = None) -> str:
     target = out or path / PAGE
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(target, html.encode())
+        atomic_write(target, html.encode())
     except OSError as error:
         raise ConfigError(
             f"{target} cannot be written: {error.strerror}. Name another file with --out."

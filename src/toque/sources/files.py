@@ -10,7 +10,7 @@ from pathlib import Path
 
 from toque.errors import DataError
 from toque.sources.records import Block, RecordReader, Source
-from toque.storage.atomic import sha256_of
+from toque.storage.checksums import sha256_of
 from toque.storage.located import Located
 
 GROUP_BYTES = 8 << 20

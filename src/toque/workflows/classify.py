@@ -127,8 +127,8 @@ def answers(
     if task is not None and learnt is not None and task not in learnt:
         raise ConfigError(
             f"{path} did not learn --task {task}: its data.tasks is {', '.join(learnt)}. An "
-            "answer would be chance. Train with it (docs/tasks.md), or ask in your own way with "
-            "--choices."
+            "answer would be chance. Train with it (docs/guides/tasks-and-curriculum.md), or ask "
+            "in your own way with --choices."
         )
     shares = _probabilities(opened, prompts, choices)
     for prompt, row in zip(prompts, shares, strict=True):

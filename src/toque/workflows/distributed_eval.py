@@ -1,4 +1,4 @@
-"""What the ranks of a run do together besides its updates: write texts."""
+"""Distributed evaluation: text samples and peak FLOPS of all ranks of a run together."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import asdict, replace
 from torch import nn
 
 from toque.evaluation.text_samples import Sample, Sampler
-from toque.training.autotune.peak_flops import Peak
 from toque.training.distributed.collectives import Ranks
+from toque.training.peak_flops import Peak
 
 
 def written_by_all(sampler: Sampler, model: nn.Module, ranks: Ranks) -> list[Sample]:

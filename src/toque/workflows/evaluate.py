@@ -14,7 +14,7 @@ from toque.evaluation.bootstrap import RESAMPLES, SEED, Estimate
 from toque.evaluation.heldout_loss import HeldOut
 from toque.evaluation.text_samples import Sample
 from toque.evaluation.text_scores import Scores, TextScores
-from toque.storage.atomic import write_whole
+from toque.storage.atomic import atomic_write
 from toque.training.runtime import Runtime
 from toque.workflows.assembly.batches import build_stream
 from toque.workflows.assembly.data import open_store
@@ -190,5 +190,5 @@ def evaluate_on(path: str, settings: RunConfig) -> Evaluation:
         tasks=score_tasks(settings, store, stream, runtime, model),
     )
     if (run / "config.yaml").exists():
-        write_whole(run / "evaluation.json", result.to_json().encode())
+        atomic_write(run / "evaluation.json", result.to_json().encode())
     return result

@@ -17,14 +17,14 @@ from toque.data.store.token_store import TokenStore
 from toque.errors import CheckpointError
 from toque.evaluation.text_samples import Sampler, append_samples
 from toque.models.families import family_of
+from toque.models.flops import parameter_counts
 from toque.models.forward.fast_dropout import use_fast_dropout
-from toque.models.loading.pretrained import parameter_counts
 from toque.models.lora.files import base_sha256
 from toque.models.lora.layers import hold_frozen, is_adapted
-from toque.storage.atomic import write_whole
-from toque.storage.atomic_folder import locked
+from toque.storage.atomic import atomic_write
 from toque.training.callbacks import Callback, EarlyStopping
 from toque.training.checkpoint.resume import broadcast_checkpoint
+from toque.training.checkpoint.run_lock import run_lock
 from toque.training.checkpoint.state_tensors import has_frozen, load_model_tensors
 from toque.training.checkpoint.store import Checkpoint, CheckpointStore, verify_checkpoint
 from toque.training.checkpoint.upload import UploadProgress, Uploads
@@ -281,7 +281,7 @@ def _continued(config: RunConfig, store: TokenStore, run: Path) -> Checkpoint | 
     if not run.exists():
         return None
     # Held for a moment: a second run is refused before it has read or written anything.
-    with locked(run / "checkpoints"):
+    with run_lock(run / "checkpoints"):
         found = CheckpointStore(run / "checkpoints").newest_valid()
     if found is None:
         return None
@@ -314,7 +314,7 @@ def _only_moved(difference: Difference) -> bool:
 def _write_config(resolved: Resolved, run: Path) -> None:
     try:
         run.mkdir(parents=True, exist_ok=True)
-        write_whole(run / "config.yaml", resolved_yaml(resolved).encode())
+        atomic_write(run / "config.yaml", resolved_yaml(resolved).encode())
     except OSError as error:
         raise CheckpointError(
             f"The run folder {run} cannot be written: {error.strerror}. Choose another with "
@@ -372,7 +372,7 @@ def _finish(
         step=step,
         tasks=score_tasks(config, store, trainer.batches, trainer.runtime, model),  # type: ignore[arg-type]
     )
-    write_whole(run / "evaluation.json", result.to_json().encode())
+    atomic_write(run / "evaluation.json", result.to_json().encode())
     append_samples(run / "samples.jsonl", samples, step=step)
     card = model_card(config, step=step, metrics=result.metrics)
     said = keep_model(model, store, run / "model", card=card, base_hash=trainer.base_sha256)

@@ -38,7 +38,8 @@ from toque.data.tokenizer.codec import Codec
 from toque.errors import DataError
 from toque.sources.files import SourceFile
 from toque.sources.records import NO_LABEL, examples_note, missing_note
-from toque.storage.atomic import save_array, sha256_of, sync_folder, write_whole
+from toque.storage.atomic import atomic_write, save_array, sync_folder
+from toque.storage.checksums import sha256_of
 
 _SHOWN = 10
 _DOCUMENTS = "documents by a hash of the document and piece number // 16"
@@ -86,7 +87,7 @@ class StoreFinalizer:
         report.write(self.store)
         manifest = self._manifest(division, dropped, lengths, read)
         sync_folder(self.store)
-        write_whole(self.store / NAME, manifest_bytes(manifest))
+        atomic_write(self.store / NAME, manifest_bytes(manifest))
         return report
 
     def _columns(self) -> Columns:
@@ -161,9 +162,9 @@ class StoreFinalizer:
             paths = [Path(f.name).name for f in self.files if f.source == number]
             raise DataError(
                 f"{bad:,} of the {read:,} records in {', '.join(paths[:3])} cannot be used, more "
-                f"than the share of {most:g} that data.max_bad_share allows: "
-                f"{reasons_in_words(dropped, lines)}. Check that the file is of the format given, "
-                "or raise data.max_bad_share if this is how the data is."
+                f"than the share of {most:g} that is allowed: {reasons_in_words(dropped, lines)}. "
+                "Name the right fields in data.sources.columns or the right data.sources.format, "
+                "or take the records that cannot be used out of the source."
             )
 
     def _refuse_missing_tasks(self) -> None:

@@ -9,7 +9,6 @@ settings and the tokenizer. A killed `prepare` keeps its whole shards and ends w
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import hashlib
 import shutil
 import time
@@ -36,7 +35,8 @@ from toque.data.tokenizer.folder import hash_of_folder, resolve_tokenizer
 from toque.errors import DataError
 from toque.sources.files import SourceFile, find_files
 from toque.sources.records import Source, SupportsTasks
-from toque.storage.atomic import disk_faults, whole_folder, write_whole
+from toque.storage.atomic import atomic_folder, atomic_write, disk_faults, sweep
+from toque.storage.locks import file_lock
 from toque.storage.progress import ProgressSink, no_progress
 
 CODE_VERSION = 2
@@ -101,7 +101,7 @@ def prepare(
         return found
     with disk_faults(plan.store, "preparing the data"):
         plan.store.mkdir(parents=True, exist_ok=True)
-        with _alone(plan.store) as lock:
+        with _store_lock(plan.store) as lock:
             _begin(plan)
             codec = _tokenizer(plan, progress)
             writing = ShardWriting(
@@ -185,7 +185,7 @@ def _reusable(plan: _Plan, progress: ProgressSink, *, replace: bool) -> PrepareR
     if report is None:
         return None
     if (folder / BUILDING).exists():  # killed after the manifest was written
-        with _alone(folder):
+        with _store_lock(folder):
             _remove_leftovers(folder, len({entry.file.split("/")[1] for entry in manifest.shards}))
     return PrepareResult(TokenStore(folder, manifest), report, reused=True)
 
@@ -212,34 +212,36 @@ def _differences(manifest: StoreManifest, plan: _Plan) -> list[str]:
 
 
 @contextmanager
-def _alone(store: Path) -> Iterator[int]:
-    """Hold the store's lock, so that two commands do not write one store; gives its descriptor.
+def _store_lock(store: Path) -> Iterator[int]:
+    """Hold the store's lock, so that two commands do not write one store; yields its descriptor.
 
     Raises:
         DataError: another process holds it.
     """
-    with (store / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise DataError(
-                f"Another process is preparing {store}. Wait for it to end, or choose another "
-                "data.store."
-            ) from error
-        yield lock.fileno()
+
+    def refuse(holder: str) -> None:
+        raise DataError(
+            f"Another process (id {holder}) is preparing {store}. Wait for it to end, or choose "
+            "another data.store."
+        )
+
+    with file_lock(store / ".lock", refuse) as descriptor:
+        yield descriptor
 
 
 def _begin(plan: _Plan) -> None:
     """Mark the folder as unfinished, keeping shards that belong to these inputs."""
     store = plan.store
     (store / NAME).unlink(missing_ok=True)
+    sweep(store)
+    sweep(store / "shards")
     mark = msgspec.json.encode({"fingerprint": plan.fingerprint})
     building = store / BUILDING
     kept = any(_fingerprint(p) == plan.fingerprint for p in store.glob(f"shards/*/{SIDECAR}"))
     if not kept and (not building.is_file() or building.read_bytes() != mark):
         for name in ("shards", "tokenizer"):
             shutil.rmtree(store / name, ignore_errors=True)
-    write_whole(building, mark)
+    atomic_write(building, mark)
     (store / "shards").mkdir(exist_ok=True)
 
 
@@ -259,8 +261,8 @@ def _tokenizer(plan: _Plan, progress: ProgressSink) -> Codec:
         size = plan.settings.trained_vocab_size or 0
         progress(0, 0, f"learning a tokenizer of {size} entries")
         codec = learn_tokenizer(plan.files, vocab_size=size, family_kind=plan.settings.family_kind)
-    with whole_folder(folder) as partial:
-        codec.save(partial)
+    with atomic_folder(folder) as writer:
+        codec.save(writer.folder)
     return codec
 
 

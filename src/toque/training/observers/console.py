@@ -10,8 +10,7 @@ from rich.live import Live
 from rich.text import Text
 
 from toque.training.callbacks import Callback
-from toque.training.checkpoint.store import Saved
-from toque.training.events import RunEnd, RunStart, StepInfo
+from toque.training.events import RunEnd, RunStart, Saved, StepInfo
 from toque.training.observers.step_window import Window
 from toque.units import Duration, Progress
 

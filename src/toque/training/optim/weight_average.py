@@ -1,4 +1,4 @@
-"""Averages of the weights over the updates: what is evaluated and kept, never what is trained."""
+"""Weight averages over the updates (EMA, LAWA): evaluated and kept, never trained."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from toque.training.checkpoint.state_tensors import refuse
+from toque.training.mismatches import refuse
 from toque.units import Duration, Progress
 
 

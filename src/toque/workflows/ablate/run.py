@@ -21,7 +21,7 @@ from toque import __version__
 from toque.errors import ConfigError, Interrupted
 from toque.reports.html import ABLATION, render
 from toque.reports.parts import Grid
-from toque.storage.atomic import write_whole
+from toque.storage.atomic import atomic_write
 from toque.training.observers.metrics_reader import METRICS, read_metrics
 from toque.units import Duration
 from toque.workflows.ablate.plan import Interval, Plan, Variant, paired, plan_ablation
@@ -104,8 +104,8 @@ def run_ablation(
         say(f"{i}/{len(runs)}  seed {variant.seed}  {variant.name}: {_told(results[key])}")
     record = summary(plan, results) | {"config": config, "overrides": list(words)}
     out.mkdir(parents=True, exist_ok=True)
-    write_whole(out / "ablation.json", json.dumps(record, indent=1).encode())
-    write_whole(out / "ablation.html", _page(plan, record).encode())
+    atomic_write(out / "ablation.json", json.dumps(record, indent=1).encode())
+    atomic_write(out / "ablation.html", _page(plan, record).encode())
     for line in table(record):
         say(line)
     say(f"{out / 'ablation.json'} holds every number, {out / 'ablation.html'} is a page of it.")
@@ -209,7 +209,7 @@ def _run(config: str, variant: Variant, out: Path) -> Result:
     if code == 0:
         text = json.dumps(asdict(result)).encode()
         (out / "results").mkdir(exist_ok=True)
-        write_whole(out / "results" / f"{variant.key}.json", text)
+        atomic_write(out / "results" / f"{variant.key}.json", text)
     return result
 
 

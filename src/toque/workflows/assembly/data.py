@@ -24,8 +24,8 @@ from toque.sources.pickle_guard import refuse_pickle
 from toque.sources.plain_text import TextReader
 from toque.sources.records import RecordReader, Source
 from toque.sources.token_arrays import TokenReader
-from toque.storage.bucket import is_remote, listing
-from toque.storage.download import fetch
+from toque.storage.bucket import is_remote
+from toque.storage.download import fetch, listing
 from toque.storage.located import Located
 from toque.storage.progress import ProgressSink, no_progress
 

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from toque.storage.atomic import (
+    atomic_file,
+    atomic_folder,
+    atomic_write,
+    no_hook,
+    remove_folder,
+    sweep,
+)
+from toque.storage.checksums import sha256_of
+
+
+def write_folder(target, content, after=no_hook):
+    with atomic_folder(target, after=after) as writer:
+        return [
+            writer.write(name, lambda path, text=text: path.write_bytes(text))
+            for name, text in content.items()
+        ]
+
+
+def content_of(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_files_are_durable_before_the_folder_gets_its_name(tmp_path):
+    stages = []
+    entries = write_folder(tmp_path / "step", {"a": b"12", "b": b"345"}, after=stages.append)
+    assert stages == [
+        "mkdir",
+        *("write a", "fsync a"),
+        *("write b", "fsync b"),
+        *("fsync folder", "rename", "fsync parent"),
+    ]
+    assert [(e.file, e.bytes) for e in entries] == [("a", 2), ("b", 3)]
+    assert entries[1].sha256 == hashlib.sha256(b"345").hexdigest()
+    assert sha256_of(tmp_path / "step" / "b") == entries[1].sha256
+
+
+def test_files_that_others_wrote_are_synced_before_the_folder_gets_its_name(tmp_path):
+    stages = []
+    with atomic_folder(tmp_path / "deep" / "step", after=stages.append) as writer:
+        writer.write("a", lambda path: path.write_bytes(b"1"))
+        (writer.folder / "sub").mkdir()
+        (writer.folder / "sub" / "b").write_bytes(b"2")
+    assert stages == [
+        *("mkdir", "write a", "fsync a", "fsync b"),
+        *("fsync folder", "rename", "fsync parent"),
+    ]
+    assert (tmp_path / "deep" / "step" / "sub" / "b").read_bytes() == b"2"
+
+
+def test_a_file_is_the_old_one_until_the_new_one_is_whole(tmp_path):
+    path = tmp_path / "a.json"
+    atomic_write(path, b"old")
+
+    def broken():
+        with atomic_file(path) as file:
+            file.write(b"ne")
+            assert [p.name for p in tmp_path.iterdir() if not p.name.startswith(".")] == ["a.json"]
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        broken()
+    assert content_of(tmp_path) == {"a.json": b"old"}
+    atomic_write(path, b"new")
+    assert content_of(tmp_path) == {"a.json": b"new"}
+
+
+def failing_at(stage):
+    def after(reached):
+        if reached == stage:
+            raise OSError(28, "No space left on device")
+
+    return after
+
+
+@pytest.mark.parametrize("stage", ["mkdir", "write a", "fsync a", "fsync folder", "set aside"])
+def test_a_failure_leaves_the_old_folder_and_nothing_else(tmp_path, stage):
+    write_folder(tmp_path / "step", {"a": b"old"})
+    with pytest.raises(OSError, match="No space"):
+        write_folder(tmp_path / "step", {"a": b"new"}, after=failing_at(stage))
+    sweep(tmp_path)
+    assert content_of(tmp_path / "step") == {"a": b"old"}
+    assert [p.name for p in tmp_path.iterdir()] == ["step"]
+
+
+def test_a_folder_of_the_same_name_is_replaced(tmp_path):
+    write_folder(tmp_path / "step", {"a": b"old", "b": b"old"})
+    write_folder(tmp_path / "step", {"a": b"new"})
+    assert content_of(tmp_path / "step") == {"a": b"new"}
+    assert [p.name for p in tmp_path.iterdir()] == ["step"]
+
+
+def test_sweeping_removes_leftovers_and_puts_back_what_was_set_aside(tmp_path):
+    write_folder(tmp_path / "temp-step-1-77", {"a": b"half"})
+    write_folder(tmp_path / "aside-step-2", {"a": b"old"})
+    write_folder(tmp_path / "step-3", {"a": b"new"})
+    write_folder(tmp_path / "aside-step-3", {"a": b"old"})
+    assert sweep(tmp_path) == ["temp-step-1-77", "aside-step-3"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-2", "step-3"]
+    assert content_of(tmp_path / "step-3") == {"a": b"new"}
+
+
+def test_removing_takes_the_name_away_first(tmp_path):
+    write_folder(tmp_path / "step", {"a": b"1"})
+    seen = []
+    remove_folder(tmp_path / "step", after=lambda _s: seen.append((tmp_path / "step").exists()))
+    assert seen == [False, False]
+    assert list(tmp_path.iterdir()) == []
