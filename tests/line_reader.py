@@ -1,11 +1,13 @@
-"""A reader of its own for the tests of prepare: one JSON object a line, importable by workers.
+"""A reader for the tests of prepare: one JSON object a line, importable by workers.
 
 {"id": 3, "prompt": "...", "target": "...", "quality": 0.5, "extra": "a second task's target"}
 """
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar, Self
 
 import xxhash
 
@@ -14,8 +16,13 @@ from toque.sources.records import Block, BlockExamples, Example
 LINES_PER_BLOCK = 4
 
 
+@dataclass(frozen=True)
 class LineReader:
-    version = 1
+    version: int = 1
+    recorded_name: ClassVar[str] = "line_reader:line_reader"
+
+    def schema(self, path: Path) -> str:
+        return "lines"
 
     def blocks(self, path: Path) -> Iterator[Block]:
         lines = path.read_bytes().splitlines(keepends=True)
@@ -51,6 +58,7 @@ class LineReader:
         return BlockExamples(examples, len(lines), len(lines) - n_dropped, dropped)
 
 
+@dataclass(frozen=True)
 class ForgetfulReader(LineReader):
     """Says it read more than it accounts for."""
 
@@ -59,10 +67,15 @@ class ForgetfulReader(LineReader):
         return BlockExamples(given.examples, given.read + 1, given.kept, given.dropped)
 
 
-line_reader = LineReader()
-forgetful_reader = ForgetfulReader()
+@dataclass(frozen=True)
+class ReaderOfTasks(LineReader):
+    """Can only be read with once `prepare` has told it the tasks."""
 
+    tasks: tuple[str, ...] = ()
 
-def reader_of_tasks(tasks: tuple[str, ...]) -> LineReader:
-    assert tasks == ("write",)
-    return line_reader
+    def for_tasks(self, tasks: tuple[str, ...]) -> Self:
+        return replace(self, tasks=tasks)
+
+    def examples(self, block: Block) -> BlockExamples:
+        assert self.tasks == ("write",)
+        return super().examples(block)

@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from line_reader import LineReader
 from toque.data.prepare.pipeline import PrepareResult, prepare
-from toque.data.prepare.settings import PrepareSettings, Source
+from toque.data.prepare.settings import PrepareSettings
+from toque.sources.records import Source
 
-READER = "line_reader:line_reader"
+READER = LineReader()
 
 
 def content(store: Path) -> dict[str, bytes]:

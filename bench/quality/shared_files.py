@@ -20,10 +20,8 @@ import harness
 import peers
 
 from toque.config import RunConfig
-from toque.data.prepare.worker import load_reader
 from toque.errors import ToqueError
 from toque.sources.files import blocks_of, find_files
-from toque.sources.records import NamesSchemas
 from toque.workflows.assembly.data import sources_of
 
 
@@ -40,10 +38,9 @@ def counted(path: Path) -> dict[str, Any]:
     schemas: Counter[str] = Counter()
     try:
         for file in find_files(sources_of(config)):
-            reader = load_reader(file.reader, ("write",))
-            schemas[reader.schema(file.path) if isinstance(reader, NamesSchemas) else ""] += 1
-            for block in blocks_of(file, reader):
-                found = reader.examples(block)
+            schemas[file.reader.schema(file.path)] += 1
+            for block in blocks_of(file):
+                found = file.reader.examples(block)
                 read += found.read
                 kept += found.kept
                 for reason, lines in found.dropped.items():

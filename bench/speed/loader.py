@@ -37,14 +37,15 @@ import peers
 import psutil
 
 from toque.cooking.cookbook.generate import write_cookbook
-from toque.cooking.schemas import reader_spec
+from toque.cooking.schemas import RecipeReader
 from toque.data.loader.batch_stream import BatchStream
 from toque.data.loader.collate import Layout
 from toque.data.loader.epoch_plan import EpochPlan
 from toque.data.loader.packing import choose_shape
 from toque.data.prepare.pipeline import prepare
-from toque.data.prepare.settings import PrepareSettings, Source
+from toque.data.prepare.settings import PrepareSettings
 from toque.data.store.token_store import TokenStore
+from toque.sources.records import Source
 from toque.units import Cursor
 
 BATCH = 64
@@ -143,7 +144,7 @@ def compared(a: argparse.Namespace, folder: Path) -> harness.Result:
     cookbook = folder / "cookbook.jsonl"
     write_cookbook(cookbook, a.examples, 3)
     settings = PrepareSettings(family_kind="encoder-decoder", tokenizer=tokenizer, dedup="none")
-    source = Source(str(cookbook), reader_spec({}))
+    source = Source(str(cookbook), RecipeReader())
     store = prepare([source], store=folder / "store", settings=settings).store
     stream, loader = stream_of(store), their_loader(store, folder)
     tokens = equal_tokens(stream, loader)

@@ -55,8 +55,8 @@ def ids_differ(store_folder: Path, *, most: int) -> dict[str, int]:
     """
     from tokenizers import Tokenizer
 
+    from toque.cooking.schemas import RecipeReader
     from toque.data.prepare.example_rows import prompt_bounds
-    from toque.data.prepare.worker import load_reader
     from toque.data.store.token_store import TokenStore
 
     store = TokenStore.open(store_folder)
@@ -64,7 +64,8 @@ def ids_differ(store_folder: Path, *, most: int) -> dict[str, int]:
     around = prompt_bounds(codec, store.manifest.family_kind)
     reference = Tokenizer.from_file(str(store_folder / "tokenizer" / "tokenizer.json"))
     (source,) = store.manifest.sources
-    reader = load_reader(source.reader, ("write",))
+    reader = RecipeReader()
+    assert source.reader == reader.recorded_name
     wanted = set(np.linspace(0, store.n_rows - 1, min(most, store.n_rows)).astype(int).tolist())
     differ = compared = row = 0
     for block in reader.blocks(Path(source.path)):

@@ -15,10 +15,12 @@ from toque.cooking.examples import examples_of
 from toque.cooking.labels.cuisines import CUISINES, cuisine_of
 from toque.cooking.prompts import CLASSES, REQUESTS, TASKS, asks_for_a_recipe
 from toque.cooking.recipe import Recipe, to_text
+from toque.cooking.schemas import RecipeReader
 from toque.data.prepare.pipeline import prepare
-from toque.data.prepare.settings import PrepareSettings, Source
+from toque.data.prepare.settings import PrepareSettings
 from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError, DataError
+from toque.sources.records import Source
 
 STEPS = tuple(f"Stir pot number {n} with a long spoon." for n in range(1, 8))
 SOUP = Recipe(
@@ -29,7 +31,7 @@ SOUP = Recipe(
     difficulty="hard",
     nutrition_class="Healthy",
 )
-READER = "toque.cooking.formats:recipe_reader"
+READER = RecipeReader()
 
 
 def asked(task: str, recipe: Recipe = SOUP) -> tuple[str, str] | None:

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from toque.cli import main
+from toque.cooking.schemas import RecipeReader
 from toque.data.prepare.pipeline import prepare
-from toque.data.prepare.settings import PrepareSettings, Source
+from toque.data.prepare.settings import PrepareSettings
+from toque.sources.records import Source
 from toque.training.observers.metrics_reader import METRICS
 
 SCRIPT = '<script>alert("1")</script>'
@@ -73,8 +75,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = folder / "soups [bold]<b>.jsonl"
     source.write_text("\n".join(lines))
     settings = PrepareSettings(family_kind="decoder", tokenizer="trained:300")
-    reader = "toque.cooking.formats:recipe_reader"
-    prepare([Source(str(source), reader)], store=folder / "store", settings=settings)
+    prepare([Source(str(source), RecipeReader())], store=folder / "store", settings=settings)
     return folder / "store"
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from toque.cooking.schemas import TextRecordsError, is_columnar, reader_spec, schema_of
-from toque.data.prepare.worker import load_reader
+from toque.cooking.schemas import TextRecordsError, reader_for, schema_of
 from toque.errors import ConfigError, DataError
+from toque.sources.detect import is_columnar
 from toque.sources.hf_datasets import dataset_files, saved_files
 
 datasets = pytest.importorskip("datasets")
@@ -79,7 +79,7 @@ def test_records_of_text_are_documents(tmp_path):
     for path in (arrow, lines):
         with pytest.raises(TextRecordsError, match=r"columns: \{text: Text\}") as caught:
             schema_of(path)
-        reader = load_reader(reader_spec(caught.value.columns), ("write",))
+        reader = reader_for(caught.value.columns)
         given = [reader.examples(block) for block in reader.blocks(path)]
         texts = [example.target for one in given for example in one.examples]
         assert texts == [f"Soup {i}.\nStir." for i in range(5)]
@@ -89,9 +89,9 @@ def test_records_of_text_are_documents(tmp_path):
     assert is_columnar(arrow)
     assert not is_columnar(lines)
     with pytest.raises(ConfigError, match="for documents text alone"):
-        reader_spec({"text": "a", "title": "b"})
+        reader_for({"text": "a", "title": "b"})
     with pytest.raises(DataError, match="without the column named for text: body"):
-        list(load_reader(reader_spec({"text": "body"}), ()).blocks(arrow))
+        list(reader_for({"text": "body"}).blocks(arrow))
 
 
 def test_several_splits_must_be_chosen(tmp_path):

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from toque.cooking.schemas import recipe_reader
+from toque.cooking.schemas import RecipeReader
 from toque.sources import json_records as json_files
 from toque.sources.blocks import MAX_RECORD_BYTES
 from toque.sources.json_records import decode_line
@@ -18,7 +18,7 @@ def lines_of(path):
     """(number, line) of every line of every block."""
     return [
         (number, line)
-        for block in recipe_reader.blocks(path)
+        for block in RecipeReader().blocks(path)
         for number, line in enumerate(block.payload.splitlines(), start=block.first_line)
     ]
 
@@ -45,7 +45,7 @@ def test_lines_keep_their_numbers(tmp_path, monkeypatch, end, packed, chunk_byte
 def test_blocks_are_bounded(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"\n".join(line(n, "a" * 100_000) for n in range(40)))
-    blocks = list(recipe_reader.blocks(path))
+    blocks = list(RecipeReader().blocks(path))
     assert len(blocks) >= 4
     assert max(len(b.payload) for b in blocks) < 2.2 * json_files.CHUNK_BYTES
 
@@ -61,10 +61,10 @@ def test_a_line_that_is_too_long_is_counted_and_not_held(tmp_path, last):
     found = lines_of(path)
     assert found[:3] == [(1, line(1)), (2, line(2)), (3, LONG_LINE)]
     assert found[3:] == ([] if last else [(4, line(4))])
-    assert max(len(b.payload) for b in recipe_reader.blocks(path)) < MAX_RECORD_BYTES
+    assert max(len(b.payload) for b in RecipeReader().blocks(path)) < MAX_RECORD_BYTES
     dropped = {}
-    for block in recipe_reader.blocks(path):
-        for reason, numbers in recipe_reader.examples(block).dropped.items():
+    for block in RecipeReader().blocks(path):
+        for reason, numbers in RecipeReader().examples(block).dropped.items():
             dropped.setdefault(reason, []).extend(numbers)
     assert dropped["too long"] == [3]
 

@@ -5,12 +5,12 @@ import pytest
 
 from toque.errors import DataError
 from toque.sources import plain_text as text_module
-from toque.sources.plain_text import clean_document, text_reader
+from toque.sources.plain_text import TextReader, clean_document
 from toque.sources.records import BlockExamples
 
 
 def read(path: Path) -> list[BlockExamples]:
-    return [text_reader.examples(block) for block in text_reader.blocks(path)]
+    return [TextReader().examples(block) for block in TextReader().blocks(path)]
 
 
 @pytest.mark.parametrize("name", ["book.txt", "book.txt.gz"])
@@ -52,7 +52,7 @@ def test_a_large_file_comes_in_parts_that_lose_nothing(
     whole = mark.join(f"Soupe à l'œuf {i}" for i in range(40))
     path = tmp_path / "large.txt"
     path.write_text(whole, encoding="utf-8")
-    blocks = list(text_reader.blocks(path))
+    blocks = list(TextReader().blocks(path))
     assert len(blocks) > 5
     assert b"".join(block.payload for block in blocks).decode() == whole
     assert [block.last for block in blocks] == [False] * (len(blocks) - 1) + [True]
@@ -61,7 +61,7 @@ def test_a_large_file_comes_in_parts_that_lose_nothing(
         assert block.first_line == 1 + whole.encode().index(block.payload) * 0 + sum(
             earlier.payload.count(b"\n") for earlier in blocks[: blocks.index(block)]
         )
-        (example,) = text_reader.examples(block).examples
+        (example,) = TextReader().examples(block).examples
         assert "\ufffd" not in example.target
         assert example.ends == block.last
 
@@ -75,4 +75,4 @@ def test_an_empty_document_is_dropped_with_its_line(tmp_path: Path) -> None:
 
 def test_a_missing_file_is_said(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"absent\.txt cannot be read"):
-        list(text_reader.blocks(tmp_path / "absent.txt"))
+        list(TextReader().blocks(tmp_path / "absent.txt"))

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from toque.cooking.schemas import TextRecordsError, reader_spec, schema_of
-from toque.data.prepare.worker import load_reader
+from toque.cooking.schemas import TextRecordsError, reader_for, schema_of
 from toque.errors import ConfigError, DataError
 from toque.sources.prompt_target import PairReader
 from toque.sources.records import Block, BlockExamples
@@ -30,7 +29,7 @@ def test_pairs_are_recognised_by_their_fields(tmp_path: Path, prompt: str, targe
     with pytest.raises(TextRecordsError) as found:
         schema_of(path)
     assert found.value.columns == {"prompt": prompt, "target": target}
-    reader = load_reader(reader_spec(found.value.columns), ("write",))
+    reader = reader_for(found.value.columns)
     assert reader == PairReader(prompt=prompt, target=target)
 
 
@@ -129,4 +128,4 @@ def test_missing_columns_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="target: answer"):
         list(PairReader("prompt", "answer").blocks(path))
     with pytest.raises(ConfigError, match="prompt and target"):
-        reader_spec({"prompt": "a", "text": "b"})
+        reader_for({"prompt": "a", "text": "b"})

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from toque.data.prepare.pipeline import prepare
-from toque.data.prepare.settings import Source
-from toque.data.prepare.worker import load_reader
 from toque.data.tokenizer.codec import load_codec
 from toque.errors import DataError
 from toque.sources import token_arrays as token_files
-from toque.sources.token_arrays import READER, token_reader
+from toque.sources.records import Source
+from toque.sources.token_arrays import TokenReader
 
 DOCUMENTS = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
 FLAT = np.concatenate([np.array(d, np.uint16) for d in DOCUMENTS])
@@ -23,8 +22,8 @@ ENDS = np.cumsum([len(d) for d in DOCUMENTS])
 
 def documents_of(path: Path) -> list[tuple[list[int], bool]]:
     found = []
-    for block in token_reader.blocks(path):
-        given = token_reader.examples(block)
+    for block in TokenReader().blocks(path):
+        given = TokenReader().examples(block)
         assert given.read == given.kept + sum(map(len, given.dropped.values()))
         found += [(np.frombuffer(e.ids, "<u4").tolist(), e.ends) for e in given.examples]
     return found
@@ -60,14 +59,14 @@ def test_rows_are_stretches_and_padding_is_left_out(tmp_path):
     assert documents_of(tmp_path / "rows.npy") == [(row, False) for row in rows.tolist()]
     masked = saved(tmp_path, input_ids=rows, attention_mask=rows > 0)
     assert documents_of(masked) == [([5, 6, 7], False), ([8, 9], True)]
-    block = next(token_reader.blocks(masked))
-    assert token_reader.examples(block).dropped == {"no tokens": [3]}
+    block = next(TokenReader().blocks(masked))
+    assert TokenReader().examples(block).dropped == {"no tokens": [3]}
 
 
 def test_long_documents_are_read_in_parts_and_short_ones_together(tmp_path, monkeypatch):
     monkeypatch.setattr(token_files, "PART_TOKENS", 4)
     path = saved(tmp_path, ids=np.arange(14), ends=np.array([2, 3, 12, 14]))
-    blocks = list(token_reader.blocks(path))
+    blocks = list(TokenReader().blocks(path))
     assert [block.first_line for block in blocks] == [1, 3, 3, 3]
     assert documents_of(path) == [
         ([0, 1], True),
@@ -87,7 +86,7 @@ def test_a_store_holds_the_ids_of_the_file(tmp_path, tokenizers_at, settings_for
     marked = [np.append(d, codec.eos_id) for d in documents]
     path = saved(tmp_path, ids=np.concatenate(marked), ends=np.cumsum([len(d) for d in marked]))
     result = prepare(
-        [Source(str(path), READER)],
+        [Source(str(path), TokenReader())],
         store=tmp_path / "store",
         settings=settings_for(family, max_prompt_tokens=40, max_target_tokens=100),
     )
@@ -108,7 +107,7 @@ def test_a_store_holds_the_ids_of_the_file(tmp_path, tokenizers_at, settings_for
 def test_ids_of_another_tokenizer_are_refused(tmp_path, settings_for):
     path = saved(tmp_path, ids=np.array([3, 4, 50_000]), ends=np.array([1, 3]))
     with pytest.raises(DataError, match=r"tokens.npz holds the token id 50,000 \(document 2\)"):
-        prepare([Source(str(path), READER)], store=tmp_path / "s", settings=settings_for())
+        prepare([Source(str(path), TokenReader())], store=tmp_path / "s", settings=settings_for())
 
 
 @pytest.mark.parametrize(
@@ -167,7 +166,3 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
         archive.writestr("ids.npy", bytes(1 << 22))
     with pytest.raises(DataError, match="decompression bomb"):
         documents_of(path)
-
-
-def test_the_reader_is_found_by_its_name():
-    assert load_reader(READER, ("write",)) is token_reader

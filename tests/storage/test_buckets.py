@@ -19,12 +19,13 @@ import toque
 from fixtures.buckets import Service, breaking
 from store_checks import READER
 from toque.data.prepare.pipeline import prepare
-from toque.data.prepare.settings import Source
 from toque.errors import DataError
+from toque.sources.records import Source
 from toque.storage import download, retry
 from toque.storage.bucket import RemoteFile, is_remote
 from toque.storage.cache_folder import cache_folder
-from toque.storage.download import CachedFile, fetch, listing, place_of
+from toque.storage.download import fetch, listing, place_of
+from toque.storage.located import Located
 
 # Looked for, not imported: gcsfs reads a variable at its import, which the product sets before.
 NEEDED = ("s3fs", "gcsfs", "moto", "gcp_storage_emulator")
@@ -78,7 +79,7 @@ def through(service: Service, port: int, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv(name, f"http://127.0.0.1:{port}")
 
 
-def fetched(address: str) -> tuple[list[CachedFile], list[str]]:
+def fetched(address: str) -> tuple[list[Located], list[str]]:
     said: list[str] = []
     bucket, files = listing(address, said.append)
     told: list[tuple[int, int, str]] = []

@@ -1,8 +1,8 @@
-"""The examples of a recipe: prompts and targets of each task, keys, and the labels beside them.
+"""Training examples of a recipe: prompt and target of each task, keys, and label columns.
 
 Columns of an example, all numbers:
 
-* quality: `quality.quality_of`, in [0, 1]; what `data.min_quality` looks at.
+* quality: `quality.quality_of`, in [0, 1]; filtered by `data.min_quality`.
 * difficulty: 0 easy, 1 medium, 2 hard. difficulty_from: 0 by our rule, 1 the source's own label.
 * nutrition: 0 Healthy, 1 Moderate, 2 Indulgent, 255 unknown. nutrition_from: 0 estimated from
   the ingredients, 1 from the nutrients the source gives, 2 the source's own label.
@@ -32,21 +32,21 @@ from toque.cooking.text_keys import normalised
 from toque.sources.records import NO_LABEL, Example, examples_note, missing_note
 
 UNKNOWN: Final = 255
-"""Column value of a label that neither the record nor its ingredients tell."""
+"""Column value of an unknown label."""
 BY_RULE, BY_FIGURES, BY_SOURCE = 0, 1, 2
-"""Where a label comes from; see above."""
+"""Origin of a label; see above."""
 
 
 def examples_of(
     recipe: Recipe, notes: Counter[str], tasks: Sequence[Task] = ("write",)
 ) -> list[Example] | str:
-    """The examples of a recipe, one a task, with rising numbers; or why it has none.
+    """The examples of a recipe, one per task in ascending order; or the reason why it has none.
 
     Args:
         recipe: cleaned.
-        notes: gets the labels' origins, and for each task the recipes that have an example of it
-            and those that lack what it needs.
-        tasks: what is asked for.
+        notes: counts the labels' origins, and for each task the recipes with an example of it
+            and those without what it needs.
+        tasks: the requested tasks.
     """
     reading = read(recipe)
     columns = labels_of(reading, notes)
@@ -76,7 +76,7 @@ def _classes(columns: dict[str, int | float]) -> dict[Task, int | None]:
 
 
 def labels_of(reading: Reading, notes: Counter[str]) -> dict[str, int | float]:
-    """The columns of a recipe. The source's own labels come before ours."""
+    """The columns of a recipe; the source's own labels take precedence over ours."""
     recipe = reading.recipe
     quality = quality_of_reading(reading)
     if quality.parts["language"] < 1.0 and (language := language_of(reading)) != "English":

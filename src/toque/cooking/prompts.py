@@ -1,4 +1,4 @@
-"""What a model is asked: the prompts of each task, in one table of wordings."""
+"""Prompt templates of each task."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from toque.cooking.recipe import DIFFICULTIES, NUTRITION_CLASSES
 
 Task = Literal["write", "request", "nutrition", "difficulty", "cuisine", "next_step", "title"]
 TASKS: tuple[Task, ...] = get_args(Task)
-"""What a recipe can be turned into; see `tasks`. A task's place is its number in a store's column
-`task`, so new ones go to the end."""
+"""Tasks of a recipe; see `tasks`. A task's index is its code in a store's column `task`: append new
+ones."""
 
 CLASSES: Final[dict[Task, tuple[str, ...]]] = {
     "nutrition": NUTRITION_CLASSES,
     "difficulty": DIFFICULTIES,
     "cuisine": CUISINES,
 }
-"""The answers of the tasks whose answer is one of a few, in the order of their columns' codes."""
+"""The classes of each classification task, in the order of their columns' codes."""
 
 ASKS_FOR = "Generate recipe for:"
 WITH_INGREDIENTS = " using ingredients: "
@@ -32,7 +32,7 @@ QUESTIONS: Final[dict[Task, str]] = {
     "next_step": "Write the next step of this recipe: ",
     "title": "Name the dish of this recipe: ",
 }
-"""How the prompt of each of these begins; the recipe follows, as far as the task may see it."""
+"""Beginning of each classification prompt; the part of the recipe that the task may see follows."""
 
 REQUESTS: Final[tuple[str, ...]] = (
     "How do I make {title}?",
@@ -44,10 +44,10 @@ REQUESTS: Final[tuple[str, ...]] = (
     "I need {title} for {servings} people.",
     "Is there a way to make {title} in {minutes} minutes?",
 )
-"""Free requests. Those that need what a recipe does not say (servings, minutes) are passed over."""
+"""Open-ended requests. Those that need a missing field (servings, minutes) are skipped."""
 
 MAX_PROMPT_INGREDIENTS = 20
-"""More names than this make a prompt longer than the recipes people ask for."""
+"""Most ingredient names in a prompt; real requests are shorter."""
 
 PROMPT_FORMATS: tuple[str, ...] = (
     "Create a recipe: {text}",
@@ -58,7 +58,7 @@ PROMPT_FORMATS: tuple[str, ...] = (
     "Cooking instructions: {text}",
     "{text}",
 )
-"""Other wordings of a request, for augmentation; `text` names the dish."""
+"""Paraphrased requests for augmentation; `text` names the dish."""
 
 _OPENINGS: Final = tuple(form.partition("{title}")[0].partition("{foods}")[0] for form in REQUESTS)
 
@@ -73,7 +73,7 @@ def asks_for_a_recipe(prompt: str) -> bool:
 
 
 def write_prompt(title: str, ingredients: Sequence[str]) -> str:
-    """The request for a whole recipe. Names only: choosing the amounts is the model's work.
+    """The request for a whole recipe. Names only: the model chooses the amounts.
 
     Args:
         title: name of the dish.
@@ -87,14 +87,14 @@ def write_prompt(title: str, ingredients: Sequence[str]) -> str:
 
 
 def prompt_of_names(title: str, ingredients: Iterable[str]) -> str:
-    """`write_prompt` of names that hold no comma."""
+    """`write_prompt` for names without commas."""
     names = different(ingredients)
     request = f"{ASKS_FOR} {title}"
     return f"{request}{WITH_INGREDIENTS}{', '.join(names)}" if names else request
 
 
 def different(names: Iterable[str]) -> list[str]:
-    """The first `MAX_PROMPT_INGREDIENTS` names, each once whatever its case."""
+    """The first `MAX_PROMPT_INGREDIENTS` distinct names, ignoring case."""
     once: dict[str, str] = {}
     for name in names:
         once.setdefault(name.casefold(), name)

@@ -1,4 +1,4 @@
-"""A recipe, and its plain-text form that the models read and write.
+"""Recipes and their plain-text form, which the models read and write.
 
 Ingredients:
 - 2 large eggs
@@ -25,7 +25,7 @@ NUTRITION_CLASSES: tuple[NutritionClass, ...] = ("Healthy", "Moderate", "Indulge
 
 @dataclass(frozen=True)
 class Recipe:
-    """One dish. `ingredients` are lines as people write them; `steps` carry no numbers."""
+    """One dish. `ingredients` are lines as written; `steps` are not numbered."""
 
     title: str
     ingredients: tuple[str, ...]
@@ -35,25 +35,25 @@ class Recipe:
     minutes: int | None = None
     source: str = ""
     nutrition: Mapping[str, float] | None = None
-    """Per serving: energy_kcal, fat_g, sugar_g, salt_g, protein_g, sodium_mg; those known."""
+    """Known nutrients per serving: energy_kcal, fat_g, sugar_g, salt_g, protein_g, sodium_mg."""
     difficulty: Difficulty | None = None
     nutrition_class: NutritionClass | None = None
 
 
 @dataclass(frozen=True)
 class ParsedRecipe:
-    """What `parse_text` found; empty tuples and False where a part is missing."""
+    """Result of `parse_text`; empty tuples and False for missing parts."""
 
     ingredients: tuple[str, ...] = ()
     steps: tuple[str, ...] = ()
     has_ingredients_header: bool = False
     has_instructions_header: bool = False
     """Whether a line reads "Instructions" or "Steps"; a "Directions" or "Method" section is
-    read as well but is not the form asked for."""
+    parsed as well but is not the requested form."""
 
 
 def difficulty_of(n_ingredients: int, n_steps: int) -> Difficulty:
-    """How hard a recipe is, by the curriculum's bounds: 6 and 6, then 12 and 12.
+    """Difficulty by the curriculum's bounds on ingredients and steps: 6 and 6, then 12 and 12.
 
     >>> difficulty_of(6, 6), difficulty_of(7, 3), difficulty_of(5, 13)
     ('easy', 'medium', 'hard')
@@ -75,7 +75,7 @@ def to_text(recipe: Recipe) -> str:
 
 
 LONGEST_HEADER = 40
-"""Characters of a line that may be a header, decoration aside."""
+"""Longest header line in characters, without decoration."""
 _DECORATION = " \t#*_=:"
 _INGREDIENT_HEADERS = frozenset({"ingredients", "ingredient list"})
 _FORM_HEADERS = frozenset({"instructions", "steps"})
@@ -91,7 +91,7 @@ _NUMBER = re.compile(r"\s*(?:step\s*)?\d{1,3}\s*[.):](?!\d)\s*", re.IGNORECASE)
 
 @dataclass
 class _Reading:
-    """Where the reader of a text stands."""
+    """Parser state of a text."""
 
     section: Literal["none", "ingredients", "steps"] = "none"
     ingredients: list[str] = field(default_factory=list)
@@ -101,7 +101,7 @@ class _Reading:
     bulleted: bool = False
 
     def header(self, words: str) -> bool:
-        """Enter the section that `words` names; whether it names one."""
+        """Enter the section that `words` names; False if it names none."""
         if words in _INGREDIENT_HEADERS:
             self.section, self.has_ingredients_header = "ingredients", True
         elif words in _STEP_HEADERS:
@@ -112,7 +112,7 @@ class _Reading:
         return True
 
     def item(self, line: str) -> None:
-        """Put one line that is not a header where it belongs."""
+        """Add a line that is not a header to its section."""
         first = line.lstrip()[:1]
         bullet = _BULLET.match(line) if first in _BULLETS else None
         number = _NUMBER.match(line) if first in "sS" or first.isdigit() else None
@@ -138,7 +138,7 @@ def _append(items: list[str], text: str) -> None:
 
 
 def parse_text(text: str) -> ParsedRecipe:
-    """Read what a model wrote, however odd; the inverse of `to_text` on well-formed text.
+    """Parse a model's output, however odd; the inverse of `to_text` on well-formed text.
 
     Headers may be decorated ("## Ingredients", "**Steps:**") or carry their first item on the
     same line. Without headers, bulleted lines are ingredients and numbered lines steps; other
@@ -147,7 +147,7 @@ def parse_text(text: str) -> ParsedRecipe:
     reading = _Reading()
     for line in text.splitlines():
         bare = line.strip(_DECORATION).strip()
-        # Most lines are long, or begin with a mark or a number: no header, and told at once.
+        # Most lines are long, or begin with a mark or a number, and so are no headers.
         if len(bare) <= LONGEST_HEADER and (not bare or bare[0].isalpha()):
             words = " ".join(bare.casefold().split())
             if not words or reading.header(words):

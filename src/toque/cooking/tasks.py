@@ -1,4 +1,4 @@
-"""What a recipe is turned into: the prompt and the answer of each task, or that it has none.
+"""Tasks: the prompt and answer that a recipe gives for each.
 
 | task       | asks                                     | answer                            |
 |------------|------------------------------------------|-----------------------------------|
@@ -10,7 +10,7 @@
 | next_step  | title, names, up to three steps          | the step that follows             |
 | title      | ingredient names, steps                  | the title                         |
 
-All of it is text, so every family of models learns every task.
+All answers are text, so every model family can learn every task.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from toque.cooking.recipe import Recipe, to_text
 from toque.keyed_random import key_of
 
 SHOWN_STEPS: Final = 3
-"""Steps before the one asked for: more would be cut off where the prompt is full."""
+"""Most steps before the requested one: more would be truncated in a full prompt."""
 _FOODS_OF_A_REQUEST: Final = 3
 _REQUEST, _NEXT_STEP = 1, 2
 
@@ -47,13 +47,13 @@ NEEDS: Final[dict[Task, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Labelled:
-    """A recipe as the tasks see it."""
+    """A recipe with its labels: the input of the tasks."""
 
     reading: Reading
     classes: dict[Task, int | None]
-    """The number of its class, for each task of `CLASSES`; None when nothing tells it."""
+    """Its class code for each task of `CLASSES`; None if unknown."""
     key: int
-    """64 bits that decide what is drawn for it: the wording of a request, the step asked for."""
+    """64-bit seed of its random choices: the wording of a request, the requested step."""
 
     @property
     def names(self) -> list[str]:
@@ -66,10 +66,10 @@ Asked = tuple[str, str]
 
 
 def ask(task: Task, labelled: Labelled) -> Asked | None:
-    """The prompt and the answer of a task; None when the recipe lacks what the task needs.
+    """The prompt and the answer of a task; None if the recipe lacks what the task needs.
 
     Raises:
-        KeyError: no such task.
+        KeyError: an unknown task.
     """
     return _ASK[task](labelled)
 
@@ -95,13 +95,13 @@ def _request(labelled: Labelled) -> Asked:
 
 
 def question(task: Task, recipe: Recipe) -> str:
-    r"""The prompt of a class task, as models are trained on it; steps and lines may be missing.
+    r"""The prompt of a classification task, as in training; steps and lines may be missing.
 
     >>> question("nutrition", Recipe("Toast", ("2 slices bread",), ()))
     'Rate how healthy this recipe is (Healthy, Moderate or Indulgent): Toast\n- 2 slices bread'
 
     Raises:
-        KeyError: not a task whose answer is a class.
+        KeyError: not a classification task.
     """
     return f"{QUESTIONS[task]}{recipe.title}\n{_SHOWN[task](Labelled(read(recipe), {}, 0))}"
 
@@ -158,7 +158,7 @@ _SHOWN: Final[dict[Task, Callable[[Labelled], str]]] = {
     "difficulty": _names_and_steps,
     "cuisine": _names,
 }
-"""What a class task shows of a recipe."""
+"""The part of a recipe that a classification task shows."""
 
 _ASK: Final[dict[Task, Callable[[Labelled], Asked | None]]] = {
     "write": _write,

@@ -1,4 +1,4 @@
-"""Words and keys of recipe texts, at the speed of C for ASCII and the common signs."""
+"""Word splitting and normalisation keys of recipe texts; fast for ASCII and common signs."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def words_of(text: str) -> list[str]:
 
 
 def bare_lines(text: str) -> list[str] | None:
-    r"""The letters alone of each line of a text, in lower case; None when it holds foreign ones.
+    r"""The letters of each line of a text, in lower case; None if it contains other scripts.
 
-    Two lines of the same words have the same letters: where these differ, so do the words.
+    Lines with the same words have the same letters: if these differ, so do the words.
 
     >>> bare_lines("Mix well.\nMix, well!"), bare_lines("crème")
     (['mixwell', 'mixwell'], None)
@@ -63,7 +63,7 @@ def bare_lines(text: str) -> list[str] | None:
 
 
 def normalised(text: str) -> bytes:
-    """A text's letters and digits alone, case-folded, in UTF-8: what duplicates have in common.
+    """Key of a text for finding duplicates: its letters and digits, case-folded, in UTF-8.
 
     >>> normalised("1½ Cups -- Crème!").decode()
     '1½cupscrème'
@@ -75,21 +75,6 @@ def normalised(text: str) -> bytes:
         return text.encode().translate(_LOWER, _NOT_ALPHANUMERIC)
     folded = _FOREIGN.sub(_alphanumeric, text.casefold())
     return folded.encode().translate(None, _NOT_ALPHANUMERIC)
-
-
-def casefolded(text: str) -> bytes:
-    """A text case-folded, in UTF-8: `text.casefold().encode()`, faster for texts mostly of ASCII.
-
-    >>> casefolded("Crème BRÛLÉE 1½ Straße").decode()
-    'crème brûlée 1½ strasse'
-    """
-    data = text.encode()
-    if len(data) != len(text):
-        # Each character is folded by itself, and most foreign ones stay as they are: ° ½ ’ é.
-        foreign = data.translate(None, _ASCII).decode()
-        if foreign.casefold() != foreign:
-            return text.casefold().encode()
-    return data.lower()
 
 
 def _alphanumeric(run: re.Match[str]) -> str:

@@ -1,8 +1,8 @@
-"""What a block's payload says of itself, so that a worker can read it without its file.
+"""Block payloads: a header that names the kind, so that a worker can decode it without the file.
 
-JSON lines travel as they are. Every other kind has one line before its bytes: a NUL, a mark, and
-JSON that names the kind and what reading it needs (the columns of a table, record numbers).
-A record that cannot be read at all is a block of its own, which says why.
+JSON lines have no header. Every other kind begins with one line: a NUL, a mark, and JSON with the
+kind and what is needed to decode it (the columns of a table, record numbers). A record that
+cannot be read at all is a block of its own, with the reason.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from toque.errors import DataError
 from toque.sources.records import Block
 
 MAX_RECORD_BYTES = 8 << 20
-"""No recipe is longer; a longer record is counted and its text never held."""
+"""Longer than any recipe; a longer record is counted as dropped and never held in memory."""
 
 TOO_LONG = "too long"
 _MARK = b"\0toque "
 
 Raw = dict[str, Any] | str
-"""A record's fields by name, or the reason why there are none."""
+"""A record's fields by name, or the reason why it cannot be read."""
 Numbered = Iterator[tuple[int, Raw]]
-"""Records with the number of the line, row or record they begin at."""
+"""Records, each with the number of the line, row or record it begins at."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """How to read the bytes after it."""
+    """The kind of a block, and what is needed to decode the bytes after it."""
 
     kind: str
     meta: Mapping[str, Any]
@@ -44,7 +44,7 @@ def pack(path: Path, number: int, kind: str, body: bytes, **meta: Any) -> Block:
 
 
 def unreadable(path: Path, number: int, reason: str) -> Block:
-    """A block that stands for one record without any text."""
+    """A block for one record that cannot be read."""
     return pack(path, number, "unreadable", b"", reason=reason)
 
 

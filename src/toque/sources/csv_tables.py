@@ -1,20 +1,19 @@
-"""CSV and TSV files: their dialect, whole rows cut from bytes, and rows as records.
+"""CSV and TSV files: dialect detection, splitting bytes into whole rows, and rows as records.
 
-Rows are cut by the rules `csv` reads them by, so that a quoted line break never splits a recipe.
-A quote that never closes costs one line, not the rest of the file.
+Rows are split by the same rules by which `csv` parses them, so a quoted line break never splits a
+record. An unclosed quote costs one line, not the rest of the file.
 """
 
 from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from toque.cooking.schemas.columns import shape_of
 from toque.errors import DataError
 from toque.sources.blocks import (
     MAX_RECORD_BYTES,
@@ -31,7 +30,9 @@ from toque.sources.records import Block
 UNCLOSED = "unclosed quote"
 WRONG_COUNT = "wrong number of fields"
 MAX_GIVEN_UP = 20
-"""Each costs a look at up to MAX_RECORD_BYTES: more of them say that quotes mean nothing here."""
+"""Rows with an unclosed quote; more of them mean that the file does not use quotes so.
+
+Each costs a scan of up to MAX_RECORD_BYTES."""
 
 _DELIMITERS = (",", "\t", ";", "|")
 _MAX_RESPLIT = 1 << 16
@@ -42,7 +43,7 @@ _LINE_BREAK = re.compile(rb"\r\n|\n|\r")
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a table is written, and the names in its first row."""
+    """How a table is delimited and quoted, and the names in its first row."""
 
     delimiter: str
     quoted: bool
@@ -52,15 +53,17 @@ class Dialect:
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """Its common name."""
         return "tsv" if self.delimiter == "\t" else "csv"
 
 
-def dialect_of(path: Path, start: bytes, *, whole: bool) -> Dialect | None:
-    """The dialect whose header names most of a recipe's parts; None when no header is there.
+def dialect_of(
+    path: Path, start: bytes, *, whole: bool, n_known: Callable[[tuple[str, ...]], int]
+) -> Dialect | None:
+    """The dialect whose header has the most known columns; None when the first row is no header.
 
     Raises:
-        DataError: the first row is longer than what is looked at.
+        DataError: the first row is longer than `start`.
     """
     best: tuple[tuple[int, int], Dialect] | None = None
     for delimiter in _DELIMITERS:
@@ -76,9 +79,9 @@ def dialect_of(path: Path, start: bytes, *, whole: bool) -> Dialect | None:
             values = _fields(start[end:first_row], delimiter, quoted=True)
             if values is not None and len(values) == len(columns) + 1:
                 columns = ("", *columns)  # R writes row names without a name for them
-        roles = 3 - len(shape_of(columns).missing)
+        roles = n_known(columns)
         shares = {q: _share_fitting(start[end:], delimiter, len(columns), quoted=q) for q in _BOTH}
-        # Tab-separated files are often written without quoting: the better fitting reading wins.
+        # Tab-separated files are often written without quoting: take whichever fits more rows.
         quoted = delimiter == "," or shares[True] >= shares[False]
         if best is None or (roles, len(columns)) > best[0]:
             dialect = Dialect(delimiter, quoted, columns, shares[quoted] >= _MIN_FITTING)
@@ -114,10 +117,10 @@ def _row_pattern(delimiter: str, *, quoted: bool) -> re.Pattern[bytes]:
 
 
 def row_end(text: bytes, at: int, delimiter: str, *, quoted: bool, last: bool) -> int | None:
-    """Where the row that begins at `at` ends, its line break included.
+    """End of the row that begins at `at`, including its line break.
 
-    None when that is not in `text`; -1 when a quote opens that does not close in it. `last`
-    says that `text` reaches the end of the file.
+    None if `text` ends first; -1 if a quote is opened and not closed in it. `last`: `text` reaches
+    the end of the file.
     """
     match = _row_pattern(delimiter, quoted=quoted).match(text, at)
     if match is None:
@@ -135,7 +138,7 @@ def row_end(text: bytes, at: int, delimiter: str, *, quoted: bool, last: bool) -
 
 
 def table_blocks(path: Path, dialect: Dialect) -> Iterator[Block]:
-    """Blocks of about a mebibyte of whole rows; the header row is in none.
+    """Blocks of about a mebibyte of whole rows, without the header row.
 
     Raises:
         DataError: the file cannot be read, or its quotes are damaged throughout.
@@ -147,7 +150,7 @@ def table_blocks(path: Path, dialect: Dialect) -> Iterator[Block]:
 
 
 class _RowCutter:
-    """Cuts chunks into blocks of rows, with one block for each row that cannot be read."""
+    """Splits chunks into blocks of rows; a row that cannot be read is a block of its own."""
 
     def __init__(self, path: Path, dialect: Dialect) -> None:
         self._path = path
@@ -229,7 +232,7 @@ class _RowCutter:
 
 
 def table_records(header: Header, body: memoryview, first_line: int) -> Numbered:
-    """The rows of a block by column name, or why one cannot be read."""
+    """The rows of a block by column name, or the reason why a row cannot be read."""
     text = bytes(body)
     columns: Sequence[str] = header.meta["columns"]
     delimiter, quoted = header.meta["delimiter"], header.meta["quoted"]
@@ -246,7 +249,7 @@ def table_records(header: Header, body: memoryview, first_line: int) -> Numbered
                 if isinstance(values, list) and len(values) != len(columns):
                     values = WRONG_COUNT
                     if count_lines(row) > 1 and len(row) <= _MAX_RESPLIT:
-                        # A stray quote swallowed rows: give up the first line only.
+                        # A stray quote has swallowed rows: drop the first line only.
                         end = _next_line(text, at)
                 if isinstance(values, list):
                     yield line, dict(zip(columns, values, strict=True))
@@ -270,7 +273,7 @@ def _fields(row: bytes, delimiter: str, *, quoted: bool) -> list[str] | None:
 
 
 def _fields_of(row: str, delimiter: str, *, quoted: bool) -> list[str] | None:
-    """The fields of one row; None when `csv` finds other rows in it than `row_end` did."""
+    """The fields of one row; None if `csv` does not see exactly one row in it."""
     bare = row.rstrip("\r\n")
     if not quoted or '"' not in bare:
         return bare.split(delimiter)

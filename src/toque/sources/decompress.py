@@ -1,6 +1,6 @@
-"""Any source file as plain bytes in bounded memory: plain, gzip or zstd, known by its first bytes.
+"""Decompression of source files (plain, gzip, zstd; by magic number) in bounded memory.
 
-What is plainly something else (UTF-16, archives) is refused with the way out.
+Other kinds (UTF-16, archives, other compressions) are refused with the command that converts them.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from toque.errors import DataError
 
 CHUNK_BYTES = 1 << 20
 HEAD_BYTES = 1 << 18
-"""What recognition looks at."""
+"""Decompressed bytes used for format detection."""
 
 MAX_EXPANSION = 200
-"""Recipes shrink tenfold when compressed, never more than this; a bomb does a thousandfold."""
+"""Highest compression ratio accepted. Recipes compress tenfold, a bomb a thousandfold."""
 MIN_BOMB_BYTES = 256 << 20
-"""Below this much plain text the ratio says nothing and costs nothing."""
+"""Decompressed bytes up to which the ratio is not checked."""
 
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
@@ -116,9 +116,9 @@ def _opened(path: Path) -> Iterator[tuple[IO[bytes], int]]:
 
 @contextmanager
 def _zstd(path: Path, raw: IO[bytes]) -> Iterator[IO[bytes]]:
-    """A zstd stream through the first of the libraries that is there.
+    """A zstd stream, through the first installed library.
 
-    The last one takes a cut file for a whole one, so the others come first.
+    zstandard comes last because it does not notice a truncated file.
     """
     for name in ("compression.zstd", "backports.zstd", "pyarrow", "zstandard"):
         try:

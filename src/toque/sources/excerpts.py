@@ -1,7 +1,7 @@
-"""A few records as they were, for people: what the data report shows of the dropped and the kept.
+"""Excerpts of kept and dropped records for the data report.
 
-The sample is the records with the smallest hashes, a bounded number for each reason, so it depends
-on the data alone: not on the workers, their order, or where a `prepare` was interrupted.
+The sample is a bounded number of records for each reason, those with the smallest hashes. So it
+depends on the data alone: not on the workers, their order, or where a `prepare` was interrupted.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import xxhash
 MAX_CHARS = 600
 """Characters shown of a text; a record may be megabytes long."""
 PER_REASON = 5
-"""Dropped records of each reason that a shard, and a reader's block, keep the text of."""
+"""Dropped records per reason whose text a shard, or a reader's block, keeps."""
 
 
 class Excerpt(msgspec.Struct, frozen=True):
-    """One record, shortened to be read."""
+    """One record, shortened for display."""
 
     reason: str
     """Why it was dropped; "train" or "validation" for a kept one."""
@@ -27,18 +27,18 @@ class Excerpt(msgspec.Struct, frozen=True):
     """File and line; "" for a row of the store."""
     text: str
     prompt: str = ""
-    """Of a kept example; its `text` is the target."""
+    """Of a kept example, whose `text` is the target."""
 
 
 def shortened(text: str | bytes, limit: int = MAX_CHARS) -> str:
-    r"""At most `limit` characters of a text, fit for JSON.
+    r"""At most `limit` characters of a text, valid in JSON.
 
     >>> shortened(b"caf\xc3\xa9 \xff", 5)
     'café …'
     """
     if isinstance(text, bytes):
         text = text[: 4 * limit + 4].decode(errors="replace")
-    # A lone surrogate, which a JSON escape can hold, has no place in UTF-8.
+    # A lone surrogate, which a JSON escape can hold, cannot be encoded in UTF-8.
     whole = text[: limit + 1].encode(errors="replace").decode()
     return whole if len(whole) <= limit else whole[:limit].rstrip("\n") + "…"
 
@@ -58,14 +58,14 @@ class ExcerptSample:
         self._held: dict[str, list[tuple[int, Excerpt]]] = defaultdict(list)
 
     def add(self, excerpt: Excerpt) -> None:
-        """Offer one."""
+        """Add an excerpt, if its hash is small enough."""
         held = self._held[excerpt.reason]
         held.append((_rank(excerpt), excerpt))
         if len(held) >= 4 * self._per_reason:
             self._held[excerpt.reason] = _smallest(held, self._per_reason)
 
     def chosen(self) -> list[Excerpt]:
-        """The sample, by reason, each reason's in the order of their hashes."""
+        """The sample, sorted by reason and hash."""
         return [
             excerpt
             for _, held in sorted(self._held.items())
@@ -74,7 +74,7 @@ class ExcerptSample:
 
 
 def spread(excerpts: Iterable[Excerpt], n: int) -> list[Excerpt]:
-    """At most `n`, taken from each reason in turn, so that a rare reason is seen beside a common.
+    """At most `n`, taken from each reason in turn, so that rare reasons are shown too.
 
     >>> given = [Excerpt(reason, str(i), "") for i, reason in enumerate("aaab")]
     >>> [e.reason for e in spread(given, 3)]

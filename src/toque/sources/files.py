@@ -1,4 +1,4 @@
-"""Which files the sources name, their blocks, and how far reading has come."""
+"""Source files: those that paths and patterns name, their checksums and their blocks."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from toque.data.prepare.settings import Located, Source
 from toque.errors import DataError
-from toque.sources.records import Block, RecordReader
+from toque.sources.records import Block, RecordReader, Source
 from toque.storage.checksums import sha256_of
+from toque.storage.located import Located
 
 GROUP_BYTES = 8 << 20
-"""Raw bytes that become one shard: about 6,000 recipes; small enough to hold several at once."""
+"""Raw bytes per shard: about 6,000 recipes; small enough to hold several in memory."""
 _GZIP = b"\x1f\x8b"
 
 
@@ -24,9 +24,9 @@ class SourceFile:
 
     path: Path
     name: str
-    """What reports and errors call it: its path, or the address it was fetched from."""
+    """Its name in reports and errors: its path, or the address it was fetched from."""
     source: int
-    reader: str
+    reader: RecordReader
     sha256: str
     bytes: int
 
@@ -59,10 +59,10 @@ def find_files(sources: Sequence[Source]) -> list[SourceFile]:
 
 
 def located(pattern: str) -> tuple[Located, ...]:
-    """The files of this machine that a source's path names.
+    """The files on this machine that a source's path names.
 
     Raises:
-        DataError: there is none.
+        DataError: there are none.
     """
     return tuple(Located(str(path), path) for path in files_of(pattern))
 
@@ -100,15 +100,15 @@ def _is_hidden(path: Path) -> bool:
     return any(part.startswith(".") for part in path.parts)
 
 
-def blocks_of(file: SourceFile, reader: RecordReader) -> Iterator[Block]:
-    """The file's blocks, numbered with its source.
+def blocks_of(file: SourceFile) -> Iterator[Block]:
+    """The file's blocks, with its name and the index of its source.
 
     Raises:
-        DataError: what the reader found wrong, or a file damaged on the way.
+        DataError: the reader refuses the file, or it is damaged.
     """
     try:
         with named(file.path, file.name):
-            for block in reader.blocks(file.path):
+            for block in file.reader.blocks(file.path):
                 yield replace(block, source=file.source, path=file.name)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(
@@ -119,7 +119,7 @@ def blocks_of(file: SourceFile, reader: RecordReader) -> Iterator[Block]:
 
 @contextmanager
 def named(path: Path, name: str) -> Iterator[None]:
-    """Let errors about a fetched file say its address: where it is cached tells nobody anything."""
+    """Put a fetched file's address into errors, in place of its path in the cache."""
     try:
         yield
     except DataError as error:
@@ -129,7 +129,7 @@ def named(path: Path, name: str) -> Iterator[None]:
 
 
 def plain_bytes(file: SourceFile) -> int:
-    """Bytes of the uncompressed file; for gzip what its last four bytes say (modulo 4 GiB)."""
+    """Bytes of the uncompressed file; for gzip the size in its trailer (modulo 4 GiB)."""
     with file.path.open("rb") as stream:
         if stream.read(2) != _GZIP or file.bytes < 18:
             return file.bytes

@@ -1,93 +1,26 @@
 """Hugging Face datasets: a folder written by `save_to_disk`, or `hf:NAME[:SPLIT]`.
 
-Either is a list of Arrow files, read with pyarrow a batch at a time; the `datasets` library is
-needed only to fetch or build what a name stands for, never in a worker.
+Either is a list of Arrow files, which `columnar` reads. The `datasets` library is
+needed only to download or build a dataset by name, never in a worker.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from toque.data.prepare.settings import Located
 from toque.errors import DataError
-from toque.sources.blocks import pack
-from toque.sources.parquet import parts_of, pyarrow_for, serialised
-from toque.sources.records import Block
+from toque.storage.located import Located
 
 PREFIX = "hf:"
-_FILE = b"ARROW1"
-_STREAM = b"\xff\xff\xff\xff"
-_STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-_MAX_SCHEMA = 64 << 20
-
-
-def is_arrow(start: bytes) -> bool:
-    """Whether a file begins as an Arrow file or stream."""
-    size = int.from_bytes(start[4:8], "little")
-    return start.startswith(_FILE) or (start.startswith(_STREAM) and 0 < size < _MAX_SCHEMA)
-
-
-def arrow_columns(path: Path) -> dict[str, bool]:
-    """A file's columns by name, with whether they hold bytes such as pictures.
-
-    Raises:
-        DataError: pyarrow is missing, or the file is damaged.
-    """
-    with _opened(path) as (_, schema, _batches):
-        return {field.name: "binary" in str(field.type) for field in schema}
-
-
-def arrow_blocks(path: Path, columns: list[str]) -> Iterator[Block]:
-    """Blocks of about a mebibyte of rows, of the columns named only.
-
-    Raises:
-        DataError: pyarrow is missing, or the file is damaged or cut short.
-    """
-    first_row = 1
-    with _opened(path) as (arrow, _, batches):
-        for batch in batches:
-            for part in parts_of(batch.select(columns)):
-                yield pack(path, first_row, "parquet", serialised(part, arrow))
-                first_row += part.num_rows
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[tuple[Any, Any, Iterator[Any]]]:
-    arrow = pyarrow_for(str(path))
-    try:
-        with path.open("rb") as file:
-            if file.read(len(_FILE)) != _FILE:
-                file.seek(-len(_STREAM_END), 2)
-                if file.read() != _STREAM_END:
-                    raise _damaged(path, "it does not end as an Arrow stream does")
-        with arrow.OSFile(str(path)) as source:
-            if source.read(len(_FILE)) == _FILE:
-                source.seek(0)
-                reader = arrow.ipc.open_file(source)
-                yield arrow, reader.schema, map(reader.get_batch, range(reader.num_record_batches))
-            else:
-                source.seek(0)
-                stream = arrow.ipc.open_stream(source)
-                yield arrow, stream.schema, iter(stream)
-    except (arrow.ArrowException, OSError) as error:
-        raise _damaged(path, (str(error) or type(error).__name__).splitlines()[0]) from error
-
-
-def _damaged(path: Path, why: str) -> DataError:
-    return DataError(
-        f"{path} is a damaged or truncated Arrow file ({why}). Save or fetch it again."
-    )
 
 
 def saved_files(folder: Path) -> list[Path] | None:
     """The Arrow files of a dataset saved in `folder`, in order; None when there is none.
 
     Raises:
-        DataError: it holds several splits, or its own list of files cannot be believed.
+        DataError: it has several splits, or its own list of files is wrong.
     """
     splits = _json(folder / "dataset_dict.json").get("splits")
     if isinstance(splits, list) and splits:
@@ -115,7 +48,7 @@ def saved_files(folder: Path) -> list[Path] | None:
 
 
 def several_splits(name: str, splits: list[Any], *, sign: str) -> DataError:
-    """What to say when it is not clear which split is wanted."""
+    """The error for a dataset with several splits when none is named."""
     words = ", ".join(str(split) for split in splits)
     return DataError(
         f"The dataset {name} has the splits {words}, and which to read is not said: test data must "
@@ -129,7 +62,7 @@ def dataset_files(path: str) -> tuple[Located, ...]:
 
     Raises:
         DataError: `datasets` is missing, the name is unknown or cannot be fetched, or the split
-            is not said.
+            is ambiguous.
     """
     name, _, split = path.removeprefix(PREFIX).partition(":")
     if not name or "[" in split:

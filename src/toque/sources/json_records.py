@@ -1,7 +1,7 @@
-"""JSON files of recipes: how they are laid out, their blocks, and the records in a block.
+"""JSON files: layout detection, blocks, and the records in a block.
 
-Layouts: one object a line; one array; a dict of records by id; an array under a key such as
-"recipes"; one recipe, or several, written over many lines.
+Layouts: one object per line; one array; an object of records by id; an array under a key such as
+"recipes"; one object, or several, each over many lines.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from toque.sources.lines import LONG_LINE, count_lines, runs_of_lines
 from toque.sources.records import Block
 
 MAX_CUT_BYTES = 1 << 20
-"""A file that ends inside a record loses that one. If more than this is inside it, the brackets
-went wrong long before, and the file is refused."""
+"""A file that ends inside a record loses that record. If more than this is left, the brackets went
+wrong long before, and the file is refused."""
 
 _DECODER = msgspec.json.Decoder()
 _WRAPPER_FIELDS = {"title", "name", "ingredients", "@type", "@graph", "@context"}
@@ -44,7 +44,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class JsonLayout:
-    """Where a JSON file keeps its records."""
+    """Where the records stand in a JSON file."""
 
     form: Literal["lines", "array", "dict", "wrapped", "objects"]
 
@@ -67,7 +67,7 @@ def layout_of(start: bytes, *, whole: bool) -> JsonLayout:
 
 
 def _side_by_side(lines: list[bytes]) -> bool:
-    """Whether most lines are an object each; the odd damaged line does not hide that."""
+    """Whether most lines are one object each; a few damaged lines do not matter."""
     sample = lines[:50]
     complete = sum(line.lstrip()[:1] == b"{" and line.rstrip()[-1:] == b"}" for line in sample)
     return 2 * complete >= len(sample) and not sample[0].rstrip().endswith(b"{")
@@ -79,7 +79,7 @@ _ENTRY = re.compile(
 
 
 def _object_layout(start: bytes) -> JsonLayout:
-    """Tell one recipe from a dict of recipes by the first keys and the kinds of their values."""
+    """Tell one record from an object of records by the first keys and the kinds of their values."""
     at = start.index(b"{") + 1
     entries: list[tuple[str, bytes, bytes]] = []
     while len(entries) < 50 and (match := _ENTRY.match(start, at)):
@@ -100,7 +100,7 @@ _SCALAR = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[^,}\]]*+', re.DOTALL)
 
 
 def _after_value(start: bytes, at: int) -> int:
-    """Where a value ends; an unfinished one fills the head, and no entry follows."""
+    """End of a value; the end of the text if it is unfinished."""
     if start[at : at + 1] in (b"{", b"["):
         end = value_end(start, at)
         return len(start) if end is None else end
@@ -109,7 +109,7 @@ def _after_value(start: bytes, at: int) -> int:
 
 
 def sample_records(start: bytes, layout: JsonLayout, *, whole: bool) -> list[dict[str, Any]]:
-    """The first records of a file that can be decoded, to recognise its schema by."""
+    """The first records of a file that can be decoded, for recognising its schema."""
     found: list[dict[str, Any]] = []
     if layout.form == "lines":
         lines = start.splitlines() if whole else start.splitlines()[:-1] or [start]
@@ -126,7 +126,7 @@ def sample_records(start: bytes, layout: JsonLayout, *, whole: bool) -> list[dic
 
 
 def _until_damage(texts: Iterator[bytes | None]) -> Iterator[bytes | None]:
-    with suppress(DamagedJsonError):  # reading the file will come to it and say so
+    with suppress(DamagedJsonError):  # reading the file will report it
         yield from texts
 
 
@@ -145,7 +145,7 @@ def json_blocks(path: Path, layout: JsonLayout) -> Iterator[Block]:
     size = n_records = 0
     for piece in _pieces(path, splitter):
         n_records += 1
-        # A file on one line has one line number; its records are told apart by their own.
+        # A file on one line has one line number, so its records are numbered instead.
         number = piece.line if splitter.line > 1 or layout.form == "objects" else n_records
         bad = _why_unreadable(path, piece)
         if bad or size > CHUNK_BYTES:
@@ -189,10 +189,10 @@ def json_records(header: Header, body: memoryview, first_line: int) -> Numbered:
 def typed_records(
     header: Header, body: memoryview, first_line: int, decoder: msgspec.json.Decoder[_T]
 ) -> list[tuple[int, _T]] | None:
-    """The records of a block of either kind, with their numbers, decoded at once.
+    """The records of a block of either kind, with their numbers, decoded in one call.
 
-    None when a record is not of the decoder's type, or when anything else asks for a closer look
-    (`json_records`): empty lines, damage, what is JSON to Python alone.
+    None if a record is not of the decoder's type, or needs `json_records`: empty lines, damage,
+    JSON that only Python accepts.
     """
     data = bytes(body)
     n_lines = count_lines(data) + (not data.endswith((b"\n", b"\r")))
@@ -201,7 +201,7 @@ def typed_records(
     if len(data) > MAX_RECORD_BYTES or not a_line_each:
         return None
     try:
-        # What is not read is not decoded, and bytes that are no UTF-8 may lie there.
+        # Fields that are skipped are not decoded, so they may hold invalid UTF-8: check the whole.
         found = decoder.decode_lines(data if data.isascii() else data.decode())
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
@@ -209,7 +209,7 @@ def typed_records(
 
 
 def line_of(header: Header, body: memoryview, first_line: int, number: int) -> bytes:
-    """The bytes of the record with this number, for a report of records that were dropped."""
+    """The bytes of the record with this number, for the report of dropped records."""
     lines = bytes(body).splitlines()
     numbers = header.meta.get("numbers") or range(first_line, first_line + len(lines))
     return next((line for n, line in zip(numbers, lines, strict=False) if n == number), b"")
@@ -240,7 +240,7 @@ def _why_unreadable(path: Path, piece: Piece) -> str:
 
 
 def _decoded(line: bytes) -> Raw:
-    """The object of a record's text, or why there is none."""
+    """A record as an object, or the reason why it cannot be read."""
     if len(line) > MAX_RECORD_BYTES:
         return TOO_LONG
     try:
@@ -262,7 +262,7 @@ def decode_line(line: bytes) -> Any:
     try:
         return _DECODER.decode(text)
     except (msgspec.DecodeError, RecursionError):
-        # NaN, lone surrogates and huge integers are no JSON, but Python and pandas write them.
+        # NaN, lone surrogates and huge integers are not JSON, but Python and pandas write them.
         try:
             return json.loads(text)
         except RecursionError as error:

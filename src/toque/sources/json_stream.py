@@ -1,8 +1,8 @@
-"""The records of one huge JSON value, cut out of its bytes without loading or decoding it.
+"""Streaming JSON splitter: the records of one huge value, without loading or decoding it.
 
-A dump is an array of records, a dict of records, an array of records under one key, or records
-side by side. Only brackets and strings are looked at, so that a gigabyte passes in seconds and
-memory holds one record and one chunk.
+A dump is an array of records, an object of records, an array under one key, or records side by
+side. Only brackets and strings are scanned, so a gigabyte takes seconds, and memory holds one
+record and one chunk.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _IN_RECORD = re.compile(_STRING + rb"|" + _BRACKETS + _CUT, re.DOTALL)
 
 
 def _shallow(depth: int) -> bytes:
-    """A pattern for one value of at most `depth` nested brackets, read at the speed of C."""
+    """A pattern for one value of at most `depth` nested brackets, read in one regex match."""
     inner = _STRING + rb'|[^"{}\[\]]++'
     pattern = rb"[{\[](?:" + inner + rb")*+[}\]]"
     for _ in range(depth - 1):
@@ -44,13 +44,13 @@ _STRING_REST = re.compile(_INSIDE, re.DOTALL)
 
 
 def value_end(text: bytes, at: int) -> int | None:
-    """Where the array or object that begins at `at` ends; None when that is not in `text`."""
+    """End of the array or object that begins at `at`; None if `text` ends first."""
     match = _WHOLE_RECORD.match(text, at)
     return match.end() if match else None
 
 
 class DamagedJsonError(ValueError):
-    """The text cannot be JSON: brackets without end, or a word longer than any number."""
+    """Text that cannot be JSON: endless nesting, or a word longer than any number."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Piece:
 
 @dataclass
 class JsonSplitter:
-    """Cuts chunks of a JSON file into records at one depth of brackets."""
+    """Splits chunks of a JSON file into the records at one nesting depth."""
 
     depth: Depth
     max_bytes: int = MAX_RECORD_BYTES
@@ -119,7 +119,7 @@ class JsonSplitter:
         self._let_go()
 
     def _find_record(self) -> bytes | None:
-        """Go to the next record: None when the buffer ends first, a bare word when it is one."""
+        """Go to the next record. None: the buffer ends first. A word: a bare value."""
         for match in _TOKEN.finditer(self._buffer, self._scan):
             kind, at = match.lastgroup, match.start()
             if kind == "cut" or (kind == "word" and match.end() == len(self._buffer)):
@@ -147,7 +147,7 @@ class JsonSplitter:
         return None
 
     def _finish_record(self) -> Piece | None:
-        """The record that has begun, when it ends in the buffer."""
+        """The record that has begun, if it ends in the buffer."""
         if self._scan == self._start and (whole := _WHOLE_RECORD.match(self._buffer, self._scan)):
             self._scan, self._start = whole.end(), None
             return Piece(self._start_line, whole[0])
@@ -189,7 +189,7 @@ class JsonSplitter:
         self.closed = not self._open and self.depth > 0
 
     def _leave_string(self) -> bool:
-        """Go to the end of a string too long to hold; whether it is in the buffer."""
+        """Skip a string too long to hold; whether its end is in the buffer."""
         end = _STRING_REST.match(self._buffer).end()  # type: ignore[union-attr]  # matches b"" too
         self._scan = end
         if end < len(self._buffer) and self._buffer[end : end + 1] == b'"':
@@ -200,7 +200,7 @@ class JsonSplitter:
         return False
 
     def _let_go(self) -> None:
-        """Forget what is no longer needed, and a record's text when it is too long."""
+        """Drop what is no longer needed, and a record's text once it is too long."""
         if self._start is not None and len(self._buffer) - self._start > self.max_bytes:
             self._start, self._too_long = None, True
         keep = self._scan if self._start is None else self._start

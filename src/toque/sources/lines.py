@@ -1,4 +1,4 @@
-"""Runs of whole lines from chunks of bytes, in bounded memory; newlines are universal."""
+"""Line splitting: runs of whole lines from chunks of bytes, in bounded memory; any newline."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def runs_of_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def after_last_break(buffer: bytes) -> int:
-    """Where the last whole line ends; a carriage return at the end may be half of CR LF."""
+    """End of the last whole line; a carriage return at the end may be half of CR LF."""
     return max(buffer.rfind(b"\n"), buffer.rfind(b"\r", 0, max(0, len(buffer) - 1))) + 1
 
 

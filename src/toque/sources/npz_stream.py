@@ -1,6 +1,7 @@
-"""Whole numbers out of `.npy` and `.npz` files as a stream, checked before they are believed.
+"""Streaming reader of integer arrays in `.npy` and `.npz` files.
 
-Nothing is unpickled, and no array is made from a size that the file only claims.
+Nothing is unpickled, and the size in a header is checked against the bytes that are there before
+anything is allocated. `numpy.load` would hold a whole `.npz` member in memory.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _NPY = b"\x93NUMPY"
 _ZIP = b"PK\x03\x04"
 MAX_ID = (1 << 32) - 1
 MAX_EXPANSION = 200
-"""Ids of text shrink two- to tenfold; a bomb does a thousandfold."""
+"""Highest compression ratio accepted. Token ids compress two- to tenfold, a bomb a thousandfold."""
 MIN_BOMB_BYTES = 256 << 20
 
 
@@ -45,7 +46,7 @@ def is_array_file(path: Path) -> bool:
 
 @dataclass
 class ArrayStream:
-    """The elements of one array of whole numbers, read in order."""
+    """The elements of one array of integers, read in order."""
 
     path: Path
     name: str
@@ -58,7 +59,7 @@ class ArrayStream:
         """The next `count` elements.
 
         Raises:
-            DataError: the file ends before, or an element is below 0 or over 32 bits.
+            DataError: the file ends too early, or an element is negative or over 32 bits.
         """
         n_bytes = count * self.dtype.itemsize
         data = self.file.read(n_bytes)
@@ -92,10 +93,10 @@ class ArrayFile:
 
     @contextmanager
     def stream(self, name: str) -> Iterator[ArrayStream]:
-        """The array of that name, its claims held against the bytes that are there.
+        """The array of that name, its header checked against the bytes that are there.
 
         Raises:
-            DataError: damaged, of objects, or not of whole numbers.
+            DataError: damaged, of Python objects, or not of integers.
         """
         with self._opened(name) as (file, n_bytes):
             try:
@@ -155,11 +156,11 @@ class ArrayFile:
 
 @contextmanager
 def array_file(path: Path, *, how: str) -> Iterator[ArrayFile]:
-    """Open a `.npy` or `.npz` file; what goes wrong in reading it is a DataError.
+    """Open a `.npy` or `.npz` file; any failure while reading it becomes a DataError.
 
     Args:
         path: the file.
-        how: the sentence that says how such a file is written, for errors.
+        how: a sentence for errors that says how such a file is written.
 
     Raises:
         DataError: of another kind, unreadable or damaged.
@@ -179,7 +180,7 @@ def array_file(path: Path, *, how: str) -> Iterator[ArrayFile]:
                 f"{path} is no token file: it begins {start!r}. Token files are .npy or .npz. {how}"
             )
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, OSError) as error:
-        # RuntimeError: zipfile's word for an encrypted member; OSError: not there, or no right.
+        # zipfile raises RuntimeError for an encrypted member.
         raise DataError(
             f"The token file {path} cannot be read: {error}. It may be cut short or damaged; fetch "
             "or write it again."

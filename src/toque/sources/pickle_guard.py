@@ -1,4 +1,4 @@
-"""Pickles are recognised by their content and never opened: reading one runs what it brings."""
+"""Pickle detection by content: pickles are refused, because reading one runs code from it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from toque.errors import DataError
 
 _PROTOCOLS = (2, 3, 4, 5)
-"""Those that begin with their number; older ones are text, and of no use to anyone since 2003."""
+"""Protocols that begin with their number; older ones are text and obsolete since 2003."""
 
 
 def is_pickle(path: Path) -> bool:
@@ -23,7 +23,7 @@ def is_pickle(path: Path) -> bool:
             with zipfile.ZipFile(path) as archive:
                 return any(name.endswith(".pkl") for name in archive.namelist())
     except (OSError, zipfile.BadZipFile):
-        return False  # what cannot be read is said by whoever reads it
+        return False  # the reader reports it
     return False
 
 
@@ -31,7 +31,7 @@ def refuse_pickle(path: Path, name: str) -> None:
     """Raise when the file is a pickle.
 
     Raises:
-        DataError: it is; how to get its data out is said.
+        DataError: it is; the message says how to convert it.
     """
     if is_pickle(path):
         raise DataError(

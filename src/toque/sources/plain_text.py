@@ -1,9 +1,8 @@
 """Plain text files as documents: one file, one document.
 
-The rows of a document are consecutive pieces. They are split between training and validation by a
-hash of the document and the piece's number divided by 16, so that a single book has both sides
-while neighbours mostly stay together. Files over `PART_BYTES` are read in parts of whole
-paragraphs, each with its own pieces.
+A document's rows are consecutive pieces. The split into training and validation hashes the document
+and the piece number // 16, so that a single book has both sides while neighbours mostly stay
+together. Files over `PART_BYTES` are read in parts of whole paragraphs, each with its own pieces.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, ClassVar
 
 import xxhash
 
@@ -35,6 +34,7 @@ class TextReader:
     """Reads `.txt` and `.txt.gz` files; each is one document."""
 
     version: int = 1
+    recorded_name: ClassVar[str] = "toque.data.text:text_reader"
 
     def blocks(self, path: Path) -> Iterator[Block]:
         """The file whole, or in parts of about PART_BYTES that end with a paragraph or line.
@@ -60,11 +60,11 @@ class TextReader:
                 first_line += payload.count(b"\n")
 
     def schema(self, path: Path) -> str:
-        """What a file is, for the report."""
+        """The same for every file."""
         return "text"
 
     def examples(self, block: Block) -> BlockExamples:
-        """One document, cleaned; an empty one is dropped."""
+        """The block's document, cleaned; an empty one is dropped."""
         notes: dict[str, int] = {}
         text = clean_document(block.payload, notes)
         if not text.strip():
@@ -82,13 +82,10 @@ class TextReader:
         return BlockExamples([example], 1, 1, {}, notes)
 
 
-text_reader = TextReader()
-
-
 def clean_document(data: bytes, notes: dict[str, int]) -> str:
-    """Text of a document: universal newlines, no controls, no Project Gutenberg licence.
+    """A document's text without CR, control characters and the Project Gutenberg licence.
 
-    What was repaired is added to `notes`.
+    Repairs are counted in `notes`.
     """
     try:
         text = data.decode()
@@ -113,7 +110,7 @@ def _opened(path: Path) -> IO[bytes] | gzip.GzipFile:
 
 
 def _last_break(data: bytes) -> int:
-    """Where a part may end: after its last blank line, else line, else space, else character."""
+    """Where to cut a part: after its last blank line, else line, else space, else character."""
     half = len(data) // 2
     for mark in (b"\n\n", b"\n", b" "):
         at = data.rfind(mark, half)

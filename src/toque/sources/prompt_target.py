@@ -1,7 +1,8 @@
-"""Tables and JSON records of a prompt and its answer: any task, the texts taken as they are."""
+"""Prompt-target pairs of any task, from tables and JSON records; the texts are kept as they are."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -11,21 +12,20 @@ from pathlib import Path
 import msgspec
 import xxhash
 
-from toque.cooking.schemas.detect import recognise
-from toque.cooking.schemas.reader import READ
-from toque.cooking.text_keys import casefolded
 from toque.sources.blocks import Header, Raw, unpack
+from toque.sources.detect import READ, layout_with
 from toque.sources.excerpts import PER_REASON, shortened
 from toque.sources.json_records import decode_line, line_of, typed_records
 from toque.sources.records import Block, BlockExamples, Example
 
 NO_PROMPT, NO_TARGET = "no prompt", "no target"
 _CONTROLS = bytes([*range(9), 11, 12, *range(14, 32), 127])
+_ASCII = bytes(range(128))
 _UNPRINTABLE = dict.fromkeys(_CONTROLS)
 
 
 class Pair(msgspec.Struct, gc=False):
-    """The two texts of a record; None for one that is not there."""
+    """The two texts of a record; None for a missing one."""
 
     prompt: str | None = None
     target: str | None = None
@@ -35,8 +35,8 @@ class Pair(msgspec.Struct, gc=False):
 class PairReader:
     """Reads the fields `prompt` and `target` of every record; a `RecordReader`.
 
-    Nothing but control characters is taken out: these are the user's own texts. Pairs of one
-    prompt are kept on one side of the split, because an answer seen is an answer learnt.
+    Only control characters are removed: these are the user's own texts. Pairs with the same prompt
+    stay on one side of the split, because the model would have seen the answer.
     """
 
     prompt: str
@@ -44,19 +44,19 @@ class PairReader:
     version: int = 1
 
     def blocks(self, path: Path) -> Iterator[Block]:
-        """Blocks of `path`, as the recipe reader cuts them.
+        """Blocks of `path` by its layout.
 
         Raises:
             DataError: the file is of no known kind, lacks a field, or is damaged.
         """
-        return recognise(Path(path), self._columns).blocks()
+        return layout_with(path, self._columns).blocks((self.prompt, self.target))
 
     def schema(self, path: Path) -> str:
         """The file's layout, for the report."""
-        return f"{recognise(Path(path), self._columns).schema} pairs"
+        return f"{layout_with(path, self._columns).name} pairs"
 
     def examples(self, block: Block) -> BlockExamples:
-        """An example per record that has both texts."""
+        """One example for each record that has both texts."""
         examples: list[Example] = []
         dropped: dict[str, list[int]] = {}
         texts: dict[int, str] = {}
@@ -85,6 +85,11 @@ class PairReader:
         return BlockExamples(examples, read, len(examples), dropped, dict(notes), texts)
 
     @property
+    def recorded_name(self) -> str:
+        """See `RecordReader`."""
+        return f"toque.cooking.formats:pairs={json.dumps(self._columns, sort_keys=True)}"
+
+    @property
     def _columns(self) -> dict[str, str]:
         return {"prompt": self.prompt, "target": self.target}
 
@@ -93,8 +98,8 @@ class PairReader:
     ) -> list[tuple[int, Pair]] | None:
         """The pairs of a block of JSON whose fields are texts without control characters.
 
-        All are decoded and looked at together, which is ten times as fast as one by one; None
-        when the block holds anything else.
+        All are decoded and checked together, ten times as fast as one by one; None if the block
+        holds anything else.
         """
         if header.kind not in ("json-lines", "json") or self.prompt == self.target:
             return None
@@ -109,8 +114,23 @@ class PairReader:
         return Pair(_text(record.get(self.prompt), notes), _text(record.get(self.target), notes))
 
 
+def casefolded(text: str) -> bytes:
+    """A text case-folded, in UTF-8: `text.casefold().encode()`, but faster for mostly-ASCII text.
+
+    >>> casefolded("Crème BRÛLÉE 1½ Straße").decode()
+    'crème brûlée 1½ strasse'
+    """
+    data = text.encode()
+    if len(data) != len(text):
+        # Each character is folded by itself, and most foreign ones stay as they are: ° ½ ’ é.
+        foreign = data.translate(None, _ASCII).decode()
+        if foreign.casefold() != foreign:
+            return text.casefold().encode()
+    return data.lower()
+
+
 def _example(pair: Pair | str) -> Example | str:
-    """The example of a pair; or why there is none."""
+    """The example of a pair, or the reason why there is none."""
     if isinstance(pair, str):
         return pair
     prompt, target = pair.prompt, pair.target
@@ -133,7 +153,7 @@ def _decoder(prompt: str, target: str) -> msgspec.json.Decoder[Pair]:
 
 
 def _text(value: object, notes: Counter[str]) -> str:
-    """A field's text; numbers become text, anything else is none."""
+    """A field's text; numbers become text, anything else is empty."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return ""
     text = str(value).encode("utf-8", "replace").decode()

@@ -1,8 +1,8 @@
-"""What travels from a source file to the store: blocks of raw lines, then examples.
+"""Records on their way from a source file to the store: raw blocks, then examples.
 
 A record is one entry of a source (a recipe, a document). It gives one example per task, so both
-are counted. A domain is added by writing a `RecordReader`; this module needs neither torch nor
-the tokenizers, so that worker processes start fast.
+are counted. A new domain is a new `RecordReader`. Nothing here imports torch or the tokenizers,
+so worker processes start fast.
 """
 
 from __future__ import annotations
@@ -14,23 +14,25 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
+from toque.storage.located import Located
+
 NO_LABEL = "no label"
-"""How a reader's reason begins for a record that is fine and tells nothing of the tasks asked."""
+"""Prefix of the reason for dropping a valid record that has no label for any requested task."""
 
 
 def examples_note(task: str) -> str:
-    """The note that counts a task's examples, when several tasks can be asked for."""
+    """Key of the note that counts a task's examples, when several tasks are possible."""
     return f"examples of the task {task}"
 
 
 def missing_note(task: str, needs: str = "") -> str:
-    """The note that counts records without an example of a task, and its beginning."""
+    """Key of the note that counts records without an example of a task, or its prefix."""
     return f"records without an example of the task {task}: {needs}"
 
 
 @dataclass(frozen=True)
 class Block:
-    """A run of whole records of one file, as raw bytes, read in the main process."""
+    """Consecutive whole records of one file, as raw bytes, read in the main process."""
 
     source: int
     """Index of the source in the list given to `prepare`; `blocks` may leave it 0."""
@@ -70,51 +72,41 @@ class Example(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class BlockExamples:
-    """What a block gave. `read == kept + sum of the dropped`, always."""
+    """The examples of one block. `read == kept + sum of the dropped`, always."""
 
     examples: list[Example]
     """In record order, a record's examples side by side."""
     read: int
-    """Records met."""
+    """Records in the block."""
     kept: int
     """Records that gave at least one example."""
     dropped: dict[str, list[int]] = field(default_factory=dict)
     """Reason to the line numbers of the records dropped for it."""
     notes: dict[str, int] = field(default_factory=dict)
-    """Counts of things repaired or worth saying, e.g. "control characters removed"."""
+    """Counts of repairs and remarks, e.g. "control characters removed"."""
     texts: dict[int, str] = field(default_factory=dict, compare=False)
-    """Line number to what stands there, for the first few dropped records of each reason."""
-
-
-@runtime_checkable
-class NamesSchemas(Protocol):
-    """A reader that can say, for the report, whose schema a file has."""
-
-    def schema(self, path: Path) -> str:
-        """Its name: "recipenlg", "mealmaster", "text" ..."""
-        ...
-
-
-@runtime_checkable
-class DoesTasks(Protocol):
-    """A reader that turns a record into what it is asked for."""
-
-    def for_tasks(self, tasks: tuple[str, ...]) -> RecordReader:
-        """The same reader for these tasks.
-
-        Raises:
-            ConfigError: it knows none of this name.
-        """
-        ...
+    """Line number to the record's text, for the first few dropped records of each reason."""
 
 
 class RecordReader(Protocol):
     """Turns files of one kind into examples.
 
-    Given to `prepare` as "module:attribute" and imported in the workers. The attribute is a
-    reader, which may be a `DoesTasks`, or a function of the tasks that returns one. It may have an
-    integer attribute `version`, raised when its examples change: older stores are then not reused.
+    A reader is a frozen dataclass: the main process pickles it once for every worker.
     """
+
+    @property
+    def recorded_name(self) -> str:
+        """Its name in manifests and fingerprints; a store is reused only if it stays the same."""
+        ...
+
+    @property
+    def version(self) -> int:
+        """Raised when the same bytes give other examples: older stores are then not reused."""
+        ...
+
+    def schema(self, path: Path) -> str:
+        """The name of a file's schema in the report: "recipenlg", "mealmaster", "text" ..."""
+        ...
 
     def blocks(self, path: Path) -> Iterator[Block]:
         """Raw blocks of `path` in order, in bounded memory; cheap, called in the main process.
@@ -127,3 +119,33 @@ class RecordReader(Protocol):
     def examples(self, block: Block) -> BlockExamples:
         """Parse and clean one block; called in a worker. A bad record is dropped, not raised."""
         ...
+
+
+@runtime_checkable
+class SupportsTasks(Protocol):
+    """A reader that can turn one record into several kinds of examples."""
+
+    def for_tasks(self, tasks: tuple[str, ...]) -> RecordReader:
+        """The same reader for these tasks.
+
+        Raises:
+            ConfigError: an unknown task.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Source:
+    """Files of one kind.
+
+    Attributes:
+        path: a file, a glob pattern, or a folder (every file in it except hidden ones).
+        reader: reads all of its files.
+        weight: recorded in the manifest, for mixing sources.
+        files: the files, when they are not simply those `path` names on this machine.
+    """
+
+    path: str
+    reader: RecordReader
+    weight: float = 1.0
+    files: tuple[Located, ...] | None = None

@@ -1,4 +1,4 @@
-"""Tables and JSON records with one field of running text: each record is a document."""
+"""Documents in one field of tables and JSON records: each record is a document."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from pathlib import Path
 
 import xxhash
 
-from toque.cooking.schemas.detect import recognise
-from toque.cooking.schemas.reader import READ
 from toque.sources.blocks import unpack
+from toque.sources.detect import READ, layout_with
 from toque.sources.plain_text import clean_document
 from toque.sources.records import Block, BlockExamples, Example
 
@@ -24,20 +23,25 @@ class DocumentReader:
     column: str
     version: int = 1
 
+    @property
+    def recorded_name(self) -> str:
+        """See `RecordReader`."""
+        return f"toque.cooking.formats:text={self.column}"
+
     def blocks(self, path: Path) -> Iterator[Block]:
-        """Blocks of `path`, as the recipe reader cuts them.
+        """Blocks of `path` by its layout.
 
         Raises:
             DataError: the file is of no known kind, has no such field, or is damaged.
         """
-        return recognise(Path(path), {"text": self.column}).blocks()
+        return layout_with(path, {"text": self.column}).blocks((self.column,))
 
     def schema(self, path: Path) -> str:
         """The file's layout, for the report."""
-        return f"{recognise(Path(path), {'text': self.column}).schema} documents"
+        return f"{layout_with(path, {'text': self.column}).name} documents"
 
     def examples(self, block: Block) -> BlockExamples:
-        """A document per record with text, cleaned as a text file is."""
+        """One document for each record with text, cleaned like a text file."""
         examples: list[Example] = []
         dropped: dict[str, list[int]] = {}
         notes: dict[str, int] = {}

@@ -1,13 +1,14 @@
-"""Token files, `.npy` and `.npz`: documents that are token ids already.
+"""Token files (`.npy`, `.npz`): documents that are already token ids.
 
 Arrays of ids, in the order they are looked for in an `.npz`:
 
 * one dimension, `ids` (or `tokens`, `input_ids`, `token_ids`, or the only array): one document, or
-  several where `ends` (one a document), `offsets` (starts, with or without the total) is beside it;
-* two dimensions: each row is a stretch of text without an end; where `attention_mask` is beside it,
-  ids whose mask is 0 are padding, and a padded row reached its end.
+  several if there is an array `ends` (one per document) or `offsets` (starts, with or without the
+  total);
+* two dimensions: each row is text without an end; with an array `attention_mask`, ids whose mask is
+  0 are padding, and a padded row has reached its end.
 
-Ids are streamed: neither a large file nor a false claim of size fills the memory.
+Ids are streamed, so neither a large file nor a false size in a header fills the memory.
 """
 
 from __future__ import annotations
@@ -16,20 +17,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from toque.data.prepare.example_rows import Ids
-from toque.data.tokenizer.codec import Codec
 from toque.errors import DataError
 from toque.sources.npz_stream import ArrayFile, ArrayStream, array_file
 from toque.sources.records import Block, BlockExamples, Example
 
+Ids = NDArray[np.uint32]
 PART_TOKENS = 1 << 19
-"""Ids a block holds at most; a longer document is read in parts, each with its own pieces."""
-READER = "toque.data.token_files:token_reader"
+"""Most ids in a block; a longer document is read in parts, each with its own pieces."""
 _IDS = ("ids", "tokens", "input_ids", "token_ids")
 _BOUNDS = ("ends", "offsets")
 _MASK = "attention_mask"
@@ -54,17 +54,18 @@ class TokenReader:
     """Reads token files; a `RecordReader` whose records are documents."""
 
     version: int = 1
+    recorded_name: ClassVar[str] = "toque.data.token_files:token_reader"
 
     def schema(self, path: Path) -> str:
-        """What the report calls such a file."""
+        """The same for every file."""
         return "tokens"
 
     def blocks(self, path: Path) -> Iterator[Block]:
         """Blocks of whole documents, or parts of long ones, of about PART_TOKENS ids.
 
         Raises:
-            DataError: not a token file, damaged, of objects or of no whole numbers, with ids below
-                zero, or with bounds that do not fit.
+            DataError: not a token file, damaged, not of integers, with negative ids, or with
+                inconsistent bounds.
         """
         with array_file(path, how=_HOW) as file:
             name = _name_of_ids(file)
@@ -75,7 +76,7 @@ class TokenReader:
                     yield from _document_blocks(file, ids)
 
     def examples(self, block: Block) -> BlockExamples:
-        """The documents of a block; those without an id are dropped."""
+        """The documents of a block; empty ones are dropped."""
         parts, ids = _unpacked(block.payload)
         examples: list[Example] = []
         empty: list[int] = []
@@ -101,41 +102,6 @@ class TokenReader:
             )
         dropped = {"no tokens": empty} if empty else {}
         return BlockExamples(examples, len(parts), len(examples), dropped)
-
-
-token_reader = TokenReader()
-
-
-def check_ids(block: Block, examples: list[Example], codec: Codec) -> None:
-    """Refuse ids that the tokenizer does not have.
-
-    Raises:
-        DataError: an id is not below the vocabulary's size.
-    """
-    for number, example in enumerate(examples):
-        if example.ids:
-            most = int(np.frombuffer(example.ids, "<u4").max())
-            if most >= codec.vocab_size:
-                raise DataError(
-                    f"{block.path} holds the token id {most:,} (document "
-                    f"{block.first_line + number:,}), and the tokenizer {codec.name} has only the "
-                    f"ids 0 to {codec.vocab_size - 1:,}. A token file can only be read with the "
-                    "tokenizer it was written with: name that one in model.tokenizer, or prepare "
-                    "the texts themselves."
-                )
-
-
-def ids_of(example: Example, codec: Codec) -> Ids:
-    """An example's given ids without the marks that are written around every document anyway.
-
-    With an end token 1, the ids 5 6 1 of a whole document give 5 6.
-    """
-    ids = np.frombuffer(example.ids, "<u4").astype(np.uint32)
-    if len(ids) and codec.bos_id is not None and ids[0] == codec.bos_id:
-        ids = ids[1:]
-    if len(ids) and example.ends and ids[-1] == codec.eos_id:
-        ids = ids[:-1]
-    return ids
 
 
 def _name_of_ids(file: ArrayFile) -> str:
@@ -178,13 +144,13 @@ def _parts(lengths: NDArray[np.int64]) -> Iterator[_Part]:
 
 
 def _lengths(file: ArrayFile, n_ids: int) -> NDArray[np.int64]:
-    """Ids of each document, from `ends` or `offsets`, checked before anything is cut by them."""
+    """Ids in each document, from `ends` or `offsets`, which are checked first."""
     name = next((name for name in _BOUNDS if name in file.names), None)
     if name is None:
         return np.array([n_ids], np.int64)
     with file.stream(name) as stream:
         count = stream.shape[0]
-        # Empty documents are possible, so many that bounds outgrow the ids are not.
+        # Some documents may be empty, but bounds far longer than the ids are an error.
         if len(stream.shape) != 1 or count == 0 or count > 2 * n_ids + 2:
             raise _bad_bounds(file, name, f"it has the shape {stream.shape} for {n_ids:,} ids")
         bounds = stream.take(count).astype(np.int64)
@@ -210,7 +176,7 @@ def _bad_bounds(file: ArrayFile, name: str, what: str) -> DataError:
 
 
 def _row_blocks(file: ArrayFile, ids: ArrayStream) -> Iterator[Block]:
-    """Blocks of rows [R, L], without their padding where a mask says which ids are padding."""
+    """Blocks of rows [R, L], without padding if there is an attention mask."""
     n_rows, width = ids.shape
     if n_rows == 0 or not 0 < width <= PART_TOKENS:
         raise DataError(
@@ -243,7 +209,7 @@ def _row_counts(n_rows: int, width: int) -> Iterator[tuple[int, int]]:
 
 
 def _packed(path: Path, parts: list[_Part], ids: Ids) -> Block:
-    """Number of parts, then their documents, ids and whether they end, then the ids themselves."""
+    """A payload: the number of parts; the document, length and end flag of each; the ids."""
     head = np.array(
         [[len(parts), 0, 0], *([p.document, p.tokens, p.ends] for p in parts)], np.dtype("<i8")
     )

@@ -28,7 +28,9 @@ from toque.storage.bucket import Bucket, RemoteFile, open_bucket
 from toque.storage.bucket_errors import SOURCES, SourceBucketError
 from toque.storage.cache_folder import CACHE_VARIABLE, cache_folder
 from toque.storage.checksums import md5_of, sha256_of
+from toque.storage.located import Located
 from toque.storage.locks import file_lock
+from toque.storage.progress import ProgressSink
 from toque.storage.retry import MismatchError, Retry
 
 CHUNK_BYTES = 8 << 20
@@ -39,18 +41,6 @@ _CHANGED = 3
 
 Say = Callable[[str], None]
 """Called with a sentence that the user should read."""
-ByteProgress = Callable[[int, int, str], None]
-"""Called with (bytes done, bytes in all, what is being done)."""
-
-
-@dataclass(frozen=True)
-class CachedFile:
-    """A whole file in the cache."""
-
-    name: str
-    """Its address."""
-    path: Path
-    sha256: str
 
 
 class _Record(msgspec.Struct):
@@ -96,10 +86,10 @@ def fetch(
     bucket: Bucket,
     files: Sequence[RemoteFile],
     *,
-    progress: ByteProgress,
+    progress: ProgressSink,
     say: Say,
     cache: Path | None = None,
-) -> list[CachedFile]:
+) -> list[Located]:
     """The files in the cache, whole, in the order given.
 
     A whole file is not fetched again: its size, tag and SHA-256 are compared.
@@ -133,7 +123,7 @@ def fetch(
             pool.shutdown(wait=True, cancel_futures=True)
     say(session.summary(cache, time.monotonic() - started))
     return [
-        CachedFile(file.address, place, job.result())
+        Located(file.address, place, job.result())
         for file, place, job in zip(files, places, jobs, strict=True)
     ]
 

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from toque.config import RunConfig
 from toque.data.prepare.pipeline import PrepareResult, prepare
-from toque.data.prepare.settings import ProgressSink
+from toque.storage.progress import ProgressSink
 from toque.workflows.assembly.data import prepare_settings, sources_of
 
 _REFRESH_SECONDS = 0.1

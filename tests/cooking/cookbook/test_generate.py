@@ -11,7 +11,7 @@ from toque.cooking.cookbook.pantry import PANTRY
 from toque.cooking.cookbook.recipe_builder import Draw, Kitchen, nutrition_class
 from toque.cooking.ingredients.names import head_noun, ingredient_name
 from toque.cooking.recipe import difficulty_of, to_text
-from toque.cooking.schemas import recipe_reader
+from toque.cooking.schemas import RecipeReader
 from toque.cooking.scoring.form import evaluate_recipe, ingredient_coverage
 from toque.errors import ConfigError, DataError
 
@@ -149,7 +149,7 @@ def test_the_written_file_is_read_back(tmp_path, name):
     records = [json.loads(line) for line in plain.splitlines()]
     assert [r["title"] for r in records] == [r.title for r in recipes(30, seed=5)]
     assert {r["source"] for r in records} == {SOURCE}
-    reader = recipe_reader
+    reader = RecipeReader()
     read = [e for block in reader.blocks(path) for e in reader.examples(block).examples]
     assert [e.target for e in read] == [to_text(r) for r in recipes(30, seed=5)]
     assert {e.columns["quality"] for e in read} == {1.0}

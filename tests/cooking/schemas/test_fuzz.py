@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from toque.cooking.schemas import recipe_reader
+from toque.cooking.schemas import RecipeReader
 from toque.errors import DataError
 
 STEPS = ["Rinse the lentils in cold water.", "Simmer them until soft, then serve with rice."]
@@ -171,8 +171,8 @@ def read(path, data):
     path.write_bytes(data)
     n_read, refused = 0, ""
     try:
-        for block in recipe_reader.blocks(path):
-            given = recipe_reader.examples(block)
+        for block in RecipeReader().blocks(path):
+            given = RecipeReader().examples(block)
             assert given.read == given.kept + sum(map(len, given.dropped.values()))
             assert given.kept == len(given.examples)
             assert all(count > 0 for count in given.notes.values())

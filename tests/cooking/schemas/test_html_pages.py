@@ -192,3 +192,10 @@ def test_what_is_in_comments_and_scripts_is_not_read(read_text):
     recipe = read_text(page(extra=body)).one
     assert recipe.title == "Bean & Rice Pot"
     assert recipe.ingredients == ("1 cup rice", '2 cups "black" beans')
+
+
+def test_items_that_refer_to_one_another_cost_nothing(read_text):
+    """Readers that follow `itemref` take 3,000 times 3,000 steps here."""
+    lines = '<div id="r">' + '<p itemprop="recipeIngredient">1 egg</p>' * 3000 + "</div>"
+    item = '<div itemscope itemtype="http://schema.org/Recipe" itemref="r"></div>'
+    assert read_text(page(extra=lines + item * 3000)).dropped == {"no recipe in page": [1]}

@@ -8,7 +8,7 @@ import pytest
 from toque.cooking.examples import BY_FIGURES, BY_RULE, BY_SOURCE, UNKNOWN, examples_of
 from toque.cooking.labels.quality import quality_of
 from toque.cooking.recipe import Recipe, to_text
-from toque.cooking.schemas import recipe_reader
+from toque.cooking.schemas import RecipeReader
 from toque.cooking.schemas.fields import records_of
 from toque.cooking.schemas.normalize import REASONS, recipe_of
 from toque.sources.records import Block
@@ -136,13 +136,13 @@ def test_reasons_of_a_line(line, reason):
     block = Block(
         source=0, path="x", first_line=1, payload=json.dumps(SOUP).encode() + b"\n" + line
     )
-    assert recipe_reader.examples(block).dropped == {reason: [2]}
+    assert RecipeReader().examples(block).dropped == {reason: [2]}
 
 
 def test_a_block_is_counted_to_the_last_line():
     good = json.dumps(SOUP).encode()
     payload = b"\n".join([good, b"oops", b"", good, b"{}", b"oops", b"   ", good])
-    result = recipe_reader.examples(Block(source=2, path="x", first_line=11, payload=payload))
+    result = RecipeReader().examples(Block(source=2, path="x", first_line=11, payload=payload))
     assert result.read == 6
     assert result.kept == len(result.examples) == 3
     assert result.dropped == {"not JSON": [12, 16], "no title": [15]}
@@ -219,8 +219,8 @@ def test_the_large_dirty_file(shared):
     if not path.exists():
         pytest.skip(f"{path.name} is not in the shared data")
     read, kept, dropped = 0, 0, Counter()
-    for block in recipe_reader.blocks(path):
-        result = recipe_reader.examples(block)
+    for block in RecipeReader().blocks(path):
+        result = RecipeReader().examples(block)
         read, kept = read + result.read, kept + result.kept
         dropped.update({reason: len(lines) for reason, lines in result.dropped.items()})
         for example in result.examples:

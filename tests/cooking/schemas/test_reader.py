@@ -8,16 +8,17 @@ import numpy as np
 import pytest
 
 from toque.cooking.schemas import (
-    FormatReader,
-    UnknownFormatError,
-    reader_spec,
-    recipe_reader,
+    RecipeReader,
+    reader_for,
     schema_of,
 )
 from toque.data.prepare.pipeline import prepare
-from toque.data.prepare.settings import PrepareSettings, Source
-from toque.data.prepare.worker import load_reader
+from toque.data.prepare.settings import PrepareSettings
 from toque.errors import ConfigError, DataError
+from toque.sources.detect import UnknownFormatError
+from toque.sources.prompt_target import PairReader
+from toque.sources.records import Source
+from toque.sources.text_records import DocumentReader
 
 STEPS = ["Rinse the lentils in cold water.", "Simmer them until soft, then serve."]
 
@@ -71,14 +72,14 @@ def test_books_are_no_recipe_collections(shared):
             schema_of(path)
 
 
-def test_a_reader_with_columns_is_loaded_by_its_name():
+def test_the_columns_choose_the_reader():
     columns = {"title": "Naïve: name", "steps": "how, exactly"}
-    assert load_reader(reader_spec(columns), ("write",)) == FormatReader(columns)
-    assert load_reader(reader_spec({}), ("write",)) == recipe_reader
+    assert reader_for(columns) == RecipeReader(columns)
+    assert reader_for({}) == RecipeReader()
+    assert reader_for({"text": "body"}) == DocumentReader("body")
+    assert reader_for({"target": "b", "prompt": "a"}) == PairReader("a", "b")
     with pytest.raises(ConfigError, match="names author; it can name title, ingredients, steps"):
-        reader_spec({"author": "x"})
-    with pytest.raises(ConfigError, match="cannot be loaded"):
-        load_reader("toque.cooking.formats:nothing", ("write",))
+        reader_for({"author": "x"})
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -96,8 +97,8 @@ def test_prepare_reads_several_formats_into_one_store(tmp_path, workers):
     settings = PrepareSettings(family_kind="decoder", tokenizer="trained:400")
     result = prepare(
         [
-            Source(str(folder / "[ab].*"), reader_spec({})),
-            Source(str(folder / "c.txt"), reader_spec({"title": "titel"})),
+            Source(str(folder / "[ab].*"), reader_for({})),
+            Source(str(folder / "c.txt"), reader_for({"title": "titel"})),
         ],
         store=tmp_path / "store",
         settings=settings,

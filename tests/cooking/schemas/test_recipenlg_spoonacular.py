@@ -8,7 +8,7 @@ import pytest
 
 from toque.cooking.schemas import schema_of
 from toque.errors import DataError
-from toque.sources import parquet
+from toque.sources import columnar
 from toque.sources.blocks import unpack
 
 STEPS = ["Rinse the lentils in cold", "water. Drain", "them.", "Simmer for", "20 minutes."]
@@ -146,15 +146,15 @@ def test_text_stored_as_bytes_and_bytes_that_are_no_text(tmp_path, read_file):
 
 
 def test_many_rows_in_small_blocks_without_pictures(tmp_path, read_file, monkeypatch):
-    monkeypatch.setattr(parquet, "CHUNK_BYTES", 5000)
+    monkeypatch.setattr(columnar, "CHUNK_BYTES", 5000)
     rows = [SPOON | {"title": f"Pot {n}", "id": n} for n in range(300)]
     path = written(tmp_path / "file", rows, row_group_size=70)
     reading = read_file(path)
     assert [r.title for r in reading.recipes] == [f"Pot {n}" for n in range(300)]
     assert reading.largest_block < 20_000
-    from toque.cooking.schemas import recipe_reader
+    from toque.cooking.schemas import RecipeReader
 
-    block = next(iter(recipe_reader.blocks(path)))
+    block = next(iter(RecipeReader().blocks(path)))
     assert b"a picture" not in bytes(unpack(block)[1])
 
 

@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from toque.cooking.action_verbs import ACTION_VERBS, has_action_verb
 from toque.cooking.scoring.form import (
-    ACTION_VERBS,
     evaluate_recipe,
-    has_action_verb,
     ingredient_coverage,
 )
 

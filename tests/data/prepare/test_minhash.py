@@ -10,11 +10,12 @@ import pytest
 
 from store_checks import content, interrupted_after, prepared
 from toque.cooking.cookbook.generate import write_cookbook
-from toque.cooking.schemas import reader_spec
+from toque.cooking.schemas import reader_for
 from toque.data.prepare import minhash as near
 from toque.data.prepare.minhash import band_keys, find_clusters, signatures, similarity
 from toque.data.prepare.pipeline import prepare
-from toque.data.prepare.settings import PrepareSettings, Source
+from toque.data.prepare.settings import PrepareSettings
+from toque.sources.records import Source
 
 Make = Callable[..., PrepareSettings]
 VOCABULARY = [f"{a}{b}{c}" for a in "bcdfghklmnpr" for b in "aeiou" for c in ("l", "n", "st", "r")]
@@ -161,7 +162,7 @@ def test_adding_recipes_moves_none_across_the_split(tmp_path: Path, settings_for
     (tmp_path / "few.jsonl").write_text("".join(lines[:60]))
     sides = []
     for name in ("few", "all"):
-        source = Source(str(tmp_path / f"{name}.jsonl"), reader_spec({}))
+        source = Source(str(tmp_path / f"{name}.jsonl"), reader_for({}))
         store = prepare([source], store=tmp_path / name, settings=settings_for(dedup="near")).store
         keys = store.column("record_key").tolist()
         sides.append({k: s for k, s in zip(keys, store.split.tolist(), strict=True) if s != 255})

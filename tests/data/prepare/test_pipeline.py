@@ -12,11 +12,15 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import toque
+from line_reader import ForgetfulReader, ReaderOfTasks
 from store_checks import READER, content, prepared
+from toque.cooking.schemas import RecipeReader
 from toque.data.prepare.pipeline import prepare
-from toque.data.prepare.settings import PrepareSettings, Source
+from toque.data.prepare.settings import PrepareSettings
 from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError, DataError
+from toque.sources.plain_text import TextReader
+from toque.sources.records import Source
 
 Make = Callable[..., PrepareSettings]
 
@@ -127,7 +131,7 @@ def test_a_source_cut_short_is_named(tmp_path: Path, settings_for: Make) -> None
     path.write_bytes(gzip.compress(b"stir the soup\n" * 5000, mtime=0)[:-20])
     with pytest.raises(DataError, match=r"book\.txt\.gz cannot be read to its end"):
         prepare(
-            [Source(str(path), "toque.data.text:text_reader")],
+            [Source(str(path), TextReader())],
             store=tmp_path / "s",
             settings=settings_for(),
         )
@@ -213,21 +217,15 @@ def test_records_and_examples_are_both_counted(tmp_path: Path, settings_for: Mak
     assert report.notes == {"examples left out: no target": 1}
 
 
-def test_a_reader_may_be_a_function_of_the_tasks(tmp_path: Path, settings_for: Make) -> None:
-    source = Source(str(two_tasks(tmp_path)), "line_reader:reader_of_tasks")
+def test_a_reader_is_given_the_tasks(tmp_path: Path, settings_for: Make) -> None:
+    source = Source(str(two_tasks(tmp_path)), ReaderOfTasks())
     assert prepare([source], store=tmp_path / "s", settings=settings_for()).report.kept == 2
 
 
 def test_a_reader_that_loses_count_is_found(tmp_path: Path, settings_for: Make) -> None:
-    source = Source(str(two_tasks(tmp_path)), "line_reader:forgetful_reader")
+    source = Source(str(two_tasks(tmp_path)), ForgetfulReader())
     with pytest.raises(DataError, match="it lost count"):
         prepare([source], store=tmp_path / "s", settings=settings_for())
-    with pytest.raises(ConfigError, match='reader "line_reader:absent" cannot be loaded'):
-        prepare(
-            [Source(source.path, "line_reader:absent")],
-            store=tmp_path / "s",
-            settings=settings_for(),
-        )
 
 
 @pytest.mark.parametrize(
@@ -288,7 +286,7 @@ def test_documents_become_pieces(
     path = tmp_path / ("book.txt.gz" if compressed else "book.txt")
     path.write_bytes(gzip.compress(text.encode(), mtime=0) if compressed else text.encode())
     settings = settings_for(family, max_prompt_tokens=8, max_target_tokens=24)
-    source = Source(str(path), "toque.data.text:text_reader")
+    source = Source(str(path), TextReader())
     result = prepare([source], store=tmp_path / "s", settings=settings)
     store, codec = result.store, result.store.codec()
     assert (result.report.read, result.report.kept) == (1, 1)
@@ -313,7 +311,7 @@ def test_documents_and_recipes_in_one_store(
     (tmp_path / "book.txt").write_text("stir the soup\n" * 200)
     sources = [
         Source(str(lines_file), READER),
-        Source(str(tmp_path / "book.txt"), "toque.data.text:text_reader"),
+        Source(str(tmp_path / "book.txt"), TextReader()),
     ]
     settings = settings_for(max_target_tokens=200)
     result = prepare(sources, store=tmp_path / "s", settings=settings)
@@ -345,7 +343,7 @@ def test_settings_no_data_could_meet_are_refused() -> None:
 def test_real_recipes(shared: Path, tmp_path: Path, family: str, tokenizer: str) -> None:
     settings = PrepareSettings(family_kind=family, tokenizer=str(shared / "tokenizers" / tokenizer))
     path = shared / "data" / "recipes" / "allrecipes_epicurious_as_is.jsonl.gz"
-    source = Source(str(path), "toque.cooking.formats:recipe_reader")
+    source = Source(str(path), RecipeReader())
     report = prepare([source], store=tmp_path / "s", settings=settings).report
     assert report.read == 68_004 == report.kept + sum(report.dropped.values())
     assert report.leaked_bodies == 0

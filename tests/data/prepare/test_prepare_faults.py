@@ -51,11 +51,14 @@ import resource, sys
 from pathlib import Path
 from toque.sources import files as sources
 from toque.data.prepare.pipeline import prepare
-from toque.data.prepare.settings import PrepareSettings, Source
+from toque.data.prepare.settings import PrepareSettings
+from toque.sources.records import Source
 from toque.errors import DataError
 
+sys.path.append({here!r})
+from line_reader import LineReader
+
 if __name__ == "__main__":
-    sys.path.append({here!r})
     sources.GROUP_BYTES = 2000
     limit = {limit}
     if limit:
@@ -63,7 +66,7 @@ if __name__ == "__main__":
     settings = PrepareSettings(family_kind="decoder", tokenizer={tokenizer!r},
         max_prompt_tokens=40, max_target_tokens=400, validation_fraction=0.2)
     try:
-        prepare([Source({path!r}, "line_reader:line_reader")], store=Path({store!r}),
+        prepare([Source({path!r}, LineReader())], store=Path({store!r}),
             settings=settings, workers={workers},
             progress=lambda done, total, message: print(message, flush=True))
     except DataError as error:
@@ -187,7 +190,7 @@ def test_no_permission_is_said(lines_file: Path, tmp_path: Path, settings_for: M
 def test_two_at_once_are_refused(lines_file: Path, tmp_path: Path, settings_for: Make) -> None:
     def again(_: int, __: int, message: str) -> None:
         if message.endswith("examples"):
-            with pytest.raises(DataError, match="Another process is preparing"):
+            with pytest.raises(DataError, match=r"Another process \(id \d+\) is preparing"):
                 prepared(lines_file, tmp_path / "s", settings_for())
 
     prepared(lines_file, tmp_path / "s", settings_for(), progress=again)

@@ -21,10 +21,12 @@ import json, sys, threading
 from pathlib import Path
 
 sys.path.append({here!r})
+from line_reader import LineReader
 from toque.data.prepare import process_pool as pool
 from toque.sources import files as sources
 from toque.data.prepare.pipeline import prepare
-from toque.data.prepare.settings import PrepareSettings, Source
+from toque.data.prepare.settings import PrepareSettings
+from toque.sources.records import Source
 
 if __name__ == "__main__":
     sources.GROUP_BYTES = 2000
@@ -32,7 +34,7 @@ if __name__ == "__main__":
         threading.Thread(target=threading.Event().wait, daemon=True).start()
     alone = pool.has_one_thread()
     settings = PrepareSettings(**json.loads({settings!r}))
-    prepare([Source({path!r}, "line_reader:line_reader")], store=Path({store!r}),
+    prepare([Source({path!r}, LineReader())], store=Path({store!r}),
         settings=settings, workers=2)
     print(alone)
 """

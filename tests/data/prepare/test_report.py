@@ -81,11 +81,12 @@ def test_records_left_out_are_shown_with_their_reason(
 
 def test_documents_have_a_report_without_columns(tmp_path: Path, settings_for: Make) -> None:
     from toque.data.prepare.pipeline import prepare
-    from toque.data.prepare.settings import Source
+    from toque.sources.plain_text import TextReader
+    from toque.sources.records import Source
 
     path = tmp_path / "book.txt"
     path.write_text("stir the soup and add salt\n" * 300)
-    source = Source(str(path), "toque.data.text:text_reader")
+    source = Source(str(path), TextReader())
     report = prepare([source], store=tmp_path / "s", settings=settings_for()).report
     assert (report.columns, report.dropped_examples) == ([], [])
     assert [source.schema for source in report.sources] == ["text"]

@@ -11,8 +11,9 @@ import pytest
 from fixtures.stores import recipe_text
 from store_checks import READER, content, interrupted_after
 from toque.data.prepare.pipeline import PrepareResult, prepare
-from toque.data.prepare.settings import PrepareSettings, Source
+from toque.data.prepare.settings import PrepareSettings
 from toque.data.prepare.shards import NOT_READ
+from toque.sources.records import Source
 
 Make = Callable[..., PrepareSettings]
 pytestmark = pytest.mark.usefixtures("small_groups")

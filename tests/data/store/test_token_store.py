@@ -7,12 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from line_reader import LineReader
 from toque.data.prepare.pipeline import prepare
-from toque.data.prepare.settings import PrepareSettings, Source
+from toque.data.prepare.settings import PrepareSettings
 from toque.data.store.token_store import TokenStore
 from toque.errors import DataError
+from toque.sources.records import Source
 
-READER = "line_reader:line_reader"
+READER = LineReader()
 Make = Callable[..., PrepareSettings]
 
 

@@ -16,7 +16,7 @@ from toque.cooking.augmentation.augment import Augmentation
 from toque.cooking.cookbook.generate import write_cookbook
 from toque.cooking.prompts import write_prompt
 from toque.cooking.recipe import Recipe, parse_text, to_text
-from toque.cooking.schemas import recipe_reader
+from toque.cooking.schemas import RecipeReader
 from toque.cooking.schemas.normalize import recipe_of
 from toque.data.tokenizer.codec import Codec, load_codec
 from toque.data.tokenizer.train import train_codec
@@ -71,8 +71,8 @@ def check(codec: Codec, pairs: Iterator[tuple[str, str]]) -> Counter[str]:
 def cookbook(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str]]:
     path = tmp_path_factory.mktemp("cookbook") / "a.jsonl"
     write_cookbook(path, n=150, seed=2)
-    (block,) = recipe_reader.blocks(path)
-    return [both(r) for _, r in recipe_reader.recipes(block, Counter()) if isinstance(r, Recipe)]
+    (block,) = RecipeReader().blocks(path)
+    return [both(r) for _, r in RecipeReader().recipes(block, Counter()) if isinstance(r, Recipe)]
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])

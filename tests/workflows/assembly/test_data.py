@@ -8,8 +8,12 @@ import numpy as np
 import pytest
 
 from toque.config import load_config
+from toque.cooking.schemas import RecipeReader
 from toque.errors import ConfigError, DataError
-from toque.workflows.assembly.data import TEXT_READER, TOKEN_READER, sources_of
+from toque.sources.plain_text import TextReader
+from toque.sources.text_records import DocumentReader
+from toque.sources.token_arrays import TokenReader
+from toque.workflows.assembly.data import sources_of
 
 RECIPE = {"title": "Rice", "ingredients": ["rice"], "directions": ["Boil the rice until soft."]}
 
@@ -40,19 +44,19 @@ def test_readers_are_chosen_by_content(tmp_path):
     with tokens.open("wb") as file:
         np.save(file, np.arange(9))
     for path, reader in (
-        (recipes, "toque.cooking.formats:recipe_reader"),
-        (prose, TEXT_READER),
-        (texts, "toque.cooking.formats:text=text"),
-        (tokens, TOKEN_READER),
+        (recipes, RecipeReader()),
+        (prose, TextReader()),
+        (texts, DocumentReader("text")),
+        (tokens, TokenReader()),
     ):
         found = source_for(tmp_path, path=str(path))
         assert found.reader == reader
         assert found.files is not None
         assert [file.path for file in found.files] == [path]
-    assert source_for(tmp_path, path=str(texts), format="text").reader == TEXT_READER
+    assert source_for(tmp_path, path=str(texts), format="text").reader == TextReader()
     body = source_for(tmp_path, path=str(texts), columns={"text": "text"}, format="text")
-    assert body.reader == "toque.cooking.formats:text=text"
-    assert source_for(tmp_path, path=str(prose), format="tokens").reader == TOKEN_READER
+    assert body.reader == DocumentReader("text")
+    assert source_for(tmp_path, path=str(prose), format="tokens").reader == TokenReader()
 
 
 def test_no_tokenizer_is_learnt_from_ids(tmp_path):
@@ -69,7 +73,7 @@ def test_a_saved_dataset_is_known_by_its_content(tmp_path):
     assert found.files is not None
     assert [file.path.suffix for file in found.files] == [".arrow"]
     as_text = source_for(tmp_path, path=str(tmp_path / "folder"), format="text")
-    assert as_text.reader == "toque.cooking.formats:text=text"
+    assert as_text.reader == DocumentReader("text")
 
 
 def test_an_address_of_another_kind_is_refused(tmp_path):

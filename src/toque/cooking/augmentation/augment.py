@@ -1,9 +1,8 @@
-"""Other wordings of the same example: formats, instructions, verbs, ingredients, tips.
+"""Text augmentation by rules: formats, instructions, verbs, ingredients, tips.
 
-Rules over the words of a prompt and its target. They read nothing but the words and a key of 64
-bits, so what becomes of an example in an epoch is a function of (seed, epoch, example). Only
-requests for a whole recipe are touched: the classes of the other tasks are true of what the
-source says.
+The rules read only the words of an example and a 64-bit key, so the augmented example is a function
+of (seed, epoch, example). Only requests for a whole recipe are changed: the labels of the other
+tasks hold for the original text.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class Augmentation:
     """How often each technique is applied: probabilities per example and epoch."""
 
     prompt_formats: bool = False
-    """One of the eight wordings for every example, each as likely."""
+    """One of the eight wordings for every example, all equally likely."""
     instructions: float = 0.0
     paraphrase: float = 0.0
     substitute: float = 0.0
@@ -45,12 +44,12 @@ class Augmentation:
     def edits(
         self, prompt: Sequence[str], target: Sequence[str], *, key: int, whole: bool
     ) -> tuple[Edits, Edits]:
-        """What to change in each side.
+        """The edits of each side.
 
         Args:
             prompt: its words.
             target: its words.
-            key: decides every draw.
+            key: seeds every draw.
             whole: whether the target reaches the true end of its text.
         """
         if not target or target[0] != _TARGET_BEGINS:
@@ -86,7 +85,7 @@ class Augmentation:
 
 
 def _names_at(prompt: Sequence[str]) -> int | None:
-    """Where the ingredient names begin; None when the prompt lists none."""
+    """Index of the first ingredient name; None if the prompt lists none."""
     for at in range(len(prompt) - len(_WITH)):
         if list(prompt[at : at + len(_WITH)]) == _WITH:
             return at + len(_WITH)
@@ -94,7 +93,7 @@ def _names_at(prompt: Sequence[str]) -> int | None:
 
 
 def _paraphrased(target: Sequence[str], key: int) -> Edits:
-    """Other verbs where a sentence of the steps begins with one; the verb itself is a choice."""
+    """Replace verbs that begin a sentence of the steps; keeping the verb is one of the choices."""
     edits: Edits = []
     try:
         start = list(target).index(_STEPS_BEGIN)
@@ -111,7 +110,7 @@ def _paraphrased(target: Sequence[str], key: int) -> Edits:
 
 
 def _apart(edits: Edits) -> Edits:
-    """Ascending, without those that overlap one before."""
+    """The edits in order, without those that overlap an earlier one."""
     kept: Edits = []
     for edit in sorted(edits):
         if not kept or edit.start >= kept[-1].end:

@@ -1,4 +1,4 @@
-"""Wordings that mean the same, for augmentation."""
+"""Paraphrase tables for augmentation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CONNECTIONS: Final[tuple[str, ...]] = (
     "I have",
     "that uses",
 )
-"""Instead of "using ingredients:" between a dish and what it is made of."""
+"""Replacements for "using ingredients:" between a dish and its ingredients."""
 
 VERBS: Final[dict[str, tuple[str, ...]]] = {
     "Add": ("Put in",),
@@ -36,7 +36,7 @@ VERBS: Final[dict[str, tuple[str, ...]]] = {
     "Transfer": ("Move",),
     "Whisk": ("Beat",),
 }
-"""Verbs that begin a sentence of a recipe, and what may stand in their place there."""
+"""Verbs that begin a sentence of a recipe, with their replacements."""
 
 TIPS: Final[tuple[str, ...]] = (
     "Read the whole recipe before you begin.",

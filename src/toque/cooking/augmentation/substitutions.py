@@ -1,8 +1,8 @@
-"""One ingredient for another, in the request and throughout the recipe, or not at all.
+"""Ingredient substitution, throughout prompt and recipe or not at all.
 
-A swap is made only where the text says nothing that would then be wrong: the request lists exactly
-that food, the recipe names it, and no other word of the example speaks of it ("buttered",
-"peanut butter", "the beef") or of what replaces it.
+A swap is made only if it leaves nothing wrong in the text: the request lists exactly that food, the
+recipe names it, and no other word of the example refers to it ("buttered", "peanut butter", "the
+beef") or to its replacement.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ PAIRS: Final[tuple[tuple[Forms, Forms], ...]] = (
     (("dried basil", "dried basil"), ("dried marjoram", "dried marjoram")),
     (("sour cream", "sour cream"), ("plain yogurt", "plain yogurt")),
 )
-"""Foods that can stand for each other at the same weight; all begin with a consonant, so that
-"a" before them stays right."""
+"""Foods interchangeable at the same weight; all begin with a consonant, so that "a" before them
+stays right."""
 
 _CLOSING: Final = ",.;:)!?"
 _SIDES: Final = frozenset(
@@ -55,19 +55,19 @@ _SIDES: Final = frozenset(
     flakes root
     """.split()  # noqa: SIM905
 )
-"""Words beside a food that make it another."""
+"""Words next to a food that make it another one."""
 
 
 def substitution(
     prompt: Sequence[str], target: Sequence[str], *, names_at: int, key: int
 ) -> tuple[list[Edit], list[Edit]]:
-    """The edits of one swap in each side; none where no swap is safe.
+    """The edits of one swap in each side; none if no swap is safe.
 
     Args:
         prompt: its words.
         target: its words.
         names_at: where the prompt's list of names begins.
-        key: decides which of the possible swaps.
+        key: chooses among the possible swaps.
     """
     listed = {name.casefold() for name in " ".join(prompt[names_at:]).split(", ")}
     words = [word.casefold() for word in (*prompt, *target)]
@@ -88,13 +88,13 @@ def substitution(
 
 
 def _own(food: Forms, other: Forms) -> list[str]:
-    """The words of a food that the other has not."""
+    """The words of a food that are not in the other."""
     shared = set(other[0].split())
     return [word for word in food[0].split() if word not in shared]
 
 
 def _swapped(words: Sequence[str], old: Forms, new: Forms) -> list[Edit] | None:
-    """Every mention replaced; None when something else speaks of the food."""
+    """Replace every mention; None if another word refers to the food."""
     edits: list[Edit] = []
     telling = {stem(word) for word in _own(old, new)}
     at = 0

@@ -5,7 +5,7 @@ the default data and the data of the tests: correct in form, consistent (a liste
 used, a used one is listed), varied in wording, labelled, and free of anyone's rights.
 
 Recipe `index` of a seed depends on nothing but (seed, index), so any part of an endless cookbook
-can be made anywhere.
+can be generated independently.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _MODULES = (
     simple,
 )
 FAMILIES: tuple[Family, ...] = tuple(family for m in _MODULES for family in m.FAMILIES)
-"""The dish families, drawn with equal chances."""
+"""The dish families, drawn with equal probability."""
 
 
 def recipe(seed: int, index: int) -> Recipe:
@@ -77,7 +77,7 @@ def recipes(n: int, seed: int) -> Iterator[Recipe]:
 
 
 def write_cookbook(path: Path, n: int, seed: int) -> None:
-    """Write `n` recipes as JSON lines, gzipped when the name ends in ".gz"; whole or absent.
+    """Write `n` recipes as JSON lines, atomically; gzipped if the name ends in ".gz".
 
     The same arguments give the same bytes.
 
@@ -93,7 +93,7 @@ def write_cookbook(path: Path, n: int, seed: int) -> None:
 
 
 def _record(one: Recipe) -> dict[str, Any]:
-    """A recipe with the field names that recipe collections use."""
+    """A recipe with the usual field names of recipe collections."""
     fields = asdict(one)
     return {
         "title": fields["title"],
@@ -109,7 +109,7 @@ def _output(path: Path) -> Iterator[BinaryIO]:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(path) as file:
             if path.suffix == ".gz":
-                # No name and no time inside, so that equal content is equal bytes.
+                # No name and no time in the gzip header, so that equal content gives equal bytes.
                 packed = gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0)
                 with io.BufferedWriter(packed) as buffered:
                     yield buffered

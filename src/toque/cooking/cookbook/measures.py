@@ -1,4 +1,4 @@
-"""Amounts as people write them: scaled, rounded to what a kitchen can measure, with its unit."""
+"""Kitchen measures: amounts scaled, rounded to what a kitchen can measure, and written out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import lru_cache
 from toque.cooking.cookbook.pantry import GRAMS_PER_POUND, PANTRY, TEASPOONS_PER_CUP, Food
 
 VOLUMES = {"cup": 48.0, "tbsp": 3.0, "tsp": 1.0}
-"""Unit of a specification to teaspoons."""
+"""Teaspoons in each unit of volume."""
 
 PIECES = {"clove", "stalk", "slice", "can", "sprig"}
 """Units that count pieces of a food."""
@@ -54,7 +54,7 @@ class Measured:
     """Amount, unit and food, as in an ingredient list, without the preparation."""
     grams: float
     is_single: bool
-    """Whether a step speaks of one piece ("the onion") and not of several ("the onions")."""
+    """Whether a step refers to one piece ("the onion") or several ("the onions")."""
 
 
 @lru_cache(maxsize=4096)

@@ -1,7 +1,7 @@
-"""The cookbook's pantry: foods, what they are called, and rough figures per 100 g.
+"""The cookbook's pantry: foods, their names, and rough figures per 100 g.
 
 The figures are rounded common knowledge (energy, fat, sugar, sodium of raw foods, weights of a
-cup and of one piece); good for a traffic light, not for a diet.
+cup and of one piece): enough for a traffic light, not for a diet.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ class Food:
     """One food of the pantry."""
 
     name: str
-    """As a step calls it, in the singular: "chickpea"."""
+    """Its name in a step, singular: "chickpea"."""
     plural: str
-    """As a step calls several or an amount of it: "chickpeas"; of a mass, the same as `name`."""
+    """Its name in a step, plural: "chickpeas"; of a mass noun, the same as `name`."""
     qualifier: str
     """Words before the name in an ingredient list: "boneless skinless" of chicken breasts."""
     energy_kcal: float

@@ -1,4 +1,4 @@
-"""Where a recipe of the cookbook is made: draws, ingredients, steps and their checks.
+"""Builder of a cookbook recipe: random draws, ingredients, steps, consistency checks.
 
 A dish family is a function that takes a `Kitchen`, adds ingredients by specification and writes
 steps by template. The kitchen scales the amounts, names foods in steps as the list does, and
@@ -19,7 +19,7 @@ SOURCE = "toque cookbook (synthetic)"
 _MASK = (1 << 64) - 1
 _SLOT = re.compile(r"\{([^{}:]+)(?::(\w+))?\}")
 _SMALL_WORDS = {"with", "and", "of", "in", "the", "a", "on", "for"}
-# Words that are plural although they count as one dish, or end in "s" and are not.
+# Plurals that are one dish, and singulars in "s".
 _TITLE_WORDS = {
     "lemon juice": "lemon", "lemon zest": "lemon", "lime juice": "lime", "orange juice": "orange",
     "maple syrup": "maple", "vanilla extract": "vanilla", "cocoa powder": "cocoa",
@@ -31,7 +31,7 @@ _TITLE_WORDS = {
     "chili powder": "chili", "curry powder": "curry", "diced tomato": "tomato",
     "crushed tomato": "tomato", "arborio rice": "rice",
 }  # fmt: skip
-"""What a title calls a food, where that is not what a step calls it."""
+"""A food's name in a title, if it differs from that in a step."""
 
 _SINGULAR_IN_S = {"asparagus", "couscous", "swiss"}
 
@@ -57,7 +57,7 @@ class Draw:
 
 
 class Kitchen:
-    """One recipe in the making."""
+    """Builds one recipe."""
 
     def __init__(self, draw: Draw) -> None:
         self._draw = draw
@@ -80,7 +80,7 @@ class Kitchen:
         return options[self._draw.below(len(options))]
 
     def chance(self, percent: int) -> bool:
-        """True in `percent` of a hundred recipes."""
+        """True with a probability of `percent` percent."""
         return self._draw.below(100) < percent
 
     def between(self, low: int, high: int, step: int = 1) -> int:
@@ -123,7 +123,7 @@ class Kitchen:
             self._add(spec, 1.0)
 
     def call(self, name: str, *keys: str) -> None:
-        """Call listed foods `name` in templates; those not listed are left out."""
+        """Let `name` stand for the listed ones of these foods in templates."""
         self._groups[name] = [key for key in keys if key in self._lines]
 
     def has(self, *names: str) -> bool:
@@ -296,4 +296,4 @@ def write_minutes(minutes: int) -> str:
 
 
 Family = Callable[[Kitchen], None]
-"""Makes one recipe of a kind of dish."""
+"""A dish family: builds one recipe of its kind."""

@@ -1,4 +1,4 @@
-"""The amounts of an ingredient line: numbers, ranges, units, containers and second measures."""
+"""Amounts of an ingredient line: numbers, ranges, units, containers and second measures."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class Amount(NamedTuple):
     quantity: Range | None
     """Low and high, the same unless the line gives a range; None for "pinch of salt"."""
     unit: str | None
-    """A name of `units_of_measure.UNITS`, or None for pieces."""
+    """A name in `units.UNITS`, or None for pieces."""
     role: Role = "whole"
     """`whole`: the line's first measure. `plus`: to be added to the one before. `same`: the same
     amount again ("250ml/9fl oz"). `each`: of one piece ("1 (16 ounce) can", "6 10-inch ...")."""
 
 
 class AmountReader:
-    """Reads measures from `tokens[i:end]` and leaves `i` at the first token that is none."""
+    """Reads measures from `tokens[i:end]` and leaves `i` at the first token that is not one."""
 
     __slots__ = ("_alone", "_each", "amounts", "end", "i", "sizes", "tokens")
 
@@ -71,7 +71,7 @@ class AmountReader:
         return word in CLOSING and (self._group() or self._remark())
 
     def _between(self) -> bool:
-        """Pass over what joins measures: "about", "/", "plus", "x", "or"."""
+        """Skip what joins measures: "about", "/", "plus", "x", "or"."""
         i, word = self.i, self.tokens.words[self.i]
         if word in _PLUS and self.amounts and self._plus():
             return True
@@ -151,7 +151,7 @@ class AmountReader:
         self.amounts.append(Amount(quantity, unit.name if unit else None, role))
 
     def unit(self, i: int, *, numbered: bool) -> tuple[Unit | None, int]:
-        """The unit that stands at `i`, sizes before it passed over, and the place after it."""
+        """The unit at `i`, sizes before it skipped, and the index after it."""
         words = self.tokens.words
         start = i
         while words[i] in SIZES or words[i] in SIZE_ADVERBS or words[i] in PACKED:
@@ -176,7 +176,7 @@ class AmountReader:
         return unit, j
 
     def _after(self, i: int) -> int:
-        """Past a full stop, a hyphen and the same unit said twice ("¼ c cup")."""
+        """Index after a full stop, a hyphen and a repeated unit ("¼ c cup")."""
         words = self.tokens.words
         if words[i] == "." and i < self.end:
             i += 1
@@ -249,7 +249,7 @@ class AmountReader:
         return True
 
     def _remark(self) -> bool:
-        """Pass over "(1-inch-thick)" and "(8 count)" before a unit, as a kind of size."""
+        """Skip "(1-inch-thick)" and "(8 count)" before a unit, as a kind of size."""
         close = self.tokens.closing(self.i, self.end)
         after = self.tokens.words[min(close + 1, self.end)]
         if not self.amounts or (after != "of" and after not in SPELLINGS) or close >= self.end:
@@ -260,7 +260,7 @@ class AmountReader:
 
 
 def read_measures(tokens: Tokens, i: int, end: int) -> list[Amount]:
-    """The measures of `tokens[i:end]` when nothing else is there ("about 12 ounces each")."""
+    """The measures of `tokens[i:end]` if they hold nothing else ("about 12 ounces each")."""
     words = tokens.words
     each = words[i] == "each"
     i += each

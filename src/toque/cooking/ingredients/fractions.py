@@ -1,4 +1,4 @@
-"""Numbers as recipes write them: fractions, glyphs, ranges and words."""
+"""Fractions and numbers in recipe text: glyphs, ranges and number words."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WORDS: Final[dict[str, tuple[float, float]]] = {
     "twelve": (12, 12), "half": (0.5, 0.5), "quarter": (0.25, 0.25), "couple": (2, 2),
     "few": (3, 3), "several": (3, 3),
 }  # fmt: skip
-"""Number words; "few" and "several" are taken for three."""
+"""Number words; "few" and "several" count as three."""
 
 
 def plain(text: str) -> str:

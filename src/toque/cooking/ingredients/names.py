@@ -1,7 +1,7 @@
-"""What an ingredient line names and whether it says how much, for prompts and metrics.
+"""Ingredient names, head nouns, and whether a line has a quantity, for prompts and metrics.
 
-Lines are read by `ingredient_lines.parse_line`; a prompt lists names with commas between them,
-so a name here has none.
+Lines are parsed by `parser.parse_line`. A prompt separates names by commas, so a name here
+contains none.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def ingredient_name(line: str) -> str:
 
 
 def one_name(name: str) -> str:
-    """Of a name that spans commas, the first part that is a food."""
+    """The first part that is a food, of a name that spans commas."""
     if "," not in name:
         return name
     parts = name.split(",")
@@ -43,13 +43,13 @@ def one_name(name: str) -> str:
 
 @lru_cache(maxsize=1 << 16)
 def head_of_line(line: str) -> str:
-    """The head noun of what an ingredient line names; lines repeat, so it is remembered."""
+    """The head noun of an ingredient line's food; cached, because lines repeat."""
     return head_noun(ingredient_name(line))
 
 
 @lru_cache(maxsize=1 << 15)
 def head_noun(name: str) -> str:
-    """The word an ingredient's name turns on, in the singular and lower case.
+    """The head noun of an ingredient's name, singular and lower case.
 
     >>> head_noun("ripe Roma tomatoes"), head_noun("cream of tartar"), head_noun("bay leaves")
     ('tomato', 'cream', 'leaf')
@@ -61,7 +61,7 @@ def head_noun(name: str) -> str:
 
 @lru_cache(maxsize=1 << 16)
 def stem(word: str) -> str:
-    """The singular of a lower-case English noun, near enough to compare two texts.
+    """The singular of a lower-case English noun, accurate enough for comparing two texts.
 
     >>> [stem(w) for w in ("berries", "tomatoes", "peaches", "couscous", "loaves", "glass")]
     ['berry', 'tomato', 'peach', 'couscous', 'loaf', 'glass']
@@ -91,7 +91,7 @@ def forms(noun: str) -> frozenset[str]:
 
 @lru_cache(maxsize=1 << 16)
 def forms_in_line(line: str) -> frozenset[str]:
-    """Every form of the head noun of what an ingredient line names."""
+    """Every form of the head noun of an ingredient line's food."""
     return forms(head_of_line(line))
 
 

@@ -1,8 +1,8 @@
-"""Ingredient lines read: quantity, unit, size, name, preparation, remarks.
+"""Ingredient line parser: quantity, unit, size, name, preparation, remarks.
 
-A line is cut into numbers, words and marks and read from the left: amounts first, then the
-food's name up to the first mark or word that ends it, then what was done to it and remarks.
-English only; no line is refused: what cannot be read stays in the name.
+A line is tokenised into numbers, words and marks and read from the left: amounts first, then the
+food's name up to the first mark or word that ends it, then its preparation and remarks. English
+only; no line is refused: what cannot be parsed stays in the name.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from toque.cooking.ingredients.vocabulary import (
 
 
 class IngredientLine(NamedTuple):
-    """One ingredient line, read. Texts are "" where the line says nothing."""
+    """A parsed ingredient line. Missing texts are ""."""
 
     quantity: Range | None
-    """The first number: low and high, the same unless the line gives a range."""
+    """The first number as (low, high), equal unless the line gives a range."""
     unit: str | None
-    """Of that number, one of `units_of_measure.UNITS`; None for pieces."""
+    """Its unit, a name in `units.UNITS`; None for pieces."""
     size: str
     """ "large", "small", "heaped"; of the food or of the measure."""
     name: str
@@ -55,12 +55,12 @@ class IngredientLine(NamedTuple):
     """ "for dusting", "to serve"."""
     optional: bool
     amounts: tuple[Amount, ...]
-    """Every measure of the line, the first included."""
+    """Every measure of the line, including the first."""
 
 
 @lru_cache(maxsize=1 << 16)
 def parse_line(line: str) -> IngredientLine:
-    """Read one ingredient line.
+    """Parse one ingredient line.
 
     >>> read = parse_line("1 (16 ounce) can black beans, drained and rinsed")
     >>> read.quantity, read.unit, read.name, read.preparation
@@ -91,7 +91,7 @@ def parse_line(line: str) -> IngredientLine:
 
 
 class _Line:
-    """The reading of one line."""
+    """Parser state of one line."""
 
     __slots__ = ("amounts", "comment", "name", "preparation", "purpose", "sizes", "tokens")
 
@@ -105,7 +105,7 @@ class _Line:
         self.name = ""
 
     def read(self) -> IngredientLine:
-        """The whole line."""
+        """Parse the whole line."""
         tokens = self.tokens
         start = self._part_of() if "of" in tokens.words or "from" in tokens.words else 0
         start = self._head(start)
@@ -135,14 +135,14 @@ class _Line:
         )
 
     def _head(self, i: int) -> int:
-        """Read the amounts at `i`; the place after them."""
+        """Read the amounts at `i`; the index after them."""
         reader = AmountReader(self.tokens, i)
         reader.head()
         self.amounts, self.sizes = reader.amounts, reader.sizes
         return reader.i
 
     def _part_of(self) -> int:
-        """Read "Grated zest and juice of" before an amount; the place after it."""
+        """Read "Grated zest and juice of" before an amount; the index after it."""
         words, kinds = self.tokens.words, self.tokens.kinds
         for i in range(1, min(7, len(self.tokens))):
             if words[i] in {"of", "from"} and not PARTS.isdisjoint(words[:i]):
@@ -185,7 +185,7 @@ class _Line:
         return j >= end or self.tokens.words[j] in {"into", "in", "("}
 
     def _skip(self, i: int, end: int, kept: list[int]) -> int:
-        """Take what stands in a name without being of it, or keep token `i`; the place after."""
+        """Skip a token inside a name that is not part of it, or keep token `i`; the index after."""
         words, tokens = self.tokens.words, self.tokens
         word = words[i]
         if word in CLOSING:
@@ -240,7 +240,7 @@ class _Line:
         return kept
 
     def _bracket(self, i: int, close: int) -> None:
-        """File what a bracket holds, part by part."""
+        """Classify the parts of a bracket."""
         start = i + 1
         for at in range(start, close + 1):
             if at == close or self.tokens.words[at] == ";":
@@ -248,7 +248,7 @@ class _Line:
                 start = at + 1
 
     def _measure(self, i: int, end: int) -> bool:
-        """Add a run that holds nothing but measures."""
+        """Add a run that consists of measures only."""
         measures = read_measures(self.tokens, i, end)
         if measures and not self.amounts:
             measures[0] = measures[0]._replace(role="whole")
@@ -256,7 +256,7 @@ class _Line:
         return bool(measures)
 
     def _file(self, i: int, end: int) -> None:
-        """File a run after the name under measures, purpose, preparation or remark."""
+        """Classify a run after the name as measures, purpose, preparation or remark."""
         words, kinds, tokens = self.tokens.words, self.tokens.kinds, self.tokens
         for at in range(i, end):
             if words[at] in CLOSING:

@@ -1,6 +1,6 @@
-"""Where the parts of an ingredient line begin and end: runs between commas, names, participles.
+"""Segmentation of an ingredient line: runs between commas, names, participles.
 
-Functions over a line's tokens; places are token numbers, ends exclusive.
+Functions over a line's tokens; positions are token indices, ends exclusive.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ Run = tuple[int, int]
 
 _COMMAS: Final = frozenset({",", ";", ":", "|", "--"})
 _MAX_NAMED: Final = 4
-"""Segments that one list of foods may span."""
+"""Most segments in one list of foods."""
 _AMOUNT_WORDS: Final = frozenset({"taste", "needed", "required", "desired", "wish", "like"})
 _NO_FOOD: Final = frozenset({"a", "more", "less", "you", "another"})
 ENDS: Final = frozenset(
     {"plus", "preferably", "optional", "such", "about", "including", "divided", "+", "from", "see",
      "or", "and", "to", "for", "as", "if", "at", "cut"}
 )  # fmt: skip
-"""Words that may end a name; `ends_name` looks closer at some."""
+"""Words that may end a name; `ends_name` decides."""
 SPECIAL_WORDS: Final = ENDS | PREPARED | ADVERBS | SIZES
-"""Words of a name that need a closer look."""
+"""Words in a name that need further checks."""
 
 
 def segments(tokens: Tokens, i: int) -> list[Run]:
-    """Runs of tokens between commas and the like, from token `i` on; brackets are not cut."""
+    """Runs of tokens between commas and the like, from token `i` on; brackets stay whole."""
     kinds, words, end = tokens.kinds, tokens.words, len(tokens)
     runs: list[Run] = []
     start = i
@@ -124,7 +124,7 @@ def ends_name(tokens: Tokens, i: int) -> bool:
 
 
 def participles_end(tokens: Tokens, i: int, end: int) -> int:
-    """The place after "finely chopped and toasted" that starts at `i`; `i` when none does."""
+    """The index after a run like "finely chopped and toasted" at `i`; `i` if there is none."""
     words = tokens.words
     last = i
     for j in range(i, end):
@@ -145,7 +145,7 @@ def belongs_to_name(before: str, word: str) -> bool:
 
 
 def join(tokens: Tokens, kept: list[int]) -> str:
-    """The text of the kept tokens, each gap one blank."""
+    """The text of the kept tokens, with one blank for each gap."""
     if not kept:
         return ""
     if kept[-1] - kept[0] == len(kept) - 1:

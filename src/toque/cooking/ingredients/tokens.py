@@ -1,4 +1,4 @@
-"""An ingredient line cut into numbers, words and marks."""
+"""Tokeniser of ingredient lines: numbers, words and marks."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from toque.cooking.ingredients.fractions import NUMBER
 _TOKEN: Final = re.compile(rf"[^\W\d_]+(?:['-](?=[^\W\d_])[^\W\d_]+)*'?|{NUMBER}|\S")
 _KINDS: Final = dict.fromkeys("abcdefghijklmnopqrstuvwxyz", "W") | dict.fromkeys("123456789", "N")
 CLOSING: Final = {"(": ")", "[": "]"}
-"""Opening brackets and what closes them."""
+"""Opening brackets and their closing ones."""
 
 
 def _kind(word: str) -> str:
-    """The kind of a token whose first character leaves it open."""
+    """The kind of a token that its first character does not decide."""
     if word[0].isalpha() or word == "00":  # "00 flour"
         return "W"
-    return "N" if word[-1].isdecimal() else "P"  # "²" is a digit and no number
+    return "N" if word[-1].isdecimal() else "P"  # "²" is a digit but not a number
 
 
 class Tokens:
@@ -61,7 +61,7 @@ class Tokens:
         return len(self._originals)
 
     def closing(self, i: int, end: int) -> int:
-        """Place of the mark that closes the bracket at `i`; `end` when there is none."""
+        """Index of the mark that closes the bracket at `i`; `end` if there is none."""
         mark = CLOSING[self.words[i]]
         for j in range(i + 1, end):
             if self.words[j] == mark:
@@ -73,7 +73,7 @@ class Tokens:
         return self.span(i, j).strip(" ,;:.-*") if i < j else ""
 
     def is_glued(self, i: int) -> bool:
-        """Whether no blank stands before token `i`."""
+        """Whether there is no blank before token `i`."""
         if not 0 < i < len(self._originals):
             return False
         return self.starts[i] == self.starts[i - 1] + len(self._originals[i - 1])

@@ -1,7 +1,7 @@
-"""Units of kitchen measure: every way people write them, one name for each, and their size.
+"""Units of kitchen measure: spellings, canonical names and sizes.
 
-Volumes are United States customary units where a unit has two sizes (a cup is 236.6 ml, a pint
-473 ml): the unit's name alone does not say which, and most English recipes at hand are American.
+A unit with two sizes is the United States customary one (a cup is 236.6 ml, a pint 473 ml): its
+name does not say which, and most English recipes at hand are American.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ UnitKind = Literal["mass", "volume", "length", "count"]
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A unit under its one name."""
+    """A unit by its canonical name."""
 
     name: str
     kind: UnitKind
     size: float
-    """Grams of a mass, millilitres of a volume, centimetres of a length; 0 for what is counted."""
+    """Grams of a mass, millilitres of a volume, centimetres of a length; 0 for pieces."""
 
 
 # name | kind | size | other spellings; plurals in "s" are added for words of three letters or more
@@ -100,7 +100,7 @@ STARTERS: Final = frozenset(
 CONTAINERS: Final = frozenset(
     {"can", "package", "sachet", "jar", "bottle", "bag", "box", "carton", "container", "punnet"}
 )
-"""Units whose own size has to be said: "1 (16 ounce) can"."""
+"""Units whose size has to be given: "1 (16 ounce) can"."""
 
 LATE: Final[dict[str, frozenset[str] | None]] = {
     "clove": frozenset({"garlic"}),

@@ -1,4 +1,4 @@
-"""The vocabulary of ingredient lines: what is a size, what a preparation, what a remark."""
+"""Vocabulary of ingredient lines: sizes, preparations, remarks."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ PREPARED: Final = frozenset(
     torn trimmed uncooked unpeeled unsifted washed well-shaken wiped zested
     """.split()  # noqa: SIM905
 )
-"""Participles that tell what was done to a food, not which food to buy."""
+"""Participles of preparation, which do not tell which food to buy."""
 
 PART_OF_NAME: Final[dict[str, frozenset[str]]] = {
     "crushed": frozenset({"red", "tomatoes", "pineapple", "ice", "chilies"}),
@@ -105,7 +105,7 @@ QUALITIES: Final = frozenset(
     day-old stale fine coarse best-quality unwaxed unbleached strong full-fat skinned
     """.split()  # noqa: SIM905
 )
-"""Words that cannot be a food: a comma after them parts adjectives ("boneless, skinless ...")."""
+"""Words that are no food; a comma after them separates adjectives ("boneless, skinless ...")."""
 
 PURPOSES: Final = frozenset(
     """
@@ -115,10 +115,10 @@ PURPOSES: Final = frozenset(
     dredging poach poaching cook cooking the deep egg scatter pass passing
     """.split()  # noqa: SIM905
 )
-"""Words after "for" or "to" that tell what an ingredient is for."""
+"""Words after "for" or "to" that give an ingredient's purpose."""
 
 PARTS: Final = frozenset({"juice", "zest", "rind", "peel"})
-"""What is taken of a fruit: "juice of 1 lemon", "grated zest and juice of 2 limes"."""
+"""Parts of a fruit: "juice of 1 lemon", "grated zest and juice of 2 limes"."""
 
 UNSAID: Final = frozenset({"additional", "extra", "some", "more", "optional"})
-"""Words before a name that say nothing of the food ("additional breadcrumbs")."""
+"""Words before a name that say nothing about the food ("additional breadcrumbs")."""

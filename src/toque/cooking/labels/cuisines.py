@@ -1,4 +1,4 @@
-"""The cuisine a recipe's own tags name; nothing is guessed from its ingredients."""
+"""Cuisine labels, from a recipe's own tags; nothing is guessed from its ingredients."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _CODES: Final = {
 
 
 def cuisine_of(tags: Iterable[str]) -> int | None:
-    """The number of the one cuisine that `tags` name; None for none, and for several.
+    """The code of the cuisine that `tags` name; None if they name none or several.
 
     >>> CUISINES[cuisine_of(["dinner", "Italian"])], cuisine_of(["thai", "french"])
     ('Italian', None)

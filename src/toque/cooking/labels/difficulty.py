@@ -1,11 +1,11 @@
-"""Easy, medium or hard: the curriculum's bounds, refined by work, time and technique.
+"""Difficulty labels (easy, medium, hard): bounds on counts, refined by work, time, technique.
 
 1. By bounds: easy up to 6 ingredients and 6 steps, medium up to 12 and 12, else hard.
 2. One level easier when the work is small: directions of at most 150 words, at most 90 minutes
    in all, and no demanding technique. Many short steps are still little work.
 3. One level harder when two demanding techniques are asked for, or one and more than 2 hours.
 
-Time is the recipe's `minutes`; when they are missing (or 0), the minutes its steps speak of.
+Time is the recipe's `minutes`; if they are missing (or 0), the sum of the times in its steps.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ TECHNIQUES: Final[dict[str, str]] = {
     "julienne": "julienne chiffonade brunoise mandoline",
     "roll out": "lattice crimp",
 }
-"""Demanding techniques and the words that ask for them."""
+"""Demanding techniques and the words that name them."""
 
 _PHRASES: Final[tuple[tuple[str, str, str], ...]] = (
     ("proof", "rise", r"(?:let|dough)\b.{0,40}\brise"),
@@ -74,7 +74,7 @@ _PHRASES: Final[tuple[tuple[str, str, str], ...]] = (
         r"roll (?:out|dough|pastry|the (?:dough|pastry))|roll .{0,30} out (?:on|to)",
     ),
 )
-"""Technique, a word without which the phrase cannot be there, and the phrase."""
+"""Technique, a word that the phrase must contain, and the phrase."""
 
 
 def _triggers() -> dict[str, list[tuple[str, re.Pattern[str] | None]]]:
@@ -98,19 +98,19 @@ _TIME: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class DifficultyReport:
-    """A level and what led to it."""
+    """A level and its reasons."""
 
     level: Difficulty
     by_bounds: Difficulty
     minutes: float | None
-    """None when neither the recipe nor its steps say."""
+    """None if neither the recipe nor its steps say."""
     words: int
     techniques: tuple[str, ...]
     """Names of `TECHNIQUES`, in their order."""
 
 
 def difficulty_of(recipe: Recipe) -> Difficulty:
-    """How hard a recipe is, whatever label it carries.
+    """The difficulty of a recipe, regardless of any label it has.
 
     >>> steps = ("Boil the pasta for 10 minutes.",) * 8
     >>> difficulty_of(Recipe("Pasta", ("pasta", "salt"), steps))
@@ -125,7 +125,7 @@ def report_difficulty(recipe: Recipe) -> DifficultyReport:
 
 
 def difficulty_of_reading(reading: Reading) -> DifficultyReport:
-    """The level of a recipe that has been read, with its reasons."""
+    """The level of a recipe from its features, with its reasons."""
     recipe = reading.recipe
     bounds = by_bounds(len(recipe.ingredients), len(recipe.steps))
     techniques = _techniques(reading.text, reading.different)
@@ -141,7 +141,7 @@ def difficulty_of_reading(reading: Reading) -> DifficultyReport:
 
 
 def techniques_in(text: str) -> tuple[str, ...]:
-    """The demanding techniques a text asks for.
+    """The demanding techniques in a text.
 
     >>> techniques_in("Knead the dough, let rise, then deep-fry.")
     ('knead', 'proof', 'deep-fry')
@@ -162,7 +162,7 @@ def _techniques(text: str, words: frozenset[str]) -> tuple[str, ...]:
 
 
 def minutes_in(steps: Iterable[str]) -> float | None:
-    """The sum of the times that steps speak of, of a range the longer; None without any.
+    """The sum of the times in the steps, with the longer end of a range; None without any.
 
     >>> minutes_in(["Bake 20 to 25 minutes.", "Chill for 1 hour."])
     85.0

@@ -1,8 +1,8 @@
-"""Common foods with what 100 g of them hold, found by the names recipes use.
+"""Food table: nutrients per 100 g of common foods, looked up by the names recipes use.
 
 The table `foods.tsv` comes from the USDA's National Nutrient Database for Standard Reference 21
 (public domain) through `tools/make_foods.py`. One entry stands for many names: a traffic light
-does not need to know Gouda from Edam.
+need not distinguish Gouda from Edam.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NUTRIENTS: Final = (
 )  # fmt: skip
 _MAX_WORDS: Final = 5
 _SERVING_G: Final = 30.0
-"""Of a food too rare to know."""
+"""Grams in a serving, for a rare food."""
 _NOT_FOOD: Final = frozenset(
     {"skewer", "toothpick", "foil", "parchment", "equipment", "accompaniment", "twine", "reynold",
      "thermometer", "cutter", "cheesecloth", "liner", "charcoal", "torch", "ramekin"}
@@ -34,17 +34,17 @@ _NOT_FOOD: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Food:
-    """A food; its figures are of what recipes weigh: raw, edible parts."""
+    """A food; its figures are for raw, edible parts, which is what recipes weigh."""
 
     name: str
     usda: str
-    """USDA's number, or "typical" where SR21 has no such food."""
+    """USDA number, or "typical" if SR21 has no such food."""
     per_100_g: tuple[float, ...]
     """Figures in the order of `NUTRIENTS`."""
     weights_g: dict[str, float]
-    """Grams of a cup, of a piece, and of other units of this food."""
+    """Grams per cup, per piece, and per other units of this food."""
     serving_g: float
-    """Grams in one serving of a dish with it, where no amount is said: a median of real dishes."""
+    """Median grams in one serving of a dish with it, for lines without an amount."""
 
 
 @cache
@@ -86,10 +86,10 @@ def _words(name: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1 << 16)
 def find_food(name: str) -> Food | None:
-    """The food an ingredient's name means, if the table has one.
+    """Look up the food that an ingredient's name means; None if it is not in the table.
 
-    The longest run of words that is a name in the table counts, the last of several; of
-    alternatives ("butter or margarine") the first that is known.
+    The longest run of words that is a name in the table counts, the last if there are several; of
+    alternatives ("butter or margarine"), the first known one.
 
     >>> find_food("skinless, boneless chicken breast halves").name, find_food("unobtainium")
     ('chicken breast', None)
@@ -113,5 +113,5 @@ def _find(words: tuple[str, ...]) -> Food | None:
 
 @lru_cache(maxsize=1 << 16)
 def is_food(name: str) -> bool:
-    """Whether a line names something to eat, and no skewer or foil."""
+    """Whether a line names something to eat rather than a skewer or foil."""
     return _NOT_FOOD.isdisjoint(_words(name))

@@ -1,4 +1,4 @@
-"""Grams of an ingredient line: from its weight, its volume, or what its pieces weigh."""
+"""Grams of an ingredient line: from its weight, its volume, or its number of pieces."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from toque.cooking.labels.foods import Food
 
 CUP_ML: Final = 236.6
 _CUP_G: Final = 150.0
-"""Of a food whose cup was never weighed; between flour and water."""
+"""Grams per cup of a food without a known density; between flour and water."""
 _PIECE_G: Final = 60.0
 _UNIT_G: Final[dict[str, float]] = {
     "can": 400, "package": 300, "jar": 340, "bottle": 350, "bag": 300, "box": 350, "carton": 450,
@@ -21,7 +21,7 @@ _UNIT_G: Final[dict[str, float]] = {
     "cube": 5, "square": 28, "scoop": 60, "rack": 600, "part": 30, "batch": 300, "recipe": 300,
     "serving": 150, "leaf": 1, "glass": 150, "inch": 10, "centimetre": 4,
 }  # fmt: skip
-"""Grams of a unit when the food says nothing of its own."""
+"""Grams per unit for foods without their own figure."""
 _UNIT_ML: Final = {"pinch": 0.31, "dash": 0.62}
 _SIZE_FACTORS: Final = {
     "small": 0.7, "sm": 0.7, "baby": 0.5, "large": 1.3, "lg": 1.3, "big": 1.3, "jumbo": 1.5,
@@ -32,7 +32,7 @@ _SIZED_ALREADY: Final = frozenset({"egg", "egg white", "egg yolk", "shrimp", "ma
 
 
 def grams_of(line: IngredientLine, food: Food) -> float | None:
-    """The weight of an ingredient, of a range the mean; None when the line gives no amount.
+    """The weight of an ingredient (the mean of a range); None if the line gives no amount.
 
     >>> from toque.cooking.labels.foods import find_food
     >>> from toque.cooking.ingredients.parser import parse_line
@@ -49,7 +49,7 @@ def grams_of(line: IngredientLine, food: Food) -> float | None:
 
 
 def _measured(amounts: tuple[Amount, ...], kind: str, food: Food) -> float | None:
-    """The weight by the first measure of a kind; "plus" measures that follow it are added."""
+    """The weight by the first measure of a kind, with the "plus" measures that follow it."""
     count = _mean(amounts[0]) if amounts[0].quantity is not None else 1.0
     for at, amount in enumerate(amounts):
         unit = UNITS.get(amount.unit or "")

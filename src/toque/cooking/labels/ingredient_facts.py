@@ -1,7 +1,7 @@
-"""What the labels need of an ingredient line, worked out once for each line that is met.
+"""Features of an ingredient line for the labels, computed once per distinct line (LRU cache).
 
-Lines repeat: of 192,548 lines in 20,000 real recipes a third are different. Everything here is
-a function of the line alone, so a bounded memory of them changes no result.
+Lines repeat: of 192,548 lines in 20,000 real recipes a third are distinct. Everything here is a
+function of the line alone, so a bounded cache changes no result.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PURE_SALT: Final = 30_000.0
 _FRYING_FAT_G: Final = 180.0
 _BRINE_SALT_G: Final = 50.0
 TAKEN_UP: Final = 0.1
-"""Share of frying fat, and of the salt of a brine or a crust, that is eaten: a usual guess."""
+"""Share of frying fat, and of the salt in a brine or crust, that is eaten: a common guess."""
 
 _NEEDS_NO_AMOUNT: Final = re.compile(
     r"\bto (?:taste|serve|garnish|decorate|season|finish)\b|\bas (?:needed|required|desired)\b"
@@ -38,37 +38,37 @@ _NEEDS_NO_AMOUNT: Final = re.compile(
 
 
 class LineFacts(NamedTuple):
-    """One ingredient line as the labels see it."""
+    """Features of one ingredient line."""
 
     line: IngredientLine
     name: str
-    """As a prompt lists it; see `ingredients.ingredient_name`."""
+    """Its name in a prompt; see `ingredients.ingredient_name`."""
     food: Food | None
-    """None when the table has none, or the line names a skewer or foil."""
+    """None if it is not in the table, or the line names a skewer or foil."""
     is_food: bool
     is_named: bool
-    """Whether the name is one of the table's, skewers included."""
+    """Whether the name is in the table, skewers included."""
     has_amount: bool
-    """Or needs none ("salt to taste")."""
+    """True also if it needs none ("salt to taste")."""
     stems: frozenset[str]
-    """Words by which steps may call it: its own, and its food's last."""
+    """Words by which steps may refer to it: its own, and the last of its food's name."""
     words: str
-    """Its words side by side: what makes two lines the same."""
+    """Its words, joined: two lines with the same words are duplicates."""
     is_dirty: bool
-    """Whether it may hold markup or an advert: to be looked at closely."""
+    """Whether it may contain markup or an advert and needs the full check."""
     grams: float
-    """What is eaten of it; 0.0 when the line gives no amount or the food is unknown."""
+    """Grams eaten; 0.0 if the line gives no amount or the food is unknown."""
     nutrients: Nutrients
     """Of `grams`."""
     is_frying_fat: bool
-    """So much fat that it is for frying, if anything is fried: then `TAKEN_UP` of it is eaten."""
+    """Whether it is enough fat for frying: if anything is fried, `TAKEN_UP` of it is eaten."""
     usual: Nutrients
-    """Of the food's usual weight in one serving; empty without a food."""
+    """Nutrients of the food's usual weight in one serving; empty without a food."""
 
 
 @lru_cache(maxsize=1 << 16)
 def line_facts(text: str) -> LineFacts:
-    """The facts of an ingredient line.
+    """The features of an ingredient line.
 
     >>> facts = line_facts("2 tablespoons butter, melted")
     >>> facts.food.name, round(facts.grams), facts.has_amount
@@ -115,13 +115,13 @@ def _name_facts(name: str) -> _NameFacts:
 
 
 def scaled(food: Food, grams: float) -> Nutrients:
-    """The nutrients of so many grams of a food."""
+    """The nutrients of `grams` of a food."""
     share = grams / 100.0
     return tuple(share * figure for figure in food.per_100_g)
 
 
 def _eaten(line: IngredientLine, food: Food) -> tuple[float, bool]:
-    """Grams of a line that end on the plates, and whether it is fat to fry in."""
+    """Grams of a line that are eaten, and whether it is frying fat."""
     grams = (grams_of(line, food) if line.amounts else None) or 0.0
     fat, sodium = food.per_100_g[_FAT], food.per_100_g[_SODIUM]
     if fat >= _PURE_FAT and grams > _FRYING_FAT_G:
@@ -143,9 +143,9 @@ _SUSPECT_WORDS: Final = frozenset(
 
 
 def may_be_dirty(text: str, words: Iterable[str]) -> bool:
-    """Whether a text holds a sign or one of its words a hint of markup, links or adverts.
+    """Whether a text may contain markup, links or adverts.
 
-    Nearly always not, and ten times faster to see than by the patterns of `quality`.
+    A prefilter, ten times faster than the patterns of `quality`; nearly always False.
     """
     if not _SUSPECT_WORDS.isdisjoint(words):
         return True

@@ -1,4 +1,4 @@
-"""In which language a recipe is written, by its commonest small words; a guess, for the report."""
+"""Language guess of a recipe, by its commonest function words; for the report."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ _SCRIPTS: Final = (
 )
 _SEEN_CHARS: Final = 300
 MIN_SHARE: Final = 0.04
-"""Of the words that must be small words of a language before it is named."""
+"""Least share of function words of a language for it to be named."""
 
 
 def language_of(reading: Reading) -> str:
-    """The language of a recipe's steps; "English" when nothing speaks against it.
+    """The language of a recipe's steps; "English" unless another language is found.
 
     >>> from toque.cooking.labels.recipe_features import read
     >>> from toque.cooking.recipe import Recipe

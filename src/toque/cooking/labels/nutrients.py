@@ -1,7 +1,7 @@
-"""The nutrients a record gives, whatever its fields are called and in whatever unit.
+"""Nutrient fields of a record, under any name and in any unit.
 
-Figures are taken as of one serving, which is what collections and schema.org's
-NutritionInformation give. A zero is a figure; an empty field is none.
+Figures are taken to be per serving, as collections and schema.org's NutritionInformation give them.
+A zero is a value; an empty field is not.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FIELDS: Final[dict[str, str]] = {
     "servingg": "serving_g", "servingsize": "serving_g", "portionweight": "serving_g",
     "servingweightg": "serving_g", "servingweight": "serving_g",
 }  # fmt: skip
-"""Field names, in lower case and without signs, to what they hold."""
+"""Field names, in lower case and without punctuation, to nutrients."""
 
 _MASS_IN_G: Final = dict.fromkeys(("g", "gram", "grams", "gr"), 1.0) | {
     "mg": 1e-3, "milligram": 1e-3, "milligrams": 1e-3, "µg": 1e-6, "mcg": 1e-6, "kg": 1e3,
@@ -44,12 +44,12 @@ _AMOUNT: Final = re.compile(r"(\d+(?:[.,]\d+)?)\s*([a-zA-Zµ]*)")
 _MASS: Final = re.compile(r"(\d+(?:[.,]\d+)?)\s*(g|grams?|gr|oz|ounces?)\b", re.IGNORECASE)
 _NOT_FOLDED: Final = re.compile(r"[^a-z0-9]")
 _MIN_SERVING_G: Final = 5.0
-"""Less is no serving: "1 g" stands where an exporter had nothing to say."""
+"""Smallest serving in grams: exporters write "1 g" for an unknown one."""
 
 
 @lru_cache(maxsize=1024)
 def nutrient_fields(names: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """Of field names, those that hold nutrients, each with what it holds; the first counts.
+    """The field names that hold a nutrient, each with the nutrient; the first of several counts.
 
     >>> nutrient_fields(("title", "Total Fat (g)", "sodium_mg"))
     (('Total Fat (g)', 'fat_g'), ('sodium_mg', 'sodium_mg'))
@@ -59,7 +59,7 @@ def nutrient_fields(names: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
 
 
 def nutrients_of(facts: Mapping[str, Any]) -> dict[str, float]:
-    """kcal, grams and milligrams per serving, from a record or its NutritionInformation.
+    """Nutrients per serving (kcal, g, mg), from a record or its NutritionInformation.
 
     >>> nutrients_of({"calories": "1000 kJ", "sodiumContent": "0.5 g", "fatContent": "2,5 g"})
     {'energy_kcal': 239.0, 'sodium_mg': 500.0, 'fat_g': 2.5}
@@ -89,7 +89,7 @@ def _figure(value: Any, what: str) -> float | None:
 
 
 def _serving_g(value: Any) -> float | None:
-    """The weight of a serving; a bare number is as often a count ("4") and says nothing."""
+    """The weight of a serving; a bare number is ignored, because it is as often a count ("4")."""
     match = _MASS.search(value) if isinstance(value, str) and len(value) < 200 else None
     if match is None:
         amount = None if isinstance(value, str) else _amount(value)

@@ -1,11 +1,11 @@
-"""Healthy, Moderate or Indulgent: traffic lights of a serving, given or estimated.
+"""Nutrition classes (Healthy, Moderate, Indulgent) from traffic lights, given or estimated.
 
 Lights are those of the UK's front-of-pack guidance (Food Standards Agency and Department of
 Health, "Guide to creating a front of pack nutrition label", 2016): per 100 g green up to
 3 g fat, 1.5 g saturates, 5 g sugars, 0.3 g salt; red above 17.5, 5, 22.5 and 1.5 g; and red when
 a serving holds more than 21 g fat, 6 g saturates, 27 g sugars or 1.8 g salt. The lights per 100 g
-are used when the weight of a serving is stated; a recipe rarely says it, and then the guidance
-only tells red from not red.
+are used if the weight of a serving is known. A recipe rarely states it, and then the guidance only
+distinguishes red from not red.
 
 The class is ours: *Healthy* when no light is red, *Indulgent* when more than half of the known
 lights are red, *Moderate* otherwise.
@@ -31,10 +31,10 @@ RED_PER_100_G: Final = {"fat_g": 17.5, "saturated_fat_g": 5.0, "sugar_g": 22.5, 
 RED_PER_SERVING: Final = {"fat_g": 21.0, "saturated_fat_g": 6.0, "sugar_g": 27.0, "salt_g": 1.8}
 SALT_PER_SODIUM: Final = 2.5
 MIN_LIGHTS: Final = 2
-"""Fewer given nutrients than this say nothing of a dish: it is estimated."""
+"""With fewer given nutrients than this, the class is estimated."""
 
 _UNKNOWN_G: Final = 40.0
-"""Weight in a serving of an ingredient that is neither measured nor in the table."""
+"""Grams per serving of an ingredient that is neither measured nor in the table."""
 _ENERGY: Final = NUTRIENTS.index("energy_kcal")
 _FRIED: Final = re.compile(r"\bfry|\bfried\b|\bfries\b", re.IGNORECASE)
 _CLAIMS: Final[dict[str, tuple[str, ...]]] = {
@@ -49,24 +49,24 @@ _CLAIMS: Final[dict[str, tuple[str, ...]]] = {
     "diabetic": ("sugar_g",),
     "sugar-free": ("sugar_g",),
 }
-"""Tags that state what a dish is low in, and the estimates they cap just below red."""
+"""Tags that claim a dish is low in something, and the estimates they cap just below red."""
 
 
 @dataclass(frozen=True, slots=True)
 class Nutrition:
-    """What a serving holds and its class."""
+    """Nutrients of a serving and its class."""
 
     klass: NutritionClass | None
-    """None when nothing is known: no nutrients given and no ingredient found."""
+    """None if nothing is known: no nutrients given and no ingredient found."""
     per_serving: Mapping[str, float]
     lights: Mapping[str, Light]
-    """Of fat, saturates, sugar and salt, those known."""
+    """The known ones of fat, saturates, sugar and salt."""
     estimated: bool
     coverage: float
-    """1.0 when given. Estimated: the share of the ingredients' weight that is both measured by
-    the recipe and found in the table of foods; 0.0 when the recipe gives names only."""
+    """1.0 if given. If estimated, the share of the ingredients' weight that is both measured by the
+    recipe and found in the food table; 0.0 if the recipe gives names only."""
     servings: float | None
-    """Servings the estimate divided by; None when the nutrients were given."""
+    """Servings that the estimate was divided by; None if the nutrients were given."""
 
 
 def nutrition_of(recipe: Recipe) -> Nutrition:
@@ -80,7 +80,7 @@ def nutrition_of(recipe: Recipe) -> Nutrition:
 
 
 def nutrition_of_reading(reading: Reading) -> Nutrition:
-    """The nutrition of a recipe that has been read."""
+    """The nutrition of a recipe from its features."""
     recipe = reading.recipe
     if recipe.nutrition:
         lights = traffic_lights(recipe.nutrition)
@@ -97,9 +97,9 @@ def nutrition_of_reading(reading: Reading) -> Nutrition:
 
 
 def traffic_lights(per_serving: Mapping[str, float]) -> dict[str, Light]:
-    """Lights of a serving; `serving_g`, when it is there, gives the lights per 100 g too.
+    """Lights of a serving; with `serving_g`, by its nutrients per 100 g too.
 
-    Without it, green is told from amber by nothing, and what is not red is amber.
+    Without it, green cannot be distinguished from amber, and what is not red is amber.
     """
     known = dict(per_serving)
     if "salt_g" not in known and "sodium_mg" in known:
@@ -130,7 +130,7 @@ def class_of(lights: Mapping[str, Light]) -> NutritionClass | None:
 
 
 def estimate(recipe: Recipe) -> Nutrition:
-    """Nutrition by the table of foods, whatever figures the recipe carries."""
+    """Nutrition estimated from the food table, ignoring the recipe's own figures."""
     return _estimate(read(recipe))
 
 
@@ -167,7 +167,7 @@ def _estimate(reading: Reading) -> Nutrition:
 
 
 def _without_frying_fat(lines: list[LineFacts], steps: Iterable[str]) -> list[LineFacts]:
-    """Lines of which fat to fry in counts only as far as the food takes it up."""
+    """The lines, with only the absorbed share of frying fat."""
     if not any(line.is_frying_fat for line in lines) or not any(map(_FRIED.search, steps)):
         return lines
     found = []
@@ -184,7 +184,7 @@ def _sum(nutrients: Iterable[Nutrients]) -> list[float]:
 
 
 def _respect_claims(per_serving: dict[str, float], tags: Iterable[str]) -> None:
-    """Cap estimates at the red limit where the recipe states that it is low in something."""
+    """Cap estimates at the red limit if the recipe claims to be low in something."""
     limits = {**RED_PER_SERVING, "sodium_mg": RED_PER_SERVING["salt_g"] * 1000 / SALT_PER_SODIUM}
     for tag in tags:
         for name in _CLAIMS.get(tag.lower().replace(" ", "-"), ()):

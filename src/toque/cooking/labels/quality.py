@@ -1,4 +1,4 @@
-"""How good a recipe is as a recipe, in [0, 1], with the parts that made the score.
+"""Recipe quality score in [0, 1], with its parts.
 
 Each part is in [0, 1]:
 
@@ -9,11 +9,11 @@ Each part is in [0, 1]:
 * used: share of ingredients that the steps mention. A step that takes up "all ingredients",
   "the dry ingredients" or "everything" counts as three quarters of a mention of each.
 * length: directions of 20 words or more, up to 800; less in proportion outside.
-* unique: share of lines and steps that are not there twice.
+* unique: share of lines and steps that do not repeat.
 * clean: share of texts without markup, links, adverts, broken characters.
 * language: share of English words the rules know among all words; full from 30 % on.
 
-score = 0.6 * weighted mean + 0.4 * the weakest of the parts that a recipe cannot do without
+score = 0.6 * weighted mean + 0.4 * the weakest of the essential parts
 (ingredients, steps, used, length, unique, clean, language): a fine list above missing
 directions is no recipe. The score judges form and coherence; nobody has tasted anything.
 """
@@ -27,12 +27,12 @@ from functools import lru_cache
 from operator import mul
 from typing import Final
 
+from toque.cooking.action_verbs import ACTION_VERBS, VERB_FORMS
 from toque.cooking.ingredients.names import stem
 from toque.cooking.ingredients.units import SPELLINGS
 from toque.cooking.labels.ingredient_facts import may_be_dirty
 from toque.cooking.labels.recipe_features import Reading, read
 from toque.cooking.recipe import Recipe
-from toque.cooking.scoring.form import ACTION_VERBS, VERB_FORMS
 from toque.cooking.text_keys import bare_lines, words_of
 
 WEIGHTS: Final[dict[str, float]] = {
@@ -90,7 +90,7 @@ class Quality:
 
     @property
     def weakest(self) -> str:
-        """Name of the essential part that pulls the score down most."""
+        """Name of the essential part with the lowest score."""
         return min(ESSENTIAL, key=lambda name: self.parts[name])
 
 
@@ -110,7 +110,7 @@ def quality_of(recipe: Recipe) -> Quality:
 
 
 def quality_of_reading(reading: Reading) -> Quality:
-    """Score a recipe that has been read."""
+    """Score a recipe from its features."""
     recipe, lines = reading.recipe, reading.lines
     parts = {
         "title": _title(recipe.title, reading.title_words),
@@ -176,11 +176,11 @@ def _length(n_words: int) -> float:
 
 
 def _unique_sentences(recipe: Recipe) -> float:
-    """Share of sentences of more than three words that are not there twice."""
+    """Share of sentences of more than three words that do not repeat."""
     sentences = _SENTENCE_END.sub("\n", "\n".join(recipe.steps))
     bare = bare_lines(sentences)
     if bare is not None and len(set(bare)) == len(bare):
-        return 1.0  # what differs in letters differs in words
+        return 1.0  # different letters, so different words
     long = [part for part in sentences.split("\n") if len(part.split()) > 3]
     return _share_different([" ".join(words_of(part)) for part in long])
 

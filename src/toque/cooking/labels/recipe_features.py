@@ -1,4 +1,4 @@
-"""A recipe read once for all of its labels: its lines' facts and the words of its steps."""
+"""Features of a recipe, shared by all labels: facts of its lines and words of its steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from toque.cooking.text_keys import words_of
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What quality, difficulty and nutrition look at."""
+    """Input of quality, difficulty and nutrition."""
 
     recipe: Recipe
     lines: tuple[LineFacts, ...]
@@ -19,17 +19,17 @@ class Reading:
     text: str
     """The steps, joined by blanks, in lower case."""
     step_words: list[list[str]]
-    """Words of each step; see `wording.words_of`."""
+    """Words of each step; see `text_keys.words_of`."""
     words: list[str]
-    """Of all steps, in order."""
+    """Words of all steps, in order."""
     different: frozenset[str]
-    """The same, each once."""
+    """The distinct ones."""
     n_tokens: int
-    """Runs of anything but blanks in the steps, as people count words."""
+    """Whitespace-separated tokens in the steps."""
 
 
 def read(recipe: Recipe) -> Reading:
-    """Read a recipe.
+    """The features of a recipe.
 
     >>> reading = read(Recipe("Toast", ("1 slice bread",), ("Toast the bread for 2 minutes.",)))
     >>> reading.words, reading.n_tokens

@@ -1,8 +1,8 @@
-"""How many people a recipe feeds, when it does not say so.
+"""Servings of a recipe: stated, or estimated.
 
 In order: the recipe's own `servings`; a step that divides the dish ("among 4 plates"); pieces
 that are eaten whole (4 salmon fillets, 6 buns); else the energy of a portion, a power law of the
-whole dish's energy and of what its foods usually bring to a serving. The law was fitted by least
+whole dish's energy and of its foods' usual share in a serving. The law was fitted by least
 squares on 3,200 Epicurious recipes whose energy per serving is known; its residual is a factor of
 1.75 (one standard deviation): a guess, good for a traffic light.
 """
@@ -44,7 +44,7 @@ _DIVIDED: Final = tuple(
         ),
     )
 )
-"""Words of which the steps must hold one, and what they may say."""
+"""Words of which the steps must contain one, and the patterns they may match."""
 _EATEN_WHOLE: Final = frozenset(
     {"chicken", "chicken breast", "steak", "pork loin", "salmon", "cod", "tuna", "veal", "duck",
      "bun", "hot dog", "rabbit", "pita", "crab", "tortilla", "mackerel"}
@@ -62,13 +62,13 @@ def servings_of(
     energy_kcal: float,
     usual_kcal: float,
 ) -> float:
-    """How many servings a recipe makes: stated, or guessed as the module says.
+    """Servings of a recipe: stated, or estimated as described above.
 
     Args:
-        reading: the recipe, read.
-        known: those of its ingredient lines whose food the table has.
+        reading: the recipe's features.
+        known: its ingredient lines whose food is in the table.
         energy_kcal: of the whole dish.
-        usual_kcal: what the same foods bring to a serving of other dishes.
+        usual_kcal: what the same foods contribute to a serving of other dishes.
     """
     if reading.recipe.servings:
         return float(reading.recipe.servings)

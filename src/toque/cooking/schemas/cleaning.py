@@ -1,7 +1,7 @@
-"""Repairs the text of a scraped recipe: markup, entities, controls, white space, numbering.
+"""Text cleaning of scraped recipes: markup, entities, control characters, white space, numbering.
 
-What was repaired is counted in `notes`, so that the data report can say it. Fractions such as
-"½" stay: the tokenizer's codec knows whether its vocabulary can hold them.
+Repairs are counted in `notes` for the data report. Fractions such as "½" stay: the tokenizer's
+codec replaces them if its vocabulary lacks them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _STEP_NUMBER = re.compile(
 )
 _WORD = re.compile(r"[^\W\d_]")
 _PLAIN_STARTS: Final = frozenset("ABCDEFGHIJKLMNOPQRTUVWXYZabcdefghijklmnopqrtuvwxyz")
-"""First letters of a step that has neither bullet nor number: all but "s" ("Step 1")."""
+"""First letters of a step without bullet or number: all but "s" ("Step 1")."""
 _PLAIN_BYTES: Final = bytes(code for code in range(32, 127) if chr(code) not in "&<")
 _HEADING_CHARS: Final = 24
 _BARE_HEADING: Final = re.compile(
@@ -43,14 +43,14 @@ _BARE_HEADING: Final = re.compile(
     r"|method|methods|directions?|instructions?|preparation|steps)\W*",
     re.IGNORECASE,
 )
-"""A line that says only that a step follows."""
+"""A line that only announces a step."""
 _MARKDOWN: Final = re.compile(r"(?<![*_])(\*\*|__)(?=[^\s*_])(.+?)(?<=[^\s*_])\1(?![*_])")
 _GLUED: Final = re.compile(r"[.!?](?:(?<=[a-z][a-z].)|(?<=[FC)].))(?=[A-Z][a-z]+ )")
-"""The end of a sentence, and the next one without a blank: "until done.Serve"."""
+"""The end of a sentence with no blank before the next: "until done.Serve"."""
 _INLINE_NUMBER: Final = re.compile(r"(?:(?<=\s)|\A)(\d{1,2})[.)]\s+(?=[A-Z])")
 _MARKED: Final = frozenset("&<")
 _UNPRINTED: Final = frozenset("\ufffd\ufe0e\ufe0f")
-"""Signs to be repaired that count as printable."""
+"""Printable characters that need repair."""
 _DIGIT = re.compile(r"\d")
 _FOR_THE = re.compile(r"(?:for )(?:the )?(?:[^\W\d_]+[ '&-]*){1,4}", re.IGNORECASE)
 _FOR_A_USE = re.compile(
@@ -59,7 +59,7 @@ _FOR_A_USE = re.compile(
 
 
 def clean_text(text: str, notes: Counter[str]) -> str:
-    r"""One string of a record, repaired; line breaks that meant something are kept as "\n".
+    r"""One string of a record, repaired; meaningful line breaks are kept as "\n".
 
     >>> clean_text("Mom&#39;s <b>best</b>\u00a0 pie", Counter())
     "Mom's best pie"
@@ -101,10 +101,10 @@ def clean_title(text: str, notes: Counter[str]) -> str:
 
 
 def is_plain(texts: Iterable[str]) -> bool:
-    """Whether no text needs a repair of its characters, told of all of them at once.
+    """Whether no character of these texts needs repair, checked in one pass.
 
-    Then `clean_text` would only take away blanks. Most records are plain, and asking once is
-    several times cheaper than asking each line.
+    If so, `clean_text` would only strip blanks. Most records are plain, and one check is several
+    times cheaper than one per line.
     """
     whole = " ".join(texts)
     if "  " in whole:
@@ -130,7 +130,7 @@ def clean_ingredients(
     Args:
         items: the lines as the record has them.
         notes: counts of what was repaired.
-        plain: whether `is_plain` says so of them.
+        plain: the result of `is_plain` for them.
     """
     lines: list[str] = []
     for text in items if plain else _item_lines(items, notes):
@@ -144,7 +144,7 @@ def clean_ingredients(
 
 @lru_cache(maxsize=1 << 15)
 def ingredient_item(line: str) -> tuple[str, str]:
-    """A clean ingredient line without its bullet; or nothing, and the note of why.
+    """A clean ingredient line without its bullet, or "" and the note that says why.
 
     >>> ingredient_item("- 2 eggs"), ingredient_item("For the sauce:")
     (('2 eggs', ''), ('', 'ingredient sub-headings'))
@@ -160,7 +160,7 @@ def ingredient_item(line: str) -> tuple[str, str]:
 
 
 def is_subheading(line: str) -> bool:
-    """Whether an ingredient line names a part of the dish and no ingredient.
+    """Whether an ingredient line names a part of the dish instead of an ingredient.
 
     >>> [is_subheading(x) for x in ("Filling:", "For the sauce", "For garnish: dill", "For frying")]
     [True, True, False, False]
@@ -181,7 +181,7 @@ def clean_steps(
     Args:
         items: the steps as the record has them.
         notes: counts of what was repaired.
-        plain: whether `is_plain` says so of them.
+        plain: the result of `is_plain` for them.
     """
     steps: list[str] = []
     heading = ""
@@ -205,7 +205,7 @@ def clean_steps(
 
 
 def _parted(lines: Iterable[str], notes: Counter[str]) -> Iterable[str]:
-    """Steps without Markdown, without glued sentences, and one by one where numbers part them."""
+    """Steps without Markdown and glued sentences, split at numbers."""
     for line in lines:
         if "**" in line or "__" in line:
             bare = _MARKDOWN.sub(r"\2", line)
@@ -222,7 +222,7 @@ def _parted(lines: Iterable[str], notes: Counter[str]) -> Iterable[str]:
 
 
 def _numbered(line: str) -> list[str]:
-    """The steps of "1. Mix. 2. Bake."; the line alone unless its numbers count from 1.
+    """The steps of "1. Mix. 2. Bake."; the whole line unless its numbers count from 1.
 
     >>> _numbered("1. Mix 2 eggs. 2. Bake.")
     ['1. Mix 2 eggs.', '2. Bake.']

@@ -1,6 +1,6 @@
-"""Which of a record's fields hold the title, the ingredients and the steps, and whose schema it is.
+"""Column mapping: which fields hold the title, the ingredients and the steps, and whose schema.
 
-A schema is known by its field names, never by the name of a file.
+A schema is recognised by its field names, never by the name of a file.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Literal
 
 from toque.cooking.labels.nutrients import nutrient_fields
 from toque.errors import DataError
+from toque.sources.detect import Layout, refuse_missing, shown_names
 
 Role = Literal["title", "ingredients", "steps"]
 ROLES: tuple[Role, ...] = ("title", "ingredients", "steps")
@@ -93,7 +95,7 @@ _NOT_FOLDED = re.compile(r"[^a-z0-9]")
 
 @dataclass(frozen=True)
 class Shape:
-    """What a record's field names say."""
+    """Schema and roles of a record, by its field names."""
 
     schema: Schema
     roles: Mapping[str, str]
@@ -105,13 +107,13 @@ class Shape:
 
     @property
     def missing(self) -> tuple[Role, ...]:
-        """The roles no field fills."""
+        """The roles without a field."""
         return tuple(role for role in ROLES if role not in self.roles)
 
     def another(self, raw: Mapping[str, Any], role: Role) -> Any:
-        """Of the fields that may fill a role, the first that holds something, where one is empty.
+        """The first non-empty value of all fields that may fill a role.
 
-        Exports of several sites have "directions" of one beside "steps" of another.
+        Merged exports have "directions" from one site next to "steps" from another.
         """
         fields = (self.folded[name] for name in NAMES[role] if name in self.folded)
         return next((value for field in fields if (value := raw.get(field))), None)
@@ -133,7 +135,7 @@ def shape_of(fields: tuple[str, ...], columns: tuple[tuple[str, str], ...] = ())
         for role, names in (*NAMES.items(), *_OTHERS.items())
         if (first := next((name for name in names if name in folded), None)) is not None
     }
-    # A schema's own rules do not hold for columns that a user has named otherwise.
+    # The rules of a schema do not apply to columns that the user has named.
     schema = "generic" if named else _schema(folded.keys())
     roles = {**guessed, **named}
     nutrients = tuple(n for n, _ in nutrient_fields(fields) if n not in roles.values())
@@ -158,11 +160,11 @@ def _schema(fields: Iterable[str]) -> Schema:
 
 
 def schema_of_records(records: Sequence[Mapping[str, Any]], *, in_dict: bool = False) -> Schema:
-    """The schema of decoded records, which also show what their fields hold.
+    """The schema of decoded records, by their field names and values.
 
     Args:
         records: a sample from one file.
-        in_dict: whether the file is a dict of them by id.
+        in_dict: whether the file is an object of them by id.
     """
     for record in records:
         if not record.keys().isdisjoint(("@type", "@graph", "recipeInstructions")):
@@ -188,11 +190,11 @@ PAIRS = (
     ("input", "output"),
     ("source", "target"),
 )
-"""Field names of prompts and their answers, in the order they are looked for."""
+"""Field names of prompts and answers, in the order in which they are tried."""
 
 
 class TextRecordsError(DataError):
-    """Records that are documents, or prompts with their answers, and no recipes.
+    """The records are documents, or prompts with answers, instead of recipes.
 
     `columns` names the fields as a source's columns do: {"text": ...} or {"prompt", "target"}.
     """
@@ -202,15 +204,12 @@ class TextRecordsError(DataError):
         self.columns = dict(columns)
 
 
-def refuse_cut_schema(
-    path: object, what: str, fields: Sequence[str], columns: Mapping[str, str]
-) -> None:
-    """Stop before any work when a file cannot hold recipes.
+def refuse_cut_schema(path: Path, layout: Layout, columns: Mapping[str, str]) -> None:
+    """Raise before any work if a file cannot hold recipes.
 
     Args:
         path: the file.
-        what: what it is, e.g. "a CSV table".
-        fields: every field name it has.
+        layout: how it stores records, with every field name.
         columns: fields the user has named by role.
 
     Raises:
@@ -218,16 +217,9 @@ def refuse_cut_schema(
             ingredients nor steps.
         DataError: a role is filled by no field, or a named field is not there.
     """
-    shown = ", ".join(repr(name) for name in fields[:20]) + (", ..." if len(fields) > 20 else "")
-    gone = [f"{role}: {name}" for role, name in columns.items() if name not in fields]
-    if gone:
-        raise DataError(
-            f"{path} is {what} without the column named for {', '.join(gone)}. Its columns are "
-            f"{shown or 'none'}. Correct columns of this source in data.sources."
-        )
-    if "text" in columns or "target" in columns:
-        return
-    shape = shape_of(tuple(fields), tuple(columns.items()))
+    refuse_missing(path, layout, columns)
+    what = layout.described
+    shape = shape_of(layout.fields, tuple(columns.items()))
     missing = shape.missing
     if "text" in shape.folded and {"ingredients", "steps"} <= set(missing):
         column = shape.folded["text"]
@@ -250,9 +242,9 @@ def refuse_cut_schema(
         named = ", ".join(f"{role}: NAME" for role in missing)
         raise DataError(
             f"{path} is {what} without a column of {words}, so it holds no whole recipes. Found: "
-            f"{shown or 'no column'}. Known names (in any case and spelling): {known}. Fetch the "
-            f"full file, or say which column it is: data.sources=[{{path: ..., columns: "
-            f"{{{named}}}}}]."
+            f"{shown_names(layout.fields) or 'no column'}. Known names (in any case and spelling): "
+            f"{known}. Fetch the full file, or say which column it is: "
+            f"data.sources=[{{path: ..., columns: {{{named}}}}}]."
         )
 
 

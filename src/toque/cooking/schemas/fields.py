@@ -1,7 +1,7 @@
-"""A raw record of any known schema as the one record that cleaning and example-making read.
+"""Field mapping: a raw record of any known schema to the one record form that `normalize` cleans.
 
-The result has a title, `ingredients` and `directions` as lists of lines, and what else is known
-in the field names of `toque.cooking.schemas.normalize`.
+The result has a title, `ingredients` and `directions` as lists of lines, and other known fields
+under the names that `normalize` reads.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BROKEN_LIST = "broken list"
 NO_NODE = "no recipe in record"
 
 # Daily values Food.com divided by: the US label before 2016, and 25 g of sugar, which is not on
-# that label; with them energy agrees with 9/4/4 kcal per gram (tests/cooking/formats).
+# that label; with them energy agrees with 9/4/4 kcal per gram (tests/cooking/schemas).
 DAILY_VALUES = {
     "fat_g": 65.0,
     "sugar_g": 25.0,
@@ -41,7 +41,7 @@ DAILY_VALUES = {
     "carbohydrate_g": 300.0,
 }
 _API_DEFAULT_MINUTES = 45
-"""What Spoonacular answers when a recipe says nothing of its time."""
+"""Spoonacular's value for an unknown time."""
 
 Record = dict[str, Any]
 
@@ -49,7 +49,7 @@ Record = dict[str, Any]
 def records_of(
     raw: Mapping[str, Any], columns: tuple[tuple[str, str], ...], notes: Counter[str]
 ) -> Iterator[Record | str]:
-    """The records in a raw one (a page's graph may hold several), or why there is none."""
+    """The records in a raw one (a graph may hold several), or the reason why there is none."""
     if not columns and is_schema_org(raw):
         found = False
         for node in recipe_nodes(raw):
@@ -105,7 +105,7 @@ def _generic(raw: Mapping[str, Any], shape: Shape) -> Record:
 
 
 def _nutrients(raw: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The nutrients a record keeps in one field, as an object or printed."""
+    """The nutrients that a record keeps in one field, as an object or a printed one."""
     for name in ("nutrition", "nutrients"):
         value = raw.get(name)
         if isinstance(value, str) and looks_like_literal(value):
@@ -143,7 +143,7 @@ def _foodcom(raw: Mapping[str, Any], notes: Counter[str]) -> Record:
     """recipes.csv and recipes.parquet: vectors of R, nutrients per serving in own columns.
 
     Most quantities have lost their unit there ("1/4" for a quarter cup). An amount without its
-    unit is wrong, so a quantity is joined to its ingredient only when it carries one.
+    unit is wrong, so a quantity is joined to its ingredient only if it has one.
     """
     raw = {name: None if value == "NA" else value for name, value in raw.items()}
     parts = ingredient_lines(raw.get("recipeingredientparts"))
@@ -216,7 +216,7 @@ _ADAPTERS: dict[str, Callable[[Mapping[str, Any], Counter[str]], Record]] = {
 
 
 def _list_of(value: Any) -> list[Any]:
-    """A list, printed or real; empty when it is neither."""
+    """A list, printed or real; else empty."""
     if isinstance(value, str) and looks_like_literal(value):
         try:
             value = parse_literal(value)

@@ -1,6 +1,7 @@
-"""Recipes in web pages: schema.org in JSON-LD, else in microdata; a page is one block.
+"""HTML pages: recipes marked up with schema.org, in JSON-LD or else microdata; a page is one block.
 
-Only what the page says to machines is read; there is no guessing from the look of a page.
+Only structured data is read; nothing is guessed from the layout of a page. Pages are untrusted:
+every pattern has bounded cost, nothing is fetched, no code is run.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def page_blocks(path: Path) -> Iterator[Block]:
 
 
 def page_records(header: Header, body: memoryview, first_line: int) -> Numbered:
-    """The page's recipes as schema.org nodes; a page without any is one record without one."""
+    """The page's recipes as schema.org nodes; a page without any is one dropped record."""
     del header
     text = page_text(bytes(body))
     values: list[Any] = []
@@ -83,7 +84,7 @@ def page_records(header: Header, body: memoryview, first_line: int) -> Numbered:
 
 
 def _scripts(text: str) -> Iterator[tuple[int, str]]:
-    """Where each JSON-LD script of a page begins, and its text; one that never ends is left."""
+    """The offset and text of each JSON-LD script; one that never ends is ignored."""
     after = 0
     for match in _JSON_LD.finditer(text):
         at = match.start()
@@ -98,7 +99,7 @@ def _scripts(text: str) -> Iterator[tuple[int, str]]:
 
 
 def page_text(page: bytes) -> str:
-    """The page in the encoding it is in: UTF-8, else what it declares, else Windows-1252."""
+    """The page decoded as UTF-8, else as it declares, else as Windows-1252."""
     declared = _CHARSET.search(page, 0, 4096)
     for name in ("utf-8", declared[1].decode("ascii") if declared else "cp1252"):
         try:
@@ -109,7 +110,7 @@ def page_text(page: bytes) -> str:
 
 
 def _json_of(script: str) -> Any:
-    """The value of a JSON-LD script, with the slips that pages make; None when there is none."""
+    """The value of a JSON-LD script, after repair of common mistakes; None if it has none."""
     bare = _WRAPPING.sub("", _WRAPPING.sub("", script.strip())).strip().rstrip(";")
     repaired = _BAD_ESCAPE.sub("", _TRAILING_COMMA.sub(r"\1", bare))
     for text in (bare, repaired, html.unescape(repaired)):

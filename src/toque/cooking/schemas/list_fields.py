@@ -1,4 +1,4 @@
-"""A field's value as a list of lines, however a program has put the list into it."""
+"""List fields: a list of lines from a list, a printed list, or text with separators."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAME = ("name", "ingredient", "item", "food", "title")
 
 
 class BrokenListError(ValueError):
-    """A cell claims to be a list and cannot be read as one, e.g. because it was cut."""
+    """A cell looks like a list and cannot be parsed as one, e.g. because it was truncated."""
 
 
 def ingredient_lines(value: Any) -> list[str]:
@@ -32,7 +32,7 @@ def ingredient_lines(value: Any) -> list[str]:
     ['1 onion, chopped', '2 eggs']
 
     Raises:
-        BrokenListError: the text claims to be a list and is none.
+        BrokenListError: the text looks like a list and cannot be parsed as one.
     """
     value = _read(value)
     return _split(value, commas=True) if isinstance(value, str) else _all_lines(value)
@@ -42,7 +42,7 @@ def step_lines(value: Any) -> list[str]:
     """Steps of a list, a printed list, or a text; a text without line breaks is one step.
 
     Raises:
-        BrokenListError: the text claims to be a list and is none.
+        BrokenListError: the text looks like a list and cannot be parsed as one.
     """
     value = _read(value)
     return _split(value, commas=False) if isinstance(value, str) else _all_lines(value)
@@ -56,7 +56,7 @@ def text_of(value: Any) -> str:
 
 
 def _read(value: Any) -> Any:
-    """The value a cell's text prints; the text itself when it prints none."""
+    """The value printed in a cell; the text itself if it is not a printed value."""
     if not isinstance(value, str) or not looks_like_literal(value):
         return value
     try:
@@ -64,7 +64,7 @@ def _read(value: Any) -> Any:
     except ValueError as error:
         if value.lstrip().startswith(("[", "c(", "list(")):
             raise BrokenListError(str(error)) from error
-        return value  # a text that happens to begin with a brace or a quote
+        return value  # text that happens to begin with a brace or a quote
 
 
 def _split(text: str, *, commas: bool) -> list[str]:

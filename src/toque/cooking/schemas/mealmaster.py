@@ -2,7 +2,7 @@
 
 Format: the import specification that came with Meal-Master 8 (IMPORTF.DOC). An ingredient line
 holds the amount in columns 1-7, the unit in 9-10, the text from 12 on, up to 28 characters; a
-second ingredient may begin at column 42. A text that begins with "-" goes on with the one above.
+second ingredient may begin at column 42. A text that begins with "-" continues the one above.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ _PLAIN_CHARS = 50
 
 
 def is_mealmaster(start: bytes) -> bool:
-    """Whether a file's beginning holds the header line of an export."""
+    """Whether the start of a file contains the header line of an export."""
     return _HEADER.search(start) is not None
 
 
 def mealmaster_blocks(path: Path) -> Iterator[Block]:
-    """Blocks of about a mebibyte of whole recipes; text before the first header is left out."""
+    """Blocks of about a mebibyte of whole recipes; text before the first header is ignored."""
     pending, line = b"", 1
     for run in runs_of_lines(chunks(path)):
         buffer = pending + run
@@ -114,7 +114,7 @@ def _record(recipe: bytes) -> dict[str, Any] | str:
 
 @dataclass
 class _Reading:
-    """Where the reader of one recipe stands."""
+    """Parser state of one recipe."""
 
     fields: dict[str, str] = field(default_factory=dict)
     ingredients: list[str] = field(default_factory=list)
@@ -128,7 +128,7 @@ class _Reading:
     _block_has_ingredient: bool = False
 
     def line(self, line: str) -> None:
-        """Take in the next line."""
+        """Parse the next line."""
         if not line.strip():
             self._end_paragraph()
             self._last_field = ""
@@ -145,7 +145,7 @@ class _Reading:
             self._step(line)
 
     def close(self) -> None:
-        """Take in the end."""
+        """Parse the end."""
         self._end_ingredients()
         self._end_paragraph()
 
@@ -174,7 +174,7 @@ class _Reading:
             self._heading = f"{name.capitalize()}:"
 
     def _ingredient(self, line: str) -> bool:
-        """Put a line's ingredients, if it holds any, into their columns."""
+        """Add a line's ingredients, if any, to their columns."""
         left, right = _columns(line)
         found = [_cell(left), _cell(right)]
         if found == [None, None] and self._is_plain(line):
@@ -193,7 +193,7 @@ class _Reading:
         return text[:1].isdigit() or self._block_has_ingredient
 
     def _end_ingredients(self) -> None:
-        """Read the columns of a section one after the other; "-" goes on with the line above."""
+        """Read the columns of a section one after the other; "-" continues the line above."""
         lines: list[str] = []
         for text in self._left + self._right:
             if text.startswith("-") and lines:
@@ -229,7 +229,7 @@ def _columns(line: str) -> tuple[str, str]:
 
 
 def _cell(text: str) -> str | None:
-    """One ingredient with its unit in words, None when the text holds none."""
+    """One ingredient with its unit in words; None if there is none."""
     match = _CELL.match(text.ljust(12)) or _LOOSE.match(text)
     if match is None:
         return None

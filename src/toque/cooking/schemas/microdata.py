@@ -1,6 +1,7 @@
-"""The recipe a page marks up with `itemprop` attributes (HTML microdata, schema.org/Recipe).
+"""HTML microdata: the schema.org/Recipe that a page marks up with `itemprop` attributes.
 
-Tags are found by patterns of bounded length: `html.parser` takes quadratic time on damaged pages.
+Tags are matched by patterns of bounded length: `html.parser` takes quadratic time on damaged pages,
+and extruct (under recipe-scrapers) over a minute on 0.3 MB of nested `itemref`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _VOID = frozenset(
 )
 _BREAKS = frozenset(("br", "p", "li", "div", "tr", "h2", "h3", "h4"))
 _MAX_OPEN = 50
-"""Open elements that text is collected for; more are damage, and would take quadratic time."""
+"""Most open elements that collect text; more are damage and would take quadratic time."""
 _UNREAD = (("<!--", "-->"), ("<script", "</script"), ("<style", "</style"))
 _TAG = re.compile(
     r"<(/?)([a-zA-Z][a-zA-Z0-9]{0,20}+)"
@@ -29,7 +30,7 @@ _ATTRIBUTE = re.compile(r"([a-zA-Z-]++)\s*+(?:=\s*+(?:\"([^\"]*+)\"|'([^']*+)'|(
 
 
 def microdata_recipe(page: str) -> dict[str, Any] | None:
-    """The page's first recipe as a schema.org node; None when it marks up no ingredients."""
+    """The page's recipe as a schema.org node; None if it marks up no ingredients."""
     if _KIND not in page:
         return None
     reading = _Reading()
@@ -49,7 +50,7 @@ def microdata_recipe(page: str) -> dict[str, Any] | None:
 
 
 def _read_parts(page: str) -> Iterator[str]:
-    """The page without comments, scripts and styles; what never ends is left out."""
+    """The page without comments, scripts and styles; an unclosed one ends it."""
     at = 0
     starts = {opening: page.find(opening) for opening, _ in _UNREAD}
     while True:
@@ -80,7 +81,7 @@ class _Item:
 
 
 class _Reading:
-    """Where the reader of a page stands."""
+    """Parser state of a page."""
 
     def __init__(self) -> None:
         self.found: dict[str, list[str]] = {}
@@ -89,12 +90,12 @@ class _Reading:
         self._items: list[_Item] = []
 
     def text(self, text: str) -> None:
-        """Take in the text between two tags."""
+        """Add the text between two tags."""
         if self._items and text:
             self._add(html.unescape(text).replace("\n", " "))
 
     def tag(self, name: str, attributes: str, *, closing: bool) -> None:
-        """Take in a tag."""
+        """Process a tag."""
         if name in _BREAKS:
             self._add("\n")
         if closing:
@@ -136,7 +137,7 @@ class _Reading:
             for outer in self._items:
                 outer.n_ingredients += 1
         elif not item.name and item.n_ingredients == 1:
-            # The amount often stands before the marked name: "<li>6 cl <a itemprop=...>Malibu".
+            # The amount often precedes the marked name: "<li>6 cl <a itemprop=...>Malibu".
             name = next(name for name in _INGREDIENTS if name in self.found)
             self.found[name][-1] = " ".join(text.split())
 

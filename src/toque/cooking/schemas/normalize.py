@@ -1,9 +1,9 @@
-"""A record, in one set of field names, as a cleaned recipe; or the reason why it is none.
+"""Normalisation: a record in our field names to a cleaned `Recipe`, or the reason for dropping it.
 
-The readers of `toque.cooking.schemas` bring every schema to these fields: title; ingredients and
-directions, lists of lines; and, where known, tags, servings, minutes, prep_time, cook_time,
-source, difficulty, nutrition_class, and nutrients (see `nutrients`), on their own or in
-"nutrition". A record is dropped for one of `REASONS` or of its reader's; never fatal here.
+`fields` maps every schema to these: title; ingredients and directions, lists of lines; and, if
+known, tags, servings, minutes, prep_time, cook_time, source, difficulty, nutrition_class, and
+nutrients (see `nutrients`), directly or in "nutrition". A bad record is dropped for one of
+`REASONS` or its reader's; never an error.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Reason = Literal["no title", "no ingredients", "no steps", "too short"]
 REASONS: tuple[Reason, ...] = get_args(Reason)
 
 MIN_STEP_CHARS = 20
-"""Steps that are shorter in all say nothing a model could learn ("Mix." )."""
+"""Fewest characters in all steps; less teaches nothing ("Mix.")."""
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _ISO_TIME = re.compile(r"P(?:(\d+)D)?T?(?:(\d+)H)?(?:(\d+)M)?(?:\d+S)?", re.IGNORECASE)
@@ -36,12 +36,12 @@ _HOURS = re.compile(r"(\d+(?:\.\d+)?)\s*h", re.IGNORECASE)
 _MINUTE = re.compile(r"(\d+(?:\.\d+)?)\s*m", re.IGNORECASE)
 _PARTS_OF_TIME = ("prep_time", "cook_time")
 _FRAME_CHARS = 29
-"""Of the headers around the lines of a written recipe; see `recipe.to_text`."""
+"""Characters of the headers in a recipe's text; see `recipe.to_text`."""
 _T = TypeVar("_T", bound=str)
 
 
 def recipe_of(record: Mapping[str, Any], notes: Counter[str]) -> Recipe | Reason:
-    """The cleaned recipe of a record, or why there is none. Repairs are counted in `notes`."""
+    """The cleaned recipe of a record, or the reason for dropping it; `notes` counts repairs."""
     title = record.get("title")
     title = title if isinstance(title, str) else ""
     lines, steps = _texts(record.get("ingredients")), _texts(record.get("directions"))
@@ -76,7 +76,7 @@ def recipe_of(record: Mapping[str, Any], notes: Counter[str]) -> Recipe | Reason
 
 
 def _texts(value: Any) -> list[str]:
-    """The texts of a list; a text alone is one."""
+    """The texts of a list, or of a single text."""
     if isinstance(value, str):
         return [value]
     return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []

@@ -1,8 +1,8 @@
-r"""Lists as other programs print them into a cell: Python, numpy, R and JSON, without evaluating.
+r"""Parser of printed lists in cells: Python, numpy, R and JSON syntax, without evaluation.
 
 RAW_recipes.csv holds `['a', "b"]`, Food.com's recipes.csv `c("a", NA)`, RecipeNLG `["a", "b"]`,
 Spoonacular's Parquet `[{'name': 'a', 'meta': array([], dtype=object)}\n {'name': 'b'}]`.
-On what `ast.literal_eval` reads, the values are the same; the rest it cannot read at all.
+Where `ast.literal_eval` works, the values are equal; the rest it cannot parse.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 MAX_DEPTH = 24
-"""Recipes nest three deep; deeper is damage or malice, and would exhaust the stack."""
+"""Deepest nesting; recipes need three, and more could exhaust the stack."""
 
 _TOKEN = re.compile(
     r"""\s*+(?:
@@ -43,7 +43,7 @@ _LOOKS_LIKE = re.compile(
 
 
 def looks_like_literal(text: str) -> bool:
-    """Whether a cell claims to be a list, a dict or a quoted string.
+    """Whether a cell looks like a list, a dict or a quoted string.
 
     >>> [looks_like_literal(t) for t in ('["a"]', 'c("a")', "character(0)", "a cup of tea")]
     [True, True, True, False]
@@ -60,7 +60,7 @@ def parse_literal(text: str) -> Any:
     [{'n': 1, 'meta': ['x']}, {'n': 2}]
 
     Raises:
-        ValueError: it is none, e.g. because it was cut.
+        ValueError: it cannot be parsed, e.g. because it was truncated.
     """
     if text.startswith(('["', "[{")):
         try:
@@ -122,7 +122,7 @@ class _Parser:
         raise ValueError(f"unexpected {text!r}" if text else "it ends in the middle")
 
     def _elements(self, closing: str, depth: int) -> list[Any]:
-        """Elements up to the closing bracket; keyword arguments such as dtype=object are left."""
+        """Elements up to the closing bracket, without keyword arguments such as dtype=object."""
         found: list[Any] = []
         while not self._skip(closing):
             if self._kind == "name" and _EQUALS.match(self._text, self._at):

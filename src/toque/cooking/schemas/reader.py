@@ -1,10 +1,10 @@
-"""The reader of recipe files of every known schema, given to `prepare` by name."""
+"""Recipe reader: files of every known schema to examples."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self, cast
@@ -19,40 +19,25 @@ from toque.cooking.schemas.html_pages import page_records
 from toque.cooking.schemas.mealmaster import mealmaster_records
 from toque.cooking.schemas.normalize import recipe_of
 from toque.errors import ConfigError
-from toque.sources.blocks import Header, Numbered, Raw, unpack
-from toque.sources.csv_tables import table_records
+from toque.sources.blocks import Raw, unpack
+from toque.sources.detect import READ
 from toque.sources.excerpts import PER_REASON, shortened
-from toque.sources.json_records import json_records, line_of
-from toque.sources.parquet import parquet_records
+from toque.sources.json_records import line_of
+from toque.sources.prompt_target import PairReader
 from toque.sources.records import Block, BlockExamples, Example, RecordReader
+from toque.sources.text_records import DocumentReader
 
-_MODULE = "toque.cooking.formats"
-
-
-def _unreadable_records(header: Header, body: memoryview, first_line: int) -> Numbered:
-    del body
-    yield first_line, str(header.meta["reason"])
-
-
-READ: dict[str, Callable[[Header, memoryview, int], Numbered]] = {
-    "json-lines": json_records,
-    "json": json_records,
-    "table": table_records,
-    "parquet": parquet_records,
-    "page": page_records,
-    "mealmaster": mealmaster_records,
-    "unreadable": _unreadable_records,
-}
+_READ = {**READ, "page": page_records, "mealmaster": mealmaster_records}
 
 
 @dataclass(frozen=True)
-class FormatReader:
-    """Reads every format this package knows; a `RecordReader`.
+class RecipeReader:
+    """Reads recipes in every known format; a `RecordReader`.
 
     Attributes:
         columns: "title", "ingredients" or "steps" to the field that holds it, for files whose
             own names are not known.
-        tasks: what each recipe is turned into.
+        tasks: the tasks each recipe gives examples of.
         version: raised when the same bytes would give other examples.
     """
 
@@ -60,11 +45,18 @@ class FormatReader:
     tasks: tuple[Task, ...] = ("write",)
     version: int = 3
 
+    @property
+    def recorded_name(self) -> str:
+        """See `RecordReader`; the tasks are recorded among the settings."""
+        if not self.columns:
+            return "toque.cooking.formats:recipe_reader"
+        return f"toque.cooking.formats:columns={json.dumps(dict(self.columns), sort_keys=True)}"
+
     def for_tasks(self, tasks: tuple[str, ...]) -> Self:
         """The same reader for these tasks.
 
         Raises:
-            ConfigError: there is no such task.
+            ConfigError: an unknown task.
         """
         unknown = [task for task in tasks if task not in TASKS]
         if unknown:
@@ -75,12 +67,12 @@ class FormatReader:
         return replace(self, tasks=cast("tuple[Task, ...]", tasks))
 
     def blocks(self, path: Path) -> Iterator[Block]:
-        """Blocks of `path`, by the schema its content shows.
+        """Blocks of `path`, by the schema recognised from its content.
 
         Raises:
             DataError: the file is of no known kind, lacks a part of a recipe, or is damaged.
         """
-        return recognise(Path(path), self.columns).blocks()
+        return recognise(path, self.columns).blocks()
 
     def examples(self, block: Block) -> BlockExamples:
         """The examples of each usable recipe, and why the others were dropped."""
@@ -110,18 +102,18 @@ class FormatReader:
         )
 
     def recipes(self, block: Block, notes: Counter[str]) -> Iterator[tuple[int, Recipe | str]]:
-        """The cleaned recipe of each record with its number, or why there is none."""
+        """The cleaned recipe of each record with its number, or the reason why there is none."""
         for number, recipe, _ in self._read(block, notes):
             yield number, recipe
 
     def schema(self, path: Path) -> str:
         """The name of a file's schema, for the report."""
-        return recognise(Path(path), self.columns).schema
+        return recognise(path, self.columns).schema
 
     def _read(self, block: Block, notes: Counter[str]) -> Iterator[tuple[int, Recipe | str, Raw]]:
         header, body = unpack(block)
         columns = tuple(sorted(self.columns.items()))
-        for number, raw in READ[header.kind](header, body, block.first_line):
+        for number, raw in _READ[header.kind](header, body, block.first_line):
             if isinstance(raw, str):
                 yield number, raw, raw
                 continue
@@ -130,16 +122,13 @@ class FormatReader:
 
 
 def _shown(block: Block, number: int, raw: Raw) -> str:
-    """A dropped record for people: its fields, or its bytes when it has none."""
+    """A dropped record as the report shows it: its fields, or its bytes if they cannot be read."""
     if not isinstance(raw, str):
         return shortened(json.dumps(raw, ensure_ascii=False, default=str))
     header, body = unpack(block)
     if header.kind not in ("json-lines", "json"):
         return ""
     return shortened(line_of(header, body, block.first_line, number))
-
-
-recipe_reader = FormatReader()
 
 
 def schema_of(path: Path, columns: Mapping[str, str] | None = None) -> str:
@@ -149,45 +138,23 @@ def schema_of(path: Path, columns: Mapping[str, str] | None = None) -> str:
         UnknownFormatError: the file is of no known kind; it may be plain text.
         DataError: it lacks a part of a recipe, or is damaged.
     """
-    return recognise(Path(path), columns or {}).schema
+    return recognise(path, columns or {}).schema
 
 
-def reader_spec(columns: Mapping[str, str]) -> str:
-    """The name by which `prepare` and its workers load a reader with these columns.
+def reader_for(columns: Mapping[str, str]) -> RecordReader:
+    """The reader for these columns, as the user has named them; without any, that of recipes.
 
     Raises:
-        ConfigError: `columns` names something that is no part of a recipe.
+        ConfigError: `columns` has an unknown key.
     """
     if "text" in columns and len(columns) == 1:
-        return f"{_MODULE}:text={columns['text']}"
+        return DocumentReader(columns["text"])
     if columns.keys() == {"prompt", "target"}:
-        return f"{_MODULE}:pairs={json.dumps(dict(columns), sort_keys=True)}"
+        return PairReader(columns["prompt"], columns["target"])
     unknown = sorted(columns.keys() - set(ROLES))
     if unknown:
         raise ConfigError(
             f"columns of a source names {', '.join(unknown)}; it can name "
             f"{', '.join(ROLES)}; for documents text alone; for any other task prompt and target."
         )
-    if not columns:
-        return f"{_MODULE}:recipe_reader"
-    return f"{_MODULE}:columns={json.dumps(dict(columns), sort_keys=True)}"
-
-
-def reader_named(attribute: str) -> RecordReader:
-    """The reader that the part of a `reader_spec` after the colon names.
-
-    Raises:
-        AttributeError: it names none.
-    """
-    name, _, columns = attribute.partition("=")
-    if name == "text" and columns:
-        from toque.sources.text_records import DocumentReader
-
-        return DocumentReader(columns)
-    if name == "pairs" and columns:
-        from toque.sources.prompt_target import PairReader
-
-        return PairReader(**json.loads(columns))
-    if name != "columns" or not columns:
-        raise AttributeError(f"module {_MODULE!r} has no attribute {attribute!r}")
-    return FormatReader(columns=json.loads(columns))
+    return RecipeReader(dict(columns))

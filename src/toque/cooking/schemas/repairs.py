@@ -1,4 +1,4 @@
-"""Repairs of faults that belong to the way a collection was gathered; each one is counted.
+"""Repairs of faults from the way a collection was scraped; each one is counted.
 
 Repairs of characters and markup belong to `toque.cooking.schemas.cleaning` and come after these.
 """
@@ -25,10 +25,10 @@ BOILERPLATE = frozenset(
 """Buttons and notices of web pages that scrapers took for an ingredient or a step."""
 
 MIN_DOUBLED_CHARS = 40
-"""A shorter text may repeat itself with a meaning ("Stir. Stir.")."""
+"""A shorter text may repeat itself on purpose ("Stir. Stir.")."""
 
 MAX_STEPS = 200
-"""Comparing runs of steps takes quadratic time; nothing that long is a recipe written twice."""
+"""Most steps compared, which takes quadratic time; longer texts are not recipes written twice."""
 _ALIKE_CHARS = 24
 _ENDS_SENTENCE = re.compile(r"[.!?:;)\]\"'’”…*]\s*\Z")
 _GOES_ON = re.compile(r"\s*(?:[a-zß-öø-ÿ]|\d+(?![.)\d]))")
@@ -46,12 +46,12 @@ _ONLY_A_LINK = re.compile(
     re.IGNORECASE,
 )
 _LINK_CHARS = 1000
-"""More than a sentence and its markup; longer steps say something."""
+"""Longest steps in characters that may only be a link."""
 _TAGS = re.compile(r"<[^<>]*>")
 
 
 def without_boilerplate(lines: list[str], notes: Counter[str]) -> list[str]:
-    """Lines that are not a button or notice of the page they came from."""
+    """The lines without buttons and notices of the web page."""
     found = lines
     if not BOILERPLATE.isdisjoint(found):
         found = [line for line in found if line not in BOILERPLATE]
@@ -63,7 +63,7 @@ def without_boilerplate(lines: list[str], notes: Counter[str]) -> list[str]:
 
 
 def without_repeat(steps: list[str], notes: Counter[str]) -> list[str]:
-    """Steps of a recipe whose instructions were written down twice, once.
+    """Steps without a second copy of all instructions.
 
     >>> from collections import Counter
     >>> once = ["Beat the egg whites until stiff.", "Fold in the sugar gradually."]
@@ -82,7 +82,7 @@ def without_repeat(steps: list[str], notes: Counter[str]) -> list[str]:
 
 
 def _steps_once(steps: list[str]) -> list[str]:
-    """Without a part that says again what the beginning says, however the lines are broken."""
+    """Steps without a part that repeats the beginning, however the lines are broken."""
     start = steps[0][:_ALIKE_CHARS]
     if len(steps) > MAX_STEPS or not any(step.startswith(start) for step in steps[1:]):
         return steps
@@ -93,16 +93,16 @@ def _steps_once(steps: list[str]) -> list[str]:
         ends = list(accumulate(map(len, bare)))
         if half in ends:
             at = ends.index(half) + 1
-            return max(steps[:at], steps[at:], key=len)  # the better divided of the two
+            return max(steps[:at], steps[at:], key=len)  # keep the copy with more steps
     if len(bare[0]) >= MIN_DOUBLED_CHARS and "".join(bare[1:]).startswith(bare[0]):
-        return steps[1:]  # all in one paragraph, then again step by step
+        return steps[1:]  # one paragraph, then again step by step
     return _without_repeated_end(steps, bare)
 
 
 def _without_repeated_end(steps: list[str], bare: list[str]) -> list[str]:
-    """Without a run at the end that repeats the beginning.
+    """Steps without a run at the end that repeats the beginning.
 
-    It must cover most of what comes before it: a recipe may well begin two parts alike.
+    It must cover most of what precedes it: two parts of a recipe may begin alike.
     """
     for at in range(-(-len(steps) // 2), len(steps)):
         n_repeated = len(steps) - at
@@ -128,10 +128,10 @@ def _text_once(text: str) -> str:
 
 
 def rejoined(steps: list[str], notes: Counter[str]) -> list[str]:
-    """Steps of which one ended in the middle of a sentence that the next one goes on with.
+    """Rejoin steps that were split in the middle of a sentence.
 
-    RecipeNLG's gatherers broke lines where the web page did. A recipe without capitals and full
-    stops is written so, not broken.
+    RecipeNLG's scraper split lines where the web page did. A recipe without any capitals and full
+    stops is left as it is.
 
     >>> from collections import Counter
     >>> rejoined(["Bake for", "20", "minutes at 350°.", "Cool."], Counter())
@@ -152,7 +152,7 @@ def rejoined(steps: list[str], notes: Counter[str]) -> list[str]:
 
 
 def untokenised(lines: list[str], notes: Counter[str]) -> list[str]:
-    """Lines without the spaces Food.com's export put around commas and fractions.
+    """Lines without the spaces that Food.com's export put around commas and fractions.
 
     >>> from collections import Counter
     >>> untokenised(["cook 1 / 2 cup rice , covered , for 20 minutes"], Counter())
@@ -167,7 +167,7 @@ def untokenised(lines: list[str], notes: Counter[str]) -> list[str]:
 
 
 def only_a_link(steps: list[str]) -> bool:
-    """Whether the steps say no more than where the steps are.
+    """Whether the steps only link to the steps.
 
     >>> only_a_link(["Find complete instructions on a cook's recipes"]), only_a_link(["Bake."])
     (True, False)

@@ -1,4 +1,4 @@
-"""schema.org's Recipe as websites write it: graphs, lists, sections, steps and strings.
+"""schema.org Recipe nodes as websites write them: graphs, lists, sections, steps and strings.
 
 https://schema.org/Recipe; recipeInstructions may be text, a list of texts, HowToSteps, or
 HowToSections of HowToSteps.
@@ -14,10 +14,10 @@ MAX_DEPTH = 12
 
 
 def recipe_nodes(value: Any) -> list[dict[str, Any]]:
-    """Every Recipe in a JSON-LD value, a repeated one once.
+    """The distinct Recipe nodes in a JSON-LD value.
 
-    Carousels name other recipes by title and address only: those are no recipes of this page.
-    A Recipe whose lists are empty is told (once) only when there is no other.
+    Carousels list other recipes by title and address only; these are ignored. A Recipe with empty
+    lists is returned (once) only if there is no other.
     """
     full: dict[str, dict[str, Any]] = {}
     empty: list[dict[str, Any]] = []
@@ -31,17 +31,17 @@ def recipe_nodes(value: Any) -> list[dict[str, Any]]:
 
 
 def is_full(node: Mapping[str, Any]) -> bool:
-    """Whether a Recipe says more than its name."""
+    """Whether a Recipe has more than its name."""
     return bool(node.get("recipeIngredient") or node.get("ingredients")) or has_steps(node)
 
 
 def has_steps(node: Mapping[str, Any]) -> bool:
-    """Whether a Recipe says how it is made."""
+    """Whether a Recipe has instructions."""
     return bool(node.get("recipeInstructions") or node.get("instructions") or node.get("steps"))
 
 
 def is_schema_org(fields: Mapping[str, Any]) -> bool:
-    """Whether an object is JSON-LD, or a recipe in schema.org's words without its type."""
+    """Whether an object is JSON-LD, or a recipe in schema.org's terms without a type."""
     return not fields.keys().isdisjoint(("@type", "@graph", "recipeInstructions"))
 
 
@@ -66,7 +66,7 @@ def _recipes(value: Any, depth: int) -> Iterator[dict[str, Any]]:
 
 
 def record_of_node(node: Mapping[str, Any], notes: Counter[str]) -> dict[str, Any]:
-    """A Recipe node in the field names of a record."""
+    """A Recipe node in our field names."""
     steps = list(_steps(node.get("recipeInstructions") or node.get("instructions"), notes, 0))
     tags = [
         tag
@@ -89,7 +89,7 @@ def record_of_node(node: Mapping[str, Any], notes: Counter[str]) -> dict[str, An
 
 
 def _steps(value: Any, notes: Counter[str], depth: int) -> Iterator[str]:
-    """Texts of steps in order; a section's name stands as a heading before its steps."""
+    """Texts of steps in order; a section's name is a heading before its steps."""
     if depth > MAX_DEPTH:
         return
     if isinstance(value, str):

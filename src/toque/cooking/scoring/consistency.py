@@ -1,7 +1,7 @@
-"""Whether the parts of a written recipe fit what was asked and each other.
+"""Consistency scores of a generated recipe, with its prompt and within itself.
 
-Every score is in [0, 1]; 1 is good, but for `hallucinated_ingredients`, where 0 is. A score that
-says nothing of a text (no quantity in it, no ingredient asked for) is left out.
+Every score is in [0, 1]; 1 is best, except for `hallucinated_ingredients`, where 0 is. A score that
+does not apply to a text (no quantity in it, no ingredient requested) is left out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from toque.cooking.scoring.form import share_named
 from toque.cooking.text_keys import words_of
 
 STAPLES: Final = frozenset({"water", "salt", "pepper"})
-"""Head nouns no cook would call invented."""
+"""Head nouns that never count as hallucinated."""
 
 MOST: Final[dict[str, float]] = {
     "mass": 10_000.0,  # grams
@@ -27,9 +27,9 @@ MOST: Final[dict[str, float]] = {
     "length": 100.0,  # centimetres
     "count": 100.0,
 }
-"""Of one ingredient of one recipe, more is taken for a slip; bounds chosen by hand."""
+"""Largest plausible amounts of one ingredient; chosen by hand."""
 MOST_OF_A_SPOON: Final = 24.0
-"""Tea- or tablespoons: half a pound of salt is no spoonful."""
+"""Largest plausible number of tea- or tablespoons."""
 MOST_OF_A_STRONG_ONE: Final = 60.0
 """Millilitres (a quarter of a cup) of a leavening, an extract or a ground spice.
 
@@ -46,13 +46,13 @@ _STRONG_WORDS: Final = frozenset(
     {"powder", "soda", "tartar", "extract", "essence", "saffron", "ground"}
     | {"cayenne", "nutmeg", "cinnamon"}
 )
-"""One of them is in whatever `_STRONG` finds; most lines have none."""
+"""Every match of `_STRONG` contains one of them; a prefilter, most lines have none."""
 DEGREES: Final = (30.0, 600.0)
 MINUTES: Final = (0.0, 3 * 24 * 60.0)
-"""Temperatures and times of steps outside these are slips."""
+"""Plausible temperatures and times in steps."""
 
-# A line without a number of two digits, a lone zero or a large number's name is sane, unless it
-# names something strong: every other bound above is over nine.
+# A line without a number of two digits, a lone zero or the name of a large number is plausible,
+# unless it names something strong: every other bound above is over nine.
 _MAY_BE_MANY: Final = re.compile(
     r"\d\d|(?<![\d.,/])0(?![\d.,/])|\bhundred|\bthousand|\bmillion|\bdozen", re.IGNORECASE
 )
@@ -69,10 +69,10 @@ _ENDED: Final = (".", "!", "?", ")", '"', "'", "”", "…")  # fmt: skip
 
 
 def hallucinated_ingredients(asked: Sequence[str], recipe: ParsedRecipe) -> float | None:
-    """Share of the listed ingredients that were not asked for; None when none is listed.
+    """Share of the listed ingredients that were not requested; None if none is listed.
 
-    An ingredient was asked for when its head noun is a word of an asked name, in any number.
-    Water, salt and pepper always were.
+    An ingredient was requested if its head noun, singular or plural, is a word of a requested name.
+    Water, salt and pepper always count as requested.
     """
     if not recipe.ingredients:
         return None
@@ -82,9 +82,9 @@ def hallucinated_ingredients(asked: Sequence[str], recipe: ParsedRecipe) -> floa
 
 
 def ingredients_used(recipe: ParsedRecipe) -> float | None:
-    """Share of the listed ingredients that a step speaks of; None when none is listed.
+    """Share of the listed ingredients that a step mentions; None if none is listed.
 
-    A step that takes up "all ingredients" or "everything" speaks of each.
+    A step with "all ingredients" or "everything" mentions each.
     """
     if not recipe.ingredients:
         return None
@@ -96,7 +96,7 @@ def ingredients_used(recipe: ParsedRecipe) -> float | None:
 
 
 def quantity_sanity(recipe: ParsedRecipe) -> float | None:
-    """Share of amounts, temperatures and times that a kitchen has use for; None without any.
+    """Share of plausible amounts, temperatures and times; None without any.
 
     >>> quantity_sanity(ParsedRecipe(("2 eggs", "900 cups flour"), ("Bake at 350 degrees.",)))
     0.6666666666666666
@@ -133,7 +133,7 @@ def _is_sane(line: str) -> bool:
 
 
 def _may_be_many(line: str) -> bool:
-    """Whether `_MAY_BE_MANY` finds something, which for most lines is told at once."""
+    """Whether `_MAY_BE_MANY` matches; fast for most lines."""
     lower = line.lower()
     maybe = (
         "0" in line
@@ -169,7 +169,7 @@ def structure_score(text: str, recipe: ParsedRecipe) -> float:
         len(recipe.ingredients) > 1,
         len(recipe.steps) > 1,
         numbers == list(range(1, len(recipe.steps) + 1)),  # numbered from 1, none left out
-        len(set(lines)) == len(lines),  # nothing said twice
+        len(set(lines)) == len(lines),  # no repetition
         text.rstrip().endswith(_ENDED),  # not cut off
     )
     return sum(held) / len(held)

@@ -1,4 +1,4 @@
-"""The recipe metrics of one generated text, against the prompt that asked for it."""
+"""Recipe metrics of one generated text and its prompt."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from toque.cooking.scoring.form import evaluate_parsed, ingredient_coverage
 
 
 def text_metrics(prompt: str, text: str) -> dict[str, float]:
-    """Every recipe score of a text; none for prompts that ask for no recipe.
+    """Every recipe score of a text; empty for prompts that do not ask for a recipe.
 
-    The five of `metrics.evaluate_recipe`, those of `consistency`, the coverage of the asked
-    ingredients, and `recipe_score`: the mean of all but `overall_quality`, an invented ingredient
-    counted as 1 less.
+    The five of `form.evaluate_recipe`, those of `consistency`, the coverage of the requested
+    ingredients, and `recipe_score`: the mean of all but `overall_quality`, with one minus the share
+    of hallucinated ingredients.
 
     >>> text_metrics("Once upon a time", "there was a cook")
     {}
@@ -33,7 +33,7 @@ def text_metrics(prompt: str, text: str) -> dict[str, float]:
     found: dict[str, float | None] = dict(evaluate_parsed(recipe, len(text.strip())))
     if asked:
         found["ingredient_coverage"] = ingredient_coverage(asked, text)
-        if len(asked) < MAX_PROMPT_INGREDIENTS:  # a longer list was cut, and tells no invention
+        if len(asked) < MAX_PROMPT_INGREDIENTS:  # a longer list was truncated
             found["hallucinated_ingredients"] = hallucinated_ingredients(asked, recipe)
     found["ingredients_used"] = ingredients_used(recipe)
     found["quantity_sanity"] = quantity_sanity(recipe)
@@ -53,7 +53,7 @@ def recipe_score(scores: dict[str, float]) -> float:
 
 
 def asked_ingredients(prompt: str) -> list[str]:
-    """The ingredient names that `write_prompt` put into a prompt.
+    """The ingredient names in a prompt of `write_prompt`.
 
     >>> asked_ingredients("Generate recipe for: Toast using ingredients: bread, butter")
     ['bread', 'butter']

@@ -1,8 +1,8 @@
-"""What looks at all rows at once: duplicates, the limit on examples, the split.
+"""The global pass over all rows: drop duplicates, apply max_examples, assign train or validation.
 
 Every choice is a function of the rows' keys and their order in the sources, so it does not depend
-on the order of work. A row's side depends on its own key alone: adding recipes moves none from one
-side to the other. Of near-duplicates one is left, so they cannot straddle.
+on the order of work. A row's split depends on its own key alone: adding recipes moves no other
+recipe. One of a cluster of near-duplicates is kept, so they cannot be in both splits.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ class Columns:
     task: NDArray[np.uint8]
     starts_record: NDArray[np.uint8]
     first_alike: NDArray[np.int64] | None = None
-    """[records] the first record of each record's cluster of near-duplicates; None: not asked."""
+    """[records] first record of each record's cluster of near-duplicates; None without `near`."""
 
 
 @dataclass(frozen=True)
 class Division:
-    """Which rows are used, and for what."""
+    """The split of each row."""
 
     split: NDArray[np.uint8]
     dropped: dict[str, int]
-    """Records lost here, by reason."""
+    """Records dropped here, by reason."""
     records: int
     """Records of which at least one row is used."""
     leaked_bodies: int
-    """Validation rows whose key is also in train; 0 by construction, counted all the same."""
+    """Validation rows whose key is also in train; 0 by construction, but counted."""
     leaked_titles: int
-    """Validation rows whose title is also a training row's."""
+    """Validation rows whose title is also in train."""
 
 
 def divide(columns: Columns, settings: PrepareSettings) -> Division:
@@ -83,7 +83,7 @@ def divide(columns: Columns, settings: PrepareSettings) -> Division:
 def first_of_kind(
     record_key: Keys, task: NDArray[np.uint8], records: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Rows of the first record that has their (record_key, task); all its rows, so all pieces."""
+    """Whether each row is of the first record with its (record_key, task)."""
     if not len(records):
         return np.ones(0, np.bool_)
     order = np.lexsort((records, task, record_key))
@@ -101,13 +101,13 @@ def _sides(keys: Keys, validation_fraction: float) -> NDArray[np.uint8]:
     held_out = draws < np.uint64(min(validation_fraction * 2.0**64, 2.0**64 - 2048))
     different = len(draws) and bool((draws != draws[0]).any())
     if validation_fraction > 0 and different:
-        # A handful of recipes still gets both sides.
+        # Even a handful of recipes gets both splits.
         held_out |= draws == draws.min()
         held_out &= draws != draws.max()
     return np.where(held_out, SPLIT_CODES["validation"], SPLIT_CODES["train"]).astype(np.uint8)
 
 
 def _count(records: NDArray[np.int64], keep: NDArray[np.bool_]) -> int:
-    """Different records among the kept rows; `records` ascends."""
+    """Number of distinct records among the kept rows; `records` ascends."""
     kept = records[keep]
     return int((np.diff(kept, prepend=-1) != 0).sum())

@@ -1,10 +1,10 @@
-"""From encoded texts to stored rows: special tokens, limits, pieces of documents.
+"""Encoded texts to stored rows: special tokens, truncation, document pieces.
 
     decoder-only      prompt [bos] + ids + [break]  target ids + [eos]
     encoder-decoder   prompt ids + [eos]            target ids + [eos]
 
-The line break keeps the end of a prompt apart from the beginning of its answer. A target that is
-cut gets no eos: a false end would teach the model to stop in mid-recipe.
+The line break separates the prompt from its answer. A truncated target gets no eos, which would
+teach the model to stop in mid-recipe.
 """
 
 from __future__ import annotations
@@ -17,15 +17,49 @@ from numpy.typing import NDArray
 
 from toque.data.prepare.settings import FamilyKind
 from toque.data.tokenizer.codec import Codec
+from toque.errors import DataError
+from toque.sources.records import Block, Example
 
 Ids = NDArray[np.uint32]
 PIECES_PER_GROUP = 16
-"""Consecutive pieces of a document that share their side of the split."""
+"""Consecutive pieces of a document that go to the same split."""
+
+
+def check_ids(block: Block, examples: list[Example], codec: Codec) -> None:
+    """Check the ids of token files against the tokenizer's vocabulary.
+
+    Raises:
+        DataError: an id is not below the vocabulary's size.
+    """
+    for number, example in enumerate(examples):
+        if example.ids:
+            most = int(np.frombuffer(example.ids, "<u4").max())
+            if most >= codec.vocab_size:
+                raise DataError(
+                    f"{block.path} holds the token id {most:,} (document "
+                    f"{block.first_line + number:,}), and the tokenizer {codec.name} has only the "
+                    f"ids 0 to {codec.vocab_size - 1:,}. A token file can only be read with the "
+                    "tokenizer it was written with: name that one in model.tokenizer, or prepare "
+                    "the texts themselves."
+                )
+
+
+def ids_of(example: Example, codec: Codec) -> Ids:
+    """An example's ids without bos and eos, which `pieces` adds.
+
+    With an end token 1, the ids 5 6 1 of a whole document give 5 6.
+    """
+    ids = np.frombuffer(example.ids, "<u4").astype(np.uint32)
+    if len(ids) and codec.bos_id is not None and ids[0] == codec.bos_id:
+        ids = ids[1:]
+    if len(ids) and example.ends and ids[-1] == codec.eos_id:
+        ids = ids[:-1]
+    return ids
 
 
 @dataclass(frozen=True)
 class Side:
-    """Rows of one side joined: row i is tokens[ends[i - 1] : ends[i]]."""
+    """Rows of one side, concatenated: row i is tokens[ends[i - 1] : ends[i]]."""
 
     tokens: Ids
     ends: NDArray[np.int64]
@@ -48,7 +82,7 @@ class Side:
 
     @classmethod
     def joined(cls, rows: list[Ids]) -> Side:
-        """Rows given one by one."""
+        """From a list of rows."""
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
         return cls(np.concatenate([np.empty(0, np.uint32), *rows]), np.cumsum(lengths))
 
@@ -72,7 +106,7 @@ def prompt_bounds(codec: Codec, family_kind: FamilyKind) -> tuple[int | None, in
 
 
 def prompt_ids(codec: Codec, text: str, family_kind: FamilyKind) -> list[int]:
-    """A prompt as the store holds it, for asking a model in the form it was trained on."""
+    """A prompt encoded as in the store, for generating in the form the model was trained on."""
     begin, end = prompt_bounds(codec, family_kind)
     ids = codec.encode(codec.normalise(text))
     return [i for i in (begin, *ids, end) if i is not None]
@@ -105,12 +139,12 @@ def wrap(
         is_text[out_ends[has_end] - 1] = False
         tokens[out_ends[has_end] - 1] = end
     tokens[is_text] = side.tokens if not cut.any() else side.tokens[_beginnings(kept, lengths)]
-    # A row of text that only lost its end is whole text, yet has no end: it counts as cut.
+    # A row that lost only its eos counts as cut too.
     return Wrapped(Side(tokens, out_ends), cut, lengths - kept)
 
 
 def _beginnings(kept: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Of joined rows of these lengths, true for the first `kept` tokens of each."""
+    """Mask over concatenated rows: true for the first `kept` tokens of each."""
     parts = np.stack([kept, lengths - kept], axis=1).ravel()
     return np.repeat(np.tile([True, False], len(kept)), parts)
 

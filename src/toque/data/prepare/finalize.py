@@ -1,4 +1,4 @@
-"""Ending a store: one look at all rows, the refusals, the split, the report, the manifest."""
+"""Store finalization: the global pass over all rows, refusals, split, report, manifest."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from toque.data.prepare.report import Lengths, Report, SourceReport, reasons_in_
 from toque.data.prepare.settings import PrepareSettings
 from toque.data.prepare.shards import NOT_READ
 from toque.data.prepare.survey import StoreSurvey
-from toque.data.prepare.worker import ShardResult, load_reader, shard_folder
+from toque.data.prepare.worker import ShardResult, shard_folder
 from toque.data.store.manifest import (
     FORMAT,
     NAME,
@@ -37,7 +37,7 @@ from toque.data.store.token_store import LEFT_OUT, SPLIT_CODES
 from toque.data.tokenizer.codec import Codec
 from toque.errors import DataError
 from toque.sources.files import SourceFile
-from toque.sources.records import NO_LABEL, NamesSchemas, examples_note, missing_note
+from toque.sources.records import NO_LABEL, examples_note, missing_note
 from toque.storage.atomic import atomic_write, save_array, sync_folder
 from toque.storage.checksums import sha256_of
 
@@ -47,7 +47,7 @@ _DOCUMENTS = "documents by a hash of the document and piece number // 16"
 
 @dataclass(frozen=True)
 class StoreFinalizer:
-    """What a finished set of shards is made into a store from."""
+    """Turns a complete set of shards into a store."""
 
     store: Path
     fingerprint: str
@@ -65,8 +65,8 @@ class StoreFinalizer:
         """Write the split, the report and, last, the manifest.
 
         Raises:
-            DataError: too large a share of a source was refused by its reader, or nothing
-                usable is left; with the counts by reason.
+            DataError: its reader refused too large a share of a source, or nothing
+                usable is left; with counts by reason.
         """
         dropped, lines = self._dropped()
         self._refuse_bad_sources()
@@ -168,7 +168,7 @@ class StoreFinalizer:
             )
 
     def _refuse_missing_tasks(self) -> None:
-        """A task that no record has an example of was asked for in vain."""
+        """Raise if no record has an example of one of the tasks."""
         notes = self._summed("notes")
         for task in self.settings.tasks:
             without = [
@@ -218,8 +218,7 @@ class StoreFinalizer:
         return Report(
             tokenizer=self.codec.name,
             sources=[
-                SourceReport(f.name, self._schema(f), f.source, r, k)
-                for f, r, k in self._per_file()
+                SourceReport(f.name, _schema(f), f.source, r, k) for f, r, k in self._per_file()
             ],
             source_rows=look.sources(lengths),
             read=read,
@@ -248,14 +247,6 @@ class StoreFinalizer:
             seconds=round(seconds, 2),
         )
 
-    def _schema(self, file: SourceFile) -> str:
-        """What the file's reader takes it for; "" when it does not say."""
-        reader = load_reader(file.reader, self.settings.tasks)
-        try:
-            return str(reader.schema(file.path)) if isinstance(reader, NamesSchemas) else ""
-        except DataError:  # removed or changed since it was read: a report needs no more
-            return ""
-
     def _manifest(
         self,
         division: Division,
@@ -283,7 +274,7 @@ class StoreFinalizer:
             records=Records(read, division.records),
             dropped=dict(sorted(dropped.items())),
             sources=[
-                SourceEntry(f.name, f.reader, f.source, f.sha256, f.bytes, r, k)
+                SourceEntry(f.name, f.reader.recorded_name, f.source, f.sha256, f.bytes, r, k)
                 for f, r, k in self._per_file()
             ],
             shards=[
@@ -302,3 +293,10 @@ class StoreFinalizer:
     def _entry(self, name: str, examples: int) -> FileEntry:
         path = self.store / name
         return FileEntry(name, path.stat().st_size, sha256_of(path), examples)
+
+
+def _schema(file: SourceFile) -> str:
+    try:
+        return file.reader.schema(file.path)
+    except DataError:  # removed or changed since it was read: the report does without
+        return ""

@@ -1,4 +1,4 @@
-"""The shape of a store's numbers: histograms and counts, as the data report holds them."""
+"""Histograms and value counts of per-example columns, for the data report."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 BARS = 32
-"""Bins of a histogram at most."""
+"""Most bins in a histogram."""
 FEW = 12
-"""A column with at most this many different whole numbers is counted value by value."""
+"""A column with at most this many different integers is counted value by value."""
 FROM, COVERAGE = "_from", "_coverage"
-"""A column `X_from` says where each row's label `X` comes from, 0 being our own rule; and
-`X_coverage` how much of what that rule needs was there."""
+"""Column `X_from` holds the origin of each row's label `X`, 0 being our own rule; `X_coverage` how
+much of what that rule needs was known."""
 BY_RULE = 0
 _MAX_LABEL = 255
-"""Whole numbers beyond are amounts, never labels."""
+"""Larger integers are amounts, never labels."""
 
 
 class Histogram(msgspec.Struct, frozen=True):
-    """`counts[i]` values lie in [edges[i], edges[i + 1]); the last bin holds its end too."""
+    """`counts[i]` values lie in [edges[i], edges[i + 1]); the last bin includes its end."""
 
     edges: list[float]
     counts: list[int]
 
     @classmethod
     def of(cls, values: NDArray[np.generic]) -> Histogram:
-        """Bins of a round width from the smallest value to the largest; no bins without values.
+        """A histogram with bins of a round width; no bins without values.
 
         >>> Histogram.of(np.array([0, 1, 1, 39])).edges[:3]
         [0.0, 2.0, 4.0]
@@ -55,20 +55,20 @@ class ColumnReport(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     known: int
     missing: int
-    """Rows whose source has no such number."""
+    """Rows without a value."""
     mean: float
     least: float
     most: float
     histogram: Histogram | None = None
-    """Of a column with many values."""
+    """For a column with many values."""
     values: dict[str, int] = {}
-    """Rows of each value, of a column with few."""
+    """Rows per value, for a column with few."""
     origins: dict[str, dict[str, int]] = {}
-    """The same, told by where the value comes from; empty when nothing says so."""
+    """The same by the origin of the value; empty if not recorded."""
 
 
 class SourceRows(msgspec.Struct, frozen=True):
-    """What a source gave in the end, duplicates and limits taken off."""
+    """Rows and tokens of a source, after duplicates and limits."""
 
     source: int
     train: int
@@ -124,10 +124,10 @@ def column_report(
 def column_reports(
     names: Sequence[str], read: Callable[[str], NDArray[np.generic]]
 ) -> list[ColumnReport]:
-    """Those of all columns, one read at a time.
+    """Reports of all columns, reading one column at a time.
 
-    Where a column's values come from goes with it, and the coverage of estimates is that of the
-    estimates alone: what the source gave is covered by definition.
+    A column is broken down by the origin of its values, and coverage is reported for estimates
+    alone: values from the source are covered by definition.
 
     Args:
         names: of the columns.
@@ -148,7 +148,7 @@ def column_reports(
 
 
 def _few(values: NDArray[np.float64]) -> dict[str, int] | None:
-    """Rows of each value when the values are few whole numbers, else None."""
+    """Rows per value if the values are few integers, else None."""
     if not len(values):
         return {}
     if values.min() < 0 or values.max() > _MAX_LABEL or (values != np.floor(values)).any():

@@ -1,4 +1,4 @@
-"""Near-duplicates: MinHash signatures of word shingles, and the clusters they form.
+"""MinHash near-duplicate detection: signatures of word shingles, and clusters.
 
     words -> runs of 3 words -> 120 smallest hashes a record -> 20 bands of 6 -> pairs -> clusters
 
@@ -6,7 +6,7 @@ The share of equal entries of two signatures estimates the Jaccard similarity of
 shingles (Broder 1997), with a standard deviation of 0.04 at 0.7. Two records of similarity s share
 a band with probability 1 - (1 - s^6)^20: 0.92 at 0.7, 0.998 at 0.8, 0.27 at 0.5 (Leskovec,
 Rajaraman and Ullman, Mining of Massive Datasets, section 3.4). Sharing one is not enough: a pair
-counts when its estimate reaches `THRESHOLD`. A recipe of 130 words stays above it through about
+counts if its estimate reaches `THRESHOLD`. A recipe of 130 words stays above it through about
 seven edited words.
 """
 
@@ -32,15 +32,15 @@ HASHES = BANDS * BAND
 THRESHOLD = 0.7
 """Estimated Jaccard similarity from which two records are near-duplicates."""
 ROUNDS = 16
-"""Members of a bucket the others are compared with, one after another: what keeps a bucket of a
-million look-alikes from costing a million million comparisons. What is left over is counted."""
+"""Members of a bucket that the others are compared with, one after another. Without a bound, a
+bucket of a million look-alikes would cost 10^12 comparisons. Rows left over are counted."""
 
 _WORD = re.compile(r"\w+")
 _CHUNK = 1 << 16
 
 
 class _WordHashes(dict[str, int]):
-    """Words to their hashes, each computed once."""
+    """Cache of word hashes."""
 
     def __missing__(self, word: str) -> int:
         value = xxhash.xxh3_64_intdigest(word.encode("utf-8", "surrogatepass"))
@@ -51,7 +51,7 @@ class _WordHashes(dict[str, int]):
 def signatures(texts: Sequence[str]) -> Signatures:
     """MinHash signatures, uint16 [len(texts), HASHES], of the case-folded words of each text.
 
-    They depend on the texts alone: not on a tokenizer, a library's version or the neighbours.
+    They depend on the texts alone: not on a tokenizer, a library's version or other texts.
     A text of fewer than three words is one shingle.
     """
     known = _WordHashes()
@@ -72,14 +72,14 @@ def signatures(texts: Sequence[str]) -> Signatures:
 
 
 def _minima(words: U64, lengths: NDArray[np.int64]) -> Signatures:
-    """Signatures of texts whose word hashes are joined in `words`."""
+    """Signatures of texts whose word hashes are concatenated in `words`."""
     joined = words[:-2] * np.uint64(0x9E3779B97F4A7C15)
     joined = (joined ^ (joined >> np.uint64(29))) + words[1:-1] * np.uint64(0xC2B2AE3D27D4EB4F)
     joined = (joined ^ (joined >> np.uint64(31))) + words[2:]
     shingles = (mixed(joined) >> np.uint64(32)).astype(np.uint32)
     inside = np.ones(len(words), np.bool_)
     ends = np.cumsum(lengths)
-    inside[ends - 1] = inside[ends - 2] = False  # a run does not reach into the next text
+    inside[ends - 1] = inside[ends - 2] = False  # a shingle does not cross into the next text
     shingles = shingles[inside[: len(shingles)]]
     starts = np.cumsum(lengths - (SHINGLE - 1)) - (lengths - (SHINGLE - 1))
     out = np.empty((len(lengths), HASHES), np.uint16)
@@ -111,16 +111,16 @@ def similarity(ours: Signatures, theirs: Signatures) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class Clusters:
-    """Which records are near-duplicates of each other, by chains of pairs."""
+    """Clusters of near-duplicates: connected components of similar pairs."""
 
     first: NDArray[np.int64]
-    """[records] the first record of each record's cluster; its own number when it is alone."""
+    """[records] the first record of each record's cluster; its own index if alone."""
     unchecked: int
     """Records of crowded buckets that were compared with `ROUNDS` others only, over all bands."""
 
 
 def band_keys(part: Signatures) -> U64:
-    """One key for each band, uint64 [BANDS, rows]: equal where all six entries are."""
+    """One key per band, uint64 [BANDS, rows]: equal if all six entries are."""
     keys = np.zeros((BANDS, len(part)), np.uint64)
     for band in range(BANDS):
         for column in range(band * BAND, (band + 1) * BAND):
@@ -131,7 +131,7 @@ def band_keys(part: Signatures) -> U64:
 def find_clusters(found: Signatures, keys: Iterable[U64]) -> Clusters:
     """Clusters of records whose estimated similarity reaches the threshold.
 
-    Memory: some fifty bytes a record besides the signatures, which may be a memory map.
+    Memory: about fifty bytes a record besides the signatures, which may be a memory map.
 
     Args:
         found: [records, HASHES] signatures.
@@ -146,7 +146,7 @@ def find_clusters(found: Signatures, keys: Iterable[U64]) -> Clusters:
                 break
             begins = np.diff(bucket, prepend=-1) != 0
             heads = rows[begins][np.cumsum(begins) - 1]
-            # Whoever is in the head's cluster already needs no comparing.
+            # Rows already in the head's cluster need no comparison.
             same = first[rows] == first[heads]
             asked = np.flatnonzero(~same)
             alike = asked[_alike(found, rows[asked], heads[asked])]
@@ -169,7 +169,7 @@ def _crowded(keys: U64) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 def _of_several(
     rows: NDArray[np.int64], bucket: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Without buckets of one row."""
+    """Drop buckets of one row."""
     like_next = np.zeros(len(rows), np.bool_)
     like_next[:-1] = bucket[1:] == bucket[:-1]
     shared = like_next.copy()
@@ -180,7 +180,7 @@ def _of_several(
 def _alike(
     found: Signatures, rows: NDArray[np.int64], heads: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Where the estimated similarity of two rows reaches the threshold."""
+    """Whether the estimated similarity of two rows reaches the threshold."""
     out = np.zeros(len(rows), np.bool_)
     for at in range(0, len(rows), _CHUNK):
         part = slice(at, at + _CHUNK)
@@ -189,7 +189,7 @@ def _alike(
 
 
 def _unite(first: NDArray[np.int64], a: NDArray[np.int64], b: NDArray[np.int64]) -> None:
-    """Union-find over all pairs at once: roots hang below the smallest they meet, until none do."""
+    """Vectorised union-find: attach each root to the smallest root it meets, until none changes."""
     while len(a):
         roots_a, roots_b = first[a], first[b]
         apart = roots_a != roots_b

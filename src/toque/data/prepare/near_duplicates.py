@@ -1,8 +1,8 @@
-"""Near-duplicates over all shards of a store, with little more memory than a few columns.
+"""Near-duplicate clusters over all shards of a store, in the memory of a few columns.
 
-Signatures lie in the shards while a store is made; here they are joined into one file and their
-band keys written to another, 400 bytes a record in all, both removed in the end. The keys are read
-a band at a time, of the signatures only the pages of candidates are mapped.
+While a store is made, the signatures lie in its shards. They are concatenated into one scratch file
+and their band keys written to another, 400 bytes a record in all. Keys are read one band at a time,
+and only the pages of candidates are read from the mapped signatures.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from toque.data.prepare.minhash import (
 from toque.storage.atomic import PARTIAL
 
 NEAR = "near"
-"""Name of the signatures among a shard's arrays; no part of a finished store."""
+"""Name of the signatures among a shard's arrays; removed from a finished store."""
 _KEY_BYTES = 8
 
 
@@ -53,7 +53,7 @@ def clusters_of(store: Path, folders: Sequence[Path]) -> Clusters:
 
 
 def remove_signatures(folder: Path) -> None:
-    """Take a shard's signatures away; the store is whole without them."""
+    """Remove a shard's signatures, which a finished store does not need."""
     (folder / f"{NEAR}.npy").unlink(missing_ok=True)
 
 
@@ -72,7 +72,7 @@ def _bands(keys: BinaryIO, n_records: int) -> Iterator[U64]:
 
 @contextmanager
 def _scratch(path: Path) -> Iterator[BinaryIO]:
-    """A file to write and read that is gone afterwards."""
+    """A temporary file for writing and reading, removed afterwards."""
     try:
         with path.open("w+b") as file:
             yield file

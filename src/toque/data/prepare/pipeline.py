@@ -1,13 +1,14 @@
-"""Preparing a token store from raw files: in parallel, resumable, reused when nothing changed.
+"""The `prepare` pipeline: raw files to a token store, in parallel, resumable, reused if unchanged.
 
-    sources -> groups of raw blocks -> a shard each (workers) -> one look at all rows -> manifest
+    sources -> groups of raw blocks -> one shard each (workers) -> global pass over rows -> manifest
 
-A store's fingerprint covers the format, the code that reads, every source file's content, the
+A store's fingerprint covers the format, the versions of the code, every source file's content, the
 settings and the tokenizer. A killed `prepare` keeps its whole shards and ends with the same bytes.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import shutil
 import time
@@ -23,19 +24,20 @@ from toque.data.prepare.finalize import StoreFinalizer
 from toque.data.prepare.near_duplicates import remove_signatures
 from toque.data.prepare.process_pool import ForkedState
 from toque.data.prepare.report import Report
-from toque.data.prepare.settings import PrepareSettings, ProgressSink, Source
+from toque.data.prepare.settings import PrepareSettings
 from toque.data.prepare.shards import Engine, ShardWriting, read_sidecar
 from toque.data.prepare.tokenizer_sample import learn_tokenizer
-from toque.data.prepare.worker import SIDECAR, load_reader, shard_folder
+from toque.data.prepare.worker import SIDECAR, shard_folder
 from toque.data.store.manifest import FORMAT, NAME, StoreManifest, read_manifest
 from toque.data.store.token_store import TokenStore, check_files
 from toque.data.tokenizer.codec import Codec, load_codec
 from toque.data.tokenizer.folder import hash_of_folder, resolve_tokenizer
 from toque.errors import DataError
 from toque.sources.files import SourceFile, find_files
-from toque.sources.records import RecordReader
+from toque.sources.records import Source, SupportsTasks
 from toque.storage.atomic import atomic_folder, atomic_write, disk_faults, sweep
 from toque.storage.locks import file_lock
+from toque.storage.progress import ProgressSink, no_progress
 
 CODE_VERSION = 2
 """Raised when the same inputs and settings would give other rows: older stores are not reused."""
@@ -44,7 +46,7 @@ BUILDING = "building.json"
 
 @dataclass(frozen=True)
 class PrepareResult:
-    """A whole store, what was done, and whether it was there already."""
+    """The store, its report, and whether it existed already."""
 
     store: TokenStore
     report: Report
@@ -58,9 +60,8 @@ class _Plan:
     store: Path
     settings: PrepareSettings
     files: list[SourceFile]
-    readers: list[RecordReader]
     tokenizer: Path | None
-    """None: it is to be learnt."""
+    """None: it is to be trained."""
     recorded: dict[str, Any]
     fingerprint: str
 
@@ -79,20 +80,20 @@ def prepare(
 
     Args:
         sources: read in this order; the first of equal records is kept.
-        store: folder; made when absent.
-        settings: what the rows are to be.
-        workers: processes that parse and tokenise; None for the cores at hand. The result
+        store: folder, created if absent.
+        settings: everything that decides the rows.
+        workers: processes that parse and tokenise; None for the available cores. The result
             does not depend on it.
-        progress: called as reading proceeds.
-        replace: remove a store made from other inputs instead of refusing.
-        engine: "local" for processes of this machine, "ray" for a cluster; no part of the result.
+        progress: called as the sources are read.
+        replace: replace a store made from other inputs instead of raising.
+        engine: "local" for processes on this machine, "ray" for a cluster; the result is the same.
 
     Raises:
         DataError: a source, a tokenizer or the store cannot be used; the disk is full.
-        ConfigError: the settings contradict themselves or the data.
+        ConfigError: the settings contradict each other or the data.
     """
     started = time.perf_counter()
-    progress = progress or _silent
+    progress = progress or no_progress
     progress(0, 0, "hashing the sources")
     plan = _plan(sources, Path(store), settings)
     found = _reusable(plan, progress, replace=replace)
@@ -107,7 +108,6 @@ def prepare(
                 plan.store,
                 plan.fingerprint,
                 plan.files,
-                plan.readers,
                 settings,
                 ForkedState(codec, lock),
             )
@@ -127,30 +127,32 @@ def prepare(
     return PrepareResult(TokenStore.open(plan.store), report, reused=False)
 
 
-def _silent(done: int, total: int, message: str) -> None:
-    """The progress sink when none is wanted."""
-
-
 def _plan(sources: Sequence[Source], store: Path, settings: PrepareSettings) -> _Plan:
+    sources = [_for_tasks(source, settings.tasks) for source in sources]
     files = find_files(sources)
-    readers = [load_reader(source.reader, settings.tasks) for source in sources]
     learnt = settings.trained_vocab_size is not None
     tokenizer = None if learnt else resolve_tokenizer(settings.tokenizer)
     recorded = asdict(settings) | {
         "tasks": list(settings.tasks),
         "tokenizer_sha256": None if tokenizer is None else hash_of_folder(tokenizer),
         "code_version": CODE_VERSION,
-        "reader_versions": [int(getattr(reader, "version", 1)) for reader in readers],
+        "reader_versions": [source.reader.version for source in sources],
     }
-    # Where the tokenizer and the sources lie is no part of what the store holds.
+    # The paths of the tokenizer and the sources do not change the store.
     counted = recorded | ({} if learnt else {"tokenizer": None})
-    inputs = [FORMAT, counted, [[f.sha256, f.reader, f.source] for f in files]]
+    inputs = [FORMAT, counted, [[f.sha256, f.reader.recorded_name, f.source] for f in files]]
     digest = hashlib.sha256(msgspec.json.encode(inputs, order="deterministic")).hexdigest()
-    return _Plan(store, settings, files, readers, tokenizer, recorded, digest)
+    return _Plan(store, settings, files, tokenizer, recorded, digest)
+
+
+def _for_tasks(source: Source, tasks: tuple[str, ...]) -> Source:
+    if not isinstance(source.reader, SupportsTasks):
+        return source
+    return dataclasses.replace(source, reader=source.reader.for_tasks(tasks))
 
 
 def _reusable(plan: _Plan, progress: ProgressSink, *, replace: bool) -> PrepareResult | None:
-    """The store that is there, when it is this one and whole.
+    """The existing store, if it is whole and of the same fingerprint.
 
     Raises:
         DataError: another store, or other files, are in the way.
@@ -189,7 +191,7 @@ def _reusable(plan: _Plan, progress: ProgressSink, *, replace: bool) -> PrepareR
 
 
 def _differences(manifest: StoreManifest, plan: _Plan) -> list[str]:
-    """What sets an existing store apart from the one asked for, in words."""
+    """How an existing store differs from the requested one, in words."""
     there, here = manifest.settings, msgspec.to_builtins(plan.recorded)
     found = []
     digest, asked = here["tokenizer_sha256"], here["tokenizer"]
@@ -249,7 +251,7 @@ def _fingerprint(sidecar: Path) -> str:
 
 
 def _tokenizer(plan: _Plan, progress: ProgressSink) -> Codec:
-    """The codec, copied or learnt into the store; one learnt by an earlier start is kept."""
+    """The codec, copied or trained into the store; one that an earlier start trained is kept."""
     folder = plan.store / "tokenizer"
     if plan.tokenizer is not None:
         codec = load_codec(plan.tokenizer)
@@ -258,9 +260,7 @@ def _tokenizer(plan: _Plan, progress: ProgressSink) -> Codec:
     else:
         size = plan.settings.trained_vocab_size or 0
         progress(0, 0, f"learning a tokenizer of {size} entries")
-        codec = learn_tokenizer(
-            plan.files, plan.readers, vocab_size=size, family_kind=plan.settings.family_kind
-        )
+        codec = learn_tokenizer(plan.files, vocab_size=size, family_kind=plan.settings.family_kind)
     with atomic_folder(folder) as writer:
         codec.save(writer.folder)
     return codec
@@ -269,12 +269,12 @@ def _tokenizer(plan: _Plan, progress: ProgressSink) -> Codec:
 def _learnt_before(folder: Path) -> Codec | None:
     try:
         return load_codec(folder)
-    except DataError:  # absent, or damaged: the same one is learnt again
+    except DataError:  # absent or damaged: training again gives the same one
         return None
 
 
 def _remove_leftovers(store: Path, n_shards: int) -> None:
-    """What only preparing needed. After the manifest: a kill in between leaves a whole store."""
+    """Remove temporary files; after the manifest, so that a kill leaves a whole store."""
     known = {shard_folder(store, number).name for number in range(n_shards)}
     for folder in (store / "shards").iterdir():
         if folder.name in known:

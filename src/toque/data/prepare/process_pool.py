@@ -1,7 +1,7 @@
-"""Groups of blocks to shards, in this process or in several, with bounded memory.
+"""Process pool that turns groups of blocks into shards, with bounded memory.
 
-Workers are forked where this process has a single thread: they start at once, with the tokenizer
-that is loaded already. Otherwise they are spawned, because a forked lock stays locked.
+Workers are forked if this process has a single thread: they start at once, with the tokenizer
+already loaded. Otherwise they are spawned, because a lock held during a fork stays locked.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from toque.sources.records import Block
 
 Groups = Iterator[tuple[int, list[Block]]]
 _AHEAD = 1
-"""Groups waiting beyond one for each worker: enough that none idles, few enough to hold."""
+"""Groups queued beyond one per worker: enough to keep them busy, few enough for memory."""
 
 
 @dataclass(frozen=True)
 class ForkedState:
-    """What a forked worker takes over, and what it must let go of."""
+    """What a forked worker inherits: a codec to use, and a lock to close."""
 
     codec: Codec
     lock: int
@@ -38,12 +38,12 @@ class ForkedState:
 
 
 def usable_cores() -> int:
-    """CPU cores this process may use, at most 16: reading is one process and feeds no more."""
+    """CPU cores this process may use, at most 16: the one reading process feeds no more."""
     return min(16, len(os.sched_getaffinity(0)))
 
 
 def has_one_thread() -> bool:
-    """Whether this process is sure to have no other thread, of Python or of any library."""
+    """Whether this process certainly has no other thread, of Python or of any library."""
     threads = Path("/proc/self/task")
     return sys.platform == "linux" and threads.is_dir() and len(list(threads.iterdir())) == 1
 
@@ -54,15 +54,15 @@ def write_shards(
     """Shards as they are finished, in any order.
 
     Raises:
-        DataError: a worker was killed; what is finished is kept.
+        DataError: a worker was killed; finished shards are kept.
     """
     if workers <= 1:
-        kitchen = ShardWorker(job, inherited.codec)
+        worker = ShardWorker(job, inherited.codec)
         for number, blocks in groups:
-            yield kitchen.write_shard(number, blocks)
+            yield worker.write_shard(number, blocks)
         return
     try:
-        with one_tokenizer_thread():  # or every worker would start one for every core
+        with one_tokenizer_thread():  # or every worker would start one per core
             yield from _write_in_processes(job, groups, workers, inherited)
     except BrokenProcessPool as error:
         raise DataError(
@@ -90,41 +90,41 @@ def _write_in_processes(
             for future in done:
                 yield future.result()
     finally:
-        # Also on an error and on Ctrl-C: running shards are finished, waiting ones forgotten.
+        # Also on an error and on Ctrl-C: running shards are finished, queued ones cancelled.
         if pool is not None:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _pool(job: Job, workers: int, inherited: ForkedState) -> ProcessPoolExecutor:
-    """The workers. The first group is read: what a reader's libraries start has started."""
+    """The workers; made after the first group is read, when libraries have their threads."""
     forked = has_one_thread()
     context = get_context("fork" if forked else "spawn")
-    # Forked ones all begin with the first task, before the pool starts a thread of its own.
+    # All are forked at the first task, before the pool starts a thread of its own.
     given = (job, inherited if forked else None)
     return ProcessPoolExecutor(workers, context, initializer=_start, initargs=given)
 
 
-_kitchen: ShardWorker | None = None
+_worker: ShardWorker | None = None
 
 
 def _start(job: Job, inherited: ForkedState | None) -> None:
-    """Make this worker process ready."""
-    global _kitchen  # noqa: PLW0603 - a pool's worker has no other place for its tools
+    """Initialise this worker process."""
+    global _worker  # noqa: PLW0603 - a pool's worker has no other place for its tools
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process decides what Ctrl-C means
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if inherited is not None:
         os.close(inherited.lock)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _kitchen = ShardWorker(job, inherited.codec if inherited else None)
+    _worker = ShardWorker(job, inherited.codec if inherited else None)
 
 
 def _write(number: int, blocks: list[Block]) -> ShardResult:
-    assert _kitchen is not None
-    return _kitchen.write_shard(number, blocks)
+    assert _worker is not None
+    return _worker.write_shard(number, blocks)
 
 
 def _end_with_parent() -> None:
-    """End this process when the main one is gone: a killed main process closes no queue."""
+    """Exit when the main process is gone: if it is killed, it does not close its queue."""
     parent = parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])

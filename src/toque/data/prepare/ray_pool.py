@@ -1,8 +1,8 @@
-"""Groups of blocks to shards on a Ray cluster; the same shards, byte for byte, as on one machine.
+"""Ray actors that turn groups of blocks into shards, byte for byte the same as on one machine.
 
 The main process reads the sources and sends blocks; actors parse, tokenise and write. The store's
 folder, the readers' code and the tokenizer must be reachable under the same paths from every node:
-a shared file system. That is asked of every actor before the first block is sent.
+a shared file system. Every actor is checked for it before the first block is sent.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 _QUEUED = 2
-"""Groups sent to an actor at a time: one in work and one that it need not wait for."""
+"""Groups sent to an actor at a time: one in progress and one queued."""
 
 
-class RayKitchen:
-    """An actor: a worker's tools on some node of the cluster."""
+class RayShardWorker:
+    """A Ray actor that writes shards."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._kitchen: ShardWorker | None = None
+        self._worker: ShardWorker | None = None
 
     def missing(self) -> str:
         """What this node lacks of the shared file system; "" when nothing."""
@@ -37,20 +37,20 @@ class RayKitchen:
 
     def write(self, number: int, blocks: list[Block]) -> ShardResult:
         """Write one shard."""
-        if self._kitchen is None:
-            self._kitchen = ShardWorker(self._job)
-        return self._kitchen.write_shard(number, blocks)
+        if self._worker is None:
+            self._worker = ShardWorker(self._job)
+        return self._worker.write_shard(number, blocks)
 
 
 def write_shards_on_ray(job: Job, groups: Groups, *, workers: int | None) -> Iterator[ShardResult]:
     """Shards as they are finished, in any order, by `workers` actors of one core each.
 
     Joins the cluster that RAY_ADDRESS names, or one that this machine belongs to, or starts one
-    here. `workers` None takes every core of it.
+    here. `workers` None takes all of its cores.
 
     Raises:
         ConfigError: ray is not installed.
-        DataError: a node does not see the store's folder, or was lost.
+        DataError: a node cannot access the store's folder, or was lost.
     """
     ray = _imported()
     ours = not ray.is_initialized()
@@ -73,7 +73,7 @@ def write_shards_on_ray(job: Job, groups: Groups, *, workers: int | None) -> Ite
 
 
 def _write(ray: ModuleType, job: Job, groups: Groups, workers: int) -> Iterator[ShardResult]:
-    remote: Any = ray.remote(num_cpus=1)(RayKitchen)
+    remote: Any = ray.remote(num_cpus=1)(RayShardWorker)
     actors = [remote.remote(job) for _ in range(workers)]
     for lacking in ray.get([actor.missing.remote() for actor in actors]):
         if lacking:
@@ -117,7 +117,7 @@ def _imported() -> ModuleType:
 
 
 def _join(ray: ModuleType, workers: int | None) -> None:
-    # Ray would send usage figures home and serve a dashboard; neither was asked for.
+    # By default Ray reports usage figures and serves a dashboard.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     options = {"log_to_driver": False, "include_dashboard": False, "logging_level": "error"}
     try:

@@ -1,4 +1,4 @@
-"""What `prepare` did to the data, for people: `report.json` and `report.md` in the store."""
+"""The data report of a store: `report.json` and `report.md`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from toque.storage.atomic import atomic_write
 
 JSON_NAME, MARKDOWN_NAME = "report.json", "report.md"
 BEYOND = "beyond max_examples"
-"""The reason of records that are fine and were not asked for."""
+"""The reason for dropping valid records beyond `max_examples`."""
 
 
 class Lengths(msgspec.Struct, frozen=True):
@@ -38,11 +38,11 @@ class Lengths(msgspec.Struct, frozen=True):
 
 
 class SourceReport(msgspec.Struct, frozen=True):
-    """One source file: records met and used by its reader."""
+    """One source file: records read and kept by its reader."""
 
     path: str
     schema: str
-    """What its content shows it to be; "" when its reader does not say."""
+    """Its schema by its content; "" if it can no longer be read."""
     source: int
     """Which of data.sources it belongs to, from 0."""
     read: int
@@ -84,15 +84,15 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     kept_examples: list[Excerpt]
     dropped_examples: list[Excerpt]
     seconds: float
-    """This start's own; shards kept from an earlier one cost it nothing."""
+    """Of this start only; shards kept from an earlier one are not counted."""
 
     @property
     def lost(self) -> int:
-        """Records that were dropped for what they are, not for being beyond `max_examples`."""
+        """Records dropped for any reason but `max_examples`."""
         return self.read - self.kept - self.dropped.get(BEYOND, 0)
 
     def counted(self) -> str:
-        """What became of the records, in a clause that adds up."""
+        """A clause that accounts for all records."""
         beyond = self.dropped.get(BEYOND, 0)
         more = f", left {beyond:,} beyond max_examples" if beyond else ""
         return f"Read {self.read:,} records: kept {self.kept:,}, dropped {self.lost:,}{more}."
@@ -105,14 +105,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read_from(cls, folder: Path) -> Report | None:
-        """The report of a store, None when it is missing or damaged."""
+        """The report of a store; None if it is missing or damaged."""
         try:
             return msgspec.json.decode((folder / JSON_NAME).read_bytes(), type=cls)
         except (OSError, msgspec.DecodeError):
             return None
 
     def markdown(self) -> str:
-        """The report as a page."""
+        """The report in Markdown."""
         tokens = self.prompt_tokens + self.target_tokens
         lines = [
             "# Data report",
@@ -162,7 +162,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def losses(self) -> list[str]:
-        """Sentences on what was cut and what the vocabulary cannot say."""
+        """Sentences on truncation and characters outside the vocabulary."""
         sentences = []
         for side, total in (("prompt", self.prompt_tokens), ("target", self.target_tokens)):
             lost = self.cut.get(f"{side}_tokens", 0)
@@ -195,7 +195,7 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> list[st
 
 
 def reasons_in_words(dropped: Mapping[str, int], lines: Mapping[str, list[str]]) -> str:
-    """Counts by reason with the first places, for an error's paragraph."""
+    """Counts by reason with the first places, for an error message."""
     ranked = sorted(dropped.items(), key=lambda item: -item[1])
     parts = []
     for reason, count in ranked:

@@ -1,10 +1,8 @@
-"""What `prepare` is asked to do."""
+"""Settings of `prepare`: everything that decides what a store holds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, get_args
 
 from toque.errors import ConfigError
@@ -12,45 +10,15 @@ from toque.errors import ConfigError
 FamilyKind = Literal["decoder", "encoder-decoder"]
 OnOverlong = Literal["error", "drop", "truncate", "split", "auto"]
 Dedup = Literal["none", "exact", "near"]
-ProgressSink = Callable[[int, int, str], None]
-"""Called with (bytes done, bytes in all, what is being done)."""
 TRAINED = "trained:"
-
-
-@dataclass(frozen=True)
-class Located:
-    """A file to read, and what people know it by."""
-
-    name: str
-    """Its path or its remote address; reports and errors say this."""
-    path: Path
-    sha256: str | None = None
-    """Of its bytes, where that was computed already."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """Files of one kind.
-
-    Attributes:
-        path: a file, a glob pattern, or a folder (every file in it, hidden ones left out).
-        reader: "module:attribute" of a `RecordReader`, imported in the workers.
-        weight: kept in the manifest for whoever mixes sources.
-        files: the files, where they are not simply those `path` names on this machine.
-    """
-
-    path: str
-    reader: str
-    weight: float = 1.0
-    files: tuple[Located, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareSettings:
     """Everything that changes what a store holds.
 
-    `on_overlong` "auto" truncates pairs and splits documents. `max_bad_share` is the share of
-    a source's records its reader may refuse before the source is taken to be of another kind.
+    `on_overlong` "auto" truncates pairs and splits documents. `max_bad_share` is the largest share
+    of a source's records that its reader may refuse; above it, the source is an error.
     """
 
     family_kind: FamilyKind
@@ -66,7 +34,7 @@ class PrepareSettings:
     max_bad_share: float = 0.5
 
     def __post_init__(self) -> None:
-        """Refuse what no data could satisfy."""
+        """Refuse impossible values."""
         for name, value, allowed in (
             ("family_kind", self.family_kind, get_args(FamilyKind)),
             ("on_overlong", self.on_overlong, get_args(OnOverlong)),
@@ -96,7 +64,7 @@ class PrepareSettings:
 
     @property
     def trained_vocab_size(self) -> int | None:
-        """Size of the vocabulary to learn, None when the tokenizer is given.
+        """Vocabulary size of the tokenizer to train; None if it is given.
 
         Raises:
             ConfigError: "trained:" is not followed by a whole number.

@@ -1,4 +1,4 @@
-"""The examples of a group of blocks, on their way to the rows of a shard."""
+"""Shard builder: the examples of a group of blocks to the rows of a shard."""
 
 from __future__ import annotations
 
@@ -12,7 +12,16 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from toque.data.prepare.example_rows import PIECES_PER_GROUP, Ids, Side, pieces, prompt_bounds, wrap
+from toque.data.prepare.example_rows import (
+    PIECES_PER_GROUP,
+    Ids,
+    Side,
+    check_ids,
+    ids_of,
+    pieces,
+    prompt_bounds,
+    wrap,
+)
 from toque.data.prepare.minhash import signatures
 from toque.data.prepare.near_duplicates import NEAR
 from toque.data.prepare.settings import PrepareSettings
@@ -20,15 +29,14 @@ from toque.data.tokenizer.codec import Codec
 from toque.errors import ConfigError, DataError
 from toque.sources.excerpts import Excerpt, ExcerptSample, shortened
 from toque.sources.records import Block, Example, RecordReader
-from toque.sources.token_arrays import check_ids, ids_of
 
 SHOWN_LINES = 10
-"""Line numbers kept of each reason and block, for the report."""
+"""Line numbers kept per reason and block, for the report."""
 _BUILT_IN = ("key", "title_key", "record_key", "source", "task", "starts_record")
 
 
 class BlockCounts(msgspec.Struct):
-    """What a block's reader made of it."""
+    """A block's counts of records."""
 
     path: str
     source: int
@@ -39,7 +47,7 @@ class BlockCounts(msgspec.Struct):
 
 
 class ShardBuilder:
-    """The examples of a group on their way to rows."""
+    """Collects the examples of a group and turns them into rows."""
 
     def __init__(self, codec: Codec, settings: PrepareSettings) -> None:
         self._codec = codec
@@ -58,13 +66,13 @@ class ShardBuilder:
         self._excerpts = ExcerptSample()
 
     def read(self, block: Block, reader: RecordReader) -> None:
-        """Take in a block's examples, checked against the reader's own counts."""
+        """Add a block's examples, checked against the reader's own counts."""
         given = reader.examples(block)
         check_ids(block, given.examples, self._codec)
         records = _ordinals(given.examples)
         n_records = records[-1] + 1 if records else 0
         n_dropped = sum(map(len, given.dropped.values()))
-        # Another package's promise, so an error in words: a wrong count would hide lost recipes.
+        # An error and no assert: readers are plugged in, and a wrong count would hide lost recipes.
         if given.read != given.kept + n_dropped or n_records != given.kept:
             raise DataError(
                 f"The reader of {block.path} (lines from {block.first_line}) read {given.read} "
@@ -290,7 +298,7 @@ class ShardBuilder:
 
 
 def _ordinals(examples: list[Example]) -> list[int]:
-    """The record of each example, from 0: a new one begins where the task does not rise."""
+    """The record of each example, from 0; a new record begins where the task does not rise."""
     if not any(example.task for example in examples):
         return list(range(len(examples)))
     ordinals: list[int] = []
@@ -305,8 +313,8 @@ def _ordinals(examples: list[Example]) -> list[int]:
 
 
 def _words(example: Example) -> str:
-    """What near-duplicates are compared by: the title and names of the prompt, and the target."""
-    if example.ids:  # token files have no words; their ids stand for them
+    """The text by which near-duplicates are compared: prompt and target."""
+    if example.ids:  # token files have no words: use their ids
         return " ".join(map(str, np.frombuffer(example.ids, "<u4").tolist()))
     return f"{example.prompt}\n{example.target}"
 
@@ -319,7 +327,7 @@ def _merged(
     pairs: tuple[Side, Side, NDArray[np.int64]],
     documents: tuple[Side, Side, NDArray[np.int64], NDArray[np.int64]],
 ) -> tuple[Side, Side, NDArray[np.int64], NDArray[np.int64]]:
-    """Pairs and documents of one group in the order of their examples."""
+    """Pairs and documents of one group, merged in the order of their examples."""
     if not len(pairs[2]):
         return documents
     of = np.concatenate([pairs[2], documents[2]])

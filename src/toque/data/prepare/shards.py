@@ -1,9 +1,9 @@
-"""All shards of a store: those an earlier start left, the others written, and no more than needed.
+"""Scheduling of a store's shards: reuse those of an earlier start, write the others, stop early.
 
-With `max_examples` files take turns, a block each, and reading ends with the first group after
-which enough different examples lie in the groups so far. That group is found from the content of
-the groups in their order, whoever wrote them and when, so the store is the same for every number
-of workers; groups finished ahead of time are thrown away.
+With `max_examples`, files take turns, one block each, and reading ends at the first group after
+which the groups hold enough distinct examples. That group is determined from the content of the
+groups in their order, so the store is the same for every number of workers; groups finished beyond
+it are discarded.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -19,22 +20,23 @@ import numpy as np
 
 from toque.data.prepare.dedup_and_split import first_of_kind
 from toque.data.prepare.process_pool import ForkedState, usable_cores, write_shards
-from toque.data.prepare.settings import PrepareSettings, ProgressSink
+from toque.data.prepare.settings import PrepareSettings
 from toque.data.prepare.worker import SIDECAR, Job, ShardResult, shard_folder
 from toque.data.store.token_store import check_files
 from toque.errors import DataError
 from toque.sources import files as sources
 from toque.sources.files import SourceFile, blocks_of, plain_bytes
-from toque.sources.records import Block, RecordReader
+from toque.sources.records import Block
+from toque.storage.progress import ProgressSink
 
 Engine = Literal["local", "ray"]
 NOT_READ = "bytes of the sources not read, max_examples was reached"
 _SMALL = 4 << 20
-"""Plain bytes that one process has read before others have started."""
+"""Below this many plain bytes, one process is done before others have started."""
 _OPEN_FILES = 16
-"""Files that take turns at a time; the next is opened when one ends."""
+"""Files read in turn at the same time; the next is opened when one ends."""
 _BYTES_AN_EXAMPLE = 2048
-"""A guess for the size of groups when few examples are wanted: a small try reads little."""
+"""Guess for sizing groups if few examples are wanted, so that a small run reads little."""
 
 
 @dataclass
@@ -43,40 +45,39 @@ class ShardWriting:
 
     Args:
         store: its folder, tokenizer inside.
-        fingerprint: of its inputs; shards of another are written again.
+        fingerprint: of its inputs; shards with another one are written again.
         files: to read, in order.
-        readers: by source.
-        settings: what the rows are to be.
-        inherited: what workers forked here take over.
+        settings: everything that decides the rows.
+        inherited: state for forked workers.
     """
 
     store: Path
     fingerprint: str
     files: Sequence[SourceFile]
-    readers: Sequence[RecordReader]
     settings: PrepareSettings
     inherited: ForkedState
     not_read: int = 0
-    """Bytes left unread when `max_examples` were found."""
+    """Bytes left unread once `max_examples` were found."""
     _results: dict[int, ShardResult] = field(default_factory=dict)
     _sizes: dict[int, int] = field(default_factory=dict)
     _needed: int | None = None
     """Groups that hold enough examples, once known."""
 
     def write(
-        self, told: ProgressSink, *, workers: int | None, engine: Engine
+        self, progress: ProgressSink, *, workers: int | None, engine: Engine
     ) -> list[ShardResult]:
         """Every shard the store needs, in group order.
 
         Raises:
             DataError: a source cannot be read, a worker was lost, the disk is full.
-            ConfigError: `ray` is asked for and not installed.
+            ConfigError: `engine` is ray, and Ray is not installed.
         """
         total = sum(map(plain_bytes, self.files))
         if workers is None and engine == "local":
             workers = 1 if total <= _SMALL else usable_cores()
         coming = self._groups()
-        job = Job(self.store, self.fingerprint, self._reader_specs(), self.settings)
+        readers = {file.source: file.reader for file in self.files}
+        job = Job(self.store, self.fingerprint, readers, self.settings)
         if engine == "ray":
             from toque.data.prepare.ray_pool import write_shards_on_ray
 
@@ -89,7 +90,7 @@ class ShardWriting:
             self._take(result)
             done = sum(self._sizes[number] for number in self._results)
             rows = sum(r.rows for r in self._results.values())
-            told(done, max(total, done), f"{rows:,} examples")
+            progress(done, max(total, done), f"{rows:,} examples")
         if self._needed is None:
             return [self._results[number] for number in sorted(self._results)]
         if self._needed in self._sizes or next(coming, None) is not None:
@@ -99,10 +100,10 @@ class ShardWriting:
     def _groups(self) -> Iterator[tuple[int, list[Block]]]:
         wanted = self.settings.max_examples
         if wanted is None:
-            blocks = (b for f in self.files for b in blocks_of(f, self.readers[f.source]))
+            blocks = chain.from_iterable(map(blocks_of, self.files))
             return grouped(blocks, most=sources.GROUP_BYTES)
         size = min(sources.GROUP_BYTES, max(1 << 20, wanted * _BYTES_AN_EXAMPLE))
-        return grouped(in_turns(self.files, self.readers), most=size)
+        return grouped(in_turns(self.files), most=size)
 
     def _to_do(
         self, coming: Iterator[tuple[int, list[Block]]]
@@ -125,13 +126,13 @@ class ShardWriting:
         while number in self._results:
             n_rows += self._results[number].rows
             number += 1
-            # Counting the different ones reads columns; the plain sum says when it is worth it.
+            # Counting distinct ones reads columns, so wait until the plain sum suffices.
             if n_rows >= wanted and self._different(number) >= wanted:
                 self._needed = number
                 return
 
     def _different(self, n_groups: int) -> int:
-        """Rows of the first groups that exact duplicates leave."""
+        """Rows of the first groups without exact duplicates."""
         if self.settings.dedup == "none":
             return sum(self._results[number].rows for number in range(n_groups))
         folders = [shard_folder(self.store, number) for number in range(n_groups)]
@@ -141,12 +142,8 @@ class ShardWriting:
         )
         return int(first_of_kind(key, task, np.cumsum(starts, dtype=np.int64)).sum())
 
-    def _reader_specs(self) -> tuple[str, ...]:
-        by_source = {file.source: file.reader for file in self.files}
-        return tuple(by_source[number] for number in sorted(by_source))
-
     def _kept(self, number: int) -> ShardResult | None:
-        """The shard an earlier start left, when it is whole and of these inputs."""
+        """The shard of an earlier start, if it is whole and of these inputs."""
         result = read_sidecar(shard_folder(self.store, number) / SIDECAR)
         if result is None or result.fingerprint != self.fingerprint:
             return None
@@ -157,14 +154,13 @@ class ShardWriting:
         return result
 
 
-def in_turns(files: Sequence[SourceFile], readers: Sequence[RecordReader]) -> Iterator[Block]:
+def in_turns(files: Sequence[SourceFile]) -> Iterator[Block]:
     """A block of each file in turn, so that the first few come from many files."""
     waiting = deque(files)
     reading: deque[Iterator[Block]] = deque()
     while waiting or reading:
         while waiting and len(reading) < _OPEN_FILES:
-            file = waiting.popleft()
-            reading.append(blocks_of(file, readers[file.source]))
+            reading.append(blocks_of(waiting.popleft()))
         stream = reading.popleft()
         block = next(stream, None)
         if block is not None:
@@ -186,7 +182,7 @@ def grouped(blocks: Iterator[Block], *, most: int) -> Iterator[tuple[int, list[B
 
 
 def read_sidecar(path: Path) -> ShardResult | None:
-    """What a shard says of itself; None when it is absent or damaged."""
+    """A shard's sidecar; None if it is absent or damaged."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=ShardResult)
     except (OSError, msgspec.DecodeError):

@@ -1,6 +1,6 @@
-"""One look at the rows of a finished store, for its report: shapes, sources, examples.
+"""Survey of a store's rows for the report: column histograms, sources, examples.
 
-Reads one column at a time, so that a store of millions of rows needs some tens of megabytes.
+Reads one column at a time: a store of millions of rows needs tens of megabytes.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ SHOWN = 20
 """Kept, and dropped, records shown in the report."""
 _SALT = np.uint64(0x746F7175655F6C6B)
 _OWN = frozenset({"key", "title_key", "record_key", "source", "task", "starts_record"})
-"""Columns that every store has and that measure nothing."""
+"""Bookkeeping columns, which every store has and no histogram shows."""
 
 
 @dataclass(frozen=True)
 class StoreSurvey:
-    """Rows of the shards and what each is used for.
+    """Rows of the shards and the split of each.
 
     Args:
         store: its folder.
@@ -44,7 +44,7 @@ class StoreSurvey:
     codec: Codec
 
     def columns(self) -> list[ColumnReport]:
-        """The shape of every measured column over the rows in use."""
+        """Histograms of every measured column over the rows in use."""
         names = sorted({name for shard in self.shards for name in shard.columns} - _OWN)
         used = self.split != LEFT_OUT
         return column_reports(names, lambda name: self._column(name)[used])
@@ -68,28 +68,28 @@ class StoreSurvey:
         return [SourceRows(i, int(train[i]), int(validation[i]), int(tokens[i])) for i in range(n)]
 
     def kept(self) -> list[Excerpt]:
-        """Examples as the model reads them, chosen by a hash of their key."""
+        """Kept examples as the model sees them, sampled by a hash of their key."""
         names = {code: name for name, code in SPLIT_CODES.items()}
         rows = self._drawn(np.flatnonzero(self.split != LEFT_OUT))
         return [self._row(row, names[int(self.split[row])]) for row in rows]
 
     def dropped(self, reasons: Mapping[str, int]) -> list[Excerpt]:
-        """Records that left no row in use: by their reader, by a limit, as duplicates.
+        """Dropped records: by their reader, by a limit, as duplicates.
 
         Args:
             reasons: why rows were left out, with their counts of records.
         """
-        told = [excerpt for shard in self.shards for excerpt in shard.excerpts]
+        excerpts = [excerpt for shard in self.shards for excerpt in shard.excerpts]
         rows = self._drawn(np.flatnonzero(self.split == LEFT_OUT))
         if rows and reasons:
             keys = self._column("record_key")
             again = np.isin(keys[rows], keys[self.split != LEFT_OUT]).tolist()
             rest = " or ".join(r for r in sorted(reasons) if r != "duplicate") or "duplicate"
-            told += [
+            excerpts += [
                 self._row(row, "duplicate" if twice and "duplicate" in reasons else rest)
                 for row, twice in zip(rows, again, strict=True)
             ]
-        return spread(told, SHOWN)
+        return spread(excerpts, SHOWN)
 
     def _drawn(self, rows: NDArray[np.int64]) -> list[int]:
         order = mixed(self._column("key")[rows].astype(np.uint64) ^ _SALT)

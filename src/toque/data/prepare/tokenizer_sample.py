@@ -1,4 +1,4 @@
-"""The sample of the sources a tokenizer is learnt from."""
+"""Training sample of a tokenizer: examples spread evenly over the sources."""
 
 from __future__ import annotations
 
@@ -9,29 +9,25 @@ from toque.data.tokenizer.codec import Codec
 from toque.data.tokenizer.train import Kind, train_codec
 from toque.errors import DataError
 from toque.sources.files import SourceFile, blocks_of, plain_bytes
-from toque.sources.records import Block, RecordReader
+from toque.sources.records import Block
 
 MAX_EXAMPLES = 20_000
 MAX_CHARACTERS = 8_000_000
 _BLOCKS = 12
-"""Blocks the sample is spread over."""
+"""Blocks that the sample is spread over."""
 
 
 def learn_tokenizer(
-    files: Sequence[SourceFile],
-    readers: Sequence[RecordReader],
-    *,
-    vocab_size: int,
-    family_kind: FamilyKind,
+    files: Sequence[SourceFile], *, vocab_size: int, family_kind: FamilyKind
 ) -> Codec:
-    """A vocabulary learnt from examples spread evenly over the sources, the same every time.
+    """Train a tokenizer on examples spread evenly over the sources; deterministic.
 
     Byte-level BPE for a decoder, Unigram in T5's layout for an encoder-decoder.
 
     Raises:
         DataError: no source gives an example, or the vocabulary is too small.
     """
-    texts = list(sample(files, readers))
+    texts = list(sample(files))
     if not texts:
         raise DataError(
             f"No tokenizer can be learnt: none of the {len(files)} source files gives an example. "
@@ -41,11 +37,11 @@ def learn_tokenizer(
     return train_codec(texts, vocab_size=vocab_size, kind=kind)
 
 
-def sample(files: Sequence[SourceFile], readers: Sequence[RecordReader]) -> Iterator[str]:
+def sample(files: Sequence[SourceFile]) -> Iterator[str]:
     """Prompts and targets of at most MAX_EXAMPLES examples and MAX_CHARACTERS characters."""
-    chosen = list(_spread(files, readers))
-    for block in chosen:
-        examples = readers[block.source].examples(block).examples
+    chosen = list(_spread(files))
+    for file, block in chosen:
+        examples = file.reader.examples(block).examples
         characters = MAX_CHARACTERS // len(chosen)
         every = -(-len(examples) * len(chosen) // MAX_EXAMPLES) or 1
         for example in examples[::every]:
@@ -54,13 +50,13 @@ def sample(files: Sequence[SourceFile], readers: Sequence[RecordReader]) -> Iter
                 characters -= len(text)
 
 
-def _spread(files: Sequence[SourceFile], readers: Sequence[RecordReader]) -> Iterator[Block]:
+def _spread(files: Sequence[SourceFile]) -> Iterator[tuple[SourceFile, Block]]:
     """The blocks that hold one of _BLOCKS evenly spaced positions of all plain bytes."""
     total = sum(map(plain_bytes, files))
     at, wanted = 0, 0
     for file in files:
-        for block in blocks_of(file, readers[file.source]):
+        for block in blocks_of(file):
             at += len(block.payload)
             if at * _BLOCKS > wanted * total:
-                yield block
+                yield file, block
                 wanted = at * _BLOCKS // total + 1

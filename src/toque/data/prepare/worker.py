@@ -1,15 +1,14 @@
-"""One shard: parse, clean, tokenise and write a group of blocks. Runs in worker processes.
+"""Shard worker: parses, cleans, tokenises and writes one group of blocks.
 
-A shard depends on its group and the settings alone: not on the worker, their number, or what was
-done before. `shard.json` is written with it and tells a later start that it is whole.
+A shard depends on its group and the settings alone: not on the worker, the number of workers, or
+earlier shards. `shard.json` is written with it and marks it as whole for a later start.
 """
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import msgspec
 
@@ -18,23 +17,16 @@ from toque.data.prepare.settings import PrepareSettings
 from toque.data.prepare.shard_builder import BlockCounts, ShardBuilder
 from toque.data.store.manifest import FileEntry
 from toque.data.tokenizer.codec import Codec, load_codec
-from toque.errors import ConfigError
 from toque.sources.excerpts import Excerpt
-from toque.sources.records import Block, DoesTasks, RecordReader
+from toque.sources.records import Block, RecordReader
 from toque.storage.atomic import atomic_folder, disk_faults, save_array, sync_folder
 from toque.storage.checksums import sha256_of
 
-_RECORDED = {
-    "toque.cooking.formats": "toque.cooking.schemas",
-    "toque.data.text": "toque.sources.plain_text",
-    "toque.data.token_files": "toque.sources.token_arrays",
-}
-"""Readers as stores record them -> where they are now: a store's fingerprint holds the name."""
 SIDECAR = "shard.json"
 
 
 class ShardResult(msgspec.Struct):
-    """A shard's sidecar: enough to finish a store without reading the group again."""
+    """A shard's sidecar: enough to finalize a store without reading the group again."""
 
     fingerprint: str
     group: int
@@ -55,23 +47,21 @@ class ShardResult(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Job:
-    """What every group of one `prepare` shares; travels to a worker once."""
+    """What all groups of one `prepare` share; sent to each worker once."""
 
     store: Path
     fingerprint: str
-    readers: tuple[str, ...]
+    readers: Mapping[int, RecordReader]
     """By source index."""
     settings: PrepareSettings
 
 
 class ShardWorker:
-    """A worker's tools for one job: the codec and the readers, made once."""
+    """Writes the shards of one job; the codec is loaded once."""
 
     def __init__(self, job: Job, codec: Codec | None = None) -> None:
         self.job = job
         self.codec = codec or load_codec(job.store / "tokenizer")
-        tasks = job.settings.tasks
-        self.readers = [load_reader(reader, tasks) for reader in job.readers]
 
     def write_shard(self, group: int, blocks: list[Block]) -> ShardResult:
         """Write shard number `group` and return its counts.
@@ -83,7 +73,7 @@ class ShardWorker:
         """
         group_rows = ShardBuilder(self.codec, self.job.settings)
         for block in blocks:
-            group_rows.read(block, self.readers[block.source])
+            group_rows.read(block, self.job.readers[block.source])
         rows = group_rows.rows()
         folder = shard_folder(self.job.store, group)
         with disk_faults(self.job.store, f"writing {folder.name}"), atomic_folder(folder) as writer:
@@ -113,24 +103,6 @@ class ShardWorker:
 def shard_folder(store: Path, group: int) -> Path:
     """Folder of shard number `group`."""
     return store / "shards" / f"{group:05d}"
-
-
-def load_reader(spec: str, tasks: tuple[str, ...]) -> RecordReader:
-    """The reader named "module:attribute".
-
-    Raises:
-        ConfigError: no such module or attribute, or it reads nothing.
-    """
-    module, _, attribute = spec.partition(":")
-    module = _RECORDED.get(module, module)
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f'The reader "{spec}" cannot be loaded: {error}. It is named "module:attribute".'
-        ) from error
-    reader = found if hasattr(found, "examples") else found(tasks)
-    return reader.for_tasks(tasks) if isinstance(reader, DoesTasks) else cast(RecordReader, reader)
 
 
 def _entry(path: Path, folder: Path, n_rows: int) -> FileEntry:

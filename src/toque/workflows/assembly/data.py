@@ -1,4 +1,4 @@
-"""From the configuration's data section to sources, settings and the opened store."""
+"""Data assembly: the configuration's data section to sources, settings and the opened store."""
 
 from __future__ import annotations
 
@@ -9,32 +9,29 @@ from pathlib import Path
 from typing import Literal
 
 from toque.config import RunConfig, SourceConfig
-from toque.cooking.schemas import (
-    TextRecordsError,
-    UnknownFormatError,
-    is_columnar,
-    reader_spec,
-    schema_of,
-)
-from toque.data.prepare.settings import TRAINED, Located, PrepareSettings, ProgressSink, Source
+from toque.cooking.schemas import TextRecordsError, reader_for
+from toque.data.prepare.settings import TRAINED, PrepareSettings
 from toque.data.store.manifest import StoreManifest
 from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.codec import load_codec
 from toque.data.tokenizer.folder import resolve_tokenizer
 from toque.errors import ConfigError, DataError
+from toque.sources.detect import UnknownFormatError, is_columnar
 from toque.sources.files import located, named
 from toque.sources.hf_datasets import PREFIX, dataset_files, saved_files
 from toque.sources.npz_stream import is_array_file
 from toque.sources.pickle_guard import refuse_pickle
-from toque.sources.token_arrays import READER as TOKEN_READER
+from toque.sources.plain_text import TextReader
+from toque.sources.records import RecordReader, Source
+from toque.sources.token_arrays import TokenReader
 from toque.storage.bucket import is_remote
 from toque.storage.download import fetch, listing
-
-TEXT_READER = "toque.data.text:text_reader"
+from toque.storage.located import Located
+from toque.storage.progress import ProgressSink, no_progress
 
 
 def family_kind(config: RunConfig) -> Literal["decoder", "encoder-decoder"]:
-    """Which sides an example of this model has; reads a checkpoint's config.json when it must."""
+    """Kind of the model's family; of `auto`, from the checkpoint's config.json."""
     family = config.model.family
     if family == "auto":
         from toque.models.loading.hub import resolve_folder
@@ -51,25 +48,21 @@ def family_kind(config: RunConfig) -> Literal["decoder", "encoder-decoder"]:
     return "encoder-decoder" if family == "t5" else "decoder"
 
 
-def _silent(*told: object) -> None:
-    """Hears what nobody wants to be told."""
-
-
 def sources_of(
     config: RunConfig,
     *,
-    progress: ProgressSink = _silent,
-    say: Callable[[str], None] = _silent,
+    progress: ProgressSink = no_progress,
+    say: Callable[[str], None] = lambda _: None,
 ) -> list[Source]:
-    """What `prepare` reads, each with its reader; remote files are fetched.
+    """The configured sources, each with its reader; remote files are fetched.
 
     Args:
         config: the run's.
-        progress: told how far fetching has come.
-        say: told in sentences what was fetched, skipped or left out.
+        progress: called as files are fetched.
+        say: called with a sentence for each file fetched, skipped or left out.
 
     Raises:
-        ConfigError: no source is named, or a tokenizer is to be learnt from token files.
+        ConfigError: no source is named, or a tokenizer is to be trained on token files.
         DataError: a source cannot be found, fetched or recognised.
     """
     given = config.data.sources
@@ -83,12 +76,11 @@ def sources_of(
     sources = []
     for source, remote in zip(given, listed, strict=True):
         if remote is not None:
-            cached = fetch(*remote, progress=progress, say=say)
-            files = tuple(Located(file.name, file.path, file.sha256) for file in cached)
+            files = tuple(fetch(*remote, progress=progress, say=say))
         else:
             files = _local_files(source.path)
         reader = _reader_of(source, files[0])
-        if reader == TOKEN_READER and config.model.tokenizer_source.startswith(TRAINED):
+        if isinstance(reader, TokenReader) and config.model.tokenizer_source.startswith(TRAINED):
             raise ConfigError(
                 f"{source.path} holds token ids, and model.tokenizer is "
                 f"{config.model.tokenizer_source}: no tokenizer can be learnt from ids. Name the "
@@ -107,23 +99,24 @@ def _local_files(path: str) -> tuple[Located, ...]:
     return located(path)
 
 
-def _reader_of(source: SourceConfig, file: Located) -> str:
-    """The reader by content, not by name; what is no known format is text."""
+def _reader_of(source: SourceConfig, file: Located) -> RecordReader:
+    """The reader by the file's content, not by its name; an unknown format is plain text."""
     refuse_pickle(file.path, file.name)
     columns = {str(part): name for part, name in source.columns.items()}
     if source.format == "tokens" or (source.format == "auto" and is_array_file(file.path)):
-        return TOKEN_READER
+        return TokenReader()
     with named(file.path, file.name):
         if source.format == "text" and not columns:
-            return reader_spec({"text": "text"}) if is_columnar(file.path) else TEXT_READER
+            return reader_for({"text": "text"}) if is_columnar(file.path) else TextReader()
+        reader = reader_for(columns)
         if source.format == "auto":
             try:
-                schema_of(file.path, columns)
+                reader.schema(file.path)
             except UnknownFormatError:
-                return TEXT_READER
+                return TextReader()
             except TextRecordsError as found:
-                return reader_spec(found.columns)
-    return reader_spec(columns)
+                return reader_for(found.columns)
+    return reader
 
 
 def prepare_settings(config: RunConfig) -> PrepareSettings:
@@ -166,12 +159,12 @@ def open_store(config: RunConfig) -> TokenStore:
 
 
 def settings_differences(manifest: StoreManifest, asked: PrepareSettings) -> list[str]:
-    """What a store was prepared with that is not what is asked for, in words."""
+    """The settings a store was prepared with that differ from `asked`, in words."""
     there = manifest.settings
     return [
         f"{name} was {there.get(name)} and is {value}"
         for name, value in json.loads(json.dumps(asdict(asked))).items()
-        # A tokenizer is known by its content; where it lay when preparing is no difference.
+        # Tokenizers are compared by content; the folder they lie in may differ.
         if there.get(name) != value and name != "tokenizer"
     ] + _tokenizer_difference(manifest, asked)
 

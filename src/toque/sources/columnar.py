@@ -1,0 +1,163 @@
+"""Parquet and Arrow files, read with pyarrow one batch of rows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from toque.errors import DataError
+from toque.sources.blocks import MAX_RECORD_BYTES, TOO_LONG, Header, Numbered, pack
+from toque.sources.decompress import CHUNK_BYTES
+from toque.sources.records import Block
+
+_PARQUET = b"PAR1"
+_ARROW_FILE = b"ARROW1"
+_ARROW_STREAM = b"\xff\xff\xff\xff"
+_ARROW_STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+_MAX_SCHEMA = 64 << 20
+_BATCH_ROWS = 512
+"""Rows read from Parquet at a time."""
+
+
+def columnar_format(start: bytes) -> str:
+    """The format of a file that begins with `start`: "parquet", "arrow" or "" for any other."""
+    if start.startswith(_PARQUET):
+        return "parquet"
+    size = int.from_bytes(start[4:8], "little")
+    is_stream = start.startswith(_ARROW_STREAM) and 0 < size < _MAX_SCHEMA
+    return "arrow" if is_stream or start.startswith(_ARROW_FILE) else ""
+
+
+def columns_of(path: Path) -> dict[str, bool]:
+    """A file's column names, each with whether it holds bytes such as pictures.
+
+    Raises:
+        DataError: pyarrow is missing, or the file is damaged.
+    """
+    with _opened(path) as (_, schema, _batches):
+        return {field.name: "binary" in str(field.type) for field in schema}
+
+
+def columnar_blocks(path: Path, columns: Sequence[str]) -> Iterator[Block]:
+    """Blocks of about a mebibyte of rows, with these columns only.
+
+    Raises:
+        DataError: pyarrow is missing, or the file is damaged or truncated.
+    """
+    first_row = 1
+    with _opened(path) as (arrow, _, batches):
+        for batch in batches(list(columns)):
+            for part in _parts_of(batch):
+                yield pack(path, first_row, "parquet", _serialised(part, arrow))
+                first_row += part.num_rows
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, Any, Callable[[list[str]], Iterator[Any]]]]:
+    """Pyarrow, the file's schema, and its batches of rows with some of the columns."""
+    arrow = _pyarrow_for(str(path))
+    with path.open("rb") as file:
+        start = file.read(len(_ARROW_FILE))
+        file.seek(max(0, path.stat().st_size - len(_ARROW_STREAM_END)))
+        end = file.read()
+    is_parquet = start.startswith(_PARQUET)
+    try:
+        if is_parquet:
+            with arrow.parquet.ParquetFile(path, pre_buffer=False) as table:
+                yield arrow, table.schema_arrow, partial(table.iter_batches, _BATCH_ROWS, None)
+            return
+        if start != _ARROW_FILE and end != _ARROW_STREAM_END:  # pyarrow would not notice
+            raise OSError("it does not end as an Arrow stream does")
+        with arrow.OSFile(str(path)) as source:
+            if start == _ARROW_FILE:
+                reader = arrow.ipc.open_file(source)
+                batches = map(reader.get_batch, range(reader.num_record_batches))
+            else:
+                batches = reader = arrow.ipc.open_stream(source)
+            yield arrow, reader.schema, lambda columns: (b.select(columns) for b in batches)
+    except (arrow.ArrowException, OSError) as error:
+        why = (str(error) or type(error).__name__).splitlines()[0]
+        kind = "Parquet" if is_parquet else "Arrow"
+        what_to_do = (
+            "Fetch it again; its last bytes must be PAR1."
+            if is_parquet
+            else ("Save or fetch it again.")
+        )
+        raise DataError(
+            f"{path} is a damaged or truncated {kind} file ({why}). {what_to_do}"
+        ) from error
+
+
+def columnar_records(header: Header, body: memoryview, first_row: int) -> Numbered:
+    """The rows of a block by column name; their numbers are the rows' in the file."""
+    del header
+    arrow = _pyarrow_for("a block of Parquet rows")
+    table = arrow.ipc.open_stream(arrow.py_buffer(body)).read_all()
+    values = {name: _cells(table.column(name), arrow) for name in table.column_names}
+    for row in range(table.num_rows):
+        record = {name: column[row] for name, column in values.items()}
+        if any(isinstance(value, _NotText) for value in record.values()):
+            yield first_row + row, "not UTF-8"
+        elif sum(len(v) for v in record.values() if isinstance(v, str)) > MAX_RECORD_BYTES:
+            yield first_row + row, TOO_LONG
+        else:
+            yield first_row + row, record
+
+
+class _NotText:
+    """A cell whose bytes are not UTF-8."""
+
+
+def _cells(column: Any, arrow: Any) -> list[Any]:
+    try:
+        values: list[Any] = column.to_pylist()
+    except UnicodeDecodeError:
+        if not arrow.types.is_string(column.type):
+            return [_NotText()] * len(column)
+        raw = [bytes(cell.as_buffer()) if cell.is_valid else None for cell in column]
+        return [_decoded(cell) for cell in raw]
+    return [_decoded(v) if isinstance(v, bytes) else v for v in values]
+
+
+def _decoded(cell: bytes | None) -> Any:
+    try:
+        return None if cell is None else cell.decode()
+    except UnicodeDecodeError:
+        return _NotText()
+
+
+def _parts_of(batch: Any) -> Iterator[Any]:
+    """A batch in parts of about CHUNK_BYTES, at least a row each."""
+    n_parts = max(1, -(-batch.nbytes // CHUNK_BYTES))
+    n_rows = max(1, -(-batch.num_rows // n_parts))
+    for start in range(0, batch.num_rows, n_rows):
+        yield batch.slice(start, n_rows)
+
+
+def _serialised(batch: Any, arrow: Any) -> bytes:
+    """A batch as an Arrow stream, with its schema."""
+    sink = arrow.BufferOutputStream()
+    with arrow.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+def _pyarrow_for(what: str) -> Any:
+    """The pyarrow module, with the submodules used here imported.
+
+    Raises:
+        DataError: pyarrow, which `what` needs, is not installed.
+    """
+    try:
+        import pyarrow as pa
+        import pyarrow.ipc
+        import pyarrow.parquet
+    except ImportError as error:
+        raise DataError(
+            f"{what} needs pyarrow, which is not installed. Run: pip install 'toque[data]' (or "
+            "export the table as CSV or JSON lines)."
+        ) from error
+    return pa

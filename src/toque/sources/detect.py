@@ -1,0 +1,182 @@
+"""Layout detection by content: JSON, JSON lines, CSV, TSV, Parquet and Arrow, of any domain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toque.errors import DataError
+from toque.sources.blocks import Header, Numbered
+from toque.sources.columnar import (
+    columnar_blocks,
+    columnar_format,
+    columnar_records,
+    columns_of,
+)
+from toque.sources.csv_tables import dialect_of, table_blocks, table_records
+from toque.sources.decompress import head
+from toque.sources.json_records import json_blocks, json_records, layout_of, sample_records
+from toque.sources.records import Block
+
+
+def _unreadable_records(header: Header, body: memoryview, first_line: int) -> Numbered:
+    del body
+    yield first_line, str(header.meta["reason"])
+
+
+READ: Mapping[str, Callable[[Header, memoryview, int], Numbered]] = {
+    "json-lines": json_records,
+    "json": json_records,
+    "table": table_records,
+    "parquet": columnar_records,
+    "unreadable": _unreadable_records,
+}
+"""Kind of a block, in its header, to the function that reads its records."""
+
+
+class UnknownFormatError(DataError):
+    """A file of none of the known formats; it may be plain text."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a file stores records."""
+
+    name: str
+    """"json-lines", "json", "csv", "tsv", "parquet" or "arrow"."""
+    described: str
+    """The same in an error's words, e.g. "a CSV table"."""
+    fields: tuple[str, ...]
+    """Column names; of JSON, the field names of the first records."""
+    blocks: Callable[[Sequence[str]], Iterator[Block]]
+    """Blocks of the file; of Parquet and Arrow, only of the columns given."""
+    text_columns: tuple[str, ...] = ()
+    """Columns of Parquet or Arrow that do not hold bytes such as pictures."""
+    sample: tuple[dict[str, Any], ...] = ()
+    """The first records of JSON that can be decoded."""
+    in_dict: bool = False
+    """Whether JSON records are the values of one object, by id."""
+    fits: bool = True
+    """Whether most of a table's first rows have as many fields as its header."""
+
+
+def structured_layout(path: Path, start: bytes, *, whole: bool) -> Layout | None:
+    """The layout of a Parquet, Arrow or JSON file; None for any other.
+
+    Args:
+        path: the file.
+        start: its first decompressed bytes.
+        whole: whether `start` is all of them.
+
+    Raises:
+        DataError: pyarrow is missing, or the file is damaged.
+    """
+    if name := columnar_format(start):
+        columns = columns_of(path)
+        return Layout(
+            name,
+            f"a table of {name.capitalize()}",
+            tuple(columns),
+            lambda read: columnar_blocks(path, read),
+            text_columns=tuple(column for column, is_data in columns.items() if not is_data),
+        )
+    if start.lstrip()[:1] not in (b"{", b"["):
+        return None
+    layout = layout_of(start, whole=whole)
+    sample = tuple(sample_records(start, layout, whole=whole))
+    lines = layout.form == "lines"
+    return Layout(
+        "json-lines" if lines else "json",
+        "a file of JSON lines" if lines else "a JSON file of records",
+        tuple(dict.fromkeys(name for record in sample for name in record)),
+        lambda _: json_blocks(path, layout),
+        sample=sample,
+        in_dict=layout.form == "dict",
+    )
+
+
+def table_layout(
+    path: Path, start: bytes, *, whole: bool, n_known: Callable[[tuple[str, ...]], int]
+) -> Layout | None:
+    """The layout of a CSV or TSV file; None when its first row is no header.
+
+    Args:
+        path: the file.
+        start: its first decompressed bytes.
+        whole: whether `start` is all of them.
+        n_known: how many of the wanted columns a header has; the delimiter that gives the most
+            is taken.
+
+    Raises:
+        DataError: the first row is longer than `start`.
+    """
+    dialect = dialect_of(path, start, whole=whole, n_known=n_known)
+    if dialect is None:
+        return None
+    return Layout(
+        dialect.name,
+        "a table of tab-separated values" if dialect.name == "tsv" else "a CSV table",
+        dialect.columns,
+        lambda _: table_blocks(path, dialect),
+        fits=dialect.fits,
+    )
+
+
+def layout_with(path: Path, columns: Mapping[str, str]) -> Layout:
+    """The layout of a file that has the fields `columns` names by their role.
+
+    Raises:
+        UnknownFormatError: it has no known layout.
+        DataError: it cannot be read, or lacks one of the fields.
+    """
+    start, whole = head(path)
+    wanted = set(columns.values())
+    layout = structured_layout(path, start, whole=whole) or table_layout(
+        path, start, whole=whole, n_known=lambda fields: len(wanted.intersection(fields))
+    )
+    if layout is None:
+        raise UnknownFormatError(
+            f"{path} is no file of records: it begins {first_line(start)!r}. A source with columns "
+            "is JSON, JSON lines, CSV or TSV with a header row, Parquet or Arrow. For plain text "
+            "to pretrain on, give the source format: text, without columns."
+        )
+    if layout.fields or not layout.name.startswith("json"):
+        refuse_missing(path, layout, columns)
+    return layout
+
+
+def refuse_missing(path: Path, layout: Layout, columns: Mapping[str, str]) -> None:
+    """Raise when a column that the user named is not in the file.
+
+    Raises:
+        DataError: with the columns that are.
+    """
+    gone = [f"{role}: {name}" for role, name in columns.items() if name not in layout.fields]
+    if gone:
+        raise DataError(
+            f"{path} is {layout.described} without the column named for {', '.join(gone)}. Its "
+            f"columns are {shown_names(layout.fields) or 'none'}. Correct columns of this source "
+            "in data.sources."
+        )
+
+
+def shown_names(names: Sequence[str]) -> str:
+    """The first twenty of them, quoted, for errors."""
+    return ", ".join(map(repr, names[:20])) + (", ..." if len(names) > 20 else "")
+
+
+def first_line(start: bytes) -> bytes:
+    """The beginning of a file's first line that is not blank, for errors."""
+    return next(line for line in start.splitlines() if line.strip())[:60]
+
+
+def is_columnar(path: Path) -> bool:
+    """Whether the file is Parquet or Arrow, which cannot be read as plain text.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    start, _ = head(path, 8)
+    return bool(columnar_format(start))
