@@ -8,12 +8,12 @@ from typing import Any, Final
 
 import msgspec
 
-from toque import __version__
 from toque.data.prepare.report import Report
 from toque.reports.curves import Points, points, rates, smoothed, thinned
 from toque.reports.parts import Figure, Grid, Passage, Shown
 from toque.reports.score_tables import score_grids, written
 from toque.reports.svg_charts import Frame, Series, lines
+from toque.version import __version__
 
 Event = Mapping[str, Any]
 _WIDE: Final = Frame(1000.0, 330.0)

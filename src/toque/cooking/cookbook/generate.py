@@ -36,7 +36,7 @@ from toque.cooking.cookbook.dishes import (
 )
 from toque.cooking.cookbook.recipe_builder import SOURCE, Draw, Family, Kitchen
 from toque.cooking.recipe import Recipe
-from toque.errors import ConfigError, DataError
+from toque.errors import ConfigError, DataError, argument
 
 __all__ = ["FAMILIES", "SOURCE", "recipe", "recipes", "write_cookbook"]
 
@@ -133,5 +133,5 @@ def _whole_or_absent(path: Path) -> Iterator[BinaryIO]:
 def _unwritable(path: Path, error: OSError) -> DataError:
     return DataError(
         f"The cookbook cannot be written to {path}: {error.strerror or error}. Check the "
-        f"folder's permissions and the free space, or name another file with --out."
+        f"folder's permissions and the free space, or name another file with {argument('out')}."
     )

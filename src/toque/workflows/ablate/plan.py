@@ -1,4 +1,4 @@
-"""Which runs say what an improvement is worth, and what their results say.
+"""Plan of an ablation: the runs that show what an improvement is worth, and their differences.
 
 Each improvement is taken away from a run that has all of them, and added to a run that has none,
 with the same seeds: the difference of two runs of one seed is free of what the seed alone does to
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from toque.config import RunConfig, config_sha256, load_config
-from toque.errors import ConfigError
+from toque.errors import ConfigError, argument
 
 
 @dataclass(frozen=True)
@@ -171,8 +171,8 @@ def plan_ablation(config: str, overrides: Sequence[str], *, seeds: int) -> Plan:
     """
     if seeds < 2:
         raise ConfigError(
-            f"--seeds is {seeds}, and a single pair of runs says nothing of how sure a difference "
-            "is. Give at least 2; 5 is a good number."
+            f"{argument('seeds')} is {seeds}, and a single pair of runs says nothing of how sure a "
+            "difference is. Give at least 2; 5 is a good number."
         )
     base = load_config(config, [*overrides, *QUIET]).config
     able, left_out = _able(config, [*overrides, *QUIET], base)

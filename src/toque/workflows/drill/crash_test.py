@@ -9,14 +9,14 @@ from __future__ import annotations
 import random
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-from toque.errors import CheckpointError, ConfigError
+from toque.errors import CheckpointError, ConfigError, Interrupted, argument
+from toque.reporter import LogReporter
 from toque.workflows.drill.sessions import (
     Facts,
     Session,
@@ -29,7 +29,7 @@ from toque.workflows.drill.sessions import (
 )
 from toque.workflows.drill.tiny_disk import NoTinyDiskError, mount_tiny_disk, resize_tiny_disk
 
-INTERRUPTED: Final = 75
+INTERRUPTED: Final = Interrupted.exit_code
 REFUSED: Final = CheckpointError.exit_code
 _NO_TINY_DISK: Final = 79
 """Exit code of the full disk's process when the kernel refuses one; its output says why."""
@@ -151,7 +151,7 @@ class Drill:
         if self._whole["last step"] < self.steps:
             raise ConfigError(
                 f"The run ends after {self._whole['last step']} steps, and the drill takes "
-                f"{self.steps}. Set --steps to that, or drill a longer run."
+                f"{self.steps}. Set {argument('steps')} to that, or drill a longer run."
             )
         shutil.rmtree(run)
 
@@ -285,7 +285,8 @@ class Drill:
         self._told("a full disk")
         run = self._fresh("full")
         size = _checkpoint_bytes(self.scratch / "interrupted")
-        session = Session(lambda: self._on_a_tiny_disk(run, size), self.scratch / "full.log")
+        log = self.scratch / "full.log"
+        session = Session(lambda: self._on_a_tiny_disk(run, size, LogReporter(log)), log)
         self._sessions.append(session)
         code = session.wait()
         fault = "a full disk"
@@ -301,14 +302,14 @@ class Drill:
         wrong = words[-3:] if code != 0 else []
         return self._judged(fault, done, expected, wrong, f"said, trained on, {_SAME}")
 
-    def _on_a_tiny_disk(self, run: Path, size: int) -> int:
-        """In a process of its own, which alone sees the disk; prints what is wrong."""
+    def _on_a_tiny_disk(self, run: Path, size: int, log: LogReporter) -> int:
+        """In a process of its own, which alone sees the disk; logs what is wrong."""
         disk, wrong = run / "checkpoints", []
         disk.mkdir()
         try:
             mount_tiny_disk(disk, int(1.5 * size) + (64 << 10))
         except NoTinyDiskError as error:
-            sys.stdout.write(f"no small disk can be made here: {error}\n")
+            log.line(f"no small disk can be made here: {error}")
             return _NO_TINY_DISK
         code = self.start(run).wait()
         failed = sum("could not be saved" in str(e.get("message")) for e in events(run))
@@ -323,7 +324,8 @@ class Drill:
         if code != 0:
             wrong.append(f"with room again it ended with exit code {code}")
         wrong += [f"other {name}" for name in differing(self._whole, facts_of(run))]
-        sys.stdout.write("\n".join(wrong))
+        for fault in wrong:
+            log.line(fault)
         return int(bool(wrong))
 
 

@@ -1,4 +1,4 @@
-"""`toque show-batch`: what a model reads in one update of a run, as text."""
+"""Batch of one update as text: what the model reads, unpacked and augmented."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from toque.cooking.prompts import TASKS
 from toque.data.loader.batch_stream import BatchStream, Step
 from toque.data.loader.collate import Ids
 from toque.data.tokenizer.codec import Codec
-from toque.errors import ConfigError
+from toque.errors import ConfigError, argument
 from toque.units import Cursor
 from toque.workflows.assembly.batches import build_language_model, build_stream
 from toque.workflows.assembly.data import open_store
 
 
-def run_show_batch(config: RunConfig, *, step: int, most: int) -> Iterator[str]:
+def show_batch(config: RunConfig, *, step: int = 1, most: int = 4) -> Iterator[str]:
     """The examples of update `step` (from 1), unpacked, as augmentation leaves them.
 
     Args:
@@ -28,7 +28,7 @@ def run_show_batch(config: RunConfig, *, step: int, most: int) -> Iterator[str]:
         DataError: no prepared store.
     """
     if step < 1:
-        raise ConfigError(f"--step is {step}; steps are counted from 1.")
+        raise ConfigError(f"{argument('step')} is {step}; steps are counted from 1.")
     store = open_store(config)
     stream = build_stream(config, store, build_language_model(config, store))
     found, cursor = _update(stream, step)
@@ -48,7 +48,7 @@ def run_show_batch(config: RunConfig, *, step: int, most: int) -> Iterator[str]:
         yield ">>>"
         yield _text(codec, read.target(row))
     if len(rows) > most:
-        yield f"\n{len(rows) - most:,} more; --most shows more of them."
+        yield f"\n{len(rows) - most:,} more; {argument('most')} shows more of them."
 
 
 def _update(stream: BatchStream, step: int) -> tuple[Step, Cursor]:

@@ -1,21 +1,34 @@
-"""`toque report`: a store or a run as one page that opens anywhere, offline."""
+"""Report of a store or a run: one page that opens anywhere, offline."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from toque.data.prepare.report import Report
 from toque.data.store.manifest import read_manifest
-from toque.errors import ConfigError, DataError
+from toque.errors import ConfigError, DataError, argument
 from toque.reports.html import RUN, STORE, render
 from toque.storage.atomic import write_whole
 from toque.training.observers.metrics_reader import METRICS, read_metrics
 
-PAGE = "report.html"
+_PAGE = "report.html"
 
 
-def run_report(path: Path, *, out: Path | None = None) -> str:
-    """Write the page; a line that says where it is.
+@dataclass(frozen=True)
+class Page:
+    """A written page."""
+
+    file: Path
+    bytes: int
+
+    def __str__(self) -> str:
+        """A sentence for people."""
+        return f"The report is {self.file} ({self.bytes / 1024:,.0f} KiB, opens offline)."
+
+
+def report(path: Path, *, out: Path | None = None) -> Page:
+    """Write the page.
 
     Args:
         path: a store folder, or a run folder.
@@ -39,29 +52,30 @@ def run_report(path: Path, *, out: Path | None = None) -> str:
             f"{path} is neither a run ({METRICS}) nor a store (manifest.json). Name a folder such "
             "as runs/cookbook or stores/cookbook."
         )
-    target = out or path / PAGE
+    target = out or path / _PAGE
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_whole(target, html.encode())
     except OSError as error:
         raise ConfigError(
-            f"{target} cannot be written: {error.strerror}. Name another file with --out."
+            f"{target} cannot be written: {error.strerror}. Name another file with "
+            f"{argument('out')}."
         ) from error
-    return f"The report is {target} ({len(html.encode()) / 1024:,.0f} KiB, opens offline)."
+    return Page(target, len(html.encode()))
 
 
 def _store_page(folder: Path) -> str:
     from toque.reports.store_report import store_content
 
     read_manifest(folder)
-    report = Report.read_from(folder)
-    if report is None:
+    found = Report.read_from(folder)
+    if found is None:
         raise DataError(
             f"{folder}/report.json is missing, damaged, or of another version of toque. Run "
             "`toque prepare` with the store's configuration again: what is prepared is kept, and "
             "the report is written anew."
         )
-    return render(STORE, store_content(folder, report))
+    return render(STORE, store_content(folder, found))
 
 
 def _run_page(folder: Path) -> str:
