@@ -21,7 +21,7 @@ from collections import Counter
 from pathlib import Path
 
 from toque.errors import ToqueError
-from toque.workflows.verify import run_verification
+from toque.workflows.verify import verify
 
 _NOT_READ = ("report.json", "report.md", "shard.json")
 """Of a finished store: reports for people, and what a killed prepare would have continued from."""
@@ -41,7 +41,7 @@ def main() -> int:
         for kind, source in (("store", options.store), ("checkpoint", options.checkpoint)):
             folders.append((kind, Path(name) / source.name))
             shutil.copytree(source, folders[-1][1])
-            run_verification(folders[-1][1])
+            verify(folders[-1][1])
         for _ in range(options.n):
             kind, folder = chance.choice(folders)
             how, damaged, said = _trial(folder, chance)
@@ -89,7 +89,7 @@ def _trial(folder: Path, chance: random.Random) -> tuple[str, list[str], str | N
         path.write_bytes(back[other])
         other.write_bytes(data)
     try:
-        run_verification(folder)
+        verify(folder)
         said = None
     except ToqueError as error:
         said = str(error)

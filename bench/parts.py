@@ -39,11 +39,11 @@ from toque.batch import IGNORE, Batch
 from toque.config.resolve import resolve_values
 from toque.cooking.cookbook.generate import write_cookbook
 from toque.data.prepare.pipeline import prepare
-from toque.models.forward.compile import compile_blocks, stop_compiling
-from toque.models.forward.fast_dropout import Dropout, use_fast_dropout
 from toque.models.forward import loss as objective
 from toque.models.forward import packed as forward
 from toque.models.forward import varlen_attention as segmented
+from toque.models.forward.compile import compile_blocks, stop_compiling
+from toque.models.forward.fast_dropout import Dropout, use_fast_dropout
 from toque.models.loading.fused_activations import fuse_activations
 from toque.training.optim.factory import build_optimizer
 from toque.training.runtime import Runtime

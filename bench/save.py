@@ -263,7 +263,7 @@ class Clock:
 
 def _session(options: argparse.Namespace) -> None:
     from toque.config import load_config
-    from toque.workflows.train import run_training
+    from toque.workflows.train import train
 
     number = len(list(options.work.glob("run-*")))
     run = options.work / f"run-{number}"
@@ -271,8 +271,8 @@ def _session(options: argparse.Namespace) -> None:
     if options.side == "with":
         words += [f"train.save_every={options.every / 60} minutes"]
         words += [f"checkpoint.upload=s3://pantry/{run.name}"]
-    run_training(
-        load_config(str(options.work / "run.yaml"), words), own=[Clock(run, options.seconds)]
+    train(
+        load_config(str(options.work / "run.yaml"), words), callbacks=[Clock(run, options.seconds)]
     )
 
 

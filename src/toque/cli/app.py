@@ -10,7 +10,6 @@ from cyclopts import App, CycloptsError, Parameter
 from toque.cli import launch as several
 from toque.cli.commands_data import cookbook, prepare, presets, report, show, show_batch, verify
 from toque.cli.commands_run import ablate, check, demo, drill, evaluate, export, generate, train
-from toque.cli.console import flag
 from toque.cli.redact import without_secrets
 from toque.errors import ConfigError, ToqueError
 from toque.version import __version__
@@ -63,6 +62,8 @@ def _ended(words: list[str]) -> int:
         if show_traceback:
             raise
         if several.speaks(error):
+            from toque.cli.console import flag
+
             print(f"toque: {error.message(flag)}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:

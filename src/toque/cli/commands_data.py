@@ -6,16 +6,32 @@ Everything heavy is imported inside a command, so `--help` and a mistyped key an
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from toque.cli.console import ConsoleReporter
-from toque.config import load_config
-from toque.config import presets as known
+if TYPE_CHECKING:
+    from toque.config import Resolved
+    from toque.reporter import Reporter
+
 
 Overrides = Annotated[str, Parameter(help="Settings to change, as section.field=value.")]
+
+
+def load(config: str, overrides: Iterable[str]) -> Resolved:
+    """The configuration that a command line names."""
+    from toque.config import load_config
+
+    return load_config(config, list(overrides))
+
+
+def reporter() -> Reporter:
+    """Where a command's workflow prints."""
+    from toque.cli.console import ConsoleReporter
+
+    return ConsoleReporter()
 
 
 def prepare(config: str, /, *overrides: Overrides, replace: bool = False) -> None:
@@ -30,12 +46,12 @@ def prepare(config: str, /, *overrides: Overrides, replace: bool = False) -> Non
     """
     # A process of one thread forks its workers; numpy would start one for each core.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    settings = load_config(config, list(overrides)).config
+    settings = load(config, overrides).config
     from toque.cli.data_table import print_report
     from toque.workflows.prepare import in_a_line
     from toque.workflows.prepare import prepare as workflow
 
-    result = workflow(settings, replace=replace, reporter=ConsoleReporter())
+    result = workflow(settings, replace=replace, reporter=reporter())
     print_report(result.report)
     made = in_a_line(result, settings)
     print(f"{made} `toque report {result.store.path}` makes a page of this.")
@@ -52,7 +68,7 @@ def show(config: str, /, *overrides: Overrides, plot: bool = False) -> None:
     from toque.workflows.show import show as workflow
 
     own = Path(config) / "config.yaml"
-    resolved = load_config(str(own) if own.exists() else config, list(overrides))
+    resolved = load(str(own) if own.exists() else config, overrides)
     print(workflow(resolved, plot=plot))
 
 
@@ -65,16 +81,18 @@ def show_batch(config: str, /, *overrides: Overrides, step: int = 1, most: int =
         step: which update, counted from 1.
         most: examples to show.
     """
-    settings = load_config(config, list(overrides)).config
+    settings = load(config, overrides).config
     from toque.workflows.show_batch import show_batch as workflow
 
-    reporter = ConsoleReporter()
+    out = reporter()
     for line in workflow(settings, step=step, most=most):
-        reporter.line(line)
+        out.line(line)
 
 
 def presets() -> None:
     """List the complete runs that come with Toque."""
+    from toque.config import presets as known
+
     for name, summary in known().items():
         print(f"{name:24}{summary}")
 

@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from toque.cli.commands_data import Overrides
-from toque.cli.console import ConsoleReporter
+from toque.cli.commands_data import Overrides, load, reporter
 from toque.cli.redact import without_secrets
-from toque.config import load_config
 from toque.errors import ConfigError, Interrupted
 
 if TYPE_CHECKING:
@@ -30,10 +28,10 @@ def demo(*overrides: Overrides, n: int = 4000) -> None:
         overrides: settings to change, as section.field=value.
         n: recipes to write into the cookbook.
     """
-    resolved = load_config("demo", list(overrides))
+    resolved = load("demo", overrides)
     from toque.workflows.demo import demo as workflow
 
-    workflow(resolved, n=n, reporter=ConsoleReporter())
+    workflow(resolved, n=n, reporter=reporter())
 
 
 def train(
@@ -51,10 +49,10 @@ def train(
         start: begin a new run from this checkpoint's weights.
         no_upload: leave checkpoint.upload alone in this session; nothing is fetched either.
     """
-    resolved = load_config(config, list(overrides))  # a mistyped key is answered before torch loads
+    resolved = load(config, overrides)  # a mistyped key is answered before torch loads
     from toque.workflows.train import train as workflow
 
-    run = workflow(resolved, start=start, upload=not no_upload, reporter=ConsoleReporter())
+    run = workflow(resolved, start=start, upload=not no_upload, reporter=reporter())
     if run.interrupted:
         again = shlex.join(["toque", "train", config, *without_secrets(overrides)])
         raise Interrupted(
@@ -78,10 +76,10 @@ def evaluate(run_or_model: str, config: str | None = None, /, *overrides: Overri
             f"{run_or_model} is not a run folder, so it does not say what to evaluate on. Name a "
             "configuration after it: toque evaluate MODEL my.yaml."
         )
-    settings = load_config(config or str(own), list(overrides)).config
+    settings = load(config or str(own), overrides).config
     from toque.workflows.evaluate import evaluate as workflow
 
-    print(workflow(run_or_model, settings, reporter=ConsoleReporter()))
+    print(workflow(run_or_model, settings, reporter=reporter()))
 
 
 def generate(
@@ -195,7 +193,7 @@ def drill(
     from toque.cli.drill_table import print_drill
     from toque.workflows.drill.run import drill as workflow
 
-    result = workflow(run, kills=kills, steps=steps, seed=seed, reporter=ConsoleReporter())
+    result = workflow(run, kills=kills, steps=steps, seed=seed, reporter=reporter())
     print_drill(result, as_json=json)
     result.raise_if_failed()
 
@@ -211,7 +209,7 @@ def check(config: str, /, *overrides: Overrides, examples: int = 16) -> None:
         overrides: settings to change, as section.field=value.
         examples: examples in the update, from the shortest to the longest of the store.
     """
-    settings = load_config(config, list(overrides)).config
+    settings = load(config, overrides).config
     from toque.workflows.check.equivalence import check as workflow
 
     found = workflow(settings, examples=examples)
@@ -243,8 +241,7 @@ def ablate(
     """
     from toque.workflows.ablate.run import ablate as workflow
 
-    reporter = ConsoleReporter()
     found = workflow(
-        config, overrides, out=out, seeds=seeds, steps=steps, budget=budget, reporter=reporter
+        config, overrides, out=out, seeds=seeds, steps=steps, budget=budget, reporter=reporter()
     )
     print(found)

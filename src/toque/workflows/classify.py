@@ -124,8 +124,8 @@ def _answers(
     if task is not None and learnt is not None and task not in learnt:
         raise ConfigError(
             f"{path} did not learn {argument(f'task={task}')}: its data.tasks is "
-            f"{', '.join(learnt)}. An answer would be chance. Train with it (docs/tasks.md), or ask in your own way with "
-            f"{argument('choices')}."
+            f"{', '.join(learnt)}. An answer would be chance. Train with it "
+            f"(docs/tasks.md), or ask in your own way with {argument('choices')}."
         )
     shares = _probabilities(opened, prompts, choices)
     for prompt, row in zip(prompts, shares, strict=True):

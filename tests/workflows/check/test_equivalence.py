@@ -12,7 +12,6 @@ from toque.config import load_config
 from toque.cooking.cookbook.generate import write_cookbook
 from toque.data.loader import collate as layout
 from toque.training.trainer import Trainer
-from toque.workflows.assembly.data import open_store
 from toque.workflows.check.equivalence import check
 
 ROTARY = (
@@ -51,7 +50,7 @@ def configs(tmp_path_factory):
 
 def checked(path):
     config = load_config(str(path), []).config
-    return check(config, open_store(config), examples=8)
+    return check(config, examples=8)
 
 
 def verdicts(found):
@@ -61,7 +60,7 @@ def verdicts(found):
 @pytest.mark.parametrize("family", SHAPES)
 def test_every_way_gives_one_update(family, configs):
     found = checked(configs[family])
-    assert found.passed, found.table()
+    assert found.passed, str(found)
     computed = [o for o in found.outcomes if o.found is not None]
     assert len(computed) >= 7
     rows = next(o.name for o in computed if o.name.startswith("packed in"))
