@@ -10,7 +10,7 @@ ToqueError
 └── Interrupted       75  stopped by a signal, saved and resumable
 
 A message is one paragraph: what was found, where, what is allowed, what to do. Arguments in it are
-marked by `argument`, so that Python reads `n is 0` and the command line `--n is 0`.
+marked by `argument`, so that Python reads "n is 0" and the command line puts the flag instead.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def argument(name: str) -> str:
 def spoken(text: str, name: Callable[[str], str] = str) -> str:
     """The text for people: what `argument` marked, as `name` puts it.
 
-    >>> spoken(f"{argument('n')} is 0.", lambda name: f"--{name}")
-    '--n is 0.'
+    >>> spoken(f"{argument('n')} is 0.", lambda name: f"The flag of {name}")
+    'The flag of n is 0.'
     """
     return _MARKED.sub(lambda found: name(found[1]), text)
 
