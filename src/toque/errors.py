@@ -1,4 +1,4 @@
-"""The exceptions a user can meet, each with the exit code of the command contract.
+"""Exceptions a user can meet, each with its exit code.
 
 ToqueError
 ├── CheckFailed       1   `check` or `drill` found what must not be

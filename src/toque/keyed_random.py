@@ -1,4 +1,4 @@
-"""Data order without state: a keyed permutation, computed where it is asked for.
+"""Keyed random numbers and permutations: data order and seeds without stored state.
 
 Nothing is stored and nothing is replayed, so the order is the same for every number of ranks and
 workers, and position i of epoch e costs the same to find as position 0.

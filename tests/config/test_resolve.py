@@ -133,18 +133,12 @@ def test_wrong_value_says_where_what_and_what_is_allowed(tmp_path, text, line, w
         assert word in message
 
 
-@pytest.mark.parametrize(
-    "override",
-    [
-        "observe.profile=5 steps",
-        "data.sources=[{path: a, format: foodcom}]",
-        "train.strategy=fsdp",
-    ],
-)
-def test_what_is_planned_is_refused_and_called_so(override):
-    message = refusal("demo", override)
-    assert message.startswith("command line: ")
-    assert "not built yet in this version; allowed: " in message
+def test_a_retired_setting_is_passed_over_with_its_only_value_and_refused_with_another(tmp_path):
+    old = write(tmp_path, "observe: {profile: null, system: true, log_every: 3 steps}\n")
+    assert str(load_config(old).config.observe.log_every) == "3 steps"
+    assert "`observe.system` is not a setting" in refusal(
+        write(tmp_path, "observe: {system: false}\n")
+    )
 
 
 @pytest.mark.parametrize(

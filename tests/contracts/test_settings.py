@@ -176,10 +176,6 @@ BESIDE: dict[str, tuple[str, ...]] = {
     "adapter.dropout": _ADAPTED,
     "adapter.target_modules": _ADAPTED,
 }
-PLANNED = {
-    "observe.profile": "10 steps",
-    "observe.system": "false",
-}
 
 
 @dataclass(frozen=True)
@@ -344,7 +340,7 @@ def compared_with(
 
 
 def test_every_setting_has_a_row() -> None:
-    assert set(EFFECTS) | set(PLANNED) == set(leaf_fields(RunConfig))
+    assert set(EFFECTS) == set(leaf_fields(RunConfig))
 
 
 # torch's compiler reads .grad of every tensor it meets, and warns itself about it.
@@ -381,13 +377,3 @@ def test_a_setting_has_its_effect(
     assert seen.facts[what] != base.facts[what]
     if what == "store":  # not only the hash of the settings: what lies in the store
         assert seen.facts["store"][1:] != base.facts["store"][1:] or path == "model.tokenizer"  # type: ignore[index]
-
-
-@pytest.mark.usefixtures("base")
-@pytest.mark.parametrize("path", PLANNED)
-def test_a_planned_setting_is_refused_until_it_works(
-    path: str, kitchen: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    seen = run_tiny(kitchen, "planned", path, PLANNED[path], prepare=False, capfd=capfd)
-    assert seen.code == 2
-    assert path.rpartition(".")[2] in seen.said

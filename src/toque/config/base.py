@@ -1,4 +1,4 @@
-"""What every section of the configuration is."""
+"""Base class of every configuration section: frozen, strict, cheap to import."""
 
 from __future__ import annotations
 

@@ -1,16 +1,13 @@
-"""Combinations of settings that are each allowed and together impossible."""
+"""Cross-checks: combinations of settings that are each allowed and together impossible."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
+from toque.config.schema import RunConfig
 from toque.units import Duration
-
-if TYPE_CHECKING:
-    from toque.config.schema import RunConfig
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""`docs/configuration.md`, written from the tree itself."""
+"""Configuration page of the documents, rendered from the schema and its docstrings."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from pydantic import BaseModel
 
 from toque.config.dump import _flow
-from toque.config.field_types import Planned, allowed_words
+from toque.config.field_types import allowed_words
 from toque.config.schema import RunConfig
 from toque.config.suggestions import section_of
 
 _HEAD = """\
 # Configuration
 
-<!-- Written by `pytest --regenerate`; the words are the docstrings in src/toque/config/tree.py. -->
+<!-- Written by `pytest --regenerate` from the docstrings of src/toque/config/schema.py. -->
 
 A run is one YAML file, or a preset's name, and overrides on the command line:
 
@@ -28,8 +28,6 @@ refused, with the nearest one that is. Relative paths are relative to the workin
 
 A length of a run has a unit: `"200 steps"` (updates), `"3 epochs"`, `"5e6 tokens"`,
 `"10000 examples"`, `"30 minutes"` or, where a whole is known, `"10 %"`.
-
-Settings marked *later* are names kept for a later version; only the value shown is accepted.
 """
 
 
@@ -49,18 +47,13 @@ def _section(section: type[BaseModel], prefix: str) -> Iterator[str]:
         if field.default_factory is not None:
             continue
         default = "required" if field.is_required() else f"`{_default(section, name)}`"
-        later = "*later* " if any(_is_later(item) for item in field.metadata) else ""
         help_text = " ".join((field.description or "").split())
         allowed = allowed_words(field.annotation, field.metadata)
-        yield f"| `{prefix}{name}` | {default} | {allowed} | {later}{help_text} |"
+        yield f"| `{prefix}{name}` | {default} | {allowed} | {help_text} |"
     yield ""
     for name, nested in inner.items():
         if nested is not None:
             yield from _section(nested, f"{prefix}{name}.")
-
-
-def _is_later(item: object) -> bool:
-    return isinstance(item, Planned) and not item.values
 
 
 def _default(section: type[BaseModel], name: str) -> str:

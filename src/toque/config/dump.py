@@ -1,4 +1,4 @@
-"""A configuration as YAML text, as a hash, and compared with another."""
+"""Serialisation of a configuration: YAML text, SHA-256, and differences from another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A refused value in words: where it stands, what it is, what is allowed, what it is for."""
+"""Error messages for refused settings: where it stands, what was found, what is allowed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from toque.config.field_types import Planned, Secret, allowed_words
+from toque.config.cross_checks import Problem
+from toque.config.field_types import Secret, allowed_words
 from toque.config.suggestions import Path, find_field
 
 Origin = Callable[[Path], str]
@@ -25,19 +26,17 @@ def explain(error: ValidationError, given: Mapping[str, Any], origin: Origin) ->
     """
     details = error.errors(include_url=False)
     first = details[0]
-    if first["type"] == "impossible":
-        return _combination(first, given, origin)
     places = {_setting(detail["loc"]) for detail in details}
     more = f" ({len(places) - 1} more to correct after this.)" if len(places) > 1 else ""
     return _value(first, given, origin) + more
 
 
-def _combination(detail: ErrorDetails, given: Mapping[str, Any], origin: Origin) -> str:
-    context = detail["ctx"]
-    paths: list[Path] = [tuple(name.split(".")) for name in context["paths"]]
+def explain_combination(problem: Problem, given: Mapping[str, Any], origin: Origin) -> str:
+    """One paragraph about values that are each allowed and together impossible."""
+    paths: list[Path] = [tuple(name.split(".")) for name in problem.paths]
     written = [path for path in paths if _is_given(given, path)]
     prefix = f"{origin(written[0])}: " if written else ""
-    return prefix + str(context["message"])
+    return prefix + problem.message
 
 
 def _value(detail: ErrorDetails, given: Mapping[str, Any], origin: Origin) -> str:
@@ -52,8 +51,6 @@ def _value(detail: ErrorDetails, given: Mapping[str, Any], origin: Origin) -> st
         found = "not an address (it is a secret, so it is not shown)"
     allowed = "text" if field is None else allowed_words(field.annotation, field.metadata)
     verdict = f"{origin(path)}: `{name}` is {found}"
-    if field is not None and _is_planned(field, _at(given, path)):
-        return f"{verdict}, which is not built yet in this version; allowed: {allowed}."
     if isinstance(path[-1], int):
         return f"{verdict}, which does not fit in its list. Allowed there: {allowed}."
     quote = " Quote it to make it text." if _is_unquoted(allowed, _at(given, path)) else ""
@@ -73,13 +70,6 @@ def _setting(location: tuple[int | str, ...]) -> Path:
 def _help(field: FieldInfo | None) -> str:
     text = (field.description or "") if field is not None else ""
     return f"It means: {' '.join(text.split())}" if text else ""
-
-
-def _is_planned(field: FieldInfo, value: Any) -> bool:
-    marks = [item for item in field.metadata if isinstance(item, Planned)]
-    words = {word for mark in marks for word in mark.values}
-    values = value if isinstance(value, list) else [value]
-    return any(not mark.values for mark in marks) or any(_word(v) in words for v in values)
 
 
 def _is_unquoted(allowed: str, value: Any) -> bool:

@@ -1,6 +1,6 @@
-"""The kinds of values a setting may take, and the words that say so.
+"""Field types of settings, and the words that say what each allows.
 
-The same words stand in an error, in `docs/configuration.md` and in the help: they are read from
+The same words stand in an error, in the configuration page and in the help: they are read from
 the annotation, so they cannot disagree with what is checked.
 """
 
@@ -25,17 +25,6 @@ class Allowed:
     """The words for what a setting may be, where its type alone does not say it."""
 
     text: str
-
-
-@dataclass(frozen=True)
-class Planned:
-    """Names of the contract that this version knows but cannot do yet.
-
-    `values` are the planned words beside the allowed ones; none given means that every value but
-    the allowed one is planned.
-    """
-
-    values: tuple[str, ...] = ()
 
 
 def _duration(value: object) -> Duration:

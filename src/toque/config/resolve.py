@@ -1,4 +1,4 @@
-"""From a file or preset and overrides to a `RunConfig`, remembering where each value came from."""
+"""Configuration loading: a file or preset and overrides to a `RunConfig`, with value origins."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from toque.config.error_messages import explain
+from toque.config.cross_checks import impossible
+from toque.config.error_messages import explain, explain_combination
 from toque.config.schema import RunConfig
 from toque.config.suggestions import Path as SettingPath
 from toque.config.suggestions import nearest, unknown_names
@@ -20,6 +21,9 @@ from toque.errors import ConfigError
 COMMAND_LINE = "command line"
 DEFAULT = "default"
 PRESETS = Path(__file__).parent.parent / "presets"
+RETIRED: Mapping[str, Mapping[str, Any]] = {"observe": {"profile": None, "system": True}}
+"""Settings that 0.1.0 wrote into every run's config.yaml and that never did anything: with the one
+value they could have, they are passed over, so that its runs still open."""
 
 
 @dataclass(frozen=True)
@@ -96,12 +100,15 @@ def _resolve(
             return COMMAND_LINE
         return document.origin(path)
 
+    given = _without_retired(given)
     for path in unknown_names(given):
         _refuse_name(path, origin(path))
     try:
         config = RunConfig.model_validate(given)
     except ValidationError as error:
         raise ConfigError(explain(error, given, origin)) from error
+    for problem in impossible(config):
+        raise ConfigError(explain_combination(problem, given, origin))
     origins: dict[str, str] = {}
     for path, _ in leaves(config.model_dump(mode="json")):
         if path in overridden:
@@ -111,6 +118,19 @@ def _resolve(
         else:
             origins[dotted(path)] = DEFAULT
     return Resolved(config, origins)
+
+
+def _without_retired(given: dict[str, Any]) -> dict[str, Any]:
+    kept = dict(given)
+    for section, names in RETIRED.items():
+        inner = kept.get(section)
+        if isinstance(inner, Mapping):
+            kept[section] = {
+                name: value
+                for name, value in inner.items()
+                if name not in names or value != names[name]
+            }
+    return kept
 
 
 def _replaced(path: SettingPath, overridden: frozenset[SettingPath]) -> bool:

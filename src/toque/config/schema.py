@@ -1,19 +1,16 @@
-"""Every setting of a run: one frozen tree, strict about names and values.
+"""Settings of a run: one frozen tree of pydantic models, strict about names and values.
 
-The text under a field is its help, and its line in `docs/configuration.md`. A name that the
-contract reserves for a later version is here with its neutral value only, so that a file written
-for a later version is refused with the reason instead of being half obeyed.
+The text under a field is its help, and its line in the configuration page. Combinations of values
+are checked by `toque.config.cross_checks`; `toque.config.resolve` runs both.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
 from toque.config.base import Config
-from toque.config.cross_checks import impossible
 from toque.config.field_types import (
     Allowed,
     AnyDuration,
@@ -24,7 +21,6 @@ from toque.config.field_types import (
     Interval,
     MetricName,
     Once,
-    Planned,
     PythonName,
     RunLength,
     SecretAddress,
@@ -81,9 +77,7 @@ class SourceConfig(Config):
     ]
     """A file, a folder or a pattern such as "dump/*.jsonl.gz" or "gs://bucket/dumps/"; or a Hugging
     Face dataset, "hf:NAME:SPLIT"."""
-    format: Annotated[
-        Literal["auto", "recipes", "text", "tokens"], Planned(("foodcom", "recipenlg"))
-    ] = "auto"
+    format: Literal["auto", "recipes", "text", "tokens"] = "auto"
     """recipes: any of the known recipe formats (docs/data.md); text: plain text documents; tokens:
     .npy or .npz files of token ids; auto: by what the file holds, never by its name."""
     columns: dict[Literal["title", "ingredients", "steps", "text", "prompt", "target"], str] = {}  # noqa: RUF012
@@ -222,7 +216,7 @@ class TrainConfig(Config):
     """End the run when the held-out loss stops falling; null: never."""
     deterministic: bool = True
     """The same bits in every run on the same machine; costs a little speed on some GPUs."""
-    strategy: Annotated[Literal["auto", "single", "ddp"], Planned(("fsdp",))] = "auto"
+    strategy: Literal["auto", "single", "ddp"] = "auto"
     """How several processes share the work (docs/runs.md). auto: all that torchrun started share
     every update. single: refuse to be one of several. ddp: refuse to be alone."""
 
@@ -278,10 +272,6 @@ class ObserveConfig(Config):
     env:NAME, so that the run's own config.yaml works, too."""
     callbacks: Annotated[tuple[PythonName, ...], AsTuple, Allowed("a list of module:Class")] = ()
     """Classes of your own that watch the run, e.g. [mymodule:Watcher] (docs/callbacks.md)."""
-    profile: Annotated[None, Planned()] = None
-    """Steps to profile."""
-    system: Annotated[Literal[True], Planned()] = True
-    """Hardware facts in the start line of `metrics.jsonl`."""
 
 
 class RunConfig(Config):
@@ -308,11 +298,3 @@ class RunConfig(Config):
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     observe: ObserveConfig = Field(default_factory=ObserveConfig)
-
-    @model_validator(mode="after")
-    def _possible(self) -> Self:
-        for problem in impossible(self):
-            raise PydanticCustomError(
-                "impossible", "{message}", {"message": problem.message, "paths": problem.paths}
-            )
-        return self

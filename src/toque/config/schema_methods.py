@@ -1,4 +1,4 @@
-"""Sections of methods that are off unless asked for: adapters, cycles, noise, averages."""
+"""Settings of optional methods: adapters, restarts, noise, averaging, curriculum, augmentation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The names of all settings, and the nearest one to a name that is none."""
+"""All setting names, and the closest match for a misspelt one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""YAML as plain values, with the line of each.
+"""YAML reader: plain values, with the line number of each.
 
 Differs from `yaml.safe_load` where that surprises: `3e-4` is a number, `no` and `on` are text,
 `1:30` and `2024-01-01` are text, a key given twice is an error, and nothing but null, booleans,

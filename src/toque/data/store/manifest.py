@@ -1,4 +1,4 @@
-"""What a store says about itself: `manifest.json`, written last."""
+"""Store manifest: `manifest.json`, written last, with a checksum of every file."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from toque.errors import DataError
 from toque.storage.checksums import KEY, seal_of, sealed
 
 FORMAT = 1
-"""Raised when a store of the new kind cannot be read by the old code."""
+"""Format version; goes up when older code could not read a newly written store."""
 NAME = "manifest.json"
 _MOST_BYTES = 1 << 28
-"""A million files take less; a crafted manifest must not make us read more."""
+"""The manifest of a million files is smaller; a crafted one must not make us read more."""
 
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -98,11 +98,11 @@ class StoreManifest(msgspec.Struct, frozen=True, kw_only=True):
     cut: dict[str, int]
     """Sides cut to their limit and tokens lost by it."""
     self_sha256: str = ""
-    """SHA-256 of this file's bytes with these digits left out; absent from stores of before it."""
+    """SHA-256 of this file's bytes with these digits left out; absent from the oldest stores."""
 
 
-class _OfBefore(StoreManifest, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A manifest without a hash of itself: a name it does not know may be that hash's, damaged."""
+class _Unsealed(StoreManifest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An old manifest without a hash of itself. An unknown name in it may be a damaged hash."""
 
 
 def read_manifest(folder: Path) -> StoreManifest:
@@ -152,7 +152,7 @@ def read_manifest(folder: Path) -> StoreManifest:
             "file, or write the store again with `toque prepare CONFIG` after removing it."
         )
     try:
-        kind = StoreManifest if seal == "whole" else _OfBefore
+        kind = StoreManifest if seal == "whole" else _Unsealed
         manifest = msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
         raise DataError(
@@ -164,7 +164,7 @@ def read_manifest(folder: Path) -> StoreManifest:
 
 
 def _check_names(manifest: StoreManifest, path: Path) -> None:
-    """A manifest may come from anywhere: it must not make us read outside its folder."""
+    """Refuse names outside the store's folder: a manifest may come from anyone."""
     names = [entry.file for entry in [*manifest.shards, *manifest.files]]
     for name in names:
         parts = name.split("/")
@@ -188,6 +188,6 @@ def _check_names(manifest: StoreManifest, path: Path) -> None:
 
 
 def manifest_bytes(manifest: StoreManifest) -> bytes:
-    """The manifest as it is written: indented, keys in the declared order, its own hash last."""
+    """The manifest's file content: indented JSON, keys in the declared order, its own hash last."""
     blank = msgspec.structs.replace(manifest, self_sha256="")
     return sealed(msgspec.json.format(msgspec.json.encode(blank, order="deterministic"), indent=1))

@@ -1,4 +1,4 @@
-"""`.npy` files as maps or open files, what their headers claim held against what is there."""
+"""Memory-mapped and streamed `.npy` files, their headers checked against the file sizes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from toque.errors import DataError
 
 LOOK_EVERY: Final = 0.05
-"""Seconds; a look costs a microsecond a file, and a process that is killed costs the run."""
+"""Seconds between two checks. A check costs a microsecond a file; a SIGBUS costs the run."""
 
 
 @final
 class TruncationWatch:
-    """Maps whose files are looked at again: reading past the end of one that was cut is a SIGBUS.
+    """Guard against SIGBUS: checks again and again that mapped files were not cut short.
 
     Files are not locked while they are mapped, so something else may cut one short while training
     reads it. A file that is cut in the twentieth of a second between a look and a read still kills
@@ -35,7 +35,7 @@ class TruncationWatch:
         self._next_look = 0.0
 
     def add(self, path: Path, array: NDArray[np.generic]) -> None:
-        """Look after the map behind `array`, as `mapped_array` gave it."""
+        """Watch the map behind `array`, a result of `mapped_array`."""
         held = getattr(array, "_mmap", None)
         if isinstance(held, mmap.mmap):
             self._maps.append((path, held, held.size()))
@@ -57,7 +57,7 @@ class TruncationWatch:
 
 @final
 class OpenFiles:
-    """Files of ids that are read piece by piece; memory holds no more than was asked for."""
+    """Token files read with `pread`, piece by piece: resident memory does not grow with them."""
 
     def __init__(self) -> None:
         self.opened: dict[int, tuple[int, int]] = {}
@@ -66,7 +66,7 @@ class OpenFiles:
         weakref.finalize(self, _close, self.opened)
 
     def add(self, shard: int, path: Path, array: NDArray[np.generic]) -> None:
-        """Open the file of `array`, as `mapped_array` gave it.
+        """Open the file behind `array`, a result of `mapped_array`.
 
         Raises:
             DataError: it cannot be opened.
@@ -113,7 +113,7 @@ _OTHER_FILES: Final = 128
 
 
 def _allow_open_files(n: int) -> None:
-    """Raise the soft limit of open files where `n` need it and the hard limit lets us."""
+    """Raise the soft limit of open files to `n`, as far as the hard limit allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < n and (hard == resource.RLIM_INFINITY or soft < hard):
         more = 2 * n if hard == resource.RLIM_INFINITY else min(2 * n, hard)

@@ -1,4 +1,4 @@
-"""Many examples read at once: their ids side by side, with gaps for padding between them.
+"""Ragged arrays: the ids of many examples side by side, with gaps for padding between them.
 
 A batch holds some hundred short pieces. Cutting and joining bytes costs a fifth of what cutting and
 joining arrays does, so pieces are bytes until they are whole rows.

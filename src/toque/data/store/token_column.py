@@ -1,4 +1,4 @@
-"""One side of a store's rows, prompts or targets, from the files of its shards."""
+"""Token column: the prompts or the targets of all rows, across the files of the shards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAPPED_AT_MOST: Final = 16 << 20
 them; a side larger than this is read instead, at a microsecond more for each example."""
 
 
-class StoredSide:
+class TokenColumn:
     """The prompts of all rows, or the targets. Says where they lie; files open when first read.
 
     Args:

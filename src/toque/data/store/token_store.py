@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from toque.data.store.manifest import FileEntry, StoreManifest, read_manifest
 from toque.data.store.npy_files import mapped_array
 from toque.data.store.ragged import Pieces
-from toque.data.store.token_column import StoredSide
+from toque.data.store.token_column import TokenColumn
 from toque.errors import DataError
 from toque.storage.atomic import sha256_of
 
@@ -133,7 +133,7 @@ class TokenStore:
         return np.concatenate([np.empty(0, self.manifest.columns[name]), *parts])
 
     def codec(self) -> Codec:
-        """The tokenizer the ids belong to, read once."""
+        """The tokenizer of the ids, loaded once."""
         return self._codec
 
     @cached_property
@@ -149,18 +149,18 @@ class TokenStore:
         return mapped_array(path)
 
     @cached_property
-    def _prompts(self) -> StoredSide:
+    def _prompts(self) -> TokenColumn:
         return self._side("prompt")
 
     @cached_property
-    def _targets(self) -> StoredSide:
+    def _targets(self) -> TokenColumn:
         return self._side("target")
 
-    def _side(self, name: str) -> StoredSide:
+    def _side(self, name: str) -> TokenColumn:
         shards = [self._shard(index) for index in range(len(self._shards))]
         first = shards[0] / "prompt_tokens.npy" if shards else None
         dtype = np.dtype(np.uint32) if first is None else self._array(first).dtype
-        return StoredSide(name, shards, self._bounds, dtype)
+        return TokenColumn(name, shards, self._bounds, dtype)
 
     def _shard_of(self, row: int) -> int:
         if not 0 <= row < self.n_rows:
@@ -169,7 +169,7 @@ class TokenStore:
 
 
 def check_files(folder: Path, entries: list[FileEntry], *, verify: bool) -> None:
-    """Compare files with what a manifest says of them, before any is mapped.
+    """Check the size, and with `verify` the checksum, of every file before any is mapped.
 
     Reading past the end of a map whose file was cut short kills the process, so sizes come first.
 

@@ -1,7 +1,7 @@
-"""Rewriting what a vocabulary cannot hold, so that it comes back as something a cook can read.
+"""Character fallbacks: readable stand-ins for characters that a vocabulary lacks.
 
 T5's 32,100 pieces know no `½`, `{`, `<` or `ñ`: encoded as they stand they become unknown tokens
-("1½ cups" turns into "1<unk>2 cups"). A vocabulary of bytes holds everything and is left alone.
+("1½ cups" turns into "1<unk>2 cups"). A byte-level vocabulary holds everything and needs none.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-r"""Text to ids and back, for one tokenizer, with line breaks that survive.
+r"""Codec: text to token ids and back, with line breaks that survive.
 
 Structure is the product here, and T5 cannot write a newline. Where a vocabulary does not hold
 "\n", a marker stands for it: the highest spare `<extra_id_N>` as it is written in text, or else a
-token `<newline>` that is added. Vocabularies of bytes (GPT-2, NeoX, Llama) hold "\n" themselves.
+token `<newline>` that is added. Byte-level vocabularies (GPT-2, NeoX, Llama) hold "\n" themselves.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Codec:
 
     @property
     def break_id(self) -> int | None:
-        """The one token that writes a line break; None when it takes several."""
+        """The token for a line break; None when it takes several tokens."""
         if self.newline_id is not None:
             return self.newline_id
         ids = self.encode("\n")

@@ -1,4 +1,4 @@
-"""Learning a tokenizer from the data: byte-level BPE, or Unigram as T5's."""
+"""Tokenizer training: byte-level BPE, or Unigram for the T5 family."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokenising each distinct word once: the same ids, many times faster.
+"""Word cache: each distinct word is tokenised once; same ids, many times faster.
 
 A pre-tokenizer that always cuts before a space never joins two words in one token, so the ids of
 a text are the ids of its words, side by side. Recipes repeat their words: 68,000 of them hold 16
@@ -153,7 +153,7 @@ class WordTable:
         return marked
 
     def _learn(self) -> None:
-        """Fill the places of the words not met before."""
+        """Tokenise the words not met before."""
         new, self._table.new = self._table.new, []
         words: list[bytes] = []
         texts: list[str] = []
@@ -224,7 +224,7 @@ class _Added(msgspec.Struct):
 
 
 class _Parts(msgspec.Struct):
-    """What of a `tokenizer.json` says how words are cut; the vocabulary is skipped."""
+    """The parts of a `tokenizer.json` that decide how words are split."""
 
     added_tokens: list[_Added] = []
     pre_tokenizer: dict[str, Any] | None = None
@@ -232,7 +232,7 @@ class _Parts(msgspec.Struct):
 
 
 def kind_of(tokenizer_json: str) -> Kind | None:
-    """How a tokenizer cuts words, when it is a way known to be exact; None for all others."""
+    """How a tokenizer splits words, if the cache is known to be exact for it; else None."""
     state = msgspec.json.decode(tokenizer_json, type=_Parts)
     pieces = _flat(state.pre_tokenizer, "pretokenizers")
     folds = {part["type"] for part in _flat(state.normalizer, "normalizers")}

@@ -1,8 +1,8 @@
-"""Changing words of tokenised texts without tokenising them anew.
+"""Word edits: replace words of tokenised texts without tokenising the rest again.
 
 Where a tokenizer cuts before every space, the ids of a text are the ids of its words side by side
-(see `words`). So a text is read back word by word, some words are replaced, and only the new ones
-are tokenised, each once in a process: the ids are those of the changed text.
+(see `word_cache`). So ids are read back as words, some words are replaced, and only the new ones are
+tokenised, each once in a process: the result equals tokenising the changed text.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Splicer(Protocol):
 
 
 def splicer_for(codec: Codec) -> Splicer:
-    """The fast one where the tokenizer allows it, else one that tokenises the changed text."""
+    """A `WordSplicer` where the tokenizer splits before spaces, else a `TextSplicer`."""
     return WordSplicer(codec) if codec.word_kind is not None else TextSplicer(codec)
 
 
