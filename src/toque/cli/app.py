@@ -1,4 +1,4 @@
-"""The commands: `toque VERB [CONFIG] [section.field=value ...]`."""
+"""Commands: `toque VERB [CONFIG] [section.field=value ...]`."""
 
 from __future__ import annotations
 

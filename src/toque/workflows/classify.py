@@ -17,10 +17,10 @@ from toque.data.prepare.settings import FamilyKind
 from toque.errors import ConfigError, DataError, argument
 from toque.evaluation.constrained_choice import Chooser
 from toque.models.forward.loss import log_probabilities
+from toque.workflows.assembly.task_scores import answer_ids
 from toque.workflows.open_model import OpenedModel, open_model
 from toque.workflows.prompt_files import lines_of
 from toque.workflows.results import Answer
-from toque.workflows.task_scores import answer_ids
 
 _EXAMPLE: Final = 'prompts="lentil soup: 200 g lentils, 1 onion"'
 

@@ -21,8 +21,8 @@ from toque.workflows.assembly.batches import build_stream
 from toque.workflows.assembly.data import open_store
 from toque.workflows.assembly.evaluation import build_heldout, build_sampler, held_out_prompts
 from toque.workflows.assembly.metrics import bits_per_byte, build_text_scores, text_bytes
+from toque.workflows.assembly.task_scores import TaskScores, score_tasks
 from toque.workflows.open_model import open_model
-from toque.workflows.task_scores import TaskScores, score_tasks
 
 DIGITS = 6
 """Digits after the point in evaluation.json."""

@@ -27,8 +27,8 @@ from toque.workflows.assembly.evaluation import build_heldout, build_sampler, he
 from toque.workflows.assembly.metrics import build_text_scores
 from toque.workflows.assembly.run import Run
 from toque.workflows.assembly.sample_writer import writing_in
+from toque.workflows.assembly.task_scores import score_tasks
 from toque.workflows.evaluate import evaluation_of
-from toque.workflows.task_scores import score_tasks
 
 
 def finish(config: RunConfig, store: TokenStore, run: Run, reporter: Reporter) -> None:
