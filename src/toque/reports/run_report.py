@@ -1,4 +1,4 @@
-"""What the page of a run shows: its events as facts, curves and tables; running, killed or done."""
+"""Report of a run: its events as facts, curves and tables; running, killed or done."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page of a store shows: its data report as tables, plots and texts."""
+"""Report of a store: its data report as tables, plots and texts."""
 
 from __future__ import annotations
 

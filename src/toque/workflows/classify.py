@@ -66,7 +66,7 @@ def questions(
         raw: take all prompts as they are.
 
     Raises:
-        ConfigError: there is none, or no task of classes has this name.
+        ConfigError: no prompt, or no class task of this name.
         DataError: a file that cannot be read.
     """
     if task is not None and task not in CLASSES:

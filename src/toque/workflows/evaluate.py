@@ -144,11 +144,11 @@ def evaluation_of(
         heldout: the rows that `losses` are over.
         losses: loss, perplexity and target tokens.
         samples: the written texts.
-        scores: what is to be said of them; nothing added up yet.
+        scores: their metrics, with nothing added up yet.
         step: of the weights, where known.
         tasks: the scores of each task, where there are several.
     """
-    # Of a corrupted text the targets are pieces: bits a byte would be of no text.
+    # The targets of a corrupted text are pieces: bits a byte would describe no text.
     whole = heldout.layout.examples is store
     n_bytes = text_bytes(store, heldout.rows) if whole else 0
     heldout_scores = dict(losses)

@@ -1,4 +1,4 @@
-"""Files of prompts: lines of text, or JSON objects, one a line."""
+"""Prompt files: lines of text, or JSON objects, one a line."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Each improvement is taken away from a run that has all of them, and added to a run that has none,
 with the same seeds: the difference of two runs of one seed is free of what the seed alone does to
-both. An improvement that comes to be is one line in `IMPROVEMENTS`.
+both. A new improvement is one line in `IMPROVEMENTS`.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Improvement:
     """Overrides that switch it on in a configuration that does not have it."""
     off_besides: tuple[str, ...] = ()
     stages: tuple[str, ...] = ()
-    """What it asks of each stage of a curriculum, which several improvements make up together."""
+    """What it asks of each stage of a curriculum, which several improvements share."""
     part: str = ""
-    """What it adds to a section that several improvements make up together."""
+    """What it adds to a section that several improvements share."""
 
     @property
     def without(self) -> tuple[str, ...]:
@@ -114,8 +114,8 @@ IMPROVEMENTS: Final = (
         part="instructions: 0.3, paraphrase: 0.3, tips: 0.3",
     ),
 )
-"""Packing is none: it is the same arithmetic, faster. Held-out loss and recipe scores are none:
-every run is measured by them."""
+"""Packing is not listed: it does not change the arithmetic. Neither are the held-out loss and the
+recipe scores: they are the yardstick."""
 
 QUIET: Final = ("observe.webhook=null", "observe.trackers=[]", "checkpoint.upload=null")
 """What the runs of an ablation do without."""

@@ -121,7 +121,7 @@ def ablate(
     for i, (key, variant) in enumerate(runs.items(), start=1):
         results[key] = _done(out, key) or _run(config, variant, out)
         reporter.line(
-            f"{i}/{len(runs)}  seed {variant.seed}  {variant.name}: {_told(results[key])}"
+            f"{i}/{len(runs)}  seed {variant.seed}  {variant.name}: {_in_words(results[key])}"
         )
     record = summary(plan, results) | {"config": config, "overrides": list(words)}
     out.mkdir(parents=True, exist_ok=True)
@@ -277,7 +277,7 @@ def _measure(result: Result, name: str) -> float | None:
     return float(result.peak_bytes) if name == "peak_bytes" else result.measures.get(name)
 
 
-def _told(result: Result) -> str:
+def _in_words(result: Result) -> str:
     if result.code:
         return f"failed with exit code {result.code}: {result.said}"
     seconds = result.measures.get("training_seconds", 0.0)
@@ -302,7 +302,7 @@ def _page(plan: Plan, record: Mapping[str, Any]) -> str:
         for way, found in ways.items()
     ]
     runs = [
-        (r["name"], str(r["seed"]), _told(Result(**{k: r[k] for k in Result.__match_args__})))
+        (r["name"], str(r["seed"]), _in_words(Result(**{k: r[k] for k in Result.__match_args__})))
         for r in record["runs"]
     ]
     numeric = frozenset(range(2, len(heads)))

@@ -1,4 +1,4 @@
-"""What the ranks of a run do together besides its updates: write texts."""
+"""Distributed evaluation: each rank writes its share of the texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop with everything it holds, and what a run says of itself."""
+"""Trainer, assembled with everything it holds, and what a run records of itself."""
 
 from __future__ import annotations
 

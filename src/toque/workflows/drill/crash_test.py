@@ -1,4 +1,4 @@
-"""The crash test on the user's own machine: what is done to a run, and what must come of it.
+"""Crash test: the faults that are done to a run, and what must come of each.
 
 Every fault is done to short runs in a scratch folder; each must come to the end of a run that was
 left alone: the same weights, optimizer and losses, bit for bit.
@@ -118,7 +118,7 @@ class Drill:
                 session.stop()
         return self.outcomes
 
-    def _told(self, text: str, done: float = 0.0) -> None:
+    def _report(self, text: str, done: float = 0.0) -> None:
         self.say(text, max(0.0, self._owed - done) * self._life if self._life else None)
 
     def _started(self, run: Path) -> Session:
@@ -133,7 +133,7 @@ class Drill:
         return run
 
     def _undisturbed(self) -> None:
-        self._told("a run that is left alone")
+        self._report("a run that is left alone")
         run, began = self._fresh("whole"), time.monotonic()
         session = self._started(run)
         session.wait_until(lambda: bool(events(run)))
@@ -170,7 +170,7 @@ class Drill:
         return wrong
 
     def _two_runs(self) -> Outcome:
-        self._told("two runs in one folder")
+        self._report("two runs in one folder")
         run = self._fresh("shared")
         first = self._started(run)
         wrong = []
@@ -192,7 +192,7 @@ class Drill:
 
     def _killed(self) -> Outcome:
         def said(kills: int) -> None:
-            self._told(f"SIGKILL {kills} of {self.kills}", 0.55 * kills)
+            self._report(f"SIGKILL {kills} of {self.kills}", 0.55 * kills)
 
         def fresh(n: int) -> Path:
             for old in self.scratch.glob("killed-*"):
@@ -218,7 +218,7 @@ class Drill:
 
     def _terminated(self) -> Outcome:
         """SIGTERM; leaves a copy of the interrupted run for the faults that damage it."""
-        self._told("SIGTERM")
+        self._report("SIGTERM")
         run, wrong = self._fresh("stopped"), []
         after = self.chance.randrange(2 * self.save_every + 1, 3 * self.save_every + 1)
         session = self._started(run)
@@ -261,7 +261,7 @@ class Drill:
         return self._damaged("a file cut short", "cut", "optimizer.safetensors", cut)
 
     def _damaged(self, fault: str, verb: str, name: str, damage: Callable[[Path], str]) -> Outcome:
-        self._told(fault)
+        self._report(fault)
         expected = f"the damage named, the checkpoint before it used, {_SAME}"
         mould, run = self.scratch / "interrupted", self.scratch / "damaged"
         if not mould.exists():
@@ -282,7 +282,7 @@ class Drill:
         )
 
     def _full_disk(self) -> Outcome:
-        self._told("a full disk")
+        self._report("a full disk")
         run = self._fresh("full")
         size = _checkpoint_bytes(self.scratch / "interrupted")
         log = self.scratch / "full.log"

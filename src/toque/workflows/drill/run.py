@@ -1,4 +1,4 @@
-"""Crash test of a run on the user's own machine and disk, with copies of it."""
+"""Drill: the crash test of a run on the user's own machine and disk, with copies of it."""
 
 from __future__ import annotations
 

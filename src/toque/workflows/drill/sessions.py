@@ -1,4 +1,4 @@
-"""Training sessions in processes of their own, to be killed at any moment, and what they left.
+"""Sessions of training in processes of their own, to be killed at any moment.
 
 A session is forked from a process that has imported torch and transformers and computed nothing:
 a restart costs tenths of a second, and is a fresh trainer all the same. (A process that has
