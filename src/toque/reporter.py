@@ -42,8 +42,7 @@ class Silent:
     def line(self, text: str) -> None:
         """Drop it."""
 
-    def notice(self, text: str) -> None:
-        """Drop it."""
+    notice = line
 
     def progress(self, text: str, *, done: int = 0, total: int = 0, keep: bool = False) -> None:
         """Drop it."""

@@ -36,18 +36,7 @@ def classify(
 ) -> Iterator[Answer]:
     """Choose the likeliest of a few answers for every prompt, in order.
 
-    Args:
-        run_or_model: run folder, model folder or hub name.
-        prompts: of a task "dish: a, b, c"; else, or with `raw`, taken as they are.
-        file: more of them; see `questions`.
-        task: whose question is asked and whose classes are chosen from.
-        choices: answers of one's own instead, two or more.
-        raw: take all prompts as they are.
-
-    Raises:
-        ConfigError: no prompt, no such task, a run that did not learn it, or choices that are not
-            a choice.
-        DataError: a file that cannot be read.
+    Arguments and errors are those of `toque.api.classify`.
     """
     asked = questions(prompts, file, task=task, raw=raw)
     return _answers(str(run_or_model), asked, allowed(task=task, choices=choices), task)

@@ -164,14 +164,7 @@ def evaluate(
 ) -> Evaluation:
     """Score a run or a model on held-out data; write evaluation.json when it is a run.
 
-    Args:
-        run_or_model: run folder, model folder or hub name.
-        config: whose store and metrics are used.
-        reporter: told of progress.
-
-    Raises:
-        ConfigError: a metric of evaluation.metrics cannot be imported.
-        DataError: no prepared store, or one of another tokenizer.
+    Arguments and errors are those of `toque.api.evaluate`.
     """
     run, scores = Path(run_or_model), build_text_scores(config)
     opened = open_model(str(run_or_model))

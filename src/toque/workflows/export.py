@@ -12,14 +12,7 @@ from toque.models.lora.files import is_adapter_folder
 def export(run_or_model: str | Path, *, to: Path, form: str = "hf") -> Exported:
     """Write the finished model of a run, an adapter merged; read it back and compare.
 
-    Args:
-        run_or_model: run folder, model folder or adapter folder.
-        to: the folder to write; nothing may lie there.
-        form: hf, a Hugging Face folder.
-
-    Raises:
-        ConfigError: a format that is not known, or neither a run nor a model.
-        CheckpointError: the run is not finished, or what was written is not the same model.
+    Arguments and errors are those of `toque.api.export`.
     """
     if form != "hf":
         raise ConfigError(

@@ -61,23 +61,7 @@ def generate(
 ) -> Iterator[Written]:
     """Write texts for prompts, in order; all with one adapter, then with the next.
 
-    Args:
-        run_or_model: run folder, model folder or hub name; it is read once.
-        prompts: "dish" or "dish: a, b, c".
-        file: more of them, one a line, or JSON lines with `prompt` or with `title` and
-            `ingredients`.
-        adapters: folders of adapters; each writes every text.
-        n: texts for each prompt.
-        max_new_tokens: longest text; what the model was trained on when None.
-        temperature: 0 takes the likeliest token every time.
-        top_p: sample from the likeliest tokens that together have this probability.
-        seed: the same seed writes the same texts.
-        raw: send prompts as they are, not in the form models are trained on.
-
-    Raises:
-        ConfigError: no prompt, or a number out of range.
-        DataError: a file that cannot be read.
-        CheckpointError: a run without a checkpoint.
+    Arguments and errors are those of `toque.api.generate`.
     """
     sampling = SamplingParams(
         n=n, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed

@@ -16,14 +16,7 @@ def prepare(
 ) -> PrepareResult:
     """Prepare the configuration's store, or reuse it.
 
-    Args:
-        config: whose data is prepared.
-        replace: delete a store made from other data or settings instead of refusing.
-        reporter: told of progress.
-
-    Raises:
-        ConfigError: the configuration cannot be used.
-        DataError: sources that cannot be read, or a store of other data.
+    Arguments and errors are those of `toque.api.prepare`.
     """
 
     def progress(done_bytes: int, total_bytes: int, message: str) -> None:

@@ -30,13 +30,7 @@ class Page:
 def report(path: Path, *, out: Path | None = None) -> Page:
     """Write the page.
 
-    Args:
-        path: a store folder, or a run folder.
-        out: the file; report.html in the folder when None.
-
-    Raises:
-        ConfigError: the folder is neither, the run has not begun, or `out` cannot be written.
-        DataError: the store is unfinished, damaged, or has no report of this version.
+    Arguments and errors are those of `toque.api.report`.
     """
     if (path / METRICS).is_file():
         html = _run_page(path)

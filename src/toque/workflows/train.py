@@ -33,19 +33,7 @@ def train(
 ) -> TrainedRun:
     """Train from the beginning, or continue from the run folder's newest whole checkpoint.
 
-    Args:
-        config: the configuration and the origin of its values.
-        start: a run or checkpoint folder whose weights a new run begins with.
-        callbacks: objects that watch the run, besides those of observe.callbacks.
-        upload: fetch from `checkpoint.upload` and copy to it, if there is one.
-        reporter: told of progress.
-
-    Raises:
-        ConfigError: settings that do not fit each other, the model or the data.
-        DataError: the store is missing, damaged, or prepared with other settings.
-        CheckpointError: the run folder belongs to another run, or cannot be used.
-        NonFiniteError: the loss is not a number.
-        RankLost: another process of the same run is gone or does not answer.
+    Arguments and errors are those of `toque.api.train`.
     """
     build_text_scores(config.config)  # a metric that cannot be imported is refused now
     with joined(strategy=config.config.train.strategy) as ranks:

@@ -128,13 +128,7 @@ class Check:
 def check(config: RunConfig, *, examples: int = EXAMPLES) -> Check:
     """Compute one update of the user's model and data in every way, and compare.
 
-    Args:
-        config: The run's.
-        examples: How many examples the update has, from the shortest to the longest.
-
-    Raises:
-        ConfigError: fewer than two examples, or the model and the data do not fit each other.
-        DataError: no prepared store.
+    Arguments and errors are those of `toque.api.check`.
     """
     if examples < 2:
         raise ConfigError(

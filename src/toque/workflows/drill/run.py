@@ -99,16 +99,7 @@ def drill(
 ) -> DrillResult:
     """Do everything to short copies of the run, beside it, and remove them.
 
-    Args:
-        run: run folder, finished or not; it is only read.
-        kills: times a copy is killed with SIGKILL at a random moment.
-        steps: updates of each copy.
-        seed: where random moments and bits come from.
-        reporter: told what is being done.
-
-    Raises:
-        ConfigError: no run there, or numbers that make no drill.
-        CheckpointError: no room, or the run does not train undisturbed.
+    Arguments and errors are those of `toque.api.drill`.
     """
     if not (run / "config.yaml").exists():
         raise ConfigError(f"{run} is no run folder (config.yaml). Name one, e.g. runs/cookbook.")
