@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from toque.cli import main
+import toque
 from toque.config import load_config
 from toque.cooking.cookbook.generate import write_cookbook
 from toque.data.loader import collate as layout
+from toque.errors import CheckFailed
 from toque.training.trainer import Trainer
 from toque.workflows.check.equivalence import check
 
@@ -44,7 +45,7 @@ def configs(tmp_path_factory):
             'optim: {warmup: "1 step", label_smoothing: 0.1}\n'
         )
         if family in {"t5", "gpt2"}:
-            assert main(["prepare", str(paths[family])]) == 0
+            toque.prepare(paths[family])
     return paths
 
 
@@ -113,14 +114,14 @@ def test_a_leak_and_a_wrong_shift_are_caught(family, fault, configs, monkeypatch
     assert alone == ("same" if fault is joined else "DIFFERENT")
 
 
-def test_the_command_says_what_it_found(configs, monkeypatch, capsys):
-    path = str(configs["gpt2"])
-    assert main(["check", path, "--examples", "4"]) == 0
-    assert "One loss and one gradient" in capsys.readouterr().out
+def test_the_table_and_the_error_name_what_is_wrong(configs, monkeypatch):
+    config = load_config(configs["gpt2"]).config
+    found = check(config, examples=4)
+    found.raise_if_failed()
+    assert "One loss and one gradient" in str(found)
     right = layout.decoder_batch
     monkeypatch.setattr(layout, "decoder_batch", lambda *g, **n: shifted(right(*g, **n)))
-    assert main(["check", path, "--examples", "4"]) == 1
-    told = capsys.readouterr()
-    assert "DIFFERENT" in told.out
-    assert "Do not trust" in told.err
-    assert main(["check", path, "--examples", "1"]) == 2
+    found = check(config, examples=4)
+    assert "DIFFERENT" in str(found)
+    with pytest.raises(CheckFailed, match="Do not trust"):
+        found.raise_if_failed()
