@@ -109,7 +109,7 @@ def test_what_only_commands_show_is_a_value_too(run, capfd):
     resolved = load_config(run.folder / "config.yaml")
     assert "# A checkpoint takes " in show(resolved)
     assert show(resolved, plot=True).startswith("learning rate (cosine)")
-    assert next(show_batch(resolved.config)).startswith("step 1: ")
+    assert str(show_batch(resolved.config)).startswith("step 1: ")
     assert capfd.readouterr() == ("", "")
 
 

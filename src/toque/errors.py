@@ -27,15 +27,6 @@ def argument(name: str) -> str:
     return f"\0{name}\0"
 
 
-def spoken(text: str, name: Callable[[str], str] = str) -> str:
-    """The text for people: what `argument` marked, as `name` puts it.
-
-    >>> spoken(f"{argument('n')} is 0.", lambda name: f"The flag of {name}")
-    'The flag of n is 0.'
-    """
-    return _MARKED.sub(lambda found: name(found[1]), text)
-
-
 class ToqueError(Exception):
     """Base of everything a user may meet; never raised itself."""
 
@@ -45,7 +36,7 @@ class ToqueError(Exception):
 
     def __str__(self) -> str:
         """The message, with arguments as Python names them."""
-        return spoken(super().__str__())
+        return self.message(str)
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -54,8 +45,12 @@ class ToqueError(Exception):
         return tuple(dict.fromkeys(names))
 
     def message(self, name: Callable[[str], str]) -> str:
-        """The message, with every argument as `name` puts it."""
-        return spoken(super().__str__(), name)
+        """The message, with every argument as `name` puts it.
+
+        >>> ConfigError(f"{argument('n')} is 0.").message(lambda name: f"The flag of {name}")
+        'The flag of n is 0.'
+        """
+        return _MARKED.sub(lambda found: name(found[1]), super().__str__())
 
 
 class CheckFailed(ToqueError):

@@ -10,8 +10,6 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Final, Protocol
 
-from toque.errors import spoken
-
 
 class Reporter(Protocol):
     """Takes what a workflow has to say; nothing of it changes what the workflow does."""
@@ -64,7 +62,7 @@ class LogReporter(Silent):
     def line(self, text: str) -> None:
         """Append it."""
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(f"{spoken(text)}\n")
+            file.write(f"{text}\n")
 
     notice = line
 

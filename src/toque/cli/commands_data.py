@@ -84,9 +84,10 @@ def show_batch(config: str, /, *overrides: Overrides, step: int = 1, most: int =
     settings = load(config, overrides).config
     from toque.workflows.show_batch import show_batch as workflow
 
-    out = reporter()
-    for line in workflow(settings, step=step, most=most):
-        out.line(line)
+    shown = workflow(settings, step=step, most=most)
+    print(shown)
+    if shown.left:
+        print(f"\n{shown.left:,} more; --most shows more of them.")
 
 
 def presets() -> None:

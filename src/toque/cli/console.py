@@ -12,8 +12,6 @@ from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextC
 from rich.progress import TimeRemainingColumn as TimeLeft
 from rich.text import Text
 
-from toque.errors import spoken
-
 _BAR_SECONDS: Final = 0.1
 _LINE_SECONDS: Final = 0.25
 """Between two drawings of what is live."""
@@ -53,12 +51,12 @@ class ConsoleReporter:
 
     def line(self, text: str) -> None:
         """Print on standard output at once."""
-        print(spoken(text, flag), flush=True)
+        print(text, flush=True)
 
     def notice(self, text: str) -> None:
         """Print on standard error, above what is live there."""
         # As Text: a file's name is not markup, and "[red]" is a possible one.
-        self._console.print(Text(spoken(text, flag)), soft_wrap=True)
+        self._console.print(Text(text), soft_wrap=True)
 
     def progress(self, text: str, *, done: int = 0, total: int = 0, keep: bool = False) -> None:
         """Draw on a terminal, a bar where a total is known; elsewhere print what is to be kept."""

@@ -12,7 +12,6 @@ from transformers import PreTrainedModel
 from toque.config import RunConfig
 from toque.data.loader.batch_stream import BatchStream
 from toque.data.store.token_store import TokenStore
-from toque.errors import argument
 from toque.evaluation.text_samples import append_samples
 from toque.models.loading.export import save_adapter, save_model
 from toque.models.lora.files import WEIGHTS
@@ -79,8 +78,8 @@ def keep_model(
     save_adapter(core, tokenizer, folder, card=card, base_hash=base_hash or "")
     size = (folder / WEIGHTS).stat().st_size / 1e6
     return (
-        f"The adapter, {size:,.1f} MB, is in {folder}; `toque export {folder.parent} "
-        f"{argument('to=DIR')}` merges it into its base"
+        f"The adapter, {size:,.1f} MB, is in {folder}; `toque export {folder.parent}` merges it "
+        "into its base"
     )
 
 
