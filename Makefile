@@ -11,7 +11,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 ARGS ?=
 
-.PHONY: help demo test test-slow format check bench clean
+.PHONY: help demo docs test test-slow format check bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' Makefile
@@ -42,8 +42,12 @@ check: $(READY)  ## what CI runs: format, lint, types, tests
 	@$(BIN)/mypy
 	@$(MAKE) --no-print-directory test
 
-bench: $(READY)  ## every benchmark; each prints one JSON object
-	@for file in bench/*.py; do [ -e "$$file" ] || continue; $(BIN)/python "$$file" || exit $$?; done
+docs: $(READY)  ## the documentation site, into build/site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict && echo "Open build/site/index.html"
+
+bench: $(READY)  ## the benchmarks of speed, about 25 minutes; each prints one JSON record
+	@bad=; for file in bench/speed/*.py; do $(BIN)/python "$$file" || bad="$$bad $$file"; done; \
+	[ -z "$$bad" ] || { echo "Void or failed:$$bad" >&2; exit 1; }
 
 clean:  ## remove .venv and caches; runs/ and stores/ stay
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

@@ -1,6 +1,6 @@
 """Toque trains language models that write recipes, and any other text.
 
-From Python (docs/python.md):
+From Python (docs/guides/python.md):
 
     from toque import configure, prepare, train, evaluate, generate
 

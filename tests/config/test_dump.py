@@ -41,7 +41,7 @@ def test_preset_in_full(name: str, golden_text: Golden) -> None:
 
 @pytest.mark.golden
 def test_configuration_page_is_the_tree(golden_text: Golden) -> None:
-    golden_text(REPOSITORY / "docs" / "configuration.md", configuration_page())
+    golden_text(REPOSITORY / "docs" / "reference" / "configuration.md", configuration_page())
 
 
 def test_every_setting_has_help():

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tiny import shape_yaml
 from toque.cli import main
 from toque.cooking.cookbook.generate import write_cookbook
 
@@ -24,11 +25,6 @@ train: {{stop_after: "2 steps", batch: "2048 tokens", micro_batch_rows: 2, preci
   compile: false}}
 evaluation: {{max_examples: 4, generate: 0}}
 """
-SHAPES = {
-    "t5": "{d_model: 32, d_kv: 8, d_ff: 48, num_layers: 2, num_heads: 4}",
-    "llama": "{hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 4, "
-    "intermediate_size: 64, max_position_embeddings: 512}",
-}
 EVERYTHING = [
     "adapter={r: 4, dropout: 0.1}",
     "optim.gradient_noise={eta: 0.01}",
@@ -48,7 +44,9 @@ EVERYTHING = [
 def kitchen(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A folder with a store and a finished run on it."""
     write_cookbook(tmp_path / "a.jsonl", n=40, seed=3)
-    text = BASE.format(folder=tmp_path, family=request.param, shape=SHAPES[request.param])
+    text = BASE.format(
+        folder=tmp_path, family=request.param, shape=shape_yaml(request.param, positions=512)
+    )
     (tmp_path / "base.yaml").write_text(text)
     assert main(["prepare", str(tmp_path / "base.yaml")]) == 0
     assert main(["train", str(tmp_path / "base.yaml")]) == 0

@@ -1,4 +1,4 @@
-"""The tables of docs/faults.md name every fault, and tests that exist."""
+"""The tables of reliability.md and fault-tests.md name every fault, and tests that exist."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import re
 from pathlib import Path
 
 TESTS = Path(__file__).parent.parent
-PAGE = TESTS.parent / "docs" / "faults.md"
+LIST = TESTS.parent / "docs" / "explanation" / "reliability.md"
+HELD = TESTS.parent / "lab" / "fault-tests.md"
 NUMBERS = list(range(1, 48))
 _NODE = re.compile(r"`([a-z_0-9/]+\.py)::(\w+)`")
 
 
-def rows(heading: str) -> dict[int, list[str]]:
+def rows(page: Path, heading: str) -> dict[int, list[str]]:
     """Cells of the table below `heading`, by the number they begin with."""
-    text = PAGE.read_text(encoding="utf-8").split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    text = page.read_text(encoding="utf-8").split(f"\n## {heading}\n")[1].split("\n## ")[0]
     cells = [
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in text.splitlines()
@@ -30,13 +31,13 @@ def functions(path: Path) -> set[str]:
 
 
 def test_every_fault_says_what_you_get_and_what_others_do() -> None:
-    told = rows("The list")
+    told = rows(LIST, "The list")
     assert sorted(told) == NUMBERS
     assert [n for n in NUMBERS if len(told[n]) != 3 or not all(told[n])] == []
 
 
 def test_every_fault_has_tests_that_exist() -> None:
-    held = rows("Which test holds what")
+    held = rows(HELD, "Which test holds what")
     assert sorted(held) == NUMBERS
     named = {number: _NODE.findall(held[number][0]) for number in NUMBERS}
     assert [number for number in NUMBERS if not named[number]] == []
@@ -50,7 +51,7 @@ def test_every_fault_has_tests_that_exist() -> None:
 
 
 def test_every_test_with_a_number_stands_in_its_row() -> None:
-    held = rows("Which test holds what")
+    held = rows(HELD, "Which test holds what")
     numbered = re.compile(r"test_(?:faults?_)?(\d+)_(?:and_(\d+)_)?")
     lost = [
         f"{number}: {path.name}::{name}"

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tiny import shape_yaml
 from toque.cooking.cookbook.generate import write_cookbook
 
 STEPS, SAVE_EVERY = 48, 3
@@ -30,7 +31,7 @@ def kitchen(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f"""
 seed: 5
 model: {{family: t5, tokenizer: "trained:600",
-  shape: {{d_model: 48, d_kv: 12, d_ff: 96, num_layers: 2, num_heads: 4, dropout_rate: 0.1}}}}
+  shape: {shape_yaml("t5", width=48, inner=96, dropout=0.1)}}}
 data: {{sources: [{{path: cookbook.jsonl}}], store: store, max_prompt_tokens: 96,
   max_target_tokens: 320}}
 optim: {{peak_lr: 1e-3, warmup: "5 steps", label_smoothing: 0.1}}

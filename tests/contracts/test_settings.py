@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from tiny import shape_yaml
 from toque.cli import main
 from toque.config import RunConfig
 from toque.cooking.cookbook.generate import write_cookbook
@@ -22,8 +23,7 @@ from toque.cooking.cookbook.generate import write_cookbook
 BASE = """
 run_dir: {run}
 model: {{family: gpt2, tokenizer: "trained:512",
-  shape: {{n_embd: 16, n_layer: 1, n_head: 2, n_positions: 512, resid_pdrop: 0.0, embd_pdrop: 0.0,
-    attn_pdrop: 0.0}}}}
+  shape: {shape}}}
 data: {{sources: [{{path: "{source}"}}], store: "{store}", max_prompt_tokens: 64,
   max_target_tokens: 256, dedup: exact}}
 optim: {{warmup: "2 steps", peak_lr: 1e-2}}
@@ -39,7 +39,7 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "seed": ("18", "losses"),
     "model.family": ("llama", "refusal"),  # GPT-2's shape is no Llama's
     "model.start_from": ("no/such/folder", "refusal"),
-    "model.shape": ("{n_embd: 32, n_layer: 1, n_head: 2, n_positions: 512}", "losses"),
+    "model.shape": (shape_yaml("gpt2", layers=1, heads=2, positions=512), "losses"),
     "model.tokenizer": ("trained:600", "store"),
     "data.sources": ('[{path: "OTHER"}]', "store"),
     "data.sources.path": ('[{path: "OTHER"}]', "store"),
@@ -141,7 +141,7 @@ _LAST = ("optim.averaging={kind: last, every: 1 steps}",)
 _TWO_TASKS = ("data.tasks=[write, next_step]",)
 _T5 = (
     "model.family=t5",
-    "model.shape={d_model: 16, d_kv: 8, d_ff: 16, num_layers: 1, num_heads: 2, dropout_rate: 0.0}",
+    f"model.shape={shape_yaml('t5', width=16, layers=1, heads=2, inner=16, dropout=0.0)}",
     "evaluation.generate=0",
 )
 _GAPS = (*_T5, "span_corruption={}")
@@ -240,7 +240,8 @@ def run_tiny(
     beside: tuple[str, ...] = (),
 ) -> Seen:
     store = kitchen / (f"store-{name}" if prepare else "store-base")
-    text = BASE.format(run=kitchen / name, source=kitchen / "a.jsonl", store=store)
+    shape = shape_yaml("gpt2", width=16, layers=1, heads=2, positions=512, dropout=0.0)
+    text = BASE.format(shape=shape, run=kitchen / name, source=kitchen / "a.jsonl", store=store)
     config = kitchen / f"{name}.yaml"
     config.write_text(text)
     value = value.replace("OTHER", str(kitchen / "b.jsonl"))

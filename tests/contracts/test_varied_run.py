@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tiny import shape_yaml
 from toque.cli import main
 from toque.config import load_config
 from toque.cooking.augmentation.augment import Augmentation
@@ -34,17 +35,13 @@ train: {{stop_after: "10 steps", batch: "2048 tokens", micro_batch_rows: 2, prec
 evaluation: {{max_examples: 4, generate: 0}}
 observe: {{log_every: "1 steps"}}
 """
-SHAPES = {
-    "t5": "{d_model: 32, d_kv: 8, d_ff: 48, num_layers: 1, num_heads: 4, dropout_rate: 0.0}",
-    "gpt2": "{n_embd: 32, n_layer: 1, n_head: 2, n_positions: 512, resid_pdrop: 0.0, "
-    "embd_pdrop: 0.0, attn_pdrop: 0.0}",
-}
 
 
 @pytest.fixture(params=[pytest.param("t5", marks=pytest.mark.slow), "gpt2"])
 def kitchen(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     write_cookbook(tmp_path / "a.jsonl", n=60, seed=3)
-    text = CONFIG.format(folder=tmp_path, family=request.param, shape=SHAPES[request.param])
+    shape = shape_yaml(request.param, layers=1, positions=512, dropout=0.0)
+    text = CONFIG.format(folder=tmp_path, family=request.param, shape=shape)
     (tmp_path / "c.yaml").write_text(text)
     assert main(["prepare", str(tmp_path / "c.yaml")]) == 0
     return tmp_path

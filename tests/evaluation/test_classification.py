@@ -32,7 +32,7 @@ def test_a_class_nobody_meant_does_not_count():
 def test_what_cannot_be_scored_is_refused():
     with pytest.raises(ValueError, match="0 answers"):
         class_scores([], [], CLASSES)
-    with pytest.raises(ValueError, match="'tricky' is none"):
+    with pytest.raises(ValueError, match="'tricky' is not one of the classes"):
         class_scores(["easy"], ["tricky"], CLASSES)
 
 

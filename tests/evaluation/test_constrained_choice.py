@@ -7,31 +7,14 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    PreTrainedModel,
-    T5Config,
-    T5ForConditionalGeneration,
-)
+from transformers import PreTrainedModel
 
+from tiny import PAD, model_of
 from toque.evaluation.constrained_choice import Chooser
 from toque.models.forward.loss import log_probabilities
 
 PROMPTS = [np.array(ids) for ids in ([7, 8, 9, 1], [5, 1], [11, 12, 13, 14, 15, 16, 1])]
 ANSWERS = [np.array(ids) for ids in ([20, 1], [21, 22, 23, 1], [20, 24, 1])]
-
-
-def tiny(kind: str) -> PreTrainedModel:
-    torch.manual_seed(0)
-    if kind == "gpt2":
-        return GPT2LMHeadModel(
-            GPT2Config(vocab_size=40, n_embd=16, n_layer=2, n_head=2, n_positions=32)
-        )
-    shape = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2}
-    return T5ForConditionalGeneration(
-        T5Config(vocab_size=40, decoder_start_token_id=0, pad_token_id=0, **shape)
-    )
 
 
 def alone(model: PreTrainedModel, prompt: np.ndarray, answer: np.ndarray) -> float:
@@ -50,14 +33,14 @@ def alone(model: PreTrainedModel, prompt: np.ndarray, answer: np.ndarray) -> flo
 @pytest.mark.parametrize("kind", ["gpt2", "t5"])
 @pytest.mark.parametrize("tokens_at_once", [1, 4096])
 def test_shares_are_those_of_the_whole_answers(kind: str, tokens_at_once: int) -> None:
-    model = tiny(kind).train()
+    model = model_of(kind).train()
     choose = Chooser(
         log_probabilities=log_probabilities,
         autocast=nullcontext,
         device=torch.device("cpu"),
         encoder=kind == "t5",
-        pad_id=0,
-        start_id=0,
+        pad_id=PAD,
+        start_id=PAD,
         tokens_at_once=tokens_at_once,
     )
     found = choose(model, PROMPTS, ANSWERS)

@@ -5,6 +5,7 @@ import pytest
 
 from toque.evaluation.bootstrap import PerText, draws, estimates
 from toque.evaluation.text_metrics.repetition import Distinct, repetition
+from toque.evaluation.text_metrics.token_hashes import words
 from toque.evaluation.text_samples import Sample
 from toque.evaluation.text_scores import PART, TextScores
 
@@ -110,10 +111,11 @@ def test_a_metric_of_the_user_that_raises_is_named_and_the_others_survive():
 
 
 def test_repetition_and_distinct_by_hand():
-    assert repetition(["a b c d e", "a b c", ""])[0] == 0.0
-    assert np.isnan(repetition(["a b c", ""])).all()
+    found = repetition(words(["a b c d e", "stir and stir and stir and stir and", "a b c", ""]))
+    assert found[:2].tolist() == [0.0, 0.6]
+    assert np.isnan(found[2:]).all()
     counter = Distinct(2)
-    counter.add(["a b a b", "b a"])  # ab ba ab, ba
-    counter.add(["a c"])
+    counter.add(words(["a b a b", "b a"]))  # ab ba ab, ba
+    counter.add(words(["a c"]))
     assert counter.score == 3 / 5
     assert Distinct(1).score is None

@@ -136,17 +136,45 @@ def test_22_without_restarts_all_end_within_ten_seconds(kitchen):
     assert "is gone" in ended(agent, within=60)
 
 
-def test_23_a_rank_that_hangs_is_named_with_its_stack(kitchen):
-    agent = torchrun(kitchen, "hung", timeout=8)
-    wait_for(kitchen / "hung" / "checkpoints" / "step-00000002", agent)
+def test_23_a_rank_that_is_stopped_is_named(kitchen):
+    agent = torchrun(kitchen, "stopped", timeout=8)
+    wait_for(kitchen / "stopped" / "checkpoints" / "step-00000002", agent)
     victim = rank(agent, 1)
     victim.suspend()
-    said = ended(agent, within=90)
+    said = ended(agent, within=120)  # torchrun kills what does not end 30 s after SIGTERM
     assert agent.returncode != 0
+    assert said.count("toque: ") == 1
     assert f"Rank 1 (process {victim.pid} on" in said
-    assert "was stopped by a signal" in said
+    assert "does not answer" in said
+    assert said.count("Timeout (0:00:08)!") == 1  # where the other one waited
+
+
+def test_23_a_rank_that_hangs_is_named_with_its_stack(kitchen):
+    (kitchen / "endless.py").write_text(
+        "import time\n\n\nclass Endless:\n    def on_step_end(self, state):\n"
+        "        time.sleep(3600 if state.step == 4 else 0)\n"
+    )
+    agent = torchrun(kitchen, "hung", timeout=8, words=("observe.callbacks=[endless:Endless]",))
+    wait_for(kitchen / "hung" / "checkpoints" / "step-00000002", agent)
+    victim = rank(agent, 0)
+    said = ended(agent, within=120)
+    assert agent.returncode != 0
+    assert f"Rank 0 (process {victim.pid} on" in said
+    assert "does not answer" in said
     assert said.count("Timeout (0:00:08)!") == 2  # each rank's own stacks
-    assert said.count("in _train") >= 2
+    assert "in on_step_end" in said
+
+
+def test_an_error_of_one_rank_is_printed_once_and_ends_all(kitchen):
+    """Only rank 0 reads and writes the run folder, so only it finds a file in its place."""
+    (kitchen / "blocked").write_text("a file, no folder")
+    agent = torchrun(kitchen, "blocked")
+    said = ended(agent, within=60)
+    assert agent.returncode == 1
+    assert said.count("toque: ") == 1
+    assert "toque: blocked/checkpoints cannot be written" in said
+    assert "RankLost" not in said
+    assert "exitcode  : 4 " in said  # the first error, in torchrun's summary
 
 
 def test_a_signal_to_one_rank_saves_once_and_one_process_continues(kitchen, whole):

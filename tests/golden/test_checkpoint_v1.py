@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from tiny import model_of, shape_of
 from toque.batch import DecoderBatch
 from toque.errors import CheckpointError
 from toque.models.forward.loss import loss_sum
-from toque.models.loading.pretrained import build_model
 from toque.training.checkpoint.manifest import FORMAT, READERS, NewerFormatError
 from toque.training.checkpoint.state_tensors import load_model_tensors, model_tensors
 from toque.training.checkpoint.store import CheckpointStore, RunIdentity, verify_checkpoint
@@ -27,7 +27,7 @@ STEP = 3
 LOSSES = (3.8978245, 3.6584511)
 """Nats per target of the fixed batch: as loaded, and after one more update, which reads the
 optimizer's state."""
-SHAPE = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}
+SHAPE = shape_of("gpt2", width=16, layers=1, heads=2, positions=32)
 STATE = {
     "progress": {"step": STEP, "epoch": 0.25, "examples": 12, "tokens": 192, "target_tokens": 192},
     "cursor": {"epoch": 0, "window": 0, "row": STEP, "stage": 0, "updates": 0},
@@ -47,10 +47,8 @@ def batch() -> DecoderBatch:
 
 
 def parts() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    model = build_model(
-        family="gpt2", shape=SHAPE, vocab_size=97, pad_id=0, eos_id=1, bos_id=None, seed=4
-    )
-    return model.eval(), build_optimizer(model, weight_decay=0.1)
+    model = model_of("gpt2", vocab=97, seed=4, shape=SHAPE)
+    return model, build_optimizer(model, weight_decay=0.1)
 
 
 def updated(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> float:

@@ -8,16 +8,11 @@ import json
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from toque.data.loader.batch_stream import BatchStream
-from toque.data.loader.collate import Layout
-from toque.data.loader.epoch_plan import EpochPlan
-from toque.data.loader.packing import RowShape
+from tiny import EOS, Example, model_of, shape_of, stream_of
 from toque.keyed_random import key_of
 from toque.models.forward.loss import loss_sum
-from toque.models.loading.pretrained import build_model
 from toque.training.callbacks import Callback, Callbacks
 from toque.training.checkpoint.store import CheckpointStore
 from toque.training.events import StepInfo
@@ -28,38 +23,19 @@ from toque.training.trainer import Schedule, Trainer
 from toque.units import Duration
 
 GOLDEN = Path(__file__).parent / "losses.json"
-VOCAB, PAD, EOS, STEPS = 97, 0, 1, 20
+VOCAB, STEPS = 97, 20
 SHAPES: dict[str, dict[str, object]] = {
-    "t5": {
-        "d_model": 32,
-        "d_kv": 8,
-        "d_ff": 64,
-        "num_layers": 2,
-        "num_heads": 4,
-        "dropout_rate": 0.1,
-        "feed_forward_proj": "gated-gelu",
-    },
-    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
-    "neox": {
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 64,
-        "max_position_embeddings": 64,
-    },
+    "t5": shape_of("t5", inner=64, dropout=0.1, feed_forward_proj="gated-gelu"),
+    "gpt2": shape_of("gpt2"),
+    "neox": shape_of("neox", inner=64),
 }
 
 
-class Counted:
-    """Examples that can be learnt: the target repeats the prompt and counts on."""
-
-    def prompt(self, row: int, /) -> np.ndarray:
-        length = 2 + key_of(row) % 9
-        return np.array([3 + (row * 7 + i) % (VOCAB - 3) for i in range(length)] + [EOS])
-
-    def target(self, row: int, /) -> np.ndarray:
-        length = 3 + key_of(row, 1) % 20
-        return np.array([3 + (row * 7 + i) % (VOCAB - 3) for i in range(length)] + [EOS])
+def counted(row: int) -> Example:
+    """An example that can be learnt: the target repeats the prompt and counts on."""
+    lengths = 2 + key_of(row) % 9, 3 + key_of(row, 1) % 20
+    prompt, target = ([3 + (row * 7 + i) % (VOCAB - 3) for i in range(n)] for n in lengths)
+    return [*prompt, EOS], [*target, EOS]
 
 
 class Losses(Callback):
@@ -71,33 +47,14 @@ class Losses(Callback):
 
 
 def losses(family: str, folder: Path) -> list[float]:
-    encoder, examples, n = family == "t5", Counted(), 150
-    p = np.array([len(examples.prompt(i)) for i in range(n)])
-    t = np.array([len(examples.target(i)) for i in range(n)])
-    shape = RowShape(32, 64) if encoder else RowShape(0, 64)
-    plan = EpochPlan(
-        examples=np.arange(n),
-        source_lengths=p if encoder else np.zeros_like(p),
-        target_lengths=t if encoder else p + t - 1,
-        shape=shape,
-        seed=11,
-        update_rows=4,
-        window=64,
-    )
-    model = build_model(
-        family=family,
-        shape=SHAPES[family],
-        vocab_size=VOCAB,
-        pad_id=PAD,
-        eos_id=EOS,
-        bos_id=None,
-        seed=11,
-    )
+    pairs = [counted(row) for row in range(150)]
+    stream = stream_of(pairs, family, shape=(32, 64, 64), seed=11, update_rows=4, window=64)
+    model = model_of(family, vocab=VOCAB, seed=11, shape=SHAPES[family])
     watch, stop = Losses(), Duration(STEPS, "steps")
     Trainer(
         model=model,
         optimizer=build_optimizer(model, weight_decay=0.1),
-        batches=BatchStream(plan, Layout(examples, shape=shape, pad_id=PAD), p, t),
+        batches=stream,
         loss_fn=partial(loss_sum, smoothing=0.05),
         lr_at=make_schedule("cosine", peak_lr=3e-3, warmup=Duration(4, "steps"), stop_after=stop),
         evaluator=dict,

@@ -15,19 +15,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tiny import FAMILIES, model_of, shape_of, stream_of, uneven_examples
 from toque.batch import Batch
 from toque.data.loader.batch_stream import BatchStream
-from toque.data.loader.collate import Layout
-from toque.data.loader.epoch_plan import EpochPlan
-from toque.data.loader.packing import RowShape
 from toque.errors import CheckpointError, NonFiniteError
 from toque.evaluation.heldout_loss import HeldOut
 from toque.models.forward.loss import loss_sum
-from toque.models.loading.pretrained import build_model
 from toque.training.callbacks import Callback, Callbacks
 from toque.training.checkpoint.store import CheckpointStore
 from toque.training.distributed.collectives import Ranks
@@ -41,67 +37,14 @@ from toque.training.runtime import Runtime
 from toque.training.trainer import Schedule, Trainer
 from toque.units import Duration
 
-VOCAB, PAD, EOS, N = 61, 0, 1, 38
-ROTARY = {
-    "hidden_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "max_position_embeddings": 64,
-}
-SHAPES: dict[str, dict[str, Any]] = {
-    "t5": {
-        "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4, "dropout_rate": 0.0,
-    },
-    "gpt2": {
-        "n_embd": 32, "n_layer": 1, "n_head": 4, "n_positions": 64, "resid_pdrop": 0.0,
-        "embd_pdrop": 0.0, "attn_pdrop": 0.0,
-    },
-    "neox": ROTARY,
-    "llama": ROTARY | {"num_key_value_heads": 2},
-}  # fmt: skip
+N = 38
 STEPS = 6
 """Updates of 5 rows; GPT-2's fourth has a single one, so of two ranks the second has none."""
 
 
-class Listed:
-    """Made-up examples of uneven length."""
-
-    def __init__(self) -> None:
-        rng = np.random.default_rng(7)
-
-        def ids(low: int, high: int) -> list[int]:
-            return [*rng.integers(3, VOCAB, rng.integers(low, high)).tolist(), EOS]
-
-        self.pairs = [(ids(1, 12), ids(2, 24)) for _ in range(N)]
-
-    def prompt(self, row: int, /) -> np.ndarray:
-        return np.array(self.pairs[row][0], np.int64)
-
-    def target(self, row: int, /) -> np.ndarray:
-        return np.array(self.pairs[row][1], np.int64)
-
-
-def stream_of(family: str, ranks: Ranks) -> BatchStream:
-    examples, encoder = Listed(), family == "t5"
-    p, t = (np.array([len(pair[side]) for pair in examples.pairs]) for side in (0, 1))
-    shape = RowShape(24, 48) if encoder else RowShape(0, 56)
-    return BatchStream(
-        EpochPlan(
-            examples=np.arange(N),
-            source_lengths=p if encoder else np.zeros_like(p),
-            target_lengths=t if encoder else p + t - 1,
-            shape=shape,
-            seed=2,
-            update_rows=5,
-            window=N,
-        ),
-        Layout(examples, shape=shape, pad_id=PAD, start_id=PAD),
-        prompt_lengths=p,
-        target_lengths=t,
-        rank=ranks.rank,
-        world_size=ranks.world_size,
-    )
+def stream(family: str, ranks: Ranks) -> BatchStream:
+    pairs = uneven_examples(N)
+    return stream_of(pairs, family, update_rows=5, rank=ranks.rank, world_size=ranks.world_size)
 
 
 class Losses(Callback):
@@ -129,14 +72,11 @@ def run_of(
     loss_fn: Callable[[nn.Module, Batch], Tensor] | None = None,
 ) -> tuple[Trainer, Losses]:
     """A run with packing, accumulation, clipping, noise, smoothing and averaging, ready to go."""
-    model = build_model(
-        family=family, shape=SHAPES[family], vocab_size=VOCAB, pad_id=PAD, eos_id=EOS, bos_id=None,
-        seed=5,
-    )  # fmt: skip
+    model = model_of(family, seed=5, shape=shape_of(family, layers=1, dropout=0.0)).train()
     runtime = Runtime.detect(device="cpu", precision="float32", ranks=ranks)
-    stream, seen = stream_of(family, ranks), Losses(ask)
+    batches, seen = stream(family, ranks), Losses(ask)
     heldout = HeldOut(
-        stream.layout,
+        batches.layout,
         [(i,) for i in range(7)],
         loss_sum,
         runtime.autocast,
@@ -149,7 +89,7 @@ def run_of(
     trainer = Trainer(
         model=model,
         optimizer=build_optimizer(model),
-        batches=stream,
+        batches=batches,
         loss_fn=loss_fn or partial(loss_sum, smoothing=0.1),
         lr_at=make_schedule(
             "constant", peak_lr=1e-3, warmup=Duration(2, "steps"), stop_after=Duration(99, "steps")
@@ -198,7 +138,7 @@ def exchanges(ranks: Ranks) -> dict[str, Any]:
 
 def families(ranks: Ranks, folder: Path) -> dict[str, Any]:
     found = {}
-    for family in SHAPES:
+    for family in FAMILIES:
         trainer, seen = run_of(family, ranks, folder / family)
         end = trainer.fit()
         found[family] = {

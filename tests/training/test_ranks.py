@@ -15,12 +15,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed import HashStore
 
 from toque.cli import main
 from toque.data.loader.batch_stream import Step
-from toque.errors import ConfigError
+from toque.errors import ConfigError, DataError
 from toque.training.distributed.collectives import Ranks, weights_sum
 from toque.training.distributed.launch import joined
+from toque.training.distributed.rank_failures import RankFailures
 from toque.training.events import Requests
 from toque.training.runtime import set_deterministic
 from toque.units import Cursor
@@ -36,7 +38,7 @@ def _loaded() -> ModuleType:
 
 
 shared_run = _loaded()
-STEPS, FAMILIES = shared_run.STEPS, list(shared_run.SHAPES)
+STEPS, FAMILIES = shared_run.STEPS, shared_run.FAMILIES
 
 
 def free_port() -> int:
@@ -61,6 +63,7 @@ def seen(folder) -> list[dict[str, Any]]:
         "MASTER_PORT": str(free_port()),
         "OMP_NUM_THREADS": "1",
         "TOQUE_RANK_TIMEOUT": "120",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }
     second = subprocess.Popen(
         [sys.executable, str(SCRIPT), str(folder)],
@@ -124,7 +127,7 @@ def test_two_processes_train_as_one(seen, alone, family):
 
 
 def updates(family: str, n: int, ranks: Ranks) -> list[Step]:
-    stream = shared_run.stream_of(family, ranks)
+    stream = shared_run.stream(family, ranks)
     return list(itertools.islice(stream.starting_at(Cursor()), n))
 
 
@@ -211,6 +214,59 @@ def test_what_does_not_fit_is_refused(monkeypatch, strategy, variables, words):
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=words), joined(strategy=strategy):
         pass
+
+
+@pytest.fixture
+def four_ranks(monkeypatch) -> list[RankFailures]:
+    """Four ranks of this process, of which the first waits in vain for the others."""
+    monkeypatch.setattr("toque.training.distributed.rank_failures._ANSWER_SECONDS", 0.1)
+    store = HashStore()
+    ranks = [RankFailures(store, rank, 4, 60.0) for rank in range(4)]
+    for each in ranks:
+        each.enrol()
+    return ranks
+
+
+def test_of_silent_ranks_the_dead_one_is_named(four_ranks):
+    """Ranks that exchange nothing with it notice last, and are not to blame."""
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    host = socket.gethostname()
+    four_ranks[2].store.set("process/2", json.dumps([dead.pid, host]))
+    said = str(four_ranks[0].lost(RuntimeError("Connection closed by peer")))
+    assert said.startswith(f"Rank 2 (process {dead.pid} on {host}) is gone")
+    assert "Rank 1" not in said
+    assert "TOQUE_RANK_TIMEOUT" not in said
+
+
+def test_who_does_not_answer_in_time_is_named(four_ranks):
+    four_ranks[1].store.set("waiting/1", "")
+    said = str(four_ranks[0].lost(RuntimeError("Timed out waiting 60000ms for recv")))
+    assert "Rank 1" not in said
+    assert said.count("does not answer") == 2
+    assert "waited 60 s for it (TOQUE_RANK_TIMEOUT)" in said
+
+
+def test_a_collective_that_fails_with_all_present_says_why(four_ranks):
+    for each in four_ranks[1:]:
+        each.store.set(f"waiting/{each.rank}", "")
+    said = str(four_ranks[0].lost(RuntimeError("NCCL error\nand more")))
+    assert "All ranks are there, and still a collective failed: NCCL error." in said
+
+
+def test_one_error_of_several_ranks_is_printed_once(four_ranks):
+    errors = [DataError("no store") for _ in four_ranks]
+    for each, error in zip(four_ranks, errors, strict=True):
+        each.report(error)
+    assert [error.said_by_another for error in errors] == [False, True, True, True]
+    assert "Another rank ended first" in str(four_ranks[0].lost(RuntimeError("closed")))
+
+
+def test_a_bug_is_written_where_torchrun_looks_for_it(four_ranks, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    four_ranks[3].report(ZeroDivisionError("division by zero"))
+    found = json.loads((tmp_path / "error.json").read_text())
+    assert found["message"]["message"] == "ZeroDivisionError: division by zero"
 
 
 def test_other_commands_are_not_repeated_in_every_process():

@@ -54,7 +54,7 @@ def train(
     Args:
         config: what `configure` takes.
         start: a run or checkpoint whose weights a new run begins with.
-        callbacks: objects that watch the run (docs/callbacks.md), besides observe.callbacks.
+        callbacks: objects that watch the run, besides those of observe.callbacks.
         upload: fetch from checkpoint.upload and copy to it, if there is one.
         reporter: hears of progress.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from pydantic import BaseModel
@@ -41,19 +42,24 @@ def _section(section: type[BaseModel], prefix: str) -> Iterator[str]:
     title = f"`{prefix.rstrip('.')}`" if prefix else "Top level"
     yield f"## {title}\n"
     if prefix:
-        yield f"{(section.__doc__ or '').strip()}\n"
+        yield f"{_linked((section.__doc__ or '').strip())}\n"
     yield "| setting | default | allowed | what it does |\n|---|---|---|---|"
     for name, field in section.model_fields.items():
         if field.default_factory is not None:
             continue
         default = "required" if field.is_required() else f"`{_default(section, name)}`"
-        help_text = " ".join((field.description or "").split())
+        help_text = _linked(" ".join((field.description or "").split()))
         allowed = allowed_words(field.annotation, field.metadata)
         yield f"| `{prefix}{name}` | {default} | {allowed} | {help_text} |"
     yield ""
     for name, nested in inner.items():
         if nested is not None:
             yield from _section(nested, f"{prefix}{name}.")
+
+
+def _linked(text: str) -> str:
+    """`docs/guides/adapters.md` as a link from docs/reference."""
+    return re.sub(r"docs/(\w+/([\w-]+)\.md)", r"[\2](../\1)", text)
 
 
 def _default(section: type[BaseModel], name: str) -> str:

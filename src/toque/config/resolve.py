@@ -213,7 +213,7 @@ def _refuse_name(path: SettingPath, origin: str) -> None:
     hint = f" Nearest: `{close}`." if close else ""
     raise ConfigError(
         f"{origin}: `{dotted(path)}` is not a setting.{hint} `toque show demo` prints every "
-        "setting; docs/configuration.md explains them."
+        "setting; docs/reference/configuration.md explains them."
     )
 
 

@@ -78,8 +78,9 @@ class SourceConfig(Config):
     """A file, a folder or a pattern such as "dump/*.jsonl.gz" or "gs://bucket/dumps/"; or a Hugging
     Face dataset, "hf:NAME:SPLIT"."""
     format: Literal["auto", "recipes", "text", "tokens"] = "auto"
-    """recipes: any of the known recipe formats (docs/data.md); text: plain text documents; tokens:
-    .npy or .npz files of token ids; auto: by what the file holds, never by its name."""
+    """recipes: any of the known recipe formats (docs/reference/formats.md); text: plain text
+    documents; tokens: .npy or .npz files of token ids; auto: by what the file holds, never by its
+    name."""
     columns: dict[Literal["title", "ingredients", "steps", "text", "prompt", "target"], str] = {}  # noqa: RUF012
     """Fields that hold a recipe's parts, e.g. {title: dish, steps: method}, where a table's or JSON
     file's own names are not recognised; or {text: body}, the field that holds a document; or
@@ -105,8 +106,8 @@ class DataConfig(Config):
         Field(min_length=1),
         Allowed(f"a list of {', '.join(get_args(TaskName))}, each once"),
     ] = ("write",)
-    """What a recipe is turned into, all in one store (docs/tasks.md). write: the recipe from its
-    title and ingredients. Text sources always make documents."""
+    """What a recipe is turned into, all in one store (docs/guides/tasks-and-curriculum.md). write:
+    the recipe from its title and ingredients. Text sources always make documents."""
     task_weights: dict[TaskName, Annotated[float, Field(gt=0, le=100)]] = {}  # noqa: RUF012
     """Times an epoch passes over a task's training examples, e.g. {nutrition: 0.5}; 1 where not
     named. Changing it needs no new store."""
@@ -170,7 +171,8 @@ class OptimConfig(Config):
     """Evaluate and keep an average of the weights."""
     outliers: OutliersConfig | None = None
     """Leave out updates whose loss or gradient lies far above those before, or is not a number.
-    null: apply all, and end the run at what is not a number (docs/faults.md)."""
+    null: apply all, and end the run at what is not a number
+    (docs/guides/train-and-resume.md)."""
 
 
 class EarlyStopping(Config):
@@ -217,8 +219,8 @@ class TrainConfig(Config):
     deterministic: bool = True
     """The same bits in every run on the same machine; costs a little speed on some GPUs."""
     strategy: Literal["auto", "single", "ddp"] = "auto"
-    """How several processes share the work (docs/runs.md). auto: all that torchrun started share
-    every update. single: refuse to be one of several. ddp: refuse to be alone."""
+    """How several processes share the work (docs/guides/several-gpus.md). auto: all that torchrun
+    started share every update. single: refuse to be one of several. ddp: refuse to be alone."""
 
 
 class CheckpointConfig(Config):
@@ -233,7 +235,8 @@ class CheckpointConfig(Config):
         | None
     ) = None
     """Folder in a bucket that checkpoints, figures and the finished model are copied to while
-    training goes on; from there another machine continues. null: nowhere (docs/faults.md)."""
+    training goes on; from there another machine continues
+    (docs/guides/buckets-and-the-hub.md). null: nowhere."""
 
 
 class EvaluationConfig(Config):
@@ -251,7 +254,8 @@ class EvaluationConfig(Config):
         Allowed("auto, or a list of auto, bleu, chrf, rouge, repetition, recipe, module:function"),
     ] = "auto"
     """What written texts are scored by in the final evaluation; auto: all that come with Toque.
-    A function of your own is module:function, e.g. [auto, mymodule:my_metric] (docs/metrics.md)."""
+    A function of your own is module:function, e.g. [auto, mymodule:my_metric]
+    (docs/guides/evaluate-and-compare.md)."""
 
 
 class ObserveConfig(Config):
@@ -265,13 +269,14 @@ class ObserveConfig(Config):
         Allowed("a list of tensorboard, wandb, mlflow, trackio"),
     ] = ()
     """Experiment trackers fed with copies of `metrics.jsonl`, from threads of their own: one that
-    hangs or fails costs its copies, nothing else (docs/callbacks.md)."""
+    hangs or fails costs its copies, nothing else (docs/guides/callbacks-and-trackers.md)."""
     webhook: Annotated[SecretAddress, Field(repr=False)] = None
     """Address told when a run starts, has a new lowest held-out loss, ends or fails; Discord's form
     for its addresses, plain JSON for others. It is kept out of every file and message: better
     env:NAME, so that the run's own config.yaml works, too."""
     callbacks: Annotated[tuple[PythonName, ...], AsTuple, Allowed("a list of module:Class")] = ()
-    """Classes of your own that watch the run, e.g. [mymodule:Watcher] (docs/callbacks.md)."""
+    """Classes of your own that watch the run, e.g. [mymodule:Watcher]
+    (docs/guides/callbacks-and-trackers.md)."""
 
 
 class RunConfig(Config):

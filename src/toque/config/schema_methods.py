@@ -12,7 +12,7 @@ from toque.units import Duration
 
 
 class AdapterConfig(Config):
-    """A small trainable part beside frozen weights (docs/adapters.md)."""
+    """A small trainable part beside frozen weights (docs/guides/adapters.md)."""
 
     kind: Literal["lora", "dora", "rslora"] = "lora"
     """lora: Hu et al. 2021. rslora: scaled for large r. dora: row lengths trained too, slower."""
@@ -111,7 +111,7 @@ else:
 
 
 class CurriculumConfig(Config):
-    """Stages that see different examples, e.g. the easy ones first (docs/curriculum.md)."""
+    """Stages that see different examples (docs/guides/tasks-and-curriculum.md)."""
 
     stages: Annotated[
         tuple[StageConfig, ...],
@@ -124,7 +124,7 @@ class CurriculumConfig(Config):
 
 
 class SpanCorruptionConfig(Config):
-    """T5's pretraining: spans are cut out of a text and asked for (docs/data.md)."""
+    """T5's pretraining: spans are cut out of a text and asked for (docs/guides/prepare-data.md)."""
 
     density: Annotated[float, Field(gt=0, le=0.5)] = 0.15
     """Share of a text's tokens that are cut out."""
@@ -136,7 +136,7 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 
 
 class AugmentationConfig(Config):
-    """Other wordings of the training examples, new in each epoch (docs/augmentation.md)."""
+    """Other wordings, new in each epoch (docs/guides/tasks-and-curriculum.md)."""
 
     prompt_formats: bool = False
     """Ask in one of eight wordings, each as likely, instead of one."""

@@ -1,8 +1,8 @@
-"""Intervals by resampling texts: 95 %, percentile method (Efron 1979), all scores together.
+"""Bootstrap confidence intervals of scores: texts resampled, 95 %, percentiles (Efron 1979).
 
 A score is a function of sums over texts (a mean is a sum divided by a count; BLEU is a function of
-ten sums), so a resample is one row of whole-number weights and all resamples of all scores are
-one matrix product. Replicate b depends on the seed and b alone.
+ten sums), so a resample is a row of integer weights, and all resamples of all scores are one
+matrix product. Replicate b depends only on the seed and b.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _AT_ONCE: Final = 32
 
 @dataclass(frozen=True)
 class PerText:
-    """What a metric says of each text, in numbers that add up."""
+    """A metric's sufficient statistics of each text: numbers whose sums give the score."""
 
     values: Floats
     """[texts, k]"""
     score: Callable[[Floats], Floats]
     """Sums [..., k] -> scores [...]; NaN where the sums hold no text."""
     applies: NDArray[np.bool_]
-    """[texts] whether the metric says anything of a text; such rows of `values` are 0 if not."""
+    """[texts] whether the metric applies to a text; where not, its row of `values` is 0."""
 
     @classmethod
     def mean(cls, values: Floats) -> PerText:
@@ -48,7 +48,7 @@ class Estimate:
 
     value: float
     low: float | None
-    """None when fewer than two texts are behind it."""
+    """None for fewer than two texts."""
     high: float | None
     n: int
     """Texts to which it applies."""
@@ -68,11 +68,11 @@ def estimates(
     resamples: int = RESAMPLES,
     seed: int = SEED,
 ) -> dict[str, Estimate]:
-    """Scores over some texts, with the interval that 95 % of the resamples fall into.
+    """Scores over some texts, with the interval that holds 95 % of the resamples.
 
     Args:
         measures: by name, all of the same texts.
-        rows: the texts meant; None for all.
+        rows: indices of the texts; None for all.
         resamples: replicates; 0 leaves the intervals out.
         seed: of the draws.
 

@@ -1,4 +1,4 @@
-"""Whether a model is as often right as it is sure."""
+"""Calibration: expected calibration error and its bins (Guo et al. 2017)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BINS = 10
 
 @dataclass(frozen=True)
 class Bin:
-    """Answers of about the same confidence; means are None where there are none."""
+    """Answers of about the same confidence; its means are None for an empty bin."""
 
     low: float
     high: float
@@ -42,7 +42,7 @@ def calibration(
         bins: of (0, 1], closed above; the first holds 0 too.
 
     Raises:
-        ValueError: nothing to score, lists of two lengths, or a confidence that is no probability.
+        ValueError: nothing to score, lists of two lengths, or a confidence outside 0 to 1.
 
     >>> round(calibration([0.95, 0.95, 0.55, 0.55], [True, True, True, False]).ece, 3)
     0.05

@@ -1,7 +1,7 @@
-"""Scores of tasks whose answer is one of a few classes: accuracy, macro-F1, confusion, calibration.
+"""Classification scores: accuracy, macro-F1 and the confusion table.
 
-An answer that is none of the classes is a mistake of its own kind: it lowers accuracy and recall,
-and stands in the confusion table under `OTHER`.
+An answer outside the classes is a mistake of its own kind: it lowers accuracy and recall, and has
+a column in the confusion table, `OTHER`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 OTHER: Final = "(other)"
-"""What an answer is called that names no class."""
+"""The column of answers that name no class."""
 
 
 @dataclass(frozen=True)
 class ClassScores:
-    """What answers score against the true classes."""
+    """Answers counted against the true classes."""
 
     classes: tuple[str, ...]
     confusion: NDArray[np.int64]
@@ -37,7 +37,7 @@ class ClassScores:
 
     @property
     def majority(self) -> float:
-        """Accuracy of always answering the most frequent class: what has to be beaten."""
+        """Accuracy of always answering the most frequent class: the baseline."""
         return float(self.confusion.sum(axis=1).max()) / self.n
 
     @property
@@ -55,7 +55,7 @@ class ClassScores:
         return float(np.array(list(self.f1.values()))[present].mean())
 
     def table(self) -> str:
-        """The confusion table for people: a row a true class, a column an answer."""
+        """The confusion table as text: a row per true class, a column per answer."""
         names = [*self.classes, OTHER] if self.confusion[:, -1].any() else list(self.classes)
         width = max(len(name) for name in names) + 2
         lines = ["true \\ answer".ljust(width + 4) + "".join(f"{n:>{width}}" for n in names)]
@@ -71,7 +71,7 @@ def class_scores(
     """Count answers against true classes; case and surrounding blanks do not matter.
 
     Raises:
-        ValueError: no example, as many answers as truths are not there, or a truth is no class.
+        ValueError: no example, two lists of different lengths, or a truth that is not a class.
 
     >>> class_scores(["easy", "hard "], ["Easy", "medium"], ["easy", "medium", "hard"]).accuracy
     0.5
@@ -81,7 +81,7 @@ def class_scores(
     place = {name.strip().casefold(): i for i, name in enumerate(classes)}
     unknown = sorted({truth for truth in truths if truth.strip().casefold() not in place})
     if unknown:
-        raise ValueError(f"{unknown[0]!r} is none of the classes {', '.join(classes)}.")
+        raise ValueError(f"{unknown[0]!r} is not one of the classes {', '.join(classes)}.")
     true = [place[truth.strip().casefold()] for truth in truths]
     answered = [place.get(answer.strip().casefold(), len(classes)) for answer in answers]
     confusion = np.zeros((len(classes), len(classes) + 1), np.int64)

@@ -1,8 +1,8 @@
-"""Answers of a model that may only be one of a few: decoding held to them, exactly.
+"""Constrained choice: the likeliest of a few allowed answers, exactly.
 
-A model that writes freely may answer "Quite healthy". Here every allowed answer is scored by the
-log-probability of its tokens and the end after them, and the likeliest is the answer. Over so few
-texts that is what constrained decoding would find, with the probabilities it lacks.
+A model that generates freely may answer "Quite healthy". Here every allowed answer is scored by the
+log-probability of its tokens and the end token, and the likeliest wins. Over so few texts that is
+the result of constrained decoding, with the probabilities it lacks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LogProbabilities = Callable[[nn.Module, Batch], Tensor]
 
 
 class _Answered:
-    """Prompts with every allowed answer after each: what a layout reads."""
+    """Every prompt with every allowed answer, as examples for a layout."""
 
     def __init__(
         self, prompts: Sequence[NDArray[np.generic]], answers: Sequence[NDArray[np.generic]]
@@ -47,10 +47,10 @@ class Chooser:
         log_probabilities: the model package's.
         autocast: the run's precision.
         device: where the model is.
-        encoder: whether prompts are read on a side of their own.
+        encoder: whether the model is an encoder-decoder.
         pad_id: of the tokenizer.
         start_id: the decoder's first input (encoder-decoder only).
-        tokens_at_once: computed together, about.
+        tokens_at_once: most tokens of a batch, about.
     """
 
     log_probabilities: LogProbabilities
@@ -72,7 +72,7 @@ class Chooser:
         Draws nothing at random and leaves the model in the mode it was in.
 
         Args:
-            model: the one asked.
+            model: one of the families, on `device`.
             prompts: ids as stored.
             answers: ids of each, with the end token.
         """

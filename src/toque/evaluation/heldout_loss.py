@@ -1,4 +1,4 @@
-"""Loss and perplexity on held-out examples: sums over a fixed set, divided once."""
+"""Held-out loss and perplexity: sums over a fixed set of examples, divided once."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from toque.data.loader.packing import RowShape, pack
 from toque.keyed_random import key_of, permute
 
 SUBSET_KEY = key_of(0x746F717565)
-"""Which held-out examples are looked at when not all are: the same for every run and seed, so that
-runs over one store can be compared."""
+"""Draws the held-out subset: the same for every run and seed, so that runs can be compared."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +32,10 @@ class HeldOut:
         loss_sum: (model, batch) -> nats summed over the batch's targets.
         autocast: the run's precision.
         device: where the model is.
-        rows_per_batch: rows computed at once.
-        weights: of each row; None: 1. Neighbours of unlike weight share no batch.
-        share: which of how many equal shares of the rows is computed here.
-        total: sums over all who compute a share.
+        rows_per_batch: rows of a batch.
+        weights: of each row; None: 1. A batch holds rows of one weight.
+        share: (rank, ranks): this process computes every ranks-th batch.
+        total: all-reduce over the ranks, a sum.
     """
 
     layout: Layout
@@ -50,7 +49,7 @@ class HeldOut:
     total: Callable[[Sequence[float]], Sequence[float]] = tuple
 
     def __call__(self, model: nn.Module) -> dict[str, float]:
-        """`loss` in nats per target token, `perplexity`, and the tokens they are over.
+        """`loss` in nats per target token, `perplexity`, and `target_tokens`.
 
         The loss is sum(w_i nats_i) / sum(w_i tokens_i) with the weights w_i of the rows i.
         Draws nothing at random and leaves the model in the mode it was in.
@@ -74,7 +73,7 @@ class HeldOut:
         return {"loss": loss, "perplexity": perplexity(loss), "target_tokens": targets}
 
     def _batches(self) -> list[tuple[float, Sequence[Sequence[int]]]]:
-        """Rows computed at once, with their weight."""
+        """The rows of each batch, with their weight."""
         found: list[tuple[float, Sequence[Sequence[int]]]] = []
         weights, n = self.weights or [1.0] * len(self.rows), self.rows_per_batch
         for weight, run in groupby(zip(weights, self.rows, strict=True), key=itemgetter(0)):
@@ -111,7 +110,7 @@ def choose_rows(
 
 
 def subset(rows: np.ndarray, n: int | None) -> np.ndarray:
-    """At most `n` of `rows`, the same ones every time, in a mixed order."""
+    """At most `n` of `rows`, the same ones every time, shuffled."""
     count = len(rows) if n is None else min(n, len(rows))
     if count == 0:
         return rows[:0]

@@ -1,4 +1,4 @@
-"""Texts a model writes for held-out prompts, and what a domain's metrics say of them."""
+"""Samples: texts a model generates for held-out prompts, with the domain's metrics."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Generate = Callable[..., list[list[int]]]
 
 @dataclass(frozen=True)
 class Prompt:
-    """What to write for: the prompt as stored (ids) and as read (text), and a reference if any."""
+    """A prompt as ids and as text, and its reference, if any."""
 
     ids: tuple[int, ...]
     text: str
     reference: str | None = None
     slices: Mapping[str, str] = field(default_factory=dict)
-    """What kind of example this is, e.g. {"difficulty": "easy"}; every prompt has the same keys."""
+    """Its place in each slicing, e.g. {"difficulty": "easy"}; all prompts have the same keys."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Sampler:
     """Generates for a fixed list of prompts.
 
     Args:
-        prompts: what to write for.
+        prompts: one text is generated for each.
         codec: turns ids into text.
         generate: the model package's `generate`, its options bound.
         metrics: the domain's metrics of one text.
@@ -79,7 +79,7 @@ class Sampler:
 
 
 def append_samples(path: Path, samples: Sequence[Sample], *, step: int) -> None:
-    """Add one JSON line a sample; the folder must exist."""
+    """Append a JSON line per sample; the folder must exist."""
     lines = [json.dumps({"step": step} | s.record(), ensure_ascii=False) for s in samples]
     with path.open("a", encoding="utf-8") as file:
         file.write("".join(line + "\n" for line in lines))

@@ -1,7 +1,7 @@
-"""What a set of written texts scores: every metric, its interval, and the same by slice.
+"""Scores of a set of generated texts: every metric with its interval, overall and by slice.
 
-Texts are taken in parts and only numbers are kept of them, a row a text; the texts themselves are
-kept only when a metric of the user's asks for all of them.
+Texts arrive in parts, and only numbers are kept of them, a row per text; the texts themselves are
+kept only for the user's own metrics, which take all of them at once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from toque.evaluation.text_metrics.bleu_chrf import bleu_counts, bleu_of, chrf_c
 from toque.evaluation.text_metrics.ngram_overlap import MAX_PAIRS
 from toque.evaluation.text_metrics.repetition import Distinct, repetition
 from toque.evaluation.text_metrics.rouge import NAMES as ROUGE_NAMES
-from toque.evaluation.text_metrics.rouge import rouge
+from toque.evaluation.text_metrics.rouge import rouge_f1
+from toque.evaluation.text_metrics.token_hashes import words
 from toque.evaluation.text_samples import Sample
 
 GROUPS: Final = ("bleu", "chrf", "rouge", "repetition", "recipe")
@@ -29,12 +30,12 @@ MOST_SLICES: Final = 12
 """Labels of a slicing that are reported, the most frequent ones."""
 
 UserMetric = Callable[[Sequence[str], Sequence[str]], Mapping[str, Any]]
-"""(predictions, references) -> {name: score, or one score a text}."""
+"""(predictions, references) -> {name: one score, or one per text}."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What texts score."""
+    """Scores of a set of texts."""
 
     n_texts: int
     overall: Mapping[str, Estimate]
@@ -43,12 +44,12 @@ class Scores:
     sizes: Mapping[str, Mapping[str, int]]
     """slicing -> label -> texts."""
     failed: Mapping[str, str]
-    """Metrics that raised, and what."""
+    """Metrics that raised, with the error."""
 
 
 @dataclass
 class TextScores:
-    """Adds up what texts score.
+    """Accumulates scores of texts.
 
     Args:
         groups: which of `GROUPS`.
@@ -67,7 +68,7 @@ class TextScores:
         self._distinct = [Distinct(1), Distinct(2)] if "repetition" in self.groups else []
 
     def add(self, samples: Iterable[Sample]) -> None:
-        """Score these texts too."""
+        """Score these texts, too."""
         waiting: list[Sample] = []
         for sample in samples:
             waiting.append(sample)
@@ -80,17 +81,8 @@ class TextScores:
     def _add_part(self, samples: Sequence[Sample]) -> None:
         texts = [sample.text for sample in samples]
         before, self.n_texts = self.n_texts, self.n_texts + len(samples)
-        with_reference = np.array([sample.reference is not None for sample in samples])
-        ours = [s.text for s in samples if s.reference is not None]
-        theirs = [s.reference for s in samples if s.reference is not None]
-        for name, rows in self._overlaps(ours, theirs).items():
-            all_rows = np.full((len(samples), rows.shape[1]), np.nan)
-            all_rows[with_reference] = rows
-            self._append(name, all_rows, before)
-        if self._distinct:
-            self._append("repetition", repetition(texts)[:, None], before)
-            for counter in self._distinct:
-                counter.add(texts)
+        for name, rows in self._columns(texts, [sample.reference for sample in samples]).items():
+            self._append(name, rows, before)
         if "recipe" in self.groups:
             for name in dict.fromkeys(name for sample in samples for name in sample.metrics):
                 values = [sample.metrics.get(name, np.nan) for sample in samples]
@@ -99,21 +91,31 @@ class TextScores:
             for slicing, label in sample.slices.items():
                 self._labels[slicing].append(label)
         if self.user_metrics:
-            self._texts[0].extend(ours)
-            self._texts[1].extend(theirs)
+            both = [(s.text, s.reference) for s in samples if s.reference is not None]
+            self._texts[0].extend(text for text, _ in both)
+            self._texts[1].extend(reference for _, reference in both)
 
-    def _overlaps(self, ours: Sequence[str], theirs: Sequence[str]) -> dict[str, Floats]:
-        """The metrics that compare with a reference, [pairs, k] each."""
+    def _columns(self, texts: Sequence[str], references: Sequence[str | None]) -> dict[str, Floats]:
+        """Text metrics, [texts, k] each; NaN where one needs a reference that is missing."""
+        missing = np.array([reference is None for reference in references])
+        theirs = [reference or "" for reference in references]
         found: dict[str, Floats] = {}
-        if not ours:
-            return found
+        cut = words(texts) if {"bleu", "repetition"} & set(self.groups) else None
         if "rouge" in self.groups:
-            scored = rouge(ours, theirs)
-            found |= {name: scored[name][:, 2:] for name in ROUGE_NAMES}
-        if "bleu" in self.groups:
-            found["bleu"] = bleu_counts(ours, theirs)
+            scored = rouge_f1(texts, theirs)
+            found |= {name: scored[:, [i]] for i, name in enumerate(ROUGE_NAMES)}
+        if "bleu" in self.groups and cut is not None:
+            found["bleu"] = bleu_counts(cut, words(theirs))
         if "chrf" in self.groups:
-            found["chrf"] = chrf_counts(ours, theirs)
+            found["chrf"] = chrf_counts(texts, theirs)
+        for rows in found.values():
+            rows[missing] = np.nan
+        if missing.all():
+            found = {}
+        if self._distinct and cut is not None:
+            found["repetition"] = repetition(cut)[:, None]
+            for counter in self._distinct:
+                counter.add(cut)
         return found
 
     def _append(self, name: str, rows: Floats, before: int) -> None:
@@ -127,9 +129,8 @@ class TextScores:
         measures = {name: self._measure(name, rows) for name, rows in self._rows.items()}
         totals: dict[str, Estimate] = {}
         for counter in self._distinct:
-            if counter.score is not None:  # of a set of texts: resampling would only lower it
-                score = Estimate(counter.score, None, None, self.n_texts)
-                totals[f"distinct_{counter.n}"] = score
+            if (score := counter.score) is not None:  # resampling a set of texts only lowers it
+                totals[f"distinct_{counter.n}"] = Estimate(score, None, None, self.n_texts)
         for path, metric in self.user_metrics.items():
             try:
                 self._call(path, metric, measures, totals)

@@ -1,6 +1,6 @@
-"""The model families: which checkpoints belong to each, and what differs between them.
+"""Model families: the checkpoints of each, and the differences between them.
 
-Adding a family is one entry in `FAMILIES`, plus the parity and packing tests of tests/models.
+A new family is one entry in `FAMILIES`, and one in tests/tiny.py for the parity tests.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     GPT2Config,
     GPTNeoXConfig,
@@ -25,14 +25,14 @@ FamilyName = Literal["t5", "gpt2", "neox", "llama"]
 
 @dataclass(frozen=True)
 class Family:
-    """What the rest of the package needs to know about one kind of model."""
+    """One kind of model, as the rest of the package sees it."""
 
     name: FamilyName
     is_encoder_decoder: bool
     model_types: tuple[str, ...]
     """`model_type` values of config.json that belong here; the first is built from scratch."""
     config_class: type[PretrainedConfig]
-    """What a from-scratch model is made with; its arguments are `model.shape`."""
+    """Config of a model from scratch; its arguments are `model.shape`."""
 
 
 FAMILIES: dict[str, Family] = {
@@ -41,7 +41,7 @@ FAMILIES: dict[str, Family] = {
         Family("t5", True, ("t5",), T5Config),
         Family("gpt2", False, ("gpt2",), GPT2Config),
         Family("neox", False, ("gpt_neox",), GPTNeoXConfig),
-        # Same forward, same module names: rotary positions, grouped keys, gated MLP, RMS norm.
+        # Same forward, same module names: RoPE, grouped-query attention, SwiGLU, RMSNorm.
         Family("llama", False, ("llama", "mistral", "qwen2", "qwen3"), LlamaConfig),
     )
 }
@@ -98,15 +98,25 @@ def unwrapped(model: nn.Module) -> PreTrainedModel:
     return cast("PreTrainedModel", base() if callable(base) else inner)
 
 
+def embedding(model: nn.Module) -> Tensor:
+    """The token embedding's weight, [V, D]."""
+    table: Tensor = cast("nn.Embedding", unwrapped(model).get_input_embeddings()).weight
+    return table
+
+
+def vocabulary_rows(model: nn.Module) -> int:
+    """V: rows of the token embedding, which may be more than the tokenizer has tokens."""
+    return int(embedding(model).shape[0])
+
+
 def _is_parallel(model: nn.Module) -> bool:
     return isinstance(model, nn.parallel.DistributedDataParallel)
 
 
 def max_positions(config: PretrainedConfig) -> int | None:
-    """How many tokens of a row have a position of their own; None for T5, which has no such limit.
+    """The most tokens of a row (context length); None for T5, which has no limit.
 
-    For GPT-2 a longer row cannot be computed at all. Rotary models can compute one, but were
-    never trained there; the config's number is the length they are made for.
+    GPT-2 cannot compute a longer row at all. Models with RoPE can, but were never trained on one.
     """
     limit = getattr(config, "max_position_embeddings", None)
     return None if limit is None else int(limit)

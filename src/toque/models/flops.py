@@ -1,4 +1,4 @@
-"""How large a model is and what a token costs: the numbers speed and plans are judged by."""
+"""FLOPs per token and parameter counts of a model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from toque.models.families import family_of, unwrapped
 
 @dataclass(frozen=True)
 class ParameterCounts:
-    """Numbers of weights; one that two places share counts once."""
+    """Numbers of weights; a shared weight counts once."""
 
     total: int
     non_embedding: int
@@ -44,12 +44,12 @@ def flops_per_token(
 
     6 for each weight the token passes through, plus 12 * layers * width * context for attention
     (Chowdhery et al. 2022, PaLM, appendix B). The output head is a matrix product like any other
-    and counts for the tokens that have a label, for no other needs it (a prompt's do not); looking
-    up an embedding costs nothing. In an encoder-decoder a token passes one
-    side only: source tokens the encoder and the decoder's cross-attention keys and values, target
-    tokens the rest of the decoder and the head. Recomputing activations is not work done, so it
-    never counts. A frozen weight costs 4, for it needs no gradient of its own; that the layers
-    below the first adapter need none at all is left out, so with adapters it is an upper bound.
+    and counts for the tokens with a label only (not a prompt's); looking up an embedding costs
+    nothing. In an encoder-decoder a token passes one side only: source tokens the encoder and the
+    decoder's cross-attention keys and values, target tokens the rest of the decoder and the head.
+    Activation checkpointing recomputes without doing more, so it never counts. A frozen weight
+    costs 4, since it needs no gradient of its own; that the layers below the first adapter need
+    none at all is ignored, so with adapters this is an upper bound.
 
     Args:
         model: A model of one of the families.
@@ -106,5 +106,5 @@ def _products(modules: Iterable[nn.Module]) -> float:
 
 
 def _cost(weight: nn.Parameter) -> float:
-    """What a token spends on it: 2 forward, 2 for the input's gradient, 2 for its own."""
+    """FLOPs per token: 2 forward, 2 for the input's gradient, 2 for the weight's."""
     return (6.0 if weight.requires_grad else 4.0) * weight.numel()

@@ -20,6 +20,7 @@ from toque.keyed_random import key_of
 from toque.training.autotune.glibc_malloc import keep_freed_memory
 from toque.training.autotune.peak_flops import Peak, peak_of
 from toque.training.distributed.collectives import Ranks
+from toque.training.optim.factory import step_if
 
 Precision = Literal["bf16", "fp16", "float32"]
 PrecisionChoice = Literal["auto", "bf16", "fp16", "float32"]
@@ -67,7 +68,7 @@ class Runtime:
                 the model can bear it, else float32.
             deterministic: the same bits from the same run; slower on CUDA.
             fp16_is_safe: False for T5, whose activations overflow float16.
-            ranks: this process among others, from `joining.joined`.
+            ranks: this process among others, from `launch.joined`.
 
         Raises:
             ConfigError: the device is absent, or the precision cannot work on it.
@@ -163,15 +164,8 @@ class Runtime:
             if by_scaler_alone or bool(wanted):
                 self.scaler.step(optimizer)  # skips by itself when unscaling found an infinity
             self.scaler.update()
-        elif self.device.type == "cpu":
-            if bool(wanted):
-                optimizer.step()
         else:
-            # The fused kernels skip on the device when told so, as for a loss scaler; asking
-            # here whether `wanted` holds would wait for the device at every step.
-            optimizer.found_inf = (~wanted).float()  # type: ignore[attr-defined]
-            optimizer.step()
-            del optimizer.found_inf  # type: ignore[attr-defined]
+            step_if(optimizer, wanted, self.device)
 
     @property
     def scale_is_hopeless(self) -> bool:

@@ -114,7 +114,8 @@ def _answers(
         raise ConfigError(
             f"{path} did not learn {argument(f'task={task}')}: its data.tasks is "
             f"{', '.join(learnt)}. An answer would be chance. Train with it "
-            f"(docs/tasks.md), or ask in your own way with {argument('choices')}."
+            "(docs/guides/tasks-and-curriculum.md), or ask in your own way with "
+            f"{argument('choices')}."
         )
     shares = _probabilities(opened, prompts, choices)
     for prompt, row in zip(prompts, shares, strict=True):

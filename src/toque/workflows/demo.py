@@ -40,9 +40,12 @@ def demo(resolved: Resolved, *, n: int = 4000, reporter: Reporter = SILENT) -> T
         f"3/4  trained {run.step} steps\n4/4  three recipes for dishes it has not seen:\n"
     )
     asked = [
-        "Smoky Lentil Soup: lentils, carrots, onion, garlic, smoked paprika, vegetable stock",
-        "Lemon Chicken Rice: chicken, rice, lemon, garlic, spinach, olive oil",
-        "Blueberry Oat Muffins: flour, oats, blueberries, eggs, milk, butter, sugar",
+        "Chickpea and Olive Oil Hummus: chickpeas, olive oil, lemon juice, garlic",
+        (
+            "Baked Sweet Potatoes with Sour Cream and Salsa: sweet potatoes, olive oil, "
+            "sour cream, salsa"
+        ),
+        "Fried Rice with Peas and Carrots: rice, eggs, peas, carrots, garlic, soy sauce",
     ]
     for text in generate(run.folder, asked, temperature=0.0, top_p=1.0, seed=config.seed):
         reporter.line(str(text))

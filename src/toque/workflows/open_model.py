@@ -12,8 +12,8 @@ from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.codec import Codec, load_codec
 from toque.data.tokenizer.folder import resolve_tokenizer
 from toque.errors import CheckpointError, DataError
-from toque.models.loading.pretrained import load_model
-from toque.models.lora.files import is_adapter_folder, load_with_adapter, merged
+from toque.models.loading.pretrained import load_model, load_with_adapter
+from toque.models.lora.files import is_adapter_folder, merged
 from toque.training.checkpoint.state_tensors import has_frozen, load_model_tensors
 from toque.training.checkpoint.store import CheckpointStore
 from toque.workflows.assembly.batches import build_language_model

@@ -6,13 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toque.evaluation.text_metrics.bleu_chrf import bleu_counts, bleu_of, chrf_counts, chrf_of
+from toque.evaluation.text_metrics.token_hashes import words
 
 sacrebleu = pytest.importorskip("sacrebleu", reason="sacrebleu is the oracle")
 marks = st.text(alphabet="ab1 .,-\n&;'$\u00a0\u2003½\t<", max_size=40)
 
 
 def differences(predictions, references):
-    bleu, chrf = bleu_counts(predictions, references), chrf_counts(predictions, references)
+    bleu = bleu_counts(words(predictions), words(references))
+    chrf = chrf_counts(predictions, references)
     theirs = sacrebleu.BLEU(force=True), sacrebleu.CHRF()
     for i, (p, r) in enumerate(zip(predictions, references, strict=True)):
         yield abs(
@@ -53,6 +55,6 @@ def test_any_marks(pairs):
 
 
 def test_one_row_of_sums_or_many(real_pairs):
-    counts = bleu_counts(real_pairs[0][:30], real_pairs[1][:30])
+    counts = bleu_counts(words(real_pairs[0][:30]), words(real_pairs[1][:30]))
     sums = np.stack([counts.sum(0), counts[:10].sum(0)])
     assert bleu_of(sums).tolist() == [float(bleu_of(row)) for row in sums]

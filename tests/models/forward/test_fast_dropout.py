@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from transformers import GPT2Config, GPT2LMHeadModel
 
+from tiny import model_of
 from toque.models.forward.fast_dropout import Dropout, keep_mask, use_fast_dropout
 from toque.models.lora.layers import attach, resolve
 
@@ -67,7 +67,7 @@ def test_what_is_computed_again_is_dropped_again():
 
 
 def test_a_models_and_its_adapters_are_replaced():
-    model = GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=40))
+    model = model_of("gpt2")
     attach(model, resolve(model, kind="lora", r=2, dropout=0.25), base="none", seed=1)
     model.train()
     model.transformer.h[1].mlp.dropout.eval()

@@ -7,14 +7,14 @@ import random
 import pytest
 import torch
 
+from tiny import EOS, PAD, VOCAB, model_of
 from toque.errors import ConfigError
 from toque.models.forward.packed import output_head
-from toque.models.generation import kv_cache as slots
-from toque.models.generation.engine import SCREENED_STEPS, generate
-from toque.models.generation.int8_argmax import ScreenedHead, suits_screening
-from toque.models.loading.pretrained import build_model, load_model
+from toque.models.generation import kv_cache
+from toque.models.generation.engine import generate
+from toque.models.generation.int8_argmax import WORTHWHILE_STEPS, Int8Argmax, supports_int8
+from toque.models.loading.pretrained import load_model
 
-EOS, PAD, VOCAB = 1, 0, 61
 IDS = {"eos_id": EOS, "pad_id": PAD}
 
 
@@ -218,10 +218,10 @@ def test_a_real_model_tells_the_story_transformers_tells(shared):
 
 
 def test_rows_of_unlike_length_attend_in_parts(kind, tiny, monkeypatch):
-    monkeypatch.setattr(slots, "NEEDLESS", 2)
+    monkeypatch.setattr(kv_cache, "MOST_WASTED_COLUMNS", 2)
     model = tiny(kind)
     make_eager_to_end(model)
-    assert len(slots.alike([12, 12, 3, 1], torch.device("cpu"))) > 1
+    assert len(kv_cache.length_groups([12, 12, 3, 1], torch.device("cpu"))) > 1
     expected = [stock(model, prompt, 16) for prompt in prompts()]
     for rows in (3, 7):
         assert generate(model, prompts(), max_new_tokens=16, batch_rows=rows, **IDS) == expected
@@ -229,23 +229,17 @@ def test_rows_of_unlike_length_attend_in_parts(kind, tiny, monkeypatch):
 
 @pytest.mark.parametrize("family", ["t5", "gpt2"])
 def test_a_large_vocabulary_gives_the_same_ids(family, monkeypatch):
-    shape = {
-        "t5": {"d_model": 32, "d_kv": 8, "num_heads": 4, "num_layers": 2, "d_ff": 64},
-        "gpt2": {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 64},
-    }[family]
-    model = build_model(
-        family=family, shape=shape, vocab_size=5000, pad_id=PAD, eos_id=EOS, bos_id=None, seed=3
-    ).eval()
+    model = model_of(family, vocab=5000, seed=3)
     screened = []
-    likeliest = ScreenedHead.likeliest
+    argmax = Int8Argmax.__call__
 
     def counted(self, hidden):
         screened.append(len(hidden))
-        return likeliest(self, hidden)
+        return argmax(self, hidden)
 
-    monkeypatch.setattr(ScreenedHead, "likeliest", counted)
-    new = SCREENED_STEPS + 1
+    monkeypatch.setattr(Int8Argmax, "__call__", counted)
+    new = WORTHWHILE_STEPS + 1
     expected = [stock(model, prompt, new) for prompt in prompts(5)]
     assert generate(model, prompts(5), max_new_tokens=new, **IDS) == expected
     weight, bias = output_head(model)
-    assert bool(screened) == suits_screening(weight, bias)
+    assert bool(screened) == supports_int8(weight, bias)

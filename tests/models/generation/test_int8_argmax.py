@@ -1,11 +1,17 @@
-"""The likeliest token by whole numbers first: always that of all the logits."""
+"""Argmax by int8 bounds: always the argmax of all the float32 logits."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from toque.models.generation.int8_argmax import BLOCK, ScreenedHead, suits_screening
+from toque.models.generation.int8_argmax import (
+    BLOCK,
+    WORTHWHILE_STEPS,
+    Int8Argmax,
+    argmax_logits,
+    supports_int8,
+)
 
 VOCAB, SIZE = 70 * BLOCK + 5, 48
 
@@ -27,10 +33,10 @@ def of_all(hidden, weight):
 @pytest.mark.parametrize("spread", [0.0, 1.0, 3.0])
 def test_token_is_that_of_all_logits_and_few_are_computed(weight, spread):
     weight = weight * torch.linspace(0.0, spread, VOCAB).exp()[:, None]
-    head, hidden = ScreenedHead(weight, rows=40), states(40)
-    assert head.likeliest(hidden).tolist() == of_all(hidden, weight)
-    assert head.likeliest(hidden[:1]).tolist() == of_all(hidden[:1], weight)
-    head.likeliest(hidden)
+    head, hidden = Int8Argmax(weight, rows=40), states(40)
+    assert head(hidden).tolist() == of_all(hidden, weight)
+    assert head(hidden[:1]).tolist() == of_all(hidden[:1], weight)
+    head(hidden)
     assert 0 < head.n_in_doubt < 40 * VOCAB / 20
 
 
@@ -40,22 +46,22 @@ def test_first_of_equals_wins_and_the_last_block_is_read_to_its_end(weight):
     for row, token in enumerate((VOCAB - 1, 7, VOCAB - 3)):
         weight[token] = hidden[row] * 2
     weight[4000] = weight[7]
-    found = ScreenedHead(weight, rows=3).likeliest(hidden)
+    found = Int8Argmax(weight, rows=3)(hidden)
     assert found.tolist() == [VOCAB - 1, 7, VOCAB - 3]
 
 
 @torch.inference_mode()
-def test_rows_in_doubt_are_computed_whole_and_screening_ends_when_most_are(weight):
+def test_rows_in_doubt_are_computed_whole_and_the_bounds_end_when_most_are(weight):
     weight = weight * 1e-5 + torch.ones(SIZE)  # hardly a difference between tokens
-    head, hidden = ScreenedHead(weight, rows=4), states(4).abs()
+    head, hidden = Int8Argmax(weight, rows=4), states(4).abs()
     mixed = torch.cat([hidden[:3], states(1)])
     for given in (mixed, hidden, hidden, hidden, hidden, mixed):
         logits = given @ weight.T
         largest = logits.max(1).values
-        found = logits.gather(1, head.likeliest(given)[:, None])[:, 0]
+        found = logits.gather(1, head(given)[:, None])[:, 0]
         torch.testing.assert_close(found, largest, rtol=1e-6, atol=0.0)
     before, head.n_in_doubt = head.n_in_doubt, -1
-    head.likeliest(states(4))
+    head(states(4))
     assert before >= 0 > head.n_in_doubt
 
 
@@ -63,18 +69,21 @@ def test_rows_in_doubt_are_computed_whole_and_screening_ends_when_most_are(weigh
 def test_zeros_and_values_that_are_no_numbers(weight):
     hidden = states(3)
     hidden[1] = 0.0
-    assert ScreenedHead(weight, rows=3).likeliest(hidden).tolist()[1] == 0
+    assert Int8Argmax(weight, rows=3)(hidden).tolist()[1] == 0
     hidden[2, 0] = torch.nan
-    assert ScreenedHead(weight, rows=3).likeliest(hidden).tolist() == of_all(hidden, weight)
+    assert Int8Argmax(weight, rows=3)(hidden).tolist() == of_all(hidden, weight)
     weight[9] = torch.inf
     hidden[2, 0] = 0.0
-    assert ScreenedHead(weight, rows=3).likeliest(hidden).tolist() == of_all(hidden, weight)
+    assert Int8Argmax(weight, rows=3)(hidden).tolist() == of_all(hidden, weight)
 
 
 def test_only_where_the_logits_are_exact_and_the_machine_is_fast(weight):
-    assert not suits_screening(weight, torch.zeros(VOCAB))
-    assert not suits_screening(weight.bfloat16(), None)
-    assert not suits_screening(weight[: 8 * BLOCK], None)
+    assert not supports_int8(weight, torch.zeros(VOCAB))
+    assert not supports_int8(weight.bfloat16(), None)
+    assert not supports_int8(weight[: 8 * BLOCK], None)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert not suits_screening(weight, None)
-    assert suits_screening(weight, None) == torch.cpu._is_vnni_supported()
+        assert not supports_int8(weight, None)
+    native = torch.cpu._is_vnni_supported()
+    assert supports_int8(weight, None) == native
+    assert (argmax_logits(weight, None, rows=2, steps=WORTHWHILE_STEPS) is not None) == native
+    assert argmax_logits(weight, None, rows=2, steps=WORTHWHILE_STEPS - 1) is None

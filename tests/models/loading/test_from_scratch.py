@@ -5,19 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tiny import EOS, KINDS, PAD, VOCAB, shape_of
 from toque.errors import ConfigError
 from toque.models.forward.loss import loss_sum
-from toque.models.loading.pretrained import build_model
+from toque.models.loading.from_scratch import build_model
 
-IDS = {"vocab_size": 61, "pad_id": 0, "eos_id": 1, "bos_id": None, "seed": 0}
-SMALL_T5 = {"d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 4}
-
-WIDE = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-}
+IDS = {"vocab_size": VOCAB, "pad_id": PAD, "eos_id": EOS, "bos_id": None, "seed": 0}
+SMALL_T5 = shape_of("t5", width=16, layers=1, inner=16)
+WIDE = shape_of("neox")
 
 
 def same_bits(a, b):
@@ -48,14 +43,11 @@ def test_the_tokenizers_ids_are_everywhere(family_kind, tiny):
     assert model.get_input_embeddings().weight.shape[0] == 61
 
 
-@pytest.mark.parametrize("kind", ["t5", "t5-v1.1", "gpt2", "neox", "llama"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_first_loss_is_near_that_of_a_uniform_guess(kind, some_examples, packed):
     """The usual initial scale, not the tests' wide one; ln 61 = 4.1 nats."""
-    family, shape = ("t5", SMALL_T5) if kind.startswith("t5") else (kind, {})
-    if kind == "t5-v1.1":
-        shape = {**shape, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
-    if not shape:
-        shape = {"n_embd": 32, "n_layer": 2, "n_head": 4} if kind == "gpt2" else WIDE
+    family, wide = KINDS[kind]
+    shape = {name: value for name, value in wide.items() if name != "initializer_range"}
     model = build_model(family=family, shape=shape, **IDS).eval()
     batch = packed(kind, [[example] for example in some_examples(12)])
     assert 3.6 < loss_sum(model, batch).item() / batch.n_targets < 5.2

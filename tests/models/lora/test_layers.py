@@ -17,19 +17,20 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+from tiny import KINDS
 from toque.errors import CheckpointError, ConfigError
+from toque.models.flops import flops_per_token, parameter_counts
 from toque.models.forward.loss import loss_sum
 from toque.models.forward.packed import output_head
 from toque.models.generation.engine import generate
 from toque.models.loading.export import save_adapter, save_model
-from toque.models.loading.pretrained import flops_per_token, load_model, parameter_counts
+from toque.models.loading.pretrained import load_model, load_with_adapter
 from toque.models.loading.verify_export import export_model, sample_logits
 from toque.models.lora.files import (
     WEIGHTS,
     adapter_tensors,
     base_sha256,
     load_adapter,
-    load_with_adapter,
     merged,
     use_adapter,
 )
@@ -43,8 +44,7 @@ from toque.models.lora.layers import (
 
 NEW = (59, 60)
 """Tokens whose rows are trained besides."""
-FAMILIES = ["t5", "t5-v1.1", "gpt2", "neox", "llama"]
-each_family = pytest.mark.parametrize("kind", FAMILIES)
+each_family = pytest.mark.parametrize("kind", KINDS)
 
 
 def trained(model: PreTrainedModel) -> dict[str, torch.nn.Parameter]:

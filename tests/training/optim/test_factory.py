@@ -33,7 +33,7 @@ def test_frozen_parameters_are_left_out(tiny_model):
 
 
 def test_nothing_to_train_and_unknown_names_are_refused(tiny_model):
-    with pytest.raises(ConfigError, match=r"'sgd' is no optimizer\. Use adamw"):
+    with pytest.raises(ConfigError, match=r"'sgd' is not an optimizer\. Use adamw"):
         build_optimizer(tiny_model, name="sgd")
     tiny_model.requires_grad_(False)
     with pytest.raises(ConfigError, match="no trainable parameter"):

@@ -161,9 +161,9 @@ class StoreFinalizer:
             paths = [Path(f.name).name for f in self.files if f.source == number]
             raise DataError(
                 f"{bad:,} of the {read:,} records in {', '.join(paths[:3])} cannot be used, more "
-                f"than the share of {most:g} that data.max_bad_share allows: "
-                f"{reasons_in_words(dropped, lines)}. Check that the file is of the format given, "
-                "or raise data.max_bad_share if this is how the data is."
+                f"than the share of {most:g} that is allowed: {reasons_in_words(dropped, lines)}. "
+                "Name the right fields in data.sources.columns or the right data.sources.format, "
+                "or take the records that cannot be used out of the source."
             )
 
     def _refuse_missing_tasks(self) -> None:

@@ -1,8 +1,8 @@
 """Word edits: replace words of tokenised texts without tokenising the rest again.
 
 Where a tokenizer cuts before every space, the ids of a text are the ids of its words side by side
-(see `word_cache`). So ids are read back as words, some words are replaced, and only the new ones are
-tokenised, each once in a process: the result equals tokenising the changed text.
+(see `word_cache`). So ids are read back as words, some words are replaced, and only the new ones
+are tokenised, each once in a process: the result equals tokenising the changed text.
 """
 
 from __future__ import annotations

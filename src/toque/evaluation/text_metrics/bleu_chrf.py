@@ -1,8 +1,8 @@
-"""BLEU (Papineni et al. 2002) and chrF (Popovic 2015) from counts that add up over texts.
+"""BLEU (Papineni et al. 2002) and chrF (Popovic 2015) from sufficient statistics per text.
 
 The numbers are sacrebleu 2.6's: BLEU as `nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp`, chrF as
 `nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no`. Both are from 0 to 100 and belong to a set of
-texts: they are no means over texts.
+texts; they are not means over texts.
 """
 
 from __future__ import annotations
@@ -14,24 +14,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toque.evaluation.text_metrics.ngram_overlap import n_grams, shared_grams
-from toque.evaluation.text_metrics.token_hashes import characters, mteval_tokens
+from toque.evaluation.text_metrics.token_hashes import Tokens, characters
 
 BLEU_ORDER: Final = 4
 CHRF_ORDER: Final = 6
 CHRF_BETA: Final = 2.0
 
 
-def bleu_counts(predictions: Sequence[str], references: Sequence[str]) -> NDArray[np.float64]:
-    """Tokens of the prediction and of the reference, then matches and n-grams for n = 1 to 4.
+def bleu_counts(ours: Tokens, theirs: Tokens) -> NDArray[np.float64]:
+    """[pairs, 10] words of the prediction and the reference, then matches and n-grams, n = 1 to 4.
 
     Args:
-        predictions: at most `overlap.MAX_PAIRS` texts.
-        references: text i is what prediction i is compared with.
-
-    Returns:
-        [pairs, 10]
+        ours: words of the predictions, at most `MAX_PAIRS`.
+        theirs: words of the references, text i for prediction i.
     """
-    ours, theirs = mteval_tokens(predictions), mteval_tokens(references)
     orders = range(1, BLEU_ORDER + 1)
     matches = [shared_grams(ours, theirs, n) for n in orders]
     totals = [n_grams(ours.counts, n) for n in orders]

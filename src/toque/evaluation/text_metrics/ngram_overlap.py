@@ -1,36 +1,53 @@
-"""How many tokens, or runs of tokens, two texts share: clipped counts for many pairs at once."""
+"""N-gram counts of many texts at once: shared with a reference (clipped), distinct, and all."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from toque.evaluation.text_metrics.token_hashes import I64, U64, Tokens, runs_from
+from toque.evaluation.text_metrics.token_hashes import I64, U64, Tokens
+from toque.keyed_random import mixed
 
 MAX_PAIRS = 1024
 """Pairs counted at once: ten bits of a sorting key."""
 _PAIR_SHIFT = np.uint64(54)
 _ONE = np.uint64(1)
+_BASE = np.uint64(0x9E3779B97F4A7C15)
 _LAST = np.array([2**64 - 1], np.uint64)
 """Behind all keys, so that looking one step further finds something else."""
 
 
+def grams(tokens: Tokens, n: int) -> tuple[U64, I64]:
+    """Hash of each run of `n` tokens that lies within one text, and the number of that text."""
+    last = max(0, len(tokens.hashes) - n + 1)
+    hashes = tokens.hashes[:last].copy()
+    for k in range(1, n):
+        hashes *= _BASE
+        hashes += tokens.hashes[k : k + last]
+    within = tokens.texts[:last] == tokens.texts[n - 1 :]
+    return mixed(hashes[within]), tokens.texts[:last][within]
+
+
+def n_grams(counts: I64, n: int) -> I64:
+    """Runs of `n` tokens in texts of `counts` tokens."""
+    return np.maximum(counts - (n - 1), 0)
+
+
+def distinct_grams(tokens: Tokens, n: int) -> I64:
+    """[texts] different runs of `n` tokens in each of at most `MAX_PAIRS` texts."""
+    pair = (np.unique(_keys(tokens, n)) >> _PAIR_SHIFT).astype(np.int64)
+    return np.bincount(pair, minlength=len(tokens.counts))
+
+
 def shared_grams(a: Tokens, b: Tokens, n: int) -> I64:
-    """Per pair, the sum over distinct runs of `n` tokens of the smaller of the two counts.
+    """[pairs] sum over the distinct runs of `n` tokens of the smaller of the two counts.
 
-    The numerator of ROUGE-N (Lin 2004) and of BLEU's clipped precision (Papineni et al. 2002).
-
-    Args:
-        a: one side, at most `MAX_PAIRS` texts.
-        b: the other, text i against text i.
-        n: tokens in a run.
-
-    Returns:
-        [pairs]
+    The numerator of BLEU's clipped precision (Papineni et al. 2002). At most `MAX_PAIRS` texts a
+    side, text i against text i.
     """
     # One sort brings equal runs of one pair together: pair, hash, side in one integer. A run that
     # p times stands on one side and q times on the other is p even keys, then q odd ones, and
     # min(p, q) the number of steps one can go from between them both ways.
-    keys = np.concatenate([_runs(a, n), _runs(b, n) | _ONE, _LAST])
+    keys = np.concatenate([_keys(a, n), _keys(b, n) | _ONE, _LAST])
     keys.sort()
     found = np.zeros(len(a.counts), np.int64)
     met = np.flatnonzero((keys[:-1] ^ keys[1:]) == _ONE)
@@ -44,27 +61,7 @@ def shared_grams(a: Tokens, b: Tokens, n: int) -> I64:
     return found
 
 
-def distinct_grams(tokens: Tokens, n: int) -> I64:
-    """[texts] different runs of `n` tokens in each of at most `MAX_PAIRS` texts."""
-    keys = np.unique(_runs(tokens, n))
-    keys = keys[keys != _LAST]
-    pair = (keys >> _PAIR_SHIFT).astype(np.int64)
-    return np.bincount(pair, minlength=len(tokens.counts)).astype(np.int64)
-
-
-def n_grams(counts: I64, n: int) -> I64:
-    """Runs of `n` tokens in texts of `counts` tokens."""
-    return np.maximum(counts - (n - 1), 0)
-
-
-def _runs(tokens: Tokens, n: int) -> U64:
-    """Keys of the runs from each token on; of those that leave their text, a key nobody shares."""
-    last = max(0, len(tokens.hashes) - n + 1)
-    keys = runs_from(tokens.hashes, n)
-    keys >>= np.uint64(11)
-    keys <<= _ONE
-    keys |= tokens.texts[:last].astype(np.uint64) << _PAIR_SHIFT
-    if n > 1:
-        across = np.subtract.outer(np.cumsum(tokens.counts), np.arange(1, n)).ravel()
-        keys[across[(across >= 0) & (across < last)]] = _LAST
-    return keys
+def _keys(tokens: Tokens, n: int) -> U64:
+    """Of each run: ten bits for the pair, 53 of the hash, and a zero for the side."""
+    hashes, texts = grams(tokens, n)
+    return (texts.astype(np.uint64) << _PAIR_SHIFT) | (hashes >> np.uint64(11) << _ONE)

@@ -1,30 +1,24 @@
-"""How much texts repeat themselves, and how varied they are among each other."""
+"""Repetition within a text (rep-4) and variety of a set of texts (distinct-n)."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from toque.evaluation.text_metrics.ngram_overlap import distinct_grams, n_grams
-from toque.evaluation.text_metrics.token_hashes import U64, grams, mteval_tokens
+from toque.evaluation.text_metrics.ngram_overlap import distinct_grams, grams, n_grams
+from toque.evaluation.text_metrics.token_hashes import U64, Tokens
 
 REPETITION_ORDER = 4
 
 
-def repetition(texts: Sequence[str]) -> NDArray[np.float64]:
-    """[texts] share of a text's runs of four tokens that stand in it a second time or more.
+def repetition(words: Tokens) -> NDArray[np.float64]:
+    """[texts] share of a text's runs of four words that have stood in it before.
 
-    0 when every run is new; NaN for texts of fewer than four tokens. (rep-4 of Welleck et al.
-    2020, over the tokens of mteval-v13a.)
-
-    >>> repetition(["stir and stir and stir and stir and"]).tolist()
-    [0.6]
+    0 when every run is new; NaN for texts of fewer than four words. (rep-4 of Welleck et al.
+    2020.)
     """
-    tokens = mteval_tokens(texts)
-    runs = n_grams(tokens.counts, REPETITION_ORDER)
-    distinct = distinct_grams(tokens, REPETITION_ORDER)
+    runs = n_grams(words.counts, REPETITION_ORDER)
+    distinct = distinct_grams(words, REPETITION_ORDER)
     share = np.full(len(runs), np.nan)
     np.divide(runs - distinct, runs, out=share, where=runs > 0)
     return share
@@ -38,17 +32,14 @@ class Distinct:
 
     def __init__(self, n: int) -> None:
         self.n = n
-        self._seen: U64 = np.empty(0, np.uint64)
-        self._total = 0
+        self._parts: list[U64] = []
 
-    def add(self, texts: Sequence[str]) -> None:
+    def add(self, words: Tokens) -> None:
         """Count these texts too."""
-        tokens = mteval_tokens(texts)
-        hashes, _ = grams(tokens.hashes, tokens.texts, self.n)
-        self._total += len(hashes)
-        self._seen = np.union1d(self._seen, hashes)
+        self._parts.append(grams(words, self.n)[0])
 
     @property
     def score(self) -> float | None:
         """From 0 to 1; None when there is no n-gram."""
-        return len(self._seen) / self._total if self._total else None
+        total = sum(map(len, self._parts))
+        return len(np.unique(np.concatenate(self._parts))) / total if total else None

@@ -1,28 +1,28 @@
-"""Activation checkpointing, block by block: half the arithmetic of forward again, far less memory.
+"""Activation checkpointing, block by block (Chen et al. 2016): far less memory, a second forward.
 
-Ours and not the stock one, because packed attention is chosen by the model's config while a
-forward runs (`segments.py`): what backward computes again must choose as forward did.
+Not transformers' own, because packed attention is chosen by the model's config while a forward
+runs (`varlen_attention.py`), and the recomputation in backward must choose as forward did.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedModel
 
 from toque.models.forward.compile import blocks
+from toque.models.forward.varlen_attention import attending_with, attention_names, configs_of
 
 
 def recompute_blocks(model: nn.Module) -> int:
-    """Keep only the inputs of every transformer block; backward computes the rest again.
+    """Keep only the inputs of every transformer block; backward recomputes the rest.
 
     Chen et al. 2016, arXiv 1604.06174. Losses and gradients are the same to the bit: dropout
-    draws again what it drew. Compile first, if at all: what is there then is wrapped.
+    repeats its draws. Compile first, if at all: a compiled block is wrapped as such.
 
     Returns:
         The number of blocks.
@@ -54,29 +54,17 @@ def stop_recomputing(model: nn.Module) -> None:
 def _recomputed(
     model: nn.Module, block: nn.Module, original: Callable[..., Any]
 ) -> Callable[..., Any]:
-    configs = {id(m.config): m.config for m in model.modules() if isinstance(m, PreTrainedModel)}
+    configs = configs_of(model)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         if not (block.training and torch.is_grad_enabled()):
             return original(*args, **kwargs)
-        chosen = {key: c._attn_implementation for key, c in configs.items()}  # noqa: SLF001
+        chosen = attention_names(configs)
 
         def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-            return nullcontext(), _attending_as(configs, chosen)
+            return nullcontext(), attending_with(configs, chosen)
 
         return checkpoint(original, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
     forward._toque_original = original  # type: ignore[attr-defined]  # noqa: SLF001
     return forward
-
-
-@contextmanager
-def _attending_as(configs: dict[int, Any], chosen: dict[int, str]) -> Iterator[None]:
-    before = {key: c._attn_implementation for key, c in configs.items()}  # noqa: SLF001
-    try:
-        for key, config in configs.items():
-            config._attn_implementation = chosen[key]  # noqa: SLF001
-        yield
-    finally:
-        for key, config in configs.items():
-            config._attn_implementation = before[key]  # noqa: SLF001

@@ -1,4 +1,4 @@
-"""torch.compile, block by block: one small graph that all layers share, compiled once."""
+"""torch.compile, block by block: one small graph, compiled once, that all layers share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def compile_blocks(model: nn.Module, *, backend: str | Callable[..., Any] = "ind
     """Compile every transformer block in place; parameter names and checkpoints stay as they are.
 
     A block is a member of an outermost `ModuleList`: `encoder.block`, `transformer.h`, `layers`.
-    What lies between blocks (embeddings, masks, the head) stays eager.
+    All between the blocks (embeddings, masks, the head) stays eager.
 
     Args:
         model: a transformers model of one of the families.
@@ -37,7 +37,7 @@ def stop_compiling(model: nn.Module) -> None:
 
 @contextmanager
 def uncompiled(model: nn.Module) -> Iterator[None]:
-    """A context in which nothing is compiled; afterwards what was is again, without compiling."""
+    """A context without compiled blocks; afterwards they are back, without compiling again."""
     kept = [(block, block._compiled_call_impl) for block in blocks(model)]  # noqa: SLF001
     stop_compiling(model)
     try:

@@ -1,4 +1,4 @@
-"""Who may attend whom in packed rows: masks of segments, built once per forward.
+"""Attention masks of packed rows, from segment numbers, built once per forward.
 
 Letters: R rows, L row length of a decoder-only model, S source and T target row length.
 A mask is bool, True where attention is allowed, with a head dimension of 1.
@@ -42,15 +42,8 @@ def cross_segment(target_segments: Tensor, source_segments: Tensor) -> Tensor:
     return (target == source_segments[:, None, None, :]) | (target == 0)
 
 
-def left_padded_causal(lengths: Tensor, width: int) -> Tensor:
-    """[R] prompt lengths -> [R, 1, width, width]: prompts that end together at the right edge."""
-    positions = torch.arange(width, device=lengths.device)
-    real = positions[None, :] >= (width - lengths)[:, None]
-    return causal_same_segment(real.int())
-
-
 def for_model(mask: Tensor, model: PreTrainedModel) -> Tensor:
-    """`mask` as the model's attention implementation reads it.
+    """`mask` in the form that the model's attention implementation takes.
 
     Args:
         mask: [R, 1, queries, keys] bool, True where attention is allowed.

@@ -1,8 +1,8 @@
 """The forward of a packed batch, up to the tensor the output head reads.
 
-Stock transformers modules do the work. Ours is what keeps packed examples apart, masks on a GPU
-(`attention.py`) and blocks on a CPU (`segments.py`, `flat.py`), and that the logits of a batch
-never exist.
+Stock transformers modules do the work. Ours are the means that keep packed examples apart: masks on
+a GPU (`masks.py`), variable-length attention without padding on a CPU (`varlen_attention.py`,
+`unpadded.py`). The logits of a whole batch never exist (`cross_entropy.py`).
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from toque.batch import Batch, DecoderBatch, EncoderDecoderBatch
 from toque.errors import ConfigError
 from toque.models.families import family_of, max_positions, unwrapped
 from toque.models.forward.masks import causal_same_segment, cross_segment, for_model, same_segment
-from toque.models.forward.unpadded import flat_decoder, flat_encoder_decoder
+from toque.models.forward.unpadded import unpadded_decoder, unpadded_encoder_decoder
 from toque.models.forward.varlen_attention import supports_varlen
 
 
 def hidden_states(model: nn.Module, batch: Batch) -> Tensor:
-    """What the output head reads at every position.
+    """The output head's input at every position.
 
-    Examples that share a row do not influence each other: in the encoder, the decoder and the
-    attention between them, tokens see only their own segment.
+    Examples that share a row do not influence each other: in self- and cross-attention, tokens
+    see only their own segment.
 
     Args:
         model: A transformers model of one of the families, bare or wrapped by PEFT.
@@ -58,8 +58,8 @@ def output_head(model: nn.Module) -> tuple[Tensor, Tensor | None]:
         ConfigError: the head is not a plain linear layer, so its weight alone is not the head.
     """
     head = unwrapped(model).get_submodule("lm_head")
-    # peft's wrapper around a table of which some rows are trained: its weight is the whole table,
-    # computed, those rows in it.
+    # peft's wrapper of a table of which some rows are trained: its weight is the whole table with
+    # those rows in it, computed.
     inner = getattr(head, "original_module", None) if hasattr(head, "token_adapter") else head
     if not isinstance(inner, nn.Linear):
         raise ConfigError(
@@ -81,7 +81,7 @@ def scale_decoder_outputs(model: nn.Module, hidden: Tensor) -> Tensor:
 
 def _encoder_decoder(core: PreTrainedModel, batch: EncoderDecoderBatch) -> Tensor:
     if supports_varlen(core, batch.labels.device):
-        return scale_decoder_outputs(core, flat_encoder_decoder(core, batch))
+        return scale_decoder_outputs(core, unpadded_encoder_decoder(core, batch))
     encoder, decoder = core.get_submodule("encoder"), core.get_submodule("decoder")
     own_mask = same_segment(batch.source_segments)
     causal = causal_same_segment(batch.target_segments)
@@ -100,10 +100,10 @@ def _encoder_decoder(core: PreTrainedModel, batch: EncoderDecoderBatch) -> Tenso
 
 
 def _decoder_only(core: PreTrainedModel, batch: DecoderBatch) -> Tensor:
-    by_segments = supports_varlen(core, batch.labels.device)
+    varlen = supports_varlen(core, batch.labels.device)
     causal = _purely_causal(core, batch)
-    if by_segments and not (causal and bool((batch.segments > 0).all())):
-        return flat_decoder(core, batch)
+    if varlen and not (causal and bool((batch.segments > 0).all())):
+        return unpadded_decoder(core, batch)
     # Embeddings instead of tokens: without a mask GPT-2 would look for padding among the tokens.
     embeddings = core.get_input_embeddings()(batch.tokens)
     if causal:

@@ -1,8 +1,8 @@
-"""A packed batch without its padding: one row of all real tokens, for a CPU.
+"""Unpadded forward: the padding of a packed batch removed, one row of all real tokens, for a CPU.
 
-Attention by segments does not care where a row ends, and every other layer works token by token.
-So on a CPU the padding of a batch is left out before the first layer and put back, as zeros, after
-the last. How rows are packed then changes the order of the work and not its amount.
+Variable-length attention does not care where a row ends, and every other layer works token by
+token. So on a CPU the padding is removed before the first layer and put back, as zeros, after the
+last. How rows are packed then changes the order of the work and not its amount.
 
 Letters: R rows, L row length, N real tokens of all rows, D hidden size, H heads.
 """
@@ -16,15 +16,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from toque.batch import DecoderBatch, EncoderDecoderBatch
-from toque.models.forward.varlen_attention import AttentionPlan, attending_by_segments, spans
+from toque.models.forward.varlen_attention import AttentionPlan, spans, varlen_attention
 
 
 @dataclass(frozen=True)
 class RealTokens:
-    """Where a batch's real tokens are.
+    """Indices of a batch's real tokens.
 
     Attributes:
-        where: [N] their places in the [R * L] flattened batch, ascending.
+        where: [N] their indices in the flattened [R * L] batch, ascending.
         numbers: [1, N] segment numbers, different for every example of the batch.
         shape: (R, L).
     """
@@ -54,11 +54,11 @@ class RealTokens:
         return whole.index_copy(0, self.where, hidden[0]).view(rows, length, -1)
 
 
-def flat_decoder(core: PreTrainedModel, batch: DecoderBatch) -> Tensor:
+def unpadded_decoder(core: PreTrainedModel, batch: DecoderBatch) -> Tensor:
     """The last hidden states [R, L, D] of a decoder-only model."""
     real = RealTokens.of(batch.segments, step=_step(batch.segments))
     embeddings = core.get_input_embeddings()(real.taken(batch.tokens))
-    with attending_by_segments(core):
+    with varlen_attention(core):
         output = core.base_model(
             # Embeddings, not tokens: without a mask GPT-2 would look for padding among the tokens.
             inputs_embeds=embeddings,
@@ -69,7 +69,7 @@ def flat_decoder(core: PreTrainedModel, batch: DecoderBatch) -> Tensor:
     return real.put_back(output.last_hidden_state)
 
 
-def flat_encoder_decoder(core: PreTrainedModel, batch: EncoderDecoderBatch) -> Tensor:
+def unpadded_encoder_decoder(core: PreTrainedModel, batch: EncoderDecoderBatch) -> Tensor:
     """The decoder's last hidden states [R, T, D] of a T5, before any scaling for the head."""
     step = max(_step(batch.source_segments), _step(batch.target_segments))
     source = RealTokens.of(batch.source_segments, step=step)
@@ -77,7 +77,7 @@ def flat_encoder_decoder(core: PreTrainedModel, batch: EncoderDecoderBatch) -> T
     own = AttentionPlan(spans(source.numbers))
     both = AttentionPlan(spans(target.numbers), spans(target.numbers, source.numbers))
     encoder, decoder = core.get_submodule("encoder"), core.get_submodule("decoder")
-    with attending_by_segments(core):
+    with varlen_attention(core):
         states = _t5_stack(encoder, source.taken(batch.source_tokens), own, None)
         hidden = _t5_stack(decoder, target.taken(batch.target_tokens), both, states)
     return target.put_back(hidden)
@@ -98,7 +98,7 @@ def _t5_stack(
     longest = max(end - start for _, start, end, _, _ in plan.own)
     first = stack.get_submodule("block.0.layer.0.SelfAttention")
     bias = first.compute_bias(longest, longest)  # type: ignore[operator]
-    # Cross-attention has no bias; the stock layer would make one of zeros. `_attend` reads none.
+    # Cross-attention has no bias; the stock layer would make one of zeros. `_attend` ignores it.
     no_bias = bias.new_empty(0)
     embed, dropout = stack.get_submodule("embed_tokens"), stack.get_submodule("dropout")
     hidden = dropout(embed(tokens))

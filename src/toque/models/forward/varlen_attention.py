@@ -1,10 +1,10 @@
-"""Attention over packed rows one example at a time: what a CPU should compute.
+"""Variable-length attention over packed rows, one example at a time, for a CPU.
 
 A mask makes a row of L tokens cost L * L, whatever it holds. Examples are runs of consecutive
 tokens, so their blocks can be computed alone: no mask, and the sum of squares instead of the
 square of the sum. On a CPU, where PyTorch's attention also falls to its slow path as soon as a
 position bias needs a gradient (T5), this is several times faster. On a GPU so many small products
-would be slower than one masked one; there the masks of `attention.py` are used.
+would be slower than one masked one; there `masks.py` keeps examples apart.
 
 Letters: R rows, T queries and S keys of a row, H heads, d head size; t and s those of one example.
 """
@@ -12,8 +12,8 @@ Letters: R rows, T queries and S keys of a row, H heads, d head size; t and s th
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,12 +22,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
 from toque.models.forward.fast_dropout import keep_mask
 
 NAME = "toque_segments"
-"""What the attention is called in transformers' registry."""
+"""Name of this attention in transformers' registry."""
 
 Span = tuple[int, int, int, int, int]
 """Row, first and last + 1 query, first and last + 1 key."""
@@ -35,12 +35,12 @@ Span = tuple[int, int, int, int, int]
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """Which tokens attend which, for every layer of one forward."""
+    """The blocks of attention, for every layer of one forward."""
 
     own: list[Span]
-    """Within the side that is computed."""
+    """Self-attention."""
     across: list[Span] | None = None
-    """From the decoder to the encoder."""
+    """Cross-attention, decoder to encoder; None without one."""
 
 
 def spans(queries: Tensor, keys: Tensor | None = None) -> list[Span]:
@@ -71,11 +71,11 @@ def _runs(segments: Tensor) -> dict[tuple[int, int], tuple[int, int]]:
 
 
 def supports_varlen(model: PreTrainedModel, device: torch.device) -> bool:
-    """Whether a forward on `device` should attend by segments.
+    """Whether a forward on `device` should use variable-length attention.
 
-    Not on a GPU, and not where a mask was asked for (`eager`). Not in compiled modules, which
-    would be compiled anew for every way a row can be filled; nor with activation checkpointing,
-    which runs layers again after the plan is gone.
+    Not on a GPU, nor with eager attention, which takes masks. Not in compiled modules, which would
+    be compiled anew for every filling of a row; nor with transformers' own activation
+    checkpointing, which runs layers again after the plan is gone.
     """
     if device.type != "cpu" or torch.compiler.is_compiling():
         return False
@@ -88,19 +88,38 @@ def supports_varlen(model: PreTrainedModel, device: torch.device) -> bool:
     )
 
 
+Configs = Mapping[int, PretrainedConfig]
+"""The configs of a model's parts by id; encoder and decoder of a T5 have one each."""
+
+
+def configs_of(model: nn.Module) -> Configs:
+    """Every config that names an attention implementation."""
+    return {id(m.config): m.config for m in model.modules() if isinstance(m, PreTrainedModel)}
+
+
+def attention_names(configs: Configs) -> dict[int, str]:
+    """The attention implementation of each."""
+    return {key: config._attn_implementation for key, config in configs.items()}  # noqa: SLF001
+
+
 @contextmanager
-def attending_by_segments(model: PreTrainedModel) -> Iterator[None]:
-    """Let the model's layers take `plan=AttentionPlan(...)` instead of masks."""
-    AttentionInterface.register(NAME, _attend)
-    configs = {id(m.config): m.config for m in model.modules() if isinstance(m, PreTrainedModel)}
-    before = {key: config._attn_implementation for key, config in configs.items()}  # noqa: SLF001
-    for config in configs.values():
-        config._attn_implementation = NAME  # noqa: SLF001
+def attending_with(configs: Configs, names: Mapping[int, str]) -> Iterator[None]:
+    """A context in which the configs name these attention implementations."""
+    before = attention_names(configs)
     try:
+        for key, config in configs.items():
+            config._attn_implementation = names[key]  # noqa: SLF001
         yield
     finally:
         for key, config in configs.items():
             config._attn_implementation = before[key]  # noqa: SLF001
+
+
+def varlen_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
+    """A context in which the model's layers take `plan=AttentionPlan(...)` instead of masks."""
+    AttentionInterface.register(NAME, _attend)
+    configs = configs_of(model)
+    return attending_with(configs, dict.fromkeys(configs, NAME))
 
 
 def _attend(
@@ -128,7 +147,7 @@ def _attend(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if position_bias is None and dropout == 0.0 and module.is_causal:
         return _fused_causal(query, key, value, plan.own, scale), None
-    # T5 hands its cross-attention a bias of zeros.
+    # T5 passes its cross-attention a bias of zeros.
     bias = None if position_bias is None or across is not None else position_bias[0]
     output: Tensor = _SpanAttention.apply(  # type: ignore[no-untyped-call]
         query,
@@ -146,7 +165,7 @@ def _attend(
 def _fused_causal(
     query: Tensor, key: Tensor, value: Tensor, where: list[Span], scale: float
 ) -> Tensor:
-    """Each span through PyTorch's fused kernel, which keeps no attention matrix for backward."""
+    """Each span by PyTorch's fused kernel, which keeps no attention matrix for backward."""
     rows, heads, length, size = query.shape
     pieces, used, done = [], [], 0
     for row, a, b, _, _ in where:
@@ -237,7 +256,7 @@ class _SpanAttention(torch.autograd.Function):
 
 
 def _added(bias: Tensor | None, where: list[Span], *, causal: bool, dtype: torch.dtype) -> Tensor:
-    """What every span's scores are raised by, [H or 1, longest t, longest s]; float32 or wider."""
+    """Bias plus causal mask, [H or 1, longest t, longest s] in float32 or wider."""
     height = max((b - a for _, a, b, _, _ in where), default=0)
     width = max((d - c for _, _, _, c, d in where), default=0)
     exact = torch.promote_types(dtype, torch.float32)

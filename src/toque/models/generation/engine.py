@@ -1,4 +1,4 @@
-"""Batched generation with a key-value cache, for both kinds of models."""
+"""Batched generation with a KV cache, for decoder-only and encoder-decoder models."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from toque.errors import ConfigError
 from toque.models.families import family_of, max_positions, unwrapped
 from toque.models.forward.compile import compile_disabled
 from toque.models.forward.packed import output_head
-from toque.models.generation.causal import Decoding, cache_dtype, cache_shape, decoding_for
-from toque.models.generation.int8_argmax import ScreenedHead, suits_screening
+from toque.models.generation.base import Decoding, cache_dtype, cache_shape
+from toque.models.generation.causal import CausalDecoding
+from toque.models.generation.int8_argmax import argmax_logits
 from toque.models.generation.kv_cache import SPARE
 from toque.models.generation.sampling import TokenChooser
+from toque.models.generation.t5 import T5Decoding
 
 MOST_ROWS: Final = {"cpu": 160, "cuda": 256}
-"""Beyond these, a step costs as much a row as before (CPU), or is a guess (CUDA).
+"""More rows gain nothing on a CPU (measured); the number for CUDA is a guess.
 
-On a CPU products with 64 rows reach 60 to 80 % of the rate they reach with 150 (weights are read
-from memory at every step), those with 256 no more than that.
+On a CPU, products with 64 rows reach 60 to 80 % of the rate of those with 150 (weights are read
+from memory at every step), those with 256 no more.
 """
-SCREENED_STEPS: Final = 32
-"""Greedy steps that earn the rounding of the head's weights; see `screened_head`."""
 
 
 def generate(
@@ -48,8 +48,8 @@ def generate(
 ) -> list[list[int]]:
     """The tokens a model writes after each prompt, without the end token.
 
-    Prompts run together, longest first; a finished one makes place for the next, so the batch
-    stays full while any wait.
+    Continuous batching: prompts run together, longest first, and the next prompt takes the place
+    of a finished one, so the batch stays full while any wait.
     A decoder-only model also stops where its positions end: a prompt of P tokens gets at most
     `max_position_embeddings - P + 1` new ones.
 
@@ -82,7 +82,8 @@ def generate(
     answers: list[list[int]] = [[] for _ in prompts]
     done = 0
     with torch.inference_mode(), compile_disabled(model), _evaluating(model):
-        rows = decoding_for(
+        family = T5Decoding if family_of(core.config).is_encoder_decoder else CausalDecoding
+        rows = family(
             core,
             rows=min(batch_rows, len(prompts) or 1),
             columns=_longest(core, prompts, limits),
@@ -120,12 +121,14 @@ def _write(
 ) -> Iterator[int]:
     """Fill the answers; yields how many finish, when some do.
 
-    A finished row makes place for the next prompt. New ones are let in several at a time, because
-    reading one alone costs about as much as reading a few.
+    Prompts are admitted several at a time: a prefill of one costs about as much as one of a few.
     """
-    head = _Head(core, min(batch_rows, len(prompts)))
-    greedy = chooser.strategy == "greedy"
-    screened = head.screened() if greedy and max(limits, default=0) >= SCREENED_STEPS else None
+    n_rows = min(batch_rows, len(prompts))
+    head = _Head(core, n_rows)
+    argmax = None
+    if chooser.strategy == "greedy":
+        steps = max(limits, default=0)
+        argmax = argmax_logits(head.weight, head.bias, rows=n_rows, steps=steps)
     waiting = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i))
     alive: list[int] = []
     tokens: list[int] = []
@@ -135,8 +138,8 @@ def _write(
             tokens += rows.admit([prompts[number] for number in new])
             alive += new
         hidden = rows.step(torch.tensor(tokens, device=core.device))
-        if screened is not None:
-            tokens = screened.likeliest(hidden).tolist()
+        if argmax is not None:
+            tokens = argmax(hidden).tolist()
         else:
             places = [len(answers[number]) for number in alive]
             tokens = chooser.choose(head(hidden), prompts=alive, positions=places).tolist()
@@ -156,11 +159,11 @@ def _write(
 
 
 class _Head:
-    """Logits in a buffer that is used again.
+    """The output head, which writes its logits into one buffer on a CPU.
 
-    They are megabytes, which a CPU's allocator takes from and gives back to the system every
-    time: touching fresh pages cost a third of the product (45 ms against 32 ms for 64 rows of
-    50,257 logits).
+    A CPU's allocator takes these megabytes from the system and gives them back every time;
+    touching fresh pages cost a third of the product (45 ms against 32 ms for 64 rows of 50,257
+    logits).
     """
 
     def __init__(self, core: PreTrainedModel, rows: int) -> None:
@@ -175,15 +178,9 @@ class _Head:
         logits = torch.mm(hidden, self.weight.T, out=self.buffer[: len(hidden)])
         return logits if self.bias is None else logits.add_(self.bias)
 
-    def screened(self) -> ScreenedHead | None:
-        """The same head for greedy steps, where that is faster."""
-        if self.buffer is None or not suits_screening(self.weight, self.bias):
-            return None
-        return ScreenedHead(self.weight, rows=len(self.buffer))
-
 
 def evened(rows: int, prompts: int) -> int:
-    """At most so many rows, that all turns have as many: 300 prompts go by 150, not 160 and 140.
+    """The most rows, up to `rows`, that fill every batch alike: 300 prompts go as 150 + 150.
 
     >>> evened(64, 65)
     33
@@ -194,7 +191,7 @@ def evened(rows: int, prompts: int) -> int:
 def affordable_rows(
     core: PreTrainedModel, prompts: Sequence[Sequence[int]], limits: Sequence[int]
 ) -> int:
-    """How many rows to write at once: their memory may take a quarter of what is free.
+    """Rows to generate at once: their memory may take a quarter of what is free.
 
     Args:
         core: The model, on its device.
@@ -207,16 +204,16 @@ def affordable_rows(
     columns = _longest(core, prompts, limits)
     if family_of(core.config).is_encoder_decoder:
         columns += max(map(len, prompts))  # of the source
-    # A buffer that grows is up to a quarter larger than what it holds.
+    # A buffer that has grown is up to a quarter larger than its contents.
     per_row = 2 * layers * heads * size * cache_dtype(core).itemsize * (columns * 5 // 4 + SPARE)
-    per_row += 8 * core.config.vocab_size  # logits, and what choosing among them takes
+    per_row += 8 * core.config.vocab_size  # logits, and the memory to sample from them
     on_cuda = core.device.type == "cuda"
     free = torch.cuda.mem_get_info(core.device)[0] if on_cuda else psutil.virtual_memory().available
     return max(1, min(MOST_ROWS["cuda" if on_cuda else "cpu"], int(free // 4 // per_row)))
 
 
 def _longest(core: PreTrainedModel, prompts: Sequence[Sequence[int]], limits: Sequence[int]) -> int:
-    """Tokens the longest row's decoder remembers in the end."""
+    """Columns of the KV cache that the longest row needs."""
     if family_of(core.config).is_encoder_decoder:
         return max(limits, default=0)
     return max((len(p) + limit for p, limit in zip(prompts, limits, strict=True)), default=0)

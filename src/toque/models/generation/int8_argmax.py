@@ -1,18 +1,19 @@
-"""The likeliest token without computing every logit: whole numbers first, then the few in doubt.
+"""Exact argmax of the logits by int8 bounds, for greedy decoding on a CPU.
 
-Of a greedy step only the place of the largest logit is wanted, and the head's product is most of
-the step where the vocabulary is large and the model is not. A product of 8-bit whole numbers is
-three to four times faster, and it bounds every logit: with x = x' + e and w = w' + f, where x' and
-w' are multiples of whole numbers, |x.w - x'.w'| <= |x| |f| + |e| |w'| (Cauchy and Schwarz). Tokens
-whose upper bound is below another's lower bound are not the largest; of the others (some dozens of
-50,257) the logits are computed from the weights themselves, in float32. What is chosen is the
-largest float32 logit, always; nothing is approximated.
+A greedy step needs only the index of the largest logit, and the output head's product is most of
+the step where the vocabulary is large and the model is not. An int8 product is three to four times
+faster, and it bounds every logit: with x = x' + e and w = w' + f, where x' and w' are quantized,
+|x.w - x'.w'| <= |x| |f| + |e| |w'| (Cauchy-Schwarz). Tokens whose upper bound is below another's
+lower bound are not the largest; of the others (some dozens of 50,257) the logits are computed from
+the weights themselves, in float32. The result is always the argmax of the float32 logits; nothing
+is approximated.
 
 Letters: n rows, D hidden size, V vocabulary, B blocks of BLOCK tokens.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import torch
@@ -22,21 +23,39 @@ from torch.nn import functional
 from toque.models.generation.sampling import likeliest
 
 BLOCK: Final = 64
-"""Tokens that share a scale and a bound; those at the vocabulary's end stand beside each other."""
-_HIGHEST: Final = 127
+"""Neighbouring tokens that share a scale and a bound."""
+WORTHWHILE_STEPS: Final = 32
+"""Greedy steps that pay for quantizing the head's weights."""
+_INT8_MAX: Final = 127
 MOST_BLOCKS: Final = 1 / 8
-"""Share of the blocks that may be in doubt; all logits of a row with more are computed."""
+"""Share of the blocks that may be in doubt; for a row with more, all logits are computed."""
 _PATIENCE: Final = 4
-"""Steps in which most rows had more, one after the other, before screening is given up."""
+"""Consecutive steps in which most rows had more, before the bounds are given up."""
 _ROUNDING: Final = 1.001
-"""What bounds are raised by, because they were computed in float32 themselves."""
+"""Widens the bounds, because they were computed in float32 themselves."""
 
 
-def suits_screening(weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether this head's products are worth screening on this machine.
+def argmax_logits(
+    weight: Tensor, bias: Tensor | None, *, rows: int, steps: int
+) -> Callable[[Tensor], Tensor] | None:
+    """Hidden states [n, D] -> argmax of their logits [n], by int8 bounds; None if not faster.
 
-    Only where a CPU multiplies 8-bit numbers natively (AVX512-VNNI), and in float32: where
-    autocast rounds the weights there is no exact logit to be faithful to.
+    Args:
+        weight: [V, D] of the output head.
+        bias: [V] of the output head, if it has one.
+        rows: The most rows of a step.
+        steps: How often the result will be called.
+    """
+    if steps < WORTHWHILE_STEPS or not supports_int8(weight, bias):
+        return None
+    return Int8Argmax(weight, rows=rows)
+
+
+def supports_int8(weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether int8 bounds are exact and faster for this head on this machine.
+
+    Only where a CPU multiplies int8 natively (AVX512-VNNI), and in float32: where autocast rounds
+    the weights there is no exact logit to reproduce.
     """
     native = getattr(torch.cpu, "_is_vnni_supported", None)
     return (
@@ -50,11 +69,11 @@ def suits_screening(weight: Tensor, bias: Tensor | None) -> bool:
     )
 
 
-class ScreenedHead:
+class Int8Argmax:
     """`argmax(hidden @ weight.T)` over the vocabulary; the first of equals."""
 
     def __init__(self, weight: Tensor, *, rows: int) -> None:
-        """Round the weights to whole numbers once.
+        """Quantize the weights once.
 
         Args:
             weight: [V, D] float32 on the CPU; kept as it is beside a copy a quarter its size.
@@ -63,8 +82,8 @@ class ScreenedHead:
         self.weight = weight
         vocabulary, size = weight.shape
         blocks = -(-vocabulary // BLOCK)
-        # The last block is filled up with copies of the last token, which change no maximum.
-        self._whole = torch.empty(blocks * BLOCK, size, dtype=torch.int8)
+        # Copies of the last token fill the last block; they change no maximum.
+        self._int8 = torch.empty(blocks * BLOCK, size, dtype=torch.int8)
         self._scales = torch.empty(blocks)
         self._errors = torch.empty(blocks)
         self._lengths = torch.empty(blocks)
@@ -72,34 +91,34 @@ class ScreenedHead:
             part = weight[block * BLOCK : (block + 1) * BLOCK]
             part = functional.pad(part, (0, 0, 0, BLOCK - len(part)))
             part[vocabulary - block * BLOCK :] = weight[-1]
-            self._place(block, part)
+            self._quantize(block, part)
         self._products = torch.empty(rows, blocks * BLOCK, dtype=torch.int32)
         self._given_up = not bool(self._lengths.isfinite().all())
         self._misses = 0  # steps in which most rows were doubtful, one after the other
         self.n_in_doubt = 0
-        """Logits that the last screening left to be computed."""
+        """Logits that the last step had to compute."""
 
-    def _place(self, block: int, part: Tensor) -> None:
+    def _quantize(self, block: int, part: Tensor) -> None:
         scale = _scale(part.flatten(), 0)
         whole = (part / scale).round_()
-        self._whole[block * BLOCK : (block + 1) * BLOCK] = whole.to(torch.int8)
+        self._int8[block * BLOCK : (block + 1) * BLOCK] = whole.to(torch.int8)
         whole = whole.mul_(scale)
         self._scales[block] = scale[0]
         self._errors[block] = (part - whole).norm(dim=1).amax()
         self._lengths[block] = whole.norm(dim=1).amax()
 
-    def likeliest(self, hidden: Tensor) -> Tensor:
+    def __call__(self, hidden: Tensor) -> Tensor:
         """[n, D] float32 -> [n] tokens."""
         if self._given_up or not bool(hidden.isfinite().all()):
             return likeliest(torch.mm(hidden, self.weight.T))
-        doubtful, tokens = self._screened(hidden)
+        doubtful, tokens = self._bounded(hidden)
         if len(doubtful):
             tokens[doubtful] = likeliest(torch.mm(hidden[doubtful], self.weight.T))
         self._misses = self._misses + 1 if 2 * len(doubtful) > len(hidden) else 0
         self._given_up = self._misses >= _PATIENCE
         return tokens
 
-    def _screened(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def _bounded(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Rows with too many tokens in doubt, and the tokens [n] of the others."""
         n = len(hidden)
         products, unit, doubt = self._bounds(hidden)
@@ -108,7 +127,7 @@ class ScreenedHead:
         near = tops + doubt >= floor  # [n, B]
         is_doubtful = near.sum(1) > MOST_BLOCKS * near.shape[1]
         row, block = near.logical_and_(~is_doubtful[:, None]).nonzero(as_tuple=True)
-        # The whole number from which on an upper bound reaches the floor; one less for rounding.
+        # The int8 product from which on an upper bound reaches the floor; one less for rounding.
         least = (floor - doubt)[row, block] / unit[row, block] - 1.0
         place, within = (products[row, block] >= least[:, None]).nonzero(as_tuple=True)
         row, token = row[place], block[place] * BLOCK + within
@@ -118,14 +137,14 @@ class ScreenedHead:
         return is_doubtful.nonzero()[:, 0], _first_largest(logits, row, token, n)
 
     def _bounds(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Products of whole numbers [n, B, BLOCK], what one of them is worth and may be wrong by.
+        """Int8 products [n, B, BLOCK], their unit [n, B] and error bound [n, B].
 
-        The last two are [n, B]: a logit lies within `doubt` of its product times `unit`.
+        A logit lies within the bound of its product times the unit.
         """
         scale = _scale(hidden, 1)
         whole = (hidden / scale).round_()
         products = torch._int_mm(  # noqa: SLF001  # PyTorch has no other name for it
-            whole.to(torch.int8), self._whole.T, out=self._products[: len(hidden)]
+            whole.to(torch.int8), self._int8.T, out=self._products[: len(hidden)]
         )
         error = (hidden - whole.mul_(scale)).norm(dim=1, keepdim=True)
         length = hidden.norm(dim=1, keepdim=True)
@@ -136,13 +155,13 @@ class ScreenedHead:
 
 
 def _scale(values: Tensor, axis: int) -> Tensor:
-    """What one step of the whole numbers is worth, so that the largest value has the highest."""
-    scale = values.abs().amax(axis, keepdim=True) / _HIGHEST
+    """Quantization step: the largest absolute value along the axis becomes 127."""
+    scale = values.abs().amax(axis, keepdim=True) / _INT8_MAX
     return torch.where(scale > 0, scale, 1.0)
 
 
 def _first_largest(logits: Tensor, row: Tensor, token: Tensor, n: int) -> Tensor:
-    """[n] for every row the smallest of its tokens that have the largest of its logits."""
+    """[n] the token of each row's largest logit; the smallest token of equals."""
     largest = logits.new_full((n,), -torch.inf).scatter_reduce_(0, row, logits, "amax")
     is_largest = logits == largest[row]
     last = torch.iinfo(token.dtype).max

@@ -1,11 +1,11 @@
-"""The keys and values of the rows being written, in buffers that are allocated once.
+"""KV cache of the rows being generated, in buffers that are allocated once, and its attention.
 
-All rows share a clock: the newest token of each stands in the same column, so that a step writes
-one column for all of them and reads a window that ends there. A row that began later starts
-further right; what lies left of its start is masked. A finished row is overwritten by the last
-one, so that the live rows are always the first n and a step computes nothing else. On a CPU, where
-reading keys and values is the time attention takes, neighbours of like length attend together and
-read no further back than the longest of them.
+Tensors are [rows, heads, columns, head size]. All rows share a clock: the newest token of each
+stands in the same column, so that a step writes one column for all of them and reads a window that
+ends there. A row that began later starts further right; what lies left of its start is masked. A
+finished row is overwritten by the last one, so the live rows are always the first n and a step
+computes nothing else. On a CPU, where attention takes as long as reading keys and values does,
+neighbours of similar length attend together and read no further back than the longest of them.
 
 Letters: R rows, n live rows, H key-value heads, G query heads of one key-value head, W columns
 of the buffer, K columns of the window, d head size.
@@ -23,15 +23,15 @@ from torch import Tensor
 from torch.nn import functional
 
 SPARE = 64
-"""Columns a buffer is given beyond what it needs now."""
+"""Columns allocated beyond what is needed now."""
 AT_ONCE = 1024
-"""The most columns a buffer is given before it is known that they are needed."""
+"""The most columns allocated before any row needs them."""
 _LINE = 64
-"""Bytes of a cache line: what begins on one is read without touching two for one."""
-NEEDLESS = 192
-"""Columns that rows attending together may read in vain before they are parted.
+"""Bytes of a CPU cache line, to which buffers are aligned."""
+MOST_WASTED_COLUMNS = 192
+"""Padding columns that rows attending together may read before they are split into two groups.
 
-About what the calls of one more attention cost: 40 us, at 3 kB a column and 8 GB/s.
+About what one more attention call costs: 40 us, at 3 kB a column and 8 GB/s.
 """
 
 
@@ -41,22 +41,22 @@ class LengthGroup:
 
     rows: slice
     columns: int
-    """Of the longest."""
+    """Length of the longest."""
     even: bool
-    """Whether all are as long."""
+    """Whether all have the same length."""
 
 
-def alike(lengths: Sequence[int], device: torch.device) -> list[LengthGroup]:
-    """Part the rows, where that saves time, into neighbours of like length.
+def length_groups(lengths: Sequence[int], device: torch.device) -> list[LengthGroup]:
+    """Split the rows, where that saves time, into neighbours of similar length.
 
-    >>> [part.rows for part in alike([900, 880, 100, 100], torch.device("cpu"))]
+    >>> [part.rows for part in length_groups([900, 880, 100, 100], torch.device("cpu"))]
     [slice(0, 2, None), slice(2, 4, None)]
     """
     parts: list[LengthGroup] = []
     first, longest, total = 0, 0, 0
     for row, length in enumerate(lengths):
         together = max(longest, length) * (row + 1 - first)
-        if device.type == "cpu" and together - total - length > NEEDLESS:
+        if device.type == "cpu" and together - total - length > MOST_WASTED_COLUMNS:
             parts.append(LengthGroup(slice(first, row), longest, total == longest * (row - first)))
             first, longest, total = row, 0, 0
         longest, total = max(longest, length), total + length
@@ -67,7 +67,7 @@ def alike(lengths: Sequence[int], device: torch.device) -> list[LengthGroup]:
 
 @dataclass(frozen=True)
 class Window:
-    """What some rows attend to at a step."""
+    """The columns some rows attend to at a step."""
 
     rows: slice
     columns: slice
@@ -75,10 +75,10 @@ class Window:
     """Added to the scores, [rows or 1, H or 1, 1, K]; None for nothing."""
 
 
-def attend_through(
+def windowed_attention(
     windows: Sequence[Window], query: Tensor, keys: Tensor, values: Tensor, scale: float
 ) -> Tensor:
-    """Each window's rows to its columns: `attend`, part by part, [n, H * G * d]."""
+    """`attend`, window by window, [n, H * G * d]."""
     seen = [
         attend(
             query[part.rows],
@@ -93,9 +93,9 @@ def attend_through(
 
 
 def zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros that take time and memory where they are first touched, not before, on a CPU.
+    """Zeros; on a CPU, pages take time and memory only when first touched (calloc).
 
-    `torch.zeros` writes all of them; the system gives zeros to who asks for fresh memory anyway.
+    `torch.zeros` writes all of them.
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
@@ -149,7 +149,7 @@ def _flat(part: Tensor) -> Tensor:
 
 
 class KVCache:
-    """What every layer remembers of the live rows."""
+    """Keys and values of every layer for the live rows."""
 
     def __init__(
         self,
@@ -165,10 +165,9 @@ class KVCache:
         Args:
             shape: Layers, key-value heads and head size.
             rows: The most rows that can live at once.
-            columns: What the longest row will need, where that is known: buffers that grow are
-                copied.
+            columns: What the longest row will need, where known: growing a buffer copies it.
             dtype: Of keys and values.
-            device: Where they are.
+            device: Of keys and values.
         """
         layers, heads, size = shape
         self._shape = (layers, rows, heads, size)
@@ -181,8 +180,8 @@ class KVCache:
         self.end = 0
         """The column the next token is written to."""
         self._width = min(columns, AT_ONCE)
-        self._alike: list[LengthGroup] = []  # empty when the rows have changed
-        self._since = 0  # the column the newest token stood in when they were parted
+        self._groups: list[LengthGroup] = []  # empty when the rows have changed
+        self._since = 0  # the newest token's column when they were grouped
 
     @property
     def first(self) -> int:
@@ -190,11 +189,7 @@ class KVCache:
         return min(self.starts, default=self.end)
 
     def admit(self, lengths: Sequence[int]) -> list[tuple[int, slice]]:
-        """Add rows that remember `lengths` tokens each; returns where those belong.
-
-        Returns:
-            A row number and its columns for each, for `remember`.
-        """
+        """Add rows with prompts of `lengths` tokens; returns the row and columns of each."""
         needed = max(lengths)
         if not self._keys or self.end < needed:
             self._place(needed)
@@ -203,16 +198,16 @@ class KVCache:
             places.append((len(self.starts), slice(self.end - length, self.end)))
             self.starts.append(self.end - length)
         self._mask_rows(range(len(self.starts) - len(lengths), len(self.starts)))
-        self._alike = []
+        self._groups = []
         return places
 
-    def remember(self, layer: int, row: int, columns: slice, keys: Tensor, values: Tensor) -> None:
-        """Store what was computed of a new row's prompt, [H, tokens, d] each."""
+    def store(self, layer: int, row: int, columns: slice, keys: Tensor, values: Tensor) -> None:
+        """Store the keys and values of a new row's prompt, [H, tokens, d] each."""
         self._keys[layer][row, :, columns] = keys
         self._values[layer][row, :, columns] = values
 
     def drop(self, row: int) -> None:
-        """Forget a row; the last live one takes its place."""
+        """Free a row; the last live one takes its place."""
         last = len(self.starts) - 1
         if row != last:
             columns = slice(self.starts[last], self.end)
@@ -221,22 +216,22 @@ class KVCache:
             self.starts[row] = self.starts[last]
             self._mask_rows([row])
         self.starts.pop()
-        self._alike = []
+        self._groups = []
 
     def begin(self) -> list[Window]:
         """Make room for one more token a row.
 
         Returns:
-            What rows attend to at this step; masks are [rows, 1, 1, K] of 0 and -inf.
+            The windows of this step; masks are [rows, 1, 1, K] of 0 and -inf.
         """
         if self.end == self._width:
             self._place(self.end - self.first)
-        if not self._alike:
+        if not self._groups:
             lengths = [self.end + 1 - start for start in self.starts]
-            self._alike, self._since = alike(lengths, self._device), self.end
+            self._groups, self._since = length_groups(lengths, self._device), self.end
         windows = []
-        for part in self._alike:
-            # All rows have grown alike since.
+        for part in self._groups:
+            # Since the grouping every row has grown by as much.
             columns = slice(self._since + 1 - part.columns, self.end + 1)
             mask = None if part.even else self._blocked[part.rows, None, None, columns]
             windows.append(Window(part.rows, columns, mask))
@@ -252,19 +247,19 @@ class KVCache:
         windows: Sequence[Window],
         scale: float,
     ) -> Tensor:
-        """Remember the new token's key and value [n, H, d] and attend: [n, H * G * d]."""
+        """Append the new token's key and value [n, H, d], then attend: [n, H * G * d]."""
         live = len(self.starts)
         keys, values = self._keys[layer], self._values[layer]
         keys[:live, :, self.end] = key
         values[:live, :, self.end] = value
-        return attend_through(windows, query, keys, values, scale)
+        return windowed_attention(windows, query, keys, values, scale)
 
     def advance(self) -> None:
-        """The step is over: the next token goes one column further."""
+        """End of a step: the next token goes one column further."""
         self.end += 1
 
     def _place(self, end: int) -> None:
-        """Move what is remembered so that it ends before column `end`; grow buffers too small."""
+        """Move the rows so that they end before column `end`; grow the buffers if needed."""
         first, live, kept = self.first, len(self.starts), self.end - self.first
         layers, rows, heads, size = self._shape
         width = self._width

@@ -1,4 +1,6 @@
-"""Choosing the next token from its logits: the largest, or drawn by a counter, not a state.
+"""Sampling the next token from its logits: argmax, or temperature, top-k and top-p.
+
+Draws come from a counter-based generator, so there is no state.
 
 Letters: R rows, V vocabulary.
 """
@@ -20,14 +22,14 @@ _BLOCK = 512
 
 @dataclass(frozen=True)
 class TokenChooser:
-    """How a token is chosen. Filters apply in the order temperature, top_k, top_p."""
+    """Greedy or sampled. Filters apply in the order temperature, top_k, top_p."""
 
     strategy: Literal["greedy", "sample"] = "greedy"
     temperature: float = 1.0
     top_k: int | None = None
     """Keep the k likeliest tokens; None or 0 keeps all."""
     top_p: float = 1.0
-    """Keep the fewest likeliest tokens whose probabilities reach p (Holtzman et al. 2020)."""
+    """Nucleus: keep the fewest tokens whose probabilities reach p (Holtzman et al. 2020)."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -46,13 +48,13 @@ class TokenChooser:
     def choose(self, logits: Tensor, *, prompts: Sequence[int], positions: Sequence[int]) -> Tensor:
         """One token id a row.
 
-        A row's draw depends on its logits and on (seed, prompt, position) alone, so neighbours
-        and the size of the batch do not change it.
+        A row's draw depends only on its logits and (seed, prompt, position), so neither the
+        neighbours nor the batch size change it.
 
         Args:
             logits: [R, V].
             prompts: The rows' prompt numbers.
-            positions: How many tokens each row has been given already.
+            positions: How many tokens of each row's answer there are already.
 
         Returns:
             [R] int64, on the device of `logits`.
@@ -64,7 +66,7 @@ class TokenChooser:
         return self._draw(logits / self.temperature, torch.tensor(draws, dtype=torch.float64))
 
     def _draw(self, logits: Tensor, draws: Tensor) -> Tensor:
-        """Inverse the cumulative distribution at `draws` [R], likeliest tokens first if sorted."""
+        """Invert the cumulative distribution at `draws` [R]; filtered tokens are sorted first."""
         ids: Tensor | None = None
         if self.top_k:
             logits, ids = logits.topk(min(self.top_k, logits.shape[-1]), dim=-1)

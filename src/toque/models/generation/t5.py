@@ -1,6 +1,6 @@
-"""One more token for every live row of a T5: encoded once, then the decoder alone.
+"""Decoding with a KV cache for T5: the source is encoded once, then only the decoder runs.
 
-Letters as in `decoding.py`; S longest live source, and source and target have as many heads.
+Letters as in `base.py`; S longest live source. Self- and cross-attention have H heads each.
 """
 
 from __future__ import annotations
@@ -15,12 +15,25 @@ from transformers import PreTrainedModel
 
 from toque.models.forward.masks import for_model
 from toque.models.forward.packed import scale_decoder_outputs
-from toque.models.generation.causal import Decoding, cache_dtype, cache_shape, groups, padded
-from toque.models.generation.kv_cache import KVCache, Window, alike, attend_through, zeroed
+from toque.models.generation.base import Decoding, cache_dtype, cache_shape, groups, padded
+from toque.models.generation.kv_cache import (
+    KVCache,
+    Window,
+    length_groups,
+    windowed_attention,
+    zeroed,
+)
 
 
 class T5Decoding(Decoding):
-    """Sources are encoded as they come in; their keys and values are computed once a layer."""
+    """Prefill encodes the sources and computes their keys and values once a layer.
+
+    Args:
+        core: The model.
+        rows: The most live rows.
+        columns: Tokens of the longest answer.
+        pad_id: Pads the short sources of a prefill; starts an answer if the model does not say.
+    """
 
     def __init__(self, core: PreTrainedModel, *, rows: int, columns: int, pad_id: int) -> None:
         self.core, self.pad_id, self.rows = core, pad_id, rows
@@ -28,28 +41,27 @@ class T5Decoding(Decoding):
         self.start = pad_id if start is None else int(start)
         self.decoder: Any = core.get_submodule("decoder")
         self.dtype = cache_dtype(core)
-        shape = cache_shape(core)
-        self.slots = KVCache(
-            shape, rows=rows, columns=columns, dtype=self.dtype, device=core.device
+        self.cache = KVCache(
+            cache_shape(core), rows=rows, columns=columns, dtype=self.dtype, device=core.device
         )
         self.sources: list[int] = []
         self._cross: list[tuple[Tensor, Tensor]] = []
-        self._hidden_source = torch.empty(0)  # [R, S]: -inf behind a row's source
-        self._nearness = torch.empty(0)
-        self._across: list[Window] = []  # empty when the rows have changed
+        self._source_mask = torch.empty(0)  # [R, S]: -inf after a row's source
+        self._position_bias = torch.empty(0)
+        self._source_windows: list[Window] = []  # empty when the rows have changed
 
     def admit(self, prompts: Sequence[Sequence[int]]) -> list[int]:
-        """Encode the prompts; an answer begins with the start token."""
+        """Encode the prompts; every answer begins with the start token."""
         self._widen(max(map(len, prompts)))
         lengths = [len(prompt) for prompt in prompts]
         for part in groups(lengths):
             self._encode(prompts[part])
-        self.slots.admit([0] * len(prompts))
+        self.cache.admit([0] * len(prompts))
         return [self.start] * len(prompts)
 
     def _widen(self, width: int) -> None:
-        """Room for sources of `width` tokens in every row."""
-        have = self._hidden_source.shape[-1] if self._cross else 0
+        """Grow the cross-attention's buffers to `width` source tokens in every row."""
+        have = self._source_mask.shape[-1] if self._cross else 0
         if width <= have:
             return
         live, config = len(self.sources), self.core.config
@@ -62,9 +74,9 @@ class T5Decoding(Decoding):
                 for new, before in zip(pair, old[layer], strict=True):
                     new[:live, :, :have] = before[:live]
             self._cross.append(pair)
-        self._hidden_source = torch.zeros(self.rows, width, dtype=self.dtype, device=device)
+        self._source_mask = torch.zeros(self.rows, width, dtype=self.dtype, device=device)
         for row, length in enumerate(self.sources):
-            self._hidden_source[row, length:] = -torch.inf
+            self._source_mask[row, length:] = -torch.inf
 
     def _encode(self, prompts: Sequence[Sequence[int]]) -> None:
         tokens = padded(prompts, self.pad_id, self.core.device)
@@ -83,15 +95,15 @@ class T5Decoding(Decoding):
                 new = project(source).view(len(prompts), width, -1, size)
                 buffer[rows, :, :width] = new.transpose(1, 2)
         for row, prompt in enumerate(prompts, start=first):
-            self._hidden_source[row, : len(prompt)] = 0.0
-            self._hidden_source[row, len(prompt) :] = -torch.inf
+            self._source_mask[row, : len(prompt)] = 0.0
+            self._source_mask[row, len(prompt) :] = -torch.inf
             self.sources.append(len(prompt))
-        self._across = []
+        self._source_windows = []
 
     def step(self, tokens: Tensor) -> Tensor:
-        """One walk through the decoder."""
-        windows = self._biased(self.slots.begin())
-        across, live = self._windows_across(), len(self.sources)
+        """One token of every row through the decoder."""
+        windows = self._biased(self.cache.begin())
+        over_source, live = self._windows_over_source(), len(self.sources)
         hidden = self.decoder.embed_tokens(tokens)
         size = self.core.config.d_kv
         for number, block in enumerate(self.decoder.block):
@@ -102,52 +114,54 @@ class T5Decoding(Decoding):
                 for project in (attention.q, attention.k, attention.v)
             )
             # No 1/sqrt(d): T5's query initialiser carries it (Raffel et al. 2020).
-            seen = self.slots.attend(number, query, key, value, windows=windows, scale=1.0)
+            seen = self.cache.attend(number, query, key, value, windows=windows, scale=1.0)
             hidden = hidden + attention.o(seen)
 
             layer = block.layer[1]
             attention = layer.EncDecAttention
             query = attention.q(layer.layer_norm(hidden)).view(live, -1, size)
-            hidden = hidden + attention.o(attend_through(across, query, *self._cross[number], 1.0))
+            hidden = hidden + attention.o(
+                windowed_attention(over_source, query, *self._cross[number], 1.0)
+            )
 
             hidden = block.layer[2](hidden)
-        self.slots.advance()
+        self.cache.advance()
         return scale_decoder_outputs(self.core, self.decoder.final_layer_norm(hidden))
 
     def _biased(self, windows: Sequence[Window]) -> list[Window]:
-        """The same windows, with the position bias in their masks: [1 or rows, H, 1, K]."""
+        """The windows with T5's relative position bias in their masks, [1 or rows, H, 1, K]."""
         widest = max(part.columns.stop - part.columns.start for part in windows)
-        if self._nearness.shape[-1] < widest:
-            # [1, H, 1, columns]: the bias of the newest of so many tokens towards each.
+        if self._position_bias.shape[-1] < widest:
+            # [1, H, 1, columns]: bias of the newest position to each (Raffel et al. 2020, 2.1).
             attention = self.decoder.block[0].layer[0].SelfAttention
             columns = widest + 256
             bias = attention.compute_bias(1, columns, past_seen_tokens=columns - 1)
-            self._nearness = bias.to(self.dtype)
+            self._position_bias = bias.to(self.dtype)
         biased = []
         for part in windows:
-            bias = self._nearness[..., part.columns.start - part.columns.stop :]
+            bias = self._position_bias[..., part.columns.start - part.columns.stop :]
             mask = bias if part.mask is None else bias + part.mask
             biased.append(replace(part, mask=mask))
         return biased
 
-    def _windows_across(self) -> list[Window]:
-        """What rows attend to of their sources."""
-        if not self._across:
-            for part in alike(self.sources, self.core.device):
+    def _windows_over_source(self) -> list[Window]:
+        """Windows of the cross-attention, over the sources."""
+        if not self._source_windows:
+            for part in length_groups(self.sources, self.core.device):
                 columns = slice(0, part.columns)
-                mask = None if part.even else self._hidden_source[part.rows, None, None, columns]
-                self._across.append(Window(part.rows, columns, mask))
-        return self._across
+                mask = None if part.even else self._source_mask[part.rows, None, None, columns]
+                self._source_windows.append(Window(part.rows, columns, mask))
+        return self._source_windows
 
     def drop(self, row: int) -> None:
-        """See `Decoding.drop`."""
-        self.slots.drop(row)
+        """Free a row; the last live one takes its number."""
+        self.cache.drop(row)
         last = len(self.sources) - 1
         if row != last:
             for pair in self._cross:
                 for buffer in pair:
                     buffer[row] = buffer[last]
-            self._hidden_source[row] = self._hidden_source[last]
+            self._source_mask[row] = self._source_mask[last]
             self.sources[row] = self.sources[last]
         self.sources.pop()
-        self._across = []
+        self._source_windows = []

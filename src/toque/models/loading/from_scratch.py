@@ -1,4 +1,4 @@
-"""A model from scratch: a family, its shape, and a tokenizer's numbers."""
+"""Models from scratch: a family, a shape and the tokenizer's special tokens."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _DEFAULTS_TOO_LARGE = {
     "neox": ("GPT-NeoX-20B", "80 GB"),
     "llama": ("Llama-2-7B", "27 GB"),
 }
-"""What a family's config describes by default, and its weights in float32."""
+"""The model that a family's default config describes, and its size in float32."""
 
 _MUST_SAY = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
@@ -58,7 +58,7 @@ def build_model(
 ) -> PreTrainedModel:
     """A model with fresh float32 weights on the CPU; the same arguments give the same bits.
 
-    Dropout is whatever the family's config has unless `shape` says otherwise: 0.1 for T5
+    Dropout is the family's default unless `shape` sets it: 0.1 for T5
     (`dropout_rate`) and GPT-2 (`resid_pdrop`, `embd_pdrop`, `attn_pdrop`), 0 for NeoX and Llama.
     A T5's decoder starts from `pad_id`. With `tie_word_embeddings: false` a T5 is what v1.1 is:
     a head of its own and unscaled outputs; transformers alone would silently share the weights.
@@ -123,7 +123,7 @@ def give_own_head(model: PreTrainedModel, weight: torch.Tensor | None = None) ->
 
 
 def set_token_ids(model: PreTrainedModel, *, pad_id: int, eos_id: int, bos_id: int | None) -> None:
-    """Write the tokenizer's special tokens where transformers looks for them."""
+    """Write the tokenizer's special tokens into the model's configs."""
     config = model.config
     config.pad_token_id, config.eos_token_id, config.bos_token_id = pad_id, eos_id, bos_id
     generation: Any = model.generation_config
@@ -176,7 +176,7 @@ def _check_names(family: Family, shape: Mapping[str, Any]) -> None:
 
 
 def _check_sizes(family: Family, shape: Mapping[str, Any]) -> None:
-    """Before anything is allocated: an absent size can mean tens of gigabytes."""
+    """Checked before anything is allocated: a default size can mean tens of gigabytes."""
     for name, value in shape.items():
         if _SIZE.fullmatch(name) and type(value) is int and value < 1:
             raise ConfigError(f"model.shape.{name} is {value}; it must be at least 1.")
@@ -191,7 +191,7 @@ def _check_sizes(family: Family, shape: Mapping[str, Any]) -> None:
 
 
 def _check_heads(config: Any) -> None:
-    """What Llama's own checks leave for the first forward to stumble over."""
+    """Grouped-query attention: Llama's own config would fail only in the first forward."""
     heads = config.num_attention_heads
     shared = getattr(config, "num_key_value_heads", None) or heads
     if heads % shared != 0:

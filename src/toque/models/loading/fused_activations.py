@@ -1,4 +1,4 @@
-"""One fused kernel where transformers computes an activation in eight steps."""
+"""Fused GELU: one kernel where transformers computes the activation in eight steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pretrained model from a Hugging Face folder or hub name, checked before it is trusted."""
+"""Pretrained models from a Hugging Face folder or hub name, checked before use."""
 
 from __future__ import annotations
 
@@ -8,25 +8,18 @@ from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from toque.errors import CheckpointError, ConfigError
-from toque.models.families import Family, family_named, family_of
-from toque.models.flops import ParameterCounts, flops_per_token, parameter_counts
-from toque.models.loading.from_scratch import build_model, give_own_head
+from toque.models.families import Family, embedding, family_named, family_of, vocabulary_rows
+from toque.models.loading.from_scratch import give_own_head
 from toque.models.loading.fused_activations import fuse_activations
 from toque.models.loading.hub import resolve_folder
+from toque.models.lora.files import CONFIG as ADAPTER_CONFIG
+from toque.models.lora.files import load_adapter, merged, read_config, rows_needed
 from toque.storage.safetensors_header import check_header
-
-__all__ = [
-    "ParameterCounts",
-    "build_model",
-    "flops_per_token",
-    "load_model",
-    "parameter_counts",
-]
 
 _INDEX = "model.safetensors.index.json"
 _PICKLES = {".bin", ".pt", ".pth", ".pkl", ".ckpt"}
@@ -38,7 +31,7 @@ def load_model(
     """A pretrained model in float32 on the CPU, in evaluation mode, dropout as its config says.
 
     Only safetensors are read: a pickle can run code while it loads. The weights must be all there
-    and of the config's shapes; transformers alone would draw missing ones at random and go on.
+    and have the config's shapes; transformers alone would draw missing ones at random.
 
     Args:
         path: A folder, or a hub name.
@@ -75,9 +68,27 @@ def load_model(
     return model
 
 
-def vocabulary_rows(model: PreTrainedModel) -> int:
-    """Rows of the embedding."""
-    return int(_embedding(model).shape[0])
+def load_with_adapter(folder: Path, *, merge: bool = True) -> PreTrainedModel:
+    """The base that `folder` names with the adapter in it, in float32, in evaluation mode.
+
+    Args:
+        folder: An adapter's.
+        merge: Give back a plain model, the adapter added into its weights.
+
+    Raises:
+        ConfigError: the base is not there, or none that works here.
+        CheckpointError: a folder is damaged, or the base is another than the adapter was made on.
+    """
+    config = read_config(folder)
+    base = config.base_model_name_or_path
+    if not base:
+        raise ConfigError(
+            f"{folder / ADAPTER_CONFIG} does not say which model it belongs to. Write that model's "
+            'folder or hub name into it as "base_model_name_or_path".'
+        )
+    model = load_model(str(base), vocab_size=rows_needed(folder))
+    load_adapter(model, folder)
+    return merged(model) if merge else model
 
 
 def grow_vocabulary(model: PreTrainedModel, vocab_size: int) -> None:
@@ -91,14 +102,14 @@ def grow_vocabulary(model: PreTrainedModel, vocab_size: int) -> None:
         return
     model.resize_token_embeddings(vocab_size, mean_resizing=False)
     with torch.no_grad():
-        # A shared table is filled twice, with the same numbers.
-        for table in (_embedding(model), _head(model)):
+        # A tied table is filled twice, with the same numbers.
+        for table in (embedding(model), _head(model)):
             table[old:] = table[:old].mean(0)
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
-    if (folder / "adapter_config.json").exists() and not file.exists():
+    if (folder / ADAPTER_CONFIG).exists() and not file.exists():
         raise ConfigError(
             f"{folder} holds an adapter, not a model. Name the model it was trained on in "
             "model.start_from."
@@ -144,7 +155,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _weight_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """The names and shapes the files hold; their headers and lengths are checked on the way."""
+    """Names and shapes of the weights in the files, whose headers and lengths are checked."""
     shapes: dict[str, tuple[int, ...]] = {}
     for file in _weight_files(folder):
         try:
@@ -162,7 +173,7 @@ def _weight_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _read_weights(folder: Path, family: Family) -> PreTrainedModel:
-    # Reading is over before a bar could be read.
+    # Loading is over before anyone could read a progress bar.
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     auto = AutoModelForSeq2SeqLM if family.is_encoder_decoder else AutoModelForCausalLM
     try:
@@ -190,16 +201,11 @@ def _read_weights(folder: Path, family: Family) -> PreTrainedModel:
 
 
 def _keep_apart(model: PreTrainedModel) -> None:
-    """Undo what transformers 5 does to a T5 v1.1: its config says tied, whatever the file says."""
+    """Untie a T5 v1.1: transformers 5 ties its head whatever config.json says."""
     head = _head(model)
-    if head is _embedding(model):
+    if head is embedding(model):
         give_own_head(model, head.detach().clone())
     model.config.tie_word_embeddings = False
-
-
-def _embedding(model: PreTrainedModel) -> Tensor:
-    table: Tensor = cast("nn.Embedding", model.get_input_embeddings()).weight
-    return table
 
 
 def _head(model: PreTrainedModel) -> Tensor:

@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 
 from toque.errors import CheckpointError, argument
 from toque.models.loading.export import save_model
-from toque.models.loading.pretrained import load_model
-from toque.models.lora.files import is_adapter_folder, load_with_adapter, merged
+from toque.models.loading.pretrained import load_model, load_with_adapter
+from toque.models.lora.files import is_adapter_folder, merged
 
 TOLERANCE = 1e-4
 """Largest difference of logits allowed, as a share of the largest logit: float32 sums that merging

@@ -1,4 +1,4 @@
-"""An adapter on disk: the folder peft reads, its base, and merging the two.
+"""Adapter folders as peft reads them: writing, loading, and merging into the base.
 
 The folder holds adapter_config.json, adapter_model.safetensors, the tokenizer's files and a card.
 """
@@ -18,17 +18,17 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from toque.errors import CheckpointError, ConfigError
-from toque.models.loading.pretrained import load_model, vocabulary_rows
+from toque.models.families import vocabulary_rows
 from toque.models.lora.layers import ADAPTER, _peft, is_adapted
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 BASE_KEY = "toque_base_sha256"
-"""Metadata of the weights file: what the weights beside the adapter hashed to."""
+"""Metadata of the weights file: SHA-256 of the base's weights."""
 ROWS_KEY = "toque_vocabulary"
-"""Metadata: rows of the embedding, which may have grown before training."""
+"""Metadata: rows of the base's embedding, which may have grown before training."""
 _PREFIX = "base_model.model."
-"""What peft puts before a name of the model it wraps."""
+"""peft's prefix of the wrapped model's parameter names."""
 
 
 def is_adapter_folder(folder: Path) -> bool:
@@ -87,7 +87,7 @@ def write_adapter(model: PreTrainedModel, folder: Path, *, base_hash: str) -> No
 
 
 def load_adapter(model: PreTrainedModel, folder: Path, *, name: str = ADAPTER) -> None:
-    """Put the adapter of `folder` into `model`, beside any that is there, and make it the one used.
+    """Load the adapter of `folder` into `model`, beside any others, and make it the active one.
 
     Args:
         model: Its base, in float32 on the CPU; changed in place. Adapters of other names stay,
@@ -109,7 +109,7 @@ def load_adapter(model: PreTrainedModel, folder: Path, *, name: str = ADAPTER) -
             "the right one in adapter_config.json."
         )
     try:
-        with warnings.catch_warnings():  # that there are several is what was asked for
+        with warnings.catch_warnings():  # several adapters are intended
             warnings.filterwarnings("ignore", message="Already found a `peft_config`")
             peft.inject_adapter_in_model(config, model, name)
     except ValueError as error:
@@ -128,7 +128,7 @@ def load_adapter(model: PreTrainedModel, folder: Path, *, name: str = ADAPTER) -
 def _fill(own: dict[str, Tensor], tensors: dict[str, Tensor], *, where: Path) -> None:
     """Copy `tensors` into `own`; names and shapes must be the same."""
     wrong = [f"{key} is missing" for key in own.keys() - tensors.keys()]
-    wrong += [f"{key} is none of the adapter's" for key in tensors.keys() - own.keys()]
+    wrong += [f"{key} is not one of the adapter's" for key in tensors.keys() - own.keys()]
     wrong += [
         f"{key} is {tuple(tensors[key].shape)}, the model has {tuple(tensor.shape)}"
         for key, tensor in own.items()
@@ -145,7 +145,7 @@ def _fill(own: dict[str, Tensor], tensors: dict[str, Tensor], *, where: Path) ->
 
 
 def use_adapter(model: PreTrainedModel, name: str | None) -> None:
-    """Compute with the adapter `name`, loaded before; None for the base alone.
+    """Make the loaded adapter `name` the active one; None for the base alone.
 
     Raises:
         ConfigError: no adapter of that name is loaded.
@@ -165,46 +165,23 @@ def use_adapter(model: PreTrainedModel, name: str | None) -> None:
                 module.enable_adapters(True)
                 module.set_adapter(name)
     for parameter in model.parameters():
-        parameter.requires_grad_(False)  # choosing one makes peft think it is to be trained
+        parameter.requires_grad_(False)  # set_adapter makes it trainable
 
 
 def _holds(module: Any, name: str) -> bool:
-    """Whether one of peft's layers has parts of the adapter `name`."""
+    """Whether a layer of peft's holds the adapter `name`."""
     inner = getattr(module, "token_adapter", module)
     parts = (getattr(inner, kind, ()) for kind in ("lora_A", "trainable_tokens_delta"))
     return any(name in part for part in parts)
 
 
-def load_with_adapter(folder: Path, *, merge: bool = True) -> PreTrainedModel:
-    """The base that `folder` names with the adapter in it, in float32, in evaluation mode.
-
-    Args:
-        folder: An adapter's.
-        merge: Give back a plain model, the adapter added into its weights.
-
-    Raises:
-        ConfigError: the base is not there, or none that works here.
-        CheckpointError: a folder is damaged, or the base is another than the adapter was made on.
-    """
-    config = read_config(folder)
-    base = config.base_model_name_or_path
-    if not base:
-        raise ConfigError(
-            f"{folder / CONFIG} does not say which model it belongs to. Write that model's folder "
-            'or hub name into it as "base_model_name_or_path".'
-        )
-    model = load_model(str(base), vocab_size=_rows_needed(folder))
-    load_adapter(model, folder)
-    return merged(model) if merge else model
-
-
 def merged(model: PreTrainedModel) -> PreTrainedModel:
-    """`model` with its adapter added into the weights, in place: a plain model again.
+    """`model` with its adapter merged into the weights, in place: a plain model again.
 
-    W + s B A, in the weights' own format; float32 weights are asked for.
+    W + s B A (Hu et al. 2021, section 4.1), on float32 weights only.
 
     Raises:
-        ConfigError: the weights are held in fewer bits, in which merging would round them.
+        ConfigError: weights of fewer bits, which merging would round.
     """
     if not is_adapted(model):
         return model
@@ -234,7 +211,7 @@ def merged(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _unpacked(module: Any) -> Any:
-    """The layer inside one of peft's, the adapter in use added to its weights."""
+    """The base layer inside one of peft's, with the active adapter merged into its weights."""
     if hasattr(module, "unload_and_optionally_merge_module"):
         return module.unload_and_optionally_merge_module(
             merge=True, safe_merge=True, adapter_names=None
@@ -267,8 +244,8 @@ def read_config(folder: Path) -> Any:
         raise CheckpointError(f"{file} is not a LoRA configuration: {error}.") from error
 
 
-def _rows_needed(folder: Path) -> int | None:
-    """Rows the embedding must have: as recorded, else for the tokens the adapter trained."""
+def rows_needed(folder: Path) -> int | None:
+    """Rows the base's embedding must have: as recorded, else for the tokens the adapter trained."""
     recorded = _read(folder / WEIGHTS)[1].get(ROWS_KEY)
     if recorded is not None and recorded.isdecimal():
         return int(recorded)

@@ -1,12 +1,12 @@
-"""Small trainable parts beside frozen weights: LoRA and its relatives, through peft.
+"""LoRA, rsLoRA and DoRA layers, through peft: small trainable parts beside frozen weights.
 
 A linear layer W of the model becomes W + s B A with A [r, in] and B [out, r]; only A and B are
 trained (Hu et al. 2021, arXiv 2106.09685, eq. 3). s is alpha / r, for rsLoRA alpha / sqrt(r)
 (Kalajdzievski 2023, arXiv 2312.03732); DoRA also trains the length of each row of the sum (Liu et
 al. 2024, arXiv 2402.09353, eq. 5). B starts at zero, so that training starts from the model itself.
 
-The layers are put into the transformers model in place: it stays what every other part of the
-package takes, and its parameters keep their names with `lora_A.default` and the like behind them.
+The layers are injected into the transformers model in place, so every other part of the package
+takes it as before; adapter parameters are named `...lora_A.default.weight` and the like.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from toque.errors import ConfigError
-from toque.models.families import family_of
+from toque.models.families import embedding, family_of
 
 AdapterKind = Literal["lora", "dora", "rslora"]
 ADAPTER: Final = "default"
 """peft's name for the one adapter that is trained."""
 LARGE: Final = 2_500_000_000
-"""Parameters of what is sold as a 3B model, at least; FLAN-T5-XL has 2.85e9."""
+"""Parameters from which a model counts as 3B; FLAN-T5-XL has 2.85e9."""
 
 _ATTENTION: Final = {
     "t5": ("q", "v"),
@@ -35,12 +35,12 @@ _ATTENTION: Final = {
     "neox": ("query_key_value",),
     "llama": ("q_proj", "v_proj"),
 }
-"""What `target_modules: auto` adapts: the projections of Hu et al. 2021, section 7.1."""
+"""Modules of `target_modules: auto`: the projections of Hu et al. 2021, section 7.1."""
 
 
 @dataclass(frozen=True)
 class AdapterShape:
-    """What an adapter is; `resolve` makes one that fits a model."""
+    """Kind, rank, scale and targets of an adapter; `resolve` makes one that fits a model."""
 
     kind: AdapterKind
     r: int
@@ -62,14 +62,14 @@ def resolve(
     target_modules: Sequence[str] | Literal["auto", "all"] = "auto",
     tokens: Sequence[int] = (),
 ) -> AdapterShape:
-    """The adapter asked for, with what was left open chosen for this model.
+    """The adapter for this model, its open choices made.
 
     Args:
         model: What is to be adapted.
         kind: lora, dora or rslora.
         r: Rank; None for 16, and 8 for a model of 3B parameters or more.
         alpha: Scale; None for 2 r.
-        dropout: Of what an adapter reads.
+        dropout: Of the adapter's inputs.
         target_modules: Last parts of module names; auto for the family's attention projections,
             all for every linear layer but the output head.
         tokens: Ids that are new to the model. A T5 with an output head of its own cannot train
@@ -117,7 +117,7 @@ def peft_config(model: PreTrainedModel, shape: AdapterShape, *, base: str) -> An
         target_modules=list(shape.targets),
         use_dora=shape.kind == "dora",
         use_rslora=shape.kind == "rslora",
-        # GPT-2's layers hold their matrices the other way round.
+        # GPT-2's Conv1D stores its matrix transposed.
         fan_in_fan_out=family.name == "gpt2",
         trainable_token_indices=_token_tables(model, shape.tokens),
         task_type="SEQ_2_SEQ_LM" if family.is_encoder_decoder else "CAUSAL_LM",
@@ -126,7 +126,7 @@ def peft_config(model: PreTrainedModel, shape: AdapterShape, *, base: str) -> An
 
 
 def adapter_parameters(model: PreTrainedModel, shape: AdapterShape) -> int:
-    """How many parameters `attach` will add, from the shapes alone (the model may be on meta).
+    """Number of parameters that `attach` adds, from shapes alone (the model may be on meta).
 
     r (in + out) for each adapted layer, DoRA's `out` more; a row of each table for each token.
     FLAN-T5-large, r = 16 on q and v: 16 * 2048 * 144 = 4.72 million.
@@ -136,17 +136,17 @@ def adapter_parameters(model: PreTrainedModel, shape: AdapterShape) -> int:
         if name.rsplit(".", 1)[-1] in shape.targets and _is_linear(module):
             n_in, n_out = _sides(module)
             total += shape.r * (n_in + n_out) + (n_out if shape.kind == "dora" else 0)
-    width = cast("nn.Embedding", model.get_input_embeddings()).weight.shape[1]
+    width = embedding(model).shape[1]
     return total + width * len(shape.tokens) * len(_token_tables(model, shape.tokens) or ())
 
 
 def hold_frozen(model: nn.Module, dtype: torch.dtype) -> None:
-    """Keep the frozen matrices of adapted models in the format autocast computes them in.
+    """Cast the frozen matrices of an adapted model to the dtype autocast computes them in.
 
-    Autocast would turn a frozen float32 matrix into `dtype` at each use; holding it so gives the
-    same bits for half the memory and none of the work. What autocast leaves alone stays float32:
-    embeddings, norms, the output head, T5's `wo`, and the layers of a DoRA, whose row lengths
-    are taken from the weights.
+    Autocast would cast a frozen float32 matrix to `dtype` at each use; storing it so gives the same
+    bits for half the memory and no work. Everything that autocast leaves alone stays float32:
+    embeddings, norms, the output head, T5's `wo`, and DoRA's layers, whose row norms are computed
+    from the weights.
     """
     if dtype == torch.float32 or not is_adapted(model):
         return
@@ -168,10 +168,10 @@ def is_adapted(model: nn.Module) -> bool:
 
 
 def refuse_unreached(model: nn.Module) -> None:
-    """Refuse an adapter that the first update's loss does not reach.
+    """Refuse an adapter whose parameters get no gradient in the first update.
 
-    Called between backward and update. A's gradient is zero at first, B being zero, so it is
-    asked to exist, and B's to be more than zero somewhere.
+    Called between backward and update. A's gradient is zero at first, since B is zero, so it must
+    only exist; B's must be nonzero somewhere.
 
     Raises:
         ConfigError: naming the parameters without a gradient.
@@ -190,13 +190,13 @@ def refuse_unreached(model: nn.Module) -> None:
 
 
 def can_train_tokens(model: PreTrainedModel) -> bool:
-    """Whether rows of the embedding can be trained alone, by us and by whoever loads the result.
+    """Whether single rows of the embedding can be trained, here and with peft alone.
 
-    Not in a T5 with a head of its own: its two sides hold the table each, which peft would give
-    two sets of rows that cannot be merged into one table.
+    Not in a T5 with an untied head: encoder and decoder each hold the table, and peft would give
+    them two sets of rows that cannot be merged into one.
     """
-    table = cast("nn.Embedding", model.get_input_embeddings()).weight
-    return family_of(model.config).name != "t5" or model.get_submodule("lm_head").weight is table
+    tied = model.get_submodule("lm_head").weight is embedding(model)
+    return tied or family_of(model.config).name != "t5"
 
 
 def _targets(

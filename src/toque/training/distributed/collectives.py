@@ -1,9 +1,9 @@
-"""The processes that share every update of a run, and how they agree.
+"""Collectives among the processes that share every update of a run, and what they agree on.
 
 Each rank computes the gradient of its share of an update's rows. Losses are sums, divided by the
 target tokens of the whole update before any backward, so the sum of the ranks' gradients is the
-gradient of one process: one sum after the last micro-batch is all that training needs. Everything
-that is decided (when to stop, save, evaluate) is agreed on at the same place by all.
+gradient of one process: one all-reduce after the last micro-batch is all that training needs.
+Everything that is decided (when to stop, save, evaluate) is agreed on at the same place by all.
 
 DistributedDataParallel is not used: its averages would have to be multiplied back, it wants every
 call to go through its own forward, and a rank without rows, or with fewer micro-batches than
@@ -13,9 +13,10 @@ others, needs special care there and none here.
 from __future__ import annotations
 
 import faulthandler
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from typing import Any, Final
 
 import torch
@@ -23,33 +24,36 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from toque.errors import CheckpointError
-from toque.training.distributed.rank_failures import RollCall
+from toque.training.distributed.rank_failures import RankFailures
 from toque.training.events import Requests
 from toque.units import Cursor, Progress
 
 _BUCKET_BYTES: Final = 32 * 2**20
-"""Gradients are summed in pieces of about this size, one under way while the next is gathered."""
+"""Gradients are all-reduced in buckets of this size, one under way while the next is filled."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those that share the run; alone unless made by `joining.joined`.
+    """This process among those that share the run; alone unless made by `launch.joined`.
+
+    Every method that exchanges something raises RankLost when another rank is gone or does not
+    answer.
 
     Args:
-        rank: which one; 0 leads: it alone writes files and speaks.
+        rank: which one; 0 is the main one: it alone writes files and prints.
         world_size: how many there are.
         local_rank: which one on this machine, and so which CUDA device.
-        roll: finds out who is missing when the others do not answer.
+        failures: finds out which rank is missing when the others do not answer.
     """
 
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
-    roll: RollCall | None = None
+    failures: RankFailures | None = None
 
     @property
     def is_main(self) -> bool:
-        """Whether this rank writes files and speaks for all."""
+        """Whether this rank writes files and prints for all."""
         return self.rank == 0
 
     @property
@@ -58,11 +62,7 @@ class Ranks:
         return self.world_size > 1
 
     def all_reduce_sum(self, values: Sequence[float]) -> list[float]:
-        """The sums over the ranks, in float64; `values` itself when alone.
-
-        Raises:
-            RankLost: another rank is gone or does not answer. So do all methods here.
-        """
+        """The sums over the ranks, in float64; `values` itself when alone."""
         if not self.is_distributed:
             return list(values)
         held = torch.tensor(values, dtype=torch.float64)
@@ -70,38 +70,23 @@ class Ranks:
         return held.tolist()
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Every rank's `value`, by rank; anything JSON can say."""
-        if not self.is_distributed:
-            return [value]
-        own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
-        self._exchange(lambda: dist.all_gather(sizes, torch.tensor([len(own)])))
-        longest = max(int(size) for size in sizes)
-        padded = torch.zeros(longest, dtype=torch.uint8)
-        padded[: len(own)] = own
-        texts = [torch.zeros_like(padded) for _ in range(self.world_size)]
-        self._exchange(lambda: dist.all_gather(texts, padded))
-        return [
-            json.loads(text[: int(size)].numpy().tobytes())
-            for text, size in zip(texts, sizes, strict=True)
-        ]
+        """Every rank's `value`, by rank; any plain Python value."""
+        found: list[Any] = [value] * self.world_size
+        if self.is_distributed:
+            self._exchange(lambda: dist.all_gather_object(found, value))
+        return found
 
     def broadcast(self, value: Any = None) -> Any:
-        """Rank 0's `value`, which JSON must be able to say; the others' does not matter."""
-        return self.all_gather(value if self.is_main else None)[0]
+        """Rank 0's `value`; the others' does not matter."""
+        found = [value]
+        if self.is_distributed:
+            self._exchange(lambda: dist.broadcast_object_list(found, src=0))
+        return found[0]
 
     def any_rank(self, wants: Requests) -> Requests:
-        """What any rank asks for; only whole updates lie between two agreements."""
-        if not self.is_distributed:
-            return wants
-        stop, evaluate, save = self.all_reduce_sum([wants.stop, wants.evaluate, wants.save])
-        reasons = self.all_gather(wants.reason) if stop else [""]
-        return Requests(
-            stop=stop > 0,
-            evaluate=evaluate > 0,
-            save=save > 0,
-            reason=next(filter(None, reasons), ""),
-        )
+        """What any rank asks for; of several reasons that of the lowest rank."""
+        asked: list[Requests] = self.all_gather(wants)
+        return reduce(or_, asked)
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter], loss: Tensor) -> Tensor:
         """Replace every gradient by its sum over the ranks.
@@ -173,21 +158,21 @@ class Ranks:
             )
 
     def _exchange(self, act: Callable[[], object]) -> None:
-        """Do what all ranks do together, and begin the time again in which they must meet next."""
-        assert self.roll is not None
+        """Run a collective, and restart the time within which the next one must come."""
+        assert self.failures is not None
         try:
             act()
         except RuntimeError as error:  # every backend's errors, from a closed socket to a timeout
-            raise self.roll.lost(error) from error
+            raise self.failures.lost(error) from error
         # The stacks of a rank that never comes back here are written by a thread without Python,
         # so also when Python itself is stuck.
-        faulthandler.dump_traceback_later(self.roll.timeout_seconds, exit=False)
+        faulthandler.dump_traceback_later(self.failures.timeout_seconds, exit=False)
 
 
 def weights_sum(model: nn.Module) -> int:
-    """A number that a changed bit in any trainable weight changes.
+    """A checksum of the trainable weights that any changed bit changes.
 
-    The sum of the weights' bits read as integers: cheap, and enough to tell replicas apart.
+    The sum of their bits read as integers: cheap, and enough to tell replicas apart.
     """
     kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     sums = [
@@ -220,7 +205,6 @@ def _buckets(tensors: list[Tensor]) -> Iterable[list[Tensor]]:
 
 def _finish(bucket: list[Tensor], flat: Tensor, work: Any) -> None:
     work.wait()
-    at = 0
-    for tensor in bucket:
-        tensor.copy_(flat[at : at + tensor.numel()].view_as(tensor))
-        at += tensor.numel()
+    parts = torch.split(flat, [tensor.numel() for tensor in bucket])
+    for tensor, part in zip(bucket, parts, strict=True):
+        tensor.copy_(part.view_as(tensor))

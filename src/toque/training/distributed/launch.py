@@ -1,4 +1,4 @@
-"""Joining the other processes that torchrun or accelerate started, and parting from them."""
+"""Process group launch: rendezvous with the ranks that torchrun or accelerate started, and exit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defin
 
 from toque.errors import ConfigError, RankLost
 from toque.training.distributed.collectives import Ranks
-from toque.training.distributed.rank_failures import RollCall
+from toque.training.distributed.rank_failures import RankFailures
 
 Strategy = Literal["auto", "single", "ddp"]
 _STARTING: Final = "torchrun --nproc-per-node 2 -m toque train CONFIG"
@@ -56,14 +56,12 @@ def joined(*, strategy: Strategy) -> Iterator[Ranks]:
         yield Ranks()
         return
     ranks = _joined(rank, world_size, _number(TIMEOUT_VARIABLE, _TIMEOUT_SECONDS))
-    assert ranks.roll is not None
+    assert ranks.failures is not None
     try:
         yield ranks
         ranks.all_reduce_sum([0.0])  # nobody leaves while another may still need an answer
-    except RankLost:
-        raise
     except BaseException as error:
-        ranks.roll.failed(error)
+        ranks.failures.report(error)
         raise
     else:
         dist.destroy_process_group()
@@ -103,9 +101,9 @@ def _joined(rank: int, world_size: int, timeout_seconds: float) -> Ranks:
             "across machines each needs the same "
             "MASTER_ADDR and MASTER_PORT, reachable from all."
         ) from error
-    roll = RollCall(PrefixStore("roll", store), rank, world_size, timeout_seconds)
-    roll.enrol()
-    return Ranks(rank, world_size, local_rank, roll)
+    failures = RankFailures(PrefixStore("ranks", store), rank, world_size, timeout_seconds)
+    failures.enrol()
+    return Ranks(rank, world_size, local_rank, failures)
 
 
 def _number(name: str, default: int) -> int:

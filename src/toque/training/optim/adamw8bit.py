@@ -1,4 +1,4 @@
-"""AdamW whose two averages take one byte a weight each instead of four."""
+"""AdamW with 8-bit optimizer states: its two averages take one byte a weight each, not four."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Any, Final, final
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-
-from toque.training.optim.skippable import SkippableOptimizer
 
 _BLOCK: Final = 256
 """Weights that share one scale; bitsandbytes' own choice since version 0.43."""
@@ -60,7 +58,7 @@ def from_bytes(codes: Tensor, scale: Tensor, *, signed: bool) -> Tensor:
 
 
 @final
-class AdamW8bit(SkippableOptimizer):
+class AdamW8bit(torch.optim.Optimizer):
     """AdamW (Loshchilov & Hutter 2019, algorithm 2) with 8-bit averages (Dettmers et al. 2022).
 
     Plain torch, on any device. Embedding tables, whose rows are rarely and unevenly used, and
@@ -79,56 +77,52 @@ class AdamW8bit(SkippableOptimizer):
         super().__init__(groups, defaults)
         self._exact = {id(p) for g in self.param_groups if g["exact"] for p in g["params"]}
 
-    def state_shapes(self, parameter: nn.Parameter) -> dict[str, tuple[int, ...]]:
-        """See the base."""
-        shape = tuple(parameter.shape)
-        if not self._in_bytes(parameter):
-            return {"step": (), "exp_avg": shape, "exp_avg_sq": shape}
-        blocks = (-(-parameter.numel() // _BLOCK),)
-        return {
-            "step": (),
-            "codes": shape,
-            "scales": blocks,
-            "square_codes": shape,
-            "square_scales": blocks,
+    def initial_state(
+        self, parameter: nn.Parameter, device: torch.device | str
+    ) -> dict[str, Tensor]:
+        """The state of `parameter` before its first update, on `device`: averages of zero."""
+        zeros = torch.zeros(parameter.shape, device=device)
+        state = {"step": torch.zeros((), device=device)}
+        if parameter.numel() < _SMALL or id(parameter) in self._exact:
+            return state | {"exp_avg": zeros, "exp_avg_sq": zeros.clone()}
+        codes, scales = to_bytes(zeros, signed=True)
+        square_codes, square_scales = to_bytes(zeros, signed=False)
+        return state | {
+            "codes": codes,
+            "scales": scales,
+            "square_codes": square_codes,
+            "square_scales": square_scales,
         }
 
-    def state_dtype(self, name: str) -> torch.dtype:
-        """See the base."""
-        return torch.uint8 if name.endswith("codes") else torch.float32
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One update of every parameter that has a gradient; decay is decoupled."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                if parameter not in self.state:
+                    self.state[parameter] = self.initial_state(parameter, parameter.device)
+                change = _change(self.state[parameter], parameter.grad.float(), group)
+                parameter.mul_(1.0 - group["lr"] * group["weight_decay"])
+                parameter.add_(change.to(parameter.dtype), alpha=-group["lr"])
 
-    def _in_bytes(self, parameter: Tensor) -> bool:
-        return parameter.numel() >= _SMALL and id(parameter) not in self._exact
 
-    def _state_of(self, parameter: Tensor) -> dict[str, Any]:
-        fresh = parameter not in self.state
-        state = super()._state_of(parameter)
-        if fresh and "codes" in state:
-            state["codes"] += code_book(signed=True).tolist().index(0.0)
-        return state
-
-    def update_parameter(
-        self, parameter: Tensor, gradient: Tensor, group: dict[str, Any], gate: Tensor
-    ) -> Tensor:
-        """See the base."""
-        state, (beta1, beta2) = self._state_of(parameter), group["betas"]
-        state["step"] += gate
-        in_bytes = self._in_bytes(parameter)
-        if in_bytes:
-            mean = from_bytes(state["codes"], state["scales"], signed=True)
-            square = from_bytes(state["square_codes"], state["square_scales"], signed=False)
-        else:
-            mean, square = state["exp_avg"], state["exp_avg_sq"]
-        mean.lerp_(gradient, (1.0 - beta1) * gate)
-        square.lerp_(gradient.square(), (1.0 - beta2) * gate)
-        if in_bytes:
-            # Twice quantised is once quantised, but for the scale's last bit: with the gate shut
-            # the old bytes must stay.
-            fresh = (*to_bytes(mean, signed=True), *to_bytes(square, signed=False))
-            names = ("codes", "scales", "square_codes", "square_scales")
-            for name, value in zip(names, fresh, strict=True):
-                state[name].copy_(torch.where(gate > 0, value, state[name]))
-        step = state["step"].clamp(min=1.0)
-        root = (square / (1.0 - beta2**step)).sqrt_().add_(group["eps"])
-        change: Tensor = mean / (1.0 - beta1**step) / root
-        return change
+def _change(state: dict[str, Tensor], gradient: Tensor, group: dict[str, Any]) -> Tensor:
+    """Renew a parameter's averages; Adam's quotient, before the learning rate."""
+    beta1, beta2 = group["betas"]
+    in_bytes = "codes" in state
+    if in_bytes:
+        mean = from_bytes(state["codes"], state["scales"], signed=True)
+        square = from_bytes(state["square_codes"], state["square_scales"], signed=False)
+    else:
+        mean, square = state["exp_avg"], state["exp_avg_sq"]
+    mean.lerp_(gradient, 1.0 - beta1)
+    square.lerp_(gradient.square(), 1.0 - beta2)
+    if in_bytes:
+        state["codes"], state["scales"] = to_bytes(mean, signed=True)
+        state["square_codes"], state["square_scales"] = to_bytes(square, signed=False)
+    step = state["step"].add_(1.0)
+    root = (square / (1.0 - beta2**step)).sqrt_().add_(group["eps"])
+    change: Tensor = mean / (1.0 - beta1**step) / root
+    return change

@@ -1,4 +1,4 @@
-"""The optimizer, and its state as named tensors.
+"""Optimizer construction, the conditional step, and the optimizer's state as named tensors.
 
 State is keyed by parameter name, not by position, so that a checkpoint says whose it is and an
 optimizer with another grouping can read it.
@@ -12,15 +12,17 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from toque.errors import ConfigError
+from toque.errors import CheckpointError, ConfigError
 from toque.training.checkpoint.state_tensors import refuse
-from toque.training.optim.adafactor import Adafactor
 from toque.training.optim.adamw8bit import AdamW8bit
 from toque.training.optim.muon import MuonWithAdamW
-from toque.training.optim.skippable import SkippableOptimizer
 
 OPTIMIZERS: Final = ("adamw", "adafactor", "muon", "adamw8bit")
-_STEP: Final = "step"
+_ADAFACTOR_EPS: Final = (1e-18, 1e-3)
+"""Floors of a gradient's and of a weight's RMS. torch's own floor of gradients, 1e-7, is above
+those of a large model; the square of this one is still a normal float32."""
+_NAMES_ON_DISK: Final = {"momentum_buffer": "momentum"}
+"""Entries that a checkpoint calls otherwise than torch does, since version 0.1.0."""
 
 
 def build_optimizer(
@@ -33,42 +35,58 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """An optimizer over the trainable parameters; the loop sets its learning rate at every step.
 
-    adamw: Loshchilov & Hutter 2019, algorithm 2, fused. Vectors (biases, norms' scales) are never
-    decayed: they are few, and pulling a scale towards zero is no regularisation. The others stand
-    in files of their own: `adafactor`, `muon` (with AdamW for tables and vectors), `adamw8bit`.
+    adamw: Loshchilov & Hutter 2019, algorithm 2, fused. adafactor: Shazeer & Stern 2018, algorithm
+    4 without momentum: an update's RMS is lr times that of the weight it changes, as T5 was
+    trained, and lr is capped at 1 / sqrt(step). muon: with AdamW for tables and vectors.
+    adamw8bit: AdamW whose averages take a byte a weight. Vectors (biases, norms' scales) are never
+    decayed: they are few, and pulling a scale towards zero is no regularisation.
 
     Raises:
         ConfigError: the name is unknown, or nothing is trainable.
     """
     if name not in OPTIMIZERS:
-        raise ConfigError(f"{name!r} is no optimizer. Use {', '.join(OPTIMIZERS)}.")
-    tables = _tables(model)
-    kinds: dict[str, list[nn.Parameter]] = {"matrices": [], "tables": [], "vectors": []}
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            inner = parameter.ndim == 2 and id(parameter) not in tables
-            large = "matrices" if inner else "tables"
-            kinds[large if parameter.ndim >= 2 else "vectors"].append(parameter)
-    if not any(kinds.values()):
+        raise ConfigError(f"{name!r} is not an optimizer. Use {', '.join(OPTIMIZERS)}.")
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if not trained:
         raise ConfigError("The model has no trainable parameter: everything is frozen.")
+    apart = _tables(model)
+    large = [p for p in trained if p.ndim >= 2]
+    matrices = [p for p in large if p.ndim == 2 and id(p) not in apart]
+    tables = [p for p in large if p.ndim != 2 or id(p) in apart]
+    vectors = {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0}
 
-    def groups(*wanted: str, **options: Any) -> list[dict[str, Any]]:
-        parameters = [p for kind in wanted for p in kinds[kind]]
-        decay = 0.0 if wanted == ("vectors",) else weight_decay
-        return [{"params": parameters, "weight_decay": decay, **options}] if parameters else []
+    def decayed(parameters: list[nn.Parameter]) -> dict[str, Any]:
+        return {"params": parameters, "weight_decay": weight_decay}
 
-    vectors = groups("vectors")
     if name == "muon":
-        rest = [*groups("tables"), *vectors]
-        return MuonWithAdamW(groups("matrices"), rest, betas=betas, eps=eps)
+        rest = [decayed(tables), vectors]
+        return MuonWithAdamW([decayed(matrices)], rest, betas=betas, eps=eps)
     if name == "adamw8bit":
-        held = [*groups("matrices"), *groups("tables", exact=True), *vectors]
-        return AdamW8bit(held, betas=betas, eps=eps)
-    decayed = [p for p in model.parameters() if p.requires_grad and p.ndim >= 2]
-    plain = [{"params": decayed, "weight_decay": weight_decay}] if decayed else []
+        exact = decayed(tables) | {"exact": True}
+        return AdamW8bit([decayed(matrices), exact, vectors], betas=betas, eps=eps)
+    groups = [decayed(large), vectors]
     if name == "adafactor":
-        return Adafactor([*plain, *vectors])
-    return torch.optim.AdamW([*plain, *vectors], lr=0.0, betas=betas, eps=eps, fused=True)
+        return torch.optim.Adafactor(groups, lr=0.0, eps=_ADAFACTOR_EPS)
+    return torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=eps, fused=True)
+
+
+def step_if(optimizer: torch.optim.Optimizer, wanted: Tensor, device: torch.device) -> None:
+    """Apply the update where `wanted` holds; otherwise neither weights nor state change.
+
+    Fused kernels of a GPU skip by themselves when `found_inf` says so, as for a loss scaler, and
+    nothing waits for the device. For any other optimizer the host reads `wanted`, which does.
+
+    Args:
+        optimizer: its parameters have their gradients.
+        wanted: [] bool.
+        device: of the parameters.
+    """
+    if device.type != "cpu" and optimizer.defaults.get("fused"):
+        optimizer.found_inf = (~wanted).float()  # type: ignore[attr-defined]
+        optimizer.step()
+        del optimizer.found_inf  # type: ignore[attr-defined]
+    elif bool(wanted):
+        optimizer.step()
 
 
 def _tables(model: nn.Module) -> set[int]:
@@ -80,31 +98,32 @@ def _tables(model: nn.Module) -> set[int]:
     return found
 
 
-def state_shapes(
-    optimizer: torch.optim.Optimizer, parameter: nn.Parameter
-) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of what the optimizer keeps for `parameter` once it was updated."""
-    if isinstance(optimizer, SkippableOptimizer):
-        return optimizer.state_shapes(parameter)
-    shape = tuple(parameter.shape)
-    return {_STEP: (), "exp_avg": shape, "exp_avg_sq": shape}
-
-
 def state_bytes(optimizer: torch.optim.Optimizer) -> int:
     """Bytes the optimizer's state takes once every parameter was updated."""
-    total = 0
-    for parameter in (p for group in optimizer.param_groups for p in group["params"]):
-        for name, shape in state_shapes(optimizer, parameter).items():
-            own = optimizer.state_dtype(name) if isinstance(optimizer, SkippableOptimizer) else None
-            dtype = own or parameter.dtype
-            total += torch.Size(shape).numel() * dtype.itemsize
-    return total
+    parameters = (p for group in optimizer.param_groups for p in group["params"])
+    return sum(entry.nbytes for p in parameters for entry in _layout(optimizer, p).values())
+
+
+def _layout(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:
+    """The state of `parameter` after an update, without its values: tensors on no device."""
+    if isinstance(optimizer, MuonWithAdamW):
+        optimizer = optimizer.half_of(parameter)
+    if isinstance(optimizer, AdamW8bit):
+        return optimizer.initial_state(parameter, "meta")
+    like, step = parameter.detach().to("meta"), torch.empty((), device="meta")
+    if isinstance(optimizer, torch.optim.Muon):
+        return {"momentum_buffer": like}
+    if not isinstance(optimizer, torch.optim.Adafactor):
+        return {"step": step, "exp_avg": like, "exp_avg_sq": like}
+    if like.ndim < 2:
+        return {"step": step, "variance": like}
+    return {"step": step, "row_var": like[..., :1], "col_var": like[..., :1, :]}
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
     """The optimizer's state as `<parameter name>/<entry>`, e.g. `wte.weight/exp_avg`."""
     return {
-        f"{name}/{entry}": value
+        f"{name}/{_NAMES_ON_DISK.get(entry, entry)}": value
         for name, parameter in model.named_parameters()
         for entry, value in optimizer.state.get(parameter, {}).items()
         if isinstance(value, Tensor)
@@ -121,39 +140,47 @@ def load_optimizer_tensors(
         CheckpointError: a name or a shape belongs to another model or optimizer; nothing is
             changed.
     """
+    if isinstance(optimizer, torch.optim.Adafactor):
+        _refuse_unscaled_adafactor(tensors, where)
     own = {p for group in optimizer.param_groups for p in group["params"]}
-    parameters = {name: p for name, p in model.named_parameters() if p in own}
-    shapes = {name: state_shapes(optimizer, p) for name, p in parameters.items()}
-    state: dict[nn.Parameter, dict[str, Tensor]] = {}
-    wrong: list[str] = []
-    for key, value in tensors.items():
-        name, _, entry = key.rpartition("/")
-        expected = shapes.get(name, {}).get(entry)
-        if expected is None:
-            wrong.append(f"{key} is unknown to the optimizer")
-        elif tuple(value.shape) != expected:
-            wrong.append(f"{key} is {tuple(value.shape)}, the optimizer's {expected}")
-        else:
-            parameter = parameters[name]
-            state.setdefault(parameter, {})[entry] = _placed(optimizer, parameter, entry, value)
-    for name, parameter in parameters.items():
-        held = state.get(parameter)
-        if held is not None and held.keys() != shapes[name].keys():
-            missing = shapes[name].keys() - held.keys()
-            wrong.append(f"{name} lacks {', '.join(sorted(missing))}")
+    updated = {key.rpartition("/")[0] for key in tensors}
+    expected = {
+        f"{name}/{_NAMES_ON_DISK.get(entry, entry)}": (parameter, entry, tuple(like.shape))
+        for name, parameter in model.named_parameters()
+        if parameter in own and name in updated
+        for entry, like in _layout(optimizer, parameter).items()
+    }
+    wrong = [f"{key} is unknown to the optimizer" for key in tensors.keys() - expected.keys()]
+    wrong += [" lacks ".join(key.rsplit("/", 1)) for key in expected.keys() - tensors.keys()]
+    for key in tensors.keys() & expected.keys():
+        found, shape = tuple(tensors[key].shape), expected[key][2]
+        if found != shape:
+            wrong.append(f"{key} is {found}, the optimizer's {shape}")
     refuse(wrong, where=where, what="the optimizer")
     optimizer.state.clear()
-    for parameter, held in state.items():
-        optimizer.state[parameter] = held
+    for key, (parameter, entry, _) in expected.items():
+        optimizer.state[parameter][entry] = _placed(optimizer, parameter, entry, tensors[key])
+
+
+def _refuse_unscaled_adafactor(tensors: Mapping[str, Tensor], where: str) -> None:
+    if any(key.endswith(("/row_square", "/square")) for key in tensors):
+        raise CheckpointError(
+            f"{where} holds the state of version 0.1.0's Adafactor, whose learning rate was not "
+            "relative to the size of the weights; with today's the same optim.peak_lr is another "
+            "run. Finish it with version 0.1.0, or begin a new run from its weights with an "
+            "optim.peak_lr of 1e-3 to 1e-2."
+        )
 
 
 def _placed(
     optimizer: torch.optim.Optimizer, parameter: nn.Parameter, entry: str, value: Tensor
 ) -> Tensor:
     """A copy where the optimizer keeps it, in the memory layout its kernels walk."""
-    if entry == _STEP:
+    if entry == "step":
+        if isinstance(optimizer, MuonWithAdamW):
+            optimizer = optimizer.adamw
         # Fused and capturable kernels and ours count on the device; the plain ones on the CPU.
-        on_device = isinstance(optimizer, SkippableOptimizer) or bool(
+        on_device = isinstance(optimizer, AdamW8bit) or bool(
             optimizer.defaults.get("fused") or optimizer.defaults.get("capturable")
         )
         return value.to(parameter.device if on_device else "cpu").clone()

@@ -1,4 +1,4 @@
-"""Averages of the weights over the updates: what is evaluated and kept, never what is trained."""
+"""Weight averages over the updates (EMA, LAWA): evaluated and kept, never trained."""
 
 from __future__ import annotations
 

@@ -17,13 +17,9 @@ from toque.data.loader.packing import RowShape, choose_shape
 from toque.data.loader.span_corruption import SpanCorruption
 from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError
-from toque.models.families import max_positions
-from toque.models.loading.pretrained import (
-    build_model,
-    grow_vocabulary,
-    load_model,
-    vocabulary_rows,
-)
+from toque.models.families import max_positions, vocabulary_rows
+from toque.models.loading.from_scratch import build_model
+from toque.models.loading.pretrained import grow_vocabulary, load_model
 from toque.workflows.assembly.augmentation import varied_of
 from toque.workflows.assembly.curriculum import plan_of_stages
 from toque.workflows.assembly.mixture import mixture_of

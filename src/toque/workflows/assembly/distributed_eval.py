@@ -1,4 +1,4 @@
-"""Distributed evaluation: each rank writes its share of the texts."""
+"""Distributed evaluation: text samples and peak FLOPS of all ranks of a run together."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def _check(name: str, watcher: object) -> None:
         hint = f" Nearest: {nearest[0]}." if nearest else ""
     raise ConfigError(
         f"The callback {name} has {found}.{hint} The methods are {', '.join(METHODS)}; each takes "
-        "the state of the run (docs/callbacks.md)."
+        "the state of the run (docs/guides/callbacks-and-trackers.md)."
     )
 
 

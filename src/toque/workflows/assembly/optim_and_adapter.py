@@ -1,4 +1,4 @@
-"""From the configuration to adapter, schedule, noise, outliers and an average of the weights."""
+"""Adapter, schedule, gradient noise, skip-step policy and weight average, from a configuration."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def gradient_noise(config: RunConfig) -> GradientNoise | None:
 
 
 def outlier_policy(config: RunConfig, runtime: Runtime) -> Outliers | None:
-    """Who leaves updates out, if asked for."""
+    """The rule for leaving updates out, if asked for."""
     wanted, ranks = config.optim.outliers, runtime.ranks
     if wanted is None:
         return None

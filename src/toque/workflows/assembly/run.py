@@ -13,9 +13,8 @@ from toque.data.loader.batch_stream import BatchStream
 from toque.data.store.token_store import TokenStore
 from toque.evaluation.text_samples import Sampler
 from toque.models.families import family_of
-from toque.models.flops import ParameterCounts
+from toque.models.flops import ParameterCounts, parameter_counts
 from toque.models.forward.fast_dropout import use_fast_dropout
-from toque.models.loading.pretrained import parameter_counts
 from toque.models.lora.files import base_sha256
 from toque.models.lora.layers import hold_frozen, is_adapted
 from toque.reporter import SILENT, Reporter

@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 from toque.config import RunConfig, config_sha256
 from toque.data.loader.batch_stream import BatchStream
 from toque.data.store.token_store import TokenStore
+from toque.models.flops import flops_per_token, parameter_counts
 from toque.models.forward.loss import loss_sum
-from toque.models.loading.pretrained import flops_per_token, parameter_counts
 from toque.models.lora.layers import is_adapted, refuse_unreached
 from toque.training.autotune.cache import Resources
 from toque.training.callbacks import Callback, Callbacks

@@ -1,0 +1,205 @@
+"""Training runs killed with SIGKILL at random moments, compared with one left alone.
+
+    python bench/robustness/kills.py [--kills 200] [--seed 1] [--steps 80] [--upload]
+                                     [--trainer toque|transformers]
+
+A tiny T5 with dropout, augmentation and saves in the background trains in a process forked from
+one that has imported torch and transformers but computed nothing, so that a restart costs tenths
+of a second and is a fresh trainer all the same. Each session is killed at a moment drawn evenly
+from the life of an undisturbed run, starting up and ending included; a run that comes to its end
+before is compared, and the next one begins. Compared with the undisturbed run's, bit for bit:
+SHA-256 of the last weights, of the optimizer and of the finished model, and every loss. With
+--upload the checkpoints go to an S3 emulator, and every tenth kill also deletes the run's folder:
+the bucket alone continues. With --trainer transformers the same is done to transformers.Trainer
+(plain data, no augmentation). Quality fails when Toque differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import harness
+import peers
+from s3_emulator import BUCKET, s3_emulator
+
+from toque.storage.atomic import sha256_of
+from toque.workflows.drill.sessions import Kills, Session, facts_of, kill_and_continue, preload
+
+SAVE_EVERY = 3
+SHAPE = "{d_model: 48, d_kv: 12, d_ff: 96, num_layers: 2, num_heads: 4, dropout_rate: 0.1}"
+
+
+def measure(a: argparse.Namespace) -> harness.Result:
+    """The undisturbed run, the killed one, and both compared."""
+    os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    with tempfile.TemporaryDirectory(prefix="kills-") as name:
+        work = Path(name)
+        os.environ["TOQUE_CACHE"] = str(work / "cache")
+        _prepare(work, a)
+        with s3_emulator() if a.upload else contextlib.nullcontext():
+            return _trial(work, a)
+
+
+def _prepare(work: Path, a: argparse.Namespace) -> None:
+    from toque.cooking.cookbook.generate import write_cookbook
+
+    write_cookbook(work / "a.jsonl", n=240, seed=3)
+    (work / "run.yaml").write_text(
+        f"""
+run_dir: {work}/run
+seed: 5
+model: {{family: t5, tokenizer: "trained:600", shape: {SHAPE}}}
+data: {{sources: [{{path: "{work}/a.jsonl"}}], store: "{work}/store", max_prompt_tokens: 64,
+  max_target_tokens: 128}}
+optim: {{peak_lr: 1e-3, warmup: "5 steps", label_smoothing: 0.1}}
+augmentation: {{prompt_formats: true, instructions: 0.5, paraphrase: 0.5, substitute: 0.3,
+  tips: 0.3}}
+train: {{stop_after: "{a.steps} steps", batch: "512 tokens", micro_batch_rows: 2,
+  precision: float32, compile: false, gradient_checkpointing: false,
+  save_every: "{SAVE_EVERY} steps", evaluate_every: "20 steps", keep_last: 2}}
+evaluation: {{max_examples: 4, generate: 0}}
+observe: {{log_every: "1 step"}}
+"""
+    )
+    peers.toque("prepare", work / "run.yaml")
+
+
+def _trial(work: Path, a: argparse.Namespace) -> harness.Result:
+    preload()
+    own = a.trainer == "toque"
+    session, facts = (_toque, facts_of) if own else (_transformers, _facts_of_transformers)
+    began = time.perf_counter()
+
+    def fresh(n: int) -> Path:
+        (work / f"killed-{n}").mkdir()
+        return work / f"killed-{n}"
+
+    def start(run: Path) -> Session:
+        return session(run, work, a, upload=a.upload)
+
+    def wipe(run: Path, kills: int) -> None:
+        if a.upload and kills % 10 == 0:
+            shutil.rmtree(run)
+            run.mkdir()
+
+    def say(kills: int) -> None:
+        print(f"{kills} kills after {time.perf_counter() - began:.0f} s", file=sys.stderr)
+
+    whole = work / "whole"
+    calm = session(whole, work, a, upload=False)
+    if calm.wait() != 0:
+        raise SystemExit(calm.said()[-3000:])
+    calm_seconds = time.perf_counter() - began
+    found = kill_and_continue(
+        start, fresh, facts(whole), kills=a.kills, span=calm_seconds,
+        chance=random.Random(a.seed), facts=facts, after_kill=wipe, say=say,
+        stop_when_wrong=own,
+    )  # fmt: skip
+    exact = not found.wrong and found.kills == a.kills
+    return harness.Result(
+        ours={
+            "kills": found.kills,
+            "folders_deleted": found.kills // 10 if a.upload else 0,
+            "finished_runs_compared": found.finished,
+            **(_moments(found, a.steps) if own else {}),
+        },
+        # transformers.Trainer is here to be looked at, not to be judged.
+        quality={"passes": exact or not own, "exact": exact, "wrong": dict(Counter(found.wrong))},
+        details={
+            "save_every_steps": SAVE_EVERY,
+            "compared": sorted(facts(whole)),
+            "calm_seconds": round(calm_seconds, 1),
+            "total_seconds": round(time.perf_counter() - began, 1),
+        },
+    )
+
+
+def _moments(found: Kills, steps: int) -> dict[str, object]:
+    """What the sessions were doing when killed, and how many kills came in each tenth of a run."""
+    tenths = [min(9, 10 * step // steps) for step in found.steps]
+    return {
+        "killed_while": found.while_,
+        "kills_in_each_tenth_of_the_steps": [tenths.count(n) for n in range(10)],
+    }
+
+
+def _toque(run: Path, work: Path, _a: argparse.Namespace, *, upload: bool) -> Session:
+    def body() -> int:
+        from toque.cli import main as toque
+
+        words = [f"run_dir={run}"]
+        words += [f"checkpoint.upload={BUCKET}/{run.name}"] if upload else []
+        return toque(["train", str(work / "run.yaml"), *words])
+
+    return Session(body, work / "log.txt")
+
+
+def _transformers(run: Path, work: Path, a: argparse.Namespace, *, upload: bool) -> Session:
+    del upload  # it has none
+
+    def body() -> int:
+        import torch
+        from transformers import T5Config, T5ForConditionalGeneration, Trainer, TrainingArguments
+        from transformers.trainer_utils import get_last_checkpoint
+
+        torch.manual_seed(5)
+        rows = torch.randint(3, 600, (240, 48), generator=torch.Generator().manual_seed(3))
+        data = [{"input_ids": row[:24], "labels": row[24:]} for row in rows]
+        model = T5ForConditionalGeneration(
+            T5Config(
+                vocab_size=600,
+                d_model=48,
+                d_kv=12,
+                d_ff=96,
+                num_layers=2,
+                num_heads=4,
+                decoder_start_token_id=0,
+            )
+        )
+        arguments = TrainingArguments(
+            output_dir=str(run), max_steps=a.steps, save_steps=SAVE_EVERY,
+            save_total_limit=2, logging_steps=1, per_device_train_batch_size=2, seed=5,
+            report_to=[], disable_tqdm=True, use_cpu=True, learning_rate=1e-3,
+        )  # fmt: skip
+        last = get_last_checkpoint(str(run)) if run.exists() else None
+        trainer = Trainer(model=model, args=arguments, train_dataset=data)
+        trainer.train(resume_from_checkpoint=last)
+        trainer.save_model(str(run))
+        return 0
+
+    return Session(body, work / "log.txt")
+
+
+def _facts_of_transformers(run: Path) -> dict[str, object]:
+    """The same of transformers.Trainer's newest checkpoint."""
+    folders = sorted(run.glob("checkpoint-*"), key=lambda f: int(f.name.rpartition("-")[2]))
+    if not folders:
+        return {}
+    files = {"weights": folders[-1] / "model.safetensors", "model": run / "model.safetensors"}
+    found: dict[str, object] = {n: sha256_of(path) for n, path in files.items() if path.exists()}
+    history = json.loads((folders[-1] / "trainer_state.json").read_text())["log_history"]
+    return {**found, "losses": {e["step"]: e["loss"] for e in history if "loss" in e}}
+
+
+def options(p: argparse.ArgumentParser) -> None:
+    """The command line."""
+    p.add_argument("--kills", type=int, default=200)
+    p.add_argument("--seed", type=int, default=1)
+    p.add_argument("--steps", type=int, default=80, help="of each run")
+    p.add_argument("--upload", action="store_true")
+    p.add_argument("--trainer", choices=("toque", "transformers"), default="toque")
+
+
+if __name__ == "__main__":
+    harness.main(__file__, __doc__, options, measure)

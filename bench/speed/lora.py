@@ -1,0 +1,130 @@
+"""Updates of an adapter against updates of all weights, same model and batch.
+
+    python bench/speed/lora.py [--family llama] [--pairs 3] [--steps 2] [--precision bf16]
+
+The bound of the ratio is 1.5: a weight costs 2 operations a token forward, 2 for the gradient of
+its input and 2 for its own; frozen ones are spared the last (6 / 4). "bound_here" is the same for
+this model, attention, head and adapter counted, the optimizer's step not. Adapter and full
+training in turn, each pair one ratio of wall seconds (`ratio_of_core_seconds` in the details: on a
+machine shared with others, and with one thread, the steadier one). Quality: before the first
+update B is zero, so both losses must agree (bf16: 1e-3 of the loss, the frozen matrices being held
+in the format autocast rounds them to).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import harness
+import torch
+from transformers import PreTrainedModel
+from updates import batch_of, update
+
+from toque.models.flops import flops_per_token, parameter_counts
+from toque.models.loading.from_scratch import build_model
+from toque.models.lora.layers import adapter_parameters, attach, hold_frozen, resolve
+from toque.training.optim.factory import build_optimizer
+from toque.training.runtime import Runtime
+
+VOCABULARY, ROWS, LENGTH = 2048, 4, 256
+ROTARY = {
+    "hidden_size": 768, "num_hidden_layers": 4, "num_attention_heads": 12,
+    "intermediate_size": 3072, "max_position_embeddings": 512,
+}  # fmt: skip
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama": ROTARY,
+    "neox": ROTARY,
+    "gpt2": {"n_embd": 768, "n_layer": 4, "n_head": 12, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
+             "attn_pdrop": 0.0},
+    "t5": {"d_model": 768, "d_kv": 64, "d_ff": 3072, "num_layers": 3, "num_heads": 12,
+           "dropout_rate": 0.0},
+}  # fmt: skip
+
+
+def model_of(family: str) -> PreTrainedModel:
+    """The same random weights every time."""
+    model: PreTrainedModel = build_model(
+        family=family,
+        shape=SHAPES[family],
+        vocab_size=VOCABULARY,
+        pad_id=0,
+        eos_id=1,
+        bos_id=None,
+        seed=1,
+    )
+    model.train(mode=True)
+    return model
+
+
+class Side:
+    """One way to train, ready to be timed."""
+
+    def __init__(self, family: str, runtime: Runtime, *, rank: int | None) -> None:
+        self.model, self.runtime, self.batch = (
+            model_of(family),
+            runtime,
+            batch_of(family, rows=ROWS, source=LENGTH, target=LENGTH, vocabulary=VOCABULARY),
+        )
+        if rank is not None:
+            shape = resolve(self.model, kind="lora", r=rank, dropout=0.0)
+            self.predicted = adapter_parameters(self.model, shape)
+            attach(self.model, shape, base="bench", seed=1)
+            hold_frozen(self.model, runtime.dtype)
+        self.optimizer = build_optimizer(self.model)
+        share = 0.5 if family == "t5" else 0.0
+        self.flops = flops_per_token(
+            self.model, context=LENGTH / 2, source_share=share, source_context=float(LENGTH)
+        )
+
+    def update(self) -> float:
+        """One update; its loss in nats a token."""
+        return update(self.model, self.batch, self.runtime, self.optimizer, lr=1e-4)
+
+
+def measure(a: argparse.Namespace) -> harness.Result:
+    """The adapter's updates and full ones, in turn."""
+    runtime = Runtime.detect(device="cpu", precision=a.precision)
+    full = Side(a.family, runtime, rank=None)
+    part = Side(a.family, runtime, rank=a.rank)
+    losses = {"ours": part.update(), "theirs": full.update()}
+    agree = abs(losses["ours"] - losses["theirs"]) <= 1e-3 * losses["theirs"]
+
+    def updates(side: Side) -> None:
+        for _ in range(a.steps):
+            side.update()
+
+    result = harness.paired(
+        lambda _: updates(part),
+        lambda _: updates(full),
+        pairs=a.pairs,
+        quality=lambda *_: {"passes": agree, "first_losses": losses},
+    )
+    counts = parameter_counts(part.model)
+    result.details = {
+        "ratio_of_core_seconds": result.ratio_by(harness.by_processor),
+        "bound": 1.5,
+        "bound_here": round(full.flops / part.flops, 3),
+        "shape": SHAPES[a.family],
+        "rows": [ROWS, LENGTH],
+        "parameters": {"total": counts.total, "trained": counts.trainable},
+        "adapter_predicted": part.predicted,
+        "threads": torch.get_num_threads(),
+    }
+    return result
+
+
+def options(p: argparse.ArgumentParser) -> None:
+    """The command line."""
+    p.add_argument("--family", choices=sorted(SHAPES), default="llama")
+    p.add_argument("--pairs", type=int, default=3)
+    p.add_argument("--steps", type=int, default=2, help="updates of a run")
+    p.add_argument("--rank", type=int, default=16)
+    p.add_argument("--precision", choices=["bf16", "float32"], default="bf16")
+
+
+if __name__ == "__main__":
+    harness.main(__file__, __doc__, options, measure)

@@ -1,0 +1,387 @@
+"""Ablation of the training step in time: what each part is worth, switched on and off.
+
+    python bench/speed/parts.py [--family t5] [--pairs 3] [--parts packing,head] [--device auto]
+
+One model and the same examples for all: cookbook recipes, a tokenizer learnt from them, a small
+shape (or `--shape FILE`, arguments of the family's Hugging Face config). A part's two ways run in
+turn in this process, on first, each for one whole update; the ratio of a pair is off / on. On a CPU
+"on" is what is shipped: examples attended one by one, padding left out. The masked ways
+("packing", "segments") are what a GPU or a compiled model computes.
+
+Quality: the first update's loss both ways, from the same weights, must agree to 1e-5 (bf16: 1e-2),
+or that part's ratio is void. The record's own ratio is null: `details.parts` has one for each part.
+`gemm` is the matrix rate in the precision of the run, stated or timed here (`origin`); `mfu`
+divides by it and counts useful tokens only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import harness
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from updates import update
+
+from toque.batch import IGNORE, Batch
+from toque.config.resolve import resolve_values
+from toque.cooking.cookbook.generate import write_cookbook
+from toque.data.prepare.pipeline import prepare
+from toque.models.forward import loss as objective
+from toque.models.forward import packed as forward
+from toque.models.forward import varlen_attention as segmented
+from toque.models.forward.compile import compile_blocks, stop_compiling
+from toque.models.forward.fast_dropout import Dropout, use_fast_dropout
+from toque.models.loading.fused_activations import fuse_activations
+from toque.training.optim.factory import build_optimizer
+from toque.training.runtime import Runtime
+from toque.units import Cursor
+from toque.workflows.assembly.batches import build_language_model, build_stream
+from toque.workflows.assembly.data import open_store, prepare_settings, sources_of
+from toque.workflows.assembly.trainer import flops_of
+
+LARGE = {"hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8,
+         "intermediate_size": 2048}  # fmt: skip
+SHAPES: dict[str, dict[str, Any]] = {
+    "t5": {"d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 4, "num_heads": 8,
+           "dropout_rate": 0.0},
+    "gpt2": {"n_embd": 512, "n_layer": 6, "n_head": 8, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
+             "attn_pdrop": 0.0},
+    "neox": LARGE,
+    "llama": LARGE,
+}  # fmt: skip
+Found = dict[str, Any]
+RECIPES, EXAMPLES, MICRO_BATCH = 600, 16, 4096
+"""Recipes in the store, examples of an update, tokens computed at once."""
+
+
+class Bench:
+    """A model, an optimizer and the same update laid out packed and not."""
+
+    def __init__(self, a: argparse.Namespace, folder: Path) -> None:
+        shape = json.loads(Path(a.shape).read_text()) if a.shape else SHAPES[a.family]
+        write_cookbook(folder / "cookbook.jsonl", RECIPES, seed=1)
+        values = {
+            "run_dir": str(folder / "run"),
+            "model": {"family": a.family, "shape": shape, "tokenizer": f"trained:{a.vocabulary}"},
+            "data": {
+                "sources": [{"path": str(folder / "cookbook.jsonl")}],
+                "store": str(folder / "store"),
+            },
+            "train": {"batch": f"{EXAMPLES} examples"},
+        }
+        config = resolve_values(values).config
+        prepare(
+            sources_of(config),
+            store=folder / "store",
+            settings=prepare_settings(config),
+            workers=1,
+        )
+        store = open_store(config)
+        self.runtime = Runtime.detect(device=a.device, precision=a.precision, deterministic=False)
+        self.model = build_language_model(config, store).to(self.runtime.device)
+        fuse_activations(self.model)
+        self.model.train()
+        stream = build_stream(config, store, self.model)
+        self.flops = flops_of(self.model, stream)
+        step = stream.at(Cursor())
+        self.useful = step.n_tokens
+        self.packed = step.batch.to(self.runtime.device)
+        alone = copy.copy(stream.layout)
+        alone.packed = False
+        self.alone = alone.batch(step.batch.example_ids).to(self.runtime.device)
+        self.optimizer = build_optimizer(self.model)
+
+    def update(self, batch: Batch, *, precision: str | None = None) -> tuple[float, float]:
+        """Seconds of one update, and its mean loss; the learning rate is 0, the work is not."""
+        tokens = batch.n_computed // batch.n_rows
+        kept = self.runtime.precision
+        self.runtime.precision = precision or kept  # type: ignore[assignment]
+        self.wait()
+        begun = time.perf_counter()
+        rows = max(1, MICRO_BATCH // tokens)
+        loss = update(self.model, batch, self.runtime, self.optimizer, lr=0.0, rows=rows)
+        seconds = time.perf_counter() - begun
+        self.runtime.precision = kept
+        return seconds, loss
+
+    def wait(self) -> None:
+        """Until the device has done what it was told."""
+        if self.runtime.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+@contextmanager
+def masked() -> Iterator[None]:
+    """Attention of packed rows through masks, padding computed, as on a GPU."""
+    with patch.object(forward, "supports_varlen", lambda *_: False):
+        yield
+
+
+def whole_logits(
+    hidden: Tensor, weight: Tensor, labels: Tensor, *, bias: Tensor | None, **_: Any
+) -> Tensor:
+    """What the chunked head replaces: all logits at once, then F.cross_entropy in float32."""
+    logits = F.linear(hidden, weight.to(hidden.dtype), bias).float()
+    return F.cross_entropy(
+        logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE, reduction="sum"
+    )
+
+
+Way = Callable[[], tuple[float, float]]
+"""Seconds and loss of one update."""
+
+
+def in_turn(a: argparse.Namespace, off: Way, on: Way, tolerance: float | None = None) -> Found:
+    """Both ways `--pairs` times after one update each to warm up.
+
+    The ratio is void when the two losses differ by more than `tolerance`, relatively.
+    """
+    losses = [off()[1], on()[1]]
+    apart = abs(losses[0] / losses[1] - 1) if losses[1] else 0.0
+    same = apart <= (a.close if tolerance is None else tolerance)
+    result = harness.paired(
+        lambda _: {"seconds": on()[0]},
+        lambda _: {"seconds": off()[0]},
+        pairs=a.pairs,
+        score=lambda run: 1 / run.value["seconds"],
+        quality=lambda *_: {"passes": same, "losses": losses, "loss_difference": apart},
+    )
+    result.details = {
+        name: round(statistics.median(run["seconds"] for run in side), 4)
+        for name, side in (("off_seconds", result.theirs), ("on_seconds", result.ours))
+    }
+    return result.as_part()
+
+
+def packing(a: argparse.Namespace, b: Bench) -> Found:
+    """One example a row against packed rows, both through masks."""
+    with masked():
+        found = in_turn(a, lambda: b.update(b.alone), lambda: b.update(b.packed))
+    padding = {"off": b.alone.n_computed - b.useful, "on": b.packed.n_computed - b.useful}
+    return found | {"padding_tokens": padding}
+
+
+def segments(a: argparse.Namespace, b: Bench) -> Found:
+    """Masks over packed rows against examples attended one by one, padding left out."""
+    if b.runtime.device.type != "cpu":
+        return {"skipped": "a GPU attends through masks or its own kernels"}
+
+    def off() -> tuple[float, float]:
+        with masked():
+            return b.update(b.packed)
+
+    return in_turn(a, off, lambda: b.update(b.packed))
+
+
+def head(a: argparse.Namespace, b: Bench) -> Found:
+    """All logits at once against the chunked head."""
+
+    def off() -> tuple[float, float]:
+        with patch.object(objective, "cross_entropy_sum", whole_logits):
+            return b.update(b.packed)
+
+    return in_turn(a, off, lambda: b.update(b.packed))
+
+
+def bf16(a: argparse.Namespace, b: Bench) -> Found:
+    """float32 against bf16 autocast."""
+    return in_turn(
+        a,
+        lambda: b.update(b.packed, precision="float32"),
+        lambda: b.update(b.packed, precision="bf16"),
+        1e-2,
+    )
+
+
+def compiled(a: argparse.Namespace, b: Bench) -> Found:
+    """Eager (the shipped way of this device) against compiled blocks; compiling is not timed."""
+    begun = time.perf_counter()
+
+    def on() -> tuple[float, float]:
+        compile_blocks(b.model)
+        try:
+            return b.update(b.packed)
+        finally:
+            stop_compiling(b.model)
+
+    on()
+    seconds = time.perf_counter() - begun
+    found = in_turn(a, lambda: b.update(b.packed), on, max(a.close, 1e-4))
+    return found | {"compile_seconds": round(seconds, 1)}
+
+
+def attention(a: argparse.Namespace, b: Bench) -> Found:
+    """The eager attention against PyTorch's kernels, both over masked packed rows."""
+
+    def of(kind: str) -> tuple[float, float]:
+        b.model.set_attn_implementation(kind)
+        try:
+            with masked():
+                return b.update(b.packed)
+        finally:
+            b.model.set_attn_implementation("sdpa")
+
+    return in_turn(a, lambda: of("eager"), lambda: of("sdpa"))
+
+
+def dropout(a: argparse.Namespace, b: Bench) -> Found:
+    """PyTorch's dropout of 0.1 against ours, in the layers and in the attention; draws differ."""
+    if b.runtime.device.type != "cpu":
+        return {"skipped": "a GPU keeps PyTorch's own"}
+    use_fast_dropout(b.model)
+    places = [(m, "p") for m in b.model.modules() if isinstance(m, torch.nn.Dropout)]
+    places += [
+        (m, "dropout") for m in b.model.modules() if isinstance(getattr(m, "dropout", None), float)
+    ]
+
+    def update() -> tuple[float, float]:
+        for module, name in places:
+            setattr(module, name, 0.1)
+        try:
+            return b.update(b.packed)
+        finally:
+            for module, name in places:
+                setattr(module, name, 0.0)
+
+    def stock_mask(like: Tensor, p: float) -> Tensor:
+        return F.dropout(torch.ones_like(like), p)
+
+    def off() -> tuple[float, float]:
+        with (
+            patch.object(Dropout, "forward", torch.nn.Dropout.forward),
+            patch.object(segmented, "keep_mask", stock_mask),
+        ):
+            return update()
+
+    return in_turn(a, off, update, 2e-2)
+
+
+def optimizer(a: argparse.Namespace, b: Bench) -> Found:
+    """The AdamW of torch as it comes against the fused one that is shipped: the step alone."""
+    plain = torch.optim.AdamW(b.model.parameters(), lr=0.0)
+    for p in b.model.parameters():
+        p.grad = torch.full_like(p, 1e-3)
+
+    def step(chosen: torch.optim.Optimizer) -> tuple[float, float]:
+        b.wait()
+        begun = time.perf_counter()
+        chosen.step()
+        b.wait()
+        return time.perf_counter() - begun, 0.0
+
+    for group in b.optimizer.param_groups:
+        group["lr"] = 0.0
+    found = in_turn(a, lambda: step(plain), lambda: step(b.optimizer))
+    b.optimizer.zero_grad(set_to_none=True)
+    return found
+
+
+def causal(a: argparse.Namespace, b: Bench) -> Found:
+    """A cached [L, L] mask against none, in PyTorch's attention: L 1,024, 8 heads of 64 (D1)."""
+    device, dtype = b.runtime.device, b.runtime.dtype
+    made = torch.Generator().manual_seed(1)
+    q, k, v = (
+        torch.randn(2, 8, 1024, 64, generator=made).to(device, dtype).requires_grad_()
+        for _ in range(3)
+    )
+    mask = torch.ones(1024, 1024, dtype=torch.bool, device=device).tril()
+
+    def attend(**how: Any) -> tuple[float, float]:
+        b.wait()
+        begun = time.perf_counter()
+        out = F.scaled_dot_product_attention(q, k, v, **how)
+        out.sum().backward()
+        b.wait()
+        return time.perf_counter() - begun, float(out.detach().float().abs().mean())
+
+    tolerance = 1e-2 if dtype != torch.float32 else 1e-5
+    return in_turn(a, lambda: attend(attn_mask=mask), lambda: attend(is_causal=True), tolerance)
+
+
+def copies(a: argparse.Namespace, b: Bench) -> Found:
+    """Copies to the GPU from pageable memory against page-locked and non-blocking ones (D3)."""
+    if b.runtime.device.type != "cuda":
+        return {"skipped": "there is nothing to copy to: the model is on the CPU"}
+    pageable = b.packed.to("cpu")
+    pinned = pageable.pin()
+
+    def off() -> tuple[float, float]:
+        moved = {n: t.to(b.runtime.device) for n, t in pageable._tensors().items()}  # noqa: SLF001
+        seconds, loss = b.update(type(pageable)(example_ids=pageable.example_ids, **moved))
+        return seconds, loss
+
+    return in_turn(a, off, lambda: b.update(pinned.to(b.runtime.device)))
+
+
+PARTS = {
+    "packing": packing,
+    "segments": segments,
+    "head": head,
+    "attention": attention,
+    "bf16": bf16,
+    "compile": compiled,
+    "dropout": dropout,
+    "optimizer": optimizer,
+    "causal": causal,
+    "copies": copies,
+}
+
+
+def measure(a: argparse.Namespace) -> harness.Result:
+    """Every part that is asked for."""
+    torch.set_num_threads(a.threads)
+    parts: dict[str, Found] = {}
+    with tempfile.TemporaryDirectory(prefix="parts-") as name:
+        b = Bench(a, Path(name))
+        a.close = 1e-5 if b.runtime.precision == "float32" else 1e-2
+        shipped = statistics.median(b.update(b.packed)[0] for _ in range(a.pairs + 1))
+        for part in a.parts.split(","):
+            harness.note(part)
+            parts[part] = {"what": PARTS[part].__doc__} | PARTS[part](a, b)
+    gemm, speed = b.runtime.peak, b.useful / shipped
+    result = harness.Result(
+        details={
+            "parts": parts,
+            "useful_tokens": b.useful,
+            "padding_tokens_packed": b.packed.n_computed - b.useful,
+            "useful_tokens_per_second": round(speed, 1),
+            "gemm": {"gflops": round(gemm.flops_per_second / 1e9, 1), "origin": gemm.origin},
+            "mfu": round(speed * b.flops / gemm.flops_per_second, 3),
+            "precision": b.runtime.precision,
+            "device": str(b.runtime.device),
+        }
+    )
+    void = [name for name, part in parts.items() if not part.get("quality", {}).get("passes", True)]
+    if void:
+        result.void(f"the losses of both ways differ: {', '.join(void)}")
+    return result
+
+
+def options(p: argparse.ArgumentParser) -> None:
+    """The command line."""
+    p.add_argument("--family", choices=sorted(SHAPES), default="t5")
+    p.add_argument("--pairs", type=int, default=3)
+    p.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}")
+    p.add_argument("--shape", help="a JSON file of the family's config arguments")
+    p.add_argument("--vocabulary", type=int, default=8000)
+    p.add_argument("--device", default="auto")
+    p.add_argument("--precision", default="auto")
+    p.add_argument("--threads", type=int, default=2)
+
+
+if __name__ == "__main__":
+    harness.main(__file__, __doc__, options, measure)

@@ -1,0 +1,179 @@
+r"""Updates of one shape at several micro-batches: tokens a second, utilisation, peak memory.
+
+    python bench/speed/sweep.py --family neox --shape neox-1.2b --rows 1,2,4,8 --target 2048
+    python bench/speed/sweep.py --family t5 --shape flan-t5-xxl --lora 16 --rows 2 --source 256 \
+        --target 512 --limit-gib 24
+
+Random weights and made-up tokens, every row full: the figure is the machine's and the program's,
+not the data's. `--shape` is a name from this file or a JSON file. With `--lora R` the base is
+frozen and held in the runtime's precision. Each micro-batch is a process of its own, so that its
+peak memory is; one that does not fit says so and the sweep goes on. `mfu` divides by the stated
+peak of a known GPU, elsewhere by the matrix rate measured in the run's precision (`peak_origin`
+says which); recomputed operations do not count. `--limit-gib` refuses memory beyond it (CUDA only)
+and so shows what fits a smaller GPU. There is no other side, hence no ratio; quality: one
+micro-batch at least was computed, and every loss is finite.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import harness
+import torch
+from transformers import PreTrainedModel
+from updates import batch_of, update
+
+from toque.models.flops import flops_per_token, parameter_counts
+from toque.models.forward.activation_checkpointing import recompute_blocks
+from toque.models.forward.compile import compile_blocks
+from toque.models.loading.from_scratch import build_model
+from toque.models.lora.layers import attach, hold_frozen, resolve
+from toque.training.optim.factory import build_optimizer
+from toque.training.runtime import Runtime
+
+_FLAN = {"d_kv": 64, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False,
+         "dropout_rate": 0.0}  # fmt: skip
+SHAPES: dict[str, dict[str, Any]] = {
+    "neox-1.2b": {"hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 16,
+                  "intermediate_size": 8192, "max_position_embeddings": 2048},
+    "flan-t5-large": _FLAN | {"d_model": 1024, "d_ff": 2816, "num_layers": 24, "num_heads": 16},
+    "flan-t5-xxl": _FLAN | {"d_model": 4096, "d_ff": 10240, "num_layers": 24, "num_heads": 64},
+    "tiny-neox": {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+                  "intermediate_size": 256, "max_position_embeddings": 256},
+    "tiny-t5": _FLAN | {"d_model": 128, "d_ff": 256, "num_layers": 2, "num_heads": 2},
+}  # fmt: skip
+VOCABULARY = {"t5": 32128, "neox": 50304}
+
+
+def shape_of(name: str) -> dict[str, Any]:
+    """A shape by name, or from a JSON file."""
+    found: dict[str, Any] = SHAPES.get(name) or json.loads(Path(name).read_text())
+    return found
+
+
+def made(a: argparse.Namespace, runtime: Runtime) -> PreTrainedModel:
+    """The model on its device, adapted and compiled as asked."""
+    vocabulary = a.vocabulary or VOCABULARY[a.family]
+    # Made where it will live: eleven billion weights in float32 on the host take minutes.
+    held = runtime.dtype if a.lora else torch.float32
+    torch.set_default_dtype(held)
+    with torch.device(runtime.device):
+        model = build_model(
+            family=a.family,
+            shape=shape_of(a.shape),
+            vocab_size=vocabulary,
+            pad_id=0,
+            eos_id=1,
+            bos_id=None,
+            seed=1,
+        )
+    torch.set_default_dtype(torch.float32)
+    if a.lora:
+        attach(model, resolve(model, kind="lora", r=a.lora, dropout=0.0), base="bench", seed=1)
+        hold_frozen(model, runtime.dtype)
+    model.to(runtime.device)
+    model.train()
+    if a.recompute:
+        recompute_blocks(model)
+    if a.compile:
+        compile_blocks(model)
+    return model
+
+
+def one(a: argparse.Namespace, rows: int) -> dict[str, Any]:
+    """Updates of `rows` rows in this process."""
+    if a.limit_gib and torch.cuda.is_available():
+        whole = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, a.limit_gib * 2**30 / whole))
+    runtime = Runtime.detect(device=a.device, precision=a.precision, deterministic=False)
+    model = made(a, runtime)
+    optimizer = build_optimizer(model)
+    vocabulary = a.vocabulary or VOCABULARY[a.family]
+    batch = batch_of(
+        a.family, rows=rows, source=a.source, target=a.target, vocabulary=vocabulary
+    ).to(runtime.device)
+    seconds, losses = [], []
+    for _ in range(a.warmup + a.steps):
+        begun = time.perf_counter()
+        losses.append(update(model, batch, runtime, optimizer, lr=1e-5))
+        seconds.append(time.perf_counter() - begun)
+    share = a.source / (a.source + a.target) if a.family == "t5" else 0.0
+    flops = flops_per_token(
+        model, context=a.target / 2, source_share=share, source_context=float(a.source)
+    )
+    speed = batch.n_tokens / statistics.median(seconds[a.warmup :])
+    counts = parameter_counts(model)
+    on_gpu = runtime.device.type == "cuda"
+    peak = (
+        torch.cuda.max_memory_reserved()
+        if on_gpu
+        else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    )
+    return {
+        "rows": rows,
+        "tokens_per_second": round(speed, 1),
+        "mfu": round(speed * flops / runtime.peak.flops_per_second, 3),
+        "peak_origin": runtime.peak.origin,
+        "peak_gib": round(peak / 2**30, 2),
+        "losses": [round(losses[0], 4), round(losses[-1], 4)],
+        "parameters": {"total": counts.total, "trained": counts.trainable},
+        "precision": runtime.precision,
+        "device": torch.cuda.get_device_name() if on_gpu else "cpu",
+    }
+
+
+def swept(rows: int) -> dict[str, Any]:
+    """The same in a process of its own; the last line of its error where it failed."""
+    command = [sys.executable, __file__, *sys.argv[1:], "--alone", str(rows)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no words"])[-1]
+        return {"rows": rows, "failed": last[:300]}
+    harness.note(f"{rows} rows: {done.stdout.strip()}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def measure(a: argparse.Namespace) -> harness.Result | dict[str, Any]:
+    """Every micro-batch; with --alone, one of them."""
+    if a.alone:
+        return one(a, a.alone)
+    result = harness.Result(ours=[swept(int(rows)) for rows in a.rows.split(",")])
+    computed = [found for found in result.ours if "failed" not in found]
+    result.details = {"shape": shape_of(a.shape)}
+    if not computed or not all(math.isfinite(x) for found in computed for x in found["losses"]):
+        result.void("no micro-batch was computed, or a loss is not finite")
+    return result
+
+
+def options(p: argparse.ArgumentParser) -> None:
+    """The command line."""
+    p.add_argument("--family", choices=sorted(VOCABULARY), default="neox")
+    p.add_argument("--shape", default="tiny-neox", help=f"{', '.join(SHAPES)} or a JSON file")
+    p.add_argument("--rows", default="1,2,4")
+    p.add_argument("--source", type=int, default=256)
+    p.add_argument("--target", type=int, default=256)
+    p.add_argument("--vocabulary", type=int, default=0)
+    p.add_argument("--lora", type=int, default=0, metavar="R")
+    p.add_argument("--recompute", action="store_true", help="gradient checkpointing")
+    p.add_argument("--compile", action="store_true")
+    p.add_argument("--limit-gib", type=float, default=0.0)
+    p.add_argument("--steps", type=int, default=4)
+    p.add_argument("--warmup", type=int, default=2)
+    p.add_argument("--device", default="auto")
+    p.add_argument("--precision", default="auto")
+    p.add_argument("--alone", type=int, default=0, help=argparse.SUPPRESS)
+
+
+if __name__ == "__main__":
+    harness.main(__file__, __doc__, options, measure)

@@ -1,0 +1,187 @@
+"""Training speed against transformers.Trainer on the same examples and shape.
+
+    python bench/speed/train.py --family t5 [--pairs 5] [--steps 8] [--precision float32]
+
+Ours is `toque prepare` and `toque train` as a user runs them, with updates of 16 examples like the
+baseline (the shared peers/hf_train.py) and every speed setting left at its default. Each side is a
+process of its own, in turn. Every pair draws its examples anew on both sides: which ones meet in
+a batch decides how much of a dynamically padded one is padding, and the mean over all possible
+batches stands beside theirs. Counted are useful tokens: of prompts and targets, no padding, over
+all steps but the first `--warmup`. Ours runs in the precision it chooses (float32 where bf16 has
+no hardware), or the one that is asked for; the baseline in `--baseline-precision`.
+
+Quality: `toque check` must find loss and gradient of the packed batch equal to stock transformers'
+on each example alone. `gemm_gflops` is the rate of the model's own matrix products in every
+precision, timed before, between and after the pairs (median and best). `mfu` divides the median
+speed by the median rate in the precision that our runs recorded, counting useful tokens only, and
+the head only where a token has a label.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import gemm
+import harness
+import peers
+
+EXAMPLES = 2000
+
+
+def config_for(a: argparse.Namespace, folder: Path) -> Path:
+    """The configuration that is timed; whatever is not named keeps its default."""
+    return peers.write_config(
+        folder,
+        a.family,
+        folder / "pairs.jsonl",
+        columns=True,
+        model={"start_from": "scratch", "shape": json.loads(a.shape.read_text())},
+        data={"validation_fraction": 0.02},
+        optim={"peak_lr": 1e-4, "warmup": "0 steps"},
+        train={
+            "batch": f"{a.batch} examples",
+            "stop_after": f"{a.steps} steps",
+            "evaluate_every": "100 %",
+            "save_every": "100 %",
+            "precision": a.precision,
+        },
+        evaluation={"max_examples": 8, "generate": 0},
+        observe={"log_every": "1 steps"},
+    )
+
+
+def ours(a: argparse.Namespace, folder: Path, number: int) -> dict[str, Any]:
+    """One `toque train`; steps after the warm-up, from metrics.jsonl."""
+    run = folder / f"run-{number}"
+    words = [f"run_dir={run}", f"seed={number}"]
+    peers.toque("train", folder / "config.yaml", *words, threads=a.threads)
+    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    start = next(e for e in events if e["event"] == "start")
+    steps = [e for e in events if e["event"] == "step" and e["step"] > a.warmup]
+    seconds, tokens = sum(e["seconds"] for e in steps), sum(e["tokens"] for e in steps)
+    named = ("precision", "compile", "micro_batch_rows", "flops_per_token")
+    return {
+        "seconds": round(seconds, 3),
+        "useful_tokens_per_second": round(tokens / seconds, 1),
+        "useful_share": round(1 - statistics.fmean(e["pad_fraction"] for e in steps), 4),
+        "data_wait_share": round(sum(e["data_wait_seconds"] for e in steps) / seconds, 5),
+        "losses": [round(e["loss"], 4) for e in steps[-2:]],
+        **{name: start[name] for name in named},
+    }
+
+
+def theirs(a: argparse.Namespace, folder: Path, number: int) -> dict[str, Any]:
+    """One hf_train.py."""
+    # It reads the first lines of its file, in the same order every time.
+    lines = (folder / "pairs.jsonl").read_text().splitlines(keepends=True)
+    drawn = folder / f"pairs-{number}.jsonl"
+    drawn.write_text("".join(random.Random(number).sample(lines, len(lines))))
+    words = peers.flags(
+        {
+            "family": a.family,
+            "examples": drawn,
+            "tokenizer": peers.tokenizer_folder(a.family),
+            "shape": a.shape,
+            "batch_size": a.batch,
+            "steps": a.steps,
+            "warmup": a.warmup,
+            "precision": a.baseline_precision,
+            "padding": a.padding,
+            "threads": a.threads,
+            "seed": number,
+        }
+    )
+    return peers.last_json(peers.peer("hf_train.py", *words, threads=a.threads))
+
+
+def mean_share(a: argparse.Namespace, folder: Path) -> float:
+    """Useful tokens of the baseline's among all, over random batches of all the examples."""
+    import numpy as np
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(peers.tokenizer_folder(a.family) / "tokenizer.json"))
+    pairs = [json.loads(line) for line in (folder / "pairs.jsonl").read_text().splitlines()]
+    prompts, targets = (
+        np.array([len(e.ids) for e in tokenizer.encode_batch([p[side] for p in pairs], **how)])
+        for side, how in (("prompt", {}), ("target", {"add_special_tokens": False}))
+    )
+    # Cut as hf_train.py cuts them.
+    prompts, targets = np.minimum(prompts, 256), np.minimum(targets, 511) + 1
+    sides = (prompts, targets) if a.family == "t5" else (prompts + targets,)
+    draws = np.random.default_rng(0).integers(0, len(pairs), (10_000, a.batch))
+    computed = sum(side[draws].max(1) * a.batch for side in sides)
+    return float(sum(side[draws].sum() for side in sides) / computed.sum())
+
+
+def measure(a: argparse.Namespace) -> harness.Result:
+    """All pairs, ours first, the rate of matrix products timed between them."""
+    a.shape = a.shape or peers.mini_shape(a.family)
+    rates = gemm.Rates(json.loads(a.shape.read_text()), threads=a.threads)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        peers.write_pairs(folder / "pairs.jsonl", EXAMPLES)
+        config = config_for(a, folder)
+        peers.toque("prepare", config, threads=a.threads)
+        how_many = f"--examples={a.check_examples}"
+        check = peers.toque("check", config, how_many, threads=a.threads, check=False)
+
+        def our_turn(number: int) -> dict[str, Any]:
+            rates.sample()
+            return ours(a, folder, number)
+
+        result = harness.paired(
+            our_turn,
+            lambda number: theirs(a, folder, number),
+            pairs=a.pairs,
+            score=harness.by("useful_tokens_per_second"),
+        )
+        rates.sample()
+        share = mean_share(a, folder)
+    result.quality["toque check"] = check.stdout.strip().splitlines()[-1:]
+    if check.returncode:
+        result.void("toque check: packed and stock mathematics differ")
+    speed = statistics.median(run["useful_tokens_per_second"] for run in result.ours)
+    first = result.ours[0]
+    result.details = {
+        "useful_tokens_per_second": {
+            "ours": speed,
+            "theirs": statistics.median(run["useful_tokens_per_second"] for run in result.theirs),
+        },
+        "their_useful_share": {
+            "here": round(statistics.fmean(run["useful_share"] for run in result.theirs), 4),
+            "of_all_batches": round(share, 4),
+        },
+        "gemm_gflops": rates.gflops(),
+        "mfu_precision": first["precision"],
+        "mfu": rates.utilisation(speed * first["flops_per_token"], first["precision"])
+        if first["flops_per_token"]
+        else None,
+    }
+    return result
+
+
+def options(p: argparse.ArgumentParser) -> None:
+    """The command line."""
+    p.add_argument("--family", choices=sorted(peers.TOKENIZERS), default="t5")
+    p.add_argument("--shape", type=Path, help="a JSON file in place of peers/FAMILY_mini.json")
+    p.add_argument("--batch", type=int, default=16, help="examples an update, on both sides")
+    p.add_argument("--pairs", type=int, default=2)
+    p.add_argument("--steps", type=int, default=6)
+    p.add_argument("--warmup", type=int, default=2)
+    p.add_argument("--check-examples", type=int, default=4, help="of the quality check")
+    p.add_argument("--threads", type=int, default=2)
+    p.add_argument("--precision", default="auto", help="ours: auto, float32 or bf16")
+    p.add_argument("--baseline-precision", choices=("fp32", "bf16"), default="fp32")
+    p.add_argument("--padding", choices=("dynamic", "max", "group"), default="dynamic")
+
+
+if __name__ == "__main__":
+    harness.main(__file__, __doc__, options, measure)

@@ -1,0 +1,51 @@
+"""Training updates as the trainer computes them, and batches of random tokens that need no data."""
+
+from __future__ import annotations
+
+import torch
+
+from toque.batch import Batch, DecoderBatch, EncoderDecoderBatch
+from toque.models.forward.loss import loss_sum
+from toque.training.runtime import Runtime
+
+
+def update(
+    model: torch.nn.Module,
+    batch: Batch,
+    runtime: Runtime,
+    optimizer: torch.optim.Optimizer,
+    *,
+    lr: float,
+    rows: int | None = None,
+) -> float:
+    """One update in micro-batches of `rows` rows (None: all at once); the mean loss in nats.
+
+    Returns when the device has done it.
+    """
+    total = torch.zeros((), device=runtime.device)
+    for micro in batch.split(rows or batch.n_rows):
+        with runtime.autocast():
+            loss = loss_sum(model, micro)
+        runtime.backward(loss / batch.n_targets)
+        total += loss.detach()
+    runtime.update(optimizer, lr=lr, max_grad_norm=1.0, loss=total)
+    if runtime.device.type == "cuda":
+        torch.cuda.synchronize()
+    return float(total) / batch.n_targets
+
+
+def batch_of(family: str, *, rows: int, source: int, target: int, vocabulary: int) -> Batch:
+    """One example a row, every target position with a label; `source` counts for T5 alone."""
+    made = torch.Generator().manual_seed(2)
+    tokens = torch.randint(2, vocabulary, (rows, target), generator=made)
+    ids = tuple((i,) for i in range(rows))
+    labels, segments = tokens.roll(-1, 1), torch.ones_like(tokens, dtype=torch.int32)
+    if family == "t5":
+        prompt = torch.randint(2, vocabulary, (rows, source), generator=made)
+        return EncoderDecoderBatch(
+            labels=labels, example_ids=ids, source_tokens=prompt,
+            source_segments=torch.ones_like(prompt, dtype=torch.int32),
+            target_tokens=tokens, target_segments=segments,
+        )  # fmt: skip
+    positions = torch.arange(target).expand_as(tokens).contiguous()
+    return DecoderBatch(labels, ids, tokens, segments, positions)

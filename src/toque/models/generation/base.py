@@ -1,0 +1,70 @@
+"""Decoding with a KV cache, what all families share: the interface, the cache's shape, prefill.
+
+Letters, also in `causal.py` and `t5.py`: n live rows, D hidden size, H key-value heads, G query
+heads of one key-value head, d head size, P longest prompt of a prefill, K columns of a window.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from toque.models.families import family_of
+
+PREFILL_TOKENS = 4096
+"""Prompt tokens, padding included, that one forward of the prefill reads; bounds its memory."""
+
+
+class Decoding(ABC):
+    """The live rows of one model: `admit` prefills prompts, `step` decodes one token a row."""
+
+    @abstractmethod
+    def admit(self, prompts: Sequence[Sequence[int]]) -> list[int]:
+        """Prefill new rows, numbered after the live ones; returns the first token of each step."""
+
+    @abstractmethod
+    def step(self, tokens: Tensor) -> Tensor:
+        """One decoding step: a token of every live row [n] to the output head's input [n, D]."""
+
+    @abstractmethod
+    def drop(self, row: int) -> None:
+        """Free a row; the last live one takes its number."""
+
+
+def cache_dtype(core: PreTrainedModel) -> torch.dtype:
+    """Precision of the KV cache: that of the matrix products."""
+    kind = core.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else core.dtype
+
+
+def cache_shape(core: PreTrainedModel) -> tuple[int, int, int]:
+    """Layers, key-value heads and head size of the decoder's KV cache."""
+    config = core.config
+    if family_of(config).is_encoder_decoder:
+        return config.num_decoder_layers, config.num_heads, config.d_kv
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return config.num_hidden_layers, heads, size
+
+
+def groups(lengths: Sequence[int]) -> Iterator[slice]:
+    """Consecutive prompts of at most PREFILL_TOKENS padded tokens, at least one prompt each."""
+    start, longest = 0, 0
+    for number, length in enumerate(lengths):
+        longest = max(longest, length)
+        if number > start and longest * (number + 1 - start) > PREFILL_TOKENS:
+            yield slice(start, number)
+            start, longest = number, length
+    if start < len(lengths):
+        yield slice(start, len(lengths))
+
+
+def padded(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> Tensor:
+    """[prompts, P] token ids, padded on the right."""
+    width = max(map(len, prompts))
+    rows = [list(prompt) + [pad_id] * (width - len(prompt)) for prompt in prompts]
+    return torch.tensor(rows, device=device)

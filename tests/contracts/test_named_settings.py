@@ -1,0 +1,126 @@
+"""Every setting that a page or a text of the program names is one that can be set."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import get_origin
+
+import pytest
+
+from toque.config import RunConfig
+from toque.config.suggestions import find_field, section_of, setting_paths
+
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
+PAGES = sorted(
+    page
+    for folder in (".", "docs", "lab")
+    for page in (REPOSITORY / folder).glob("**/*.md" if folder != "." else "*.md")
+    if page.name != "CHANGELOG.md"  # tells of settings that are gone, too
+)
+SECTIONS = "|".join(
+    name for name, field in RunConfig.model_fields.items() if section_of(field) is not None
+)
+NAMED = re.compile(rf"(?<![\w./\-])(?:{SECTIONS})(?:\[\])?(?:\.\w+(?:\[\])?)+" + r"(?![\w(/*{])")
+FILES = {
+    "bin",
+    "csv",
+    "gz",
+    "html",
+    "json",
+    "jsonl",
+    "md",
+    "npy",
+    "pt",
+    "py",
+    "safetensors",
+    "yaml",
+}
+NOT_OURS = {"model.generate"}
+"""Methods of transformers that pages speak of."""
+
+
+def named_in(text: str) -> Iterator[str]:
+    """Names in the form of a setting, list indices left out."""
+    for match in NAMED.finditer(text):
+        parts = [p for p in match[0].replace("[]", "").split(".") if not p.isdecimal()]
+        if len(parts) > 1 and parts[-1] not in FILES:
+            yield ".".join(parts)
+
+
+def exists(name: str) -> bool:
+    """Whether it is a setting, a section, or inside a setting that holds names of its own."""
+    parts = tuple(name.split("."))
+    if name in setting_paths() or name in NOT_OURS:
+        return True
+    owner = find_field(parts[:-1])
+    return owner is not None and get_origin(owner.annotation) in (dict, Mapping)
+
+
+def code_in(page: str) -> str:
+    """Inline code, YAML and console blocks; Python and output have dots of their own."""
+    blocks = re.findall(r"(?ms)^```(?:yaml|console)\n(.*?)^```", page)
+    prose = re.sub(r"(?ms)^```.*?^```", "", page)
+    return "\n".join([*blocks, *re.findall(r"`([^`]+)`", prose)])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_setting_a_page_names_exists(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert sorted({name for name in named_in(code_in(text)) if not exists(name)}) == []
+
+
+def literals(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and text of every literal string of a module, adjoining pieces joined."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    inside = {
+        id(part)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.JoinedStr)
+        for part in node.values
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            parts = [v.value if isinstance(v, ast.Constant) else "{}" for v in node.values]
+            yield node.lineno, "".join(str(part) for part in parts)
+        elif isinstance(node, ast.Constant) and id(node) not in inside:
+            yield node.lineno, str(node.value)
+
+
+def test_every_setting_a_text_of_the_program_names_exists() -> None:
+    wrong = [
+        f"{path.relative_to(REPOSITORY)}:{line}: {name}"
+        for path in sorted((REPOSITORY / "src").rglob("*.py"))
+        for line, text in literals(path)
+        for name in named_in(text)
+        if not exists(name)
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("raise data.max_bad_share", ["data.max_bad_share"]),
+        (
+            "`data.sources[].weight` and data.sources.0.path",
+            ["data.sources.weight", "data.sources.path"],
+        ),
+        ("toque.evaluation.classification, evaluation.json, model.eval()", []),
+        (
+            "optim.averaging.{} and `model.shape.hidden_size`.",
+            ["optim.averaging", "model.shape.hidden_size"],
+        ),
+    ],
+)
+def test_names_are_found_in_a_text(text: str, found: list[str]) -> None:
+    assert list(named_in(text)) == found
+
+
+def test_a_name_inside_a_mapping_exists_and_an_invented_one_does_not() -> None:
+    assert exists("model.shape.hidden_size")
+    assert exists("optim.averaging")
+    assert not exists("data.max_bad_share")
+    assert not exists("optim.averaging.decay.rate")

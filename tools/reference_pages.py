@@ -1,0 +1,212 @@
+"""Reference pages of the command line and of the Python interface, rendered from the code itself.
+
+`pytest --regenerate tests/docs` writes them; the same tests compare them. The words are the
+docstrings of `toque.cli.app` and of what `toque.__all__` names.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+from cyclopts import App
+from cyclopts.argument import Argument
+
+_WRITTEN = "<!-- Written by `pytest --regenerate`; the words are the docstrings of the code. -->"
+_CLI_HEAD = f"""\
+# Command line
+
+{_WRITTEN}
+
+```text
+toque VERB [CONFIG] [section.field=value ...]
+```
+
+CONFIG is a YAML file or the name of a preset. Overrides stand after it, with values written as in
+YAML; the shell needs quotes around spaces and brackets. [Exit codes](exit-codes.md) lists what each
+command returns; `--traceback` after any command adds where an error was raised.
+"""
+_PYTHON_HEAD = f"""\
+# Python
+
+{_WRITTEN}
+
+What `import toque` offers; [the guide](../guides/python.md) shows it in use. Errors are
+`toque.errors.ToqueError`, with the exit code of the command in `exit_code`.
+"""
+_ITEM = re.compile(r"^ {4}(\*{0,2}\w+): (.*)$")
+
+
+def cli_page(app: App) -> str:
+    """The page of all commands as Markdown."""
+    commands = [name for name in app if not name.startswith("-")]
+    rows = [
+        f"| [`toque {name}`](#toque-{name}) | {_inline(_summary(app[name]))} |" for name in commands
+    ]
+    index = ["| command | |", "|---|---|", *rows, ""]
+    return "\n".join([_CLI_HEAD, *index, *(_command(app[name], name) for name in commands)])
+
+
+def python_page(names: dict[str, Any]) -> str:
+    """The page of public functions and classes as Markdown.
+
+    Args:
+        names: each public name and the object behind it.
+    """
+    entries = sorted(names.items(), key=lambda entry: (inspect.isclass(entry[1]), entry[0].lower()))
+    return "\n".join([_PYTHON_HEAD, *(_entry(name, thing) for name, thing in entries)])
+
+
+def _summary(command: App) -> str:
+    return inspect.cleandoc(command.help).splitlines()[0]
+
+
+def _command(command: App, name: str) -> str:
+    arguments = list(command.assemble_argument_collection())
+    used = " ".join(filter(None, (_usage(argument) for argument in arguments)))
+    help_of = dict(_items(_sections(inspect.getdoc(command.default_command) or "").get("Args", "")))
+    text = _sections(inspect.cleandoc(command.help))[""]
+    lines = [f"## toque {name}", "", text.strip(), ""]
+    lines += ["```text", f"toque {name} {used}".rstrip(), "```", ""]
+    if arguments:
+        lines += ["| argument | default | |", "|---|---|---|"]
+        lines += [_row(argument, help_of) for argument in arguments]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _is_flag(argument: Argument) -> bool:
+    return argument.hint is bool
+
+
+def _usage(argument: Argument) -> str:
+    name = argument.names[0]
+    kind = argument.field_info.kind
+    if kind is inspect.Parameter.VAR_POSITIONAL:
+        return "[section.field=value ...]"
+    if not name.startswith("-"):
+        return name if argument.required else f"[{name}]"
+    spelt = name if _is_flag(argument) else f"{name} {name.strip('-').upper().replace('-', '_')}"
+    return spelt if argument.required else f"[{spelt}]"
+
+
+def _row(argument: Argument, help_of: dict[str, str]) -> str:
+    default = argument.field_info.default
+    shown = "" if default in (inspect.Parameter.empty, None, False) else f"`{default}`"
+    shown = "required" if argument.required else shown
+    text = help_of[argument.field_info.name]
+    return f"| `{argument.names[0]}` | {shown} | {_inline(text)} |"
+
+
+def _entry(name: str, thing: Any) -> str:
+    node = ast.parse(textwrap.dedent(inspect.getsource(thing))).body[0]
+    sections = _sections(inspect.getdoc(thing) or "")
+    lines = [f"## {name}", ""]
+    if isinstance(node, ast.FunctionDef):
+        lines += ["```text", _signature(name, node), "```", ""]
+    lines += [_prose(sections.pop("")), ""]
+    for heading, body in sections.items():
+        items = list(_items(body))
+        if items:
+            lines += [f"**{heading}**", "", *(f"* `{key}`: {text}" for key, text in items), ""]
+        else:
+            lines += [f"**{heading}** {' '.join(body.split())}", ""]
+    if isinstance(node, ast.ClassDef) and name != "RunConfig":
+        fields = list(_fields(node))
+        lines += ["| attribute | type | |", "|---|---|---|", *fields, ""] if fields else []
+    if name == "RunConfig":
+        lines += ["Its sections and fields are the [configuration](configuration.md).", ""]
+    return "\n".join(lines)
+
+
+def _signature(name: str, node: ast.FunctionDef) -> str:
+    returns = f" -> {ast.unparse(node.returns)}" if node.returns is not None else ""
+    parts = list(_parameters(node.args))
+    line = f"{name}({', '.join(parts)}){returns}"
+    if len(line) <= 100:
+        return line
+    return "\n".join([f"{name}(", *(f"    {part}," for part in parts), f"){returns}"])
+
+
+def _parameters(args: ast.arguments) -> Iterator[str]:
+    plain = [*args.posonlyargs, *args.args]
+    defaults: list[ast.expr | None] = [None] * (len(plain) - len(args.defaults))
+    for at, (arg, default) in enumerate(zip(plain, [*defaults, *args.defaults], strict=True)):
+        yield _parameter(arg, default)
+        if at + 1 == len(args.posonlyargs):
+            yield "/"
+    if args.vararg is not None:
+        yield f"*{ast.unparse(args.vararg)}"
+    elif args.kwonlyargs:
+        yield "*"
+    for arg, default in zip(args.kwonlyargs, args.kw_defaults, strict=True):
+        yield _parameter(arg, default)
+    if args.kwarg is not None:
+        yield f"**{ast.unparse(args.kwarg)}"
+
+
+def _parameter(arg: ast.arg, default: ast.expr | None) -> str:
+    return ast.unparse(arg) + (f" = {ast.unparse(default)}" if default is not None else "")
+
+
+def _fields(node: ast.ClassDef) -> Iterator[str]:
+    """Rows of a dataclass: its fields with the text below each, then its properties."""
+    for at, statement in enumerate(node.body):
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            after = node.body[at + 1] if at + 1 < len(node.body) else None
+            text = ""
+            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+                text = str(after.value.value)
+            yield _field(statement.target.id, statement.annotation, text)
+        elif isinstance(statement, ast.FunctionDef) and statement.decorator_list:
+            text = (ast.get_docstring(statement) or "").splitlines()[0]
+            yield _field(statement.name, statement.returns, text)
+
+
+def _field(name: str, annotation: ast.expr | None, text: str) -> str:
+    kind = ast.unparse(annotation) if annotation is not None else ""
+    return f"| `{name}` | `{_inline(kind)}` | {_inline(text)} |"
+
+
+def _sections(text: str) -> dict[str, str]:
+    """A Google docstring by heading; the text outside of all under ''."""
+    sections, heading = {"": ""}, ""
+    for line in text.splitlines():
+        if re.fullmatch(r"(Args|Returns|Raises|Yields|Attributes):", line):
+            heading = line.rstrip(":")
+            sections[heading] = ""
+            continue
+        if line and not line.startswith(" "):
+            heading = ""
+        sections[heading] += line + "\n"
+    return sections
+
+
+def _items(body: str) -> Iterator[tuple[str, str]]:
+    """`name: text` entries, continued on deeper lines."""
+    name, found = "", [""]
+    for line in body.splitlines():
+        match = _ITEM.match(line)
+        if match:
+            if name:
+                yield name, " ".join(found).strip()
+            name, found = match[1].strip("*"), [match[2]]
+        else:
+            found.append(line.strip())
+    if name:
+        yield name, " ".join(found).strip()
+
+
+def _prose(text: str) -> str:
+    """Text of a docstring, its examples as code."""
+    blocks = [block for block in re.split(r"\n{2,}", text.strip()) if block]
+    shown = [f"```pycon\n{b}\n```" if b.startswith(">>>") else b for b in blocks]
+    return "\n\n".join(shown)
+
+
+def _inline(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
