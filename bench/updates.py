@@ -28,7 +28,8 @@ def update(
             loss = loss_sum(model, micro)
         runtime.backward(loss / batch.n_targets)
         total += loss.detach()
-    runtime.update(optimizer, lr=lr, max_grad_norm=1.0, loss=total)
+    norm = runtime.clip_gradients(optimizer, 1.0)
+    runtime.optimizer_step(optimizer, lr=lr, only_if=torch.isfinite(norm))
     if runtime.device.type == "cuda":
         torch.cuda.synchronize()
     return float(total) / batch.n_targets

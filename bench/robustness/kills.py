@@ -33,7 +33,7 @@ import harness
 import peers
 from s3_emulator import BUCKET, s3_emulator
 
-from toque.storage.atomic import sha256_of
+from toque.storage.checksums import sha256_of
 from toque.workflows.drill.sessions import Kills, Session, facts_of, kill_and_continue, preload
 
 SAVE_EVERY = 3

@@ -178,7 +178,8 @@ def _synchronous(work: Path) -> dict[str, float]:
 
     from toque.config import load_config
     from toque.data.store.token_store import TokenStore
-    from toque.storage.bucket_folder import RemoteFolder
+    from toque.storage.bucket import open_bucket
+    from toque.storage.bucket_errors import RUNS
     from toque.training.checkpoint.state_tensors import model_tensors
     from toque.training.checkpoint.store import CheckpointStore
     from toque.workflows.forecast import in_outline
@@ -196,7 +197,7 @@ def _synchronous(work: Path) -> dict[str, float]:
     # The weights alone are sent, a third of it; the line is the slow part and knows no sizes.
     weights = saved.path / "model.safetensors"
     began = time.perf_counter()
-    RemoteFolder.at(f"{BUCKET}/synchronous").put_file(weights, "model.safetensors")
+    open_bucket(f"{BUCKET}/synchronous", RUNS).put_file(weights, "model.safetensors")
     sent = time.perf_counter() - began
     return {
         "bytes": saved.bytes,

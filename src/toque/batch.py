@@ -1,4 +1,4 @@
-"""What one update sees: rows of packed examples as tensors.
+"""Batches: rows of packed examples as tensors.
 
 Letters: R rows, L row length of a decoder-only model, S source and T target row length.
 Segment 0 is padding; the examples of a row are numbered from 1. Tokens attend only within their
@@ -30,11 +30,6 @@ class _Rows:
         return int(self.labels.shape[0])
 
     @property
-    def n_examples(self) -> int:
-        """Examples in this batch."""
-        return sum(len(row) for row in self.example_ids)
-
-    @property
     def n_targets(self) -> int:
         """Tokens with loss."""
         return int((self.labels != IGNORE).sum())
@@ -45,7 +40,7 @@ class _Rows:
         return self.cut([micro_batch_rows] * whole + [rest] * (rest > 0))
 
     def cut(self, sizes: list[int]) -> list[Self]:
-        """Consecutive batches of so many rows, together all rows; views of this one's memory."""
+        """Consecutive batches of these many rows, which sum to all; views of this one's memory."""
         ids = iter(self.example_ids)
         tensors = self._tensors()
         parts = zip(*(torch.split(tensor, sizes) for tensor in tensors.values()), strict=True)

@@ -1,4 +1,4 @@
-"""Durations with units, and the one owner of progress.
+"""Units: durations, progress, and the cursor into the data.
 
 `step` is an optimizer update. `epoch` is a fraction: 1.25 is a quarter of the way through the
 second pass. `tokens` are non-padding tokens of both sides, `target_tokens` those with loss.

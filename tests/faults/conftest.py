@@ -15,7 +15,8 @@ import fixtures.proxy
 import fixtures.remote_parts
 from toque.cli import main
 from toque.cooking.cookbook.generate import write_cookbook
-from toque.storage.bucket_folder import RemoteFolder
+from toque.storage.bucket import Bucket, open_bucket
+from toque.storage.bucket_errors import RUNS
 
 # Read when gcsfs is imported; with it, it asks an emulator over gRPC, which does not answer.
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
@@ -87,7 +88,7 @@ def service(request, monkeypatch) -> Service:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-secret-of-tests")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     monkeypatch.setenv(found.variable, f"http://127.0.0.1:{found.port}")
-    monkeypatch.setattr("toque.storage.bucket_folder.FIRST_WAIT", 0.01)
+    monkeypatch.setattr("toque.storage.retry.FIRST_WAIT", 0.01)
     monkeypatch.setattr("toque.storage.bucket_lock._SETTLE", 0.01)
     return found
 
@@ -116,7 +117,7 @@ def proxy() -> ModuleType:
 
 
 @pytest.fixture
-def remote(service, request, parts) -> RemoteFolder:
+def remote(service, request, parts) -> Bucket:
     """A folder of a bucket for this test alone."""
     name = f"tests/{request.node.name}"
-    return RemoteFolder.at(parts.address(service, name), deadline=5.0)
+    return open_bucket(parts.address(service, name), RUNS, deadline=5.0)

@@ -14,8 +14,9 @@ from safetensors.torch import load_file
 from toque.cli import main
 from toque.config import load_config
 from toque.errors import CheckpointError
-from toque.storage.bucket_folder import RemoteFolder, StoreError
-from toque.storage.bucket_lock import LOCK, RemoteLock
+from toque.storage.bucket import open_bucket
+from toque.storage.bucket_errors import RUNS, BucketError
+from toque.storage.bucket_lock import LOCK, BucketLock
 from toque.training.checkpoint.fetch import fetch_run
 from toque.training.checkpoint.upload import Uploads
 from toque.workflows.train import train
@@ -65,7 +66,7 @@ def test_a_run_continues_on_an_empty_machine_from_the_bucket_alone(kitchen, serv
     mine, wanted = last(kitchen / second), last(kitchen / whole)
     assert mine.keys() == wanted.keys()
     assert all(mine[name].equal(wanted[name]) for name in mine)
-    names = RemoteFolder.at(at).names()
+    names = open_bucket(at, RUNS).names()
     manifests = [n for n in names if n.endswith("manifest.json")]
     assert "checkpoints/step-00000012/manifest.json" in manifests
     assert len([n for n in manifests if n.startswith("checkpoints")]) == 2  # train.keep_last
@@ -75,13 +76,40 @@ def test_a_run_continues_on_an_empty_machine_from_the_bucket_alone(kitchen, serv
 
 @pytest.mark.slow
 def test_a_run_folder_may_be_an_address(kitchen, service, monkeypatch, tmp_path, parts):
-    monkeypatch.setenv("TOQUE_CACHE", str(tmp_path / "one" / "sources"))
+    monkeypatch.setenv("TOQUE_CACHE", str(tmp_path / "one"))
     at = parts.address(service, "runs/b")
     assert run(kitchen, at, stop_at=4).interrupted
-    monkeypatch.setenv("TOQUE_CACHE", str(tmp_path / "two" / "sources"))
+    monkeypatch.setenv("TOQUE_CACHE", str(tmp_path / "two"))
     outcome = run(kitchen, at)
     assert outcome.reason == "finished"
     assert outcome.folder == tmp_path / "two" / "runs" / service.scheme / "pantry" / "runs" / "b"
+
+
+@pytest.mark.parametrize("service", ["s3"], indirect=True)
+def test_all_that_may_be_made_again_lies_below_toque_cache(
+    kitchen, service, monkeypatch, tmp_path, parts
+):
+    cache, home = tmp_path / "cache", tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("TOQUE_CACHE", str(cache))
+    place = open_bucket(parts.address(service, "cached"), RUNS)
+    place.put("a.jsonl", (kitchen / "a.jsonl").read_bytes())
+    words = [
+        f"data.sources=[{{path: {place.address}/a.jsonl}}]",
+        f"data.store={tmp_path / 'store'}",
+        f"run_dir={place.address}/run",
+        "train.stop_after=4 steps",
+        "train.micro_batch_rows=auto",  # measured
+    ]
+    assert main(["prepare", str(kitchen / "run.yaml"), *words]) == 0
+    run(kitchen, f"{place.address}/run", *words)
+    assert sorted(p.name for p in cache.iterdir()) == ["measured", "runs", "sources"]
+    assert (cache / "sources" / service.scheme / "pantry" / "cached" / "a.jsonl").is_file()
+    assert list((cache / "measured").glob("*.json"))
+    assert (cache / "runs" / service.scheme / "pantry" / "cached" / "run" / "model").is_dir()
+    assert list(home.iterdir()) == []
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["cache", "home", "store"]
 
 
 def test_content_without_a_manifest_is_no_checkpoint_and_is_swept(remote, tmp_path, parts):
@@ -124,11 +152,11 @@ def test_a_manifest_that_points_elsewhere_fetches_nothing(remote, tmp_path):
 
 
 def test_two_machines_on_one_address_the_second_is_refused(remote):
-    with RemoteLock(remote, heartbeat=0.05, settle=0.01):
+    with BucketLock(remote, heartbeat=0.05, settle=0.01):
         # As from another machine: nothing there can be asked whether the process lives.
         with (
             pytest.raises(CheckpointError, match="in use by another training process"),
-            RemoteLock(remote, stale=5.0, settle=0.01),
+            BucketLock(remote, stale=5.0, settle=0.01),
         ):
             pass
         assert remote.read(LOCK) is not None
@@ -136,7 +164,7 @@ def test_two_machines_on_one_address_the_second_is_refused(remote):
 
 def test_a_lock_left_behind_is_taken_over_and_a_lost_one_is_noticed(remote):
     remote.put(LOCK, json.dumps({"id": "x", "host": "gone", "pid": 1}).encode())
-    with RemoteLock(remote, heartbeat=0.05, stale=0.2, settle=0.01) as lock:
+    with BucketLock(remote, heartbeat=0.05, stale=0.2, settle=0.01) as lock:
         remote.put(LOCK, json.dumps({"id": "y", "host": "other", "pid": 1}).encode())
         assert lock.lost.wait(10)
     assert json.loads(remote.read(LOCK))["id"] == "y"
@@ -149,7 +177,7 @@ def test_a_dead_process_of_this_machine_is_not_waited_for(remote):
         LOCK,
         json.dumps({"id": "x", "host": socket.gethostname(), "pid": 4194999}).encode(),
     )
-    with RemoteLock(remote, stale=3600.0, settle=0.01):
+    with BucketLock(remote, stale=3600.0, settle=0.01):
         pass
 
 
@@ -163,24 +191,47 @@ def test_another_run_in_the_same_place_is_refused(remote, tmp_path, parts):
         fetch_run(remote, tmp_path / "b", say=print)
 
 
+def test_a_manifest_that_mentions_the_fingerprint_elsewhere_is_another_run(remote, tmp_path, parts):
+    store = parts.made(tmp_path / "a")
+    store.identity = type(store.identity)(
+        config_sha256="the same", data_fingerprint="another", versions={"store": "the same"}
+    )
+    store.save(4, {}, {"progress": {}})
+    parts.upload(tmp_path / "a", remote)
+    parts.made(tmp_path / "b", 6)  # its fingerprint is "the same"
+    with pytest.raises(CheckpointError, match="trained on another store"):
+        fetch_run(remote, tmp_path / "b", say=print)
+
+
+def test_a_damaged_manifest_there_is_passed_over_when_runs_are_compared(remote, tmp_path, parts):
+    parts.made(tmp_path / "a", 2, 4)
+    parts.upload(tmp_path / "a", remote)
+    remote.put("checkpoints/step-00000006/manifest.json", b"{}")
+    parts.made(tmp_path / "b", 8)
+    assert fetch_run(remote, tmp_path / "b", say=print) is None
+    remote.remove(["checkpoints/step-00000004/manifest.json"])
+    with pytest.raises(CheckpointError, match=r"step-00000006/manifest\.json is not a checkpoint"):
+        fetch_run(remote, tmp_path / "b", say=print)
+
+
 def test_a_line_that_breaks_is_repeated(service, buckets, monkeypatch, tmp_path, parts):
     parts.made(tmp_path / "a", 4)
     with buckets.breaking(service.port, cut_after=100, cuts=4) as line:
         monkeypatch.setenv(service.variable, f"http://127.0.0.1:{line.port}")
-        remote = RemoteFolder.at(parts.address(service, "tests/broken"), deadline=60.0)
+        remote = open_bucket(parts.address(service, "tests/broken"), RUNS, deadline=60.0)
         up = parts.upload(tmp_path / "a", remote)
         assert line.cuts_left == 0
     assert up.counts.uploaded == 1
     assert up.counts.failed == 0
     monkeypatch.setenv(service.variable, f"http://127.0.0.1:{service.port}")
-    assert fetch_run(RemoteFolder.at(remote.address), tmp_path / "b", say=print) == 4
+    assert fetch_run(open_bucket(remote.address, RUNS), tmp_path / "b", say=print) == 4
 
 
 def test_while_the_store_is_down_a_ring_waits_and_then_goes(remote, tmp_path, monkeypatch, parts):
     store = parts.made(tmp_path / "a", keep_last=1)
     down = threading.Event()
     down.set()
-    pipe, put = remote.bucket.files.pipe_file, remote.bucket.files.put_file
+    pipe, put = remote.files.pipe_file, remote.files.put_file
 
     def refusing(real):
         def ask(*args, **kwargs):
@@ -190,9 +241,9 @@ def test_while_the_store_is_down_a_ring_waits_and_then_goes(remote, tmp_path, mo
 
         return ask
 
-    with RemoteLock(remote) as lock:
-        monkeypatch.setattr(remote.bucket.files, "pipe_file", refusing(pipe))
-        monkeypatch.setattr(remote.bucket.files, "put_file", refusing(put))
+    with BucketLock(remote) as lock:
+        monkeypatch.setattr(remote.files, "pipe_file", refusing(pipe))
+        monkeypatch.setattr(remote.files, "put_file", refusing(put))
         with Uploads(tmp_path / "a", remote, lock, keep_last=9) as up:
             for step in range(2, 12, 2):
                 saved = store.save(
@@ -211,15 +262,17 @@ def test_a_bucket_that_is_not_there_is_refused_before_training(kitchen, service,
     at = f"{service.scheme}://no-such-bucket/a"
     words = [f"run_dir={kitchen / 'nobucket'}", f"checkpoint.upload={at}"]
     assert main(["train", str(kitchen / "run.yaml"), *words]) == 4
-    assert "there is no such bucket" in capfd.readouterr().err.replace("\n", " ")
+    assert "there is no bucket 'no-such-bucket'" in capfd.readouterr().err.replace("\n", " ")
 
 
 def test_missing_rights_are_refused_in_words(remote, monkeypatch):
     def denied(*_args, **_kwargs):
         raise PermissionError("AccessDenied: 403")
 
-    monkeypatch.setattr(remote.bucket.files, "pipe_file", denied)
-    with pytest.raises(StoreError, match="credentials are missing, wrong, expired"):
+    monkeypatch.setattr(remote.files, "pipe_file", denied)
+    with pytest.raises(
+        BucketError, match="no credentials were found" if remote.anonymous else "wrong, exp"
+    ):
         remote.put("a", b"1")
 
 

@@ -11,13 +11,16 @@ import time
 import pytest
 import torch
 
+from fixtures.runs import Recorder
 from toque.errors import NonFiniteError
-from toque.training.callbacks import Callback
+from toque.training.callbacks import Callback, Callbacks
 from toque.training.checkpoint.store import CheckpointStore
-from toque.training.guards.skip_step import Outliers
+from toque.training.guards.skip_step import SkipStep
+from toque.training.guards.update_guard import UpdateGuard
 from toque.training.observers.data_bound import DataBound
+from toque.training.runtime import Runtime
 from toque.training.signals import INTERRUPTED, Interrupt
-from toque.units import Cursor
+from toque.units import Cursor, Progress
 
 
 def test_fault_07_a_signal_while_a_save_is_being_written(make_run):
@@ -87,10 +90,7 @@ def equal(some, others):
 def outlying(run, *steps, by=1e4, **options):
     """`run`, with a policy and with outliers at `steps`."""
     options = {"window": 8, "roll_back_after": 3} | options
-    record = run.trainer.run_folder / "skipped_updates.jsonl"
-    policy = Outliers(record=record, **options)
-    run.trainer.outliers = policy
-    run.trainer.__post_init__()
+    run.trainer.guard.skip_step = SkipStep(**options)
     newest = run.trainer.checkpoints.newest_valid()
     if newest is not None:
         run.trainer.load(newest)
@@ -109,7 +109,7 @@ def test_fault_27_an_outlier_is_left_out_and_named(make_run, by):
     same = [equal(look.before[n][0], look.before[n + 1][0]) for n in range(11)]
     assert [n for n, unchanged in enumerate(same) if unchanged] == [8]
     assert "update 8 is not applied" in run.recorder.warnings[0]
-    record = run.trainer.run_folder / "skipped_updates.jsonl"
+    record = run.trainer.guard.run_folder / "skipped_updates.jsonl"
     (told,) = map(json.loads, record.read_text().splitlines())
     assert told["step"] == 8
     assert len(told["example_ids"]) == run.recorder.steps[8].n_examples
@@ -136,25 +136,25 @@ def test_fault_27_several_in_a_row_go_back_to_a_checkpoint_and_on(make_run):
 
 
 def test_fault_27_the_judgement_is_that_of_the_docstring(row_stream):
-    policy, batch = Outliers(sigma=2.0, window=4, roll_back_after=2), row_stream.at(Cursor()).batch
+    batch, warnings = row_stream.at(Cursor()).batch, Recorder()
+    policy = SkipStep(sigma=2.0, window=4, roll_back_after=2)
+    guard = UpdateGuard(Runtime(), Callbacks([warnings]), policy)
+
+    def applied(guard, step, value):
+        return bool(guard.should_apply(step, 0.1, torch.tensor(value), torch.tensor(1.0), batch))
+
     # The limit over (1, 3) is 2 + 2 * 1; what lies above enters as the limit, so over (1, 3, 4)
     # it is 8/3 + 2 * 1.2472, over (1, 3, 4, 5.1) 6.29; below the mean nothing is an outlier.
     seen = [(1.0, True), (3.0, True), (9.0, False), (5.1, True), (6.4, False), (-9.0, True)]
-    for step, (value, applied) in enumerate(seen):
-        number = torch.tensor(value)
-        found = policy.accepts(step=step, loss=number, grad_norm=torch.tensor(1.0), batch=batch)
-        assert bool(found) == applied, step
-    told = policy.told()
-    assert [text.split(" is not applied")[0] for text in told] == ["update 2", "update 4"]
+    for step, (value, expected) in enumerate(seen):
+        assert applied(guard, step, value) == expected, step
+    assert guard.check(Progress(step=6)) is None
+    skipped = [text.split(" is not applied")[0] for text in warnings.warnings]
+    assert skipped == ["update 2", "update 4"]
     assert (policy.skipped, policy.in_a_row, policy.exhausted) == (2, 0, False)
-    first = Outliers(window=2)
-    nothing = torch.tensor(float("nan"))
-    one = torch.tensor(1.0)
-    verdicts = [
-        bool(first.accepts(step=n, loss=loss, grad_norm=one, batch=batch))
-        for n, loss in enumerate((nothing, one, one))
-    ]
-    assert verdicts == [False, True, True]
+    first = UpdateGuard(Runtime(), skip_step=SkipStep(window=2))
+    values = (float("nan"), 1.0, 1.0)
+    assert [applied(first, n, value) for n, value in enumerate(values)] == [False, True, True]
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,6 @@ def test_fault_28_a_float16_overflow_lowers_the_scale_which_is_saved(make_run):
     def in_float16(run):
         run.trainer.runtime.precision = "fp16"
         run.trainer.runtime.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20)
-        run.trainer.__post_init__()
         newest = run.trainer.checkpoints.newest_valid()
         if newest is not None:
             run.trainer.load(newest)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from toque.storage.bucket_folder import RemoteFolder
+from toque.storage.bucket import Bucket
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -21,13 +21,13 @@ def test_a_step_is_never_in_the_bucket_without_the_best_models_before_it(
     store = parts.made(tmp_path / "a", 4, 6)
     tensors = store.newest_valid().tensors("model")
     store.save_best(4, tensors, progress={"step": 4}, metrics={"loss": 1.0})
-    put, manifests = RemoteFolder.put, []
+    put, manifests = Bucket.put, []
 
     def watched(folder, name, data, *, new=False):
         manifests.append(name)
         return put(folder, name, data, new=new)
 
-    monkeypatch.setattr(RemoteFolder, "put", watched)
+    monkeypatch.setattr(Bucket, "put", watched)
     parts.upload(tmp_path / "a", remote)
     assert [name for name in manifests if name.endswith("manifest.json")] == [
         "best/step-00000004/manifest.json",

@@ -13,13 +13,16 @@ import pytest
 from tiny import EOS, Example, model_of, shape_of, stream_of
 from toque.keyed_random import key_of
 from toque.models.forward.loss import loss_sum
+from toque.training.autotune.oom_fallback import OomFallback
 from toque.training.callbacks import Callback, Callbacks
 from toque.training.checkpoint.store import CheckpointStore
 from toque.training.events import StepInfo
+from toque.training.guards.update_guard import UpdateGuard
 from toque.training.lr_schedules import make_schedule
 from toque.training.optim.factory import build_optimizer
 from toque.training.runtime import Runtime
-from toque.training.trainer import Schedule, Trainer
+from toque.training.schedule import Schedule
+from toque.training.trainer import Trainer
 from toque.units import Duration
 
 GOLDEN = Path(__file__).parent / "losses.json"
@@ -51,6 +54,7 @@ def losses(family: str, folder: Path) -> list[float]:
     stream = stream_of(pairs, family, shape=(32, 64, 64), seed=11, update_rows=4, window=64)
     model = model_of(family, vocab=VOCAB, seed=11, shape=SHAPES[family])
     watch, stop = Losses(), Duration(STEPS, "steps")
+    runtime = Runtime.detect(device="cpu", precision="float32")
     Trainer(
         model=model,
         optimizer=build_optimizer(model, weight_decay=0.1),
@@ -60,9 +64,10 @@ def losses(family: str, folder: Path) -> list[float]:
         evaluator=dict,
         checkpoints=CheckpointStore(folder / "checkpoints"),
         callbacks=Callbacks([watch]),
-        runtime=Runtime.detect(device="cpu", precision="float32"),
+        runtime=runtime,
         schedule=Schedule(stop),
-        micro_batch_rows=2,
+        oom_fallback=OomFallback(2),
+        guard=UpdateGuard(runtime),
         max_grad_norm=1.0,
         seed=11,
     ).fit()

@@ -24,17 +24,20 @@ from toque.data.loader.batch_stream import BatchStream
 from toque.errors import CheckpointError, NonFiniteError
 from toque.evaluation.heldout_loss import HeldOut
 from toque.models.forward.loss import loss_sum
+from toque.training.autotune.oom_fallback import OomFallback
 from toque.training.callbacks import Callback, Callbacks
 from toque.training.checkpoint.store import CheckpointStore
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.launch import joined
 from toque.training.events import Requests, StepInfo
+from toque.training.guards.update_guard import UpdateGuard
 from toque.training.lr_schedules import make_schedule
 from toque.training.optim.factory import build_optimizer
 from toque.training.optim.gradient_noise import GradientNoise
 from toque.training.optim.weight_average import WeightAverage
 from toque.training.runtime import Runtime
-from toque.training.trainer import Schedule, Trainer
+from toque.training.schedule import Schedule
+from toque.training.trainer import Trainer
 from toque.units import Duration
 
 N = 38
@@ -99,12 +102,12 @@ def run_of(
         callbacks=Callbacks([seen]),
         runtime=runtime,
         schedule=Schedule(stop, Duration(3, "steps"), Duration(3, "steps")),
-        micro_batch_rows=2,
+        oom_fallback=OomFallback(2),
+        guard=UpdateGuard(runtime, run_folder=folder),
         max_grad_norm=0.5,
         seed=17,
         noise=GradientNoise(eta=1e-4, gamma=0.55, seed=1),
         average=WeightAverage("ema", decay=0.9),
-        run_folder=folder if ranks.is_main else None,
     )
     newest = trainer.checkpoints.newest_valid()
     if newest is not None:
@@ -173,7 +176,7 @@ def short_of_memory(ranks: Ranks, folder: Path) -> dict[str, Any]:
 
     trainer, seen = run_of("gpt2", ranks, folder / "memory", loss_fn=loss_fn)
     trainer.fit()
-    return {"losses": seen.losses, "smaller_from": trainer.smaller_from}
+    return {"losses": seen.losses, "smaller_from": trainer.oom_fallback.smaller_from}
 
 
 def not_a_number(ranks: Ranks, folder: Path) -> dict[str, Any]:

@@ -82,7 +82,9 @@ def test_a_run_shorter_than_its_warmup_only_warms_up():
 
 
 def test_an_unknown_name_lists_the_known():
-    with pytest.raises(ConfigError, match=r"'cosin' is no learning rate.*constant, linear, cosine"):
+    with pytest.raises(
+        ConfigError, match=r"'cosin' is not a learning rate.*constant, linear, cosine"
+    ):
         make_schedule("cosin", peak_lr=1.0, warmup=D("0 steps"), stop_after=D("1 steps"))
 
 

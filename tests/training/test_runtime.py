@@ -5,10 +5,13 @@ import json
 import pytest
 import torch
 
+from fixtures.runs import RowStream
 from toque.errors import ConfigError
-from toque.training.autotune.peak_flops import measure_peak, peak_of
+from toque.training.guards.update_guard import UpdateGuard
 from toque.training.optim.factory import build_optimizer, optimizer_tensors
+from toque.training.peak_flops import measure_peak, peak_of
 from toque.training.runtime import Runtime, _precision, set_deterministic
+from toque.units import Cursor
 
 
 @pytest.fixture(autouse=True)
@@ -34,8 +37,8 @@ def test_precision_on_a_cpu_follows_its_instructions():
     [
         ({"precision": "fp16"}, "fp16 needs CUDA"),
         ({"precision": "fp16", "fp16_is_safe": False}, "T5, whose activations overflow"),
-        ({"precision": "int8"}, "'int8' is no precision"),
-        ({"device": "tpu"}, "'tpu' is no device"),
+        ({"precision": "int8"}, "'int8' is not a precision"),
+        ({"device": "tpu"}, "'tpu' is not a device"),
         ({"device": "cuda:77"}, "torch sees [0-9]+ CUDA devices"),
     ],
 )
@@ -81,6 +84,18 @@ def test_random_numbers_are_a_function_of_seed_and_step():
     assert len({tuple(d) for d in draws.values()}) == 4
 
 
+YES = torch.tensor(True)
+
+
+def update(runtime, optimizer, *, loss=1.0, lr=0.1):
+    """Clip, judge and apply, as `Trainer.step` does."""
+    norm = runtime.clip_gradients(optimizer, 1.0)
+    batch = RowStream().at(Cursor()).batch
+    loss = torch.tensor(loss, device=norm.device)
+    apply = UpdateGuard(runtime).should_apply(0, lr, loss, norm, batch)
+    runtime.optimizer_step(optimizer, lr=lr, only_if=apply)
+
+
 def with_gradients(model, value=1.0):
     optimizer = build_optimizer(model)
     for p in model.parameters():
@@ -90,10 +105,9 @@ def with_gradients(model, value=1.0):
 
 def test_the_norm_is_that_before_clipping(tiny_model):
     n = sum(p.numel() for p in tiny_model.parameters())
-    norm = detect().update(
-        with_gradients(tiny_model), lr=0.0, max_grad_norm=1.0, loss=torch.tensor(1.0)
-    )
-    assert float(norm) == pytest.approx(n**0.5)
+    runtime, optimizer = detect(), with_gradients(tiny_model)
+    assert float(runtime.clip_gradients(optimizer, 1.0)) == pytest.approx(n**0.5)
+    runtime.optimizer_step(optimizer, lr=0.0, only_if=YES)
     assert all(p.grad is None for p in tiny_model.parameters())
 
 
@@ -102,7 +116,9 @@ def test_clipping(limit, length):
     weight = torch.nn.Parameter(torch.zeros(100))
     optimizer = torch.optim.SGD([weight], lr=0.0)
     weight.grad = torch.full((100,), 5.0)
-    detect().update(optimizer, lr=1.0, max_grad_norm=limit, loss=torch.tensor(1.0))
+    runtime = detect()
+    runtime.clip_gradients(optimizer, limit)
+    runtime.optimizer_step(optimizer, lr=1.0, only_if=YES)
     assert float(weight.detach().norm()) == pytest.approx(length)
 
 
@@ -110,7 +126,7 @@ def test_the_rate_is_set_for_every_group_in_proportion():
     a, b = (torch.nn.Parameter(torch.zeros(1)) for _ in "ab")
     optimizer = torch.optim.SGD([{"params": [a]}, {"params": [b], "lr_scale": 0.5}], lr=9.0)
     a.grad, b.grad = torch.ones(1), torch.ones(1)
-    detect().update(optimizer, lr=0.2, max_grad_norm=None, loss=torch.tensor(1.0))
+    detect().optimizer_step(optimizer, lr=0.2, only_if=YES)
     assert (float(a.detach()), float(b.detach())) == pytest.approx((-0.2, -0.1))
 
 
@@ -120,7 +136,7 @@ def test_the_rate_is_set_for_every_group_in_proportion():
 def test_nothing_is_applied_that_is_not_finite(tiny_model, gradient, loss):
     before = {n: p.detach().clone() for n, p in tiny_model.named_parameters()}
     optimizer = with_gradients(tiny_model, gradient)
-    detect().update(optimizer, lr=0.1, max_grad_norm=1.0, loss=torch.tensor(loss))
+    update(detect(), optimizer, loss=loss)
     assert all(torch.equal(p, before[n]) for n, p in tiny_model.named_parameters())
     assert optimizer_tensors(optimizer, tiny_model) == {}
 
@@ -134,7 +150,7 @@ def test_the_devices_own_skip_is_the_same_as_ours(tiny_model, finite):
         group["lr"] = 0.1
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
     on_device = Runtime(torch.device("meta"))
-    on_device._step_if(optimizer, torch.tensor(finite), by_scaler_alone=True)
+    on_device.optimizer_step(optimizer, lr=0.1, only_if=torch.tensor(finite))
     changed = [n for n, p in model.named_parameters() if not torch.equal(p, before[n])]
     assert len(changed) == (len(before) if finite else 0)
     steps = {float(t) for n, t in optimizer_tensors(optimizer, model).items() if "/step" in n}
@@ -170,8 +186,7 @@ def test_cuda_skips_what_is_not_finite_without_being_asked(tiny_model, finite):
     model = tiny_model.cuda()
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
     optimizer = with_gradients(model, 1.0 if finite else float("nan"))
-    loss = torch.tensor(1.0, device="cuda")
-    Runtime.detect().update(optimizer, lr=0.1, max_grad_norm=1.0, loss=loss)
+    update(Runtime.detect(), optimizer)
     changed = [n for n, p in model.named_parameters() if not torch.equal(p, before[n])]
     assert bool(changed) == finite
 
@@ -185,7 +200,7 @@ def test_the_loss_scale_is_saved_and_continues(tiny_model):
     def updates(own, model, optimizer, n):
         for _ in range(n):
             own.backward(sum(p.square().sum() for p in model.parameters()))
-            own.update(optimizer, lr=1e-2, max_grad_norm=1.0, loss=torch.tensor(1.0))
+            update(own, optimizer, lr=1e-2)
 
     first, optimizer = runtime(), build_optimizer(tiny_model)
     for p in tiny_model.parameters():

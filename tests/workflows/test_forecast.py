@@ -12,7 +12,7 @@ import toque
 from toque.config import RunConfig, load_config
 from toque.cooking.cookbook.generate import write_cookbook
 from toque.errors import CheckpointError, ConfigError
-from toque.storage.atomic_folder import locked
+from toque.training.checkpoint.run_lock import run_lock
 from toque.workflows.forecast import course_of, space_of
 from toque.workflows.show import show
 
@@ -99,6 +99,6 @@ def test_a_second_run_in_a_folder_is_refused_before_it_writes(kitchen: Path) -> 
     run = kitchen / "taken"
     config = config_of(kitchen, f"run_dir={run}")
     refused = pytest.raises(CheckpointError, match="is in use by another training process")
-    with locked(run / "checkpoints"), refused:
+    with run_lock(run / "checkpoints"), refused:
         toque.train(config)
     assert [path.name for path in run.iterdir()] == ["checkpoints"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from toque.config import resolved_yaml
 from toque.errors import ConfigError
 from toque.reporter import SILENT, Reporter
-from toque.storage.atomic import write_whole
+from toque.storage.atomic import atomic_write
 from toque.workflows.configure import Configured, configure, with_origins
 from toque.workflows.results import Model, TrainedRun, folder_of
 
@@ -137,7 +137,7 @@ def ablate(
         folder.mkdir(parents=True, exist_ok=True)
         text = resolved_yaml(with_origins(configure(config)))
         config = folder / "ablation.yaml"
-        write_whole(config, text.encode())
+        atomic_write(config, text.encode())
     return workflow(
         str(config), out=folder, seeds=seeds, steps=steps, budget=budget, reporter=reporter
     )

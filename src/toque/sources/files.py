@@ -11,7 +11,7 @@ from pathlib import Path
 from toque.data.prepare.settings import Located, Source
 from toque.errors import DataError
 from toque.sources.records import Block, RecordReader
-from toque.storage.atomic import sha256_of
+from toque.storage.checksums import sha256_of
 
 GROUP_BYTES = 8 << 20
 """Raw bytes that become one shard: about 6,000 recipes; small enough to hold several at once."""

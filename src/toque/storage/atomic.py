@@ -1,44 +1,63 @@
-"""Files that are whole or absent, their hashes, and what a full disk is called."""
+"""Atomic writes: a file or folder is whole under its name or absent, whatever kills the process.
+
+Everything is written under a temporary name beside its place and fsynced, then renamed, then the
+parent folder is fsynced. A crash leaves the old state or the new one, and at worst a leftover:
+`sweep` removes a folder's, and the next write of the same folder does.
+
+Each system call of a folder's write is followed by `after(stage)`, where tests kill the process.
+"""
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, BinaryIO, Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from toque.errors import DataError
+from toque.storage.checksums import sha256_of
 
-_CHUNK = 1 << 22
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-PARTIAL = ".partial"
-"""Ending of a file or folder that is being written; a leftover one is worth nothing."""
+AfterStage = Callable[[str], None]
 
-
-def sha256_of(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+TEMP_PREFIX: Final = "temp-"
+"""Begins the name of every unfinished folder; safe to delete when its writer is gone."""
+ASIDE_PREFIX: Final = "aside-"
+"""Begins the name of a folder that is being replaced by one of the same name."""
+PARTIAL: Final = ".partial"
+"""Ending of a file that is being written; a leftover one may be deleted."""
+_FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that a kill leaves the old one, or none, or the new one."""
-    partial = path.with_name(path.name + PARTIAL)
-    with partial.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+@contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write; it appears at `path` when the block ends without an error.
+
+    Its temporary name is hidden, so that no reader of the folder takes it for a finished file.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
+    try:
+        with partial.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())  # a full disk may show only here
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+def atomic_write(path: Path, data: bytes) -> None:
+    """Write a file so that a kill leaves the old one, or none, or the new one."""
+    with atomic_file(path) as file:
+        file.write(data)
 
 
 def save_array(path: Path, array: NDArray[np.generic]) -> None:
@@ -54,25 +73,123 @@ def save_array(path: Path, array: NDArray[np.generic]) -> None:
         os.fsync(file.fileno())
 
 
-@contextmanager
-def whole_folder(folder: Path) -> Iterator[Path]:
-    """A folder to fill; it appears under its own name when the block ends well.
+@dataclass(frozen=True)
+class FileEntry:
+    """One file of a folder, as its manifest lists it."""
 
-    An older folder of that name is replaced.
+    file: str
+    bytes: Annotated[int, msgspec.Meta(ge=0)]
+    sha256: str
+
+
+def no_hook(_stage: str) -> None:
+    """The `after` of every write outside the tests."""
+
+
+@dataclass(frozen=True)
+class FolderWriter:
+    """Writes the files of one unfinished folder."""
+
+    folder: Path
+    after: AfterStage = no_hook
+    _synced: set[Path] = field(default_factory=set)
+
+    def write(self, name: str, save: Callable[[Path], object]) -> FileEntry:
+        """Have `save` write the file `name`, make it durable, and return its size and SHA-256.
+
+        Raises:
+            OSError: the file system refused, most often because it is full.
+        """
+        path = self.folder / name
+        save(path)
+        self.after(f"write {name}")
+        self.sync(path)
+        return FileEntry(name, path.stat().st_size, sha256_of(path))
+
+    def sync(self, path: Path) -> None:
+        """Wait until a file of the folder is on the disk; a full one may show only here."""
+        if path in self._synced:
+            return
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        self._synced.add(path)
+        self.after(f"fsync {path.name}")
+
+
+@contextmanager
+def atomic_folder(target: Path, *, after: AfterStage = no_hook) -> Iterator[FolderWriter]:
+    """A folder to fill; it appears at `target` when the block ends without an error.
+
+    Every file in it is fsynced. A folder already at `target` is replaced; it is never absent and
+    unrecoverable (see `sweep`).
+
+    Raises:
+        OSError: the file system refused; nothing unfinished is left and `target` is as before.
     """
-    partial = folder.with_name(folder.name + PARTIAL)
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    temp = target.with_name(TEMP_PREFIX + target.name)
+    shutil.rmtree(temp, ignore_errors=True)
     try:
-        yield partial
+        temp.mkdir(parents=True)
+        after("mkdir")
+        writer = FolderWriter(temp, after)
+        yield writer
+        for path in sorted(temp.rglob("*")):
+            if path.is_file():
+                writer.sync(path)
+        sync_folder(temp)
+        after("fsync folder")
+        _put_in_place(temp, target, after)
     except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(temp, ignore_errors=True)
         raise
-    sync_folder(partial)
-    if folder.exists():
-        shutil.rmtree(folder)
-    partial.replace(folder)
-    sync_folder(folder.parent)
+
+
+def _put_in_place(temp: Path, target: Path, after: AfterStage) -> None:
+    aside = target.with_name(ASIDE_PREFIX + target.name)
+    if target.exists():
+        shutil.rmtree(aside, ignore_errors=True)
+        target.rename(aside)
+        after("set aside")
+    try:
+        temp.rename(target)
+    except OSError:
+        if aside.exists():
+            aside.rename(target)
+        raise
+    after("rename")
+    sync_folder(target.parent)
+    after("fsync parent")
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def remove_folder(folder: Path, *, after: AfterStage = no_hook) -> None:
+    """Delete a folder so that a crash half-way leaves no part of it under its name."""
+    doomed = folder.with_name(f"{TEMP_PREFIX}removed-{folder.name}")
+    shutil.rmtree(doomed, ignore_errors=True)
+    folder.rename(doomed)
+    after(f"rename {folder.name} away")
+    shutil.rmtree(doomed, ignore_errors=True)
+    after(f"remove {folder.name}")
+
+
+def sweep(folder: Path) -> list[str]:
+    """Remove what killed writers left in `folder`; call only while holding its lock.
+
+    Returns:
+        The names removed.
+    """
+    removed = []
+    for path in sorted(folder.glob(f"{TEMP_PREFIX}*")):
+        shutil.rmtree(path, ignore_errors=True)
+        removed.append(path.name)
+    for path in sorted(folder.glob(f"{ASIDE_PREFIX}*")):
+        original = path.with_name(path.name.removeprefix(ASIDE_PREFIX))
+        if original.exists():
+            shutil.rmtree(path, ignore_errors=True)
+            removed.append(path.name)
+        else:
+            path.rename(original)  # killed between the two renames: the old one still counts
+    return removed
 
 
 def sync_folder(folder: Path) -> None:

@@ -1,35 +1,29 @@
-"""Buckets: what an address names, with credentials checked first and every refusal in words.
+"""Buckets (gs:// and s3://): listings, verified reads and writes, retried.
 
-Through fsspec: gcsfs for `gs://`, s3fs for `s3://`. Keys and secrets are never in a message.
+Through fsspec: gcsfs for `gs://`, s3fs for `s3://`. An object appears whole or not at all, which is
+what both services promise. What is written is compared with what the service says it holds (size,
+and MD5 where it tells it) before it counts. Keys and secrets are never in a message.
 """
 
 from __future__ import annotations
 
-import logging
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+import base64
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeVar, final
 
-from toque.errors import DataError
+from toque.storage.bucket_credentials import open_filesystem
+from toque.storage.bucket_errors import BucketUse, SourceBucketError, refusal
+from toque.storage.checksums import md5_of
+from toque.storage.retry import DEADLINE, MismatchError, Retry, mentions
 
-SCHEMES = {"gs": "gs", "gcs": "gs", "s3": "s3", "s3a": "s3"}
-_LIBRARY = {"gs": "gcsfs", "s3": "s3fs"}
-_EXTRA = {"gs": "gcs", "s3": "s3"}
-_SECRETS = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
-_GS_HOW = (
-    "Set GOOGLE_APPLICATION_CREDENTIALS to the JSON file of a service account that may list and "
-    "read the bucket, or run `gcloud auth application-default login`. For an emulator set "
-    "STORAGE_EMULATOR_HOST."
-)
-_S3_HOW = (
-    "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN where there is one), "
-    "or AWS_PROFILE with ~/.aws/credentials, of a user with s3:ListBucket and s3:GetObject. For "
-    "another S3 service such as MinIO set AWS_ENDPOINT_URL."
-)
-_HOW = {"gs": _GS_HOW, "s3": _S3_HOW}
+SCHEMES: Final = {"gs": "gs", "gcs": "gs", "s3": "s3", "s3a": "s3"}
+_PART_BYTES: Final = 16 << 20
+"""Of an upload in parts; the service repeats one part, not the file, after a broken line."""
+_EXISTS: Final = ("412", "PreconditionFailed", "conditionNotMet")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -41,9 +35,9 @@ class RemoteFile:
     """Bucket and name, as "bucket/dumps/a.json.gz"."""
     bytes: int
     tag: str
-    """What changes with the content: MD5 or generation of gs, ETag of s3."""
+    """Changes with the content: MD5 or generation of gs, ETag of s3."""
     md5: str | None
-    """MD5 of the content in hexadecimal, where the service says it."""
+    """MD5 of the content in hexadecimal, where the service tells it."""
 
     @property
     def address(self) -> str:
@@ -52,16 +46,16 @@ class RemoteFile:
 
 
 def is_remote(path: str) -> bool:
-    """Whether a source's path is an address such as s3://bucket/a.json.
+    """Whether a path is an address such as s3://bucket/a.json.
 
     Raises:
-        DataError: it is an address of a kind that is not read.
+        SourceBucketError: it is an address of a kind that is not read.
     """
     scheme, sign, _ = path.partition("://")
     if not sign or not scheme.isalnum():
         return False
     if scheme not in SCHEMES:
-        raise DataError(
+        raise SourceBucketError(
             f"The source {scheme}://... is at a kind of address that is not read. Sources are "
             "files of this machine, gs:// and s3:// addresses, or hf:NAME. Fetch it first, and "
             "name the file."
@@ -69,97 +63,192 @@ def is_remote(path: str) -> bool:
     return True
 
 
-def listing(path: str, say: Callable[[str], None]) -> tuple[Bucket, list[RemoteFile]]:
-    """The bucket of an address and what is to be read of it; hidden and empty objects are told.
-
-    Raises:
-        DataError: credentials, the bucket or the name are wrong, or nothing is left to read.
-    """
-    bucket, rest = bucket_of(path)
-    found = bucket.list(rest)
-    first_sign = min((rest.index(sign) for sign in "*?[" if sign in rest), default=len(rest))
-    n_given = rest[:first_sign].count("/")
-    named = [file for file in found if file.key == rest]
-    hidden = [f for f in found if not named and "/." in "/" + _below(f.key, n_given)]
-    empty = [file for file in found if file.bytes == 0 and file not in hidden]
-    for files, why in ((hidden, "hidden (a part of the name begins with a dot)"), (empty, "empty")):
-        if files:
-            shown = ", ".join(file.address for file in files[:3])
-            more = f" and {len(files) - 3:,} more" if len(files) > 3 else ""
-            say(f"Not read, because {why}: {shown}{more}.")
-    left = [file for file in found if file not in hidden and file not in empty]
-    if not left:
-        raise DataError(
-            f"{path} names {len(found):,} objects, all of them empty or hidden. Correct the "
-            "address in data.sources, or write them again."
-        )
-    return bucket, left
-
-
-def _below(key: str, n_parts: int) -> str:
-    return "/".join(key.split("/")[n_parts:])
-
-
+@final
 @dataclass(frozen=True)
 class Bucket:
-    """The bucket of an address, with the credentials that were found."""
+    """A place in a bucket, with the credentials that were found."""
 
     scheme: str
-    name: str
+    path: str
+    """The address without its scheme: "bucket/runs/a", or with a pattern "bucket/dumps/*.json"."""
     files: Any
     """fsspec's file system."""
     anonymous: bool
     failures: tuple[type[Exception], ...]
-    """What the library raises when a request fails."""
+    """Raised by the library when a request fails."""
+    use: BucketUse
+    retry: Retry = field(default_factory=Retry)
 
-    def list(self, path: str) -> list[RemoteFile]:
-        """The objects that `path` ("bucket/dumps/", a name, a pattern) stands for, by name.
+    @property
+    def name(self) -> str:
+        """Of the bucket."""
+        return self.path.split("/")[0]
+
+    @property
+    def address(self) -> str:
+        """As the user writes it."""
+        return f"{self.scheme}://{self.path}"
+
+    def request(self, what: str, ask: Callable[[], Result], *, once: bool = False) -> Result:
+        """The result of `ask`, repeated while that may help.
 
         Raises:
-            DataError: no right to list them, no such bucket, or nothing there.
+            BucketError: one paragraph on what failed and what to do; never with a secret.
         """
-        with self.refusals(f"{self.scheme}://{path}"):
-            found = self._entries(path)
-            if not found:
-                self.files.ls(self.name, refresh=True)  # raises when there is no such bucket
+        try:
+            return ask() if once else self.retry(ask, self.failures)
+        except self.failures as error:
+            bucket = f"{self.scheme}://{self.name}"
+            text = refusal(what, error, self.use, bucket=bucket, anonymous=self.anonymous)
+            raise self.use.error(text) from error
+
+    def objects(self) -> list[RemoteFile]:
+        """The objects that the address (a name, a folder, a pattern) stands for, by name.
+
+        Raises:
+            BucketError: no right to list them, no such bucket, or nothing there.
+        """
+        # Not repeated: a wrong address or key shows at once, before anything is fetched.
+        found = self.request(f"read {self.address}", self._entries, once=True)
         if not found:
-            raise DataError(
-                f"{self.scheme}://{path} names nothing: the bucket is there and holds no such "
-                "object, folder or pattern. Names are case-sensitive; correct data.sources."
+            raise self.use.error(
+                f"{self.address} names nothing: the bucket is there and holds no such object, "
+                f"folder or pattern. Names are case-sensitive; correct {self.use.setting}."
             )
         return [self._file(key, found[key]) for key in sorted(found)]
 
-    def again(self, file: RemoteFile) -> RemoteFile:
-        """The object as it is now."""
+    def info(self, key: str) -> RemoteFile:
+        """The object as the service has it now; for use inside `request`."""
         self.files.invalidate_cache()
-        return self._file(file.key, self.files.info(file.key))
+        return self._file(key, self.files.info(key))
 
-    def read(self, file: RemoteFile, start: int, end: int) -> bytes:
-        """Bytes [start, end) of an object."""
+    def read_range(self, file: RemoteFile, start: int, end: int) -> bytes:
+        """Bytes [start, end) of an object; for use inside `request`."""
         data: bytes = self.files.cat_file(file.key, start=start, end=end)
         return data
 
-    @contextmanager
-    def refusals(self, address: str) -> Iterator[None]:
-        """Turn a refused request into one paragraph.
+    def names(self, below: str = "") -> list[str]:
+        """Names of the objects below `below`, relative to this place, sorted.
 
         Raises:
-            DataError: which says what to set, or what the service answered.
+            BucketError: the service refused or stayed away.
         """
-        try:
-            yield
-        except FileNotFoundError as error:
-            raise DataError(
-                f"{address} cannot be read: there is no bucket {self.name!r}, or the object is "
-                "gone. Correct the name in data.sources. (A service of your own is found through "
-                f"{'STORAGE_EMULATOR_HOST' if self.scheme == 'gs' else 'AWS_ENDPOINT_URL'}.)"
-            ) from error
-        except self.failures as error:
-            raise self._refused(address, error) from error
 
-    def _entries(self, path: str) -> dict[str, dict[str, Any]]:
-        bare = path.rstrip("/")
-        if not path.endswith("/") and bare != self.name:
+        def ask() -> list[str]:
+            self.files.invalidate_cache()
+            found: list[str] = self.files.find(self._key(below).rstrip("/"))
+            if not found:
+                self._require_bucket()
+            return found
+
+        start = len(self._key(""))
+        found = self.request(f"list {self.address}/{below}", ask)
+        return sorted(key[start:] for key in found if len(key) > start)
+
+    def read(self, name: str) -> bytes | None:
+        """The content of an object; None when there is none.
+
+        Raises:
+            BucketError: the service refused or stayed away.
+        """
+
+        def ask() -> bytes | None:
+            try:
+                data: bytes = self.files.cat_file(self._key(name))
+            except FileNotFoundError:
+                return None
+            return data
+
+        return self.request(f"read {self.address}/{name}", ask)
+
+    def put(self, name: str, data: bytes, *, new: bool = False) -> bool:
+        """Write an object.
+
+        Args:
+            name: relative to this place.
+            data: the whole content.
+            new: only when there is none. A store without preconditions does not hold to it.
+
+        Returns:
+            False when `new` and there is another one. One of the same content counts as ours: the
+            reply to an earlier try was lost.
+
+        Raises:
+            BucketError: the service refused, stayed away, or holds something else afterwards.
+        """
+
+        def ask() -> bool:
+            try:
+                mode = "create" if new else "overwrite"
+                self.files.pipe_file(self._key(name), data, mode=mode)
+            except self.failures as error:
+                if not (isinstance(error, FileExistsError) or mentions(error, *_EXISTS)):
+                    raise
+                return self.read(name) == data
+            self._verify(name, len(data), hashlib.md5(data, usedforsecurity=False).hexdigest())
+            return True
+
+        return self.request(f"write {self.address}/{name}", ask)
+
+    def put_file(self, path: Path, name: str) -> None:
+        """Write a file of this machine; one that is there already with this content is left.
+
+        Raises:
+            BucketError: as for `put`.
+        """
+        md5 = md5_of(path)
+
+        def ask() -> None:
+            try:
+                self._verify(name, path.stat().st_size, md5)
+            except OSError:
+                self.files.put_file(str(path), self._key(name), chunksize=_PART_BYTES)
+                self._verify(name, path.stat().st_size, md5)
+
+        self.request(f"write {self.address}/{name}", ask)
+
+    def get_file(self, name: str, path: Path) -> None:
+        """Copy an object into a file.
+
+        Raises:
+            BucketError: there is none, or the service refused or stayed away.
+        """
+        what = f"read {self.address}/{name}"
+        self.request(what, lambda: self.files.get_file(self._key(name), str(path)))
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove objects, one after another; absent ones are no error.
+
+        Raises:
+            BucketError: the service refused or stayed away.
+        """
+        for name in names:
+
+            def ask(key: str = self._key(name)) -> None:
+                try:
+                    self.files.rm_file(key)
+                except FileNotFoundError:
+                    return
+
+            self.request(f"remove {self.address}/{name}", ask)
+
+    def _key(self, name: str) -> str:
+        return f"{self.path}/{name}"
+
+    def _verify(self, name: str, size: int, md5: str) -> None:
+        found = self.info(self._key(name))
+        if found.bytes != size or found.md5 not in (None, md5):
+            raise MismatchError(
+                f"{name} has {found.bytes} bytes with MD5 {found.md5} in the bucket; "
+                f"{size} with {md5} were sent"
+            )
+
+    def _require_bucket(self) -> None:
+        self.files.ls(self.name, refresh=True)  # raises when there is no such bucket
+
+    def _entries(self) -> dict[str, dict[str, Any]]:
+        bare = self.path.rstrip("/")
+        if not self.path.endswith("/") and bare != self.name:
             try:
                 entry = self.files.info(bare)
             except FileNotFoundError:
@@ -167,10 +256,13 @@ class Bucket:
             if entry["type"] == "file":
                 return {bare: entry}
         found: dict[str, dict[str, Any]] = self.files.find(bare, detail=True)
-        if not found and any(sign in path for sign in "*?["):
-            found = self.files.glob(path, detail=True)
+        if not found and any(sign in self.path for sign in "*?["):
+            found = self.files.glob(self.path, detail=True)
         # An object whose name ends with a slash stands for a folder in a bucket's web page.
-        return {k: e for k, e in found.items() if e["type"] == "file" and not k.endswith("/")}
+        found = {k: e for k, e in found.items() if e["type"] == "file" and not k.endswith("/")}
+        if not found:
+            self._require_bucket()
+        return found
 
     def _file(self, key: str, entry: dict[str, Any]) -> RemoteFile:
         size = int(entry["size"])
@@ -180,144 +272,24 @@ class Bucket:
             return RemoteFile("s3", key, size, tag, tag if len(tag) == 32 else None)
         md5 = entry.get("md5Hash")
         tag = str(md5 or entry.get("crc32c") or entry.get("generation") or entry.get("etag"))
-        return RemoteFile("gs", key, size, tag, _hexadecimal(md5))
-
-    def _refused(self, address: str, error: Exception) -> DataError:
-        said = _without_secrets(str(error).strip().splitlines()[0] if str(error).strip() else "")
-        words = f"{error} {getattr(error, 'code', '')} {error.__cause__ or ''}"
-        denied = isinstance(error, PermissionError) or any(
-            sign in words for sign in ("401", "403", "Forbidden", "AccessDenied", "Unauthorized")
-        )
-        if not denied:
-            return DataError(
-                f"{address} cannot be reached: {said or type(error).__name__}. Check the network, "
-                "the proxy settings and the endpoint, and run the same command again: what is "
-                "fetched already is kept."
-            )
-        if self.anonymous:
-            return DataError(
-                f"{address} may not be read without credentials, and none were found. "
-                f"{_HOW[self.scheme]}"
-            )
-        return DataError(
-            f"{address} may not be read with the credentials that were found: {said}. They are "
-            f"wrong, expired, or lack the right to list and read. {_HOW[self.scheme]}"
-        )
+        return RemoteFile("gs", key, size, tag, base64.b64decode(md5).hex() if md5 else None)
 
 
-def bucket_of(path: str) -> tuple[Bucket, str]:
-    """The bucket of an address, and the address without its scheme.
+def open_bucket(address: str, use: BucketUse, *, deadline: float = DEADLINE) -> Bucket:
+    """Find the credentials for an address; nothing is asked of the service yet.
 
     Raises:
-        DataError: the address names no bucket, the library is missing, or the credentials' file
+        BucketError: the address names no bucket, the library is missing, or the credentials' file
             cannot be read.
     """
-    given, _, rest = path.partition("://")
-    scheme = SCHEMES[given]
-    name = rest.split("/")[0]
+    scheme_given, _, path = address.partition("://")
+    scheme = SCHEMES[scheme_given]
+    name = path.split("/")[0]
     if not name or "@" in name or any(sign in name for sign in "*?["):
         # The name is not shown: before an @ some tools take a key and its secret.
-        raise DataError(
-            f"A source begins with {scheme}:// and names no usable bucket after it. An address is "
-            f"{scheme}://BUCKET/FOLDER/ or {scheme}://BUCKET/NAME, patterns only after the bucket "
-            "and keys never in it."
+        raise use.error(
+            f"{use.setting} begins with {scheme}:// and names no usable bucket after it. An "
+            f"address is {scheme}://BUCKET/FOLDER/ or {scheme}://BUCKET/NAME, patterns only after "
+            "the bucket and keys never in it."
         )
-    opened = _google() if scheme == "gs" else _amazon()
-    return Bucket(scheme, name, *opened), rest
-
-
-_Opened = tuple[Any, bool, tuple[type[Exception], ...]]
-
-
-def _google() -> _Opened:
-    # It would print every repeated request with a traceback; the error's paragraph says enough.
-    logging.getLogger("gcsfs").addHandler(logging.NullHandler())
-    emulated = "STORAGE_EMULATOR_HOST" in os.environ
-    if emulated:
-        # With it gcsfs asks an emulator, which does not answer, for a minute and a half.
-        os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
-    try:
-        import aiohttp
-        import gcsfs
-        import google.auth.exceptions
-        import requests
-    except ImportError as error:
-        raise _missing("gs") from error
-    found: Any = None
-    if not emulated:
-        _check_file("GOOGLE_APPLICATION_CREDENTIALS", _GS_HOW)
-        try:
-            found, _ = google.auth.default(
-                scopes=["https://www.googleapis.com/auth/cloud-platform"]
-            )
-        except google.auth.exceptions.DefaultCredentialsError as error:
-            if "GOOGLE_APPLICATION_CREDENTIALS" in os.environ:
-                raise DataError(
-                    "The file that GOOGLE_APPLICATION_CREDENTIALS names holds no credentials: "
-                    f"{str(error).splitlines()[0][:200]}. {_GS_HOW}"
-                ) from error
-    files = gcsfs.GCSFileSystem(
-        token=found or "anon", use_listings_cache=False, skip_instance_cache=True
-    )
-    failures = (
-        OSError,
-        ValueError,
-        aiohttp.ClientError,
-        requests.RequestException,
-        google.auth.exceptions.GoogleAuthError,
-        gcsfs.retry.HttpError,
-    )
-    return files, found is None, failures
-
-
-def _amazon() -> _Opened:
-    try:
-        import aiohttp
-        import botocore.exceptions
-        import botocore.session
-        import s3fs
-    except ImportError as error:
-        raise _missing("s3") from error
-    try:
-        found = botocore.session.Session().get_credentials()
-    except botocore.exceptions.BotoCoreError as error:
-        raise DataError(f"The AWS credentials cannot be used: {error}. {_S3_HOW}") from error
-    files = s3fs.S3FileSystem(
-        anon=found is None, use_listings_cache=False, skip_instance_cache=True
-    )
-    failures = (
-        OSError,
-        ValueError,
-        aiohttp.ClientError,
-        botocore.exceptions.BotoCoreError,
-        botocore.exceptions.ClientError,
-    )
-    return files, found is None, failures
-
-
-def _check_file(variable: str, how: str) -> None:
-    named = os.environ.get(variable)
-    if named is not None and not Path(named).is_file():
-        raise DataError(f"{variable} names {named}, and there is no such file. {how}")
-
-
-def _missing(scheme: str) -> DataError:
-    return DataError(
-        f"{scheme}:// sources need {_LIBRARY[scheme]}, which is not installed. Run: pip install "
-        f"'toque[{_EXTRA[scheme]}]' (or fetch the files yourself and name them)."
-    )
-
-
-def _hexadecimal(md5: str | None) -> str | None:
-    if md5 is None:
-        return None
-    import base64
-
-    return base64.b64decode(md5).hex()
-
-
-def _without_secrets(text: str) -> str:
-    for name in _SECRETS:
-        if value := os.environ.get(name):
-            text = text.replace(value, f"({name})")
-    return text[:300]
+    return Bucket(scheme, path, *open_filesystem(scheme, use), use, Retry(deadline))

@@ -1,4 +1,4 @@
-"""One writer per run in a bucket: an object that says who, renewed while they live.
+"""Bucket lock: one writer per run in a bucket, by an object that its holder renews.
 
 No clock of another machine is believed: a lock counts as left behind when its content has not
 changed while it was watched, or when its process ran on this machine and is gone.
@@ -17,8 +17,8 @@ from typing import Any, Final, Self, final
 
 import psutil
 
-from toque.errors import CheckpointError
-from toque.storage.bucket_folder import RemoteFolder, StoreError
+from toque.storage.bucket import Bucket
+from toque.storage.bucket_errors import BucketError, RunBucketError
 
 LOCK: Final = "lock.json"
 HEARTBEAT: Final = 10.0
@@ -30,11 +30,11 @@ _SETTLE: Final = 1.0
 
 
 @final
-class RemoteLock:
-    """Hold the run at `folder` against other machines, from entering to leaving.
+class BucketLock:
+    """Hold the run in `bucket` against other machines, from entering to leaving.
 
     Args:
-        folder: the run's address.
+        bucket: the run's place.
         heartbeat: seconds between renewals.
         stale: seconds to watch a lock of another machine before taking it over.
         settle: seconds before reading the lock again.
@@ -42,13 +42,13 @@ class RemoteLock:
 
     def __init__(
         self,
-        folder: RemoteFolder,
+        bucket: Bucket,
         *,
         heartbeat: float = HEARTBEAT,
         stale: float = STALE,
         settle: float = _SETTLE,
     ) -> None:
-        self._folder, self._heartbeat, self._stale = folder, heartbeat, stale
+        self._bucket, self._heartbeat, self._stale = bucket, heartbeat, stale
         self._settle = settle
         self._me = uuid.uuid4().hex
         self._beats = 0
@@ -61,15 +61,15 @@ class RemoteLock:
         """Take it.
 
         Raises:
-            CheckpointError: another process trains there.
-            StoreError: the store refused or stayed away.
+            RunBucketError: another process trains there.
+            BucketError: the store refused or stayed away.
         """
-        taken = self._folder.read(LOCK) is not None
-        if taken or not self._folder.put(LOCK, self._content(), new=True):
-            self._wait_for_its_death()
-            self._folder.put(LOCK, self._content())
+        taken = self._bucket.read(LOCK) is not None
+        if taken or not self._bucket.put(LOCK, self._content(), new=True):
+            self._watch_until_stale()
+            self._bucket.put(LOCK, self._content())
         time.sleep(self._settle)
-        holder = _holder(self._folder.read(LOCK))
+        holder = _holder(self._bucket.read(LOCK))
         if holder.get("id") != self._me:
             raise self._refusal(holder)
         self._thread.start()
@@ -81,15 +81,15 @@ class RemoteLock:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Give it back; one that cannot be removed goes stale by itself."""
+        """Release it; one that cannot be removed goes stale by itself."""
         self._closing.set()
         self._thread.join(timeout=self._heartbeat)
         if self.lost.is_set():
             return
         try:
-            if _holder(self._folder.read(LOCK)).get("id") == self._me:
-                self._folder.remove([LOCK])
-        except StoreError:
+            if _holder(self._bucket.read(LOCK)).get("id") == self._me:
+                self._bucket.remove([LOCK])
+        except BucketError:
             return
 
     def _content(self) -> bytes:
@@ -104,20 +104,20 @@ class RemoteLock:
             }
         ).encode()
 
-    def _wait_for_its_death(self) -> None:
-        first = self._folder.read(LOCK)
+    def _watch_until_stale(self) -> None:
+        first = self._bucket.read(LOCK)
         began = time.monotonic()
-        while not _is_dead_here(_holder(first)) and time.monotonic() - began < self._stale:
+        while not _died_here(_holder(first)) and time.monotonic() - began < self._stale:
             time.sleep(min(1.0, self._stale / 5))
-            now = self._folder.read(LOCK)
+            now = self._bucket.read(LOCK)
             if now is None:
                 return
             if now != first:
                 raise self._refusal(_holder(now))
 
-    def _refusal(self, holder: dict[str, Any]) -> CheckpointError:
-        return CheckpointError(
-            f"{self._folder.address} is in use by another training process (id "
+    def _refusal(self, holder: dict[str, Any]) -> RunBucketError:
+        return RunBucketError(
+            f"{self._bucket.address} is in use by another training process (id "
             f"{holder.get('pid', 'unknown')} on {holder.get('host', 'an unknown machine')}), which "
             "renews its lock. Two runs in one place would overwrite each other: wait for it, stop "
             "it, or choose another address."
@@ -126,11 +126,11 @@ class RemoteLock:
     def _renew(self) -> None:
         while not self._closing.wait(self._heartbeat):
             try:
-                if _holder(self._folder.read(LOCK)).get("id") not in (self._me, None):
+                if _holder(self._bucket.read(LOCK)).get("id") not in (self._me, None):
                     self.lost.set()
                     return
-                self._folder.put(LOCK, self._content())
-            except StoreError:
+                self._bucket.put(LOCK, self._content())
+            except BucketError:
                 continue  # down: whoever comes meanwhile is seen at the next renewal
 
 
@@ -142,7 +142,7 @@ def _holder(content: bytes | None) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _is_dead_here(holder: dict[str, Any]) -> bool:
+def _died_here(holder: dict[str, Any]) -> bool:
     """Whether its process ran on this machine and does so no longer."""
     if holder.get("host") != socket.gethostname() or not isinstance(holder.get("pid"), int):
         return False

@@ -1,20 +1,33 @@
-"""JSON that carries a hash of itself, so that a single flipped bit in it is found.
+"""Checksums: of files, and of JSON that carries a checksum of itself.
 
-The last member of the object is `"self_sha256": "<64 hex digits>"`: SHA-256 of the file's bytes
-with these digits left out, white space and all. It finds damage; whoever forges a file can compute
-it, too.
+The last member of such a JSON object is `"self_sha256": "<64 hex digits>"`: SHA-256 of the file's
+bytes with these digits left out, white space and all. It finds damage, a single flipped bit too;
+whoever forges a file can compute it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+from pathlib import Path
 from typing import Final, Literal
 
 KEY: Final = "self_sha256"
 _SEAL: Final = re.compile(rb'"self_sha256": "([0-9a-f]{64})"\s*}\s*\Z')
 
 SealState = Literal["whole", "damaged", "absent"]
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, hashlib.sha256).hexdigest()
+
+
+def md5_of(path: Path) -> str:
+    """MD5 of a file's bytes, in hexadecimal: what buckets compare by, no proof against forgery."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
 def sealed(blank: bytes) -> bytes:

@@ -1,55 +1,60 @@
-"""A bucket's files in a local cache: fetched side by side, resumed, and not fetched twice.
+"""Download cache: a bucket's files on this machine, fetched side by side, resumed, verified.
 
 <cache>/s3/bucket/dumps/a.json.gz          the file, with the bucket's folders
 <cache>/s3/bucket/dumps/.a.json.gz.json    size, tag and SHA-256 of what it should be
 <cache>/s3/bucket/dumps/.a.json.gz.partial what has come so far of one that is not whole
+
+fsspec's own caches are not used: they begin a file again when the line breaks or the process dies,
+and do not verify what they hold.
 """
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import os
-import random
 import shutil
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from toque.data.prepare.settings import Located, ProgressSink
-from toque.errors import DataError
-from toque.storage.atomic import PARTIAL, disk_faults, sha256_of, write_whole
-from toque.storage.bucket import Bucket, RemoteFile
+from toque.storage.atomic import PARTIAL, atomic_write, disk_faults
+from toque.storage.bucket import Bucket, RemoteFile, open_bucket
+from toque.storage.bucket_errors import SOURCES, SourceBucketError
+from toque.storage.cache_folder import CACHE_VARIABLE, cache_folder
+from toque.storage.checksums import md5_of, sha256_of
+from toque.storage.locks import file_lock
+from toque.storage.retry import MismatchError, Retry
 
 CHUNK_BYTES = 8 << 20
-"""One range request; what a cut connection costs at most."""
+"""One range request; a cut connection costs at most this."""
 THREADS = 8
-ATTEMPTS = 7
-"""In a row without a byte; the waits between them add up to about a minute."""
-FIRST_WAIT = 0.5
-LONGEST_WAIT = 30.0
 _CHANGED = 3
 """Times a file may change while it is fetched."""
 
 Say = Callable[[str], None]
-"""Told, in a sentence, what the user should know."""
+"""Called with a sentence that the user should read."""
+ByteProgress = Callable[[int, int, str], None]
+"""Called with (bytes done, bytes in all, what is being done)."""
 
 
-def cache_folder() -> Path:
-    """Where fetched sources lie: $TOQUE_CACHE, or ~/.cache/toque/sources."""
-    named = os.environ.get("TOQUE_CACHE")
-    return Path(named).expanduser() if named else Path.home() / ".cache" / "toque" / "sources"
+@dataclass(frozen=True)
+class CachedFile:
+    """A whole file in the cache."""
+
+    name: str
+    """Its address."""
+    path: Path
+    sha256: str
 
 
 class _Record(msgspec.Struct):
-    """What the file beside it is, or will be when it is whole."""
+    """The file beside it, as it is or will be when it is whole."""
 
     address: str
     bytes: int
@@ -58,87 +63,90 @@ class _Record(msgspec.Struct):
     """Known when the file is whole."""
 
 
-@dataclass
-class _Fetched:
-    """What became of the files, for the sentence at the end and the bar."""
+def listing(address: str, say: Say) -> tuple[Bucket, list[RemoteFile]]:
+    """The bucket of an address and the objects to read; `say` names hidden and empty ones.
 
-    counts: Counter[str] = field(default_factory=Counter)
-    bytes: Counter[str] = field(default_factory=Counter)
-    """By address, what is there."""
-    fetched_bytes: int = 0
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    stop: threading.Event = field(default_factory=threading.Event)
-
-    def there(self, file: RemoteFile, n_bytes: int, *, fetched: int = 0) -> None:
-        with self.lock:
-            self.bytes[file.address] = n_bytes
-            self.fetched_bytes += fetched
-
-    def done(self) -> int:
-        with self.lock:
-            return sum(self.bytes.values())
-
-    def count(self, what: str) -> None:
-        with self.lock:
-            self.counts[what] += 1
+    Raises:
+        SourceBucketError: credentials, the bucket or the name are wrong, or nothing is left.
+    """
+    bucket = open_bucket(address, SOURCES)
+    found, path = bucket.objects(), bucket.path
+    first_sign = min((path.index(sign) for sign in "*?[" if sign in path), default=len(path))
+    n_named = path[:first_sign].count("/")
+    if [file.key for file in found] == [path]:
+        hidden = []
+    else:
+        hidden = [f for f in found if any(p[:1] == "." for p in f.key.split("/")[n_named:])]
+    empty = [file for file in found if file.bytes == 0 and file not in hidden]
+    for files, why in ((hidden, "hidden (a part of the name begins with a dot)"), (empty, "empty")):
+        if files:
+            shown = ", ".join(file.address for file in files[:3])
+            more = f" and {len(files) - 3:,} more" if len(files) > 3 else ""
+            say(f"Not read, because {why}: {shown}{more}.")
+    left = [file for file in found if file not in hidden and file not in empty]
+    if not left:
+        raise SourceBucketError(
+            f"{address} names {len(found):,} objects, all of them empty or hidden. Correct the "
+            "address in data.sources, or write them again."
+        )
+    return bucket, left
 
 
 def fetch(
     bucket: Bucket,
     files: Sequence[RemoteFile],
     *,
-    progress: ProgressSink,
+    progress: ByteProgress,
     say: Say,
     cache: Path | None = None,
-) -> list[Located]:
+) -> list[CachedFile]:
     """The files in the cache, whole, in the order given.
 
-    What is whole already is not fetched: its size, tag and SHA-256 are compared.
+    A whole file is not fetched again: its size, tag and SHA-256 are compared.
 
     Raises:
-        DataError: a name that would leave the cache, a full disk, or requests that fail even
-            after waiting; what has come is kept.
+        SourceBucketError: a name that would leave the cache, a full disk, or requests that fail
+            even after waiting; what has come is kept.
     """
-    cache = cache or cache_folder()
+    cache = cache or cache_folder("sources")
     places = [place_of(file, cache) for file in files]
-    fetched = _Fetched()
     total = sum(file.bytes for file in files)
     started = time.monotonic()
     enough_space(files, cache)
-    with _cache_faults(cache), _alone(bucket, cache, say):
+    bucket = replace(bucket, retry=Retry(bucket.retry.deadline))
+    session = _Session(bucket)
+    with _cache_faults(cache), _cache_lock(bucket, cache, say):
         pool = ThreadPoolExecutor(THREADS, thread_name_prefix="fetch")
-        jobs = [
-            pool.submit(_one, bucket, file, place, fetched)
-            for file, place in zip(files, places, strict=True)
-        ]
+        jobs = [pool.submit(session.fetch, *pair) for pair in zip(files, places, strict=True)]
         try:
-            waiting = set(jobs)
+            waiting: set[Future[str]] = set(jobs)
             while waiting:
                 done, waiting = wait(waiting, timeout=0.2, return_when=FIRST_EXCEPTION)
                 for job in done:
                     job.result()
-                progress(fetched.done(), total, f"fetching {len(files):,} files")
+                progress(
+                    sum(session.there.copy().values()), total, f"fetching {len(files):,} files"
+                )
         finally:
             # Also on an error and on Ctrl-C: what has come stays, the rest is not begun.
-            fetched.stop.set()
+            bucket.retry.stop.set()
             pool.shutdown(wait=True, cancel_futures=True)
-        hashes = [job.result() for job in jobs]
-    say(_sentence(bucket, fetched, cache, time.monotonic() - started))
+    say(session.summary(cache, time.monotonic() - started))
     return [
-        Located(file.address, place, digest)
-        for file, place, digest in zip(files, places, hashes, strict=True)
+        CachedFile(file.address, place, job.result())
+        for file, place, job in zip(files, places, jobs, strict=True)
     ]
 
 
 def place_of(file: RemoteFile, cache: Path) -> Path:
-    """Where a file lies in the cache.
+    """The path of a file in the cache.
 
     Raises:
-        DataError: its name would put it outside, or two names into one place.
+        SourceBucketError: its name would put it outside, or two names into one place.
     """
     parts = file.key.split("/")
     if any(part in ("", ".", "..") or "\0" in part or "\\" in part for part in parts):
-        raise DataError(
+        raise SourceBucketError(
             f"The object {file.address!r} has a name that no folder here can hold safely: a part "
             "of it is empty, . or .., or has a backslash. Name the others by a pattern, or copy "
             "the object to another name."
@@ -146,123 +154,99 @@ def place_of(file: RemoteFile, cache: Path) -> Path:
     return cache.joinpath(file.scheme, *parts)
 
 
-def _sentence(bucket: Bucket, fetched: _Fetched, cache: Path, seconds: float) -> str:
-    counts = fetched.counts
-    parts = [
-        f"{counts['fetched']:,} fetched ({fetched.fetched_bytes / 1e6:,.1f} MB in {seconds:.1f} s)",
-        f"{counts['whole']:,} already whole in {cache}",
-    ]
-    for what, words in (
-        ("resumed", "resumed where an earlier start stopped"),
-        ("changed", "fetched again because they changed in the bucket"),
-        ("damaged", "fetched again because the cached file was damaged"),
-        ("retries", "requests repeated"),
-    ):
-        if counts[what]:
-            parts.append(f"{counts[what]:,} {words}")
-    return f"{bucket.scheme}://{bucket.name}: {', '.join(parts)}."
+@dataclass
+class _Session:
+    """One call of `fetch`, shared by its threads."""
 
+    bucket: Bucket
+    there: dict[str, int] = field(default_factory=dict)
+    """Address -> bytes that are in the cache."""
+    fetched: list[int] = field(default_factory=list)
+    """Bytes that came over the line, by file."""
+    events: list[str] = field(default_factory=list)
 
-def _one(bucket: Bucket, file: RemoteFile, place: Path, fetched: _Fetched) -> str:
-    """Make one file whole; its SHA-256."""
-    record_path = place.with_name(f".{place.name}.json")
-    partial = place.with_name(f".{place.name}{PARTIAL}")
-    record = _read_record(record_path)
-    known = record is not None and (record.tag, record.bytes) == (file.tag, file.bytes)
-    if record is not None and record.sha256 is not None and place.is_file():
-        if known and place.stat().st_size == file.bytes and sha256_of(place) == record.sha256:
-            fetched.count("whole")
-            fetched.there(file, file.bytes)
-            return record.sha256
-        fetched.count("damaged" if known else "changed")
-    place.parent.mkdir(parents=True, exist_ok=True)
-    if not known:
-        partial.unlink(missing_ok=True)
-    elif partial.is_file() and 0 < partial.stat().st_size <= file.bytes:
-        fetched.count("resumed")
-    seen: set[str] = set()
-    for _ in range(_CHANGED):
-        write_whole(record_path, msgspec.json.encode(_Record(file.address, file.bytes, file.tag)))
-        sha256, md5 = _download(bucket, file, partial, fetched)
-        with bucket.refusals(file.address):
-            now = bucket.again(file)
-        # Not every S3 tag is an MD5 (encryption changes it): the same content twice is believed.
-        if now.tag == file.tag and (file.md5 in (None, md5) or md5 in seen):
-            done = _Record(file.address, file.bytes, file.tag, sha256)
-            write_whole(record_path, msgspec.json.encode(done))
-            partial.replace(place)
-            fetched.count("fetched")
-            return sha256
-        seen.add(md5)
-        file = now
-        partial.unlink(missing_ok=True)
-    raise DataError(
-        f"{file.address} changed {_CHANGED} times while it was fetched. Wait until it is no longer "
-        "written, and run the same command again."
-    )
+    def summary(self, cache: Path, seconds: float) -> str:
+        """The sentence at the end."""
+        counts = Counter(self.events)
+        megabytes = sum(self.fetched) / 1e6
+        parts = [
+            f"{counts['fetched']:,} fetched ({megabytes:,.1f} MB in {seconds:.1f} s)",
+            f"{counts['whole']:,} already whole in {cache}",
+        ]
+        counts["retries"] = len(self.bucket.retry.waits)
+        for what, words in (
+            ("resumed", "resumed where an earlier start stopped"),
+            ("changed", "fetched again because they changed in the bucket"),
+            ("damaged", "fetched again because the cached file was damaged"),
+            ("retries", "requests repeated"),
+        ):
+            if counts[what]:
+                parts.append(f"{counts[what]:,} {words}")
+        return f"{self.bucket.scheme}://{self.bucket.name}: {', '.join(parts)}."
 
+    def fetch(self, file: RemoteFile, place: Path) -> str:
+        """Make one file whole; its SHA-256."""
+        record_path = place.with_name(f".{place.name}.json")
+        part = place.with_name(f".{place.name}{PARTIAL}")
+        record = _read_record(record_path)
+        known = record is not None and (record.tag, record.bytes) == (file.tag, file.bytes)
+        if record is not None and record.sha256 is not None and place.is_file():
+            if known and place.stat().st_size == file.bytes and sha256_of(place) == record.sha256:
+                self.events.append("whole")
+                self.there[file.address] = file.bytes
+                return record.sha256
+            self.events.append("damaged" if known else "changed")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if not known:
+            part.unlink(missing_ok=True)
+        elif part.is_file() and 0 < part.stat().st_size <= file.bytes:
+            self.events.append("resumed")
+        seen: set[str] = set()
+        for _ in range(_CHANGED):
+            record = _Record(file.address, file.bytes, file.tag)
+            atomic_write(record_path, msgspec.json.encode(record))
+            self._append(file, part)
+            record.sha256, md5 = sha256_of(part), md5_of(part)
+            now = self.bucket.request(f"read {file.address}", partial(self.bucket.info, file.key))
+            # Not every S3 tag is an MD5 (encryption changes it): the same content twice is
+            # believed.
+            if now.tag == file.tag and (file.md5 in (None, md5) or md5 in seen):
+                atomic_write(record_path, msgspec.json.encode(record))
+                part.replace(place)
+                self.events.append("fetched")
+                return record.sha256
+            seen.add(md5)
+            file = now
+            part.unlink(missing_ok=True)
+        raise SourceBucketError(
+            f"{file.address} changed {_CHANGED} times while it was fetched. Wait until it is no "
+            "longer written, and run the same command again."
+        )
 
-def _download(
-    bucket: Bucket, file: RemoteFile, partial: Path, fetched: _Fetched
-) -> tuple[str, str]:
-    """Append to `partial` what it lacks; SHA-256 and MD5 of the whole."""
-    sha256, md5 = hashlib.sha256(), hashlib.md5(usedforsecurity=False)
-    with partial.open("a+b") as out:
-        out.seek(0)
-        while chunk := out.read(CHUNK_BYTES):
-            sha256.update(chunk)
-            md5.update(chunk)
-        if out.tell() > file.bytes:
-            out.truncate(0)
-            return _download(bucket, file, partial, fetched)
-        at = out.tell()
-        fetched.there(file, at)
-        while at < file.bytes:
-            chunk = _patiently(bucket, file, at, min(at + CHUNK_BYTES, file.bytes), fetched)
-            out.write(chunk)
-            sha256.update(chunk)
-            md5.update(chunk)
-            at += len(chunk)
-            fetched.there(file, at, fetched=len(chunk))
-        out.flush()
-        os.fsync(out.fileno())
-    return sha256.hexdigest(), md5.hexdigest()
+    def _append(self, file: RemoteFile, part: Path) -> None:
+        """Append the bytes that `part` lacks."""
+        if part.exists() and part.stat().st_size > file.bytes:
+            part.unlink()
+        with part.open("ab") as out:
+            start = at = self.there[file.address] = out.tell()
+            while at < file.bytes:
+                at += out.write(self._range(file, at, min(at + CHUNK_BYTES, file.bytes)))
+                self.there[file.address] = at
+            out.flush()
+            os.fsync(out.fileno())
+        self.fetched.append(at - start)
 
+    def _range(self, file: RemoteFile, start: int, end: int) -> bytes:
+        if self.bucket.retry.stop.is_set():
+            raise SourceBucketError("Fetching was stopped; what has come is kept.")
 
-def _patiently(bucket: Bucket, file: RemoteFile, start: int, end: int, fetched: _Fetched) -> bytes:
-    """Bytes [start, end), asked for again with growing waits while the service does not answer."""
-    for attempt in range(ATTEMPTS):
-        if fetched.stop.is_set():
-            raise DataError("Fetching was stopped; what has come is kept.")
-        with bucket.refusals(file.address):
-            try:
-                chunk = bucket.read(file, start, end)
-            except (FileNotFoundError, PermissionError):
-                raise
-            except bucket.failures:
-                if attempt == ATTEMPTS - 1:
-                    raise
-            else:
-                if len(chunk) == end - start:
-                    return chunk
-                if attempt == ATTEMPTS - 1:
-                    break
-        fetched.count("retries")
-        fetched.stop.wait(wait_before(attempt, first=FIRST_WAIT))
-    raise DataError(
-        f"{file.address} is answered with fewer bytes than its {file.bytes:,}, {ATTEMPTS} times in "
-        "a row. It is being written, or something between cuts it; run the same command later."
-    )
+        def ask() -> bytes:
+            chunk = self.bucket.read_range(file, start, end)
+            if len(chunk) != end - start:
+                raise MismatchError(f"{len(chunk):,} bytes came of {end - start:,} asked for")
+            return chunk
 
-
-def wait_before(attempt: int, *, first: float) -> float:
-    """Seconds to wait after failed attempt number `attempt`, from 0, at most `LONGEST_WAIT`.
-
-    They double from `first` and are drawn from [half, whole), so that many threads or writers do
-    not all come back at the same instant.
-    """
-    longest = min(LONGEST_WAIT, first * 2**attempt)
-    return random.uniform(longest / 2, longest)
+        return self.bucket.request(f"read {file.address}", ask)
 
 
 def _read_record(path: Path) -> _Record | None:
@@ -273,26 +257,26 @@ def _read_record(path: Path) -> _Record | None:
 
 
 @contextmanager
-def _alone(bucket: Bucket, cache: Path, say: Say) -> Iterator[None]:
+def _cache_lock(bucket: Bucket, cache: Path, say: Say) -> Iterator[None]:
     """One process at a time fetches of a bucket; a second one waits and then finds the files."""
     folder = cache / bucket.scheme
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f".{bucket.name}.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say(f"Another process is fetching from {bucket.scheme}://{bucket.name}: waiting.")
-            fcntl.flock(lock, fcntl.LOCK_EX)
+    place = f"{bucket.scheme}://{bucket.name}"
+
+    def wait_for(holder: str) -> None:
+        say(f"Another process (id {holder}) is fetching from {place}: waiting.")
+
+    with file_lock(folder / f".{bucket.name}.lock", wait_for):
         yield
 
 
 @contextmanager
 def _cache_faults(cache: Path) -> Iterator[None]:
     try:
-        with disk_faults(cache, "fetching the sources", setting="TOQUE_CACHE"):
+        with disk_faults(cache, "fetching the sources", setting=CACHE_VARIABLE):
             yield
     except OSError as error:  # a name too long, or a file where another object needs a folder
-        raise DataError(
+        raise SourceBucketError(
             f"The cache {cache} cannot hold {error.filename or 'a file'} ({error.strerror}). Name "
             "the objects by a pattern that leaves this one out, or empty the cache."
         ) from error
@@ -302,14 +286,13 @@ def enough_space(files: Sequence[RemoteFile], cache: Path) -> None:
     """Stop before the first byte when the disk cannot hold what is still to come.
 
     Raises:
-        DataError: with what is needed and what is free.
+        SourceBucketError: with the bytes needed and free.
     """
-    places = [place_of(file, cache) for file in files]
-    needed = sum(f.bytes for f, p in zip(files, places, strict=True) if not p.is_file())
-    there = next(folder for folder in (cache, *cache.parents) if folder.exists())
-    free = shutil.disk_usage(there).free
+    needed = sum(file.bytes for file in files if not place_of(file, cache).is_file())
+    existing = next(folder for folder in (cache, *cache.parents) if folder.exists())
+    free = shutil.disk_usage(existing).free
     if needed > free:
-        raise DataError(
+        raise SourceBucketError(
             f"Fetching the sources needs {needed / 1e9:,.1f} GB in {cache}, and its disk has "
-            f"{free / 1e9:,.1f} GB left. Make space, or set TOQUE_CACHE to a folder with more."
+            f"{free / 1e9:,.1f} GB left. Make space, or set {CACHE_VARIABLE} to a folder with more."
         )

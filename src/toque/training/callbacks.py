@@ -1,14 +1,15 @@
-"""Observers of the loop: they watch and may ask; they never act on the training themselves."""
+"""Callbacks: observers that watch the training loop and may ask it to stop, save or evaluate."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import reduce
+from operator import or_
 
 from toque.errors import ConfigError
-from toque.training.checkpoint.store import Saved
-from toque.training.events import Requests, RunEnd, RunStart, State, StepInfo
+from toque.training.events import Requests, RunEnd, RunStart, Saved, State, StepInfo
 from toque.units import Progress
 
 
@@ -31,7 +32,7 @@ class Callback:
         """An evaluation is done."""
 
     def on_before_save(self, at: Progress) -> None:
-        """A checkpoint will be written now; what `state_dict` gives then is what it holds."""
+        """A checkpoint is about to be written, with what `state_dict` returns now."""
 
     def on_save(self, at: Progress, saved: Saved) -> None:
         """A checkpoint is durable."""
@@ -47,11 +48,11 @@ class Callback:
         return {}
 
     def load_state_dict(self, state: State) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore `state_dict`'s result."""
 
 
 class Callbacks:
-    """Callbacks in the order given, which is the order they are called in."""
+    """Several callbacks, called in this order."""
 
     def __init__(self, callbacks: Sequence[Callback] = ()) -> None:
         self._callbacks = tuple(callbacks)
@@ -60,7 +61,7 @@ class Callbacks:
     def around(
         self, start: RunStart, end: Callable[[BaseException | None], RunEnd]
     ) -> Iterator[Requests]:
-        """Call `on_fit_start`, yield what was asked, and call every `on_fit_end` in any case."""
+        """Call every `on_fit_start`, yield their requests, and always call every `on_fit_end`."""
         started: list[Callback] = []
         failure: BaseException | None = None
         wants = Requests()
@@ -79,45 +80,45 @@ class Callbacks:
                     stack.callback(callback.on_fit_end, summary)
 
     def on_before_step(self, at: Progress) -> None:
-        """Tell all."""
+        """Call every callback; so do the methods below."""
         for callback in self._callbacks:
             callback.on_before_step(at)
 
     def on_before_evaluate(self, at: Progress) -> None:
-        """Tell all."""
+        """An evaluation begins."""
         for callback in self._callbacks:
             callback.on_before_evaluate(at)
 
     def on_step(self, info: StepInfo) -> Requests:
-        """Tell all; together, what they ask."""
-        return _together([c.on_step(info) for c in self._callbacks])
+        """An update is done; all requests combined."""
+        return _combined([c.on_step(info) for c in self._callbacks])
 
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> Requests:
-        """Tell all; together, what they ask."""
-        return _together([c.on_evaluate(at, metrics) for c in self._callbacks])
+        """An evaluation is done; all requests combined."""
+        return _combined([c.on_evaluate(at, metrics) for c in self._callbacks])
 
     def on_before_save(self, at: Progress) -> None:
-        """Tell all."""
+        """A checkpoint is about to be written."""
         for callback in self._callbacks:
             callback.on_before_save(at)
 
     def on_save(self, at: Progress, saved: Saved) -> None:
-        """Tell all."""
+        """A checkpoint is durable."""
         for callback in self._callbacks:
             callback.on_save(at, saved)
 
     def on_warning(self, at: Progress, message: str) -> None:
-        """Tell all."""
+        """The user should read `message`; the run continues."""
         for callback in self._callbacks:
             callback.on_warning(at, message)
 
     def state_dict(self) -> State:
-        """State of those that have any, by name."""
+        """The states by callback, without empty ones."""
         states = {name: callback.state_dict() for name, callback in self._named()}
         return {name: state for name, state in states.items() if state}
 
     def load_state_dict(self, state: State) -> None:
-        """Give each its state; one that was not there before starts afresh."""
+        """Restore each callback's state; one without a state starts afresh."""
         for name, callback in self._named():
             if name in state:
                 callback.load_state_dict(state[name])
@@ -130,16 +131,12 @@ class Callbacks:
         ]
 
 
-def _together(asked: Sequence[Requests | None]) -> Requests:
-    wants = Requests()
-    for request in asked:
-        if request is not None:
-            wants |= request
-    return wants
+def _combined(requests: Sequence[Requests | None]) -> Requests:
+    return reduce(or_, filter(None, requests), Requests())
 
 
 class EarlyStopping(Callback):
-    """Stop when a metric has not fallen for a number of evaluations.
+    """Early stopping, when a metric has not fallen for a number of evaluations.
 
     Args:
         patience: evaluations without improvement after which to stop, at least 1.
@@ -161,7 +158,7 @@ class EarlyStopping(Callback):
         self.evaluations_without_improvement = 0
 
     def on_fit_start(self, start: RunStart) -> Requests | None:
-        """A run that had run out of patience has not gained any by being started again."""
+        """Restarting a run does not reset its patience."""
         return self._verdict()
 
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> Requests | None:
@@ -193,6 +190,6 @@ class EarlyStopping(Callback):
         return {"best": self.best, "evaluations_without_improvement": count}
 
     def load_state_dict(self, state: State) -> None:
-        """Take them back."""
+        """Restore them."""
         self.best = state["best"]
         self.evaluations_without_improvement = state["evaluations_without_improvement"]

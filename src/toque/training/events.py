@@ -1,12 +1,14 @@
-"""What the loop tells its callbacks, and what they may ask of it."""
+"""Events of the training loop, as callbacks receive them, and the requests they may return."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from toque.errors import NonFiniteError
 from toque.units import Duration, Progress
 
 
@@ -34,12 +36,12 @@ class StepInfo:
 
 @dataclass(frozen=True)
 class RunStart:
-    """Where a session begins."""
+    """The beginning of a session."""
 
     progress: Progress
     stop_after: Duration
     notes: tuple[str, ...] = ()
-    """What the user should know: choices made, checkpoints skipped, leftovers removed."""
+    """Sentences for the user: choices made, checkpoints skipped, leftovers removed."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +52,22 @@ class Best:
     loss: float
 
 
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that is durable."""
+
+    path: Path
+    step: int
+    bytes: int
+    seconds: float
+    """From the first byte until it was durable."""
+    blocked_seconds: float | None = None
+    """Of a save in the background, what training waited for; None: all of `seconds`."""
+
+
 @dataclass
 class SaveCounts:
-    """What became of the saves of a session."""
+    """The saves of a session, by outcome."""
 
     written: int = 0
     skipped: int = 0
@@ -78,9 +93,16 @@ class RunEnd:
     """Outliers that were not applied, over the whole run."""
 
 
+def end_reason(error: BaseException | None) -> str | None:
+    """`RunEnd.reason` of a session that `error` ended."""
+    if isinstance(error, NonFiniteError):
+        return "non_finite"
+    return type(error).__name__ if error is not None else None
+
+
 @dataclass(frozen=True)
 class Requests:
-    """What an observer asks for; only the loop acts.
+    """Requests of an observer; only the loop acts on them.
 
     >>> Requests(save=True) | Requests(stop=True, reason="early_stopping")
     Requests(stop=True, evaluate=False, save=True, reason='early_stopping')
@@ -90,7 +112,7 @@ class Requests:
     evaluate: bool = False
     save: bool = False
     reason: str = ""
-    """Why to stop, in one word for logs and exit codes."""
+    """Reason to stop, in one word for logs and exit codes."""
 
     def __or__(self, other: Requests) -> Requests:
         return Requests(

@@ -1,4 +1,4 @@
-"""Learning rate as a function of progress: nothing to step, nothing to save.
+"""Learning rate schedules: functions of progress, with nothing to step and nothing to save.
 
 With f = the share of `stop_after` that is done before the update, w = the share at which warmup
 ends, both in [0, 1], and m = progress in warmup's unit:
@@ -52,7 +52,7 @@ class Cycles:
 
 @dataclass(frozen=True)
 class _Run:
-    """What a decay may depend on besides progress."""
+    """Constants of a run that a decay depends on."""
 
     warmup: Duration
     stop_after: Duration
@@ -96,7 +96,7 @@ def make_schedule(
         ConfigError: the name is unknown, or the cooldown cannot be placed.
     """
     if name not in SCHEDULES:
-        raise ConfigError(f"{name!r} is no learning rate schedule. Use {', '.join(SCHEDULES)}.")
+        raise ConfigError(f"{name!r} is not a learning rate schedule. Use {', '.join(SCHEDULES)}.")
     totals = dict(expected or {})
     warmup = _in_units(warmup, stop_after)
     run = _Run(warmup, stop_after, _share(warmup, stop_after, totals), totals)

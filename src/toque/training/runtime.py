@@ -1,13 +1,14 @@
-"""The machine a run trains on: the only object of the loop that asks about hardware.
+"""Runtime: device, precision, loss scaling, seeds and the optimizer step.
 
-Randomness is a function of (seed, step): nothing about it is saved, and evaluating, logging or
-resuming between two steps cannot change the next one.
+The only object of the loop that asks about hardware. Randomness is a function of (seed, step):
+nothing about it is saved, and evaluating, logging or resuming between two steps cannot change the
+next one.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, get_args
@@ -17,10 +18,10 @@ from torch import Tensor
 
 from toque.errors import ConfigError
 from toque.keyed_random import key_of
-from toque.training.autotune.glibc_malloc import keep_freed_memory
-from toque.training.autotune.peak_flops import Peak, peak_of
 from toque.training.distributed.collectives import Ranks
+from toque.training.glibc_malloc import keep_freed_memory
 from toque.training.optim.factory import step_if
+from toque.training.peak_flops import Peak, peak_of
 
 Precision = Literal["bf16", "fp16", "float32"]
 PrecisionChoice = Literal["auto", "bf16", "fp16", "float32"]
@@ -35,18 +36,15 @@ _LEAST_SCALE: Final = 2.0**-10
 
 @dataclass
 class Runtime:
-    """Device, number format, randomness and the update itself.
-
-    Make one with `Runtime.detect`; the constructor takes what it is given.
-    """
+    """Device, precision, seeds and the optimizer step. Make one with `Runtime.detect`."""
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     precision: Precision = "float32"
     deterministic: bool = True
     ranks: Ranks = field(default_factory=Ranks)
-    """The processes that share every update; this one alone unless started as one of several."""
+    """The processes that share every update."""
     warnings: tuple[str, ...] = ()
-    """What the user should be told about the choices made."""
+    """Sentences for the user about the choices made."""
     scaler: torch.amp.GradScaler | None = None
     _peak: Peak | None = None
 
@@ -88,12 +86,12 @@ class Runtime:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The number format of matrix products."""
+        """The dtype of matrix products."""
         return _DTYPES[self.precision]
 
     @property
     def peak(self) -> Peak:
-        """The rate of matrix products here; measured or looked up once."""
+        """Peak FLOP/s of matrix products here; measured or looked up once."""
         if self._peak is None:
             self._peak = peak_of(self.device, self.dtype)
         return self._peak
@@ -113,32 +111,17 @@ class Runtime:
         scaled = loss if self.scaler is None else self.scaler.scale(loss)
         torch.autograd.backward(scaled)
 
-    def sum_over_ranks(self, loss_sum: Tensor, optimizer: torch.optim.Optimizer) -> Tensor:
-        """Make the gradients the whole update's on every rank; [] the loss of the whole update."""
+    def sum_gradients(self, optimizer: torch.optim.Optimizer, loss_sum: Tensor) -> Tensor:
+        """Sum the gradients over all ranks; [] the loss summed over them."""
         return self.ranks.sum_gradients(_parameters(optimizer), loss_sum)
 
-    def update(
-        self,
-        optimizer: torch.optim.Optimizer,
-        *,
-        lr: float,
-        max_grad_norm: float | None,
-        loss: Tensor,
-        after_clipping: Callable[[], None] | None = None,
-        accepts: Callable[..., Tensor] | None = None,
+    def clip_gradients(
+        self, optimizer: torch.optim.Optimizer, max_grad_norm: float | None
     ) -> Tensor:
-        """Clip, and update the weights; nothing changes when loss or gradient is not finite.
-
-        Args:
-            optimizer: holds the parameters; a group's `lr_scale` multiplies `lr`.
-            lr: learning rate of this update.
-            max_grad_norm: longer gradients are scaled to this length; None or 0 for never.
-            loss: the update's loss, [].
-            after_clipping: may change the gradients once more.
-            accepts: `(grad_norm=)` -> [] bool; False leaves the weights as they are.
+        """Scale the gradients down where they are longer than `max_grad_norm` (None or 0: never).
 
         Returns:
-            [] length of the whole gradient before clipping; the caller judges whether it is finite.
+            [] length of the whole gradient before clipping, perhaps not finite.
         """
         if self.scaler is not None:
             self.scaler.unscale_(optimizer)
@@ -146,26 +129,24 @@ class Runtime:
         norm = torch.nn.utils.get_total_norm(gradients)
         if max_grad_norm:
             torch.nn.utils.clip_grads_with_norm_(_parameters(optimizer), max_grad_norm, norm)
-        if after_clipping is not None:
-            after_clipping()
-        for group in optimizer.param_groups:
-            group["lr"] = lr * group.get("lr_scale", 1.0)
-        wanted = torch.isfinite(norm) & torch.isfinite(loss)
-        if accepts is not None:
-            wanted = wanted & accepts(grad_norm=norm)
-        self._step_if(optimizer, wanted, by_scaler_alone=accepts is None)
-        optimizer.zero_grad(set_to_none=True)
         return norm
 
-    def _step_if(
-        self, optimizer: torch.optim.Optimizer, wanted: Tensor, *, by_scaler_alone: bool
+    def optimizer_step(
+        self, optimizer: torch.optim.Optimizer, *, lr: float, only_if: Tensor
     ) -> None:
+        """Update the weights if `only_if` holds, and clear the gradients.
+
+        Args:
+            optimizer: holds the parameters; a group's `lr_scale` multiplies `lr`.
+            lr: learning rate of this update.
+            only_if: [] bool; where it is False, weights and optimizer state stay as they are.
+        """
+        for group in optimizer.param_groups:
+            group["lr"] = lr * group.get("lr_scale", 1.0)
+        step_if(optimizer, only_if, self.device)
         if self.scaler is not None:
-            if by_scaler_alone or bool(wanted):
-                self.scaler.step(optimizer)  # skips by itself when unscaling found an infinity
-            self.scaler.update()
-        else:
-            step_if(optimizer, wanted, self.device)
+            self.scaler.update()  # halves the scale when unscaling met an infinity
+        optimizer.zero_grad(set_to_none=True)
 
     @property
     def scale_is_hopeless(self) -> bool:
@@ -173,11 +154,11 @@ class Runtime:
         return self.scaler is not None and self.scaler.get_scale() < _LEAST_SCALE
 
     def state_dict(self) -> dict[str, Any]:
-        """What a restart cannot recompute: the float16 loss scale."""
+        """JSON that a restart cannot recompute: the float16 loss scale."""
         return {"scaler": self.scaler.state_dict() if self.scaler is not None else None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore `state_dict`'s result."""
         if self.scaler is not None and state.get("scaler"):
             self.scaler.load_state_dict(state["scaler"])
 
@@ -213,7 +194,7 @@ def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ConfigError(f"{name!r} is no device. Use auto, cpu, cuda or cuda:N.") from None
+        raise ConfigError(f"{name!r} is not a device. Use auto, cpu, cuda or cuda:N.") from None
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= count:
@@ -225,7 +206,7 @@ def _precision(
     asked: str, device: torch.device, *, fp16_is_safe: bool
 ) -> tuple[Precision, list[str]]:
     if asked not in get_args(PrecisionChoice):
-        raise ConfigError(f"{asked!r} is no precision. Use auto, bf16, fp16 or float32.")
+        raise ConfigError(f"{asked!r} is not a precision. Use auto, bf16, fp16 or float32.")
     if asked == "fp16" and not fp16_is_safe:
         raise ConfigError(
             "precision fp16 was asked for T5, whose activations overflow float16 and turn the "

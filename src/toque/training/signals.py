@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: once, finish the step, save and stop; twice, exit at once."""
+"""Signals: SIGTERM and Ctrl-C finish the step, save and stop; a second one exits at once."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from toque.training.events import Requests, RunEnd, RunStart, StepInfo
 from toque.units import Progress
 
 INTERRUPTED: Final = "interrupted"
-"""The reason a run stopped by a signal ends with; the command line then exits with 75."""
+"""`RunEnd.reason` after a signal; the command line then exits with 75."""
 _STANDARD_ERROR: Final = 2
 
 
 class Interrupt(Callback):
-    """Turns the first signal into a request, and the second into an exit.
+    """The first signal becomes a request to stop, the second an exit.
 
     Handlers are set from `on_fit_start` to `on_fit_end` and only in the main thread, the only one
     in which Python allows it; in another thread signals keep their meaning.
 
     Args:
         signals: those that stop the run.
-        silent: say nothing; another rank does.
-        same_for_seconds: a second signal this soon is taken for the first: torchrun passes on
-            what a terminal or a scheduler has sent to every process already.
+        silent: print nothing; another rank does.
+        same_for_seconds: a second signal this soon counts as the first: torchrun forwards a
+            signal that the terminal or the scheduler has already sent to every process.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Interrupt(Callback):
         return self._request()
 
     def on_fit_end(self, end: RunEnd) -> None:
-        """Give the signals back to whoever had them."""
+        """Restore the handlers that were there before."""
         for number, handler in self._before.items():
             # None: a handler that was not set from Python, which Python cannot restore.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
@@ -82,5 +82,5 @@ class Interrupt(Callback):
 
 
 def _say(text: str) -> None:
-    # Not print: a handler may interrupt a print, and Python's streams are not re-entrant.
+    # Not print: a handler may interrupt one, and Python's streams are not re-entrant.
     os.write(_STANDARD_ERROR, text.encode())

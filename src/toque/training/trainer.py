@@ -1,12 +1,12 @@
-"""The loop. What changes the numbers stands in `step`, what happens in order stands in `fit`."""
+"""Training loop: `step` is one update, with gradient accumulation; `fit` is the order around it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -14,52 +14,29 @@ from torch import Tensor, nn
 from toque.batch import Batch
 from toque.data.loader.batch_stream import Step
 from toque.data.loader.prefetch import Batches, Prefetch
-from toque.errors import CheckpointError, DataError, NonFiniteError
+from toque.errors import DataError
 from toque.training.autotune.oom_fallback import OomFallback
 from toque.training.callbacks import Callbacks
-from toque.training.checkpoint.resume import (
-    broadcast_checkpoint,
-    environment_fingerprint,
-    load_tensors,
-    notes_on,
-)
+from toque.training.checkpoint.resume import broadcast_checkpoint, load_tensors
 from toque.training.checkpoint.saver import Saves
-from toque.training.checkpoint.state_tensors import has_frozen, model_tensors
 from toque.training.checkpoint.store import Checkpoint, CheckpointStore
-from toque.training.distributed.collectives import Ranks
-from toque.training.events import Best, Requests, RunEnd, RunStart, State, StepInfo
-from toque.training.guards.nan_tracer import NonFiniteOrigin, find_nonfinite_origin
-from toque.training.guards.nonfinite import NonFiniteGuard
-from toque.training.guards.skip_step import Outliers
+from toque.training.checkpoint.trainer_state import Stateful, TrainerState, kept_tensors
+from toque.training.events import Best, Requests, RunEnd, RunStart, State, StepInfo, end_reason
+from toque.training.guards.nan_tracer import LossFn, find_nonfinite_origin
 from toque.training.guards.update_guard import UpdateGuard
-from toque.training.optim.factory import optimizer_tensors
 from toque.training.optim.gradient_noise import GradientNoise
 from toque.training.optim.weight_average import WeightAverage
 from toque.training.runtime import Runtime
+from toque.training.schedule import Schedule
 from toque.training.signals import INTERRUPTED
-from toque.units import Cursor, Duration, Progress
-
-LossFn = Callable[[nn.Module, Batch], Tensor]
-"""(model, micro-batch) -> [] nats summed over its targets; never a mean."""
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """When things happen. "%" is a share of `stop_after`; None is never, save at the end."""
-
-    stop_after: Duration
-    evaluate_every: Duration | None = None
-    save_every: Duration | None = None
-    check_every: Duration = Duration(10, "steps")
-    """How often CUDA is waited for to see whether losses are finite; on a CPU it is every step."""
+from toque.units import Cursor, Progress
 
 
 @dataclass
 class Trainer:
     """Updates a model until `schedule.stop_after`. Everything it holds arrives built.
 
-    `Progress.seconds` is time in updates, waiting for data included, evaluating and saving not: a
-    run "for 30 minutes" trains for 30 minutes.
+    `Progress.seconds` counts updates and waiting for their data, not evaluating or saving.
     """
 
     model: nn.Module
@@ -72,25 +49,19 @@ class Trainer:
     callbacks: Callbacks
     runtime: Runtime
     schedule: Schedule
-    micro_batch_rows: int
+    oom_fallback: OomFallback
+    guard: UpdateGuard
     max_grad_norm: float | None
     seed: int
     noise: GradientNoise | None = None
     average: WeightAverage | None = None
-    """When there is one, it is what is evaluated and kept as a best model."""
-    outliers: Outliers | None = None
-    """When there is one, it leaves out updates far from those before, NaN too, and goes on."""
+    """If set, the average is what is evaluated and kept as a best model."""
     check_reached: Callable[[nn.Module], None] | None = None
     """Called with the gradients of a session's first update; raises when parts got none."""
     base_sha256: str | None = None
     """Hash of frozen weights that checkpoints leave out; a checkpoint of others is refused."""
-    smaller_from: dict[int, int] = field(default_factory=dict)
-    """Step -> rows at once from there on, where memory ran out in an earlier session."""
-    remember_smaller: Callable[[dict[int, int]], None] | None = None
     background_saves: bool = False
     """Write checkpoints while training goes on; the last of a session is always waited for."""
-    run_folder: Path | None = None
-    """Where `non_finite.json` goes; None for nowhere."""
     progress: Progress = Progress()
     cursor: Cursor = Cursor()
     best: Best | None = None
@@ -101,32 +72,27 @@ class Trainer:
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        guard = NonFiniteGuard(
-            self.run_folder,
-            norm_may_be_infinite=self.runtime.scaler is not None,
-            locate=self._locate,
-            gather=self._ranks.all_gather,
-        )
-        self._judge = UpdateGuard(guard, self.outliers, self.runtime, self.callbacks)
+        self._ranks = self.runtime.ranks
+        self._stateful: dict[str, Stateful] = {
+            "callbacks": self.callbacks, "runtime": self.runtime, "outliers": self.guard
+        }  # fmt: skip
         self._saves = Saves(self.checkpoints, self.callbacks, background=self.background_saves)
-        self._rows = OomFallback(self.micro_batch_rows, self.smaller_from, self.remember_smaller)
-        self._session_began = time.perf_counter()
 
     def fit(self) -> RunEnd:
         """Train until the end, or until a callback asks to stop; the end is evaluated and saved.
 
         Raises:
-            NonFiniteError: a loss or gradient is not a number; nothing of it was applied.
+            NonFiniteError: a loss or gradient is NaN or infinite; nothing of it was applied.
             CheckpointError: another process holds the run folder, or the final save failed.
         """
         self._session_began = time.perf_counter()
         self.stop_reason = None
         self._ranks.assert_in_sync("at the begin", self.model, self.progress, self.cursor)
-        with (
-            self._claimed() as leftovers,
-            self.callbacks.around(self._start(leftovers), self._end) as wants,
-            self._saves.session(lambda: self.progress),
-        ):
+        with ExitStack() as stack:
+            claimed = self.checkpoints.claimed
+            leftovers = stack.enter_context(claimed()) if self._ranks.is_main else []
+            wants = stack.enter_context(self.callbacks.around(self._start(leftovers), self._end))
+            stack.enter_context(self._saves.session(lambda: self.progress))
             self._apply_requests(self._ranks.any_rank(wants))
             self._run_deferred_evaluation()
             if not self.finished:
@@ -134,15 +100,18 @@ class Trainer:
         return self._end(None)
 
     def _train(self) -> None:
-        pin = self.runtime.device.type == "cuda"
-        with Prefetch(self.batches, self.cursor, pin=pin) as ahead:
+        cuda = self.runtime.device.type == "cuda"
+        with Prefetch(self.batches, self.cursor, pin=cuda) as prefetch:
             while not self.finished:
                 started = time.perf_counter()
                 self.callbacks.on_before_step(self.progress)
-                planned, batch, waited = ahead.next()
+                planned, batch, waited = prefetch.next()
                 info = self.step(planned, batch, started=started, data_wait_seconds=waited)
                 self.progress, self.cursor = info.progress, planned.cursor
-                self._check_finite(info)
+                if not cuda or self.finished or self.schedule.check_due(info.before, self.progress):
+                    self._check_updates()
+                    if self.guard.should_roll_back:
+                        self._roll_back()
                 if self.average is not None:
                     self.average.update(self.model, info.before, info.progress)
                 # Observers may ask; only the loop acts, and on all ranks alike.
@@ -150,35 +119,6 @@ class Trainer:
                 self._apply_requests(wants)
                 self._evaluate_and_save(info.before, wants)
                 self._saves.tell(self.progress)
-
-    def _evaluate_and_save(self, before: Progress, wants: Requests) -> None:
-        scheduled = self._due(self.schedule.evaluate_every, before) or self._reached
-        if self.stop_reason == INTERRUPTED:
-            # The machine may be taken away within seconds: save now, evaluate on the way back.
-            self.owes_evaluation = scheduled
-        elif scheduled or wants.evaluate or self.finished:
-            wants |= self._evaluate()
-        if wants.save or self.finished or self._due(self.schedule.save_every, before):
-            self._save(final=self.finished)
-
-    def _claimed(self) -> AbstractContextManager[list[str]]:
-        return self.checkpoints.claimed() if self._ranks.is_main else nullcontext([])
-
-    @property
-    def _ranks(self) -> Ranks:
-        return self.runtime.ranks
-
-    @property
-    def finished(self) -> bool:
-        """Whether there is nothing more to do in this session."""
-        return self.stop_reason is not None or self._reached
-
-    @property
-    def _reached(self) -> bool:
-        return self.schedule.stop_after.reached(self.progress)
-
-    def _due(self, every: Duration | None, before: Progress) -> bool:
-        return every is not None and every.crossed(before, self.progress, self.schedule.stop_after)
 
     def step(
         self,
@@ -188,46 +128,36 @@ class Trainer:
         started: float | None = None,
         data_wait_seconds: float = 0.0,
     ) -> StepInfo:
-        """One update; the same update for every `micro_batch_rows`, dropout aside.
+        """One update; the same update for every micro-batch size (dropout aside) and world size.
 
         Args:
             planned: what the update sees.
-            batch: `planned.batch`, perhaps in other memory.
+            batch: `planned.batch`, perhaps in page-locked memory.
             started: `perf_counter` when the update began, before waiting for its data.
             data_wait_seconds: of that, the seconds waited.
-
-        Raises:
-            DataError: no token of the batch has loss, so there is nothing to learn from.
         """
         started = time.perf_counter() if started is None else started
-        self._refuse_no_targets(planned)
-        loss_sum = self._rows.computed(
-            self.progress.step,
-            lambda rows: self._gradients(batch or planned.batch, rows, planned.n_targets),
-            say=lambda text: self.callbacks.on_warning(self.progress, text),
+        loss_sum = self.oom_fallback.run(
+            self.progress, self.forward_backward, batch or planned.batch, planned.n_targets
         )
-        loss_sum = self.runtime.sum_over_ranks(loss_sum, self.optimizer)
+        loss_sum = self.runtime.sum_gradients(self.optimizer, loss_sum)  # over ranks, once
         if self.check_reached is not None:
             self.check_reached(self.model)
             self.check_reached = None
-        mean_loss = loss_sum / planned.n_targets
+        loss = loss_sum / planned.n_targets
         lr = self.lr_at(self.progress)  # no scheduler object to restore
-        grad_norm = self.runtime.update(
-            self.optimizer,
-            lr=lr,
-            max_grad_norm=self.max_grad_norm,
-            loss=mean_loss,
-            after_clipping=self._add_noise,
-            accepts=self._judge.accepts(self.progress.step, mean_loss, planned.batch),
-        )
-        self._judge.add(self.progress.step, lr, mean_loss, grad_norm, planned.batch)
+        grad_norm = self.runtime.clip_gradients(self.optimizer, self.max_grad_norm)
+        if self.noise is not None:
+            self.noise.add(self.model, self.progress.step)
+        apply = self.guard.should_apply(self.progress.step, lr, loss, grad_norm, planned.batch)
+        self.runtime.optimizer_step(self.optimizer, lr=lr, only_if=apply)
         # Rates and lengths may be in minutes, which are rank 0's, or ranks would part ways.
         own = (time.perf_counter() - started) if self._ranks.is_main else 0.0
         seconds, n_computed = self._ranks.all_reduce_sum([own, planned.n_computed])
         return StepInfo(
             before=self.progress,
             progress=planned.after(self.progress, seconds),
-            loss=mean_loss,
+            loss=loss,
             grad_norm=grad_norm,
             lr=lr,
             n_targets=planned.n_targets,
@@ -239,151 +169,118 @@ class Trainer:
             stage=planned.stage,
         )
 
-    def _refuse_no_targets(self, planned: Step) -> None:
-        if planned.n_targets < 1:
-            raise DataError(
-                f"Step {self.progress.step} has no target token: leave such examples out."
-            )
+    def forward_backward(self, micro_batches: Sequence[Batch], n_targets: int) -> Tensor:
+        """Gradient accumulation: add up the gradients of an update; [] its loss in nats, summed.
 
-    def _gradients(self, batch: Batch, rows_at_once: int, n_targets: int) -> Tensor:
-        """Add the whole update's gradients; [] its loss in nats, summed."""
-        self.optimizer.zero_grad(set_to_none=True)  # a try that ran out of memory left some
-        self.runtime.seed(self.seed, self.progress.step)  # dropout depends on the step alone
+        `n_targets` are those of all ranks: a sum divided once is the mean over the whole update.
+
+        Raises:
+            DataError: no token has loss, so there is nothing to learn from.
+        """
+        step = self.progress.step
+        if n_targets < 1:
+            raise DataError(f"Step {step} has no target token: leave such examples out.")
+        self.optimizer.zero_grad(set_to_none=True)  # an attempt that ran out of memory left some
+        self.runtime.seed(self.seed, step)  # dropout depends on the step alone
         self.model.train()
         loss_sum = torch.zeros((), device=self.runtime.device)
-        for rows in batch.split(rows_at_once):
+        for rows in micro_batches:
             with self.runtime.autocast():
                 loss = self.loss_fn(self.model, rows.to(self.runtime.device))  # [] nats, summed
             self.runtime.backward(loss / n_targets)
             loss_sum += loss.detach()
         return loss_sum
 
-    def _check_finite(self, info: StepInfo) -> None:
-        on_cpu = self.runtime.device.type == "cpu"
-        if on_cpu or self.finished or self._due(self.schedule.check_every, info.before):
-            self._judge.check(self.progress)
-            if self.outliers is not None and self.outliers.exhausted:
-                self._roll_back(self.outliers)
+    def _check_updates(self) -> None:
+        """Judge the updates since the last check; waits for the device."""
+        bad = self.guard.check(self.progress)
+        if bad is not None:
+            self.model.train()
+            self.runtime.seed(self.seed, bad.step)
+            micro_batches = bad.batch.split(self.oom_fallback.rows_at(bad.step))
+            origin = find_nonfinite_origin(self.model, self.loss_fn, micro_batches, self.runtime)
+            raise self.guard.error(bad, origin)
 
-    def _roll_back(self, outliers: Outliers) -> None:
+    def _roll_back(self) -> None:
         self._saves.settle(self.progress)
         found = broadcast_checkpoint(self.checkpoints.newest_valid, self._ranks)
-        sentence = outliers.going_back(self.progress.step, found.step if found else None)
+        message = self.guard.roll_back(self.progress.step, found.step if found else None)
         assert found is not None
         load_tensors(found, self.model, self.optimizer, self.average)
         self.runtime.load_state_dict(found.state()["runtime"])
-        self.callbacks.on_warning(self.progress, sentence)
+        self.callbacks.on_warning(self.progress, message)
         self._save(final=False)  # a killed run would otherwise come by the same examples again
 
-    def _locate(self, step: int, batch: Batch) -> NonFiniteOrigin | None:
-        self.model.train()
-        return find_nonfinite_origin(
-            self.model,
-            self.loss_fn,
-            batch,
-            micro_batch_rows=self._rows.at(step),
-            runtime=self.runtime,
-            seed=lambda: self.runtime.seed(self.seed, step),
-        )
+    @property
+    def finished(self) -> bool:
+        """Whether there is nothing more to do in this session."""
+        return self.stop_reason is not None or self.schedule.stop_after.reached(self.progress)
 
     def _apply_requests(self, wants: Requests) -> None:
         if wants.stop and self.stop_reason is None:
             self.stop_reason = wants.reason or "stopped"
 
+    def _evaluate_and_save(self, before: Progress, wants: Requests) -> None:
+        scheduled = self.schedule.evaluation_due(before, self.progress)
+        if self.stop_reason == INTERRUPTED:
+            # The machine may be taken away within seconds: save now, evaluate on the way back.
+            self.owes_evaluation = scheduled
+        elif scheduled or wants.evaluate or self.finished:
+            wants |= self._evaluate()
+        if wants.save or self.finished or self.schedule.save_due(before, self.progress):
+            self._save(final=self.finished)
+
+    def _run_deferred_evaluation(self) -> None:
+        if self.owes_evaluation:
+            self.owes_evaluation = False
+            self._evaluate()
+            if self.finished:
+                self._save(final=True)
+
     def _evaluate(self) -> Requests:
-        self._judge.check(self.progress)
+        self._check_updates()
         self.callbacks.on_before_evaluate(self.progress)
-        with self._averaged():
+        with self.average.in_place(self.model) if self.average is not None else nullcontext():
             metrics = self.evaluator()
             loss = metrics.get("loss")
             if loss is not None and (self.best is None or loss < self.best.loss):
                 self.best = Best(self.progress.step, loss)
-            self._save_best(metrics)
+            if self._ranks.is_main:
+                tensors = partial(kept_tensors, self.model)
+                at = self.progress
+                self._saves.save_best(at, tensors, progress=asdict(at), metrics=metrics)
             wants = self._ranks.any_rank(self.callbacks.on_evaluate(self.progress, metrics))
         self._apply_requests(wants)
         return wants
 
-    def _averaged(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.average is None else self.average.in_place(self.model)
-
-    def _add_noise(self) -> None:
-        if self.noise is not None:
-            self.noise.add(self.model, self.progress.step)
-
-    def _run_deferred_evaluation(self) -> None:
-        if not self.owes_evaluation:
-            return
-        self.owes_evaluation = False
-        self._evaluate()
-        if self.finished:
-            self._save(final=True)
-
-    def _save_best(self, metrics: dict[str, float]) -> None:
-        if self._ranks.is_main:
-            self._saves.save_best(
-                self.progress, self._model_tensors, progress=asdict(self.progress), metrics=metrics
-            )
-
     def _save(self, *, final: bool) -> None:
-        self._judge.check(self.progress)
+        self._check_updates()
         self._ranks.assert_in_sync("before a save", self.model, self.progress, self.cursor)
         if not self._ranks.is_main:
             return
         self.callbacks.on_before_save(self.progress)
-        tensors = {
-            "model": self._model_tensors(),
-            "optimizer": optimizer_tensors(self.optimizer, self.model),
-        }
-        if self.average is not None:
-            tensors["average"] = self.average.tensors()
+        tensors = TrainerState.tensors(self.model, self.optimizer, self.average)
         self._saves.save(self.progress, tensors, self.state_dict(), final=final)
 
-    def _model_tensors(self) -> dict[str, Tensor]:
-        return model_tensors(self.model, trainable_only=has_frozen(self.model))
-
     def state_dict(self) -> State:
-        """What a step reads and a restart cannot recompute, tensors aside: no rate, no order."""
-        return {
-            "progress": asdict(self.progress),
-            "cursor": asdict(self.cursor),
-            "callbacks": self.callbacks.state_dict(),
-            "runtime": self.runtime.state_dict(),
-            "best": asdict(self.best) if self.best else None,
-            "owes_evaluation": self.owes_evaluation,
-            "base_sha256": self.base_sha256,
-            "outliers": self.outliers.state_dict() if self.outliers is not None else None,
-            **environment_fingerprint(self._ranks),
-        }
+        """The JSON of a checkpoint."""
+        at = TrainerState(self.progress, self.cursor, self.best, self.owes_evaluation)
+        return at.to_json(self._stateful, self._ranks, base=self.base_sha256)
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Continue from `checkpoint`; whether it belongs to this run is for the caller to judge.
 
         Raises:
-            CheckpointError: it does not fit the model or the optimizer, or its state is no state.
+            CheckpointError: it does not fit the model or the optimizer, or cannot be read.
         """
-        where = str(checkpoint.path)
-        state = checkpoint.state()
-        if state.get("base_sha256") != self.base_sha256:
-            raise CheckpointError(
-                f"{where} holds an adapter that was trained beside other frozen weights (then "
-                f"{state.get('base_sha256')}, now {self.base_sha256}): the model in "
-                "model.start_from changed. Put it back to continue, or start a new run folder."
-            )
+        versions = self.checkpoints.identity.versions
+        at, notes = TrainerState.load(
+            checkpoint, self._stateful, self._ranks, versions=versions, base=self.base_sha256
+        )
         load_tensors(checkpoint, self.model, self.optimizer, self.average)
-        try:
-            self.progress, self.cursor = Progress(**state["progress"]), Cursor(**state["cursor"])
-            self.best = Best(**state["best"]) if state["best"] else None
-            self.owes_evaluation = bool(state["owes_evaluation"])
-            self.runtime.load_state_dict(state["runtime"])
-            self.callbacks.load_state_dict(state["callbacks"])
-            if self.outliers is not None and state.get("outliers"):
-                self.outliers.load_state_dict(state["outliers"])
-            versions = self.checkpoints.identity.versions
-            self.notes += notes_on(checkpoint, versions, state, self._ranks)
-        except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(
-                f"{where} has a state this Toque cannot read: {error}."
-            ) from error
+        self.progress, self.cursor, self.best = at.progress, at.cursor, at.best
+        self.owes_evaluation = at.owes_evaluation
+        self.notes += notes
 
     def _start(self, leftovers: list[str]) -> RunStart:
         removed = [f"removed what a killed save left: {', '.join(leftovers)}"] if leftovers else []
@@ -391,15 +288,12 @@ class Trainer:
         return RunStart(self.progress, self.schedule.stop_after, notes)
 
     def _end(self, error: BaseException | None) -> RunEnd:
-        reason = self.stop_reason or "finished"
-        if error is not None:
-            reason = "non_finite" if isinstance(error, NonFiniteError) else type(error).__name__
         return RunEnd(
-            reason=reason,
+            reason=end_reason(error) or self.stop_reason or "finished",
             progress=self.progress,
             seconds=time.perf_counter() - self._session_began,
             best=self.best,
             error=str(error) if error is not None else None,
             saves=self._saves.counts,
-            skipped_updates=self.outliers.skipped if self.outliers is not None else 0,
+            skipped_updates=self.guard.n_skipped,
         )

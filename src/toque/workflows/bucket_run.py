@@ -1,4 +1,4 @@
-"""A run whose checkpoints go to a bucket, or whose folder is one."""
+"""Bucket runs: checkpoints uploaded to a bucket, or a bucket as the run folder."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from toque.config import Resolved, RunConfig
-from toque.errors import ConfigError, DataError
-from toque.storage.bucket import is_remote
-from toque.storage.bucket_folder import RemoteFolder
-from toque.storage.bucket_lock import RemoteLock
-from toque.storage.download import cache_folder
+from toque.errors import ConfigError
+from toque.storage.bucket import is_remote, open_bucket
+from toque.storage.bucket_errors import RUNS, BucketError
+from toque.storage.bucket_lock import BucketLock
+from toque.storage.cache_folder import cache_folder
 from toque.training.checkpoint.fetch import fetch_run
 from toque.training.checkpoint.upload import Uploads
 
@@ -26,7 +26,7 @@ def on_this_machine(resolved: Resolved) -> Resolved:
     config = resolved.config
     try:
         remote = is_remote(config.run_dir)
-    except DataError as error:
+    except BucketError as error:
         raise ConfigError(
             f"run_dir is {config.run_dir.partition('://')[0]}://..., a kind of address that "
             "cannot hold a run. Use a folder, gs://BUCKET/FOLDER or s3://BUCKET/FOLDER."
@@ -46,7 +46,7 @@ def on_this_machine(resolved: Resolved) -> Resolved:
             f"run_dir is {address}, which names no folder in a bucket. Write it as "
             "gs://BUCKET/FOLDER, e.g. gs://my-bucket/runs/cookbook."
         )
-    folder = cache_folder().parent.joinpath("runs", scheme, *parts)
+    folder = cache_folder("runs").joinpath(scheme, *parts)
     checkpoint = config.checkpoint.model_copy(update={"upload": address})
     here = config.model_copy(update={"run_dir": str(folder), "checkpoint": checkpoint})
     return replace(resolved, config=here)
@@ -64,20 +64,21 @@ def uploading(
     if config.checkpoint.upload is None or not on:
         yield None
         return
-    run, remote = Path(config.run_dir), RemoteFolder.at(config.checkpoint.upload)
-    with RemoteLock(remote) as lock:
-        fetch_run(remote, run, say=say)
-        uploads = Uploads(run, remote, lock, keep_last=config.train.keep_last)
+    run = Path(config.run_dir)
+    bucket = open_bucket(config.checkpoint.upload.rstrip("/"), RUNS)
+    with BucketLock(bucket) as lock:
+        fetch_run(bucket, run, say=say)
+        uploads = Uploads(run, bucket, lock, keep_last=config.train.keep_last)
         try:
             with uploads:
                 yield uploads
-                say(f"uploading what is left to {remote.address}")
+                say(f"uploading what is left to {bucket.address}")
         finally:
-            for sentence in uploads.told():
+            for sentence in uploads.messages():
                 say(f"warning: {sentence}")
             counts = uploads.counts
             newest = f", newest step {counts.newest_step:,}" if counts.newest_step else ""
             say(
-                f"checkpoint.upload={remote.address}: {counts.uploaded} uploaded{newest}, "
+                f"checkpoint.upload={bucket.address}: {counts.uploaded} uploaded{newest}, "
                 f"{counts.failed} tries failed, {counts.given_up} given up for newer ones"
             )

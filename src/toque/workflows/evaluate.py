@@ -15,7 +15,7 @@ from toque.evaluation.heldout_loss import HeldOut
 from toque.evaluation.text_samples import Sample
 from toque.evaluation.text_scores import Scores, TextScores
 from toque.reporter import SILENT, Reporter
-from toque.storage.atomic import write_whole
+from toque.storage.atomic import atomic_write
 from toque.training.runtime import Runtime
 from toque.workflows.assembly.batches import build_stream
 from toque.workflows.assembly.data import open_store
@@ -188,5 +188,5 @@ def evaluate(
         tasks=score_tasks(config, store, stream, runtime, model),
     )
     if (run / "config.yaml").exists():
-        write_whole(run / "evaluation.json", result.to_json().encode())
+        atomic_write(run / "evaluation.json", result.to_json().encode())
     return result

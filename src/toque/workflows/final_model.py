@@ -17,7 +17,7 @@ from toque.models.loading.export import save_adapter, save_model
 from toque.models.lora.files import WEIGHTS
 from toque.models.lora.layers import is_adapted
 from toque.reporter import Reporter
-from toque.storage.atomic import write_whole
+from toque.storage.atomic import atomic_write
 from toque.training.checkpoint.resume import broadcast_checkpoint
 from toque.training.checkpoint.state_tensors import has_frozen, load_model_tensors
 from toque.version import __version__
@@ -59,7 +59,7 @@ def finish(config: RunConfig, store: TokenStore, run: Run, reporter: Reporter) -
         step=step,
         tasks=score_tasks(config, store, stream, runtime, model),
     )
-    write_whole(folder / "evaluation.json", result.to_json().encode())
+    atomic_write(folder / "evaluation.json", result.to_json().encode())
     append_samples(folder / "samples.jsonl", samples, step=step)
     card = model_card(config, step=step, metrics=result.metrics)
     kept = keep_model(model, store, folder / "model", card=card, base_hash=trainer.base_sha256)

@@ -9,7 +9,7 @@ from toque.data.prepare.report import Report
 from toque.data.store.manifest import read_manifest
 from toque.errors import ConfigError, DataError, argument
 from toque.reports.html import RUN, STORE, render
-from toque.storage.atomic import write_whole
+from toque.storage.atomic import atomic_write
 from toque.training.observers.metrics_reader import METRICS, read_metrics
 
 _PAGE = "report.html"
@@ -49,7 +49,7 @@ def report(path: Path, *, out: Path | None = None) -> Page:
     target = out or path / _PAGE
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(target, html.encode())
+        atomic_write(target, html.encode())
     except OSError as error:
         raise ConfigError(
             f"{target} cannot be written: {error.strerror}. Name another file with "

@@ -9,8 +9,8 @@ from torch import nn
 from toque.config import Difference, Resolved, RunConfig, differences, load_config, resolved_yaml
 from toque.data.store.token_store import TokenStore
 from toque.errors import CheckpointError, argument
-from toque.storage.atomic import write_whole
-from toque.storage.atomic_folder import locked
+from toque.storage.atomic import atomic_write
+from toque.training.checkpoint.run_lock import run_lock
 from toque.training.checkpoint.state_tensors import has_frozen, load_model_tensors
 from toque.training.checkpoint.store import Checkpoint, CheckpointStore, verify_checkpoint
 
@@ -25,7 +25,7 @@ def checkpoint_to_continue(config: RunConfig, store: TokenStore) -> Checkpoint |
     if not run.exists():
         return None
     # Held for a moment: a second run is refused before it has read or written anything.
-    with locked(run / "checkpoints"):
+    with run_lock(run / "checkpoints"):
         found = CheckpointStore(run / "checkpoints").newest_valid()
     if found is None:
         return None
@@ -64,7 +64,7 @@ def write_config(resolved: Resolved) -> None:
     run = Path(resolved.config.run_dir)
     try:
         run.mkdir(parents=True, exist_ok=True)
-        write_whole(run / "config.yaml", resolved_yaml(resolved).encode())
+        atomic_write(run / "config.yaml", resolved_yaml(resolved).encode())
     except OSError as error:
         raise CheckpointError(
             f"The run folder {run} cannot be written: {error.strerror}. Choose another with "

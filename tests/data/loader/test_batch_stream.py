@@ -35,7 +35,7 @@ def test_decoder_rows_as_written_in_the_docstring() -> None:
     assert batch.labels.tolist() == [[X, 9, 2, 6, 2, X, X, X], [3, 2, X, X, X, X, X, X]]
     assert batch.segments.tolist() == [[1, 1, 1, 2, 2, 0, 0, 0], [1, 1, 0, 0, 0, 0, 0, 0]]
     assert batch.positions.tolist() == [[0, 1, 2, 0, 1, 0, 0, 0], [0, 1, 0, 0, 0, 0, 0, 0]]
-    assert (batch.n_targets, batch.n_tokens, batch.n_computed, batch.n_examples) == (6, 7, 16, 3)
+    assert (batch.n_targets, batch.n_tokens, batch.n_computed) == (6, 7, 16)
 
 
 def test_encoder_decoder_rows_are_shifted_right_per_example() -> None:
@@ -100,7 +100,7 @@ def test_counts_from_lengths_equal_counts_from_tensors(encoder: bool) -> None:
     for step in first(stream(encoder=encoder), 12):
         assert step.n_targets == step.batch.n_targets
         assert step.n_tokens == step.batch.n_tokens
-        assert step.n_examples == step.batch.n_examples
+        assert step.n_examples == sum(map(len, step.batch.example_ids))
         assert step.n_computed == step.batch.n_computed
 
 

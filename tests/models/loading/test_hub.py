@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import socket
+import time
+
 import pytest
 from huggingface_hub import constants
 
-from toque.errors import ConfigError
+from toque.data.tokenizer.folder import resolve_tokenizer
+from toque.errors import ConfigError, DataError
+from toque.models.loading import hub
 from toque.models.loading.hub import resolve_folder
 
 NAME = "toque-tests/no-such-model"
+
+
+@pytest.fixture
+def online(monkeypatch, tmp_path):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.chdir(tmp_path)
 
 
 def test_a_folder_is_itself(tmp_path):
@@ -22,18 +34,44 @@ def test_offline_is_said(monkeypatch, tmp_path):
         resolve_folder(NAME)
 
 
-def test_an_unreachable_hub_is_said_and_not_retried(monkeypatch, tmp_path):
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+@pytest.mark.usefixtures("online")
+@pytest.mark.parametrize("resolve", [resolve_folder, resolve_tokenizer])
+def test_an_unreachable_hub_is_said_and_not_retried(resolve, monkeypatch):
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"127\.0\.0\.1:9 cannot be reached.*Name a folder"):
+    began = time.monotonic()
+    words = r"127\.0\.0\.1:9 cannot be reached.*Name a folder"
+    with pytest.raises((ConfigError, DataError), match=words):
+        resolve(NAME)
+    assert time.monotonic() - began < 20  # the library's own retries take longer
+
+
+@pytest.mark.usefixtures("online")
+@pytest.mark.parametrize("resolve", [resolve_folder, resolve_tokenizer])
+def test_a_hub_that_accepts_and_stays_silent_is_given_up(resolve, monkeypatch):
+    monkeypatch.setattr(hub, "_ANSWER_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises((ConfigError, DataError), match="cannot be reached"):
+            resolve(NAME)
+
+
+@pytest.mark.usefixtures("online")
+def test_a_copy_in_the_cache_is_used_without_asking(monkeypatch, tmp_path):
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    revision = "0123456789" * 4
+    repository = tmp_path / "models--toque-tests--no-such-model"
+    (repository / "snapshots" / revision).mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(revision)
+    (repository / "snapshots" / revision / "tokenizer.json").write_text("{}")
+    assert resolve_tokenizer(NAME) == repository / "snapshots" / revision
+    with pytest.raises(ConfigError, match="cannot be reached"):  # a model needs more than that
         resolve_folder(NAME)
 
 
+@pytest.mark.usefixtures("online")
 @pytest.mark.parametrize("path", ["/no/such/folder", "./models/absent", "a/b/c", "runs/x/model"])
-def test_what_can_only_be_a_folder_never_asks_the_hub(path, monkeypatch, tmp_path):
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.chdir(tmp_path)
+def test_what_can_only_be_a_folder_never_asks_the_hub(path):
     with pytest.raises(ConfigError, match="there is no such folder"):
         resolve_folder(path, setting="model.tokenizer")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from toque.batch import IGNORE
-from toque.training.autotune.cache import MachineCache, Resources, cache_folder
+from toque.training.autotune.cache import MachineCache, Resources
 from toque.training.autotune.micro_batch import Probe, evenly, fastest_rows, largest_rows
 from toque.training.autotune.worst_batch import WorstBatch
 from toque.training.runtime import Runtime
@@ -93,7 +93,7 @@ def test_the_probe_counts_what_is_kept_and_leaves_no_trace(tiny_model):
     assert Probe(tiny_model, failing, Runtime(), probe.worst).activation_bytes(1, 10**9) is None
 
 
-def test_measurements_are_kept_apart_by_what_they_are_of(tmp_path, monkeypatch):
+def test_measurements_are_kept_apart_by_what_they_are_of(tmp_path):
     cache = MachineCache(tmp_path / "a" / "b")
     assert cache.get({"rows": 1}) is None
     cache.put({"rows": 1, "shape": [2, 3]}, {"seconds": 0.5})
@@ -104,8 +104,6 @@ def test_measurements_are_kept_apart_by_what_they_are_of(tmp_path, monkeypatch):
     assert cache.get({"rows": 1, "shape": [2, 3]}) is None
     (tmp_path / "file").write_text("")
     MachineCache(tmp_path / "file").put({}, {})  # cannot be written, and that is no error
-    monkeypatch.setenv("TOQUE_CACHE", str(tmp_path))
-    assert cache_folder() == tmp_path / "measured"
 
 
 def test_a_runs_resources_are_read_back(tmp_path):

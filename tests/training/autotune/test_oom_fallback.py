@@ -32,7 +32,7 @@ def test_the_same_update_is_computed_with_fewer_rows(make_run, error):
     run.trainer.fit()
     assert run.losses == whole.losses
     assert all(torch.equal(w, whole.weights()[n]) for n, w in run.weights().items())
-    assert run.trainer.smaller_from == {0: 1}
+    assert run.trainer.oom_fallback.smaller_from == {0: 1}
     assert "step 0 ran out of memory with 4 rows at once" in run.recorder.warnings[0]
     assert len(run.recorder.warnings) == 2  # 4 -> 2 -> 1
 
@@ -40,13 +40,13 @@ def test_the_same_update_is_computed_with_fewer_rows(make_run, error):
 def test_a_resumed_run_splits_every_step_as_it_was(make_run):
     run = make_run(micro_batch_rows=4, steps=9, save_every="3 steps")
     remembered = []
-    run.trainer._rows.remember = lambda smaller: remembered.append(dict(smaller))
+    run.trainer.oom_fallback.remember = lambda smaller: remembered.append(dict(smaller))
     short_of_memory(run.trainer, step=5, fits=2)
     run.trainer.fit()
     assert remembered == [{5: 2}]
     again = make_run(micro_batch_rows=4, steps=9, keep_last=9)
     again.trainer.load(next(_checkpoint(run, step=3)))
-    again.trainer._rows.smaller_from.update(remembered[-1])
+    again.trainer.oom_fallback.smaller_from.update(remembered[-1])
     again.trainer.fit()
     assert again.losses == run.losses[3:]
     assert again.recorder.warnings == []

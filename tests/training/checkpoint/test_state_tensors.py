@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import resource
+import tempfile
+from pathlib import Path
+
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load
 
@@ -12,7 +16,7 @@ from toque.training.checkpoint.state_tensors import (
     load_model_tensors,
     model_tensors,
     read_tensors,
-    safetensors_chunks,
+    write_tensors,
 )
 
 DTYPES = [
@@ -30,9 +34,12 @@ DTYPES = [
 
 
 def written(tensors):
-    return b"".join(bytes(piece) for piece in safetensors_chunks(tensors))
+    with tempfile.TemporaryDirectory() as folder:
+        write_tensors(tensors, Path(folder) / "a")
+        return (Path(folder) / "a").read_bytes()
 
 
+@settings(deadline=None)  # it writes files
 @given(
     st.lists(
         st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 4), max_size=3)), max_size=6
@@ -61,9 +68,14 @@ def test_views_and_transposes_are_written_as_they_read():
     assert bytes_of(tensors) == 48 + 16 + 8
 
 
-def test_a_dtype_without_a_name_is_refused():
-    with pytest.raises(CheckpointError, match=r"z is torch.complex64"):
-        written({"z": torch.zeros(2, dtype=torch.complex64)})
+def test_a_disk_that_refuses_is_an_os_error(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            write_tensors({"w": torch.zeros(100_000)}, tmp_path / "a")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,8 @@ from toque.units import Cursor
 
 
 def blame(model, batch, loss_fn, rows=4):
-    return find_nonfinite_origin(
-        model,
-        loss_fn,
-        batch,
-        micro_batch_rows=rows,
-        runtime=Runtime(),
-        seed=lambda: torch.manual_seed(0),
-    )
+    torch.manual_seed(0)
+    return find_nonfinite_origin(model, loss_fn, batch.split(rows), Runtime())
 
 
 def mean_of_logits(model, batch):

@@ -11,12 +11,11 @@ from rich.console import Console
 
 from toque.cli.console import ConsoleReporter
 from toque.errors import CheckpointError
-from toque.training.autotune.peak_flops import Peak
-from toque.training.checkpoint.store import Saved
-from toque.training.events import Best, RunEnd, RunStart, StepInfo
+from toque.training.events import Best, RunEnd, RunStart, Saved, StepInfo
 from toque.training.observers.console import ConsoleProgress
 from toque.training.observers.metrics_log import MetricsLog
 from toque.training.observers.metrics_reader import read_metrics
+from toque.training.peak_flops import Peak
 from toque.units import Duration, Progress
 
 STOP = Duration(100, "steps")

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -37,6 +36,7 @@ from toque.cooking.cookbook.dishes import (
 from toque.cooking.cookbook.recipe_builder import SOURCE, Draw, Family, Kitchen
 from toque.cooking.recipe import Recipe
 from toque.errors import ConfigError, DataError, argument
+from toque.storage.atomic import atomic_file
 
 __all__ = ["FAMILIES", "SOURCE", "recipe", "recipes", "write_cookbook"]
 
@@ -87,7 +87,7 @@ def write_cookbook(path: Path, n: int, seed: int) -> None:
     """
     made = recipes(n, seed)
     encoder = msgspec.json.Encoder()
-    with _whole_or_absent(path) as stream:
+    with _output(Path(path)) as stream:
         for one in made:
             stream.write(encoder.encode(_record(one)) + b"\n")
 
@@ -104,16 +104,10 @@ def _record(one: Recipe) -> dict[str, Any]:
 
 
 @contextmanager
-def _whole_or_absent(path: Path) -> Iterator[BinaryIO]:
-    path = Path(path)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+def _output(path: Path) -> Iterator[BinaryIO]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = partial.open("wb")
-    except OSError as error:
-        raise _unwritable(path, error) from error
-    try:
-        with file:
+        with atomic_file(path) as file:
             if path.suffix == ".gz":
                 # No name and no time inside, so that equal content is equal bytes.
                 packed = gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0)
@@ -121,17 +115,8 @@ def _whole_or_absent(path: Path) -> Iterator[BinaryIO]:
                     yield buffered
             else:
                 yield file
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
     except OSError as error:
-        raise _unwritable(path, error) from error
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _unwritable(path: Path, error: OSError) -> DataError:
-    return DataError(
-        f"The cookbook cannot be written to {path}: {error.strerror or error}. Check the "
-        f"folder's permissions and the free space, or name another file with {argument('out')}."
-    )
+        raise DataError(
+            f"The cookbook cannot be written to {path}: {error.strerror or error}. Check the "
+            f"folder's permissions and the free space, or name another file with {argument('out')}."
+        ) from error

@@ -1,6 +1,6 @@
-"""Batches by position: `at(cursor)` gives an update's rows and the cursor after it.
+"""Batch stream: `at(cursor)` gives an update's batch and the cursor of the next update.
 
-The position travels with the batch, so reading ahead cannot lie about what was trained on.
+The cursor travels with the batch, so prefetching cannot misreport what was trained on.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from toque.units import Cursor, Progress
 
 _MOST_AT_ONCE = 4
 _TOKENS_AT_ONCE = 1 << 17
-"""Updates laid out together compute at most about this many: some megabytes."""
+"""Updates collated together compute at most about this many: some megabytes."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """What one update sees. Counts are over all ranks; `batch` is this rank's share."""
+    """The data of one update. Counts are over all ranks; `batch` is this rank's share."""
 
     batch: Batch
     cursor: Cursor
-    """Where the next update begins."""
+    """Of the next update."""
     n_targets: int
     n_tokens: int
     n_examples: int
@@ -41,7 +41,7 @@ class Step:
     """Of the curriculum, counted from 1; None without one."""
 
     def after(self, before: Progress, seconds: float) -> Progress:
-        """Progress once this update is done, which took `seconds`."""
+        """Progress once this update, which took `seconds`, is done."""
         return Progress(
             step=before.step + 1,
             epoch=self.epoch,
@@ -54,16 +54,16 @@ class Step:
 
 @dataclass
 class BatchStream:
-    """An epoch plan laid out for one rank of several.
+    """An epoch plan, collated for one rank of several.
 
     Args:
         plan: which examples each update sees.
-        layout: how they become tensors.
+        layout: collates them into tensors.
         prompt_lengths: [all store rows] stored prompt tokens.
         target_lengths: [all store rows] stored target tokens.
         rank: this process.
         world_size: processes that share each update's rows.
-        varied: the examples as they differ from epoch to epoch; None for as they are stored.
+        varied: examples that change from epoch to epoch; None for the stored ones.
     """
 
     plan: EpochPlan | StagedPlan
@@ -80,8 +80,8 @@ class BatchStream:
     def at(self, cursor: Cursor) -> Step:
         """The update that begins at `cursor`; costs at most one or two windows of packing.
 
-        Updates asked for one after the other are laid out several at a time, which costs little
-        more than one; what is not asked for is forgotten.
+        Consecutive updates are collated several at a time, which costs little more than one; those
+        that are not asked for next are forgotten.
         """
         step = self._ahead.pop(cursor, None)
         if step is None:
@@ -93,10 +93,10 @@ class BatchStream:
         return step
 
     def _steps(self, cursor: Cursor, n: int) -> dict[Cursor, Step]:
-        """At most `n` updates of one pass from `cursor` on, by where they begin."""
+        """At most `n` updates of one epoch from `cursor` on, by their cursor."""
         updates: dict[Cursor, Update] = {}
         following = cursor
-        same = n if self.varied is None else 1  # the texts of an update are made when it comes
+        same = n if self.varied is None else 1  # varied texts are made one update at a time
         while len(updates) < same and (following.stage, following.epoch) == (
             cursor.stage,
             cursor.epoch,

@@ -1,4 +1,4 @@
-"""Token ids to tensors: rows of examples become a batch, packed or one example a row."""
+"""Collate: token ids of examples to the tensors of a batch, packed or one example per row."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Ids = NDArray[np.generic]
 
 
 class Examples(Protocol):
-    """What a layout reads from; a `TokenStore` is one."""
+    """Token ids by row; a `TokenStore` is one."""
 
     def prompt(self, row: int, /) -> Ids:
         """Prompt ids of a store row."""
@@ -32,7 +32,7 @@ class Examples(Protocol):
 def decoder_batch(
     examples: Examples, rows: Sequence[Sequence[int]], *, length: int, pad_id: int
 ) -> DecoderBatch:
-    """Prompt and target joined; the last token is only predicted, so it is not an input.
+    """Collate prompt and target joined; the last token is only predicted, so it is not an input.
 
     Args:
         examples: where ids come from.
@@ -81,7 +81,7 @@ def encoder_decoder_batch(
     pad_id: int,
     start_id: int,
 ) -> EncoderDecoderBatch:
-    """Prompts on the source side, targets shifted right on the target side.
+    """Collate prompts as the source side and targets, shifted right, as the target side.
 
     Args:
         examples: where ids come from.
@@ -141,7 +141,7 @@ class _Grid:
 
 
 class _Runs:
-    """Where each example lies when rows of one length are written one after the other.
+    """The position of each example when rows of one length are written one after the other.
 
     Args:
         grid: the examples of each row; no row is empty.
@@ -153,14 +153,14 @@ class _Runs:
         self._grid = grid
         self._gaps = row_length - np.add.reduceat(lengths, grid.firsts)
         self.spans = np.zeros(2 * grid.n, np.int64)
-        """[2 examples] tokens of each, and of the padding after it: none but at the row's end."""
+        """[2 examples] tokens of each, and padding after it: 0 except at the row's end."""
         self.spans[::2] = lengths
         self.spans[2 * grid.lasts + 1] = self._gaps
         self.starts = self.spans.cumsum()[::2] - lengths
-        """[examples] where each begins."""
+        """[examples] first position of each."""
 
     def laid_out(self, pieces: Pieces) -> Ids:
-        """All rows side by side, in the type they are stored in; padding is 0."""
+        """All rows in one array of the stored type; padding is 0."""
         return pieces.joined(zip(self._grid.lasts.tolist(), self._gaps.tolist(), strict=True))
 
     def segments(self) -> NDArray[np.int32]:
@@ -173,14 +173,14 @@ def _tensor(flat: NDArray[np.integer], shape: tuple[int, int]) -> Tensor:
 
 
 class Layout:
-    """How one model family's rows are laid out, packed or not.
+    """Collates rows for one model family, packed or not.
 
     Args:
-        examples: where ids come from.
-        shape: what a packed row holds; `source` 0 means decoder-only.
+        examples: source of the ids.
+        shape: of a packed row; `source` 0 means decoder-only.
         pad_id: of the tokenizer.
         start_id: the decoder's first input (encoder-decoder only).
-        packed: False lays every example in a row of its own, as long as the batch's longest.
+        packed: False puts every example in a row of its own, as long as the batch's longest.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class Layout:
         self.packed = packed
 
     def batch(self, rows: Sequence[Sequence[int]], examples: Examples | None = None) -> Batch:
-        """The batch of these rows of examples, read from `examples` where they are given."""
+        """The batch of these rows, read from `examples` if given."""
         shape, examples = self.shape, examples or self.examples
         if not self.packed:
             rows = [(example,) for row in rows for example in row]
@@ -213,7 +213,7 @@ class Layout:
     def batches(
         self, groups: Sequence[Sequence[Sequence[int]]], examples: Examples | None = None
     ) -> list[Batch]:
-        """What `batch` gives for each group of rows; packed ones share memory."""
+        """`batch` of each group of rows; packed ones share memory."""
         if not self.packed:
             return [self.batch(rows, examples) for rows in groups]
         whole = self.batch(list(chain.from_iterable(groups)), examples)

@@ -1,4 +1,4 @@
-"""Stages of a run that see different examples: filters over a store's columns, by share of the run.
+"""Curriculum: stages of a run, each with filters over the store's columns and a share of the run.
 
 A stage has its own `EpochPlan` over what its filters select; the run goes from one plan to the
 next where its share begins. Which stage an update is in is a function of the cursor alone, so a
@@ -30,7 +30,7 @@ _DIGITS = 9
 
 @dataclass(frozen=True)
 class Bound:
-    """A filter over one column; an example without the number passes."""
+    """A filter over one column; an example whose value is missing passes."""
 
     column: str
     least: float = -np.inf
@@ -68,7 +68,7 @@ def stage_seed(seed: int, stage: int) -> int:
 
 @dataclass(frozen=True)
 class StagedPlan:
-    """One plan after the other. Stands where an `EpochPlan` does.
+    """One plan after the other, with the interface of an `EpochPlan`.
 
     Args:
         stages: the plans.
@@ -143,7 +143,7 @@ class StagedPlan:
         }
 
     def epoch_key(self, cursor: Cursor) -> int:
-        """What decides how examples are varied in the epoch of `cursor`."""
+        """Key of the random changes to examples in the epoch of `cursor`."""
         return self.stages[cursor.stage].epoch_key(cursor)
 
     def at(self, cursor: Cursor) -> Update:

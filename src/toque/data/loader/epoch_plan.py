@@ -1,14 +1,14 @@
-"""Which examples each update sees, in what order, packed how: a pure function of its arguments.
+"""Epoch plan: which examples each update sees, as a pure function of (seed, cursor).
 
-The epoch's order is a keyed permutation of the selected examples (or of what a mixture draws from
-them), cut into windows. A window's
-examples are packed into rows and the rows shuffled. An update is
+The epoch's order is a keyed permutation of the selected examples (or of a mixture's draws from
+them), cut into windows. A window's examples are packed into rows, and the rows shuffled. An update
+is
 
 * `update_rows` consecutive rows, which may span windows (a batch in tokens), or
 * one window (a batch in examples: the window *is* the batch).
 
-Ranks and workers play no part: they share out the rows of an update later. Whether rows are laid
-out packed or one example a row plays no part either, so both see the same updates.
+Neither ranks, which share the rows of an update later, nor packing changes it: a run without
+packing sees the same updates.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WINDOW_EXAMPLES = 2048
 0.1 points less. Packing this many takes tens of milliseconds: what finding any position costs."""
 
 Packed = tuple[NDArray[np.int64], NDArray[np.int64]]
-"""Of a window: its examples in training order, and how many each row takes; rows of 0 are none."""
+"""A window: examples in training order, and examples per row; a row with 0 is unused."""
 
 _KEPT_WINDOWS = 4
 _BLOCK = 8192
@@ -58,12 +58,12 @@ class EpochPlan:
         examples: [N] store rows that take part.
         source_lengths: [N] encoder-side tokens of each (zeros for a decoder-only model).
         target_lengths: [N] decoder-side tokens of each, as computed.
-        shape: what a packed row holds.
+        shape: tokens a packed row can hold.
         seed: of the run.
         update_rows: rows an update takes, or None when an update is one window.
         window: examples packed together.
         mixture: how often an epoch draws from each source; None for every example once.
-        varied: examples whose lengths differ from epoch to epoch; none is longer than a row.
+        varied: examples that change from epoch to epoch; all of them fit into a row.
 
     Raises:
         ConfigError: no examples, or an example longer than a row.
@@ -144,7 +144,7 @@ class EpochPlan:
         return Update(tuple(rows), next_cursor, self.epochs_at(next_cursor))
 
     def epoch_key(self, cursor: Cursor) -> int:
-        """What decides how examples are varied in the epoch of `cursor`."""
+        """Key of the random changes to examples in the epoch of `cursor`."""
         return key_of(self.seed, cursor.epoch)
 
     def epochs_at(self, cursor: Cursor) -> float:
@@ -177,8 +177,8 @@ class EpochPlan:
 
     def _packed_window(self, epoch: int, window: int) -> Packed:
         if (epoch, window) not in self._packed:
-            # Many windows pack at once in little more time than one. A window is asked for first
-            # of all, after the one before it or, when a position is looked for, alone.
+            # Many windows pack at once in little more time than one. Windows are read in order,
+            # except when a position is searched for.
             follows = window == 0 or (epoch, window - 1) in self._packed
             n = self._alike(window) if follows else 1
             for number, packed in enumerate(self._pack(epoch, window, n), start=window):

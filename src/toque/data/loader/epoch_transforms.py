@@ -1,7 +1,7 @@
-"""Examples that differ from epoch to epoch: a function of (epoch key, row), remembered for a while.
+"""Epoch transforms: examples that change from epoch to epoch, as a function of (epoch key, row).
 
-The plan asks for lengths when it packs a window, and the layout for ids when the window is
-trained on; both see the same texts, and each is made once.
+The epoch plan needs their lengths to pack a window, and collation needs their ids later; a cache
+makes each example once.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ Sides = tuple[Ids, Ids]
 Vary = Callable[[int, int], Sides]
 """(row, epoch key) -> prompt and target ids; a pure function."""
 _KEPT = 16384
-"""Examples remembered: several windows."""
+"""Examples in the cache: several windows."""
 
 
 class Varied:
-    """Examples through a function that varies them."""
+    """Examples after a random transform, such as augmentation or span corruption."""
 
     def __init__(self, vary: Vary, *, encoder: bool) -> None:
         self._vary = vary
@@ -41,14 +41,14 @@ class Varied:
     def lengths(
         self, rows: NDArray[np.int64], key: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Source and target lengths as computed; see `EpochPlan`."""
+        """Source and target lengths, as `EpochPlan` counts them."""
         sides = [self.sides(row, key) for row in rows.tolist()]
         prompt = np.array([len(p) for p, _ in sides], np.int64)
         target = np.array([len(t) for _, t in sides], np.int64)
         return (prompt, target) if self._encoder else (0 * prompt, prompt + target - 1)
 
     def at(self, key: int) -> InEpoch:
-        """What a layout reads in the epoch of this key."""
+        """The examples of the epoch with this key."""
         return InEpoch(self, key)
 
 

@@ -1,9 +1,9 @@
-"""Mixing sources by weight: which examples an epoch draws, without state.
+"""Mixture of sources by weight: the examples an epoch draws, without state.
 
 A source of weight w is passed over w times an epoch: 1 is every example once, 2 twice, 0.5 half of
 them, the other half in the next epoch. A source is a stream of passes, each a permutation of all
-its examples; epoch e takes the positions from e * draws to (e + 1) * draws of the stream. So over
-any number of epochs no example is seen more than once oftener than another of its source.
+its examples; epoch e takes the positions from e * draws to (e + 1) * draws of the stream. So after
+any number of epochs, two examples of a source differ by at most one in how often they were seen.
 """
 
 from __future__ import annotations

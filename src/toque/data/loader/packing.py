@@ -1,7 +1,7 @@
-"""Which examples share a row. Only lengths are looked at.
+"""Packing: examples that share a row, chosen by their lengths.
 
-Best fit decreasing: long examples first, each into the fullest row that still holds it. For one
-dimension (decoder-only) and for two (encoder and decoder side at once).
+Best fit decreasing: long examples first, each into the fullest row that still holds it; in one
+dimension (decoder-only) or two (encoder and decoder side at once).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 Lengths = NDArray[np.int64]
 Rows = list[list[int]]
-"""For each row, positions into the lengths that were given."""
+"""For each row, positions in the array of lengths."""
 _TINY: Final = 1e-9
 """Shares of a row that differ by less are equal: far less than a token, far more than rounding."""
 _UNOPENED: Final = 1e3
@@ -37,7 +37,7 @@ class RowShape:
 
 @dataclass(frozen=True)
 class Placed:
-    """Where examples went. Windows are packed apart from each other and at the same time.
+    """The row of every example. Windows are packed independently and at the same time.
 
     The k-th example that window w placed is order[w, k]; it went to row row[w, k].
     """
@@ -210,7 +210,7 @@ def useful_share(source: Lengths, target: Lengths, shape: RowShape) -> float:
 def choose_shape(
     source: Lengths, target: Lengths, *, encoder: bool, at_most: float = np.inf
 ) -> RowShape:
-    """The row that computes least for these examples.
+    """The row shape that computes least for these examples.
 
     Padding falls with longer rows and attention's cost rises with them. A candidate's cost is its
     computed tokens per useful one, times 1 + length / 8192 for the attention over a row (a guess:

@@ -1,7 +1,7 @@
-"""Batches made ahead in a thread.
+"""Prefetch: a thread makes batches ahead of the loop.
 
-What is read ahead carries its own cursor, so the position saved in a checkpoint is that of the last
-batch trained on, however many wait.
+A prefetched batch carries its own cursor, so a checkpoint stores the position of the last batch
+trained on, however many are waiting.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Prefetch:
     Use as a context manager: leaving it ends the thread.
 
     Args:
-        batches: where they come from.
-        cursor: where the first one begins.
-        depth: how many may wait.
+        batches: makes them.
+        cursor: of the first one.
+        depth: batches that may wait.
         pin: put batches in page-locked memory, from which copies to CUDA do not block.
     """
 
@@ -61,7 +61,7 @@ class Prefetch:
             self._thread.join(timeout=0.05)
 
     def next(self) -> tuple[Step, Batch, float]:
-        """The next update, its batch (pinned if asked for), and the seconds waited for it.
+        """The next update, its batch (in pinned memory if `pin`), and the seconds waited for it.
 
         Raises:
             ToqueError: whatever making the batch raised, e.g. DataError for a damaged store.

@@ -1,4 +1,4 @@
-"""Span corruption: spans of a text are cut out of the source and asked for in the target.
+"""Span corruption: spans cut out of a text become the target, and the rest the source.
 
 T5's pretraining (Raffel et al. 2020, section 3.1.4 and figure 2), with the counts and the random
 segmentation of its reference code: a text of n tokens loses round(n x density) of them in
@@ -8,7 +8,7 @@ round(lost / mean length) spans; it begins with a kept span and ends with a lost
     source  Fold <extra_id_0> into <extra_id_1> end
     target  <extra_id_0> the eggs <extra_id_1> the batter end
 
-What is cut out is a function of the text's length and a key of 64 bits, nothing else.
+The spans are a function of the text's length and a 64-bit key, nothing else.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LOST, _KEPT = 1, 2
 
 @dataclass(frozen=True)
 class SpanCorruption:
-    """How texts are corrupted.
+    """Corrupts a text.
 
     Args:
         density: share of a text's tokens that are lost, in (0, 0.5].
@@ -77,7 +77,7 @@ class SpanCorruption:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Most tokens that source and target of examples of these stored lengths can have."""
         n = prompt_lengths.astype(np.int64) + target_lengths.astype(np.int64)
-        # What is lost and what is kept both grow with the text, and end tokens only shorten it.
+        # Lost and kept tokens both grow with the text, and end tokens only shorten it.
         lost, spans = self._count(np.maximum(n, 2))
         short = n < SHORTEST
         return (

@@ -38,7 +38,8 @@ from toque.data.tokenizer.codec import Codec
 from toque.errors import DataError
 from toque.sources.files import SourceFile
 from toque.sources.records import NO_LABEL, NamesSchemas, examples_note, missing_note
-from toque.storage.atomic import save_array, sha256_of, sync_folder, write_whole
+from toque.storage.atomic import atomic_write, save_array, sync_folder
+from toque.storage.checksums import sha256_of
 
 _SHOWN = 10
 _DOCUMENTS = "documents by a hash of the document and piece number // 16"
@@ -86,7 +87,7 @@ class StoreFinalizer:
         report.write(self.store)
         manifest = self._manifest(division, dropped, lengths, read)
         sync_folder(self.store)
-        write_whole(self.store / NAME, manifest_bytes(manifest))
+        atomic_write(self.store / NAME, manifest_bytes(manifest))
         return report
 
     def _columns(self) -> Columns:

@@ -1,4 +1,4 @@
-"""Raw files to a token store: once, in parallel, resumable, and reused when nothing changed.
+"""Preparing a token store from raw files: in parallel, resumable, reused when nothing changed.
 
     sources -> groups of raw blocks -> a shard each (workers) -> one look at all rows -> manifest
 
@@ -8,7 +8,6 @@ settings and the tokenizer. A killed `prepare` keeps its whole shards and ends w
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import shutil
 import time
@@ -35,7 +34,8 @@ from toque.data.tokenizer.folder import hash_of_folder, resolve_tokenizer
 from toque.errors import DataError, argument
 from toque.sources.files import SourceFile, find_files
 from toque.sources.records import RecordReader
-from toque.storage.atomic import disk_faults, whole_folder, write_whole
+from toque.storage.atomic import atomic_folder, atomic_write, disk_faults, sweep
+from toque.storage.locks import file_lock
 
 CODE_VERSION = 2
 """Raised when the same inputs and settings would give other rows: older stores are not reused."""
@@ -83,7 +83,7 @@ def prepare(
         settings: what the rows are to be.
         workers: processes that parse and tokenise; None for the cores at hand. The result
             does not depend on it.
-        progress: told how far reading has come.
+        progress: called as reading proceeds.
         replace: remove a store made from other inputs instead of refusing.
         engine: "local" for processes of this machine, "ray" for a cluster; no part of the result.
 
@@ -92,17 +92,17 @@ def prepare(
         ConfigError: the settings contradict themselves or the data.
     """
     started = time.perf_counter()
-    told = progress or _silent
-    told(0, 0, "hashing the sources")
+    progress = progress or _silent
+    progress(0, 0, "hashing the sources")
     plan = _plan(sources, Path(store), settings)
-    found = _reusable(plan, told, replace=replace)
+    found = _reusable(plan, progress, replace=replace)
     if found is not None:
         return found
     with disk_faults(plan.store, "preparing the data"):
         plan.store.mkdir(parents=True, exist_ok=True)
-        with _alone(plan.store) as lock:
+        with _store_lock(plan.store) as lock:
             _begin(plan)
-            codec = _tokenizer(plan, told)
+            codec = _tokenizer(plan, progress)
             writing = ShardWriting(
                 plan.store,
                 plan.fingerprint,
@@ -111,7 +111,7 @@ def prepare(
                 settings,
                 ForkedState(codec, lock),
             )
-            shards = writing.write(told, workers=workers, engine=engine)
+            shards = writing.write(progress, workers=workers, engine=engine)
             ending = StoreFinalizer(
                 plan.store,
                 plan.fingerprint,
@@ -128,7 +128,7 @@ def prepare(
 
 
 def _silent(done: int, total: int, message: str) -> None:
-    """The progress sink of who wants none."""
+    """The progress sink when none is wanted."""
 
 
 def _plan(sources: Sequence[Source], store: Path, settings: PrepareSettings) -> _Plan:
@@ -149,7 +149,7 @@ def _plan(sources: Sequence[Source], store: Path, settings: PrepareSettings) -> 
     return _Plan(store, settings, files, readers, tokenizer, recorded, digest)
 
 
-def _reusable(plan: _Plan, told: ProgressSink, *, replace: bool) -> PrepareResult | None:
+def _reusable(plan: _Plan, progress: ProgressSink, *, replace: bool) -> PrepareResult | None:
     """The store that is there, when it is this one and whole.
 
     Raises:
@@ -178,12 +178,12 @@ def _reusable(plan: _Plan, told: ProgressSink, *, replace: bool) -> PrepareResul
     try:
         check_files(folder, [*manifest.shards, *manifest.files], verify=False)
     except DataError as error:
-        told(0, 0, f"repairing the store: {error}")
+        progress(0, 0, f"repairing the store: {error}")
         return None
     if report is None:
         return None
     if (folder / BUILDING).exists():  # killed after the manifest was written
-        with _alone(folder):
+        with _store_lock(folder):
             _remove_leftovers(folder, len({entry.file.split("/")[1] for entry in manifest.shards}))
     return PrepareResult(TokenStore(folder, manifest), report, reused=True)
 
@@ -191,53 +191,55 @@ def _reusable(plan: _Plan, told: ProgressSink, *, replace: bool) -> PrepareResul
 def _differences(manifest: StoreManifest, plan: _Plan) -> list[str]:
     """What sets an existing store apart from the one asked for, in words."""
     there, here = manifest.settings, msgspec.to_builtins(plan.recorded)
-    told = []
+    found = []
     digest, asked = here["tokenizer_sha256"], here["tokenizer"]
     if there.get("tokenizer_sha256") != digest or (not digest and there["tokenizer"] != asked):
         same_name = " of other content" if there.get("tokenizer") == asked else ""
-        told.append(f"its tokenizer is {there.get('tokenizer')}, not {asked}{same_name}")
-    told += [
+        found.append(f"its tokenizer is {there.get('tokenizer')}, not {asked}{same_name}")
+    found += [
         f"{name} is {there.get(name)} there and {here.get(name)} here"
         for name in sorted((set(there) | set(here)) - {"tokenizer", "tokenizer_sha256"})
         if there.get(name) != here.get(name)
     ]
     known = {entry.sha256 for entry in manifest.sources}
     wanted = {file.sha256 for file in plan.files}
-    told += [f"{Path(f.name).name} is new or changed" for f in plan.files if f.sha256 not in known]
+    found += [f"{Path(f.name).name} is new or changed" for f in plan.files if f.sha256 not in known]
     gone = [entry.path for entry in manifest.sources if entry.sha256 not in wanted]
-    told += [f"{Path(path).name} as it was then is not among the sources" for path in gone]
-    return told or ["its sources are in another order or read by another reader"]
+    found += [f"{Path(path).name} as it was then is not among the sources" for path in gone]
+    return found or ["its sources are in another order or read by another reader"]
 
 
 @contextmanager
-def _alone(store: Path) -> Iterator[int]:
-    """Hold the store's lock, so that two commands do not write one store; gives its descriptor.
+def _store_lock(store: Path) -> Iterator[int]:
+    """Hold the store's lock, so that two commands do not write one store; yields its descriptor.
 
     Raises:
         DataError: another process holds it.
     """
-    with (store / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise DataError(
-                f"Another process is preparing {store}. Wait for it to end, or choose another "
-                "data.store."
-            ) from error
-        yield lock.fileno()
+
+    def refuse(holder: str) -> None:
+        raise DataError(
+            f"Another process (id {holder}) is preparing {store}. Wait for it to end, or choose "
+            "another data.store."
+        )
+
+    with file_lock(store / ".lock", refuse) as descriptor:
+        yield descriptor
 
 
 def _begin(plan: _Plan) -> None:
     """Mark the folder as unfinished, keeping shards that belong to these inputs."""
     store = plan.store
     (store / NAME).unlink(missing_ok=True)
+    sweep(store)
+    sweep(store / "shards")
     mark = msgspec.json.encode({"fingerprint": plan.fingerprint})
     building = store / BUILDING
     kept = any(_fingerprint(p) == plan.fingerprint for p in store.glob(f"shards/*/{SIDECAR}"))
     if not kept and (not building.is_file() or building.read_bytes() != mark):
         for name in ("shards", "tokenizer"):
             shutil.rmtree(store / name, ignore_errors=True)
-    write_whole(building, mark)
+    atomic_write(building, mark)
     (store / "shards").mkdir(exist_ok=True)
 
 
@@ -246,7 +248,7 @@ def _fingerprint(sidecar: Path) -> str:
     return result.fingerprint if result else ""
 
 
-def _tokenizer(plan: _Plan, told: ProgressSink) -> Codec:
+def _tokenizer(plan: _Plan, progress: ProgressSink) -> Codec:
     """The codec, copied or learnt into the store; one learnt by an earlier start is kept."""
     folder = plan.store / "tokenizer"
     if plan.tokenizer is not None:
@@ -255,12 +257,12 @@ def _tokenizer(plan: _Plan, told: ProgressSink) -> Codec:
         return kept
     else:
         size = plan.settings.trained_vocab_size or 0
-        told(0, 0, f"learning a tokenizer of {size} entries")
+        progress(0, 0, f"learning a tokenizer of {size} entries")
         codec = learn_tokenizer(
             plan.files, plan.readers, vocab_size=size, family_kind=plan.settings.family_kind
         )
-    with whole_folder(folder) as partial:
-        codec.save(partial)
+    with atomic_folder(folder) as writer:
+        codec.save(writer.folder)
     return codec
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from toque.data.prepare.histograms import ColumnReport, Histogram, SourceRows
 from toque.sources.excerpts import Excerpt
-from toque.storage.atomic import write_whole
+from toque.storage.atomic import atomic_write
 
 JSON_NAME, MARKDOWN_NAME = "report.json", "report.md"
 BEYOND = "beyond max_examples"
@@ -100,8 +100,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     def write(self, folder: Path) -> None:
         """Write both forms into the store."""
         data = msgspec.json.format(msgspec.json.encode(self), indent=1)
-        write_whole(folder / JSON_NAME, data)
-        write_whole(folder / MARKDOWN_NAME, self.markdown().encode())
+        atomic_write(folder / JSON_NAME, data)
+        atomic_write(folder / MARKDOWN_NAME, self.markdown().encode())
 
     @classmethod
     def read_from(cls, folder: Path) -> Report | None:

@@ -21,7 +21,8 @@ from toque.data.tokenizer.codec import Codec, load_codec
 from toque.errors import ConfigError
 from toque.sources.excerpts import Excerpt
 from toque.sources.records import Block, DoesTasks, RecordReader
-from toque.storage.atomic import disk_faults, save_array, sha256_of, sync_folder, whole_folder
+from toque.storage.atomic import atomic_folder, disk_faults, save_array, sync_folder
+from toque.storage.checksums import sha256_of
 
 _RECORDED = {
     "toque.cooking.formats": "toque.cooking.schemas",
@@ -85,11 +86,11 @@ class ShardWorker:
             group_rows.read(block, self.readers[block.source])
         rows = group_rows.rows()
         folder = shard_folder(self.job.store, group)
-        with disk_faults(self.job.store, f"writing {folder.name}"), whole_folder(folder) as partial:
+        with disk_faults(self.job.store, f"writing {folder.name}"), atomic_folder(folder) as writer:
             for name, array in rows.items():
-                save_array(partial / f"{name}.npy", array)
+                save_array(writer.folder / f"{name}.npy", array)
             n_rows = len(rows["prompt_ends"])
-            files = [_entry(partial / f"{name}.npy", folder, n_rows) for name in sorted(rows)]
+            files = [_entry(writer.folder / f"{name}.npy", folder, n_rows) for name in sorted(rows)]
             result = ShardResult(
                 fingerprint=self.job.fingerprint,
                 group=group,
@@ -102,7 +103,9 @@ class ShardWorker:
                 files=files,
                 **group_rows.counts(),
             )
-            (partial / SIDECAR).write_bytes(msgspec.json.encode(result, order="deterministic"))
+            (writer.folder / SIDECAR).write_bytes(
+                msgspec.json.encode(result, order="deterministic")
+            )
         sync_folder(folder)
         return result
 

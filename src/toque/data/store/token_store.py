@@ -27,7 +27,7 @@ from toque.data.store.npy_files import mapped_array
 from toque.data.store.ragged import Pieces
 from toque.data.store.token_column import TokenColumn
 from toque.errors import DataError
-from toque.storage.atomic import sha256_of
+from toque.storage.checksums import sha256_of
 
 if TYPE_CHECKING:
     from toque.data.tokenizer.codec import Codec

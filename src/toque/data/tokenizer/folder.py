@@ -1,4 +1,4 @@
-"""Reading a Hugging Face tokenizer folder, and finding the folder behind a hub name."""
+"""Tokenizer folders of Hugging Face: read, hashed, and found behind a hub name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from toque.errors import DataError
-from toque.storage.atomic import sha256_of
+from toque.models.loading.hub import resolve_folder
+from toque.storage.checksums import sha256_of
 
 _KEPT = ("model_max_length", "chat_template")
 """Settings of a `tokenizer_config.json` worth carrying into the store and the trained model."""
@@ -102,29 +103,18 @@ def hash_of_folder(folder: Path) -> str:
 
 
 def resolve_tokenizer(name: str) -> Path:
-    """The folder of tokenizer `name`: a folder as it stands, else fetched from the hub.
+    """The folder of tokenizer `name`: a folder as it stands, else downloaded from the hub.
 
     Raises:
         DataError: neither a folder nor reachable on the hub.
     """
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        return folder
-    missing = f"{name!r} is not a folder holding a tokenizer.json"
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise DataError(f"{missing}, and no hub name either. Check model.tokenizer.")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        wanted = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"]
-        return Path(snapshot_download(name, allow_patterns=wanted))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise DataError(
-            f"{missing}, and it could not be fetched from the hub ({cause}). Check the spelling "
-            "and the connection, or give a folder."
-        ) from error
+    return resolve_folder(
+        name,
+        setting="model.tokenizer",
+        needs=("tokenizer.json",),
+        also=("tokenizer_config.json", "special_tokens_map.json"),
+        error=DataError,
+    )
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from transformers import PreTrainedModel
 
 from toque.errors import CheckpointError
 from toque.models.lora.files import write_adapter
+from toque.storage.atomic import atomic_folder
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -82,18 +82,14 @@ def _write_folder(
             f"{folder} exists and does not hold a model, so it is not replaced. Choose another "
             "folder, or remove it."
         )
-    partial = folder.with_name(f".{folder.name}.partial")
     try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        write(partial)
-        for name in _TOKENIZER_FILES:
-            if (codec_folder / name).exists():
-                shutil.copyfile(codec_folder / name, partial / name)
-        (partial / "README.md").write_text(card, encoding="utf-8")
-        _replace(folder, partial)
+        with atomic_folder(folder) as writer:
+            write(writer.folder)
+            for name in _TOKENIZER_FILES:
+                if (codec_folder / name).exists():
+                    shutil.copyfile(codec_folder / name, writer.folder / name)
+            (writer.folder / "README.md").write_text(card, encoding="utf-8")
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(partial, ignore_errors=True)
         raise CheckpointError(
             f"The model could not be written to {folder}: {error}. "
             "What was there before is unchanged."
@@ -129,26 +125,3 @@ def _write_model(model: PreTrainedModel, partial: Path) -> None:
 def _scales_outputs(model: PreTrainedModel) -> bool:
     """False only for a T5 that does not; whether the flag that ties may be true."""
     return bool(getattr(model.config, "scale_decoder_outputs", True))
-
-
-def _replace(folder: Path, partial: Path) -> None:
-    """Put `partial` in the place of `folder`, its contents on the disk first."""
-    for file in partial.iterdir():
-        with file.open("rb") as opened:
-            os.fsync(opened.fileno())
-    old = folder.with_name(f".{folder.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if folder.exists():
-        folder.rename(old)
-    try:
-        partial.rename(folder)
-    except OSError:
-        if old.exists():
-            old.rename(folder)
-        raise
-    directory = os.open(folder.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-    shutil.rmtree(old, ignore_errors=True)

@@ -1,106 +1,78 @@
-"""A model's folder on this machine, from a path or a Hugging Face hub name."""
+"""Hub download: the folder on this machine behind a path or a Hugging Face hub name."""
 
 from __future__ import annotations
 
-import os
 import re
-import urllib.error
-import urllib.request
-from collections.abc import Iterable
 from pathlib import Path
 
-from toque.errors import ConfigError
+from toque.errors import ConfigError, ToqueError
 
+MODEL_FILES = ("config.json", "*.safetensors")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[\w.-]+)?")
-_PROBE_SECONDS = 5.0
+_ANSWER_SECONDS = 5.0
 
 
 def resolve_folder(
     path: str,
     *,
     setting: str = "model.start_from",
-    needs: tuple[str, ...] = ("config.json", "*.safetensors"),
-    also: Iterable[str] = ("*.json", "*.model", "*.txt"),
+    needs: tuple[str, ...] = MODEL_FILES,
+    also: tuple[str, ...] = ("*.json", "*.model", "*.txt"),
+    error: type[ToqueError] = ConfigError,
 ) -> Path:
-    """The folder `path` names: itself, or the hub's copy of that name, fetched when needed.
+    """The folder `path` names: itself, or the hub's copy of that name, downloaded when needed.
 
-    A copy already in the hub's cache is used without asking the network. Otherwise the hub is
-    asked once, briefly, before a download starts, so a machine without a network answers in
-    seconds and not after the hub client's minute of retries.
+    A copy in the hub's cache is used without asking the network.
 
     Args:
-        path: A folder, or a hub name such as "google/flan-t5-small".
-        setting: The configuration's name for it, for the message.
-        needs: File patterns the folder must hold to be taken from the cache.
-        also: Further patterns to fetch.
-
-    Raises:
-        ConfigError: no such folder and no such name, or the hub cannot be reached.
+        path: a folder, or a hub name such as "google/flan-t5-small".
+        setting: the configuration's name for it, for the message.
+        needs: file patterns the folder must hold to be taken from the cache.
+        also: further patterns to download.
+        error: raised when there is no such folder and no such name, or the hub cannot be reached.
     """
     folder = Path(path).expanduser()
     if folder.is_dir():
         return folder
     if folder.exists():
-        raise ConfigError(f"{setting} is {path}, which is a file. Name the folder that holds it.")
+        raise error(f"{setting} is {path}, which is a file. Name the folder that holds it.")
     if not _HUB_NAME.fullmatch(path):
-        raise ConfigError(
+        raise error(
             f"{setting} is {path}, and there is no such folder. Name a Hugging Face folder, "
             'or a hub name such as "google/flan-t5-small".'
         )
-    patterns = [*needs, *also]
-    cached = _cached(path, patterns)
-    if cached is not None and all(any(cached.glob(pattern)) for pattern in needs):
-        return cached
-    return _downloaded(path, patterns, setting)
-
-
-def _cached(name: str, patterns: list[str]) -> Path | None:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=True))
-    except LocalEntryNotFoundError:
-        return None
-
-
-def _downloaded(name: str, patterns: list[str], setting: str) -> Path:
-    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub import HfApi, constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
+    patterns = [*needs, *also]
+    try:
+        cached = Path(snapshot_download(path, allow_patterns=patterns, local_files_only=True))
+    except LocalEntryNotFoundError:
+        pass
+    else:
+        if all(any(cached.glob(pattern)) for pattern in needs):
+            return cached
+    missing = f"{setting} is {path}: there is no such folder"
     if constants.HF_HUB_OFFLINE:
-        raise ConfigError(
-            f"{setting} is {name}: there is no such folder, the hub's cache does not hold it, and "
-            "HF_HUB_OFFLINE is set. Name a folder, or unset HF_HUB_OFFLINE to download."
+        raise error(
+            f"{missing}, the hub's cache does not hold it, and HF_HUB_OFFLINE is set. Name a "
+            "folder, or unset HF_HUB_OFFLINE to download."
         )
-    _probe(constants.ENDPOINT, name, setting)
     try:
-        return Path(snapshot_download(name, allow_patterns=patterns))
-    except (HfHubHTTPError, LocalEntryNotFoundError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ConfigError(
-            f"{setting} is {name}: there is no such folder, and {constants.ENDPOINT} did not give "
-            f"it: {reason} Check the name; for a private or gated model, log in with `hf auth "
-            "login` first."
-        ) from error
-
-
-def _probe(endpoint: str, name: str, setting: str) -> None:
-    """One short request; any answer, even a refusal, means the hub can be reached."""
-    url = f"{endpoint}/{name}/resolve/main/config.json"
-    request = urllib.request.Request(url, method="HEAD")  # noqa: S310  # the hub client's own URL
-    try:
-        urllib.request.urlopen(request, timeout=_PROBE_SECONDS).close()  # noqa: S310
-    except urllib.error.HTTPError as error:
-        error.close()
-    except OSError as error:
-        raise ConfigError(
-            f"{setting} is {name}: there is no such folder in {Path.cwd()}, and the hub at "
-            f"{endpoint} cannot be reached ({error}). Name a folder that holds the model, or "
-            f"connect this machine to the network{_proxy_hint()}."
-        ) from error
-
-
-def _proxy_hint() -> str:
-    proxies = [v for v in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY") if v in os.environ]
-    return f" (the proxy in {proxies[0]} was used)" if proxies else ""
+        # Asked first, because only this request has a time limit and is not repeated: without a
+        # network hf_hub_download took 23 s of retries, and snapshot_download never gave up on a
+        # proxy that accepted the connection and stayed silent (huggingface_hub 2.4.0).
+        HfApi(endpoint=constants.ENDPOINT).repo_info(path, timeout=_ANSWER_SECONDS)
+        return Path(snapshot_download(path, allow_patterns=patterns))
+    except (HfHubHTTPError, LocalEntryNotFoundError) as refusal:
+        reason = str(refusal).strip().splitlines()[0]
+        raise error(
+            f"{missing}, and {constants.ENDPOINT} did not give it: {reason} Check the name; for a "
+            "private or gated model, log in with `hf auth login` first."
+        ) from refusal
+    except Exception as failure:  # httpx's or httpx2's, as the version of the library has it
+        raise error(
+            f"{missing} in {Path.cwd()}, and the hub at {constants.ENDPOINT} cannot be reached "
+            f"({failure}). Name a folder that holds it, or connect this machine to the network "
+            "(a proxy is named by HTTPS_PROXY)."
+        ) from failure

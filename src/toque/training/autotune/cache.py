@@ -1,7 +1,7 @@
-"""What was measured before and need not be again: on this machine, and in this run.
+"""Tuning cache: measurements of this machine, and the choices a run was begun with.
 
-A choice made by a clock could be another one the next time, and with it the last bits of every
-sum. So it is made once: kept in the run's folder, which a continued run obeys, and in a cache of
+A choice made by timing could be another one the next time, and with it the last bits of every sum.
+So it is made once: kept in the run's folder, which a continued run obeys, and in a cache of
 this machine, which a second run with the same model, data shape and settings obeys.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -20,20 +19,13 @@ from typing import Any, Final
 import torch
 
 from toque.errors import CheckpointError
-from toque.storage.atomic import write_whole
+from toque.storage.atomic import atomic_write
 
-CACHE_VARIABLE: Final = "TOQUE_CACHE"
 RESOURCES: Final = "resources.json"
 
 
-def cache_folder() -> Path:
-    """`measured` in $TOQUE_CACHE, or in ~/.cache/toque."""
-    named = os.environ.get(CACHE_VARIABLE)
-    return (Path(named) if named else Path.home() / ".cache" / "toque") / "measured"
-
-
 def machine_facts(device: torch.device) -> dict[str, Any]:
-    """What measurements depend on besides the work measured."""
+    """The machine that measurements depend on, besides the work measured."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
     return {
         "device": f"{device.type} {name or platform.machine()}",
@@ -44,27 +36,27 @@ def machine_facts(device: torch.device) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class MachineCache:
-    """Measurements by what they were made of, one small file each. It may vanish at any time."""
+    """Measurements by the work measured, one small file each. It may vanish at any time."""
 
     folder: Path
 
-    def get(self, of: Mapping[str, Any]) -> dict[str, Any] | None:
-        """What `put` was given for an equal `of`."""
+    def get(self, key: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The measurement of an equal `key`."""
         with contextlib.suppress(OSError, ValueError):
-            held = json.loads(self._path(of).read_text(encoding="utf-8"))
-            if isinstance(held, dict) and held.get("of") == json.loads(json.dumps(of)):
+            held = json.loads(self._path(key).read_text(encoding="utf-8"))
+            if isinstance(held, dict) and held.get("of") == json.loads(json.dumps(key)):
                 return dict(held["found"])
         return None
 
-    def put(self, of: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    def put(self, key: Mapping[str, Any], found: Mapping[str, Any]) -> None:
         """Remember; a folder that cannot be written costs a measurement next time."""
-        text = json.dumps({"of": of, "found": found}, indent=1) + "\n"
+        text = json.dumps({"of": key, "found": found}, indent=1) + "\n"
         with contextlib.suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_whole(self._path(of), text.encode())
+            atomic_write(self._path(key), text.encode())
 
-    def _path(self, of: Mapping[str, Any]) -> Path:
-        text = json.dumps(of, sort_keys=True).encode()
+    def _path(self, key: Mapping[str, Any]) -> Path:
+        text = json.dumps(key, sort_keys=True).encode()
         return self.folder / f"{hashlib.sha256(text).hexdigest()[:24]}.json"
 
 
@@ -87,7 +79,7 @@ class Resources:
         """
         try:
             run.mkdir(parents=True, exist_ok=True)
-            write_whole(run / _file_of(rank), (json.dumps(asdict(self), indent=1) + "\n").encode())
+            atomic_write(run / _file_of(rank), (json.dumps(asdict(self), indent=1) + "\n").encode())
         except OSError as error:
             raise CheckpointError(
                 f"{run / _file_of(rank)} cannot be written: {error.strerror}. It keeps how the "

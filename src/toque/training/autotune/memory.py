@@ -1,4 +1,4 @@
-"""How much memory there is, and whether an error says that there was not enough."""
+"""Memory: free bytes of a device or container, and out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _CPU_MESSAGES: Final = ("can't allocate memory", "not enough memory")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether `error` is a device's or the CPU allocator's refusal."""
+    """Whether `error` is an out-of-memory error of a device or of the CPU allocator."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(m in str(error) for m in _CPU_MESSAGES)
 
 
 def free_bytes(device: torch.device) -> int:
-    """Bytes a process may still take on `device`: what CUDA has free, or the machine or container.
+    """Bytes a process may still allocate on `device`; for "cpu", of the machine or container.
 
     Memory that torch holds but does not use counts as free.
     """
@@ -44,7 +44,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def in_words(n_bytes: float) -> str:
-    """Bytes for people.
+    """Bytes in MiB or GiB.
 
     >>> in_words(3 * 2**30), in_words(5_000_000)
     ('3.0 GiB', '5 MiB')

@@ -1,4 +1,4 @@
-"""How many rows to compute at once, found by computing the worst batch before the first update."""
+"""Micro-batch size: the fastest, or the largest that fits, found by trying the worst batch."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from toque.training.autotune.memory import is_out_of_memory
 from toque.training.runtime import Runtime
 
 _BUDGET_SECONDS: Final = 4.0
-"""Guess: what a person does not mind at the start of a run."""
+"""Guess: a wait nobody minds at the start of a run."""
 _WORTH: Final = 0.95
-"""Another size must be this much faster: what the clock tells on a shared machine is noise."""
+"""Another size must take this share of the time: less is noise on a shared machine."""
 HEADROOM: Final = 0.9
 """Of the free memory; fragments, and other programs, take some."""
 
@@ -39,7 +39,7 @@ class MemoryNeeds:
 
     @property
     def fixed(self) -> int:
-        """What has yet to be allocated whatever the number of rows."""
+        """Bytes yet to be allocated, whatever the number of rows."""
         return self.gradients + self.optimizer + self.logits
 
 
@@ -51,7 +51,7 @@ class Probe:
         model: on its device.
         loss_fn: as in the loop.
         runtime: number format and device.
-        worst: makes the batch of so many rows.
+        worst: makes the worst batch of a number of rows.
     """
 
     model: nn.Module
@@ -64,7 +64,7 @@ class Probe:
         return self.seconds_of(self.worst(rows))
 
     def seconds_of(self, batch: Batch) -> float:
-        """The same of a batch of the run's."""
+        """One forward and backward of `batch`, which is a batch of the run."""
         device = self.runtime.device
         self.model.train()
         batch = batch.to(device)
@@ -80,10 +80,10 @@ class Probe:
             self.model.zero_grad(set_to_none=True)
 
     def activation_bytes(self, rows: int, limit: int) -> int | None:
-        """What autograd keeps of `rows` rows for backward; None when it is more than `limit`.
+        """Bytes that autograd keeps of `rows` rows for backward; None if more than `limit`.
 
-        Counted while forward runs, which is broken off at the limit, so that nothing is ever
-        killed for asking.
+        Counted during forward, which stops at the limit, so that measuring never runs out of
+        memory.
         """
         weights = {p.untyped_storage().data_ptr() for p in self.model.parameters()}
         kept: dict[int, Tensor] = {}
@@ -93,7 +93,7 @@ class Probe:
             nonlocal total
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in weights and storage.data_ptr() not in kept:
-                kept[storage.data_ptr()] = tensor  # held, or its address would come again
+                kept[storage.data_ptr()] = tensor  # kept alive, or its address would be reused
                 total += storage.nbytes()
                 if total > limit:
                     raise _TooMuch
@@ -115,7 +115,7 @@ class Probe:
 
 
 def evenly(update_rows: int, at_most: int) -> int:
-    """Rows at once so that an update's micro-batches are as equal as can be.
+    """Rows of a micro-batch, at most `at_most`, that divide an update most evenly.
 
     >>> evenly(30, 16), evenly(30, 40)
     (15, 30)
@@ -133,12 +133,12 @@ def fastest_rows(
     largest: int,
     budget_seconds: float = _BUDGET_SECONDS,
 ) -> tuple[int, dict[int, float]]:
-    """The number of rows whose update is fastest, looked for around a guess.
+    """The micro-batch size whose update is fastest, searched around a guess.
 
     Args:
-        seconds: of one micro-batch of so many rows.
+        seconds: of one micro-batch, by its rows.
         update_rows: rows of an update.
-        guess: where to begin.
+        guess: first size tried.
         largest: what memory allows.
         budget_seconds: no further size is tried when this is spent.
 
@@ -154,7 +154,7 @@ def fastest_rows(
         if rows not in tried:
             if not tried:
                 spent += seconds(rows)  # the first call loads and chooses kernels
-            # Twice when that is cheap: the better of the two is nearer the truth.
+            # Twice when that is cheap: the faster of the two is less disturbed.
             runs = [seconds(rows)]
             if spent + 2 * runs[0] < budget_seconds / 2:
                 runs.append(seconds(rows))
@@ -172,22 +172,22 @@ def fastest_rows(
                 break
             best, moved = rows, True
         if moved:
-            break  # it got better one way; the other way was where it came from
+            break  # larger was faster, so smaller need not be tried
     return best, tried
 
 
 def largest_rows(
     fits: Callable[[int], int | None], *, update_rows: int, free: Callable[[], int]
 ) -> int:
-    """The largest number of rows that was tried and fitted, on a device of its own memory.
+    """The largest micro-batch that was tried and fitted, on a device with memory of its own.
 
     Args:
-        fits: computes so many rows; the peak of what it allocated in bytes, or None.
+        fits: computes that many rows; its peak of allocated bytes, or None if out of memory.
         update_rows: rows of an update; never more.
-        free: bytes the device has to give.
+        free: free bytes of the device.
 
     Returns:
-        At least 1; that one row fits is for the caller to know.
+        At least 1, whether or not one row fits.
     """
     one = fits(1)
     two = fits(2) if update_rows > 1 else None

@@ -1,65 +1,75 @@
-"""Rows computed at once, step by step, and fewer of them where memory runs out."""
+"""Out of memory: halve the micro-batch and compute the update again; later ones stay small."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from toque.batch import Batch
 from toque.errors import ConfigError
 from toque.training.autotune.memory import is_out_of_memory
+from toque.training.callbacks import Callbacks
+from toque.units import Progress
 
 
 @dataclass
 class OomFallback:
-    """How many rows each update computes at once. It never changes what an update computes.
+    """Rows of a micro-batch in each update. They never change what an update computes.
 
     Args:
         rows: at the beginning.
         smaller_from: step -> rows from there on, as earlier sessions found out. A step that is
             computed again after a resume is split as it was, so that its bits are the same.
         remember: keeps `smaller_from` for later sessions.
+        callbacks: take the warnings.
     """
 
     rows: int
     smaller_from: dict[int, int] = field(default_factory=dict)
     remember: Callable[[dict[int, int]], None] | None = None
+    callbacks: Callbacks = field(default_factory=Callbacks)
 
-    def at(self, step: int) -> int:
-        """Rows at once in update `step`."""
+    def rows_at(self, step: int) -> int:
+        """Rows of a micro-batch in update `step`."""
         return min([self.rows, *(rows for s, rows in self.smaller_from.items() if s <= step)])
 
-    def computed(
-        self, step: int, compute: Callable[[int], Tensor], *, say: Callable[[str], None]
+    def run(
+        self,
+        at: Progress,
+        forward_backward: Callable[[Sequence[Batch], int], Tensor],
+        batch: Batch,
+        n_targets: int,
     ) -> Tensor:
-        """`compute(rows at once)`, begun again with fewer rows each time memory runs out.
+        """`forward_backward(micro-batches, n_targets)`, again with smaller ones on out-of-memory.
 
         Args:
-            step: the update.
-            compute: from the beginning of the update, forgetting any earlier try.
-            say: takes a sentence for the user.
+            at: progress before the update.
+            forward_backward: begins by clearing the gradients of a failed attempt.
+            batch: the whole update's.
+            n_targets: passed on.
 
         Raises:
             ConfigError: one row is too much.
         """
         while True:
-            rows = self.at(step)
+            rows = self.rows_at(at.step)
             try:
-                return compute(rows)
+                return forward_backward(batch.split(rows), n_targets)
             except RuntimeError as error:  # torch.OutOfMemoryError is one
                 if not is_out_of_memory(error):
                     raise
                 reason = str(error).splitlines()[0]
-            # Here the failed try's tensors, which the exception held, are gone.
-            self._fewer(step, rows, reason, say)
+            # Here the failed attempt's tensors, which the exception held, are freed.
+            self._halve(at, rows, reason)
 
-    def _fewer(self, step: int, rows: int, reason: str, say: Callable[[str], None]) -> None:
+    def _halve(self, at: Progress, rows: int, reason: str) -> None:
         if rows == 1:
             raise ConfigError(
-                f"Step {step} does not fit into memory with one row at once: {reason} The last "
+                f"Step {at.step} does not fit into memory with one row at once: {reason} The last "
                 "checkpoint stands. Set train.gradient_checkpointing=true, a smaller "
                 "train.row_tokens, or end what else uses the memory, and continue with the same "
                 "command."
@@ -67,10 +77,11 @@ class OomFallback:
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        self.smaller_from[step] = rows // 2
+        self.smaller_from[at.step] = rows // 2
         if self.remember is not None:
             self.remember(self.smaller_from)
-        say(
-            f"step {step} ran out of memory with {rows} rows at once ({reason}); it is computed "
-            f"again with {rows // 2}, and so are the following: the update stays the same"
+        self.callbacks.on_warning(
+            at,
+            f"step {at.step} ran out of memory with {rows} rows at once ({reason}); it is computed "
+            f"again with {rows // 2}, and so are the following: the update stays the same",
         )

@@ -1,4 +1,4 @@
-"""The batch that takes most memory and time: full rows of the longest examples, all with loss."""
+"""Worst batch, the one that takes most memory and time: full rows of the longest examples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from toque.batch import Batch, DecoderBatch, EncoderDecoderBatch
 
 @dataclass(frozen=True)
 class WorstBatch:
-    """Makes such batches; no data is read.
+    """Makes worst batches without reading data; every token has loss.
 
     Args:
         source: tokens of a row's source side; 0 for a decoder-only model.

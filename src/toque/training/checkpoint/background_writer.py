@@ -1,4 +1,4 @@
-"""Saves written by a thread of low priority, while training goes on.
+"""Background writer: a thread of low priority that writes saves while training goes on.
 
 Training waits only for the snapshot: a copy of every tensor in CPU memory, taken into buffers that
 are kept for the next one. Hashing, writing and fsync release Python's lock, so a thread will do.
@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from toque.training.checkpoint.state_tensors import bytes_of
-from toque.training.checkpoint.store import NamedTensors, Saved, SaveError
+from toque.training.checkpoint.store import NamedTensors
+from toque.training.events import Saved
 
 _NICENESS: Final = 10
 _SHARE_OF_MEMORY: Final = 0.5
@@ -33,11 +34,11 @@ Write = Callable[[Tensors, Mapping[str, Any]], Saved | None]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a save handed to the writer."""
+    """The result of a save handed to the writer."""
 
     step: int
     saved: Saved | None = None
-    """None also for a best model that was none."""
+    """None also for a model that was not among the best after all."""
     error: BaseException | None = None
 
 
@@ -123,7 +124,7 @@ class BackgroundWriter:
         return True
 
     def outcomes(self) -> list[Outcome]:
-        """What has become of saves since the last call; never waits."""
+        """Results since the last call; never waits."""
         found = []
         with contextlib.suppress(queue.Empty):
             while True:
@@ -140,16 +141,14 @@ class BackgroundWriter:
     def _work(self) -> None:
         with contextlib.suppress(OSError):  # some systems allow it to nobody
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-        while (given := self._jobs.get()) is not None:
-            slot, job = given
+        while (queued := self._jobs.get()) is not None:
+            slot, job = queued
             try:
                 saved = job.write(job.tensors, job.state)
                 if saved is not None:
                     saved = replace(saved, blocked_seconds=job.blocked_seconds)
                 outcome = Outcome(job.step, saved)
-            except SaveError as error:
-                outcome = Outcome(job.step, error=error)
-            except BaseException as error:  # noqa: BLE001  # raised again by the loop, which polls
+            except BaseException as error:  # noqa: BLE001  # the loop, which polls, sees to it
                 outcome = Outcome(job.step, error=error)
             self._outcomes.put(outcome)
             slot.free.set()

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: what it is, and the size and hash of every file in it.
+"""Checkpoint manifest: identity and progress of a checkpoint, size and SHA-256 of its files.
 
 A checkpoint exists when its manifest verifies. The manifest is JSON, is written last, and a
 reader trusts nothing it says about places: file names are plain names in the same folder.
@@ -13,9 +13,8 @@ from typing import Any, Final
 import msgspec
 
 from toque.errors import CheckpointError
-from toque.storage.atomic import sha256_of
-from toque.storage.atomic_folder import FileEntry
-from toque.storage.checksums import KEY, seal_of, sealed
+from toque.storage.atomic import FileEntry
+from toque.storage.checksums import KEY, seal_of, sealed, sha256_of
 
 FORMAT: Final = 1
 """Version of the layout on disk; raised when an older Toque could misread a newer checkpoint."""
@@ -68,20 +67,34 @@ def read_manifest(folder: Path) -> Manifest:
         raise CheckpointError(f"{folder} has no {MANIFEST}: it was never finished.") from None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+    return parse_manifest(text, str(path))
+
+
+def parse_manifest(text: bytes, place: str) -> Manifest:
+    """The manifest in `text`, which was read from `place`, its form and its own hash checked.
+
+    Raises:
+        NewerFormatError: a newer Toque wrote it.
+        CheckpointError: it is damaged, or names what no checkpoint may name.
+    """
     try:
         version = msgspec.json.decode(text, type=_Version).format
         if version > FORMAT:
             raise NewerFormatError(
-                f"{folder} has format {version}; this Toque reads up to {FORMAT}. Install a newer "
+                f"{place} has format {version}; this Toque reads up to {FORMAT}. Install a newer "
                 "Toque, or move this checkpoint away to continue from an older one."
             )
         if version not in READERS:
-            raise CheckpointError(f"{path} has format {version}, which no Toque ever wrote.")
+            raise CheckpointError(f"{place} has format {version}, which no Toque ever wrote.")
         manifest = READERS[version](text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path} is not a checkpoint's manifest: {error}.") from error
-    _check_names(manifest, path)
-    _check_itself(text, path)
+        raise CheckpointError(f"{place} is not a checkpoint's manifest: {error}.") from error
+    _check_names(manifest, place)
+    seal = seal_of(text)
+    if seal == "absent":
+        raise CheckpointError(f"{place} is damaged: it has no hash of itself ({KEY}).")
+    if seal == "damaged":
+        raise CheckpointError(f"{place} is damaged: it does not have the hash that stands in it.")
     return manifest
 
 
@@ -94,25 +107,17 @@ READERS: Final[Mapping[int, Callable[[bytes], Manifest]]] = {1: _read_1}
 `tests/golden/checkpoint-v*` holds a checkpoint of each, which must load to the same loss."""
 
 
-def _check_itself(text: bytes, path: Path) -> None:
-    seal = seal_of(text)
-    if seal == "absent":
-        raise CheckpointError(f"{path} is damaged: it has no hash of itself ({KEY}).")
-    if seal == "damaged":
-        raise CheckpointError(f"{path} is damaged: it does not have the hash that stands in it.")
-
-
-def _check_names(manifest: Manifest, path: Path) -> None:
+def _check_names(manifest: Manifest, place: str) -> None:
     names = [entry.file for entry in manifest.files]
     for name in names:
         # A manifest may come from anywhere: it must not make us read outside its folder.
         if not name or name != Path(name).name or name in {".", "..", MANIFEST} or "\0" in name:
             raise CheckpointError(
-                f"{path} names the file {name!r}; only plain names in its folder are allowed."
+                f"{place} names the file {name!r}; only plain names in its folder are allowed."
             )
     doubled = sorted({name for name in names if names.count(name) > 1})
     if doubled:
-        raise CheckpointError(f"{path} lists {', '.join(doubled)} more than once.")
+        raise CheckpointError(f"{place} lists {', '.join(doubled)} more than once.")
 
 
 def verify_files(folder: Path, manifest: Manifest) -> tuple[str, ...]:

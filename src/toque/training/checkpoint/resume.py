@@ -1,4 +1,4 @@
-"""What the user should know when a run continues: what was skipped, what is not as it was."""
+"""Resume: load a checkpoint on every rank, and name everything that differs from the save."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def load_tensors(
     optimizer: torch.optim.Optimizer,
     average: WeightAverage | None,
 ) -> None:
-    """Give the model, the optimizer and the average of the weights what `checkpoint` holds.
+    """Load the tensors of `checkpoint` into the model, the optimizer and the weight average.
 
     Raises:
         CheckpointError: it does not fit them.
@@ -63,7 +63,7 @@ def environment_fingerprint(ranks: Ranks) -> dict[str, int | str]:
 def notes_on(
     checkpoint: Checkpoint, versions: Mapping[str, Any], state: Mapping[str, Any], ranks: Ranks
 ) -> list[str]:
-    """Sentences about continuing from `checkpoint`.
+    """Sentences for the user about resuming from `checkpoint`.
 
     Args:
         checkpoint: with the newer ones that could not be used.
@@ -72,7 +72,7 @@ def notes_on(
         ranks: of now.
 
     Raises:
-        ValueError: the state's circumstances are no numbers or words. TypeError, too.
+        ValueError, TypeError: the state's environment holds other things than numbers and words.
     """
     notes = [f"skipped {skipped.path.name}: {skipped.reason}" for skipped in checkpoint.skipped]
     changed = differences(checkpoint.manifest.versions, versions)

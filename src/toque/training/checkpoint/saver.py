@@ -1,4 +1,4 @@
-"""What the loop does about saving: snapshot and go on, or wait; and saying what came of it.
+"""Checkpoint saver: save in the background or block, and report each result.
 
 A save that is due while the one before it is still being written is skipped and counted. The last
 save of a session is written while the loop waits, so that the end, and an interruption, are
@@ -15,8 +15,8 @@ from typing import Any
 
 from toque.training.callbacks import Callbacks
 from toque.training.checkpoint.background_writer import BackgroundWriter, Slot, Tensors
-from toque.training.checkpoint.store import CheckpointStore, NamedTensors, Saved, SaveError
-from toque.training.events import SaveCounts
+from toque.training.checkpoint.store import CheckpointStore, NamedTensors, SaveError
+from toque.training.events import SaveCounts, Saved
 from toque.units import Progress
 
 
@@ -26,7 +26,7 @@ class Saves:
 
     Args:
         store: where they go.
-        callbacks: told about each.
+        callbacks: called after each.
         background: write while training goes on; otherwise every save is waited for.
     """
 
@@ -40,7 +40,7 @@ class Saves:
 
     @contextmanager
     def session(self, at: Callable[[], Progress]) -> Iterator[None]:
-        """Wait at the end, however it comes, for what is being written, and say what came of it."""
+        """Wait at the end, however it comes, for the saves being written, and report them."""
         self.counts = SaveCounts()
         try:
             yield
@@ -48,12 +48,12 @@ class Saves:
             self.settle(at())
 
     def settle(self, at: Progress) -> None:
-        """Wait for what is being written, and say what came of it."""
+        """Wait for the saves being written, and report them."""
         self._writer.close()
         self.tell(at)
 
     def tell(self, at: Progress) -> None:
-        """Tell the callbacks of saves that ended since the last call.
+        """Report the saves that ended since the last call to the callbacks.
 
         Raises:
             BaseException: a mistake of the program, not of the disk, that ended a save.
@@ -85,7 +85,7 @@ class Saves:
                         "further ones are counted in the end event",
                     )
                 return
-            write = partial(self._write, at.step)
+            write = partial(self.store.save, at.step)
             if self._writer.submit(self._ordinary, at.step, write, tensors, state):
                 return
             self.counts.waited += 1  # no memory for a copy
@@ -112,28 +112,17 @@ class Saves:
         self.tell(at)
         if not self.store.is_among_best(at.step, metrics):
             return
-        write = partial(self._write_best, at.step, progress, metrics)
-        if self.background and self._writer.submit(
-            self._best, at.step, write, {"model": model()}, {}
-        ):
+
+        def write(tensors: Tensors, _state: Mapping[str, Any]) -> None:
+            self.store.save_best(at.step, tensors["model"], progress=progress, metrics=metrics)
+
+        tensors = {"model": model()}
+        if self.background and self._writer.submit(self._best, at.step, write, tensors, {}):
             return
         try:
-            self.store.save_best(at.step, model(), progress=progress, metrics=metrics)
+            write(tensors, {})
         except SaveError as error:
             self._failed(at, error)
-
-    def _write(self, step: int, tensors: Tensors, state: Mapping[str, Any]) -> Saved:
-        return self.store.save(step, tensors, state)
-
-    def _write_best(
-        self,
-        step: int,
-        progress: Mapping[str, Any],
-        metrics: dict[str, float],
-        tensors: Tensors,
-        _state: Mapping[str, Any],
-    ) -> None:
-        self.store.save_best(step, tensors["model"], progress=progress, metrics=metrics)
 
     def _durable(self, at: Progress, saved: Saved) -> None:
         self.counts.written += 1

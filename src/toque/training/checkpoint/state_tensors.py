@@ -1,67 +1,42 @@
-"""Named tensors on disk in the safetensors format, and into and out of a model.
-
-Format: 8 bytes little-endian header length, a JSON header, the tensors' bytes
-(https://github.com/huggingface/safetensors#format). It is written here, tensor by tensor, so that a
-checkpoint is hashed as it is written and never doubled in memory; it is read by the library.
-"""
+"""State tensors: named tensors in safetensors files, and into and out of a model."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from toque.errors import CheckpointError
 from toque.storage.safetensors_header import check_header
-
-_DTYPE_NAMES: Final = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
+from toque.training.mismatches import refuse
 
 
-def safetensors_chunks(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
-    """The bytes of a safetensors file, piece by piece, one tensor in CPU memory at a time.
+def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write a safetensors file.
 
     Raises:
-        CheckpointError: a tensor's dtype cannot be written.
+        OSError: the file system refused, most often because it is full.
     """
-    # Widest first, as the library does, so that every tensor starts aligned.
-    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for name in names:
-        tensor = tensors[name]
-        if tensor.dtype not in _DTYPE_NAMES:
-            raise CheckpointError(f"{name} is {tensor.dtype}, which a checkpoint cannot hold.")
-        end = offset + tensor.numel() * tensor.element_size()
-        header[name] = {
-            "dtype": _DTYPE_NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, end],
-        }
-        offset = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    yield len(text).to_bytes(8, "little")
-    yield text
-    for name in names:
-        flat = tensors[name].detach().to("cpu").contiguous().reshape(-1)
-        yield flat.view(torch.uint8).numpy().data
+    try:
+        save_file(_separate(tensors), path, metadata={"format": "pt"})
+    except SafetensorError as error:  # names the system's reason and has no errno
+        raise OSError(str(error)) from error
+
+
+def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same values, contiguous and each in memory of its own, which the library insists on."""
+    seen: set[int] = set()
+    separate = {}
+    for name, tensor in tensors.items():
+        place = tensor.untyped_storage().data_ptr()
+        separate[name] = tensor.clone() if place in seen else tensor.detach()
+        separate[name] = separate[name].contiguous()
+        seen.add(place)
+    return separate
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -125,22 +100,6 @@ def load_model_tensors(
     refuse(wrong, where=where, what="the model")
     for name, tensor in own.items():
         tensor.copy_(tensors[name])
-
-
-def refuse(wrong: Iterable[str], *, where: str, what: str) -> None:
-    """Raise when there is anything in `wrong`.
-
-    Raises:
-        CheckpointError: naming the first few differences.
-    """
-    found = sorted(wrong)
-    if not found:
-        return
-    shown = "; ".join(found[:5]) + (f"; and {len(found) - 5} more" if len(found) > 5 else "")
-    raise CheckpointError(
-        f"{where} does not fit {what}: {shown}. It belongs to another model or configuration; "
-        "start a new run folder, or restore the configuration it was made with."
-    )
 
 
 def _kind(tensor: Tensor) -> str:

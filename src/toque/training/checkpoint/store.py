@@ -1,4 +1,4 @@
-"""Checkpoints: whole or absent, verified on load, the newest valid one wins.
+"""Checkpoint store: atomic saves, verified loads, the newest valid one wins.
 
     checkpoints/step-00000200/{model.safetensors, optimizer.safetensors, state.json, manifest.json}
     best/step-00000150/{model.safetensors, manifest.json}
@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,15 +29,14 @@ import torch
 from torch import Tensor
 
 from toque.errors import CheckpointError
-from toque.storage.atomic_folder import (
+from toque.storage.atomic import (
     ASIDE_PREFIX,
     AfterStage,
     FileEntry,
-    locked,
+    atomic_folder,
     no_hook,
     remove_folder,
     sweep,
-    whole_folder,
 )
 from toque.training.checkpoint.manifest import (
     FORMAT,
@@ -46,7 +46,9 @@ from toque.training.checkpoint.manifest import (
     read_manifest,
     verify_files,
 )
-from toque.training.checkpoint.state_tensors import bytes_of, read_tensors, safetensors_chunks
+from toque.training.checkpoint.run_lock import run_lock
+from toque.training.checkpoint.state_tensors import bytes_of, read_tensors, write_tensors
+from toque.training.events import Saved
 
 STATE: Final = "state.json"
 _STEP_FOLDER: Final = re.compile(rf"(?:{ASIDE_PREFIX})?step-([0-9]{{8,}})")
@@ -60,7 +62,7 @@ class SaveError(CheckpointError):
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """What a checkpoint says about the run that made it."""
+    """The identity of a run, as its checkpoints record it."""
 
     config_sha256: str = ""
     data_fingerprint: str = ""
@@ -73,21 +75,8 @@ class RunIdentity:
 
 
 @dataclass(frozen=True)
-class Saved:
-    """A checkpoint that is durable."""
-
-    path: Path
-    step: int
-    bytes: int
-    seconds: float
-    """From the first byte until it was durable."""
-    blocked_seconds: float | None = None
-    """Of a save in the background, what training waited for; None: all of `seconds`."""
-
-
-@dataclass(frozen=True)
 class Skipped:
-    """A folder that looked like a checkpoint, and why it is none."""
+    """A folder that looked like a checkpoint, and why it cannot be used."""
 
     path: Path
     reason: str
@@ -102,7 +91,7 @@ class Checkpoint:
     skipped: tuple[Skipped, ...] = ()
     """Newer ones that could not be used."""
     unlisted: tuple[str, ...] = ()
-    """Files in the folder that are none of its own; they are never read."""
+    """Files in the folder that the manifest does not list; they are never read."""
 
     @property
     def step(self) -> int:
@@ -162,7 +151,7 @@ class CheckpointStore:
         keep_last: how many of the newest to keep, at least 1.
         keep_best: how many models with the lowest evaluation loss to keep apart; 0 for none.
         best_folder: where those lie; `best` beside `folder` unless given.
-        identity: what the manifests say of the run.
+        identity: of the run, written into every manifest.
         after: called after every system call of a save with its name; for tests.
     """
 
@@ -184,7 +173,7 @@ class CheckpointStore:
         Raises:
             CheckpointError: another process trains here, or the folder cannot be written.
         """
-        with locked(self.folder):
+        with run_lock(self.folder):
             assert self.best_folder is not None
             yield sweep(self.folder) + sweep(self.best_folder)
 
@@ -299,15 +288,15 @@ class CheckpointStore:
         try:
             parent.mkdir(parents=True, exist_ok=True)
             _refuse_full_disk(parent, sum(map(bytes_of, tensors.values())))
-            with whole_folder(target, after=self.after) as writer:
+            with atomic_folder(target, after=self.after) as writer:
                 files = [
-                    writer.write(f"{stem}.safetensors", safetensors_chunks(named))
+                    writer.write(f"{stem}.safetensors", partial(write_tensors, named))
                     for stem, named in tensors.items()
                 ]
                 text = json.dumps(state, indent=1, allow_nan=False).encode()
-                files.append(writer.write(STATE, [text]))
-                manifest = self._manifest(step, files, state, metrics)
-                writer.write(MANIFEST, [manifest.to_json()])
+                files.append(writer.write(STATE, lambda path: path.write_bytes(text)))
+                manifest = self._manifest(step, files, state, metrics).to_json()
+                writer.write(MANIFEST, lambda path: path.write_bytes(manifest))
         except OSError as error:
             raise SaveError(
                 f"Step {step} could not be saved in {parent}: {error.strerror or error}. What was "

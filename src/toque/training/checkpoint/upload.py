@@ -1,7 +1,7 @@
-"""Checkpoints on their way to a bucket, while training goes on.
+"""Upload of checkpoints to a bucket, in the background while training goes on.
 
 A checkpoint to be uploaded is hard-linked into `outbox/`: that costs no space while it is kept
-anyway, and retention may delete the original meanwhile. What waits is a ring: while the store is
+anyway, and retention may delete the original meanwhile. The queue is bounded: while the service is
 down, the newest and the best stay and older ones are given up, counted. Content goes first,
 verified; the manifest goes last, and only it makes a checkpoint of it.
 """
@@ -20,17 +20,17 @@ from types import TracebackType
 from typing import Final, Self, final
 
 from toque.errors import CheckpointError
-from toque.storage.atomic_folder import TEMP_PREFIX, remove_folder
-from toque.storage.bucket_folder import RemoteFolder
-from toque.storage.bucket_lock import RemoteLock
+from toque.storage.atomic import atomic_folder, remove_folder, sweep
+from toque.storage.bucket import Bucket
+from toque.storage.bucket_lock import BucketLock
 from toque.training.callbacks import Callback
+from toque.training.checkpoint.fetch import complete_steps
 from toque.training.checkpoint.manifest import MANIFEST, read_manifest
-from toque.training.checkpoint.store import Saved
-from toque.training.events import Requests, StepInfo
+from toque.training.events import Requests, Saved, StepInfo
 from toque.units import Progress
 
 OUTBOX: Final = "outbox"
-RING: Final = 2
+QUEUE: Final = 2
 """Checkpoints that wait at most, best models not counted."""
 _KINDS: Final = ("best", "checkpoints")
 """In the order in which they are uploaded, see `Uploads._next`."""
@@ -40,30 +40,28 @@ _AGAIN_AFTER: Final = 30.0
 
 @dataclass
 class UploadCounts:
-    """What became of the uploads of a session."""
+    """The uploads of a session, counted by their outcome."""
 
     uploaded: int = 0
     failed: int = 0
     given_up: int = 0
-    """Older ones that the ring had no place for while the store was down."""
+    """Older ones that the queue had no place for while the service was down."""
     newest_step: int | None = None
 
 
 @final
 class Uploads:
-    """The bucket's side of one run; entering takes over what an earlier session left to upload.
+    """The bucket's side of one run; entering takes over uploads that an earlier session left.
 
     Args:
         run: the run's folder on this machine.
-        remote: where it goes.
+        bucket: the run's place there.
         lock: held while this is open; its loss ends uploading.
         keep_last: checkpoints to keep there, as here.
     """
 
-    def __init__(
-        self, run: Path, remote: RemoteFolder, lock: RemoteLock, *, keep_last: int
-    ) -> None:
-        self._run, self._remote, self._lock, self._keep = run, remote, lock, keep_last
+    def __init__(self, run: Path, bucket: Bucket, lock: BucketLock, *, keep_last: int) -> None:
+        self._run, self._bucket, self._lock, self._keep = run, bucket, lock, keep_last
         self._outbox = run / OUTBOX
         self.counts = UploadCounts()
         self._messages: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -75,8 +73,7 @@ class Uploads:
 
     def __enter__(self) -> Self:
         self._outbox.mkdir(parents=True, exist_ok=True)
-        for left in self._outbox.glob(f"{TEMP_PREFIX}*"):
-            shutil.rmtree(left, ignore_errors=True)
+        sweep(self._outbox)
         self._sweep_orphans()
         self.add_missing()
         self._thread.start()
@@ -88,9 +85,9 @@ class Uploads:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Upload what is left, unless the keyboard says no."""
+        """Upload what is left, unless the user interrupted (Ctrl-C)."""
         if kind is not None and issubclass(kind, KeyboardInterrupt):
-            self._remote.stop.set()
+            self._bucket.retry.stop.set()
         self._closing = True
         self._changed.set()
         self._thread.join()
@@ -103,31 +100,28 @@ class Uploads:
     def add(self, checkpoint: Path) -> None:
         """Have it uploaded; older ones that wait give way when the ring is full."""
         name = f"{checkpoint.parent.name}-{checkpoint.name}"
-        target, temp = self._outbox / name, self._outbox / f"{TEMP_PREFIX}{name}"
         with self._guard:
-            if target.exists() or name in self._done:
+            if (self._outbox / name).exists() or name in self._done:
                 return
-            shutil.rmtree(temp, ignore_errors=True)
             try:
-                shutil.copytree(checkpoint, temp, copy_function=_link)
-                temp.rename(target)
+                with atomic_folder(self._outbox / name) as writer:
+                    for path in sorted(checkpoint.iterdir()):
+                        _link(path, writer.folder / path.name)
             except FileNotFoundError:
-                shutil.rmtree(temp, ignore_errors=True)
                 return  # a better or newer one has taken its place meanwhile
             except OSError as error:
                 self._messages.put(
                     f"{checkpoint.name} cannot wait for its upload: {error.strerror or error}"
                 )
-                shutil.rmtree(temp, ignore_errors=True)
                 return
-            for older in self._waiting("checkpoints")[RING:]:
+            for older in self._waiting("checkpoints")[QUEUE:]:
                 remove_folder(older)
                 self.counts.given_up += 1
         self._changed.set()
 
     def add_missing(self) -> None:
         """Add what lies here and not there: the newest checkpoint, and the best models."""
-        there = set(self._remote.names())
+        there = set(self._bucket.names())
         for kind in _KINDS:
             steps = sorted((self._run / kind).glob("step-*"), reverse=True)
             for path in steps[: 1 if kind == "checkpoints" else None]:
@@ -138,10 +132,10 @@ class Uploads:
         """Upload the small files and the finished model, too."""
         for path in sorted((self._run / "model").rglob("*")):
             if path.is_file():
-                self._remote.put_file(path, path.relative_to(self._run).as_posix())
+                self._bucket.put_file(path, path.relative_to(self._run).as_posix())
         self._small_files()
 
-    def told(self) -> list[str]:
+    def messages(self) -> list[str]:
         """Sentences for the user since the last call."""
         found = []
         with contextlib.suppress(queue.Empty):
@@ -185,14 +179,14 @@ class Uploads:
         manifest = read_manifest(path)
         place = f"{kind}/{step}"
         for entry in manifest.files:
-            self._remote.put_file(path / entry.file, f"{place}/{entry.file}")
+            self._bucket.put_file(path / entry.file, f"{place}/{entry.file}")
         self._small_files()
         if self.lost:
             return
         data = (path / MANIFEST).read_bytes()
-        if not self._remote.put(f"{place}/{MANIFEST}", data, new=True):
+        if not self._bucket.put(f"{place}/{MANIFEST}", data, new=True):
             # The same step again, after continuing from an older one: same bits, another time.
-            self._remote.put(f"{place}/{MANIFEST}", data)
+            self._bucket.put(f"{place}/{MANIFEST}", data)
         with self._guard:
             remove_folder(path)
         self.counts.uploaded += 1
@@ -205,23 +199,22 @@ class Uploads:
         """Configuration, figures and samples: what a run is continued with, and read by."""
         for path in sorted(self._run.iterdir()):
             if path.is_file() and not path.name.startswith("."):
-                self._remote.put(path.name, path.read_bytes())
+                self._bucket.put(path.name, path.read_bytes())
 
     def _prune(self, kind: str) -> None:
         """Remove there what is no longer kept; the manifest first, so that no half is one."""
-        names = self._remote.names(kind)
-        whole = sorted({n.split("/")[1] for n in names if n.endswith(f"/{MANIFEST}")}, reverse=True)
-        kept = whole[: self._keep] if kind == "checkpoints" else self._best_here(whole)
-        for step in set(whole) - set(kept):
+        names = self._bucket.names(kind)
+        there = complete_steps(names, kind)
+        kept = there[: self._keep]
+        if kind == "best":
+            here = {path.name for path in (self._run / "best").glob("step-*")}
+            kept = [step for step in there if step in here] or there
+        for step in set(there) - set(kept):
             self._remove(f"{kind}/{step}", names)
-
-    def _best_here(self, there: list[str]) -> list[str]:
-        here = {path.name for path in (self._run / "best").glob("step-*")}
-        return [step for step in there if step in here] or there
 
     def _sweep_orphans(self) -> None:
         """Remove what killed uploads left: content without a manifest."""
-        names = self._remote.names()
+        names = self._bucket.names()
         folders = {"/".join(n.split("/")[:2]) for n in names if n.split("/")[0] in _KINDS}
         for folder in sorted(folders):
             if f"{folder}/{MANIFEST}" not in names:
@@ -230,18 +223,18 @@ class Uploads:
     def _remove(self, folder: str, names: list[str]) -> None:
         inside = [n for n in names if n.startswith(f"{folder}/")]
         manifest = f"{folder}/{MANIFEST}"
-        self._remote.remove(sorted(inside, key=lambda name: name != manifest))
+        self._bucket.remove(sorted(inside, key=lambda name: name != manifest))
 
 
 class UploadProgress(Callback):
-    """Hands every durable checkpoint over, and tells what the thread has to say."""
+    """Hands every durable checkpoint to `Uploads`, and passes its warnings on."""
 
     def __init__(self, uploads: Uploads, run: Path, warn: Callable[[Progress, str], None]) -> None:
         self._uploads, self._run, self._warn = uploads, run, warn
 
     def on_step(self, info: StepInfo) -> Requests | None:
         """Stop when another machine has taken over: two writers would be two runs."""
-        for sentence in self._uploads.told():
+        for sentence in self._uploads.messages():
             self._warn(info.progress, sentence)
         return Requests(stop=True, reason="taken_over") if self._uploads.lost else None
 
@@ -252,7 +245,7 @@ class UploadProgress(Callback):
         self._uploads.add(saved.path)
 
 
-def _link(source: str, target: str) -> None:
+def _link(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except OSError:

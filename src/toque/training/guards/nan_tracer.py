@@ -1,8 +1,8 @@
-"""Where a number that is none first appears: the module and the examples, by computing it again."""
+"""NaN tracer: recompute an update with hooks, and name the module and examples of the first NaN."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,30 +25,25 @@ class NonFiniteOrigin:
     where: str
     """In words: "the output of transformer.h.3.mlp"."""
     example_ids: tuple[int, ...] = ()
-    """Examples whose rows hold it; empty when it cannot be told."""
+    """Examples whose rows hold it; empty when unknown."""
 
 
 def find_nonfinite_origin(
     model: nn.Module,
     loss_fn: LossFn,
-    batch: Batch,
-    *,
-    micro_batch_rows: int,
+    micro_batches: Sequence[Batch],
     runtime: Runtime,
-    seed: Callable[[], None],
 ) -> NonFiniteOrigin | None:
-    """Compute an update once more, watching every module; its gradients are thrown away.
+    """Recompute an update and look into every module; its gradients are thrown away.
 
-    Looked at in this order: the weights, each module's inputs and outputs as they are computed,
-    the loss, the gradients as they arrive.
+    In this order: the weights, each module's inputs and outputs as they are computed, the loss,
+    the gradients as they arrive. The random numbers are those the caller has seeded.
 
     Args:
-        model: with the weights the update began with, or, on CUDA, a few updates later.
+        model: with the weights the update began with or, on CUDA, those of a few updates later.
         loss_fn: as in the loop.
-        batch: the whole update.
-        micro_batch_rows: as the update was computed.
-        runtime: for the number format and the device.
-        seed: sets the random numbers as the update had them.
+        micro_batches: the whole update, split as it was.
+        runtime: for the precision and the device.
 
     Returns:
         None when everything is finite this time.
@@ -56,8 +51,7 @@ def find_nonfinite_origin(
     for name, parameter in model.named_parameters():
         if not _finite(parameter):
             return NonFiniteOrigin(f"the weight {name} itself")
-    seed()
-    for rows in batch.split(micro_batch_rows):
+    for rows in micro_batches:
         watch = _Watch(rows.example_ids)
         with watch.watching(model), compile_disabled(model):
             with runtime.autocast():
@@ -98,7 +92,7 @@ class _Watch:
                 handle.remove()
 
     def _input(self, name: str, _module: nn.Module, args: Any, kwargs: Any) -> None:
-        # What a part is given comes from its owner, between two of its parts.
+        # A module's input comes from its owner, between two of its parts.
         owner, _, part = name.rpartition(".")
         where = f"what {owner or 'the model'} hands to its {part}" if part else "the model's input"
         self._look(where, [*args, *kwargs.values()])
@@ -137,6 +131,6 @@ def _tensors(values: Any) -> Iterator[Tensor]:
 
 
 def _finite(tensor: Tensor) -> bool:
-    # -inf is a word of attention masks and biases; NaN and +inf are nobody's.
+    # Attention masks and biases use -inf; NaN and +inf are never meant.
     bad = torch.isnan(tensor) | torch.isposinf(tensor)
     return not bool(bad.any())

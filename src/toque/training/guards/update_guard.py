@@ -1,63 +1,233 @@
-"""Whether updates are sound: the loop asks before it saves, evaluates or goes on for long."""
+"""Update guard: the one place that decides whether an update is finite, and so applied.
+
+The decision is a tensor on the device, so that CUDA need not be waited for; `check` reads the
+decisions of several updates at once. An update that is not applied changes nothing, so hearing of
+it a few steps later harms nothing, provided nothing was saved in between.
+
+* OFF (no `skip_step`): a NaN or an infinity ends the run, with what is needed to replay it.
+* ON (`optim.outliers`): it is skipped, and so is an outlier; the run warns and goes on.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from typing import final
+import contextlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final, final
 
+import torch
 from torch import Tensor
 
 from toque.batch import Batch
 from toque.errors import NonFiniteError
 from toque.training.callbacks import Callbacks
-from toque.training.guards.nonfinite import NonFiniteGuard
-from toque.training.guards.skip_step import Outliers
+from toque.training.guards.nan_tracer import NonFiniteOrigin
+from toque.training.guards.skip_step import SkipStep, finite_or_none
 from toque.training.runtime import Runtime
 from toque.units import Progress
+
+NON_FINITE_FILE: Final = "non_finite.json"
+SKIPPED_FILE: Final = "skipped_updates.jsonl"
+_IDS_SHOWN: Final = 12
+
+
+@dataclass(frozen=True)
+class PendingUpdate:
+    """An update since the last check. Its tensors stay on the device, its batch in memory."""
+
+    step: int
+    lr: float
+    batch: Batch
+    values: Tensor
+    """[2] float64, loss and gradient norm."""
+    limits: Tensor
+    """[2] what they may be at most; NaN for no limit."""
+    applied: Tensor
+    """[] bool."""
 
 
 @final
 @dataclass
 class UpdateGuard:
-    """Ends the run at what is not a number, or, with `outliers`, leaves it out and goes on.
+    """Keeps updates that are not finite, or are outliers, from being applied.
 
     Args:
-        guard: where no update may be left out.
-        outliers: None for not leaving any out.
-        runtime: whose loss scale is watched.
-        callbacks: told of what was left out.
+        runtime: with a float16 loss scaler an infinite norm is ordinary: the update is skipped and
+            the scale is halved.
+        callbacks: take the warnings about skipped updates.
+        skip_step: finds outliers; None ends the run at the first NaN or infinity.
+        run_folder: where the examples of such updates are written; None for nowhere.
     """
 
-    guard: NonFiniteGuard
-    outliers: Outliers | None
     runtime: Runtime
-    callbacks: Callbacks
+    callbacks: Callbacks = field(default_factory=Callbacks)
+    skip_step: SkipStep | None = None
+    run_folder: Path | None = None
+    _pending: list[PendingUpdate] = field(default_factory=list)
 
-    def accepts(self, step: int, loss: Tensor, batch: Batch) -> Callable[..., Tensor] | None:
-        """`(grad_norm=)` -> [] bool: whether to apply the update; None where all are."""
-        if self.outliers is None:
-            return None
-        return partial(self.outliers.accepts, step=step, loss=loss, batch=batch)
+    def should_apply(
+        self, step: int, lr: float, loss: Tensor, grad_norm: Tensor, batch: Batch
+    ) -> Tensor:
+        """[] bool on the device; to be called once for each update, in order."""
+        values = torch.stack([loss, grad_norm.to(loss.device)]).detach().double()
+        applied = torch.isfinite(values).all()
+        limits = torch.full_like(values, math.nan)
+        if self.skip_step is not None:
+            limits = self.skip_step.limits(values)
+            applied = applied & ((values <= limits) | torch.isnan(limits)).all()
+        self._pending.append(PendingUpdate(step, lr, batch, values, limits, applied))
+        return applied
 
-    def add(self, step: int, lr: float, loss: Tensor, grad_norm: Tensor, batch: Batch) -> None:
-        """Take note of an update that has been computed."""
-        if self.outliers is None:
-            self.guard.add(step=step, lr=lr, loss=loss, grad_norm=grad_norm, batch=batch)
-
-    def check(self, at: Progress) -> None:
+    def check(self, at: Progress) -> PendingUpdate | None:
         """Judge the updates since the last call; waits for the device.
 
+        Returns:
+            The first one that has to end the run, for `error`.
+
         Raises:
-            NonFiniteError: one of them is not finite, or float16 overflows whatever its scale.
+            NonFiniteError: float16 overflows at every loss scale.
         """
-        self.guard.check()
-        if self.outliers is not None:
-            for sentence in self.outliers.told():
-                self.callbacks.on_warning(at, sentence)
+        pending, self._pending = self._pending, []
+        applied = torch.stack([update.applied for update in pending]).tolist() if pending else []
+        for update, was_applied in zip(pending, applied, strict=True):
+            if was_applied:
+                if self.skip_step is not None:
+                    self.skip_step.in_a_row = 0
+                continue
+            loss, norm = update.values.tolist()
+            if self.runtime.scaler is not None and math.isfinite(loss) and not math.isfinite(norm):
+                continue  # the loss scaler's business
+            if self.skip_step is None:
+                return update
+            self.callbacks.on_warning(at, self._skipped(self.skip_step, update))
         if self.runtime.scale_is_hopeless:
             raise NonFiniteError(
                 f"Step {at.step} overflows float16 at every loss scale. Use precision bf16 or "
                 "float32."
             )
+        return None
+
+    def error(self, update: PendingUpdate, origin: NonFiniteOrigin | None) -> NonFiniteError:
+        """The error that ends the run at `update`, which is described in `non_finite.json`.
+
+        Args:
+            update: from `check`; every rank finds the same one.
+            origin: what `find_nonfinite_origin` found in this rank's share.
+        """
+        own = asdict(origin) if origin is not None else None
+        shares = self.runtime.ranks.all_gather({"rows": update.batch.example_ids, "origin": own})
+        rows = [row for share in shares for row in share["rows"]]
+        found = next(filter(None, (share["origin"] for share in shares)), None)
+        loss, norm = update.values.tolist()
+        path = self._write(
+            NON_FINITE_FILE,
+            {
+                "step": update.step,
+                "loss": repr(loss),  # JSON has no word for NaN
+                "grad_norm": repr(norm),
+                "lr": update.lr,
+                "first_non_finite": found["where"] if found else None,
+                "first_example_ids": found["example_ids"] if found else None,
+                "example_ids": rows,
+            },
+        )
+        first = "Computed again, every value is finite."
+        if found is not None:
+            ids = found["example_ids"]
+            first = f"First not finite: {found['where']}"
+            first += f", in examples {_listed(ids)}." if ids else "."
+        ids = [i for row in rows for i in row]
+        return NonFiniteError(
+            f"Step {update.step} has loss {loss:g} and gradient norm {norm:g} at learning rate "
+            f"{update.lr:.3g}, over {len(ids)} examples: {_listed(ids)}"
+            f"{f' (all in {path})' if path else ''}. {first} The update was not applied and the "
+            "last checkpoint stands. Lower optim.peak_lr or lengthen optim.warmup; if precision is "
+            "fp16, use bf16; if it returns at the same step, look at those examples."
+        )
+
+    @property
+    def should_roll_back(self) -> bool:
+        """Whether so many were skipped in a row that the weights themselves are in doubt."""
+        return self.skip_step is not None and self.skip_step.exhausted
+
+    def roll_back(self, step: int, to_step: int | None) -> str:
+        """A sentence for the user when the run goes back; the examples since are passed over.
+
+        Args:
+            step: where the run is.
+            to_step: the newest checkpoint's; None without one.
+
+        Raises:
+            NonFiniteError: there is no checkpoint, or the run went back to it a moment ago.
+        """
+        assert self.skip_step is not None
+        n_skipped, why = self.skip_step.in_a_row, self.skip_step.roll_back(step, to_step)
+        if why is None:
+            return (
+                f"{n_skipped} updates in a row were outliers: the weights are those of step "
+                f"{to_step} again, and the examples since then are passed over"
+            )
+        record = self.run_folder / SKIPPED_FILE if self.run_folder is not None else None
+        names = f" Their examples are in {record}." if record is not None else ""
+        raise NonFiniteError(
+            f"By step {step}, {n_skipped} updates in a row were outliers or not finite, and {why}. "
+            f"None of them was applied and the last checkpoint stands.{names} Lower optim.peak_lr "
+            "or lengthen optim.warmup; if the loss has a new level that is right, raise "
+            "optim.outliers.sigma."
+        )
+
+    @property
+    def n_skipped(self) -> int:
+        """Outliers that were not applied, over the whole run."""
+        return self.skip_step.skipped if self.skip_step is not None else 0
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """The outliers' statistics; None without `skip_step`."""
+        return self.skip_step.state_dict() if self.skip_step is not None else None
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Restore `state_dict`'s result; a run that has just been told to skip starts afresh."""
+        if self.skip_step is not None and state:
+            self.skip_step.load_state_dict(state)
+
+    def _skipped(self, skip_step: SkipStep, update: PendingUpdate) -> str:
+        skip_step.in_a_row += 1
+        skip_step.skipped += 1
+        loss, norm = update.values.tolist()
+        loss_limit, norm_limit = update.limits.tolist()
+        own = [i for row in update.batch.example_ids for i in row]
+        ids = [i for share in self.runtime.ranks.all_gather(own) for i in share]
+        limits = {"loss": finite_or_none(loss_limit), "grad_norm": finite_or_none(norm_limit)}
+        record = {"step": update.step, "loss": repr(loss), "grad_norm": repr(norm)}
+        self._write(SKIPPED_FILE, record | {"limits": limits, "example_ids": ids})
+        why = f"the limits are {loss_limit:.4g} and {norm_limit:.4g}"
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            why = "that is not a number to go by"
+        return (
+            f"update {update.step} is not applied: loss {loss:.4g} and gradient norm {norm:.4g}; "
+            f"{why} (optim.outliers). Skipped so far: {skip_step.skipped}, {skip_step.in_a_row} in "
+            f"a row. Its examples: {_listed(ids)}"
+        )
+
+    def _write(self, name: str, record: Mapping[str, Any]) -> Path | None:
+        """The file that holds `record` now: a .jsonl is appended to."""
+        if self.run_folder is None or not self.runtime.ranks.is_main:
+            return None
+        path = self.run_folder / name
+        appended = path.suffix == ".jsonl"
+        text = json.dumps(record, indent=None if appended else 1) + "\n"
+        # On a full disk the record is lost; the message says the same.
+        with (
+            contextlib.suppress(OSError),
+            path.open("a" if appended else "w", encoding="utf-8") as file,
+        ):
+            file.write(text)
+            return path
+        return None
+
+
+def _listed(ids: Sequence[int]) -> str:
+    return ", ".join(map(str, ids[:_IDS_SHOWN])) + (", …" if len(ids) > _IDS_SHOWN else "")

@@ -1,7 +1,7 @@
-"""A thread beside the training that talks to the outside: it may be slow, hang or fail, unnoticed.
+"""Background thread for talking to the outside, which may be slow, hang or fail.
 
-The loop only puts work into a short queue. What does not fit is dropped and counted; what fails is
-counted. Nothing here can stall a run, stop it, or keep its process from ending.
+The loop only puts work into a short queue. Work that does not fit is dropped and counted, work that
+fails is counted. Nothing here can stall a run, stop it, or keep its process from ending.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ Work = Callable[[], None]
 
 
 class BackgroundThread:
-    """Does work in the order it was offered, one piece after another.
+    """Does work one piece at a time, in the order it was offered.
 
     Args:
-        name: what the work is, in the plural, for sentences: "webhook messages".
+        name: of the work, in the plural, for sentences: "webhook messages".
         capacity: pieces that may wait.
-        describe: what went wrong, in words that give no secret away.
+        describe: an error in words that give no secret away.
     """
 
     def __init__(self, name: str, *, capacity: int, describe: Callable[[Exception], str]) -> None:
@@ -31,7 +31,7 @@ class BackgroundThread:
         self._closing = False
         self._busy = False
         self._thread: threading.Thread | None = None
-        self._told = 0
+        self._reported = 0
 
     def offer(self, work: Work) -> bool:
         """Have `work` done soon; False when it was dropped because too much waits."""
@@ -48,19 +48,19 @@ class BackgroundThread:
         return True
 
     def trouble(self, *, final: bool = False) -> str | None:
-        """How much was lost so far, in a sentence; None when it is not worth saying again.
+        """A sentence about what was lost so far; None when it need not be repeated.
 
-        It is said at the first loss, each time the number has doubled, and at last.
+        It is due at the first loss, each time the number has doubled, and at the end.
         """
         lost = self.dropped + self.failed
-        if lost == self._told or (lost < 2 * self._told and not final):
+        if lost == self._reported or (lost < 2 * self._reported and not final):
             return None
-        self._told = lost
+        self._reported = lost
         why = f" ({self.last_error})" if self.last_error else ""
         return f"{lost:,} {self.name} could not be delivered so far{why}; the run goes on"
 
     def close(self, *, patience_seconds: float) -> None:
-        """Let what waits be done, no longer than that; what is left then counts as dropped."""
+        """Wait for the queue, no longer than that; what is left then counts as dropped."""
         with self._changed:
             self._closing = True
             self._changed.notify()

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 
 from toque.reporter import Reporter
 from toque.training.callbacks import Callback
-from toque.training.checkpoint.store import Saved
-from toque.training.events import RunEnd, RunStart, StepInfo
+from toque.training.events import RunEnd, RunStart, Saved, StepInfo
 from toque.training.observers.step_window import Window
 from toque.units import Duration, Progress
 

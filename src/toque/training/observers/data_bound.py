@@ -1,4 +1,4 @@
-"""A warning when updates wait for their batches."""
+"""Data-bound warning, when updates wait for their batches despite the prefetch."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _UPDATES: Final = 50
 class DataBound(Callback):
     """Warns when the loop waits for data longer than `share` of the time.
 
-    Batches are made ahead by a thread, so a loop that waits is one whose batches take longer to
-    make than to train on. It is said once, and again only after it was better for a while.
+    Batches are prefetched by a thread, so a loop waits only if they take longer to make than to
+    train on. It warns once, and again only after things were better for a while.
 
     Args:
         warn: takes the warning.
         share: of the wall time of the updates.
-        updates: judged together; the first of a session is left out, nothing was made ahead of it.
+        updates: judged together; the first of a session is left out, as nothing was prefetched.
     """
 
     def __init__(
@@ -40,11 +40,11 @@ class DataBound(Callback):
         self._warned = False
 
     def on_fit_start(self, start: RunStart) -> None:
-        """Begin anew."""
+        """Start a new window."""
         self._window = None
 
     def on_step(self, info: StepInfo) -> None:
-        """Add up, and judge once there is enough."""
+        """Add up, and judge once the window is full."""
         if self._window is None:
             self._window = Window()
             return

@@ -1,10 +1,10 @@
-"""`metrics.jsonl`: the truth about a run, one JSON object a line; all else is a copy of it.
+"""Metrics log `metrics.jsonl`: one JSON object per line; every other record is a copy of it.
 
-Events are start, step, evaluation, save, warning and end. A step event holds loss, rate and
-gradient norm of that update, and sums or rates over the updates since the step event before it.
+Events are start, step, evaluation, save, warning and end. A step event holds loss, learning rate
+and gradient norm of that update, and throughput and sums since the last step event.
 One is written before every save, so a run continued from a checkpoint neither loses nor doubles
-anything: its start event names the step it continues from, and what earlier sessions wrote beyond
-that step was undone. `reading.read_metrics` leaves that out.
+anything: its start event names the step it continues from, and `metrics_reader.read_metrics`
+leaves out what earlier sessions wrote beyond that step.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from toque.errors import CheckpointError
-from toque.training.autotune.peak_flops import Peak
 from toque.training.callbacks import Callback
-from toque.training.checkpoint.store import Saved
-from toque.training.events import RunEnd, RunStart, StepInfo
+from toque.training.events import RunEnd, RunStart, Saved, StepInfo
 from toque.training.observers.step_window import Window
+from toque.training.peak_flops import Peak
 from toque.units import Duration, Progress
 
 
@@ -33,10 +32,9 @@ class MetricsLog(Callback):
     Args:
         path: the file; its folder is made when missing.
         log_every: time between step events; the first update always has one.
-        about: what the start event tells of the run: configuration's hash, versions, hardware,
-            parameters, FLOPs per token.
-        flops_per_token: arithmetic of one token, forward and backward; None for no utilisation.
-        peak: the machine's rate; None for no utilisation.
+        about: fields of the start event: configuration's hash, versions, hardware, parameters.
+        flops_per_token: forward and backward; None for no utilisation.
+        peak: peak FLOP/s of the machine; None for no utilisation.
         copies: each is called with every record, whether or not the file took it.
 
     Raises:
@@ -62,7 +60,7 @@ class MetricsLog(Callback):
         self._peak_doubted = False
 
     def on_fit_start(self, start: RunStart) -> None:
-        """Open the file and write where the session begins."""
+        """Open the file and write the start event."""
         self._file = _Lines(self.path)
         self._stop_after = start.stop_after
         self._window = Window()
@@ -92,11 +90,11 @@ class MetricsLog(Callback):
         self._write("evaluation", step=at.step, epoch=at.epoch, metrics=dict(metrics))
 
     def on_before_save(self, at: Progress) -> None:
-        """Write what has not been written, so that a checkpoint stands on whole sums."""
+        """Write the pending step event, so that a checkpoint stands on whole sums."""
         self._write_step()
 
     def on_save(self, at: Progress, saved: Saved) -> None:
-        """Write what was saved."""
+        """Write the save."""
         self._write(
             "save",
             step=saved.step,
@@ -178,7 +176,7 @@ class MetricsLog(Callback):
 
 
 class _Lines:
-    """A JSON lines file, opened to append; every line reaches the system before the next."""
+    """A JSON Lines file; each line is handed to the system before the next."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -190,7 +188,7 @@ class _Lines:
                 "choose another run_dir, or give yourself the right to write."
             ) from error
         size = os.fstat(self._descriptor).st_size
-        # A killed writer may have left half a line; it must not swallow ours.
+        # A killed writer may have left half a line; ours must not be appended to it.
         self._torn = size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
 
     def append(self, record: Mapping[str, Any]) -> bool:
@@ -203,7 +201,7 @@ class _Lines:
             written = os.write(self._descriptor, text)
         except OSError:
             return False
-        if written < len(text):  # the disk filled within the line: none is better than a half
+        if written < len(text):  # the disk is full: no line is better than half a line
             was_torn, self._torn = self._torn, True
             with contextlib.suppress(OSError):
                 os.ftruncate(self._descriptor, before)
@@ -218,7 +216,7 @@ class _Lines:
 
 
 def _finite(value: Any) -> Any:
-    """The same with null for NaN and infinities, which JSON cannot say."""
+    """`value` with null for NaN and infinities, which JSON does not have."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

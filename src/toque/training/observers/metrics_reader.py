@@ -1,4 +1,4 @@
-"""Reading `metrics.jsonl` back, without loading torch: for reports, and for whoever watches."""
+"""Metrics reader: reads `metrics.jsonl` back without loading torch, for reports and users."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ METRICS: Final = "metrics.jsonl"
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The events of a run as it counts: without those a continued session undid.
+    """The events of a run, without those that a continued session undid.
 
     Lines torn by a kill are left out.
     """

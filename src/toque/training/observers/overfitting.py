@@ -1,4 +1,4 @@
-"""A warning when the held-out loss has drawn away from the training loss."""
+"""Overfitting warning, when the held-out loss lies far above the training loss."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ GAP: Final = 0.3
 class Overfitting(Callback):
     """Warns when held-out loss lies more than `gap` above the training loss.
 
-    Training loss is nats per target token over all updates since the evaluation before, as
-    trained: with dropout, and with label smoothing if that is on, both of which raise it. So a
-    warning is never due to them, and a small gap may hide behind them. It comes once, and again
-    only after the gap has been smaller.
+    Training loss is nats per target token over all updates since the last evaluation, with dropout
+    and label smoothing. Both raise it, so they never cause a warning but may hide a small gap. It
+    warns once, and again only after the gap has been smaller.
 
     Args:
         warn: takes the warning.
@@ -63,6 +62,6 @@ class Overfitting(Callback):
         return {"nats": nats, "targets": self._targets, "warned": self._warned}
 
     def load_state_dict(self, state: State) -> None:
-        """Take them back."""
+        """Restore them."""
         self._nats, self._targets = float(state["nats"]), int(state["targets"])
         self._warned = bool(state["warned"])

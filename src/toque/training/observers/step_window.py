@@ -1,11 +1,11 @@
-"""Figures over the updates since they were last written, so that written figures add up."""
+"""Step window: sums and throughput over the updates since the last log line."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from toque.training.autotune.peak_flops import Peak
 from toque.training.events import StepInfo
+from toque.training.peak_flops import Peak
 
 
 @dataclass
@@ -21,7 +21,7 @@ class Window:
     last: StepInfo | None = None
 
     def add(self, info: StepInfo) -> None:
-        """Take in one update."""
+        """Add one update."""
         self.n_steps += 1
         self.n_targets += info.n_targets
         self.n_tokens += info.n_tokens
@@ -37,11 +37,11 @@ class Window:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens of both sides, padding not counted, waiting for data included in the time."""
+        """Throughput: tokens of both sides without padding, per second with data wait."""
         return self.n_tokens / self.seconds if self.seconds > 0 else 0.0
 
     def utilisation(self, flops_per_token: float, peak: Peak) -> float:
-        """Model FLOPs utilisation: arithmetic the model needs, per second, over the peak.
+        """Model FLOPs utilisation (MFU): FLOP/s the model needs, over the peak.
 
         Chowdhery et al. 2022 (PaLM), appendix B.
         """

@@ -1,6 +1,6 @@
-"""Experiment trackers: they get copies of what metrics.jsonl gets, from a thread of their own.
+"""Experiment trackers: copies of metrics.jsonl for TensorBoard, W&B, MLflow and Trackio.
 
-A tracker that hangs, fails or is slow costs its copies, which are counted, and nothing else.
+Each has a thread of its own. One that hangs, fails or is slow loses its copies, which are counted.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from toque.training.observers.background_thread import BackgroundThread
 from toque.units import Progress
 
 END_PATIENCE_SECONDS: Final = 5.0
-"""How long a run that is over waits for a tracker to take what is left."""
+"""How long a finished run waits for a tracker's last records."""
 _MOST_WAITING: Final = 1000
 _PREFIX: Final = {"step": "train", "evaluation": "eval"}
 
 
 class Tracker(Protocol):
-    """One service; made, used and ended in one thread."""
+    """One service; created, used and ended in one thread."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Take figures of an update or an evaluation."""
+        """Log the figures of an update or an evaluation."""
 
     def end(self, *, failed: bool) -> None:
         """The session is over."""
@@ -40,12 +40,12 @@ Open = Callable[[], Tracker]
 class TrackerFeed(Callback):
     """Feeds one tracker with the figures of metrics.jsonl.
 
-    `take` is to be called with every record of the file; as a callback it only says what was lost.
+    `take` is called with every record of the file; as a callback it only reports losses.
 
     Args:
         name: of the tracker.
-        open_tracker: connects to it; called in the side thread, where it may take its time.
-        warn: takes what could not be delivered.
+        open_tracker: connects to it; called in the background thread, where it may take long.
+        warn: takes a sentence about what could not be delivered.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class TrackerFeed(Callback):
         )
 
     def take(self, record: Mapping[str, Any]) -> None:
-        """A record of metrics.jsonl; those without figures but the last are of no use there."""
+        """Queue a record of metrics.jsonl: steps and evaluations, and the end."""
         event = record["event"]
         if event == "end":
             self._thread.offer(lambda: self._end(failed=record["error"] is not None))
@@ -68,11 +68,11 @@ class TrackerFeed(Callback):
             self._thread.offer(lambda: self._opened().log(step, values))
 
     def on_step(self, info: StepInfo) -> None:
-        """Say when records are lost."""
+        """Warn when records are lost."""
         self._complain(info.progress)
 
     def on_fit_end(self, end: RunEnd) -> None:
-        """Wait a little for what is left; metrics.jsonl has ended before."""
+        """Wait a little for the queue; metrics.jsonl is closed by now."""
         self._thread.close(patience_seconds=END_PATIENCE_SECONDS)
         self._complain(end.progress, final=True)
 
@@ -91,7 +91,7 @@ class TrackerFeed(Callback):
 
 
 def figures(record: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a record, named by what they are of.
+    """The numbers of a record, prefixed with train/ or eval/.
 
     >>> figures({"event": "step", "step": 3, "loss": 2.5, "mfu": None})
     {'train/loss': 2.5}
@@ -108,7 +108,7 @@ def figures(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def opener(name: str, *, folder: Path, settings: Mapping[str, Any]) -> Open:
-    """How to connect to the tracker `name` for the run in `folder`, with its `settings`.
+    """A function that connects the tracker `name` to the run in `folder` with its `settings`.
 
     Raises:
         ConfigError: its package is not installed.
@@ -177,7 +177,7 @@ class _Trackio:
 
 
 class _Mlflow:
-    """MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME say where."""
+    """MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME say where it logs."""
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         tracking = importlib.import_module("mlflow.tracking")
@@ -223,5 +223,5 @@ def _indented(settings: Mapping[str, Any]) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    said = str(error).strip().splitlines()
-    return f"the last failed with {type(error).__name__}" + (f": {said[0][:200]}" if said else "")
+    lines = str(error).strip().splitlines()
+    return f"the last failed with {type(error).__name__}" + (f": {lines[0][:200]}" if lines else "")

@@ -1,7 +1,7 @@
-"""Classes of the user's that watch a run: an adapter to the loop's own observers.
+"""User callbacks: an adapter from a user's own class to the loop's callbacks.
 
-A user's class has any of the methods of `METHODS`; each takes one `RunState`. It needs nothing of
-Toque. One that raises is survived: a warning names the first error, the rest are counted.
+A user's class has any of the methods in `METHODS`; each takes one `RunState`. It imports nothing
+from Toque. If it raises, the run goes on: a warning names the first error, the rest are counted.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ METHODS: Final = (
     "on_evaluate_end",
 )
 ASKS: Final = ("stop", "save", "evaluate")
-"""What a method may return, one or a list of them."""
+"""Words that a method may return, one or a list of them."""
 
 
 @dataclass(frozen=True)
 class RunState:
-    """What a user's method is told. Nothing in it can change the run."""
+    """The argument of a user's method. Nothing in it can change the run."""
 
     progress: Progress
     stop_after: Duration
@@ -45,7 +45,7 @@ class RunState:
     reason: str | None = None
     """In on_train_end: how the session ended, e.g. finished, early_stopping, interrupted."""
     error: str | None = None
-    """In on_train_end: what it died of, if it did."""
+    """In on_train_end: the error that ended it, if one did."""
 
     @property
     def step(self) -> int:
@@ -77,7 +77,7 @@ class RunState:
 
 
 class UserCallback(Callback):
-    """Calls a user's object, takes what it asks, survives what it raises.
+    """Calls a user's object, passes on its requests, and survives its exceptions.
 
     Args:
         watcher: has any of `METHODS`; may have `state_dict` and `load_state_dict`, of JSON.
@@ -121,7 +121,7 @@ class UserCallback(Callback):
         return self._call("on_evaluate_end")
 
     def on_fit_end(self, end: RunEnd) -> None:
-        """`on_train_end`, and the sum of the errors."""
+        """`on_train_end`, and the number of errors."""
         self._state = replace(
             self._state, progress=end.progress, reason=end.reason, error=end.error
         )
@@ -135,7 +135,7 @@ class UserCallback(Callback):
         return {"name": self.name, "own": own} if own else {}
 
     def load_state_dict(self, state: State) -> None:
-        """Give it back; nothing when another callback stood in this place."""
+        """Restore it, unless it is another callback's."""
         load = getattr(self.watcher, "load_state_dict", None)
         if load is not None and state.get("name") == self.name:
             self._guarded(lambda: load(state["own"]), "load_state_dict")
@@ -168,7 +168,7 @@ def _own_state(watcher: object) -> Any:
 
 
 def _requests(asked: object) -> Requests | None:
-    """What a method returned, as requests.
+    """A method's return value as requests.
 
     >>> _requests(["save", "stop"])
     Requests(stop=True, evaluate=False, save=True, reason='callback')

@@ -1,4 +1,4 @@
-"""Messages to a chat or a program: a run began, is the best so far, ended, failed.
+"""Webhook: messages to a chat or a program when a run starts, improves, ends or fails.
 
 The address is a secret, since whoever has it can write there: it is in no message, log or error.
 """
@@ -19,9 +19,9 @@ from toque.units import Progress
 from toque.version import __version__
 
 TIMEOUT_SECONDS: Final = 10.0
-"""For one message; it is waited for in a side thread."""
+"""For one message, in the background thread."""
 END_PATIENCE_SECONDS: Final = 3.0
-"""How long a run that is over waits for its last message."""
+"""How long a finished run waits for its last message."""
 _MOST_WAITING: Final = 16
 _DISCORD_HOSTS: Final = ("discord.com", "discordapp.com")
 _DISCORD_LETTERS: Final = 1900
@@ -37,7 +37,7 @@ class Webhook(Callback):
     Args:
         address: http or https; one of Discord's gets Discord's form, any other plain JSON.
         run: the run's name in messages.
-        warn: takes what could not be delivered.
+        warn: takes a sentence about what could not be delivered.
         post: sends (address, body); raises when that failed.
     """
 
@@ -50,28 +50,28 @@ class Webhook(Callback):
         )
 
     def on_fit_start(self, start: RunStart) -> None:
-        """Say that it runs."""
+        """Announce the run."""
         begun = f"continues from step {start.progress.step:,}" if start.progress.step else "begins"
         self._send("start", start.progress, f"{begun}, until {start.stop_after}")
 
     def on_step(self, info: StepInfo) -> None:
-        """Say once on this side when messages are lost."""
+        """Warn when messages are lost."""
         self._complain(info.progress)
 
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> None:
-        """Say when the held-out loss is the lowest so far."""
+        """Announce the lowest held-out loss so far."""
         loss = metrics.get("loss")
         if loss is not None and (self._best is None or loss < self._best):
             self._best = loss
             self._send("best", at, f"lowest held-out loss so far, {loss:.4f}", loss=loss)
 
     def on_fit_end(self, end: RunEnd) -> None:
-        """Say how it ended, and wait a little for that to arrive."""
+        """Announce how the run ended, and wait a little for that to arrive."""
         best = end.best.loss if end.best else None
-        said = f"{end.reason.replace('_', ' ')} after {end.seconds / 60:.1f} minutes"
-        said += f", best held-out loss {best:.4f}" if best is not None else ""
-        said += f": {end.error}" if end.error else ""
-        self._send("failure" if end.error else "end", end.progress, said, loss=best)
+        text = f"{end.reason.replace('_', ' ')} after {end.seconds / 60:.1f} minutes"
+        text += f", best held-out loss {best:.4f}" if best is not None else ""
+        text += f": {end.error}" if end.error else ""
+        self._send("failure" if end.error else "end", end.progress, text, loss=best)
         self._thread.close(patience_seconds=END_PATIENCE_SECONDS)
         self._complain(end.progress, final=True)
 
@@ -80,11 +80,11 @@ class Webhook(Callback):
         return {"best": self._best}
 
     def load_state_dict(self, state: State) -> None:
-        """Take it back."""
+        """Restore it."""
         self._best = state["best"]
 
-    def _send(self, event: str, at: Progress, said: str, *, loss: float | None = None) -> None:
-        text = f"{self.run}: {said} (step {at.step:,})"
+    def _send(self, event: str, at: Progress, message: str, *, loss: float | None = None) -> None:
+        text = f"{self.run}: {message} (step {at.step:,})"
         body = body_for(self._address, event, run=self.run, step=at.step, text=text, loss=loss)
         self._thread.offer(lambda: self._post(self._address, body))
 
@@ -105,7 +105,7 @@ def body_for(
     host = (urlsplit(address).hostname or "").lower()
     message: dict[str, Any]
     if any(host == known or host.endswith("." + known) for known in _DISCORD_HOSTS):
-        # Nobody is to be called by an "@everyone" in an error's text.
+        # An "@everyone" in an error's text must not notify anybody.
         message = {"content": text[:_DISCORD_LETTERS], "allowed_mentions": {"parse": []}}
     else:
         message = {"event": event, "run": run, "step": step, "loss": loss, "text": text}
@@ -116,7 +116,7 @@ def post_json(address: str, body: bytes) -> None:
     """Send `body` to `address`.
 
     Raises:
-        OSError: it could not be sent, or the answer was no success.
+        OSError: it could not be sent, or the response was an error.
     """
     request = urllib.request.Request(  # noqa: S310 - the configuration takes http and https only
         address,
@@ -130,7 +130,7 @@ def post_json(address: str, body: bytes) -> None:
 
 
 def describe(error: Exception) -> str:
-    """What went wrong; never the address, which texts of urllib's errors may hold."""
+    """The kind of error; never the address, which texts of urllib's errors may hold."""
     if isinstance(error, urllib.error.HTTPError):
         return f"the last was answered with HTTP {error.code}"
     reason = getattr(error, "reason", error)

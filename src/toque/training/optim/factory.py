@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from toque.errors import CheckpointError, ConfigError
-from toque.training.checkpoint.state_tensors import refuse
+from toque.training.mismatches import refuse
 from toque.training.optim.adamw8bit import AdamW8bit
 from toque.training.optim.muon import MuonWithAdamW
 

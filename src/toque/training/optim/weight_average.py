@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from toque.training.checkpoint.state_tensors import refuse
+from toque.training.mismatches import refuse
 from toque.units import Duration, Progress
 
 

@@ -22,7 +22,7 @@ from toque.errors import ConfigError, Interrupted, argument
 from toque.reporter import SILENT, Reporter
 from toque.reports.html import ABLATION, render
 from toque.reports.parts import Grid
-from toque.storage.atomic import write_whole
+from toque.storage.atomic import atomic_write
 from toque.training.observers.metrics_reader import METRICS, read_metrics
 from toque.units import Duration
 from toque.version import __version__
@@ -126,8 +126,8 @@ def ablate(
     record = summary(plan, results) | {"config": config, "overrides": list(words)}
     out.mkdir(parents=True, exist_ok=True)
     found = Ablation(out / "ablation.json", out / "ablation.html", record)
-    write_whole(found.json, json.dumps(record, indent=1).encode())
-    write_whole(found.page, _page(plan, record).encode())
+    atomic_write(found.json, json.dumps(record, indent=1).encode())
+    atomic_write(found.page, _page(plan, record).encode())
     return found
 
 
@@ -233,7 +233,7 @@ def _run(config: str, variant: Variant, out: Path) -> Result:
     if code == 0:
         text = json.dumps(asdict(result)).encode()
         (out / "results").mkdir(exist_ok=True)
-        write_whole(out / "results" / f"{variant.key}.json", text)
+        atomic_write(out / "results" / f"{variant.key}.json", text)
     return result
 
 

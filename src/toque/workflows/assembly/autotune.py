@@ -1,4 +1,4 @@
-"""How a run is computed on this machine: rows at once, recomputing, compiling; by measuring."""
+"""Autotune: micro-batch size, gradient checkpointing and torch.compile, chosen by measuring."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from toque.models.forward.compile import compile_blocks, stop_compiling, uncompi
 from toque.models.forward.cross_entropy import logits_bytes
 from toque.models.forward.loss import loss_sum
 from toque.models.forward.packed import output_head
-from toque.training.autotune.cache import MachineCache, Resources, cache_folder, machine_facts
+from toque.storage.cache_folder import cache_folder
+from toque.training.autotune.cache import MachineCache, Resources, machine_facts
 from toque.training.autotune.memory import free_bytes, in_words, is_out_of_memory
 from toque.training.autotune.micro_batch import (
     HEADROOM,
@@ -41,14 +42,14 @@ from toque.workflows.assembly.batches import CPU_MICRO_BATCH_TOKENS, expected_to
 _GUESSES: Final = {"cpu": (150.0, 0.15), "cuda": (40.0, 0.25)}
 """Seconds that compiling takes and the share of a step it saves, before either was measured."""
 _TRIAL_PAYS: Final = 5.0
-"""Compiling is tried when the guessed saving is so many times its guessed cost."""
+"""Compiling is tried when its guessed saving is this many times its guessed cost."""
 _TURNS: Final = 3
-"""Times that compiled and not is timed, when it was tried."""
+"""Times that both ways are timed, in turn, once compiled."""
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """What was chosen, and what the user should be told."""
+    """The choices, and sentences for the user."""
 
     resources: Resources
     line: str
@@ -64,47 +65,47 @@ def fit_to_machine(
     *,
     free: Callable[[torch.device], int] = free_bytes,
 ) -> Fitted:
-    """Choose what is `auto`, and make the model compute so.
+    """Choose the settings that are `auto`, and prepare the model accordingly.
 
-    The worst batch is computed before step 1. What an earlier session of the run chose is kept, and
-    what an equal run on this machine chose too, so that equal runs have equal bits.
+    The worst batch is tried before step 1. Choices of an earlier session of the run are kept, and
+    those of an equal run on this machine too, so that equal runs have equal bits.
 
     Args:
         config: the run's; explicit settings are obeyed.
-        model: on its device; its blocks are made to recompute, or compiled, as chosen.
+        model: on its device; gradient checkpointing and torch.compile are applied as chosen.
         stream: for the shape of rows and updates.
-        runtime: device and number format.
-        free: bytes that a device has to give.
+        runtime: device and precision.
+        free: free bytes of a device.
 
     Raises:
-        ConfigError: not even one row fits; the bytes are given by part.
+        ConfigError: not even one row fits; the message lists the bytes by part.
     """
     fit, ranks = _Fit(config, model, stream, runtime, free), runtime.ranks
     if not ranks.is_main:
-        return _as_first(fit, Path(config.run_dir), ranks)
-    run, cache = Path(config.run_dir), MachineCache(cache_folder())
-    of = fit.depends_on()
+        return _as_main_rank(fit, Path(config.run_dir), ranks)
+    run, cache = Path(config.run_dir), MachineCache(cache_folder("measured"))
+    key = fit.cache_key()
     known = Resources.load(run)
-    if known is None or known.machine != of:
-        found = cache.get(of)
-        known = Resources(machine=of, **found) if found is not None else None
+    if known is None or known.machine != key:
+        found = cache.get(key)
+        known = Resources(machine=key, **found) if found is not None else None
         if known is not None and not fit.has_room(known):
-            known = None  # the machine has less to give than it had then
+            known = None  # the machine has less free memory than it had then
     if known is not None:
         fitted = fit.again(known)
     else:
-        fitted = fit.measured(of, cache)
+        fitted = fit.measured(key, cache)
         chosen = fitted.resources
         names = ("micro_batch_rows", "gradient_checkpointing", "compile")
-        if not fitted.warnings:  # those are circumstances of the day
-            cache.put(of, {name: getattr(chosen, name) for name in names})
+        if not fitted.warnings:  # warnings depend on the day
+            cache.put(key, {name: getattr(chosen, name) for name in names})
     fitted.resources.save(run)
     ranks.broadcast(asdict(replace(fitted.resources, smaller_from={})))
     return fitted
 
 
-def _as_first(fit: _Fit, run: Path, ranks: Ranks) -> Fitted:
-    """Compute as rank 0 chose; where memory ran out is each rank's own."""
+def _as_main_rank(fit: _Fit, run: Path, ranks: Ranks) -> Fitted:
+    """Rank 0's choices; where memory ran out is each rank's own."""
     chosen = Resources(**ranks.broadcast())
     own = Resources.load(run, rank=ranks.rank)
     if own is not None and own.machine == chosen.machine:
@@ -143,8 +144,8 @@ class _Fit:
     def row_tokens(self) -> int:
         return self.worst.source + self.worst.target
 
-    def depends_on(self) -> dict[str, Any]:
-        """Everything a choice was made of; another run with the same gets the same."""
+    def cache_key(self) -> dict[str, Any]:
+        """Everything the choices depend on: runs with equal keys get equal choices."""
         shapes = [(n, list(p.shape), p.requires_grad) for n, p in self.model.named_parameters()]
         model = hashlib.sha256(repr((self.model.config.model_type, shapes)).encode()).hexdigest()
         return (
@@ -170,7 +171,7 @@ class _Fit:
         )
 
     def again(self, known: Resources) -> Fitted:
-        """Compute as before."""
+        """Apply known choices."""
         compiled = known.compile and self._compile(known.micro_batch_rows) is not None
         self._recompute(known.gradient_checkpointing)
         if self.train.compile is True and not known.compile:
@@ -180,11 +181,11 @@ class _Fit:
         return Fitted(kept, f"{self._words(kept)}; {state}, as before", tuple(self.warnings))
 
     def has_room(self, known: Resources) -> bool:
-        """Whether its micro-batch fits now."""
+        """Whether the micro-batch fits into memory now."""
         self._recompute(known.gradient_checkpointing)
         return self.probe.activation_bytes(known.micro_batch_rows, self._room()) is not None
 
-    def measured(self, of: dict[str, Any], cache: MachineCache) -> Fitted:
+    def measured(self, key: dict[str, Any], cache: MachineCache) -> Fitted:
         """Measure and choose."""
         recompute, room, each = self._fitting()
         asked = self.train.micro_batch_rows
@@ -201,7 +202,7 @@ class _Fit:
             why = "the fastest of " + ", ".join(map(str, sorted(seconds)))
         compiled, reason = self._compile_policy(rows, cache)
         self._recompute(recompute)
-        resources = Resources(rows, recompute, compiled, machine=of)
+        resources = Resources(rows, recompute, compiled, machine=key)
         line = f"{self._words(resources)} ({why}); {reason}"
         return Fitted(resources, line, tuple(self.warnings))
 
@@ -210,7 +211,7 @@ class _Fit:
         return ", ".join(words + ["activations recomputed"] * chosen.gradient_checkpointing)
 
     def _fitting(self) -> tuple[bool, int, int]:
-        """Whether to recompute, bytes left for activations, and bytes of a row's."""
+        """Whether to recompute, bytes left for activations, and bytes of one row's activations."""
         asked = self.train.gradient_checkpointing
         recompute = asked is True
         self._recompute(recompute)
@@ -265,8 +266,8 @@ class _Fit:
 
     def _largest(self) -> int:
         device, needs = self.runtime.device, self._needs()
-        # The optimizer's state comes with the first update; its place is held meanwhile.
-        held = torch.empty(needs.optimizer, dtype=torch.uint8, device=device)
+        # The optimizer's state is allocated by the first update; until then this takes its place.
+        placeholder = torch.empty(needs.optimizer, dtype=torch.uint8, device=device)
 
         def peak(rows: int) -> int | None:
             torch.cuda.empty_cache()
@@ -279,7 +280,7 @@ class _Fit:
             return torch.cuda.max_memory_allocated(device) - before
 
         rows = largest_rows(peak, update_rows=self.update_rows, free=lambda: self.free(device))
-        del held
+        del placeholder
         torch.cuda.empty_cache()
         return rows
 
@@ -307,10 +308,10 @@ class _Fit:
     def _compile_policy(self, rows: int, cache: MachineCache) -> tuple[bool, str]:
         """Whether the model is compiled now, and why in a few words."""
         asked = self.train.compile
-        of = self.depends_on() | {"about": "compile, in turn", "rows": rows}
+        key = self.cache_key() | {"about": "compile, in turn", "rows": rows}
         if asked is False:
             return False, "not compiled, as set"
-        known = cache.get(of)
+        known = cache.get(key)
         cost, share = _GUESSES[self.runtime.device.type]
         if known is not None:
             cost, share = known["seconds"], known["saved_share"]
@@ -325,22 +326,22 @@ class _Fit:
         seconds = self._compile(rows)
         if seconds is None:
             return False, "not compiled: it failed"
-        # In turn, and the best of each: other programs slow down a single try by any factor.
+        # In turn, and the best of each: other programs may slow down a single try by any factor.
         fast = []
         for _ in range(_TURNS):
             fast.append(self._try(rows))
             with uncompiled(self.model):
                 eager = min(eager, self._try(rows))
         share = 1.0 - min(fast) / eager
-        cache.put(of, {"seconds": seconds, "saved_share": share})
-        said = f"compiling took {seconds:,.0f} s and saves {share:.0%} of a step"
+        cache.put(key, {"seconds": seconds, "saved_share": share})
+        cost_and_gain = f"compiling took {seconds:,.0f} s and saves {share:.0%} of a step"
         if asked == "auto" and share <= 0.0:
             stop_compiling(self.model)
-            return False, f"not compiled: {said}"
-        return True, said
+            return False, f"not compiled: {cost_and_gain}"
+        return True, cost_and_gain
 
     def _try(self, rows: int) -> float:
-        """Seconds of the first rows that training will see, which speed is chosen for."""
+        """Seconds of the run's first micro-batch, whose speed is what counts."""
         return self.probe.seconds_of(self.first.split(rows)[0])
 
     def _expected_seconds(self, rows: int, seconds: float) -> float:

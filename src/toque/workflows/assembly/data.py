@@ -27,8 +27,8 @@ from toque.sources.hf_datasets import PREFIX, dataset_files, saved_files
 from toque.sources.npz_stream import is_array_file
 from toque.sources.pickle_guard import refuse_pickle
 from toque.sources.token_arrays import READER as TOKEN_READER
-from toque.storage.bucket import is_remote, listing
-from toque.storage.download import fetch
+from toque.storage.bucket import is_remote
+from toque.storage.download import fetch, listing
 
 TEXT_READER = "toque.data.text:text_reader"
 
@@ -83,7 +83,8 @@ def sources_of(
     sources = []
     for source, remote in zip(given, listed, strict=True):
         if remote is not None:
-            files = tuple(fetch(*remote, progress=progress, say=say))
+            cached = fetch(*remote, progress=progress, say=say)
+            files = tuple(Located(file.name, file.path, file.sha256) for file in cached)
         else:
             files = _local_files(source.path)
         reader = _reader_of(source, files[0])

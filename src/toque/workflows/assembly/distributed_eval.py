@@ -7,8 +7,8 @@ from dataclasses import asdict, replace
 from torch import nn
 
 from toque.evaluation.text_samples import Sample, Sampler
-from toque.training.autotune.peak_flops import Peak
 from toque.training.distributed.collectives import Ranks
+from toque.training.peak_flops import Peak
 
 
 def written_by_all(sampler: Sampler, model: nn.Module, ranks: Ranks) -> list[Sample]:

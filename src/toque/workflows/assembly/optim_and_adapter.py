@@ -9,11 +9,10 @@ from transformers import PreTrainedModel
 from toque.config import RunConfig
 from toque.data.tokenizer.codec import Codec
 from toque.models.lora.layers import attach, resolve
-from toque.training.guards.skip_step import RECORD, Outliers
+from toque.training.guards.skip_step import SkipStep
 from toque.training.lr_schedules import Cycles, LearningRate, make_schedule
 from toque.training.optim.gradient_noise import GradientNoise
 from toque.training.optim.weight_average import WeightAverage
-from toque.training.runtime import Runtime
 from toque.units import Duration
 
 
@@ -70,19 +69,12 @@ def gradient_noise(config: RunConfig) -> GradientNoise | None:
     return GradientNoise(eta=wanted.eta, gamma=wanted.gamma, seed=config.seed)
 
 
-def outlier_policy(config: RunConfig, runtime: Runtime) -> Outliers | None:
-    """The rule for leaving updates out, if asked for."""
-    wanted, ranks = config.optim.outliers, runtime.ranks
+def skip_step(config: RunConfig) -> SkipStep | None:
+    """Statistics that find outliers, if asked for."""
+    wanted = config.optim.outliers
     if wanted is None:
         return None
-    return Outliers(
-        sigma=wanted.sigma,
-        window=wanted.window,
-        roll_back_after=wanted.roll_back_after,
-        record=Path(config.run_dir) / RECORD if ranks.is_main else None,
-        overflow_is_ordinary=runtime.scaler is not None,
-        gather=ranks.all_gather,
-    )
+    return SkipStep(wanted.sigma, wanted.window, wanted.roll_back_after)
 
 
 def weight_average(config: RunConfig) -> WeightAverage | None:

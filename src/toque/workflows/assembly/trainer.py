@@ -1,4 +1,4 @@
-"""Trainer, assembled with everything it holds, and what a run records of itself."""
+"""Trainer assembly: a configured training loop, and the facts of a run for its start event."""
 
 from __future__ import annotations
 
@@ -22,18 +22,21 @@ from toque.models.flops import flops_per_token, parameter_counts
 from toque.models.forward.loss import loss_sum
 from toque.models.lora.layers import is_adapted, refuse_unreached
 from toque.training.autotune.cache import Resources
+from toque.training.autotune.oom_fallback import OomFallback
 from toque.training.callbacks import Callback, Callbacks
 from toque.training.checkpoint.store import CheckpointStore, RunIdentity
+from toque.training.guards.update_guard import UpdateGuard
 from toque.training.optim.factory import build_optimizer
 from toque.training.runtime import Runtime
-from toque.training.trainer import Schedule, Trainer
+from toque.training.schedule import Schedule
+from toque.training.trainer import Trainer
 from toque.version import __version__
 from toque.workflows.assembly.autotune import Fitted
 from toque.workflows.assembly.batches import expected_totals
 from toque.workflows.assembly.optim_and_adapter import (
     gradient_noise,
     learning_rate,
-    outlier_policy,
+    skip_step,
     weight_average,
 )
 
@@ -53,6 +56,7 @@ def build_trainer(
     """The loop with everything it holds; `base_hash` is of the weights beside an adapter."""
     run, optim, train = Path(config.run_dir), config.optim, config.train
     resources = fitted.resources
+    observers = Callbacks(callbacks)
     return Trainer(
         model=model,
         optimizer=build_optimizer(model, name=optim.name, weight_decay=optim.weight_decay),
@@ -68,24 +72,26 @@ def build_trainer(
                 config_sha256=config_sha256(config), data_fingerprint=store.fingerprint
             ),
         ),
-        callbacks=Callbacks(callbacks),
+        callbacks=observers,
         runtime=runtime,
         schedule=Schedule(train.stop_after, train.evaluate_every, train.save_every),
-        micro_batch_rows=resources.micro_batch_rows,
-        smaller_from=dict(resources.smaller_from),
-        remember_smaller=lambda smaller: replace(resources, smaller_from=dict(smaller)).save(
-            run, rank=runtime.ranks.rank
+        oom_fallback=OomFallback(
+            rows=resources.micro_batch_rows,
+            smaller_from=dict(resources.smaller_from),
+            remember=lambda smaller: replace(resources, smaller_from=dict(smaller)).save(
+                run, rank=runtime.ranks.rank
+            ),
+            callbacks=observers,
         ),
+        guard=UpdateGuard(runtime, observers, skip_step(config), run_folder=run),
         notes=list(fitted.warnings),
         max_grad_norm=optim.max_grad_norm,
         seed=config.seed,
         noise=gradient_noise(config),
         average=weight_average(config),
-        outliers=outlier_policy(config, runtime),
         check_reached=refuse_unreached if is_adapted(model) else None,
         base_sha256=base_hash,
         background_saves=True,
-        run_folder=run,
     )
 
 
@@ -96,7 +102,7 @@ def about_run(
     runtime: Runtime,
     resources: Resources,
 ) -> dict[str, Any]:
-    """What the start event of metrics.jsonl tells: hash, versions, hardware, sizes, arithmetic."""
+    """The start event of metrics.jsonl: hash, versions, hardware, sizes, precision."""
     counts, shape = parameter_counts(model), stream.layout.shape
     cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {

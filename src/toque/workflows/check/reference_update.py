@@ -22,10 +22,13 @@ from toque.batch import IGNORE
 from toque.data.loader.batch_stream import Step
 from toque.models.families import family_of, unwrapped
 from toque.models.forward import loss as objective
+from toque.training.autotune.oom_fallback import OomFallback
 from toque.training.callbacks import Callbacks
 from toque.training.checkpoint.store import CheckpointStore
+from toque.training.guards.update_guard import UpdateGuard
 from toque.training.runtime import Runtime
-from toque.training.trainer import Schedule, Trainer
+from toque.training.schedule import Schedule
+from toque.training.trainer import Trainer
 from toque.units import Cursor, Duration
 
 Pair = tuple[Sequence[int], Sequence[int]]
@@ -150,7 +153,8 @@ def training_update(
         callbacks=Callbacks([]),
         runtime=runtime,
         schedule=Schedule(Duration(1, "steps")),
-        micro_batch_rows=rows_at_once,
+        oom_fallback=OomFallback(rows_at_once),
+        guard=UpdateGuard(runtime),
         max_grad_norm=None,
         seed=0,
     )

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from toque.storage.atomic import sha256_of
+from toque.storage.checksums import sha256_of
 
 _STANDARD: Final = (1, 2)
 """Output and errors."""

@@ -1,4 +1,4 @@
-"""What a CPU run asks of the C library: to keep the memory it has freed."""
+"""glibc malloc settings for CPU runs: freed memory is kept for the next tensor."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def keep_freed_memory() -> bool:
     """Let glibc reuse freed tensors instead of handing them back to the system.
 
     Every large tensor is otherwise mapped anew, and its first touch is a page fault that clears
-    4 KiB: a third of a small T5's step on a CPU. What is mapped already is not touched. Results
-    do not change.
+    4 KiB: a third of a small T5's step on a CPU. Existing mappings stay. Results do not
+    change.
 
     Returns:
         Whether the C library took the settings; only glibc has them.

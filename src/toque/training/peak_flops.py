@@ -1,7 +1,7 @@
-"""The arithmetic rate a run's speed is divided by: stated for known GPUs, else measured.
+"""Peak FLOP/s for model FLOPs utilisation: from data sheets for known GPUs, else measured.
 
-The peak and where it comes from are recorded beside every utilisation, because a wrong peak is the
-commonest way to a wrong utilisation.
+The peak and its origin are recorded beside every utilisation, because a wrong peak is the most
+common cause of a wrong utilisation.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Final
 
 import torch
 
-# Dense bfloat16 with float32 accumulation, TFLOP/s, from the makers' data sheets. The first name
-# contained in the device's name wins, so longer names come first.
+# Dense bfloat16 with float32 accumulation, TFLOP/s, from the makers' data sheets. The first entry
+# found in the device's name wins, so longer names come first.
 _STATED_TFLOPS: Final = (
     ("B200", 2250.0),
     ("H200", 989.5),
@@ -34,7 +34,7 @@ _MEASURE_SECONDS: Final = 0.2
 
 @dataclass(frozen=True)
 class Peak:
-    """Floating-point operations a second, and how that is known."""
+    """Floating-point operations per second, and where the figure comes from."""
 
     flops_per_second: float
     origin: str
