@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import toque
 from toque.cooking.cookbook.generate import write_cookbook
-from toque.errors import ConfigError
+from toque.errors import ConfigError, ToqueError
 
 TINY = {
     "model": {
@@ -48,23 +49,161 @@ def test_sections_are_merged_and_lists_replaced(tmp_path):
         toque.configure(optim={"peak_lrr": 1.0})
 
 
-def test_the_whole_job_from_python(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_cookbook(Path("a.jsonl"), n=60, seed=3)
-    config = toque.configure(TINY, data={"sources": [{"path": "a.jsonl"}], "store": "store"})
-    seen = []
+@pytest.fixture(scope="module")
+def kitchen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with recipes, to work in."""
+    folder = tmp_path_factory.mktemp("api")
+    write_cookbook(folder / "a.jsonl", n=60, seed=3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        yield folder
 
-    class Watcher:
-        def on_step_end(self, state):
-            seen.append((state.step, state.loss))
 
-    run = toque.train(config, callbacks=[Watcher()])  # prepares first
+def configuration() -> toque.RunConfig:
+    return toque.configure(
+        TINY, run_dir="run", data={"sources": [{"path": "a.jsonl"}], "store": "store"}
+    )
+
+
+@pytest.fixture(scope="module")
+def run(kitchen: Path) -> toque.TrainedRun:  # noqa: ARG001
+    return toque.train(configuration())  # prepares first
+
+
+class Watcher:
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, float]] = []
+
+    def on_step_end(self, state):
+        self.seen.append((state.step, state.loss))
+
+
+def test_the_whole_job_from_python_prints_nothing(kitchen, capfd):
+    config, watcher = configuration(), Watcher()
+    config = toque.configure(config, run_dir="silent")
+    run = toque.train(config, callbacks=[watcher])  # prepares first
     assert toque.prepare(config).reused
-    assert (run.step, run.reason, run.losses) == (3, "finished", seen)
+    assert (run.step, run.reason, run.losses) == (3, "finished", watcher.seen)
     scored = toque.evaluate(run)
     assert scored.metrics["loss"] == run.metrics["loss"]
     (text,) = toque.generate(run, "soup: lentils", max_new_tokens=4, temperature=0.0)
     assert text.prompt == "Generate recipe for: soup using ingredients: lentils"
     assert text.tokens <= 4
+    (answer,) = toque.classify(run, "Is it hot?", choices=["yes", "no"])
+    assert sum(answer.probabilities.values()) == pytest.approx(1.0)
+    assert toque.export(run, kitchen / "exported").folder == kitchen / "exported"
+    assert len(toque.verify(run).parts) == 3  # the checkpoint, the best model, the store
+    assert toque.report(run).file == Path("silent/report.html")
+    assert toque.report("store", out="store.html").bytes > 1000
+    assert toque.check(config, examples=2).passed
+    assert capfd.readouterr() == ("", "")
     with pytest.raises(ConfigError, match="not a run folder"):
         toque.evaluate(run.model)
+
+
+def test_what_only_commands_show_is_a_value_too(run, capfd):
+    from toque.config import load_config
+    from toque.workflows.show import show
+    from toque.workflows.show_batch import show_batch
+
+    resolved = load_config(run.folder / "config.yaml")
+    assert "# A checkpoint takes " in show(resolved)
+    assert show(resolved, plot=True).startswith("learning rate (cosine)")
+    assert str(show_batch(resolved.config)).startswith("step 1: ")
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.usefixtures("run")
+def test_a_reporter_hears_what_a_command_prints(capfd):
+    class Heard:
+        def __init__(self):
+            self.notices = []
+
+        def __getattr__(self, name):
+            raise AssertionError(f"a reporter has no {name}")
+
+        def line(self, text):
+            raise AssertionError("training has no result to print")
+
+        def notice(self, text):
+            self.notices.append(text)
+
+        def progress(self, text, *, done=0, total=0, keep=False):
+            self.notices.append(text) if keep else None
+
+        def working(self, text):
+            from contextlib import nullcontext
+
+            return nullcontext()
+
+    heard = Heard()
+    toque.train(toque.configure(configuration(), run_dir="heard"), reporter=heard)
+    assert heard.notices[0].startswith("toque ")
+    assert any(notice.startswith("step 3  epoch ") for notice in heard.notices)
+    assert heard.notices[-1].startswith("The model is in heard/model")
+    assert capfd.readouterr() == ("", "")
+    toque.train(configuration(), reporter=toque.ConsoleReporter())  # finished already
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.startswith("toque ")
+
+
+REFUSED = {
+    "n": lambda run: toque.generate(run, "x", n=0),
+    "temperature": lambda run: toque.generate(run, "x", temperature=-1.0),
+    "top_p": lambda run: toque.generate(run, "x", top_p=0.0),
+    "prompts": toque.generate,
+    "file": lambda run: toque.generate(run, file="nothing.txt"),
+    "task": lambda run: toque.classify(run, "x", task="write"),
+    "choices": lambda run: toque.classify(run, "x", choices=["a"]),
+    "form": lambda run: toque.export(run, "elsewhere", form="gguf"),
+    "to": lambda run: toque.export(run, run.folder),
+    "out": lambda run: toque.report(run, out=run.folder),
+    "examples": lambda _: toque.check(configuration(), examples=1),
+    "kills": lambda run: toque.drill(run, kills=-1),
+    "steps": lambda run: toque.drill(run, steps=2),
+    "seeds": lambda _: toque.ablate(configuration(), seeds=0),
+    "budget": lambda _: toque.ablate(configuration(), budget="5 steps"),
+    "start": lambda run: toque.train(configuration(), start=run.folder),
+    "replace": lambda _: toque.prepare(
+        toque.configure(configuration(), data={"max_target_tokens": 99})
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_bad_argument_is_named_as_python_names_it(name, run, capfd):
+    with pytest.raises(ToqueError, match=rf"\b{name}\b") as caught:
+        REFUSED[name](run)
+    assert name in caught.value.arguments
+    assert "--" not in str(caught.value)
+    assert "\0" not in str(caught.value)
+    assert capfd.readouterr() == ("", "")
+
+
+FORKED = """
+import json, sys, toque
+from test_api import configuration
+if sys.argv[1] == "drill":
+    found = toque.drill("long", kills=1, steps=8)
+    assert not found.failed, found
+else:
+    found = toque.ablate(configuration(), seeds=2, steps=2, out="ablation")
+    assert set(found.record["effects"]) == {"label smoothing"}, found.record
+    assert found.record["failed"] == []
+    assert found.page.exists()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ["drill", "ablate"])
+def test_what_forks_prints_nothing(verb, kitchen):
+    toque.train(toque.configure(configuration(), run_dir="long", train={"stop_after": "9 steps"}))
+    # In a process of its own: one that has computed must not be forked.
+    code = "import toque.workflows.ablate.plan as p; p.IMPROVEMENTS = p.IMPROVEMENTS[1:2]\n"
+    path = [str(Path(toque.__file__).parent.parent), str(Path(__file__).parent)]
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:0] = {path}\n{code}{FORKED}", verb],
+        capture_output=True, text=True, check=False, cwd=kitchen,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import harness
 
 from toque.errors import ToqueError
-from toque.workflows.verify import run_verification
+from toque.workflows.verify import verify
 
 _NOT_READ = ("report.json", "report.md", "shard.json")
 """Of a finished store: reports for people, and what a killed prepare would have continued from."""
@@ -36,7 +36,7 @@ def measure(a: argparse.Namespace) -> harness.Result:
         for kind, source in (("store", a.store), ("checkpoint", a.checkpoint)):
             folders.append((kind, Path(name) / source.name))
             shutil.copytree(source, folders[-1][1])
-            run_verification(folders[-1][1])
+            verify(folders[-1][1])
         for _ in range(a.n):
             kind, folder = chance.choice(folders)
             how, damaged, message = _trial(folder, chance)
@@ -74,7 +74,7 @@ def _trial(folder: Path, chance: random.Random) -> tuple[str, list[str], str | N
         path.write_bytes(back[other])
         other.write_bytes(data)
     try:
-        run_verification(folder)
+        verify(folder)
         message = None
     except ToqueError as error:
         message = str(error)

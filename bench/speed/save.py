@@ -158,7 +158,7 @@ class Clock:
 
 def _session(options: argparse.Namespace) -> None:
     from toque.config import load_config
-    from toque.workflows.train import run_training
+    from toque.workflows.train import train
 
     number = len(list(options.work.glob("run-*")))
     run = options.work / f"run-{number}"
@@ -166,8 +166,9 @@ def _session(options: argparse.Namespace) -> None:
     if options.side == "with":
         words += [f"train.save_every={options.every / 60} minutes"]
         words += [f"checkpoint.upload={BUCKET}/{run.name}"]
-    run_training(
-        load_config(str(options.work / "config.yaml"), words), own=[Clock(run, options.seconds)]
+    train(
+        load_config(str(options.work / "config.yaml"), words),
+        callbacks=[Clock(run, options.seconds)],
     )
 
 

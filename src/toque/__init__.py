@@ -12,41 +12,66 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from toque.version import __version__
+
 if TYPE_CHECKING:
-    from toque.api import TrainedRun, Written, configure, evaluate, generate, prepare, train
+    from toque.api import (
+        ablate,
+        check,
+        classify,
+        configure,
+        drill,
+        evaluate,
+        export,
+        generate,
+        prepare,
+        report,
+        train,
+        verify,
+    )
+    from toque.cli.console import ConsoleReporter
     from toque.config import RunConfig
     from toque.cooking.recipe import Recipe
-
-__version__ = "0.1.0"
+    from toque.reporter import Reporter
+    from toque.workflows.results import Answer, TrainedRun, Written
 
 __all__ = [
+    "Answer",
+    "ConsoleReporter",
     "Recipe",
+    "Reporter",
     "RunConfig",
     "TrainedRun",
     "Written",
     "__version__",
+    "ablate",
+    "check",
+    "classify",
     "configure",
+    "drill",
     "evaluate",
+    "export",
     "generate",
     "prepare",
+    "report",
     "train",
+    "verify",
 ]
 
 _HOME = {
+    "ConsoleReporter": "toque.cli.console",
     "Recipe": "toque.cooking.recipe",
+    "Reporter": "toque.reporter",
     "RunConfig": "toque.config",
-    **dict.fromkeys(
-        ("TrainedRun", "Written", "configure", "evaluate", "generate", "prepare", "train"),
-        "toque.api",
-    ),
+    **dict.fromkeys(("Answer", "TrainedRun", "Written"), "toque.workflows.results"),
 }
 
 
 def __getattr__(name: str) -> Any:
     """The public names, imported when they are first asked for."""
-    if name not in _HOME:
+    if name not in __all__:
         raise AttributeError(f"module 'toque' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME[name]), name)
+    return getattr(importlib.import_module(_HOME.get(name, "toque.api")), name)
 
 
 def __dir__() -> list[str]:

@@ -1,7 +1,7 @@
 """Exceptions a user can meet, each with its exit code.
 
 ToqueError
-├── CheckFailed       1   `toque check` found two answers where there must be one
+├── CheckFailed       1   `check` or `drill` found what must not be
 ├── ConfigError       2   wrong usage or configuration
 ├── DataError         3   sources, tokenizer or store
 ├── CheckpointError   4   checkpoint or run folder
@@ -9,12 +9,22 @@ ToqueError
 ├── RankLost          1   another process of the same run is gone or does not answer
 └── Interrupted       75  stopped by a signal, saved and resumable
 
-A message is one paragraph: what was found, where, what is allowed, what to do.
+A message is one paragraph: what was found, where, what is allowed, what to do. Arguments in it are
+marked by `argument`, so that Python reads "n is 0" and the command line puts the flag instead.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from typing import ClassVar
+
+_MARKED = re.compile("\0([^\0]*)\0")
+
+
+def argument(name: str) -> str:
+    """An argument for a message, as Python writes it: `n`, or `steps=8` to give it a value."""
+    return f"\0{name}\0"
 
 
 class ToqueError(Exception):
@@ -24,9 +34,27 @@ class ToqueError(Exception):
     said_by_another: bool = False
     """Whether another rank of the same run tells the user about it."""
 
+    def __str__(self) -> str:
+        """The message, with arguments as Python names them."""
+        return self.message(str)
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Names of the arguments that the message is about, in its order."""
+        names = (found.partition("=")[0] for found in _MARKED.findall(super().__str__()))
+        return tuple(dict.fromkeys(names))
+
+    def message(self, name: Callable[[str], str]) -> str:
+        """The message, with every argument as `name` puts it.
+
+        >>> ConfigError(f"{argument('n')} is 0.").message(lambda name: f"The flag of {name}")
+        'The flag of n is 0.'
+        """
+        return _MARKED.sub(lambda found: name(found[1]), super().__str__())
+
 
 class CheckFailed(ToqueError):
-    """`toque check` computed an update in two ways that must agree and do not."""
+    """Two computations that must agree do not: `check`, or a fault of `drill`."""
 
     exit_code: ClassVar[int] = 1
 

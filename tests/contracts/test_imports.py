@@ -12,8 +12,8 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 PACKAGE = REPOSITORY / "src" / "toque"
 LEVELS = (
-    ("errors",),
-    ("units", "batch", "keyed_random"),
+    ("errors", "version"),
+    ("units", "batch", "keyed_random", "reporter"),
     ("storage", "config"),
     ("sources", "models"),
     ("data",),

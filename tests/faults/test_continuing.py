@@ -14,7 +14,7 @@ import pytest
 from toque.cli import main
 from toque.config import load_config
 from toque.cooking.cookbook.generate import write_cookbook
-from toque.workflows.train import run_training
+from toque.workflows.train import train
 
 
 class StopAt:
@@ -31,7 +31,7 @@ def begun(kitchen) -> Path:
     """A run that was interrupted after a few steps."""
     words = [f"run_dir={kitchen / 'begun'}"]
     resolved = load_config(str(kitchen / "run.yaml"), words)
-    assert run_training(resolved, own=[StopAt(3)]).interrupted
+    assert train(resolved, callbacks=[StopAt(3)]).interrupted
     return kitchen / "begun"
 
 

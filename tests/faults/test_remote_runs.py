@@ -19,7 +19,7 @@ from toque.storage.bucket_errors import RUNS, BucketError
 from toque.storage.bucket_lock import LOCK, BucketLock
 from toque.training.checkpoint.fetch import fetch_run
 from toque.training.checkpoint.upload import Uploads
-from toque.workflows.train import run_training
+from toque.workflows.train import train
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -41,7 +41,7 @@ class StopAt:
 def run(kitchen, name, *words, stop_at=None):
     words = [f"run_dir={kitchen / name}" if "://" not in name else f"run_dir={name}", *words]
     resolved = load_config(str(kitchen / "run.yaml"), words)
-    return run_training(resolved, own=[StopAt(stop_at)] if stop_at else [])
+    return train(resolved, callbacks=[StopAt(stop_at)] if stop_at else [])
 
 
 def last(folder):

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from toque.cli import main
+import toque
 from toque.config import RunConfig, load_config
 from toque.cooking.cookbook.generate import write_cookbook
-from toque.errors import ConfigError
+from toque.errors import CheckpointError, ConfigError
 from toque.training.checkpoint.run_lock import run_lock
 from toque.workflows.forecast import course_of, space_of
+from toque.workflows.show import show
 
 RUN = """
 run_dir: {folder}/run
@@ -34,7 +35,7 @@ def kitchen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("forecast")
     write_cookbook(folder / "a.jsonl", n=24, seed=3)
     (folder / "run.yaml").write_text(RUN.format(folder=folder))
-    assert main(["prepare", str(folder / "run.yaml")]) == 0
+    toque.prepare(folder / "run.yaml")
     return folder
 
 
@@ -42,10 +43,10 @@ def config_of(folder: Path, *words: str) -> RunConfig:
     return load_config(str(folder / "run.yaml"), list(words)).config
 
 
-def test_the_forecast_is_what_the_run_then_takes_and_does(kitchen: Path, capsys) -> None:
+def test_the_forecast_is_what_the_run_then_takes_and_does(kitchen: Path) -> None:
     config = config_of(kitchen)
     before, course = space_of(config), course_of(config, 64)
-    assert main(["train", str(kitchen / "run.yaml")]) == 0
+    toque.train(config)
     (last,) = sorted((kitchen / "run" / "checkpoints").glob("step-*"))[-1:]
     taken = sum(path.stat().st_size for path in last.glob("*"))
     # Headers, state and manifest are not in the forecast; of a real model they are nothing.
@@ -64,9 +65,7 @@ def test_the_forecast_is_what_the_run_then_takes_and_does(kitchen: Path, capsys)
     assert max(course.rates) == pytest.approx(max(done.values()), rel=0.05)
     assert course.rates[-1] < 0.02 * max(course.rates)
 
-    capsys.readouterr()
-    assert main(["show", str(kitchen / "run")]) == 0
-    shown = capsys.readouterr().out
+    shown = show(load_config(kitchen / "run" / "config.yaml"))
     assert "# A checkpoint takes " in shown.splitlines()[-1]
     (kitchen / "again.yaml").write_text(shown)
     assert load_config(str(kitchen / "again.yaml"), []).config == config
@@ -88,19 +87,18 @@ def test_a_rate_that_only_data_can_place_is_said(kitchen: Path) -> None:
     assert course.rates[-1] == pytest.approx(0.0, abs=1e-9)
 
 
-def test_stages_stand_below_the_curve(kitchen: Path, capsys) -> None:
+def test_stages_stand_below_the_curve(kitchen: Path) -> None:
     stages = "curriculum={stages: [{from: '0 %', max_steps: 99}, {from: '50 %'}]}"
-    assert main(["show", str(kitchen / "run.yaml"), "--plot", stages]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = show(load_config(kitchen / "run.yaml", [stages]), plot=True).splitlines()
     assert lines[0].startswith("learning rate (cosine), 0 to ")
     assert lines[-2].endswith("|^ stage 1: up to 99 steps")
     assert lines[-1].endswith("|" + 32 * " " + "^ stage 2: everything")
 
 
-def test_a_second_run_in_a_folder_is_refused_before_it_writes(kitchen: Path, capsys) -> None:
+def test_a_second_run_in_a_folder_is_refused_before_it_writes(kitchen: Path) -> None:
     run = kitchen / "taken"
-    words = ["train", str(kitchen / "run.yaml"), f"run_dir={run}"]
-    with run_lock(run / "checkpoints"):
-        assert main(words) == 4
-    assert "is in use by another training process" in " ".join(capsys.readouterr().err.split())
+    config = config_of(kitchen, f"run_dir={run}")
+    refused = pytest.raises(CheckpointError, match="is in use by another training process")
+    with run_lock(run / "checkpoints"), refused:
+        toque.train(config)
     assert [path.name for path in run.iterdir()] == ["checkpoints"]

@@ -1,4 +1,4 @@
-"""The commands."""
+"""Command line of Toque."""
 
 from toque.cli.app import main
 

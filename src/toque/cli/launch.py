@@ -1,4 +1,4 @@
-"""Being started by torchrun or accelerate as one of several processes; known without torch."""
+"""Launchers such as torchrun: whether this is one of several processes, seen without torch."""
 
 from __future__ import annotations
 

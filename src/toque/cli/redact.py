@@ -1,4 +1,4 @@
-"""What a command line may not pass on."""
+"""Secrets of a command line, left out of what is passed on."""
 
 from __future__ import annotations
 

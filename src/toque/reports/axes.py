@@ -1,4 +1,4 @@
-"""Scales and ticks: which numbers stand on an axis, where, and how they are written."""
+"""Axes of a plot: the numbers that stand on one, their places and how they are written."""
 
 from __future__ import annotations
 

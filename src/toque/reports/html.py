@@ -1,4 +1,4 @@
-"""A page from a template: one HTML file that needs no network and no script."""
+"""HTML pages from templates: one file that needs no network and no script."""
 
 from __future__ import annotations
 

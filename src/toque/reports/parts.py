@@ -1,4 +1,4 @@
-"""The parts a page is put together from."""
+"""Parts of a page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page of a run shows: its events as facts, curves and tables; running, killed or done."""
+"""Report of a run: its events as facts, curves and tables; running, killed or done."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, Final
 
 import msgspec
 
-from toque import __version__
 from toque.data.prepare.report import Report
 from toque.reports.curves import Points, points, rates, smoothed, thinned
 from toque.reports.parts import Figure, Grid, Passage, Shown
 from toque.reports.score_tables import score_grids, written
 from toque.reports.svg_charts import Frame, Series, lines
+from toque.version import __version__
 
 Event = Mapping[str, Any]
 _WIDE: Final = Frame(1000.0, 330.0)

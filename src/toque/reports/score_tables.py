@@ -1,4 +1,4 @@
-"""`evaluation.json` as tables: what was measured, how surely, and of which part of the texts."""
+"""Score tables of evaluation.json: what was measured, how surely, and of which texts."""
 
 from __future__ import annotations
 

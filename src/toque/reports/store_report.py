@@ -1,4 +1,4 @@
-"""What the page of a store shows: its data report as tables, plots and texts."""
+"""Report of a store: its data report as tables, plots and texts."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
-from toque import __version__
 from toque.cooking.recipe import DIFFICULTIES, NUTRITION_CLASSES
 from toque.data.prepare.histograms import ColumnReport, Histogram
 from toque.data.prepare.report import Lengths, Report, SourceReport
 from toque.reports.parts import Figure, Grid, Passage, Shown
 from toque.reports.svg_charts import bars, histogram
 from toque.sources.excerpts import Excerpt
+from toque.version import __version__
 
 MOST_FILES: Final = 30
 """Source files listed one by one; more are summed by source and schema."""

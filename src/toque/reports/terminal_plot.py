@@ -1,4 +1,4 @@
-"""A curve in the terminal, in columns of eighths."""
+"""Plot of a curve in the terminal, in columns of eighths."""
 
 from __future__ import annotations
 

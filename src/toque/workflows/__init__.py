@@ -1,4 +1,1 @@
-"""RunConfig -> objects: the only package that reads a configuration and composes all levels.
-
-Import its modules, not this one: `build.data` needs no torch, the others do.
-"""
+"""Workflows: one module a verb; only these read a configuration and compose all levels."""

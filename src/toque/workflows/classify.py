@@ -1,12 +1,11 @@
-"""`toque generate --task` and `--choices`: the likeliest of a few answers, with probabilities."""
+"""Classification: the likeliest of a few answers, with the probability of each."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Final, cast
 
 import numpy as np
 
@@ -15,34 +14,32 @@ from toque.cooking.recipe import Recipe
 from toque.cooking.tasks import question
 from toque.data.prepare.example_rows import prompt_ids
 from toque.data.prepare.settings import FamilyKind
-from toque.errors import ConfigError, DataError
+from toque.errors import ConfigError, DataError, argument
 from toque.evaluation.constrained_choice import Chooser
 from toque.models.forward.loss import log_probabilities
+from toque.workflows.assembly.task_scores import answer_ids
 from toque.workflows.open_model import OpenedModel, open_model
 from toque.workflows.prompt_files import lines_of
-from toque.workflows.task_scores import answer_ids
+from toque.workflows.results import Answer
+
+_EXAMPLE: Final = 'prompts="lentil soup: 200 g lentils, 1 onion"'
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What a model chose."""
+def classify(
+    run_or_model: str | Path,
+    prompts: Sequence[str] = (),
+    *,
+    file: Path | None = None,
+    task: str | None = None,
+    choices: Sequence[str] = (),
+    raw: bool = False,
+) -> Iterator[Answer]:
+    """Choose the likeliest of a few answers for every prompt, in order.
 
-    prompt: str
-    """As the model read it."""
-    answer: str
-    probabilities: Mapping[str, float]
-    """Of every allowed answer; they sum to 1."""
-
-    def record(self) -> dict[str, Any]:
-        """As one object of JSON lines."""
-        shares = {name: round(share, 6) for name, share in self.probabilities.items()}
-        return {"prompt": self.prompt, "answer": self.answer, "probabilities": shares}
-
-    def shown(self) -> str:
-        """For people."""
-        ranked = sorted(self.probabilities.items(), key=lambda item: -item[1])
-        told = ", ".join(f"{name} {share:.3f}" for name, share in ranked)
-        return f"{self.prompt}\n\n{self.answer}   ({told})\n"
+    Arguments and errors are those of `toque.api.classify`.
+    """
+    asked = questions(prompts, file, task=task, raw=raw)
+    return _answers(str(run_or_model), asked, allowed(task=task, choices=choices), task)
 
 
 def questions(
@@ -58,13 +55,14 @@ def questions(
         raw: take all prompts as they are.
 
     Raises:
-        ConfigError: there is none, or no task of classes has this name.
+        ConfigError: no prompt, or no class task of this name.
         DataError: a file that cannot be read.
     """
     if task is not None and task not in CLASSES:
         raise ConfigError(
-            f"--task is {task}. Its answer must be one of a few: {', '.join(CLASSES)} are. Texts "
-            "are written without --task; answers of your own are --choices."
+            f"{argument('task')} is {task}. Its answer must be one of a few: {', '.join(CLASSES)} "
+            f"are. Texts are written without {argument('task')}; answers of your own are "
+            f"{argument('choices')}."
         )
     asked = [_asked(p, task, raw=raw) for p in prompts]
     for where, line in lines_of(file) if file is not None else ():
@@ -77,13 +75,12 @@ def questions(
             asked.append(question(task, Recipe(line["title"], _texts(lines), _texts(steps))))
         else:
             raise DataError(
-                f'{where} has neither "prompt" nor, for a --task, "title". Write {{"prompt": '
-                f'"..."}} or {{"title": "...", "ingredients": ["2 eggs"], "steps": ["..."]}}.'
+                f'{where} has neither "prompt" nor, for a {argument("task")}, "title". Write '
+                '{"prompt": "..."} or {"title": "...", "ingredients": ["2 eggs"], "steps": '
+                '["..."]}.'
             )
     if not asked:
-        raise ConfigError(
-            'Nothing to answer. Give --prompt "lentil soup: 200 g lentils, 1 onion" or --file.'
-        )
+        raise ConfigError(f"Nothing to answer. Give {argument(_EXAMPLE)} or {argument('file')}.")
     return asked
 
 
@@ -95,40 +92,30 @@ def allowed(*, task: str | None, choices: Sequence[str]) -> tuple[str, ...]:
     """
     if task is not None and choices:
         raise ConfigError(
-            f"--task {task} has its own classes to choose from, and --choices gives others. Leave "
-            "one of them out."
+            f"{argument(f'task={task}')} has its own classes to choose from, and "
+            f"{argument('choices')} gives others. Leave one of them out."
         )
     if task is not None:
         return CLASSES[cast("Task", task)]
     if len(set(choices)) < len(choices) or len(choices) < 2 or not all(map(str.strip, choices)):
         raise ConfigError(
-            f"--choices are {', '.join(map(repr, choices))}. Give two answers or more, "
-            "each once: --choices Healthy --choices Indulgent."
+            f"{argument('choices')} are {', '.join(map(repr, choices))}. Give two answers or more, "
+            f"each once: {argument('choices=Healthy')} {argument('choices=Indulgent')}."
         )
     return tuple(choices)
 
 
-def answers(
-    path: str, prompts: Sequence[str], choices: Sequence[str], *, task: str | None = None
+def _answers(
+    path: str, prompts: Sequence[str], choices: Sequence[str], task: str | None
 ) -> Iterator[Answer]:
-    """The likeliest of `choices` for every prompt, in order.
-
-    Args:
-        path: a run, a model folder or a hub name.
-        prompts: as the model reads them.
-        choices: what it may answer.
-        task: what is asked; a run that did not learn it is refused.
-
-    Raises:
-        ConfigError: the run did not learn the task.
-    """
     opened = open_model(path)
     learnt = None if opened.config is None else opened.config.data.tasks
     if task is not None and learnt is not None and task not in learnt:
         raise ConfigError(
-            f"{path} did not learn --task {task}: its data.tasks is {', '.join(learnt)}. An "
-            "answer would be chance. Train with it (docs/guides/tasks-and-curriculum.md), or ask "
-            "in your own way with --choices."
+            f"{path} did not learn {argument(f'task={task}')}: its data.tasks is "
+            f"{', '.join(learnt)}. An answer would be chance. Train with it "
+            "(docs/guides/tasks-and-curriculum.md), or ask in your own way with "
+            f"{argument('choices')}."
         )
     shares = _probabilities(opened, prompts, choices)
     for prompt, row in zip(prompts, shares, strict=True):

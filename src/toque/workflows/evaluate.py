@@ -1,4 +1,4 @@
-"""`toque evaluate`: a run or a model against held-out data; and what evaluation.json holds."""
+"""Evaluation of a run or a model on held-out data, and the content of evaluation.json."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from toque.evaluation.bootstrap import RESAMPLES, SEED, Estimate
 from toque.evaluation.heldout_loss import HeldOut
 from toque.evaluation.text_samples import Sample
 from toque.evaluation.text_scores import Scores, TextScores
+from toque.reporter import SILENT, Reporter
 from toque.storage.atomic import atomic_write
 from toque.training.runtime import Runtime
 from toque.workflows.assembly.batches import build_stream
 from toque.workflows.assembly.data import open_store
 from toque.workflows.assembly.evaluation import build_heldout, build_sampler, held_out_prompts
 from toque.workflows.assembly.metrics import bits_per_byte, build_text_scores, text_bytes
+from toque.workflows.assembly.task_scores import TaskScores, score_tasks
 from toque.workflows.open_model import open_model
-from toque.workflows.task_scores import TaskScores, score_tasks
 
 DIGITS = 6
 """Digits after the point in evaluation.json."""
@@ -81,8 +82,8 @@ class Evaluation:
         }
         return json.dumps(record, indent=1)
 
-    def table(self) -> str:
-        """For people."""
+    def __str__(self) -> str:
+        """The table for people."""
         tokens = self.heldout["target_tokens"]
         loss, perplexity = self.heldout["loss"], self.heldout["perplexity"]
         lines = [f"held-out loss {loss:.4f} nats a token, perplexity {perplexity:.2f}"]
@@ -143,11 +144,11 @@ def evaluation_of(
         heldout: the rows that `losses` are over.
         losses: loss, perplexity and target tokens.
         samples: the written texts.
-        scores: what is to be said of them; nothing added up yet.
+        scores: their metrics, with nothing added up yet.
         step: of the weights, where known.
         tasks: the scores of each task, where there are several.
     """
-    # Of a corrupted text the targets are pieces: bits a byte would be of no text.
+    # The targets of a corrupted text are pieces: bits a byte would describe no text.
     whole = heldout.layout.examples is store
     n_bytes = text_bytes(store, heldout.rows) if whole else 0
     heldout_scores = dict(losses)
@@ -158,36 +159,33 @@ def evaluation_of(
     return Evaluation(step, heldout_scores, scores.result(), tasks)
 
 
-def run_evaluation(path: str, settings: RunConfig) -> str:
-    """Score `path` as `evaluate_on` does; the table of it."""
-    return evaluate_on(path, settings).table()
+def evaluate(
+    run_or_model: str | Path, config: RunConfig, *, reporter: Reporter = SILENT
+) -> Evaluation:
+    """Score a run or a model on held-out data; write evaluation.json when it is a run.
 
-
-def evaluate_on(path: str, settings: RunConfig) -> Evaluation:
-    """Score `path` on the store of `settings`; write evaluation.json when it is a run.
-
-    Raises:
-        ConfigError: a metric of evaluation.metrics cannot be imported.
-        DataError: no prepared store, or one of another tokenizer.
+    Arguments and errors are those of `toque.api.evaluate`.
     """
-    run, scores = Path(path), build_text_scores(settings)
-    opened = open_model(path)
-    store = open_store(settings)
+    run, scores = Path(run_or_model), build_text_scores(config)
+    opened = open_model(str(run_or_model))
+    store = open_store(config)
     opened.check_tokenizer(store)
-    runtime = Runtime.detect(precision=settings.train.precision, fp16_is_safe=False)
+    runtime = Runtime.detect(precision=config.train.precision, fp16_is_safe=False)
     model = opened.model.to(runtime.device)  # type: ignore[arg-type]
-    stream = build_stream(settings, store, model)
-    heldout = build_heldout(settings, store, stream, runtime)
-    prompts = held_out_prompts(store, settings.evaluation.generate)
-    samples = build_sampler(settings, store, prompts)(model)
+    stream = build_stream(config, store, model)
+    heldout = build_heldout(config, store, stream, runtime)
+    losses = heldout(model)
+    prompts = held_out_prompts(store, config.evaluation.generate)
+    with reporter.working(f"writing {len(prompts)} held-out recipes"):
+        samples = build_sampler(config, store, prompts)(model)
     result = evaluation_of(
         store,
         heldout,
-        heldout(model),
+        losses,
         samples,
         scores,
         step=opened.step,
-        tasks=score_tasks(settings, store, stream, runtime, model),
+        tasks=score_tasks(config, store, stream, runtime, model),
     )
     if (run / "config.yaml").exists():
         atomic_write(run / "evaluation.json", result.to_json().encode())

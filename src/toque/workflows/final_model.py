@@ -1,33 +1,70 @@
-"""What a run leaves behind: a whole model, or an adapter; and what is said of it."""
+"""Final model of a run: the best weights, scored, as a Hugging Face folder or an adapter's."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from torch import nn
 from transformers import PreTrainedModel
 
 from toque.config import RunConfig
+from toque.data.loader.batch_stream import BatchStream
 from toque.data.store.token_store import TokenStore
-from toque.models.flops import ParameterCounts
+from toque.evaluation.text_samples import append_samples
 from toque.models.loading.export import save_adapter, save_model
 from toque.models.lora.files import WEIGHTS
 from toque.models.lora.layers import is_adapted
-from toque.training.runtime import Runtime
+from toque.reporter import Reporter
+from toque.storage.atomic import atomic_write
+from toque.training.checkpoint.resume import broadcast_checkpoint
+from toque.training.checkpoint.state_tensors import has_frozen, load_model_tensors
+from toque.version import __version__
+from toque.workflows.assembly.distributed_eval import written_by_all
+from toque.workflows.assembly.evaluation import build_heldout, build_sampler, held_out_prompts
+from toque.workflows.assembly.metrics import build_text_scores
+from toque.workflows.assembly.run import Run
+from toque.workflows.assembly.sample_writer import writing_in
+from toque.workflows.assembly.task_scores import score_tasks
+from toque.workflows.evaluate import evaluation_of
 
-WritingContext = Callable[[], AbstractContextManager[Any]]
 
-
-def writing_in(model: nn.Module, runtime: Runtime) -> WritingContext:
-    """The context in which a model in training can write texts.
-
-    Whole models are float32 and need none; frozen weights beside an adapter may be held in the
-    format autocast computes in, and then only work with it.
-    """
-    return runtime.autocast if is_adapted(model) else nullcontext
+def finish(config: RunConfig, store: TokenStore, run: Run, reporter: Reporter) -> None:
+    """Score the best model on held-out data and write it, in the folder of the run."""
+    folder, trainer, model = Path(config.run_dir), run.trainer, run.trainer.model
+    stream, runtime = cast("BatchStream", trainer.batches), trainer.runtime
+    step = trainer.progress.step
+    best = broadcast_checkpoint(trainer.checkpoints.best, runtime.ranks)
+    if best is not None:
+        tensors = best.tensors("model")
+        load_model_tensors(model, tensors, trainable_only=has_frozen(model), where=str(best.path))
+        step = best.step
+    elif trainer.average is not None:
+        trainer.average.apply(model)
+    losses = trainer.evaluator()
+    prompts = held_out_prompts(store, config.evaluation.generate)
+    scored = build_sampler(config, store, prompts) if prompts else run.sampler
+    writing = f"writing {len(scored.prompts)} held-out recipes"
+    with reporter.working(writing), writing_in(model, runtime)():
+        samples = written_by_all(scored, model, runtime.ranks)
+    if not runtime.ranks.is_main:
+        return
+    result = evaluation_of(
+        store,
+        build_heldout(config, store, stream, runtime),
+        losses,
+        samples,
+        build_text_scores(config),
+        step=step,
+        tasks=score_tasks(config, store, stream, runtime, model),
+    )
+    atomic_write(folder / "evaluation.json", result.to_json().encode())
+    append_samples(folder / "samples.jsonl", samples, step=step)
+    card = model_card(config, step=step, metrics=result.metrics)
+    kept = keep_model(model, store, folder / "model", card=card, base_hash=trainer.base_sha256)
+    reporter.notice(str(result))
+    reporter.notice(f"{kept} (step {step}, lowest held-out loss).")
 
 
 def keep_model(
@@ -41,17 +78,20 @@ def keep_model(
     save_adapter(core, tokenizer, folder, card=card, base_hash=base_hash or "")
     size = (folder / WEIGHTS).stat().st_size / 1e6
     return (
-        f"The adapter, {size:,.1f} MB, is in {folder}; `toque export {folder.parent} --to DIR` "
-        "merges it into its base"
+        f"The adapter, {size:,.1f} MB, is in {folder}; `toque export {folder.parent}` merges it "
+        "into its base"
     )
 
 
-def adapter_words(config: RunConfig, counts: ParameterCounts) -> str:
-    """The trained share, for the lines a run begins with; nothing when all is trained."""
-    if config.adapter is None:
-        return ""
-    base = counts.total - counts.trainable
+def model_card(config: RunConfig, *, step: int, metrics: Mapping[str, float]) -> str:
+    """README.md of the finished model: what it is, how it was made, how good it is."""
+    scores = "\n".join(f"| {name} | {value:.4g} |" for name, value in metrics.items())
+    sources = ", ".join(s.path for s in config.data.sources) or config.data.store
     return (
-        f"{config.adapter.kind} adapter of {counts.trainable:,} parameters "
-        f"({counts.trainable / base:.2%}, {counts.trainable * 4 / 1e6:,.1f} MB), "
+        f"---\nlibrary_name: transformers\ntags: [toque, {config.model.family}]\n---\n\n"
+        f"# {Path(config.run_dir).name}\n\nTrained with Toque {__version__} from "
+        f"{config.model.start_from} on {sources}; weights of step {step}, the lowest held-out "
+        "loss. `config.yaml` of the run repeats it.\n\n"
+        "The prompt it was trained on: `Generate recipe for: NAME using ingredients: a, b, c`.\n\n"
+        f"| held-out metric | value |\n|---|---|\n{scores}\n"
     )

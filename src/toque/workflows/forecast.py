@@ -1,4 +1,4 @@
-"""What a run will take and do, known before it begins and without allocating its model."""
+"""Forecast of the space and the learning rate of a run, without allocating its model."""
 
 from __future__ import annotations
 

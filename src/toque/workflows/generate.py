@@ -1,23 +1,23 @@
-"""`toque generate`: prompts in, texts out."""
+"""Generation of texts from prompts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Final, Literal
 
 from toque.cooking.prompts import ASKS_FOR, write_prompt
-from toque.cooking.scoring.recipe_scores import text_metrics
 from toque.data.prepare.example_rows import prompt_ids
-from toque.errors import ConfigError, DataError
-from toque.models.generation.engine import generate
+from toque.errors import ConfigError, DataError, argument
+from toque.models.generation.engine import generate as generate_ids
 from toque.models.lora.files import load_adapter
 from toque.workflows.open_model import OpenedModel, open_model
 from toque.workflows.prompt_files import lines_of
+from toque.workflows.results import Written
 
 DEFAULT_NEW_TOKENS = 256
+_EXAMPLE: Final = 'prompts="lentil soup"'
 
 
 @dataclass(frozen=True)
@@ -39,38 +39,46 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         if self.n < 1 or self.temperature < 0 or not 0 < self.top_p <= 1:
+            n, temperature, top_p = map(argument, ("n", "temperature", "top_p"))
             raise ConfigError(
-                f"--n is {self.n}, --temperature {self.temperature:g} and --top-p {self.top_p:g}. "
-                "Allowed: --n from 1, --temperature from 0, --top-p above 0 and up to 1."
+                f"{n} is {self.n}, {temperature} {self.temperature:g} and {top_p} {self.top_p:g}. "
+                f"Allowed: {n} from 1, {temperature} from 0, {top_p} above 0 and up to 1."
             )
 
 
-@dataclass(frozen=True)
-class WrittenText:
-    """A text of a model."""
+def generate(
+    run_or_model: str | Path,
+    prompts: Sequence[str] = (),
+    *,
+    file: Path | None = None,
+    adapters: Sequence[Path] = (),
+    n: int = 1,
+    max_new_tokens: int | None = None,
+    temperature: float = 0.7,
+    top_p: float = 0.95,
+    seed: int = 0,
+    raw: bool = False,
+) -> Iterator[Written]:
+    """Write texts for prompts, in order; all with one adapter, then with the next.
 
-    prompt: str
-    """As the model read it."""
-    text: str
-    tokens: int
-    adapter: str | None = None
-    """Folder of the adapter it was written with, where several were asked for."""
+    Arguments and errors are those of `toque.api.generate`.
+    """
+    sampling = SamplingParams(
+        n=n, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed
+    )
+    asked = asked_for(prompts, file, raw=raw)
+    return _written(str(run_or_model), asked, sampling, adapters)
 
-    @cached_property
-    def metrics(self) -> Mapping[str, float]:
-        """The recipe scores of the text."""
-        return text_metrics(self.prompt, self.text)
 
-    def record(self) -> dict[str, Any]:
-        """As one object of JSON lines."""
-        found: dict[str, Any] = {"prompt": self.prompt, "text": self.text, "tokens": self.tokens}
-        found |= {"adapter": self.adapter} if self.adapter is not None else {}
-        return found | {"metrics": self.metrics}
-
-    def shown(self) -> str:
-        """For people."""
-        heading = f"[{self.adapter}] {self.prompt}" if self.adapter is not None else self.prompt
-        return f"{heading}\n\n{self.text}\n"
+def _written(
+    path: str, prompts: Sequence[str], sampling: SamplingParams, adapters: Sequence[Path]
+) -> Iterator[Written]:
+    opened = open_model(path)
+    if not adapters:
+        yield from _texts(opened, prompts, sampling, adapter=None)
+    for i, folder in enumerate(adapters):
+        load_adapter(opened.model, folder, name=f"adapter_{i}")
+        yield from _texts(opened, prompts, sampling, adapter=str(folder))
 
 
 def asked_for(prompts: Sequence[str], file: Path | None, *, raw: bool) -> list[str]:
@@ -89,49 +97,30 @@ def asked_for(prompts: Sequence[str], file: Path | None, *, raw: bool) -> list[s
     asked += _from_file(file, raw=raw) if file is not None else ()
     if not asked:
         raise ConfigError(
-            'Nothing to write for. Give --prompt "lentil soup" or --file prompts.txt.'
+            f"Nothing to write for. Give {argument(_EXAMPLE)} or {argument('file=prompts.txt')}."
         )
     return asked
 
 
-def write_texts(
-    path: str, prompts: Sequence[str], manner: SamplingParams, *, adapters: Sequence[Path] = ()
-) -> Iterator[WrittenText]:
-    """Texts for every prompt, in order; all with one adapter, then with the next.
-
-    Args:
-        path: a run, a model folder or a hub name; it is read once.
-        prompts: as the model reads them.
-        manner: how many, how long, how freely.
-        adapters: folders of adapters for the model.
-    """
-    opened = open_model(path)
-    if not adapters:
-        yield from _texts(opened, prompts, manner, adapter=None)
-    for i, folder in enumerate(adapters):
-        load_adapter(opened.model, folder, name=f"adapter_{i}")
-        yield from _texts(opened, prompts, manner, adapter=str(folder))
-
-
 def _texts(
-    opened: OpenedModel, prompts: Sequence[str], manner: SamplingParams, *, adapter: str | None
-) -> Iterator[WrittenText]:
+    opened: OpenedModel, prompts: Sequence[str], sampling: SamplingParams, *, adapter: str | None
+) -> Iterator[Written]:
     codec, encoder = opened.codec, bool(opened.model.config.is_encoder_decoder)
     kind: Literal["decoder", "encoder-decoder"] = "encoder-decoder" if encoder else "decoder"
-    each = [text for text in prompts for _ in range(manner.n)]
-    written = generate(
+    each = [text for text in prompts for _ in range(sampling.n)]
+    written = generate_ids(
         opened.model,
         [prompt_ids(codec, text, kind) for text in each],
-        max_new_tokens=manner.max_new_tokens or _usual_length(opened),
+        max_new_tokens=sampling.max_new_tokens or _usual_length(opened),
         eos_id=codec.eos_id,
         pad_id=codec.pad_id,
-        strategy="sample" if manner.temperature > 0 else "greedy",
-        temperature=manner.temperature or 1.0,
-        top_p=manner.top_p,
-        seed=manner.seed,
+        strategy="sample" if sampling.temperature > 0 else "greedy",
+        temperature=sampling.temperature or 1.0,
+        top_p=sampling.top_p,
+        seed=sampling.seed,
     )
     for prompt, ids in zip(each, written, strict=True):
-        yield WrittenText(prompt, codec.decode(ids), len(ids), adapter)
+        yield Written(prompt, codec.decode(ids), len(ids), adapter)
 
 
 def _usual_length(opened: OpenedModel) -> int:

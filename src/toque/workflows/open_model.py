@@ -1,4 +1,4 @@
-"""A model in use: from a run folder (finished or not) or a Hugging Face folder."""
+"""Model in use, opened from a run folder (finished or not) or a Hugging Face folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of prompts: lines of text, or JSON objects, one a line."""
+"""Prompt files: lines of text, or JSON objects, one a line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from toque.errors import DataError
+from toque.errors import DataError, argument
 
 
 def lines_of(file: Path) -> Iterator[tuple[str, str | dict[str, Any]]]:
@@ -19,7 +19,9 @@ def lines_of(file: Path) -> Iterator[tuple[str, str | dict[str, Any]]]:
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"--file {file} cannot be read as UTF-8 text: {error}.") from error
+        raise DataError(
+            f"{argument(f'file={file}')} cannot be read as UTF-8 text: {error}."
+        ) from error
     for number, line in enumerate(lines, start=1):
         where = f"{file}:{number}"
         if not line.strip():

@@ -1,8 +1,9 @@
-"""`toque verify`: a store, a checkpoint or a run against its hashes."""
+"""Verification of a store, a checkpoint or a run against its hashes."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 from toque.config import load_config
@@ -11,21 +12,33 @@ from toque.errors import CheckpointError, ConfigError
 from toque.training.checkpoint.store import verify_checkpoint
 
 
-def run_verification(path: Path) -> str:
-    """What was verified, one line each.
+@dataclass(frozen=True)
+class Verified:
+    """What was found whole."""
+
+    parts: tuple[str, ...]
+    """A line for each store and checkpoint."""
+
+    def __str__(self) -> str:
+        """All lines."""
+        return "\n".join(self.parts)
+
+
+def verify(path: Path) -> Verified:
+    """Compare every file of a store, a checkpoint or a run with its SHA-256.
 
     Raises:
-        ConfigError: the folder is none of the three.
+        ConfigError: the folder is not one of the three.
         DataError: a store's file is missing or changed; file and cause are named.
         CheckpointError: a checkpoint's is.
     """
     if (path / "config.yaml").exists():
-        return "\n".join(_run(path))
+        return Verified(tuple(_run(path)))
     if not (path / "manifest.json").exists():
         raise ConfigError(
             f"{path} is no store or checkpoint (manifest.json) and no run (config.yaml). Name one."
         )
-    return _store(path) if _is_store(path) else _checkpoint(path)
+    return Verified((_store(path) if _is_store(path) else _checkpoint(path),))
 
 
 def _is_store(path: Path) -> bool:

@@ -71,7 +71,7 @@ def test_other_inputs_are_refused_with_what_differs(
     store = tmp_path / "s"
     prepared(lines_file, store, settings_for())
     before = content(store)
-    with pytest.raises(DataError, match=r"is 400 there and 99 here\. .* --replace"):
+    with pytest.raises(DataError, match=r"is 400 there and 99 here\. .* replace=True"):
         prepared(lines_file, store, settings_for(max_target_tokens=99))
     with pytest.raises(DataError, match="family_kind is decoder there and encoder-decoder here"):
         prepared(lines_file, store, settings_for("encoder-decoder"))

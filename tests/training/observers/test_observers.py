@@ -9,6 +9,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from toque.cli.console import ConsoleReporter
 from toque.errors import CheckpointError
 from toque.training.events import Best, RunEnd, RunStart, Saved, StepInfo
 from toque.training.observers.console import ConsoleProgress
@@ -165,7 +166,7 @@ def test_a_file_that_cannot_be_opened_is_refused(tmp_path):
 def watched(*, terminal):
     out = io.StringIO()
     console = Console(file=out, force_terminal=terminal, width=120, color_system=None)
-    progress = ConsoleProgress(log_every=Duration(2, "steps"), console=console)
+    progress = ConsoleProgress(log_every=Duration(2, "steps"), reporter=ConsoleReporter(console))
     progress.on_fit_start(RunStart(Progress(), Duration(4, "steps"), ("mind the gap",)))
     for step in (1, 2, 3):
         progress.on_step(info(step, loss=9.0 - step))

@@ -9,7 +9,7 @@ from toque.config import load_config
 from toque.cooking.cookbook.generate import write_cookbook
 from toque.errors import ConfigError
 from toque.workflows.ablate.plan import IMPROVEMENTS, Interval, paired, plan_ablation, t_quantile
-from toque.workflows.ablate.run import Result, summary, table
+from toque.workflows.ablate.run import Result, ablate, summary, table
 
 
 def plan(*overrides, seeds=2):
@@ -133,11 +133,11 @@ def test_a_failure_is_a_row_and_costs_its_pair_only():
     assert any("failed: all on, gradient noise off" in line for line in table(record))
 
 
-def test_two_lengths_are_refused(tmp_path, capsys):
-    words = ["ablate", "demo", "--steps", "3", "--budget", "5 minutes", "--out", str(tmp_path)]
-    assert main(words) == 2
-    assert "Give one of them" in capsys.readouterr().err
-    assert main(["ablate", "demo", "--budget", "5 steps", "--out", str(tmp_path)]) == 2
+def test_two_lengths_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="Give one of them"):
+        ablate("demo", steps=3, budget="5 minutes", out=tmp_path)
+    with pytest.raises(ConfigError, match='such as budget="90 minutes"'):
+        ablate("demo", budget="5 steps", out=tmp_path)
 
 
 @pytest.mark.slow

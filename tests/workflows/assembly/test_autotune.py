@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+import toque
 from toque.batch import Batch
-from toque.cli import main
 from toque.config import load_config
 from toque.config.schema import RunConfig
 from toque.cooking.cookbook.generate import write_cookbook
@@ -38,7 +38,7 @@ def kitchen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("kitchen")
     write_cookbook(folder / "c.jsonl", n=40, seed=3)
     (folder / "run.yaml").write_text(BASE.format(folder=folder, family="gpt2", shape=SHAPE))
-    assert main(["prepare", str(folder / "run.yaml")]) == 0
+    toque.prepare(folder / "run.yaml")
     return folder
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config
 
+import toque
 from toque.cli import main
 from toque.config import load_config
 from toque.cooking.cookbook.generate import write_cookbook
@@ -40,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "dump").mkdir()
     write_cookbook(folder / "a.jsonl", n=40, seed=1)
     write_cookbook(folder / "dump" / "b.jsonl", n=20, seed=2)
-    assert main(["prepare", str(config_of(folder, 1.0, 1.0))]) == 0
+    toque.prepare(config_of(folder, 1.0, 1.0))
     return folder
 
 

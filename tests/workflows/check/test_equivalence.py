@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from toque.cli import main
+import toque
 from toque.config import load_config
 from toque.cooking.cookbook.generate import write_cookbook
 from toque.data.loader import collate as layout
+from toque.errors import CheckFailed
 from toque.training.trainer import Trainer
-from toque.workflows.assembly.data import open_store
 from toque.workflows.check.equivalence import check
 
 ROTARY = (
@@ -45,13 +45,13 @@ def configs(tmp_path_factory):
             'optim: {warmup: "1 step", label_smoothing: 0.1}\n'
         )
         if family in {"t5", "gpt2"}:
-            assert main(["prepare", str(paths[family])]) == 0
+            toque.prepare(paths[family])
     return paths
 
 
 def checked(path):
     config = load_config(str(path), []).config
-    return check(config, open_store(config), examples=8)
+    return check(config, examples=8)
 
 
 def verdicts(found):
@@ -61,7 +61,7 @@ def verdicts(found):
 @pytest.mark.parametrize("family", SHAPES)
 def test_every_way_gives_one_update(family, configs):
     found = checked(configs[family])
-    assert found.passed, found.table()
+    assert found.passed, str(found)
     computed = [o for o in found.outcomes if o.found is not None]
     assert len(computed) >= 7
     rows = next(o.name for o in computed if o.name.startswith("packed in"))
@@ -113,14 +113,14 @@ def test_a_leak_and_a_wrong_shift_are_caught(family, fault, configs, monkeypatch
     assert alone == ("same" if fault is joined else "DIFFERENT")
 
 
-def test_the_command_says_what_it_found(configs, monkeypatch, capsys):
-    path = str(configs["gpt2"])
-    assert main(["check", path, "--examples", "4"]) == 0
-    assert "One loss and one gradient" in capsys.readouterr().out
+def test_the_table_and_the_error_name_what_is_wrong(configs, monkeypatch):
+    config = load_config(configs["gpt2"]).config
+    found = check(config, examples=4)
+    found.raise_if_failed()
+    assert "One loss and one gradient" in str(found)
     right = layout.decoder_batch
     monkeypatch.setattr(layout, "decoder_batch", lambda *g, **n: shifted(right(*g, **n)))
-    assert main(["check", path, "--examples", "4"]) == 1
-    told = capsys.readouterr()
-    assert "DIFFERENT" in told.out
-    assert "Do not trust" in told.err
-    assert main(["check", path, "--examples", "1"]) == 2
+    found = check(config, examples=4)
+    assert "DIFFERENT" in str(found)
+    with pytest.raises(CheckFailed, match="Do not trust"):
+        found.raise_if_failed()

@@ -10,13 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from toque.cli import main
 from toque.cooking.cookbook.generate import write_cookbook
+from toque.errors import ConfigError
+from toque.workflows.drill.run import drill
 from toque.workflows.drill.sessions import differing, events, facts_of, newest_step, steps_done
 
 KILLS = """
 import json, os, random, sys, time
 from pathlib import Path
+from toque.errors import ConfigError
+from toque.workflows.drill.run import drill
 from toque.workflows.drill.sessions import Session, kill_and_continue
 
 folder, lasting = Path(sys.argv[1]), sys.argv[2] == "exact"
@@ -79,12 +82,12 @@ def test_facts_are_of_the_last_step_and_the_last_report(tmp_path: Path) -> None:
     assert differing(found, {**found, "weights": "", "best": 1}) == ["weights", "best"]
 
 
-def test_what_is_no_run_and_numbers_that_make_no_drill_are_refused(tmp_path, capsys) -> None:
-    assert main(["drill", str(tmp_path)]) == 2
-    assert "is no run folder" in capsys.readouterr().err
+def test_what_is_no_run_and_numbers_that_make_no_drill_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no run folder"):
+        drill(tmp_path)
     (tmp_path / "config.yaml").write_text("seed: 1")
-    assert main(["drill", str(tmp_path), "--steps", "3"]) == 2
-    assert "At least 8 steps" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"steps is 3 and kills 10\. At least 8 steps"):
+        drill(tmp_path, steps=3)
 
 
 RUN = """

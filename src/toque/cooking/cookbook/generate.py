@@ -35,7 +35,7 @@ from toque.cooking.cookbook.dishes import (
 )
 from toque.cooking.cookbook.recipe_builder import SOURCE, Draw, Family, Kitchen
 from toque.cooking.recipe import Recipe
-from toque.errors import ConfigError, DataError
+from toque.errors import ConfigError, DataError, argument
 from toque.storage.atomic import atomic_file
 
 __all__ = ["FAMILIES", "SOURCE", "recipe", "recipes", "write_cookbook"]
@@ -118,5 +118,5 @@ def _output(path: Path) -> Iterator[BinaryIO]:
     except OSError as error:
         raise DataError(
             f"The cookbook cannot be written to {path}: {error.strerror or error}. Check the "
-            "folder's permissions and the free space, or write to another file."
+            f"folder's permissions and the free space, or name another file with {argument('out')}."
         ) from error

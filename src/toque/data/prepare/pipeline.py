@@ -32,7 +32,7 @@ from toque.data.store.manifest import FORMAT, NAME, StoreManifest, read_manifest
 from toque.data.store.token_store import TokenStore, check_files
 from toque.data.tokenizer.codec import Codec, load_codec
 from toque.data.tokenizer.folder import hash_of_folder, resolve_tokenizer
-from toque.errors import DataError
+from toque.errors import DataError, argument
 from toque.sources.files import SourceFile, find_files
 from toque.sources.records import Source, SupportsTasks
 from toque.storage.atomic import atomic_folder, atomic_write, disk_faults, sweep
@@ -173,7 +173,7 @@ def _reusable(plan: _Plan, progress: ProgressSink, *, replace: bool) -> PrepareR
             raise DataError(
                 f"{folder} holds a token store made from something else: "
                 f"{'; '.join(_differences(manifest, plan))}. Choose another data.store, or run "
-                "prepare with --replace to make it anew."
+                f"prepare with {argument('replace=True')} to make it anew."
             )
         return None
     report = Report.read_from(folder)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from toque.errors import CheckpointError
+from toque.errors import CheckpointError, argument
 from toque.models.loading.export import save_model
 from toque.models.loading.pretrained import load_model, load_with_adapter
 from toque.models.lora.files import is_adapter_folder, merged
@@ -31,6 +31,14 @@ class Exported:
     """Largest difference of a logit to the model before merging and saving, in shares of the
     largest logit."""
     was_adapter: bool
+
+    def __str__(self) -> str:
+        """A sentence for people."""
+        how = "merged into its base, " if self.was_adapter else ""
+        return (
+            f"{self.folder} holds the model, {how}read back and compared: logits differ by at most "
+            f"{self.difference:.1e} of the largest."
+        )
 
 
 def export_model(
@@ -55,7 +63,9 @@ def export_model(
             is removed.
     """
     if to.exists() and any(to.iterdir()):
-        raise CheckpointError(f"{to} exists and is not empty. Name another folder (`to`).")
+        raise CheckpointError(
+            f"{to} exists and is not empty. Name another folder with {argument('to')}."
+        )
     adapted = is_adapter_folder(source)
     model = load_with_adapter(source, merge=False) if adapted else load_model(str(source))
     before = sample_logits(model)

@@ -1,57 +1,47 @@
-"""What a person watching sees: one live line on a terminal, plain lines anywhere else."""
+"""Progress of a run for whoever watches: a line for now, and lines that stay."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
 
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
-
+from toque.reporter import Reporter
 from toque.training.callbacks import Callback
 from toque.training.events import RunEnd, RunStart, Saved, StepInfo
 from toque.training.observers.step_window import Window
 from toque.units import Duration, Progress
 
-_REFRESHES_PER_SECOND = 4.0
-
 
 class ConsoleProgress(Callback):
-    """Prints progress, evaluations, warnings and the end.
+    """Reports progress, evaluations, warnings and the end.
 
     Args:
         log_every: how often loss and speed are read; on CUDA reading waits for the device.
-        console: where to print; standard error unless given.
+        reporter: who is told.
     """
 
-    def __init__(self, *, log_every: Duration, console: Console | None = None) -> None:
+    def __init__(self, *, log_every: Duration, reporter: Reporter) -> None:
         self.log_every = log_every
-        self._console = console or Console(stderr=True)
+        self._reporter = reporter
         self._window = Window()
-        self._live: Live | None = None
         self._stop_after: Duration | None = None
         self._began, self._fraction_at_start = 0.0, 0.0
         self._figures = ""
-        self._drawn = 0.0
         self._newest_saved: int | None = None
         self._last_loss: float | None = None
 
     def on_fit_start(self, start: RunStart) -> None:
         """Say where the run begins."""
         self._window = Window()
-        self._figures, self._drawn, self._last_loss = "", 0.0, None
+        self._figures, self._last_loss = "", None
         self._stop_after = start.stop_after
         self._began = time.perf_counter()
         self._fraction_at_start = start.stop_after.fraction(start.progress)
         self._newest_saved = start.progress.step or None
         for note in start.notes:
-            self._print(f"note: {note}")
+            self._reporter.notice(f"note: {note}")
         if start.progress.step:
-            self._print(f"continuing from step {start.progress.step:,}")
-        if self._console.is_terminal:
-            self._live = Live(console=self._console, auto_refresh=False, transient=True)
-            self._live.start()
+            self._reporter.notice(f"continuing from step {start.progress.step:,}")
 
     def on_step(self, info: StepInfo) -> None:
         """Renew the line."""
@@ -62,16 +52,8 @@ class ConsoleProgress(Callback):
             speed = f"{self._window.tokens_per_second:,.0f} tokens/s"
             self._figures = f"loss {float(info.loss):.4f}  lr {info.lr:.2e}  {speed}"
             self._window = Window()
-        line = "  ".join(
-            filter(None, (self._place(info.progress), self._figures, self._left(info)))
-        )
-        if self._live is not None:
-            now = time.perf_counter()
-            if now - self._drawn >= 1.0 / _REFRESHES_PER_SECOND:
-                self._drawn = now
-                self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
-        elif logged:
-            self._print(line)
+        parts = (self._place(info.progress), self._figures, self._left(info))
+        self._reporter.progress("  ".join(filter(None, parts)), keep=logged)
 
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> None:
         """One line that stays, with the change since the evaluation before."""
@@ -81,7 +63,7 @@ class ConsoleProgress(Callback):
         if loss is not None and self._last_loss is not None:
             parts.append(f"({loss - self._last_loss:+.4f})")
         self._last_loss = loss
-        self._print("  ".join(parts))
+        self._reporter.notice("  ".join(parts))
 
     def on_save(self, at: Progress, saved: Saved) -> None:
         """Take note of the newest durable step."""
@@ -89,18 +71,16 @@ class ConsoleProgress(Callback):
 
     def on_warning(self, at: Progress, message: str) -> None:
         """One line that stays."""
-        self._print(f"warning: {message}")
+        self._reporter.notice(f"warning: {message}")
 
     def on_fit_end(self, end: RunEnd) -> None:
         """Say how it ended and what is safe."""
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        self._reporter.progress("")
         saved = (
             f"saved up to step {self._newest_saved:,}" if self._newest_saved else "nothing saved"
         )
         best = f", best loss {end.best.loss:.4f} at step {end.best.step:,}" if end.best else ""
-        self._print(
+        self._reporter.notice(
             f"{end.reason.replace('_', ' ')} at step {end.progress.step:,} after "
             f"{_clock(end.seconds)}; {saved}{best}"
         )
@@ -117,10 +97,6 @@ class ConsoleProgress(Callback):
         left = (time.perf_counter() - self._began) * (1.0 - done) / gained
         saved = f"  saved {self._newest_saved:,}" if self._newest_saved else ""
         return f"{done:.0%}  {_clock(left)} left{saved}"
-
-    def _print(self, line: str) -> None:
-        # While a live line stands, its console puts this above it.
-        self._console.print(Text(line), soft_wrap=True)
 
 
 _SHOWN = (("loss", ".4f"), ("perplexity", ".2f"))

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from toque import __version__
 from toque.training.callbacks import Callback
 from toque.training.events import RunEnd, RunStart, State, StepInfo
 from toque.training.observers.background_thread import BackgroundThread
 from toque.units import Progress
+from toque.version import __version__
 
 TIMEOUT_SECONDS: Final = 10.0
 """For one message, in the background thread."""

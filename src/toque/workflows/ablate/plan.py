@@ -1,8 +1,8 @@
-"""Which runs say what an improvement is worth, and what their results say.
+"""Plan of an ablation: the runs that show what an improvement is worth, and their differences.
 
 Each improvement is taken away from a run that has all of them, and added to a run that has none,
 with the same seeds: the difference of two runs of one seed is free of what the seed alone does to
-both. An improvement that comes to be is one line in `IMPROVEMENTS`.
+both. A new improvement is one line in `IMPROVEMENTS`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from toque.config import RunConfig, config_sha256, load_config
-from toque.errors import ConfigError
+from toque.errors import ConfigError, argument
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Improvement:
     """Overrides that switch it on in a configuration that does not have it."""
     off_besides: tuple[str, ...] = ()
     stages: tuple[str, ...] = ()
-    """What it asks of each stage of a curriculum, which several improvements make up together."""
+    """What it asks of each stage of a curriculum, which several improvements share."""
     part: str = ""
-    """What it adds to a section that several improvements make up together."""
+    """What it adds to a section that several improvements share."""
 
     @property
     def without(self) -> tuple[str, ...]:
@@ -114,8 +114,8 @@ IMPROVEMENTS: Final = (
         part="instructions: 0.3, paraphrase: 0.3, tips: 0.3",
     ),
 )
-"""Packing is none: it is the same arithmetic, faster. Held-out loss and recipe scores are none:
-every run is measured by them."""
+"""Packing is not listed: it does not change the arithmetic. Neither are the held-out loss and the
+recipe scores: they are the yardstick."""
 
 QUIET: Final = ("observe.webhook=null", "observe.trackers=[]", "checkpoint.upload=null")
 """What the runs of an ablation do without."""
@@ -171,8 +171,8 @@ def plan_ablation(config: str, overrides: Sequence[str], *, seeds: int) -> Plan:
     """
     if seeds < 2:
         raise ConfigError(
-            f"--seeds is {seeds}, and a single pair of runs says nothing of how sure a difference "
-            "is. Give at least 2; 5 is a good number."
+            f"{argument('seeds')} is {seeds}, and a single pair of runs says nothing of how sure a "
+            "difference is. Give at least 2; 5 is a good number."
         )
     base = load_config(config, [*overrides, *QUIET]).config
     able, left_out = _able(config, [*overrides, *QUIET], base)

@@ -1,4 +1,4 @@
-"""`toque ablate`: the runs, one process each, and the table of what each improvement is worth.
+"""Ablation runs, one process each, and the table of what each improvement is worth.
 
 The processes are forked by a server that has imported torch and computed nothing: starting a run
 costs tenths of a second instead of several.
@@ -10,20 +10,22 @@ import json
 import os
 import resource
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
-from toque import __version__
-from toque.errors import ConfigError, Interrupted
+from toque.config import Resolved, load_config
+from toque.errors import ConfigError, Interrupted, argument
+from toque.reporter import SILENT, Reporter
 from toque.reports.html import ABLATION, render
 from toque.reports.parts import Grid
 from toque.storage.atomic import atomic_write
 from toque.training.observers.metrics_reader import METRICS, read_metrics
 from toque.units import Duration
+from toque.version import __version__
 from toque.workflows.ablate.plan import Interval, Plan, Variant, paired, plan_ablation
 
 SHARE_FOR_TRAINING: Final = 0.7
@@ -39,7 +41,7 @@ SHOWN: Final = (
 )
 """Measure, its heading, digits and unit."""
 _PRELOAD: Final = (
-    "toque.workflows.train",
+    "toque.workflows.train_in_child",
     "transformers.models.auto.modeling_auto",
     "transformers.models.t5.modeling_t5",
     "transformers.models.gpt2.modeling_gpt2",
@@ -47,7 +49,7 @@ _PRELOAD: Final = (
     "peft",
 )
 """Imported once for all runs; one that is not installed is passed over."""
-_INTERRUPTED_CODE: Final = 75
+_EXAMPLE: Final = 'budget="90 minutes"'
 _METHOD: Final = (
     "Differences are with the improvement minus without, over runs of the same seed: mean and 95 % "
     "interval of Student's t. * where the interval leaves zero out; of twenty such intervals one "
@@ -68,16 +70,33 @@ class Result:
     """The last words of a run that failed."""
 
 
-def run_ablation(
+@dataclass(frozen=True)
+class Ablation:
+    """What an ablation found."""
+
+    json: Path
+    """Every number."""
+    page: Path
+    """The same as an HTML page."""
+    record: Mapping[str, Any]
+    """The content of `json`; `effects` by improvement, way and measure."""
+
+    def __str__(self) -> str:
+        """The table for people."""
+        where = f"{self.json} holds every number, {self.page} is a page of it."
+        return "\n".join([*table(self.record), where])
+
+
+def ablate(
     config: str,
-    overrides: Sequence[str],
+    overrides: Sequence[str] = (),
     *,
     out: Path,
-    seeds: int,
-    steps: int | None,
-    budget: str | None,
-    say: Callable[[str], None],
-) -> None:
+    seeds: int = 5,
+    steps: int | None = None,
+    budget: str | None = None,
+    reporter: Reporter = SILENT,
+) -> Ablation:
     """Do the runs that are not done yet and write ablation.json and ablation.html.
 
     Args:
@@ -87,7 +106,7 @@ def run_ablation(
         seeds: runs of each combination.
         steps: length of each run; None for the configuration's.
         budget: time for all runs together, such as "90 minutes"; None for no limit.
-        say: takes lines for people.
+        reporter: told of each run.
 
     Raises:
         ConfigError: the configuration cannot be used, or both `steps` and `budget` are given.
@@ -96,19 +115,20 @@ def run_ablation(
     words = [*overrides, *_length(config, overrides, seeds=seeds, steps=steps, budget=budget)]
     plan = plan_ablation(config, words, seeds=seeds)
     for name, why in plan.left_out.items():
-        say(f"left out: {name}: {why}")
+        reporter.line(f"left out: {name}: {why}")
     _prepare(config, words)
     results, runs = {}, plan.runs
     for i, (key, variant) in enumerate(runs.items(), start=1):
         results[key] = _done(out, key) or _run(config, variant, out)
-        say(f"{i}/{len(runs)}  seed {variant.seed}  {variant.name}: {_told(results[key])}")
+        reporter.line(
+            f"{i}/{len(runs)}  seed {variant.seed}  {variant.name}: {_in_words(results[key])}"
+        )
     record = summary(plan, results) | {"config": config, "overrides": list(words)}
     out.mkdir(parents=True, exist_ok=True)
-    atomic_write(out / "ablation.json", json.dumps(record, indent=1).encode())
-    atomic_write(out / "ablation.html", _page(plan, record).encode())
-    for line in table(record):
-        say(line)
-    say(f"{out / 'ablation.json'} holds every number, {out / 'ablation.html'} is a page of it.")
+    found = Ablation(out / "ablation.json", out / "ablation.html", record)
+    atomic_write(found.json, json.dumps(record, indent=1).encode())
+    atomic_write(found.page, _page(plan, record).encode())
+    return found
 
 
 def summary(plan: Plan, results: Mapping[str, Result]) -> dict[str, Any]:
@@ -155,16 +175,21 @@ def _length(
     config: str, overrides: Sequence[str], *, seeds: int, steps: int | None, budget: str | None
 ) -> list[str]:
     if steps is not None and budget is not None:
-        raise ConfigError("--steps and --budget both say how long runs are. Give one of them.")
+        raise ConfigError(
+            f"{argument('steps')} and {argument('budget')} both say how long runs are. Give one of "
+            "them."
+        )
     if steps is not None:
         if steps < 1:
-            raise ConfigError(f"--steps is {steps}. A run has at least one update.")
+            raise ConfigError(f"{argument('steps')} is {steps}. A run has at least one update.")
         return [f"train.stop_after={steps} steps"]
     if budget is None:
         return []
     whole = Duration.parse(budget)
     if whole.unit != "minutes" or whole.amount <= 0:
-        raise ConfigError(f'--budget is {budget!r}. Give a time, such as --budget "90 minutes".')
+        raise ConfigError(
+            f"{argument('budget')} is {budget!r}. Give a time, such as {argument(_EXAMPLE)}."
+        )
     each = (
         whole.amount * SHARE_FOR_TRAINING / len(plan_ablation(config, overrides, seeds=seeds).runs)
     )
@@ -172,12 +197,11 @@ def _length(
 
 
 def _prepare(config: str, overrides: Sequence[str]) -> None:
-    from toque.config import load_config
-    from toque.workflows.prepare import run_prepare
+    from toque.workflows.prepare import prepare
 
     resolved = load_config(config, overrides).config
     if resolved.data.sources:
-        run_prepare(resolved)
+        prepare(resolved)
 
 
 def _run(config: str, variant: Variant, out: Path) -> Result:
@@ -185,11 +209,11 @@ def _run(config: str, variant: Variant, out: Path) -> Result:
     run, log = out / "runs" / variant.key, out / "logs" / f"{variant.key}.txt"
     for folder in (run.parent, log.parent):
         folder.mkdir(parents=True, exist_ok=True)
-    words = ["train", config, *variant.overrides, f"run_dir={run}"]
+    resolved = load_config(config, [*variant.overrides, f"run_dir={run}"])
     processes = get_context("forkserver")
     processes.set_forkserver_preload(list(_PRELOAD))
     hears, tells = processes.Pipe(duplex=False)
-    child = processes.Process(target=_train, args=(words, str(log), dict(os.environ), tells))
+    child = processes.Process(target=_train, args=(resolved, log, dict(os.environ), tells))
     child.start()
     tells.close()
     try:
@@ -199,7 +223,7 @@ def _run(config: str, variant: Variant, out: Path) -> Result:
         raise
     code = child.exitcode or 0
     peak = hears.recv() if hears.poll() else 0
-    if code == _INTERRUPTED_CODE:
+    if code == Interrupted.exit_code:
         raise Interrupted(
             f"A run of the ablation was stopped by a signal and saved. The same command goes on; "
             f"{out} holds what is done."
@@ -213,15 +237,15 @@ def _run(config: str, variant: Variant, out: Path) -> Result:
     return result
 
 
-def _train(words: list[str], log: str, environment: dict[str, str], tells: Connection) -> None:
-    """`toque train`, its output in `log`; tells the most memory it held, in bytes."""
-    from toque.cli.app import main
+def _train(resolved: Resolved, log: Path, environment: dict[str, str], tells: Connection) -> None:
+    """Train, with output in `log`; tell the most memory it held, in bytes."""
+    from toque.workflows.train_in_child import train_in_child
 
     os.environ.update(environment)
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for standard in (1, 2):
         os.dup2(file, standard)
-    code = main(words)
+    code = train_in_child(resolved, log)
     kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     tells.send(kib * (1 if sys.platform == "darwin" else 1024))
     sys.exit(code)
@@ -253,7 +277,7 @@ def _measure(result: Result, name: str) -> float | None:
     return float(result.peak_bytes) if name == "peak_bytes" else result.measures.get(name)
 
 
-def _told(result: Result) -> str:
+def _in_words(result: Result) -> str:
     if result.code:
         return f"failed with exit code {result.code}: {result.said}"
     seconds = result.measures.get("training_seconds", 0.0)
@@ -278,7 +302,7 @@ def _page(plan: Plan, record: Mapping[str, Any]) -> str:
         for way, found in ways.items()
     ]
     runs = [
-        (r["name"], str(r["seed"]), _told(Result(**{k: r[k] for k in Result.__match_args__})))
+        (r["name"], str(r["seed"]), _in_words(Result(**{k: r[k] for k in Result.__match_args__})))
         for r in record["runs"]
     ]
     numeric = frozenset(range(2, len(heads)))

@@ -1,4 +1,4 @@
-"""From the configuration to examples that differ from epoch to epoch."""
+"""Augmentation, assembled: examples that differ from epoch to epoch."""
 
 from __future__ import annotations
 

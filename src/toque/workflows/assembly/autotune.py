@@ -13,7 +13,6 @@ from typing import Any, Final
 import torch
 from transformers import PreTrainedModel
 
-from toque import __version__
 from toque.config import RunConfig
 from toque.data.loader.batch_stream import BatchStream
 from toque.errors import ConfigError
@@ -37,6 +36,7 @@ from toque.training.distributed.collectives import Ranks
 from toque.training.optim.factory import build_optimizer, state_bytes
 from toque.training.runtime import Runtime
 from toque.units import Cursor
+from toque.version import __version__
 from toque.workflows.assembly.batches import CPU_MICRO_BATCH_TOKENS, expected_totals
 
 _GUESSES: Final = {"cpu": (150.0, 0.15), "cuda": (40.0, 0.25)}

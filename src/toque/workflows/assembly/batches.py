@@ -1,4 +1,4 @@
-"""From the configuration to the model and to batches by position."""
+"""Model and batch stream, assembled."""
 
 from __future__ import annotations
 

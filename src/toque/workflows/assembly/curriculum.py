@@ -1,4 +1,4 @@
-"""From the configuration's curriculum to a plan of stages, with their counts in words."""
+"""Curriculum, assembled: a plan of stages, with their counts in words."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from toque.data.store.manifest import StoreManifest
 from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.codec import load_codec
 from toque.data.tokenizer.folder import resolve_tokenizer
-from toque.errors import ConfigError, DataError
+from toque.errors import ConfigError, DataError, argument
 from toque.sources.detect import UnknownFormatError, is_columnar
 from toque.sources.files import located, named
 from toque.sources.hf_datasets import PREFIX, dataset_files, saved_files
@@ -153,7 +153,8 @@ def open_store(config: RunConfig) -> TokenStore:
     if wrong:
         raise DataError(
             f"The store {folder} was prepared with other settings: {'; '.join(wrong)}. Run "
-            "`toque prepare` again with another data.store (or --replace), or set these back."
+            f"`toque prepare` again with another data.store (or {argument('replace=True')}), or "
+            "set these back."
         )
     return store
 

@@ -1,4 +1,4 @@
-"""From the configuration to what is measured on held-out examples."""
+"""Held-out loss and texts, assembled."""
 
 from __future__ import annotations
 

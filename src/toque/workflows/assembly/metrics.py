@@ -1,4 +1,4 @@
-"""From the configuration to the metrics of written texts, the user's own among them."""
+"""Metrics of written texts, assembled; the user's own among them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights of the configuration's sources and tasks to a mixture, checked against the store."""
+"""Mixture of sources and tasks by weight, assembled and checked against the store."""
 
 from __future__ import annotations
 

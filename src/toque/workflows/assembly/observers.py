@@ -1,4 +1,4 @@
-"""From the configuration to those who watch a run: the user's classes, a webhook, trackers."""
+"""Observers of a run, assembled: the user's classes, a webhook, trackers."""
 
 from __future__ import annotations
 

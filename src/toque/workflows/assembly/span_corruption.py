@@ -1,4 +1,4 @@
-"""From the configuration to examples with spans cut out."""
+"""Span corruption, assembled: examples with spans cut out."""
 
 from __future__ import annotations
 

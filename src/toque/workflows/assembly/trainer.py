@@ -15,7 +15,6 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from toque import __version__
 from toque.config import RunConfig, config_sha256
 from toque.data.loader.batch_stream import BatchStream
 from toque.data.store.token_store import TokenStore
@@ -31,6 +30,7 @@ from toque.training.optim.factory import build_optimizer
 from toque.training.runtime import Runtime
 from toque.training.schedule import Schedule
 from toque.training.trainer import Trainer
+from toque.version import __version__
 from toque.workflows.assembly.autotune import Fitted
 from toque.workflows.assembly.batches import expected_totals
 from toque.workflows.assembly.optim_and_adapter import (

@@ -1,4 +1,4 @@
-"""Objects of the user's own, named in the configuration as module:name."""
+"""User objects, named in the configuration as module:name."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`toque check`: every way an update can be computed gives one loss and one gradient.
+"""Equivalence check: every way an update can be computed gives one loss and one gradient.
 
-On the user's own model, data and settings. What is compared against is in `check_update.py`.
+On the user's own model, data and settings. What is compared against is in `reference_update.py`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from toque.data.loader.collate import Layout
 from toque.data.loader.epoch_plan import EpochPlan
 from toque.data.loader.packing import RowShape
 from toque.data.store.token_store import TokenStore
+from toque.errors import CheckFailed, ConfigError, argument
 from toque.models.forward.activation_checkpointing import recompute_blocks, stop_recomputing
 from toque.models.forward.compile import compile_blocks, stop_compiling
 from toque.training.runtime import Runtime
@@ -31,6 +32,7 @@ from toque.workflows.assembly.batches import (
     check_positions,
     row_shape,
 )
+from toque.workflows.assembly.data import open_store
 from toque.workflows.check.reference_update import (
     Difference,
     Measured,
@@ -65,7 +67,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Check:
-    """What `toque check` found."""
+    """What `check` found."""
 
     loss: float
     examples: int
@@ -78,8 +80,23 @@ class Check:
         """Whether nothing that was computed is different."""
         return all(outcome.verdict != "DIFFERENT" for outcome in self.outcomes)
 
-    def table(self) -> str:
-        """For people."""
+    def raise_if_failed(self) -> None:
+        """Refuse to go on with a wrong update.
+
+        Raises:
+            CheckFailed: some way of computing gives another loss or gradient.
+        """
+        wrong = ", ".join(f'"{o.name}"' for o in self.outcomes if o.verdict == "DIFFERENT")
+        if wrong:
+            raise CheckFailed(
+                f"The update computed as {wrong} is not the one that transformers computes, beyond "
+                "what rounding explains. Do not trust training with it: avoid that way "
+                "(train.pack, train.compile, train.precision), and report this table with your "
+                "versions."
+            )
+
+    def __str__(self) -> str:
+        """The table for people."""
         lines = [
             f"reference: {self.examples} examples with {self.target_tokens:,} target tokens,",
             "each alone through transformers in float32:",
@@ -108,17 +125,16 @@ class Check:
         return "\n".join([*lines, f"{verdict}; {total:.1f} s."])
 
 
-def check(config: RunConfig, store: TokenStore, *, examples: int = EXAMPLES) -> Check:
+def check(config: RunConfig, *, examples: int = EXAMPLES) -> Check:
     """Compute one update of the user's model and data in every way, and compare.
 
-    Args:
-        config: The run's.
-        store: Its store.
-        examples: How many examples the update has, from the shortest to the longest.
-
-    Raises:
-        ConfigError: the model and the data do not fit each other.
+    Arguments and errors are those of `toque.api.check`.
     """
+    if examples < 2:
+        raise ConfigError(
+            f"{argument('examples')} must be at least 2: rows are packed from several."
+        )
+    store = open_store(config)
     runtime = Runtime.detect(precision="float32", deterministic=config.train.deterministic)
     model = build_language_model(config, store)
     model.to(runtime.device)  # type: ignore[arg-type]  # transformers annotates it away

@@ -1,4 +1,4 @@
-"""One update two ways: as transformers and torch compute it, and as the training loop does.
+"""Reference update, as transformers and torch compute it, beside the training loop's.
 
 The first takes each example alone through the stock forward and `F.cross_entropy`; the second is
 `Trainer.step` itself, with an optimizer that keeps the gradient instead of using it. Both divide

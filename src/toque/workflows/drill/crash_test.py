@@ -1,4 +1,4 @@
-"""The crash test on the user's own machine: what is done to a run, and what must come of it.
+"""Crash test: the faults that are done to a run, and what must come of each.
 
 Every fault is done to short runs in a scratch folder; each must come to the end of a run that was
 left alone: the same weights, optimizer and losses, bit for bit.
@@ -9,14 +9,14 @@ from __future__ import annotations
 import random
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-from toque.errors import CheckpointError, ConfigError
+from toque.errors import CheckpointError, ConfigError, Interrupted, argument
+from toque.reporter import LogReporter
 from toque.workflows.drill.sessions import (
     Facts,
     Session,
@@ -29,7 +29,7 @@ from toque.workflows.drill.sessions import (
 )
 from toque.workflows.drill.tiny_disk import NoTinyDiskError, mount_tiny_disk, resize_tiny_disk
 
-INTERRUPTED: Final = 75
+INTERRUPTED: Final = Interrupted.exit_code
 REFUSED: Final = CheckpointError.exit_code
 _NO_TINY_DISK: Final = 79
 """Exit code of the full disk's process when the kernel refuses one; its output says why."""
@@ -118,7 +118,7 @@ class Drill:
                 session.stop()
         return self.outcomes
 
-    def _told(self, text: str, done: float = 0.0) -> None:
+    def _report(self, text: str, done: float = 0.0) -> None:
         self.say(text, max(0.0, self._owed - done) * self._life if self._life else None)
 
     def _started(self, run: Path) -> Session:
@@ -133,7 +133,7 @@ class Drill:
         return run
 
     def _undisturbed(self) -> None:
-        self._told("a run that is left alone")
+        self._report("a run that is left alone")
         run, began = self._fresh("whole"), time.monotonic()
         session = self._started(run)
         session.wait_until(lambda: bool(events(run)))
@@ -151,7 +151,7 @@ class Drill:
         if self._whole["last step"] < self.steps:
             raise ConfigError(
                 f"The run ends after {self._whole['last step']} steps, and the drill takes "
-                f"{self.steps}. Set --steps to that, or drill a longer run."
+                f"{self.steps}. Set {argument('steps')} to that, or drill a longer run."
             )
         shutil.rmtree(run)
 
@@ -170,7 +170,7 @@ class Drill:
         return wrong
 
     def _two_runs(self) -> Outcome:
-        self._told("two runs in one folder")
+        self._report("two runs in one folder")
         run = self._fresh("shared")
         first = self._started(run)
         wrong = []
@@ -192,7 +192,7 @@ class Drill:
 
     def _killed(self) -> Outcome:
         def said(kills: int) -> None:
-            self._told(f"SIGKILL {kills} of {self.kills}", 0.55 * kills)
+            self._report(f"SIGKILL {kills} of {self.kills}", 0.55 * kills)
 
         def fresh(n: int) -> Path:
             for old in self.scratch.glob("killed-*"):
@@ -218,7 +218,7 @@ class Drill:
 
     def _terminated(self) -> Outcome:
         """SIGTERM; leaves a copy of the interrupted run for the faults that damage it."""
-        self._told("SIGTERM")
+        self._report("SIGTERM")
         run, wrong = self._fresh("stopped"), []
         after = self.chance.randrange(2 * self.save_every + 1, 3 * self.save_every + 1)
         session = self._started(run)
@@ -261,7 +261,7 @@ class Drill:
         return self._damaged("a file cut short", "cut", "optimizer.safetensors", cut)
 
     def _damaged(self, fault: str, verb: str, name: str, damage: Callable[[Path], str]) -> Outcome:
-        self._told(fault)
+        self._report(fault)
         expected = f"the damage named, the checkpoint before it used, {_SAME}"
         mould, run = self.scratch / "interrupted", self.scratch / "damaged"
         if not mould.exists():
@@ -282,10 +282,11 @@ class Drill:
         )
 
     def _full_disk(self) -> Outcome:
-        self._told("a full disk")
+        self._report("a full disk")
         run = self._fresh("full")
         size = _checkpoint_bytes(self.scratch / "interrupted")
-        session = Session(lambda: self._on_a_tiny_disk(run, size), self.scratch / "full.log")
+        log = self.scratch / "full.log"
+        session = Session(lambda: self._on_a_tiny_disk(run, size, LogReporter(log)), log)
         self._sessions.append(session)
         code = session.wait()
         fault = "a full disk"
@@ -301,14 +302,14 @@ class Drill:
         wrong = words[-3:] if code != 0 else []
         return self._judged(fault, done, expected, wrong, f"said, trained on, {_SAME}")
 
-    def _on_a_tiny_disk(self, run: Path, size: int) -> int:
-        """In a process of its own, which alone sees the disk; prints what is wrong."""
+    def _on_a_tiny_disk(self, run: Path, size: int, log: LogReporter) -> int:
+        """In a process of its own, which alone sees the disk; logs what is wrong."""
         disk, wrong = run / "checkpoints", []
         disk.mkdir()
         try:
             mount_tiny_disk(disk, int(1.5 * size) + (64 << 10))
         except NoTinyDiskError as error:
-            sys.stdout.write(f"no small disk can be made here: {error}\n")
+            log.line(f"no small disk can be made here: {error}")
             return _NO_TINY_DISK
         code = self.start(run).wait()
         failed = sum("could not be saved" in str(e.get("message")) for e in events(run))
@@ -323,7 +324,8 @@ class Drill:
         if code != 0:
             wrong.append(f"with room again it ended with exit code {code}")
         wrong += [f"other {name}" for name in differing(self._whole, facts_of(run))]
-        sys.stdout.write("\n".join(wrong))
+        for fault in wrong:
+            log.line(fault)
         return int(bool(wrong))
 
 

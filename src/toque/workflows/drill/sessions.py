@@ -1,4 +1,4 @@
-"""Training sessions in processes of their own, to be killed at any moment, and what they left.
+"""Sessions of training in processes of their own, to be killed at any moment.
 
 A session is forked from a process that has imported torch and transformers and computed nothing:
 a restart costs tenths of a second, and is a fresh trainer all the same. (A process that has
@@ -12,7 +12,6 @@ import json
 import os
 import random
 import signal
-import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -41,8 +40,6 @@ class Session:
         self.log = log
         self.code: int | None = None
         """Exit code, negative for the signal it died of; None while it runs."""
-        sys.stdout.flush()
-        sys.stderr.flush()
         self.pid = os.fork()
         if self.pid == 0:
             _be_the_session(body, log)
@@ -99,7 +96,7 @@ class Session:
 def _be_the_session(body: Body, log: Path) -> None:
     code = 1
     try:
-        file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
         for standard in _STANDARD:
             os.dup2(file, standard)
         code = body()
@@ -107,10 +104,8 @@ def _be_the_session(body: Body, log: Path) -> None:
         traceback.print_exc()
         raise
     finally:
-        with suppress(OSError, ValueError):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)  # the parent's clean-up is not ours to do
+        # Neither the parent's clean-up nor what it had not printed yet is ours.
+        os._exit(code)
 
 
 def preload() -> None:

@@ -1,4 +1,4 @@
-"""A disk of a few kilobytes that only one process and its children see, to be filled."""
+"""Tiny disk that only one process and its children see, to be filled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`toque report` and the tables of `toque prepare`, from the command line down."""
+"""The pages of stores and runs, and the tables of `toque prepare`."""
 
 import json
 import re
@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from toque.cli import main
 from toque.cooking.schemas import RecipeReader
 from toque.data.prepare.pipeline import prepare
 from toque.data.prepare.settings import PrepareSettings
+from toque.errors import ConfigError, DataError
 from toque.sources.records import Source
 from toque.training.observers.metrics_reader import METRICS
+from toque.workflows.report import report
+from toque.workflows.verify import verify
 
 SCRIPT = '<script>alert("1")</script>'
 VOID = {"meta", "br", "img", "input", "link", "hr", "rect", "line", "circle", "polyline"}
@@ -79,10 +81,11 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "store"
 
 
-def test_a_store_becomes_a_page(store, tmp_path, capsys):
+def test_a_store_becomes_a_page(store, tmp_path):
     out = tmp_path / "deep" / "page.html"
-    assert main(["report", str(store), "--out", str(out)]) == 0
-    assert str(out) in capsys.readouterr().out
+    written = report(store, out=out)
+    assert (written.file, written.bytes) == (out, out.stat().st_size)
+    assert str(out) in str(written)
     page = checked(out)
     assert "Read 43 records" in page.text
     assert "soups [bold]<b>.jsonl" in page.text
@@ -94,25 +97,25 @@ def test_a_store_becomes_a_page(store, tmp_path, capsys):
 
 
 def test_a_page_stands_beside_its_store_and_does_not_harm_it(store):
-    assert main(["report", str(store)]) == 0
+    report(store)
     checked(store / "report.html")
-    assert main(["verify", str(store)]) == 0
+    assert "every hash right" in str(verify(store))
 
 
-def test_a_store_without_its_report_says_how_to_get_it(store, tmp_path, capsys):
+def test_a_store_without_its_report_says_how_to_get_it(store, tmp_path):
     (tmp_path / "manifest.json").write_bytes((store / "manifest.json").read_bytes())
-    assert main(["report", str(tmp_path)]) == 3
-    assert "what is prepared is kept" in capsys.readouterr().err
+    with pytest.raises(DataError, match="what is prepared is kept"):
+        report(tmp_path)
 
 
 def test_the_terminal_table_takes_names_as_they_are(store, capsys):
     from rich.console import Console
 
+    from toque.cli.data_table import print_report
     from toque.data.prepare.report import Report
-    from toque.reports.data_table import print_report
 
-    report = Report.read_from(store)
-    print_report(report, Console(width=200, highlight=False))
+    found = Report.read_from(store)
+    print_report(found, Console(width=200, highlight=False))
     shown = capsys.readouterr().out
     assert "soups [bold]<b>.jsonl" in shown
     assert "Read 43 = kept 41 + dropped 2 records." in shown
@@ -146,7 +149,7 @@ def run_folder(folder: Path, *, end: bool) -> Path:
 @pytest.mark.parametrize("end", [False, True])
 def test_a_run_becomes_a_page_going_or_ended(tmp_path, *, end):
     folder = run_folder(tmp_path / "run", end=end)
-    assert main(["report", str(folder)]) == 0
+    report(folder)
     page = checked(folder / "report.html")
     said = "Stopped early, as asked, at step 30." if end else "the last figures are of step 30."
     assert said in page.text
@@ -164,7 +167,7 @@ def test_a_whole_run_shows_scores_samples_and_settings(tmp_path):
     (folder / "evaluation.json").write_text(json.dumps(scores | more))
     samples = [{"step": s, "prompt": "p", "text": f"{SCRIPT} {s}"} for s in range(10, 100, 10)]
     (folder / "samples.jsonl").write_text("\n".join(map(json.dumps, samples)) + '\n{"torn')
-    assert main(["report", str(folder)]) == 0
+    report(folder)
     text = checked(folder / "report.html").text
     for shown in (
         "11.0000 to 14.0000",
@@ -178,12 +181,12 @@ def test_a_whole_run_shows_scores_samples_and_settings(tmp_path):
     assert f"{SCRIPT} 80" not in text  # of nine texts of a prompt, three
 
 
-def test_what_is_neither_is_refused(tmp_path, capsys):
-    assert main(["report", str(tmp_path)]) == 2
-    assert "is neither a run (metrics.jsonl) nor a store" in capsys.readouterr().err
+def test_what_is_neither_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"is neither a run \(metrics.jsonl\) nor a store"):
+        report(tmp_path)
     (tmp_path / "config.yaml").write_text("seed: 1\n")
-    assert main(["report", str(tmp_path)]) == 2
-    assert "appears when training begins" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="appears when training begins"):
+        report(tmp_path)
     folder = run_folder(tmp_path / "run", end=True)
-    assert main(["report", str(folder), "--out", str(folder)]) == 2
-    assert "Name another file with --out" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="Name another file with out"):
+        report(folder, out=folder)

@@ -7,9 +7,11 @@ from contextlib import nullcontext
 import pytest
 from rich.console import Console
 
+from toque.cli.console import ConsoleReporter
 from toque.evaluation.text_samples import Sample
+from toque.reporter import SILENT
 from toque.units import Progress
-from toque.workflows.sample_writer import SampleWriter
+from toque.workflows.assembly.sample_writer import SampleWriter
 
 SAMPLES = [
     Sample("a pasta dish", "Ingredients:\n- pasta", 5, None, {"overall_quality": 0.75}),
@@ -20,9 +22,9 @@ SAMPLES = [
 @pytest.mark.parametrize("with_console", [True, False])
 def test_texts_are_kept_and_shown_when_there_is_where(tmp_path, with_console):
     out = io.StringIO()
-    console = Console(file=out, width=30) if with_console else None
+    reporter = ConsoleReporter(Console(file=out, width=30)) if with_console else SILENT
     path = tmp_path / "samples.jsonl"
-    writer = SampleWriter(lambda _: SAMPLES, None, path, nullcontext, console=console)
+    writer = SampleWriter(lambda _: SAMPLES, None, path, nullcontext, reporter=reporter)
     writer.on_evaluate(Progress(step=1000), {})
     kept = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(k["step"], k["prompt"]) for k in kept] == [(1000, "a pasta dish"), (1000, "breakfast")]

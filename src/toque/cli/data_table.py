@@ -1,4 +1,4 @@
-"""The data report on a terminal, or as plain text where there is none."""
+"""Data report on a terminal, or as plain text where there is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Held-out loss of each task, and of class tasks how often and how surely the class is right."""
+"""Task scores: held-out loss of each task; accuracy and calibration of class tasks."""
 
 from __future__ import annotations
 

@@ -1,21 +1,35 @@
-"""`toque show-batch`: what a model reads in one update of a run, as text."""
+"""Batch of one update as text: what the model reads, unpacked and augmented."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import dataclass
 
 from toque.config import RunConfig
 from toque.cooking.prompts import TASKS
 from toque.data.loader.batch_stream import BatchStream, Step
 from toque.data.loader.collate import Ids
 from toque.data.tokenizer.codec import Codec
-from toque.errors import ConfigError
+from toque.errors import ConfigError, argument
 from toque.units import Cursor
 from toque.workflows.assembly.batches import build_language_model, build_stream
 from toque.workflows.assembly.data import open_store
 
 
-def run_show_batch(config: RunConfig, *, step: int, most: int) -> Iterator[str]:
+@dataclass(frozen=True)
+class ShownBatch:
+    """One update as text."""
+
+    heading: str
+    examples: tuple[str, ...]
+    left: int
+    """Examples of the update that are not among these."""
+
+    def __str__(self) -> str:
+        """All that is shown."""
+        return "\n".join([self.heading, *self.examples])
+
+
+def show_batch(config: RunConfig, *, step: int = 1, most: int = 4) -> ShownBatch:
     """The examples of update `step` (from 1), unpacked, as augmentation leaves them.
 
     Args:
@@ -28,12 +42,12 @@ def run_show_batch(config: RunConfig, *, step: int, most: int) -> Iterator[str]:
         DataError: no prepared store.
     """
     if step < 1:
-        raise ConfigError(f"--step is {step}; steps are counted from 1.")
+        raise ConfigError(f"{argument('step')} is {step}; steps are counted from 1.")
     store = open_store(config)
     stream = build_stream(config, store, build_language_model(config, store))
     found, cursor = _update(stream, step)
     rows = [row for packed in found.batch.example_ids for row in packed]
-    yield (
+    heading = (
         f"step {step}: {len(rows):,} examples in {found.batch.n_rows:,} rows, "
         f"{found.n_tokens:,} tokens, {found.n_targets:,} of them targets; epoch "
         f"{found.epoch:.2f} after it"
@@ -41,14 +55,12 @@ def run_show_batch(config: RunConfig, *, step: int, most: int) -> Iterator[str]:
     )
     read = stream.varied.at(stream.plan.epoch_key(cursor)) if stream.varied else store
     tasks, codec = store.column("task"), store.codec()
-    for row in rows[:most]:
-        stored = "" if stream.varied is None else _changed(stream, row, cursor)
-        yield f"\n--- store row {row}, task {TASKS[int(tasks[row])]}{stored}"
-        yield _text(codec, read.prompt(row))
-        yield ">>>"
-        yield _text(codec, read.target(row))
-    if len(rows) > most:
-        yield f"\n{len(rows) - most:,} more; --most shows more of them."
+    examples = tuple(
+        f"\n--- store row {row}, task {TASKS[int(tasks[row])]}{_changed(stream, row, cursor)}\n"
+        f"{_text(codec, read.prompt(row))}\n>>>\n{_text(codec, read.target(row))}"
+        for row in rows[:most]
+    )
+    return ShownBatch(heading, examples, max(0, len(rows) - most))
 
 
 def _update(stream: BatchStream, step: int) -> tuple[Step, Cursor]:

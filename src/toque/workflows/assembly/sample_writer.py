@@ -1,22 +1,34 @@
-"""Texts written at every evaluation, for the eye: how a run learns to write."""
+"""Sample texts of every evaluation, for the eye: how a run learns to write."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from rich.console import Console
-from rich.text import Text
 from torch import nn
 
 from toque.evaluation.text_samples import Sample, Sampler, append_samples
+from toque.models.lora.layers import is_adapted
+from toque.reporter import SILENT, Reporter
 from toque.training.callbacks import Callback
+from toque.training.runtime import Runtime
 from toque.units import Progress
-from toque.workflows.final_model import WritingContext
+
+WritingContext = Callable[[], AbstractContextManager[Any]]
 
 MOST_LINES: Final = 30
 """Of a text that are shown; a model that has just begun may write hundreds."""
+
+
+def writing_in(model: nn.Module, runtime: Runtime) -> WritingContext:
+    """The context in which a model in training can write texts.
+
+    Whole models are float32 and need none; frozen weights beside an adapter may be held in the
+    format autocast computes in, and then only work with it.
+    """
+    return runtime.autocast if is_adapted(model) else nullcontext
 
 
 class SampleWriter(Callback):
@@ -27,7 +39,7 @@ class SampleWriter(Callback):
         model: what writes; its weights are those just evaluated.
         path: samples.jsonl.
         context: in which the model can write.
-        console: where the texts are shown as well; None for nowhere.
+        reporter: who is shown the texts as well.
     """
 
     def __init__(
@@ -37,19 +49,18 @@ class SampleWriter(Callback):
         path: Path,
         context: WritingContext,
         *,
-        console: Console | None = None,
+        reporter: Reporter = SILENT,
     ) -> None:
         self.sampler, self.model, self.path, self.context = sampler, model, path, context
-        self.console = console
+        self.reporter = reporter
 
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> None:
         """Write texts with the weights just evaluated."""
         with self.context():
             samples = self.sampler(self.model)
         append_samples(self.path, samples, step=at.step)
-        if self.console is not None:
-            for sample in samples:
-                self.console.print(Text(shown(sample, step=at.step)), soft_wrap=True)
+        for sample in samples:
+            self.reporter.notice(shown(sample, step=at.step))
 
 
 def shown(sample: Sample, *, step: int) -> str:

@@ -1,17 +1,19 @@
-"""`toque generate --task` and `--choices`: what is asked, what may be answered, what is refused."""
+"""Classification: what is asked, what may be answered, what is refused."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from toque.cli import main
+import toque
 from toque.config import load_config
 from toque.cooking.cookbook.generate import write_cookbook
 from toque.cooking.prompts import CLASSES
+from toque.errors import ConfigError
 from toque.workflows.assembly.data import open_store
 from toque.workflows.classify import questions
 
@@ -34,62 +36,49 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         'train: {stop_after: "6 steps", batch: "2048 tokens", precision: float32, compile: false}\n'
         "evaluation: {generate: 0}\nobserve: {log_every: 1 steps}\n"
     )
-    assert main(["prepare", str(folder / "a.yaml")]) == 0
-    assert main(["train", str(folder / "a.yaml")]) == 0
-    return folder / "run"
+    return toque.train(folder / "a.yaml").folder
 
 
-def test_the_answers_are_those_that_evaluation_scores(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_answers_are_those_that_evaluation_scores(run: Path, tmp_path: Path) -> None:
     config = load_config(str(run / "config.yaml"), []).config
     store = open_store(config)
     codec = store.codec()
     rows = store.rows("validation").tolist()
     lines = [json.dumps({"prompt": codec.decode(store.prompt(row))}) for row in rows]
     (tmp_path / "asked.jsonl").write_text("\n".join(lines))
-    capsys.readouterr()
-    words = ["generate", str(run), "--task", "difficulty", "--json"]
-    assert main([*words, "--file", str(tmp_path / "asked.jsonl")]) == 0
-    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    answers = [record["answer"] for record in found]
+    found = toque.classify(run, file=tmp_path / "asked.jsonl", task="difficulty")
+    answers = [each.answer for each in found]
     truths = [codec.decode(store.target(row)) for row in rows]
     scored = json.loads((run / "evaluation.json").read_text())["tasks"]["difficulty"]
     right = np.mean([a == t for a, t in zip(answers, truths, strict=True)])
     assert right == pytest.approx(scored["accuracy"], abs=1e-6)
-    for record in found:
-        assert tuple(record["probabilities"]) == CLASSES["difficulty"]
-        assert sum(record["probabilities"].values()) == pytest.approx(1.0, abs=1e-5)
-        assert record["answer"] == max(record["probabilities"], key=record["probabilities"].get)
+    for each in found:
+        assert tuple(each.probabilities) == CLASSES["difficulty"]
+        assert sum(each.probabilities.values()) == pytest.approx(1.0, abs=1e-5)
+        assert each.answer == max(each.probabilities, key=each.probabilities.get)
 
 
-def test_choices_of_ones_own(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["generate", str(run), "--prompt", "Is it hot?", "--choices", "yes", "--choices", "no"]
-    assert main(words) == 0
-    said = capsys.readouterr().out
-    assert said.startswith("Is it hot?\n")
-    assert "yes 0." in said
-    assert "no 0." in said
+def test_choices_of_ones_own(run: Path) -> None:
+    (found,) = toque.classify(run, "Is it hot?", choices=["yes", "no"])
+    assert str(found).startswith("Is it hot?\n")
+    assert "yes 0." in str(found)
+    assert "no 0." in str(found)
 
 
 @pytest.mark.parametrize(
-    ("words", "reason"),
+    ("asked", "reason"),
     [
-        (["--task", "nutrition", "--prompt", "toast"], "did not learn --task nutrition"),
-        (["--task", "write", "--prompt", "toast"], "nutrition, difficulty, cuisine"),
-        (["--task", "difficulty"], "Nothing to answer"),
-        (["--task", "difficulty", "--choices", "a", "--prompt", "x"], "Leave one"),
-        (["--choices", "a", "--prompt", "x"], "two answers or more"),
-        (["--choices", "a", "--choices", "a", "--prompt", "x"], "two answers or more"),
-        (["--task", "difficulty", "--adapter", "x", "--prompt", "x"], "ask one model"),
-        (["--n", "0", "--prompt", "x"], "--n is 0"),
+        ({"task": "nutrition", "prompts": "toast"}, "did not learn task=nutrition"),
+        ({"task": "write", "prompts": "toast"}, "nutrition, difficulty, cuisine"),
+        ({"task": "difficulty"}, "Nothing to answer"),
+        ({"task": "difficulty", "choices": ["a"], "prompts": "x"}, "Leave one"),
+        ({"choices": ["a"], "prompts": "x"}, "two answers or more"),
+        ({"choices": ["a", "a"], "prompts": "x"}, "two answers or more"),
     ],
 )
-def test_what_is_refused(
-    run: Path, words: list[str], reason: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["generate", str(run), *words]) == 2
-    assert reason in capsys.readouterr().err
+def test_what_is_refused(run: Path, asked: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        toque.classify(run, **asked)
 
 
 def test_questions_are_in_the_trained_form(tmp_path: Path) -> None:

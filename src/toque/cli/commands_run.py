@@ -1,0 +1,247 @@
+"""Commands about runs and models: demo, train, evaluate, generate, export, check ...
+
+Everything heavy is imported inside a command, so `--help` and a mistyped key answer at once.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from json import dumps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from toque.cli.commands_data import Overrides, load, reporter
+from toque.cli.redact import without_secrets
+from toque.errors import ConfigError, Interrupted
+
+if TYPE_CHECKING:
+    from toque.workflows.results import Answer, Written
+
+
+def demo(*overrides: Overrides, n: int = 4000) -> None:
+    """Do the whole job on the embedded cookbook: prepare, train, evaluate, write three recipes.
+
+    Args:
+        overrides: settings to change, as section.field=value.
+        n: recipes to write into the cookbook.
+    """
+    resolved = load("demo", overrides)
+    from toque.workflows.demo import demo as workflow
+
+    workflow(resolved, n=n, reporter=reporter())
+
+
+def train(
+    config: str,
+    /,
+    *overrides: Overrides,
+    start: Annotated[str | None, Parameter(name="--from")] = None,
+    no_upload: bool = False,
+) -> None:
+    """Train, or continue: a run folder that holds a whole checkpoint continues exactly.
+
+    Args:
+        config: YAML file or preset; a run's own config.yaml will do.
+        overrides: settings to change, as section.field=value.
+        start: begin a new run from this checkpoint's weights.
+        no_upload: leave checkpoint.upload alone in this session; nothing is fetched either.
+    """
+    resolved = load(config, overrides)  # a mistyped key is answered before torch loads
+    from toque.workflows.train import train as workflow
+
+    run = workflow(resolved, start=start, upload=not no_upload, reporter=reporter())
+    if run.interrupted:
+        again = shlex.join(["toque", "train", config, *without_secrets(overrides)])
+        raise Interrupted(
+            f"Stopped by a signal and saved at step {run.step}. Continue with: {again}"
+        )
+
+
+def evaluate(run_or_model: str, config: str | None = None, /, *overrides: Overrides) -> None:
+    """Score a run or a model folder on held-out data and write evaluation.json.
+
+    Args:
+        run_or_model: run folder, or a Hugging Face model folder.
+        config: YAML file or preset; a run's own is the default.
+        overrides: settings to change, as section.field=value.
+    """
+    if config is not None and "=" in config and not Path(config).exists():
+        overrides, config = (config, *overrides), None
+    own = Path(run_or_model) / "config.yaml"
+    if config is None and not own.exists():
+        raise ConfigError(
+            f"{run_or_model} is not a run folder, so it does not say what to evaluate on. Name a "
+            "configuration after it: toque evaluate MODEL my.yaml."
+        )
+    settings = load(config or str(own), overrides).config
+    from toque.workflows.evaluate import evaluate as workflow
+
+    print(workflow(run_or_model, settings, reporter=reporter()))
+
+
+def generate(
+    run_or_model: str,
+    /,
+    *,
+    prompt: list[str] | None = None,
+    file: Path | None = None,
+    task: str | None = None,
+    choices: list[str] | None = None,
+    adapter: list[Path] | None = None,
+    n: int = 1,
+    max_new_tokens: int | None = None,
+    temperature: float = 0.7,
+    top_p: float = 0.95,
+    seed: int = 0,
+    raw: bool = False,
+    json: bool = False,
+) -> None:
+    """Write text for one or more prompts, or choose one of a few answers.
+
+    Args:
+        run_or_model: run folder, or a Hugging Face model folder.
+        prompt: what to write for, e.g. "lentil soup" or "lentil soup: lentils, carrots, cumin"; may
+            be given several times.
+        file: a prompt a line, or JSON lines with `prompt`, or with `title` and `ingredients`.
+        task: ask this instead of writing: nutrition, difficulty or cuisine. The answer is one of
+            its classes, with the model's probability of each.
+        choices: an answer of your own to choose from, for prompts as they are; given twice or more.
+        adapter: adapter folder to write with; may be given several times, and each writes every
+            text: the model itself is read once.
+        n: texts for each prompt.
+        max_new_tokens: longest text; what the model was trained on when left out.
+        temperature: 0 takes the likeliest token every time.
+        top_p: sample from the likeliest tokens that together have this probability.
+        seed: the same seed writes the same texts.
+        raw: send the prompt as it is, not in the form the model was trained on.
+        json: one JSON object a line.
+    """
+    prompts, chosen = prompt or [], choices or []
+    texts: Iterator[Written | Answer]
+    if task is None and not chosen:
+        from toque.workflows.generate import generate as workflow
+
+        texts = workflow(
+            run_or_model,
+            prompts,
+            file=file,
+            adapters=adapter or [],
+            n=n,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            seed=seed,
+            raw=raw,
+        )
+    elif adapter:
+        raise ConfigError(
+            "--adapter writes texts with each of several adapters, and --task and --choices ask "
+            "one model. Name the adapter's own folder as the model."
+        )
+    else:
+        from toque.workflows.classify import classify
+
+        texts = classify(run_or_model, prompts, file=file, task=task, choices=chosen, raw=raw)
+    for each in texts:
+        print(dumps(each.record(), ensure_ascii=False) if json else each, flush=True)
+
+
+def export(
+    run_or_model: str,
+    /,
+    *,
+    to: Path,
+    form: Annotated[str, Parameter(name="--format")] = "hf",
+) -> None:
+    """Write a run's model for use elsewhere: merged, read back, compared, or refused.
+
+    Args:
+        run_or_model: run folder, model folder or adapter folder.
+        to: the folder to write.
+        form: hf, a Hugging Face folder.
+    """
+    from toque.workflows.export import export as workflow
+
+    print(workflow(run_or_model, to=to, form=form))
+
+
+def drill(
+    run: Path,
+    /,
+    *,
+    kills: int = 10,
+    steps: int = 24,
+    seed: int = 1,
+    json: bool = False,
+) -> None:
+    """Do the crash test on this machine and disk: kills, signals, damage, a full disk.
+
+    Short copies of the run train beside it and are harmed; each must end with the weights,
+    optimizer and losses of one that was left alone, bit for bit. The run itself is only read.
+    Exit code 1 when something came out otherwise.
+
+    Args:
+        run: run folder, finished or not.
+        kills: times a run is killed with SIGKILL at a random moment.
+        steps: updates of each copy.
+        seed: where random moments and bits come from.
+        json: print one JSON object instead of a table.
+    """
+    from toque.cli.drill_table import print_drill
+    from toque.workflows.drill.run import drill as workflow
+
+    result = workflow(run, kills=kills, steps=steps, seed=seed, reporter=reporter())
+    print_drill(result, as_json=json)
+    result.raise_if_failed()
+
+
+def check(config: str, /, *overrides: Overrides, examples: int = 16) -> None:
+    """Prove on your model and data that packing, accumulation and the rest change no number.
+
+    One update is computed in every way and compared with transformers' own, each example alone;
+    exit code 1 when a loss or gradient differs by more than rounding.
+
+    Args:
+        config: YAML file or preset.
+        overrides: settings to change, as section.field=value.
+        examples: examples in the update, from the shortest to the longest of the store.
+    """
+    settings = load(config, overrides).config
+    from toque.workflows.check.equivalence import check as workflow
+
+    found = workflow(settings, examples=examples)
+    print(found)
+    found.raise_if_failed()
+
+
+def ablate(
+    config: str,
+    /,
+    *overrides: Overrides,
+    seeds: int = 5,
+    steps: int | None = None,
+    budget: str | None = None,
+    out: Path = Path("runs/ablation"),
+) -> None:
+    """Measure what each improvement is worth on your data: on and off, over several seeds.
+
+    Each is taken from a run that has all and added to one that has none. A killed ablation goes on
+    where it was; runs with equal settings are done once.
+
+    Args:
+        config: YAML file or preset.
+        overrides: settings that hold in all runs, as section.field=value.
+        seeds: runs of each combination.
+        steps: updates of each run; the configuration's length when left out.
+        budget: time for all runs together instead, e.g. "90 minutes".
+        out: folder of the runs and the results.
+    """
+    from toque.workflows.ablate.run import ablate as workflow
+
+    found = workflow(
+        config, overrides, out=out, seeds=seeds, steps=steps, budget=budget, reporter=reporter()
+    )
+    print(found)

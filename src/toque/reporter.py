@@ -1,0 +1,72 @@
+"""Reporter: how a workflow tells whoever watches what it does.
+
+Workflows and observers know nothing of terminals. They are silent unless they are handed a reporter
+that writes somewhere; `toque.cli.console.ConsoleReporter` is the one of the commands.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Final, Protocol
+
+
+class Reporter(Protocol):
+    """Takes what a workflow has to say; nothing of it changes what the workflow does."""
+
+    def line(self, text: str) -> None:
+        """Take a line of the result, which a command prints on standard output."""
+
+    def notice(self, text: str) -> None:
+        """Take a sentence for whoever watches, which a command prints on standard error."""
+
+    def progress(self, text: str, *, done: int = 0, total: int = 0, keep: bool = False) -> None:
+        """Take where the work is, in place of what was there before; "" when it is over.
+
+        Args:
+            text: what is being done.
+            done: how much of it, in any unit.
+            total: all of it; 0 when there is no bar to draw.
+            keep: whether it deserves a line of its own where lines cannot be replaced.
+        """
+
+    def working(self, text: str) -> AbstractContextManager[object]:
+        """Take what is being done for as long as the context lasts."""
+
+
+class Silent:
+    """Says nothing."""
+
+    def line(self, text: str) -> None:
+        """Drop it."""
+
+    notice = line
+
+    def progress(self, text: str, *, done: int = 0, total: int = 0, keep: bool = False) -> None:
+        """Drop it."""
+
+    def working(self, text: str) -> AbstractContextManager[object]:
+        """Drop it."""
+        return nullcontext()
+
+
+SILENT: Final[Reporter] = Silent()
+
+
+class LogReporter(Silent):
+    """Appends lines, notices and the progress worth keeping to a text file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def line(self, text: str) -> None:
+        """Append it."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(f"{text}\n")
+
+    notice = line
+
+    def progress(self, text: str, *, done: int = 0, total: int = 0, keep: bool = False) -> None:
+        """Append it if it is to be kept."""
+        if keep:
+            self.line(text)

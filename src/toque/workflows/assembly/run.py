@@ -1,0 +1,208 @@
+"""A run assembled: from the configuration, the store and the ranks to a trainer that is ready."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from toque.config import RunConfig
+from toque.data.loader.batch_stream import BatchStream
+from toque.data.store.token_store import TokenStore
+from toque.evaluation.text_samples import Sampler
+from toque.models.families import family_of
+from toque.models.flops import ParameterCounts, parameter_counts
+from toque.models.forward.fast_dropout import use_fast_dropout
+from toque.models.lora.files import base_sha256
+from toque.models.lora.layers import hold_frozen, is_adapted
+from toque.reporter import SILENT, Reporter
+from toque.training.callbacks import Callback, EarlyStopping
+from toque.training.checkpoint.upload import UploadProgress, Uploads
+from toque.training.distributed.collectives import Ranks
+from toque.training.observers.console import ConsoleProgress
+from toque.training.observers.metrics_log import MetricsLog
+from toque.training.runtime import Runtime
+from toque.training.signals import Interrupt
+from toque.training.trainer import Trainer
+from toque.units import Cursor, Progress
+from toque.version import __version__
+from toque.workflows.assembly.augmentation import augmentation_in_words
+from toque.workflows.assembly.autotune import Fitted, fit_to_machine
+from toque.workflows.assembly.batches import build_language_model, build_stream, expected_totals
+from toque.workflows.assembly.curriculum import stages_in_words
+from toque.workflows.assembly.distributed_eval import peak_of_all, words_on
+from toque.workflows.assembly.evaluation import (
+    build_heldout,
+    build_sampler,
+    held_out_prompts,
+    own_prompts,
+)
+from toque.workflows.assembly.mixture import mixture_in_words
+from toque.workflows.assembly.observers import Watchers
+from toque.workflows.assembly.sample_writer import SampleWriter, writing_in
+from toque.workflows.assembly.trainer import about_run, build_trainer, flops_of
+
+LOOKS = 2
+"""Texts written at every evaluation for the eye; the scored ones come at the end."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a session of training needs."""
+
+    trainer: Trainer
+    sampler: Sampler
+    """Writes the texts of every evaluation."""
+    tuned: Fitted
+    """How updates are computed on this machine."""
+    banner: str
+    """The lines a run begins with."""
+
+
+def assemble(
+    config: RunConfig,
+    store: TokenStore,
+    ranks: Ranks,
+    *,
+    watchers: Watchers | None = None,
+    uploads: Uploads | None = None,
+    reporter: Reporter = SILENT,
+) -> Run:
+    """Build everything a run consists of, and measure how it is best computed on this machine.
+
+    Args:
+        config: of the run.
+        store: its prepared data.
+        ranks: the processes that share it.
+        watchers: the observers that `observe` asks for; None but on the first rank.
+        uploads: copies checkpoints to a bucket.
+        reporter: told of progress.
+
+    Raises:
+        ConfigError: settings that do not fit each other, the model or the data.
+    """
+    model = build_language_model(config, store)
+    family = family_of(model.config)
+    runtime = Runtime.detect(
+        precision=config.train.precision,
+        deterministic=config.train.deterministic,
+        fp16_is_safe=family.name != "t5",
+        ranks=ranks,
+    )
+    base_hash = base_sha256(model) if is_adapted(model) else None
+    hold_frozen(model, runtime.dtype)
+    model.to(runtime.device)  # type: ignore[arg-type]  # transformers annotates it away
+    use_fast_dropout(model)
+    stream = build_stream(config, store, model, rank=ranks.rank, ranks=ranks.world_size)
+    with reporter.working("finding out how to compute on this machine"):
+        tuned = fit_to_machine(config, model, stream, runtime)
+    heldout = build_heldout(config, store, stream, runtime)
+    looks = own_prompts(config, store, encoder=family.is_encoder_decoder) or held_out_prompts(
+        store, LOOKS
+    )
+    sampler = build_sampler(config, store, looks if config.evaluation.generate else [])
+
+    def warn(at: Progress, message: str) -> None:
+        trainer.callbacks.on_warning(at, message)
+
+    # torchrun passes on a signal that every process has had already.
+    again = 5.0 if ranks.is_distributed else 0.0
+    callbacks: list[Callback] = [Interrupt(silent=reporter is SILENT, same_for_seconds=again)]
+    if watchers is not None:
+        callbacks += [
+            ConsoleProgress(log_every=config.observe.log_every, reporter=reporter),
+            *_observers(config, model, stream, runtime, tuned, sampler, watchers, warn, reporter),
+        ]
+    if uploads is not None:
+        callbacks.append(UploadProgress(uploads, Path(config.run_dir), warn))
+    trainer = build_trainer(
+        config,
+        store=store,
+        model=model,
+        runtime=runtime,
+        evaluator=lambda: heldout(model),
+        stream=stream,
+        callbacks=callbacks,
+        fitted=tuned,
+        base_hash=base_hash,
+    )
+    return Run(trainer, sampler, tuned, _banner(config, store, model, stream, runtime, tuned))
+
+
+def _observers(
+    config: RunConfig,
+    model: PreTrainedModel,
+    stream: BatchStream,
+    runtime: Runtime,
+    tuned: Fitted,
+    sampler: Sampler,
+    watchers: Watchers,
+    warn: Callable[[Progress, str], None],
+    reporter: Reporter,
+) -> list[Callback]:
+    run, feeds = Path(config.run_dir), watchers.feeds(warn)
+    callbacks: list[Callback] = [
+        MetricsLog(
+            run / "metrics.jsonl",
+            log_every=config.observe.log_every,
+            about=about_run(config, model, stream, runtime, tuned.resources),
+            flops_per_token=flops_of(model, stream),
+            peak=peak_of_all(runtime.peak, runtime.ranks),
+            copies=[feed.take for feed in feeds],
+        ),
+        SampleWriter(
+            sampler,
+            model,
+            run / "samples.jsonl",
+            writing_in(model, runtime),
+            reporter=reporter if config.evaluation.prompts else SILENT,  # asked for by name
+        ),
+    ]
+    if config.train.early_stopping is not None:
+        stopping = config.train.early_stopping
+        callbacks.append(EarlyStopping(patience=stopping.patience, min_delta=stopping.min_delta))
+    return [*callbacks, *watchers.callbacks(warn), *feeds]
+
+
+def _banner(
+    config: RunConfig,
+    store: TokenStore,
+    model: PreTrainedModel,
+    stream: BatchStream,
+    runtime: Runtime,
+    tuned: Fitted,
+) -> str:
+    counts = parameter_counts(model)
+    splits, tokens = store.manifest.splits, store.manifest.tokens
+    shape = stream.layout.shape
+    rows = f"{shape.source} + {shape.target}" if shape.source else f"{shape.target}"
+    steps = expected_totals(config, stream).get("steps")
+    length = f"until {config.train.stop_after}"
+    if steps and config.train.stop_after.unit != "steps":
+        length += f", about {steps:,.0f} steps"
+    return (
+        f"toque {__version__}: {counts.total / 1e6:,.1f} M parameters "
+        f"({counts.non_embedding / 1e6:,.1f} M without embeddings), "
+        f"{_adapter_in_words(config, counts)}{runtime.precision} on {runtime.device}\n"
+        f"{splits.train:,} examples to train on, {splits.validation:,} held out; "
+        f"{tokens.prompt + tokens.target:,} tokens; rows of {rows} tokens\n"
+        f"{words_on(runtime.ranks, str(runtime.device), stream.at(Cursor()).batch.n_rows)}"
+        f"{tuned.line}\n"
+        f"{mixture_in_words(config, stream.plan)}"
+        f"{stages_in_words(config, stream.plan)}"
+        f"{augmentation_in_words(config, store, encoder=shape.source > 0)}"
+        f"{length}; run folder {config.run_dir}"
+    )
+
+
+def _adapter_in_words(config: RunConfig, counts: ParameterCounts) -> str:
+    """The trained share; nothing when all is trained."""
+    if config.adapter is None:
+        return ""
+    base = counts.total - counts.trainable
+    return (
+        f"{config.adapter.kind} adapter of {counts.trainable:,} parameters "
+        f"({counts.trainable / base:.2%}, {counts.trainable * 4 / 1e6:,.1f} MB), "
+    )

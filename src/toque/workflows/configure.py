@@ -1,0 +1,65 @@
+"""Configuration from Python: a base, changed by sections."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from toque.config import Resolved, RunConfig, load_config, resolve_values
+from toque.config.resolve import DEFAULT, dotted, leaves
+
+Configured = RunConfig | str | Path | Mapping[str, Any]
+"""A configuration, a YAML file, a preset's name, or nested values."""
+
+
+def configure(base: Configured | None = None, /, **sections: Any) -> RunConfig:
+    """A checked configuration: what `base` says, changed by `sections`, the rest defaults.
+
+    Args:
+        base: what to begin with; None for the defaults.
+        sections: settings by section, as in a file; mappings change what they name and no more:
+            `optim={"peak_lr": 1e-4}` keeps the optimizer's other settings. Lists are replaced.
+
+    Raises:
+        ConfigError: an unknown name, a wrong value or an impossible combination.
+
+    >>> configure("demo", train={"stop_after": "10 steps"}).model.family
+    'llama'
+    """
+    values: Mapping[str, Any] = {}
+    if isinstance(base, RunConfig):
+        values = base.model_dump(mode="json")
+        # What is written down leaves the secret out; here it stays in the program.
+        values["observe"]["webhook"] = base.observe.webhook
+    elif isinstance(base, Mapping):
+        values = base
+    elif base is not None:
+        return configure(load_config(base).config, **sections)
+    return resolve_values(_merged(values, sections), "configure").config
+
+
+def with_origins(settings: RunConfig) -> Resolved:
+    """The configuration with every value said to be a default: nothing is known of their origin."""
+    values = leaves(settings.model_dump(mode="json"))
+    return Resolved(settings, {dotted(path): DEFAULT for path, _ in values})
+
+
+def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(values)
+    for name, change in changes.items():
+        known = merged.get(name)
+        if isinstance(known, Mapping) and isinstance(change, Mapping):
+            merged[name] = _merged(known, change)
+        else:
+            merged[name] = _plain(change)
+    return merged
+
+
+def _plain(value: Any) -> Any:
+    """What YAML would hold: paths as text, tuples as lists."""
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {name: _plain(held) for name, held in value.items()}
+    return [_plain(held) for held in value] if isinstance(value, list | tuple) else value

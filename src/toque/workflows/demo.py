@@ -1,0 +1,58 @@
+"""Demonstration: the main job on the embedded cookbook, from nothing to written recipes."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from toque.config import Resolved
+from toque.cooking.cookbook.generate import write_cookbook
+from toque.reporter import SILENT, Reporter
+from toque.workflows.prepare import in_a_line, prepare
+from toque.workflows.results import TrainedRun
+
+
+def demo(resolved: Resolved, *, n: int = 4000, reporter: Reporter = SILENT) -> TrainedRun:
+    """Write the cookbook, prepare, train, evaluate, and report three recipes.
+
+    Args:
+        resolved: the demo's configuration.
+        n: recipes to write into the cookbook.
+        reporter: told of each of the four parts, and of progress.
+    """
+    started = time.perf_counter()
+    config = resolved.config
+    cookbook = Path(config.data.sources[0].path)
+    if not cookbook.exists():
+        cookbook.parent.mkdir(parents=True, exist_ok=True)
+        write_cookbook(cookbook, n=n, seed=config.seed)
+    reporter.line(f"1/4  {cookbook}: synthetic recipes from the embedded grammar")
+    prepared = in_a_line(prepare(config, reporter=reporter), config)
+    reporter.line(f"2/4  {prepared} Its report: {config.data.store}/report.md")
+    from toque.workflows.generate import generate  # torch, after processes have been forked
+    from toque.workflows.train import train
+
+    run = train(resolved, reporter=reporter)
+    if run.interrupted:
+        reporter.line("Stopped and saved; `toque demo` continues.")
+        return run
+    reporter.line(
+        f"3/4  trained {run.step} steps\n4/4  three recipes for dishes it has not seen:\n"
+    )
+    asked = [
+        "Chickpea and Olive Oil Hummus: chickpeas, olive oil, lemon juice, garlic",
+        (
+            "Baked Sweet Potatoes with Sour Cream and Salsa: sweet potatoes, olive oil, "
+            "sour cream, salsa"
+        ),
+        "Fried Rice with Peas and Carrots: rice, eggs, peas, carrots, garlic, soy sauce",
+    ]
+    for text in generate(run.folder, asked, temperature=0.0, top_p=1.0, seed=config.seed):
+        reporter.line(str(text))
+    minutes = (time.perf_counter() - started) / 60
+    reporter.line(
+        f"Done in {minutes:.1f} minutes. The run folder is {run.folder}: model/, "
+        "evaluation.json, samples.jsonl, metrics.jsonl.\n"
+        "Your turn: toque prepare my.yaml && toque train my.yaml"
+    )
+    return run

@@ -1,0 +1,114 @@
+"""Results of workflows that are used without torch: a trained run, a written text, an answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A run folder after training."""
+
+    folder: Path
+    step: int
+    reason: str
+    """finished, early_stopping, interrupted, or what a callback asked for."""
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal ended the session before the run was done."""
+        from toque.training.signals import INTERRUPTED
+
+        return self.reason == INTERRUPTED
+
+    @property
+    def model(self) -> Path:
+        """The finished model: a Hugging Face folder, or an adapter's."""
+        return self.folder / "model"
+
+    @cached_property
+    def metrics(self) -> dict[str, float]:
+        """The final scores by name; empty when the run was interrupted before them."""
+        path = self.folder / "evaluation.json"
+        if not path.exists():
+            return {}
+        record = json.loads(path.read_text(encoding="utf-8"))
+        return {**record["heldout"], **record["generated"]}
+
+    @cached_property
+    def history(self) -> list[dict[str, Any]]:
+        """The events of metrics.jsonl that count: losses, evaluations, saves, warnings."""
+        from toque.training.observers.metrics_reader import METRICS, read_metrics
+
+        return read_metrics(self.folder / METRICS)
+
+    @property
+    def losses(self) -> list[tuple[int, float]]:
+        """Step and training loss of every update that was logged."""
+        return [(e["step"], e["loss"]) for e in self.history if e["event"] == "step"]
+
+
+Model = TrainedRun | str | Path
+"""What `train` returned, a run folder, or a Hugging Face model folder."""
+
+
+def folder_of(model: Model) -> Path:
+    """The folder to open."""
+    return model.folder if isinstance(model, TrainedRun) else Path(model)
+
+
+@dataclass(frozen=True)
+class Written:
+    """A text that a model wrote."""
+
+    prompt: str
+    """As the model read it."""
+    text: str
+    tokens: int
+    adapter: str | None = None
+    """Folder of the adapter it was written with, where several were asked for."""
+
+    @cached_property
+    def metrics(self) -> Mapping[str, float]:
+        """The recipe scores of the text."""
+        from toque.cooking.scoring.recipe_scores import text_metrics
+
+        return text_metrics(self.prompt, self.text)
+
+    def record(self) -> dict[str, Any]:
+        """As one object of JSON lines."""
+        found: dict[str, Any] = {"prompt": self.prompt, "text": self.text, "tokens": self.tokens}
+        found |= {"adapter": self.adapter} if self.adapter is not None else {}
+        return found | {"metrics": self.metrics}
+
+    def __str__(self) -> str:
+        """For people."""
+        heading = f"[{self.adapter}] {self.prompt}" if self.adapter is not None else self.prompt
+        return f"{heading}\n\n{self.text}\n"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model chose."""
+
+    prompt: str
+    """As the model read it."""
+    answer: str
+    probabilities: Mapping[str, float]
+    """Of every allowed answer; they sum to 1."""
+
+    def record(self) -> dict[str, Any]:
+        """As one object of JSON lines."""
+        shares = {name: round(share, 6) for name, share in self.probabilities.items()}
+        return {"prompt": self.prompt, "answer": self.answer, "probabilities": shares}
+
+    def __str__(self) -> str:
+        """For people."""
+        ranked = sorted(self.probabilities.items(), key=lambda item: -item[1])
+        shares = ", ".join(f"{name} {share:.3f}" for name, share in ranked)
+        return f"{self.prompt}\n\n{self.answer}   ({shares})\n"

@@ -1,0 +1,113 @@
+"""Every command once, on one small run: what it prints and how it ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from toque.cli import main
+
+RUN = """
+run_dir: run
+model: {family: gpt2, tokenizer: "trained:512",
+  shape: {n_embd: 16, n_layer: 1, n_head: 2, n_positions: 320}}
+data: {sources: [{path: a.jsonl}], store: store, max_prompt_tokens: 64, max_target_tokens: 256}
+optim: {warmup: "1 steps", peak_lr: 1e-2}
+train: {stop_after: "3 steps", batch: "1024 tokens", precision: float32, compile: false}
+evaluation: {max_examples: 4, generate: 1}
+observe: {log_every: "1 step"}
+"""
+
+
+@pytest.fixture(scope="module")
+def kitchen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with a cookbook, a store and a run, made by commands."""
+    folder = tmp_path_factory.mktemp("commands")
+    (folder / "run.yaml").write_text(RUN)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for words in ("cookbook --out a.jsonl --n 60", "prepare run.yaml", "train run.yaml"):
+            assert main(words.split()) == 0
+        yield folder
+
+
+COMMANDS = {
+    "prepare run.yaml": ("Reused store.", ""),
+    "train run.yaml": ("", "continuing from step 3"),
+    "evaluate run": ("held-out loss", ""),
+    "evaluate run evaluation.generate=0": ("held-out loss", ""),
+    "evaluate run run.yaml": ("1 written texts", ""),
+    "generate run --prompt soup --max-new-tokens 4": ("Generate recipe for: soup", ""),
+    "generate run --prompt soup --choices yes --choices no": ("yes 0.", ""),
+    "report run": ("The report is run/report.html", ""),
+    "export run --to merged": ("merged holds the model, read back and compared", ""),
+    "verify store": ("store: store of 60 examples", ""),
+    "verify run": ("checkpoint of step 3", ""),
+    "check run.yaml --examples 2": ("One loss and one gradient", ""),
+    "show run": ("# A checkpoint takes ", ""),
+    "show run.yaml --plot": ("learning rate (cosine)", ""),
+    "show-batch run.yaml --most 1": ("more; --most shows more of them.", ""),
+    "presets": ("demo ", ""),
+    "cookbook --out b.jsonl --n 3": ("3 synthetic recipes in b.jsonl", ""),
+}
+REFUSED = {
+    "train run.yaml --from run": "--from begins a new one",
+    "evaluate merged": "Name a configuration after it: toque evaluate MODEL my.yaml",
+    "generate run --n 0 --prompt x": "--n is 0, --temperature 0.7 and --top-p 0.95",
+    "generate run": 'Give --prompt "lentil soup" or --file prompts.txt',
+    "generate run --file none.txt": "--file none.txt cannot be read",
+    "generate run --task write --prompt x": "Texts are written without --task",
+    "generate run --choices a --prompt x": "--choices Healthy --choices Indulgent",
+    "generate run --task difficulty --adapter x --prompt x": "--adapter writes texts",
+    "export run --to run": "Name another folder with --to",
+    "export run --to x --format gguf": "--format is 'gguf'",
+    "report run --out run": "Name another file with --out",
+    "check run.yaml --examples 1": "--examples must be at least 2",
+    "drill run --steps 3": "--steps is 3 and --kills 10",
+    "ablate run.yaml --seeds 1": "--seeds is 1",
+    "ablate run.yaml --budget 5%": '--budget "90 minutes"',
+    "show-batch run.yaml --step 0": "--step is 0",
+    "prepare run.yaml data.max_target_tokens=99": "prepare with --replace to make it anew",
+    "train run.yaml data.max_target_tokens=99": "another data.store (or --replace)",
+}
+CODES = {
+    "train run.yaml --from run": 4,
+    "export run --to run": 4,
+    "generate run --file none.txt": 3,
+}
+
+
+@pytest.mark.usefixtures("kitchen")
+@pytest.mark.parametrize("words", COMMANDS)
+def test_a_command_prints_its_result(words, capsys):
+    assert main(words.split()) == 0
+    printed, noticed = COMMANDS[words]
+    out, err = capsys.readouterr()
+    assert printed in out
+    assert noticed in err
+
+
+@pytest.mark.usefixtures("kitchen")
+@pytest.mark.parametrize("words", REFUSED)
+def test_a_refusal_names_the_flag(words, capsys):
+    code = 3 if "max_target_tokens" in words else CODES.get(words, 2)
+    assert main(words.split()) == code
+    out, err = capsys.readouterr()
+    assert err.startswith("toque: ")
+    assert REFUSED[words] in err
+    assert "\0" not in err
+    assert out == ""
+
+
+def test_generated_texts_as_json(kitchen, capsys):
+    (kitchen / "prompts.txt").write_text("soup\n\ncake\n")
+    words = "generate run --file prompts.txt --n 2 --json --max-new-tokens 4 --temperature 0"
+    assert main(words.split()) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [f["prompt"].removeprefix("Generate recipe for: ")[:4] for f in found] == [
+        *("soup", "soup", "cake", "cake")
+    ]
+    assert all({"text", "tokens", "metrics"} < f.keys() for f in found)
