@@ -6,11 +6,14 @@ earlier shards. `shard.json` is written with it and marks it as whole for a late
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from toque.data.prepare.near_duplicates import NEAR
 from toque.data.prepare.settings import PrepareSettings
@@ -103,6 +106,17 @@ class ShardWorker:
 def shard_folder(store: Path, group: int) -> Path:
     """Folder of shard number `group`."""
     return store / "shards" / f"{group:05d}"
+
+
+def read_column(store: Path, shards: Sequence[ShardResult], name: str) -> NDArray[Any]:
+    """A column of all rows of these shards, NaN in those that lack it."""
+    parts = [
+        np.load(shard_folder(store, shard.group) / f"{name}.npy", allow_pickle=False)
+        if name in shard.columns
+        else np.full(shard.rows, np.nan, np.float32)
+        for shard in shards
+    ]
+    return np.concatenate(parts)
 
 
 def _entry(path: Path, folder: Path, n_rows: int) -> FileEntry:
