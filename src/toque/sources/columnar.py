@@ -20,6 +20,8 @@ _ARROW_STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _MAX_SCHEMA = 64 << 20
 _BATCH_ROWS = 512
 """Rows read from Parquet at a time."""
+_NOT_TEXT = object()
+"""A cell whose bytes are not UTF-8."""
 
 
 def columnar_format(start: bytes) -> str:
@@ -80,15 +82,10 @@ def _opened(path: Path) -> Iterator[tuple[Any, Any, Callable[[list[str]], Iterat
             yield arrow, reader.schema, lambda columns: (b.select(columns) for b in batches)
     except (arrow.ArrowException, OSError) as error:
         why = (str(error) or type(error).__name__).splitlines()[0]
-        kind = "Parquet" if is_parquet else "Arrow"
-        what_to_do = (
-            "Fetch it again; its last bytes must be PAR1."
-            if is_parquet
-            else ("Save or fetch it again.")
-        )
-        raise DataError(
-            f"{path} is a damaged or truncated {kind} file ({why}). {what_to_do}"
-        ) from error
+        kind, to_do = "Arrow", "Save or fetch it again."
+        if is_parquet:
+            kind, to_do = "Parquet", "Fetch it again; its last bytes must be PAR1."
+        raise DataError(f"{path} is a damaged or truncated {kind} file ({why}). {to_do}") from error
 
 
 def columnar_records(header: Header, body: memoryview, first_row: int) -> Numbered:
@@ -99,7 +96,7 @@ def columnar_records(header: Header, body: memoryview, first_row: int) -> Number
     values = {name: _cells(table.column(name), arrow) for name in table.column_names}
     for row in range(table.num_rows):
         record = {name: column[row] for name, column in values.items()}
-        if any(isinstance(value, _NotText) for value in record.values()):
+        if any(value is _NOT_TEXT for value in record.values()):
             yield first_row + row, "not UTF-8"
         elif sum(len(v) for v in record.values() if isinstance(v, str)) > MAX_RECORD_BYTES:
             yield first_row + row, TOO_LONG
@@ -107,26 +104,21 @@ def columnar_records(header: Header, body: memoryview, first_row: int) -> Number
             yield first_row + row, record
 
 
-class _NotText:
-    """A cell whose bytes are not UTF-8."""
-
-
 def _cells(column: Any, arrow: Any) -> list[Any]:
     try:
         values: list[Any] = column.to_pylist()
     except UnicodeDecodeError:
         if not arrow.types.is_string(column.type):
-            return [_NotText()] * len(column)
-        raw = [bytes(cell.as_buffer()) if cell.is_valid else None for cell in column]
-        return [_decoded(cell) for cell in raw]
+            return [_NOT_TEXT] * len(column)
+        values = column.cast(arrow.binary()).to_pylist()
     return [_decoded(v) if isinstance(v, bytes) else v for v in values]
 
 
-def _decoded(cell: bytes | None) -> Any:
+def _decoded(cell: bytes) -> Any:
     try:
-        return None if cell is None else cell.decode()
+        return cell.decode()
     except UnicodeDecodeError:
-        return _NotText()
+        return _NOT_TEXT
 
 
 def _parts_of(batch: Any) -> Iterator[Any]:

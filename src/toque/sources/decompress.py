@@ -44,7 +44,7 @@ def chunks(path: Path, size: int = CHUNK_BYTES) -> Iterator[bytes]:
     Raises:
         DataError: missing, unreadable, damaged, a bomb, or of a kind that is not read.
     """
-    with _opened(path) as (stream, packed_bytes):
+    with opened(path) as (stream, packed_bytes):
         plain_bytes = 0
         chunk = stream.read(size)
         _refuse_other_kinds(path, chunk)
@@ -82,8 +82,12 @@ def head(path: Path, size: int = HEAD_BYTES) -> tuple[bytes, bool]:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[IO[bytes], int]]:
-    """The stream of plain bytes and the size of the compressed file (0 when it is plain)."""
+def opened(path: Path) -> Iterator[tuple[IO[bytes], int]]:
+    """The stream of plain bytes and the size of the compressed file (0 when it is plain).
+
+    Raises:
+        DataError: missing, unreadable or damaged.
+    """
     if path.is_dir():
         raise DataError(f"{path} is a folder where a file is expected. Name the files in it.")
     try:

@@ -17,7 +17,7 @@ from toque.sources.columnar import (
 )
 from toque.sources.csv_tables import dialect_of, table_blocks, table_records
 from toque.sources.decompress import head
-from toque.sources.json_records import json_blocks, json_records, layout_of, sample_records
+from toque.sources.json_records import form_of, json_blocks, json_records, sample_records
 from toque.sources.records import Block
 
 
@@ -84,16 +84,16 @@ def structured_layout(path: Path, start: bytes, *, whole: bool) -> Layout | None
         )
     if start.lstrip()[:1] not in (b"{", b"["):
         return None
-    layout = layout_of(start, whole=whole)
-    sample = tuple(sample_records(start, layout, whole=whole))
-    lines = layout.form == "lines"
+    form = form_of(start, whole=whole)
+    sample = tuple(sample_records(start, form, whole=whole))
+    lines = form == "lines"
     return Layout(
         "json-lines" if lines else "json",
         "a file of JSON lines" if lines else "a JSON file of records",
         tuple(dict.fromkeys(name for record in sample for name in record)),
-        lambda _: json_blocks(path, layout),
+        lambda _: json_blocks(path, form),
         sample=sample,
-        in_dict=layout.form == "dict",
+        in_dict=form == "dict",
     )
 
 

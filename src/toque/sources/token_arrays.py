@@ -15,17 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from toque.errors import DataError
 from toque.sources.npz_stream import ArrayFile, ArrayStream, array_file
-from toque.sources.records import Block, BlockExamples, Example
+from toque.sources.records import Block, BlockExamples, Example, document_example
 
 Ids = NDArray[np.uint32]
 PART_TOKENS = 1 << 19
@@ -84,22 +82,10 @@ class TokenReader:
         for part in parts:
             own = ids[at : at + part.tokens].tobytes()
             at += part.tokens
-            if not own:
+            if own:
+                examples.append(document_example(ids=own, ends=part.ends))
+            else:
                 empty.append(part.document)
-                continue
-            key = xxhash.xxh3_64_intdigest(own)
-            examples.append(
-                Example(
-                    prompt="",
-                    target="",
-                    key=key,
-                    title_key=0,
-                    record_key=key,
-                    document=True,
-                    ends=part.ends,
-                    ids=own,
-                )
-            )
         dropped = {"no tokens": empty} if empty else {}
         return BlockExamples(examples, len(parts), len(examples), dropped)
 
@@ -222,5 +208,5 @@ def _unpacked(payload: bytes) -> tuple[list[_Part], Ids]:
     rows = np.frombuffer(payload, "<i8", count=3 * count, offset=24).reshape(count, 3).tolist()
     parts = [_Part(document, tokens, bool(ends)) for document, tokens, ends in rows]
     ids = np.frombuffer(payload, "<u4", offset=24 * (count + 1))
-    assert len(ids) == list(accumulate((p.tokens for p in parts), initial=0))[-1]
+    assert len(ids) == sum(part.tokens for part in parts)
     return parts, ids

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from toque.cooking.labels.nutrients import nutrient_fields
+from toque.cooking.schemas.schema_org import is_schema_org
 from toque.errors import DataError
 from toque.sources.detect import Layout, refuse_missing, shown_names
 
@@ -167,7 +168,7 @@ def schema_of_records(records: Sequence[Mapping[str, Any]], *, in_dict: bool = F
         in_dict: whether the file is an object of them by id.
     """
     for record in records:
-        if not record.keys().isdisjoint(("@type", "@graph", "recipeInstructions")):
+        if is_schema_org(record):
             return "schema.org"
         ingredients, steps = record.get("ingredients"), record.get("instructions")
         if _texts(ingredients) and _texts(steps):

@@ -27,7 +27,7 @@ from toque.data.prepare.near_duplicates import NEAR
 from toque.data.prepare.settings import PrepareSettings
 from toque.data.tokenizer.codec import Codec
 from toque.errors import ConfigError, DataError
-from toque.sources.excerpts import Excerpt, ExcerptSample, shortened
+from toque.sources.excerpts import Excerpt, sampled, shortened
 from toque.sources.records import Block, Example, RecordReader
 
 SHOWN_LINES = 10
@@ -63,7 +63,7 @@ class ShardBuilder:
         self._unknown: Counter[str] = Counter()
         self._lost: Counter[str] = Counter()
         self._kept_records = 0
-        self._excerpts = ExcerptSample()
+        self._excerpts: list[Excerpt] = []
 
     def read(self, block: Block, reader: RecordReader) -> None:
         """Add a block's examples, checked against the reader's own counts."""
@@ -88,7 +88,7 @@ class ShardBuilder:
             for number in numbers:
                 if number in given.texts:
                     place = f"{Path(block.path).name}:{number}"
-                    self._excerpts.add(Excerpt(reason, place, shortened(given.texts[number])))
+                    self._excerpts.append(Excerpt(reason, place, shortened(given.texts[number])))
         self._blocks.append(
             BlockCounts(
                 path=block.path,
@@ -110,7 +110,7 @@ class ShardBuilder:
             "cut": dict(sorted(self._cut.items())),
             "unknown": dict(sorted(self._unknown.items())),
             "lost_characters": dict(self._lost.most_common(100)),
-            "excerpts": self._excerpts.chosen(),
+            "excerpts": sampled(self._excerpts),
         }
 
     def rows(self) -> dict[str, NDArray[Any]]:
@@ -271,7 +271,7 @@ class ShardBuilder:
                 if self._records[i] not in why:
                     example = self._examples[i]
                     text, prompt = shortened(example.target), shortened(example.prompt)
-                    self._excerpts.add(Excerpt(reasons[i], "", text, prompt))
+                    self._excerpts.append(Excerpt(reasons[i], "", text, prompt))
                 why.setdefault(self._records[i], reasons[i])
         self._dropped.update(why.values())
 
