@@ -157,11 +157,9 @@ class Source:
     Attributes:
         path: a file, a glob pattern, or a folder (every file in it except hidden ones).
         reader: reads all of its files.
-        weight: recorded in the manifest, for mixing sources.
         files: the files, when they are not simply those `path` names on this machine.
     """
 
     path: str
     reader: RecordReader
-    weight: float = 1.0
     files: tuple[Located, ...] | None = None

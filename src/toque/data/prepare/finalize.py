@@ -18,11 +18,10 @@ from toque.data.prepare.near_duplicates import NEAR, clusters_of
 from toque.data.prepare.report import Lengths, Report, SourceReport, reasons_in_words
 from toque.data.prepare.shards import NOT_READ
 from toque.data.prepare.survey import StoreSurvey
-from toque.data.prepare.worker import Job, ShardResult, read_column, shard_folder
+from toque.data.prepare.worker import Job, ShardResult, file_entry, read_column, shard_folder
 from toque.data.store.manifest import (
     FORMAT,
     NAME,
-    FileEntry,
     Records,
     SourceEntry,
     Splits,
@@ -37,7 +36,6 @@ from toque.errors import DataError
 from toque.sources.files import SourceFile
 from toque.sources.records import NO_LABEL, examples_note, missing_note
 from toque.storage.atomic import atomic_write, save_array, sync_folder
-from toque.storage.checksums import sha256_of
 
 _SHOWN = 10
 _DOCUMENTS = "documents by a hash of the document and piece number // 16"
@@ -244,16 +242,12 @@ class StoreFinalizer:
                 for entry in shard.files
                 if Path(entry.file).stem != NEAR
             ],
-            files=[self._entry("split.npy", n_rows)]
-            + [self._entry(f"tokenizer/{path.name}", 0) for path in tokenizer],
+            files=[file_entry(self.job.store / "split.npy", "split.npy", n_rows)]
+            + [file_entry(path, f"tokenizer/{path.name}", 0) for path in tokenizer],
             columns=dict(sorted(columns.items())),
             settings=self.recorded,
             cut=dict(sorted(report.cut.items())),
         )
-
-    def _entry(self, name: str, examples: int) -> FileEntry:
-        path = self.job.store / name
-        return FileEntry(name, path.stat().st_size, sha256_of(path), examples)
 
 
 def _schema(file: SourceFile) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from toque.data.prepare.finalize import StoreFinalizer
-from toque.data.prepare.near_duplicates import remove_signatures
+from toque.data.prepare.near_duplicates import NEAR
 from toque.data.prepare.process_pool import ForkedState
 from toque.data.prepare.report import Report
 from toque.data.prepare.settings import PrepareSettings
@@ -261,7 +261,7 @@ def _remove_leftovers(store: Path, n_shards: int) -> None:
     known = {shard_folder(store, number).name for number in range(n_shards)}
     for folder in (store / "shards").iterdir():
         if folder.name in known:
-            remove_signatures(folder)
+            (folder / f"{NEAR}.npy").unlink(missing_ok=True)
         else:
             shutil.rmtree(folder, ignore_errors=True)
     (store / BUILDING).unlink(missing_ok=True)

@@ -60,11 +60,11 @@ class Job:
 
 
 class ShardWorker:
-    """Writes the shards of one job; the codec is loaded once."""
+    """Writes the shards of one job; a codec that is not passed is loaded with the first."""
 
     def __init__(self, job: Job, codec: Codec | None = None) -> None:
         self.job = job
-        self.codec = codec or load_codec(job.store / "tokenizer")
+        self._codec = codec
 
     def write_shard(self, group: int, blocks: list[Block]) -> ShardResult:
         """Write shard number `group` and return its counts.
@@ -74,7 +74,8 @@ class ShardWorker:
                 that this is an error.
             ConfigError: the settings ask to split pairs.
         """
-        group_rows = ShardBuilder(self.codec, self.job.settings)
+        self._codec = self._codec or load_codec(self.job.store / "tokenizer")
+        group_rows = ShardBuilder(self._codec, self.job.settings)
         for block in blocks:
             group_rows.read(block, self.job.readers[block.source])
         rows = group_rows.rows()
@@ -83,7 +84,11 @@ class ShardWorker:
             for name, array in rows.items():
                 save_array(writer.folder / f"{name}.npy", array)
             n_rows = len(rows["prompt_ends"])
-            files = [_entry(writer.folder / f"{name}.npy", folder, n_rows) for name in sorted(rows)]
+            place = f"shards/{folder.name}"
+            files = [
+                file_entry(writer.folder / f"{name}.npy", f"{place}/{name}.npy", n_rows)
+                for name in sorted(rows)
+            ]
             result = ShardResult(
                 fingerprint=self.job.fingerprint,
                 group=group,
@@ -119,6 +124,6 @@ def read_column(store: Path, shards: Sequence[ShardResult], name: str) -> NDArra
     return np.concatenate(parts)
 
 
-def _entry(path: Path, folder: Path, n_rows: int) -> FileEntry:
-    name = f"shards/{folder.name}/{path.name}"
+def file_entry(path: Path, name: str, n_rows: int) -> FileEntry:
+    """The manifest's entry of a file that the store will hold under `name`."""
     return FileEntry(name, path.stat().st_size, sha256_of(path), n_rows)
