@@ -58,8 +58,7 @@ def test_every_size_of_chunk_gives_the_same_rows(tmp_path, monkeypatch, size):
     dialect = tables.dialect_of(path, path.read_bytes(), whole=True, n_known=len)
     blocks = list(table_blocks(path, dialect))
     for block in blocks:
-        header, body = unpack(block)
-        found += list(table_records(header, body, block.first_line))
+        found += list(table_records(unpack(block)))
     assert len(blocks) > 3
     assert [list(record.values()) for _, record in found] == rows
     assert [number for number, _ in found] == list(range(2, 2 + 3 * 30, 3))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from toque.errors import DataError
-from toque.sources.blocks import MAX_RECORD_BYTES, TOO_LONG, Header, Numbered, pack
+from toque.sources.blocks import MAX_RECORD_BYTES, TOO_LONG, Contents, Numbered, pack
 from toque.sources.decompress import CHUNK_BYTES
 from toque.sources.records import Block
 
@@ -88,20 +88,20 @@ def _opened(path: Path) -> Iterator[tuple[Any, Any, Callable[[list[str]], Iterat
         raise DataError(f"{path} is a damaged or truncated {kind} file ({why}). {to_do}") from error
 
 
-def columnar_records(header: Header, body: memoryview, first_row: int) -> Numbered:
+def columnar_records(contents: Contents) -> Numbered:
     """The rows of a block by column name; their numbers are the rows' in the file."""
-    del header
     arrow = _pyarrow_for("a block of Parquet rows")
-    table = arrow.ipc.open_stream(arrow.py_buffer(body)).read_all()
+    table = arrow.ipc.open_stream(arrow.py_buffer(contents.body)).read_all()
     values = {name: _cells(table.column(name), arrow) for name in table.column_names}
     for row in range(table.num_rows):
+        number = contents.first + row
         record = {name: column[row] for name, column in values.items()}
         if any(value is _NOT_TEXT for value in record.values()):
-            yield first_row + row, "not UTF-8"
+            yield number, "not UTF-8"
         elif sum(len(v) for v in record.values() if isinstance(v, str)) > MAX_RECORD_BYTES:
-            yield first_row + row, TOO_LONG
+            yield number, TOO_LONG
         else:
-            yield first_row + row, record
+            yield number, record
 
 
 def _cells(column: Any, arrow: Any) -> list[Any]:

@@ -17,7 +17,7 @@ from toque.errors import DataError
 from toque.sources.blocks import (
     MAX_RECORD_BYTES,
     TOO_LONG,
-    Header,
+    Contents,
     Numbered,
     pack,
     unreadable,
@@ -225,12 +225,12 @@ class _RowCutter:
         self._line += count_lines(rows)
 
 
-def table_records(header: Header, body: memoryview, first_line: int) -> Numbered:
+def table_records(contents: Contents) -> Numbered:
     """The rows of a block by column name, or the reason why a row cannot be read."""
-    text = bytes(body)
-    columns: Sequence[str] = header.meta["columns"]
-    delimiter, quoted = header.meta["delimiter"], header.meta["quoted"]
-    at, line = 0, first_line
+    text, meta = contents.body, contents.meta
+    columns: Sequence[str] = meta["columns"]
+    delimiter, quoted = meta["delimiter"], meta["quoted"]
+    at, line = 0, contents.first
     while at < len(text):
         end = row_end(text, at, delimiter, quoted=quoted, last=True)
         if end is None or end <= at:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from toque.errors import DataError
-from toque.sources.blocks import Header, Numbered
+from toque.sources.blocks import Contents, Numbered
 from toque.sources.columnar import (
     columnar_blocks,
     columnar_format,
@@ -21,19 +21,18 @@ from toque.sources.json_records import form_of, json_blocks, json_records, sampl
 from toque.sources.records import Block
 
 
-def _unreadable_records(header: Header, body: memoryview, first_line: int) -> Numbered:
-    del body
-    yield first_line, str(header.meta["reason"])
+def _unreadable_records(contents: Contents) -> Numbered:
+    yield contents.first, str(contents.meta["reason"])
 
 
-READ: Mapping[str, Callable[[Header, memoryview, int], Numbered]] = {
+READ: Mapping[str, Callable[[Contents], Numbered]] = {
     "json-lines": json_records,
     "json": json_records,
     "table": table_records,
     "parquet": columnar_records,
     "unreadable": _unreadable_records,
 }
-"""Kind of a block, in its header, to the function that reads its records."""
+"""Kind of a block to the function that reads its records."""
 
 
 class UnknownFormatError(DataError):

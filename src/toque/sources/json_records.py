@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -20,7 +20,7 @@ from toque.errors import DataError
 from toque.sources.blocks import (
     MAX_RECORD_BYTES,
     TOO_LONG,
-    Header,
+    Contents,
     Numbered,
     Raw,
     pack,
@@ -169,24 +169,24 @@ def _pieces(path: Path, splitter: JsonSplitter) -> Iterator[Piece]:
         ) from error
 
 
-def json_records(header: Header, body: memoryview, first_line: int) -> Numbered:
+def json_records(contents: Contents) -> Numbered:
     """The records of a block of either kind."""
-    for number, line in _numbered_lines(header, body, first_line):
+    for number, line in _numbered_lines(contents):
         if line.strip():
             yield number, TOO_LONG if line == LONG_LINE else _decoded(line)
 
 
 def typed_records(
-    header: Header, body: memoryview, first_line: int, decoder: msgspec.json.Decoder[_T]
+    contents: Contents, decoder: msgspec.json.Decoder[_T]
 ) -> list[tuple[int, _T]] | None:
     """The records of a block of either kind, with their numbers, decoded in one call.
 
     None if a record is not of the decoder's type, or needs `json_records`: empty lines, damage,
     JSON that only Python accepts.
     """
-    data = bytes(body)
+    data = contents.body
     n_lines = count_lines(data) + (not data.endswith((b"\n", b"\r")))
-    numbers = header.meta.get("numbers") or range(first_line, first_line + n_lines)
+    numbers = _numbers(contents, n_lines)
     a_line_each = data.startswith(b"{") and data.count(b"\n{") + 1 == n_lines == len(numbers)
     if len(data) > MAX_RECORD_BYTES or not a_line_each:
         return None
@@ -198,18 +198,18 @@ def typed_records(
     return list(zip(numbers, found, strict=True)) if len(found) == n_lines else None
 
 
-def line_of(header: Header, body: memoryview, first_line: int, number: int) -> bytes:
+def line_of(contents: Contents, number: int) -> bytes:
     """The bytes of the record with this number, for the report of dropped records."""
-    lines = _numbered_lines(header, body, first_line)
-    return next((line for n, line in lines if n == number), b"")
+    return next((line for n, line in _numbered_lines(contents) if n == number), b"")
 
 
-def _numbered_lines(
-    header: Header, body: memoryview, first_line: int
-) -> Iterator[tuple[int, bytes]]:
-    lines = bytes(body).splitlines()
-    numbers = header.meta.get("numbers") or range(first_line, first_line + len(lines))
-    return zip(numbers, lines, strict=True)
+def _numbered_lines(contents: Contents) -> Iterator[tuple[int, bytes]]:
+    lines = contents.body.splitlines()
+    return zip(_numbers(contents, len(lines)), lines, strict=True)
+
+
+def _numbers(contents: Contents, n_lines: int) -> Sequence[int]:
+    return contents.meta.get("numbers") or range(contents.first, contents.first + n_lines)
 
 
 def _line_blocks(path: Path) -> Iterator[Block]:

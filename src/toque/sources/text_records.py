@@ -42,8 +42,8 @@ class DocumentReader:
         examples: list[Example] = []
         dropped: dict[str, list[int]] = {}
         notes: Counter[str] = Counter()
-        header, body = unpack(block)
-        for number, raw in READ[header.kind](header, body, block.first_line):
+        contents = unpack(block)
+        for number, raw in READ[contents.kind](contents):
             value = None if isinstance(raw, str) else raw.get(self.column)
             text = value if isinstance(value, str) else ""
             text = clean_document(text.encode("utf-8", "replace"), notes)

@@ -112,9 +112,9 @@ class RecipeReader:
 
     def recipes(self, block: Block, notes: Counter[str]) -> Iterator[tuple[int, Recipe | str, Raw]]:
         """Each record's number, its cleaned recipe or the reason why there is none, and itself."""
-        header, body = unpack(block)
+        contents = unpack(block)
         columns = tuple(sorted(self.columns.items()))
-        for number, raw in _READ[header.kind](header, body, block.first_line):
+        for number, raw in _READ[contents.kind](contents):
             if isinstance(raw, str):
                 yield number, raw, raw
                 continue
@@ -126,10 +126,10 @@ def _shown(block: Block, number: int, raw: Raw) -> str:
     """A dropped record as the report shows it: its fields, or its bytes if they cannot be read."""
     if not isinstance(raw, str):
         return shortened(json.dumps(raw, ensure_ascii=False, default=str))
-    header, body = unpack(block)
-    if header.kind not in ("json-lines", "json"):
+    contents = unpack(block)
+    if contents.kind not in ("json-lines", "json"):
         return ""
-    return shortened(line_of(header, body, block.first_line, number))
+    return shortened(line_of(contents, number))
 
 
 def reader_for(columns: Mapping[str, str]) -> RecordReader:
