@@ -64,35 +64,35 @@ def dialect_of(
     Raises:
         DataError: the first row is longer than `start`.
     """
-    best: tuple[tuple[int, int], Dialect] | None = None
-    for delimiter in _DELIMITERS:
-        end = row_end(start, 0, delimiter, quoted=True, last=whole)
-        if end is None or end < 0:
-            continue
-        names = _fields(start[:end].decode(errors="replace"), delimiter, quoted=True)
-        if names is None or len(names) < 2:
-            continue
-        columns = tuple(name.strip() for name in names)
-        first_row = row_end(start, end, delimiter, quoted=True, last=whole)
-        if first_row is not None and first_row > end:
-            row = start[end:first_row].decode(errors="replace")
-            values = _fields(row, delimiter, quoted=True)
-            if values is not None and len(values) == len(columns) + 1:
-                columns = ("", *columns)  # R writes row names without a name for them
-        roles = n_known(columns)
-        shares = {q: _share_fitting(start[end:], delimiter, len(columns), quoted=q) for q in _BOTH}
-        # Tab-separated files are often written without quoting: take whichever fits more rows.
-        quoted = delimiter == "," or shares[True] >= shares[False]
-        if best is None or (roles, len(columns)) > best[0]:
-            dialect = Dialect(delimiter, quoted, columns, shares[quoted] >= _MIN_FITTING)
-            best = (roles, len(columns)), dialect
-    if best is None and b"\n" not in start and not whole:
+    found = [dialect for d in _DELIMITERS if (dialect := _delimited(start, d, whole=whole))]
+    if not found and b"\n" not in start and not whole:
         raise DataError(
             f"{path} begins with a line of over {len(start):,} bytes that is no JSON. A recipe "
             "source is JSON, JSON lines, CSV, Parquet, web pages or Meal-Master text; check the "
             "export that wrote this file."
         )
-    return best[1] if best else None
+    return max(found, key=lambda d: (n_known(d.columns), len(d.columns)), default=None)
+
+
+def _delimited(start: bytes, delimiter: str, *, whole: bool) -> Dialect | None:
+    """The dialect with this delimiter; None if the first row has fewer than two fields."""
+    end = row_end(start, 0, delimiter, quoted=True, last=whole)
+    if end is None or end < 0:
+        return None
+    names = _fields(start[:end].decode(errors="replace"), delimiter, quoted=True)
+    if names is None or len(names) < 2:
+        return None
+    columns = tuple(name.strip() for name in names)
+    first_row = row_end(start, end, delimiter, quoted=True, last=whole)
+    if first_row is not None and first_row > end:
+        row = start[end:first_row].decode(errors="replace")
+        values = _fields(row, delimiter, quoted=True)
+        if values is not None and len(values) == len(columns) + 1:
+            columns = ("", *columns)  # R writes row names without a name for them
+    shares = {q: _share_fitting(start[end:], delimiter, len(columns), quoted=q) for q in _BOTH}
+    # Tab-separated files are often written without quoting: take whichever fits more rows.
+    quoted = delimiter == "," or shares[True] >= shares[False]
+    return Dialect(delimiter, quoted, columns, shares[quoted] >= _MIN_FITTING)
 
 
 def _share_fitting(rows: bytes, delimiter: str, n_columns: int, *, quoted: bool) -> float:

@@ -108,18 +108,14 @@ def sample_records(start: bytes, form: JsonForm, *, whole: bool) -> list[dict[st
         texts: Iterator[bytes | None] = (line for line in lines if line.strip())
     else:
         texts = (piece.text for piece in JsonSplitter(_DEPTHS[form]).pieces([start]) if piece.whole)
-    for text in islice(_until_damage(texts), 5 * _SAMPLE):
-        value = _decoded(text) if text is not None else ""
-        if isinstance(value, dict) and value:
-            found.append(value)
-        if len(found) == _SAMPLE:
-            break
-    return found
-
-
-def _until_damage(texts: Iterator[bytes | None]) -> Iterator[bytes | None]:
     with suppress(DamagedJsonError):  # reading the file will report it
-        yield from texts
+        for text in islice(texts, 5 * _SAMPLE):
+            value = _decoded(text) if text is not None else ""
+            if isinstance(value, dict) and value:
+                found.append(value)
+            if len(found) == _SAMPLE:
+                break
+    return found
 
 
 def json_blocks(path: Path, form: JsonForm) -> Iterator[Block]:
@@ -140,9 +136,8 @@ def json_blocks(path: Path, form: JsonForm) -> Iterator[Block]:
         # A file on one line has one line number, so its records are numbered instead.
         number = piece.line if splitter.line > 1 or form == "objects" else n_records
         bad = _why_unreadable(path, piece)
-        if bad or size > CHUNK_BYTES:
-            if texts:
-                yield _records_block(path, texts, numbers)
+        if texts and (bad or size > CHUNK_BYTES):
+            yield _records_block(path, texts, numbers)
             texts, numbers, size = [], [], 0
         if bad:
             yield unreadable(path, number, bad)

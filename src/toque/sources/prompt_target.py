@@ -69,9 +69,11 @@ class PairReader:
         read = 0
         for number, record in records:
             read += 1
-            found = _example(
-                record if isinstance(record, Pair | str) else self._pair(record, notes)
-            )
+            if isinstance(record, dict):
+                prompt, target = (_text(record.get(n), notes) for n in (self.prompt, self.target))
+                found = _example(Pair(prompt, target))
+            else:
+                found = _example(record)
             if isinstance(found, Example):
                 examples.append(found)
                 continue
@@ -107,9 +109,6 @@ class PairReader:
         texts = [text for _, pair in pairs for text in (pair.prompt, pair.target) if text]
         data = "\n".join(texts).encode()
         return pairs if len(data.translate(None, _CONTROLS)) == len(data) else None
-
-    def _pair(self, record: dict[str, object], notes: Counter[str]) -> Pair:
-        return Pair(_text(record.get(self.prompt), notes), _text(record.get(self.target), notes))
 
 
 def casefolded(text: str) -> bytes:

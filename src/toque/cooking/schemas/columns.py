@@ -129,7 +129,7 @@ def shape_of(fields: tuple[str, ...], columns: tuple[tuple[str, str], ...] = ())
     """
     folded: dict[str, str] = {}
     for name in fields:
-        folded.setdefault(_folded(name), name)
+        folded.setdefault(_NOT_FOLDED.sub("", name.lower()), name)
     named = {role: name for role, name in columns if name in fields}
     guessed = {
         role: folded[first]
@@ -222,7 +222,8 @@ def refuse_cut_schema(path: Path, layout: Layout, columns: Mapping[str, str]) ->
     what = layout.described
     shape = shape_of(layout.fields, tuple(columns.items()))
     missing = shape.missing
-    if "text" in shape.folded and {"ingredients", "steps"} <= set(missing):
+    no_recipes = {"ingredients", "steps"} <= set(missing)
+    if no_recipes and "text" in shape.folded:
         column = shape.folded["text"]
         raise TextRecordsError(
             f"{path} is {what} of documents (its column {column!r}), not of recipes. Give its "
@@ -230,7 +231,7 @@ def refuse_cut_schema(path: Path, layout: Layout, columns: Mapping[str, str]) ->
             {"text": column},
         )
     pair = next((p for p in PAIRS if shape.folded.keys() >= set(p)), None)
-    if pair is not None and {"ingredients", "steps"} <= set(missing):
+    if no_recipes and pair is not None:
         prompt, target = (shape.folded[name] for name in pair)
         raise TextRecordsError(
             f"{path} is {what} of prompts and answers (its columns {prompt!r} and {target!r}), not "
@@ -247,10 +248,6 @@ def refuse_cut_schema(path: Path, layout: Layout, columns: Mapping[str, str]) ->
             f"{known}. Fetch the full file, or say which column it is: "
             f"data.sources=[{{path: ..., columns: {{{named}}}}}]."
         )
-
-
-def _folded(name: str) -> str:
-    return _NOT_FOLDED.sub("", name.lower())
 
 
 def _texts(value: Any) -> bool:

@@ -13,7 +13,7 @@ import hashlib
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -113,7 +113,12 @@ def prepare(
 
 
 def _plan(sources: Sequence[Source], store: Path, settings: PrepareSettings) -> _Plan:
-    sources = [_for_tasks(source, settings.tasks) for source in sources]
+    sources = [
+        dataclasses.replace(source, reader=source.reader.for_tasks(settings.tasks))
+        if isinstance(source.reader, SupportsTasks)
+        else source
+        for source in sources
+    ]
     files = find_files(sources)
     learnt = settings.trained_vocab_size is not None
     tokenizer = None if learnt else resolve_tokenizer(settings.tokenizer)
@@ -129,12 +134,6 @@ def _plan(sources: Sequence[Source], store: Path, settings: PrepareSettings) -> 
     digest = hashlib.sha256(msgspec.json.encode(inputs, order="deterministic")).hexdigest()
     readers = {file.source: file.reader for file in files}
     return _Plan(Job(store, digest, readers, settings), files, tokenizer, recorded)
-
-
-def _for_tasks(source: Source, tasks: tuple[str, ...]) -> Source:
-    if not isinstance(source.reader, SupportsTasks):
-        return source
-    return dataclasses.replace(source, reader=source.reader.for_tasks(tasks))
 
 
 def _reusable(plan: _Plan, progress: ProgressSink, *, replace: bool) -> PrepareResult | None:
@@ -238,22 +237,15 @@ def _tokenizer(plan: _Plan, progress: ProgressSink) -> Codec:
     settings = plan.job.settings
     if plan.tokenizer is not None:
         codec = load_codec(plan.tokenizer)
-    elif kept := _learnt_before(folder):
-        return kept
     else:
+        with suppress(DataError):  # absent or damaged: training again gives the same one
+            return load_codec(folder)
         size = settings.trained_vocab_size or 0
         progress(0, 0, f"learning a tokenizer of {size} entries")
         codec = learn_tokenizer(plan.files, vocab_size=size, family_kind=settings.family_kind)
     with atomic_folder(folder) as writer:
         codec.save(writer.folder)
     return codec
-
-
-def _learnt_before(folder: Path) -> Codec | None:
-    try:
-        return load_codec(folder)
-    except DataError:  # absent or damaged: training again gives the same one
-        return None
 
 
 def _remove_leftovers(store: Path, n_shards: int) -> None:
