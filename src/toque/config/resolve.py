@@ -52,7 +52,15 @@ def load_config(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reso
     for text in overrides:
         path, value = _override(text)
         _refuse_unknown(path, value, COMMAND_LINE)
-        _put(given, path, value, text)
+        try:
+            given = _put(given, path, value)
+        except LookupError as error:
+            section = dotted(tuple(part for part in path if isinstance(part, str))[:-1])
+            raise ConfigError(
+                f"command line: {text!r} has no place: `{dotted(path[:-1])}` is not there in that "
+                f"form. Give the whole of `{section}`, e.g. "
+                "data.sources='[{path: recipes.jsonl}]'."
+            ) from error
         overridden = {p for p in overridden if p[: len(path)] != path}
         overridden.update(leaf for leaf, _ in leaves(value, path))
     return _resolve(given, document, frozenset(overridden))
@@ -111,31 +119,19 @@ def _resolve(
         raise ConfigError(explain_combination(problem, given, origin))
     origins: dict[str, str] = {}
     for path, _ in leaves(config.model_dump(mode="json")):
-        if path in overridden:
-            origins[dotted(path)] = COMMAND_LINE
-        elif path in document.lines and not _replaced(path, overridden):
-            origins[dotted(path)] = document.origin(path)
-        else:
-            origins[dotted(path)] = DEFAULT
+        replaced = any(path[: len(p)] == p for p in overridden)
+        is_default = path not in overridden and (replaced or path not in document.lines)
+        origins[dotted(path)] = DEFAULT if is_default else origin(path)
     return Resolved(config, origins)
 
 
 def _without_retired(given: dict[str, Any]) -> dict[str, Any]:
     kept = dict(given)
-    for section, names in RETIRED.items():
-        inner = kept.get(section)
-        if isinstance(inner, Mapping):
-            kept[section] = {
-                name: value
-                for name, value in inner.items()
-                if name not in names or value != names[name]
-            }
+    for section, retired in RETIRED.items():
+        if isinstance(kept.get(section), Mapping):
+            items = kept[section].items()
+            kept[section] = {k: v for k, v in items if k not in retired or v != retired[k]}
     return kept
-
-
-def _replaced(path: SettingPath, overridden: frozenset[SettingPath]) -> bool:
-    """Whether an override put something else around `path`."""
-    return any(len(p) <= len(path) and path[: len(p)] == p for p in overridden)
 
 
 def _read(name: str) -> Document:
@@ -217,42 +213,17 @@ def _refuse_name(path: SettingPath, origin: str) -> None:
     )
 
 
-def _put(given: dict[str, Any], path: SettingPath, value: Any, text: str) -> None:
-    """Set `value` at `path`, copying what lies on the way."""
-    *parents, last = path
-    where: Any = given
-    for part, following in zip(parents, path[1:], strict=True):
-        inner = where[part] if _has(where, part) else None
-        if isinstance(inner, Mapping):
-            inner = dict(inner)
-        elif isinstance(inner, list):
-            inner = list(inner)
-        elif inner is None and not isinstance(following, int):
-            inner = {}
-        else:
-            _no_place(path, text)
-        _set(where, part, inner, path, text)
-        where = inner
-    _set(where, last, value, path, text)
-
-
-def _has(where: Any, part: str | int) -> bool:
-    if isinstance(where, list):
-        return isinstance(part, int) and part < len(where)
-    return part in where
-
-
-def _set(where: Any, part: str | int, value: Any, path: SettingPath, text: str) -> None:
-    if isinstance(where, list) != isinstance(part, int) or (
-        isinstance(where, list) and not _has(where, part)
-    ):
-        _no_place(path, text)
-    where[part] = value
-
-
-def _no_place(path: SettingPath, text: str) -> None:
-    raise ConfigError(
-        f"command line: {text!r} has no place: `{dotted(path[:-1])}` is not there in that form. "
-        f"Give the whole of `{dotted(tuple(p for p in path if isinstance(p, str))[:-1])}`, e.g. "
-        "data.sources='[{path: recipes.jsonl}]'."
-    )
+def _put(where: Any, path: Sequence[str | int], value: Any) -> Any:
+    """`where` with `value` at `path`, copied on the way; LookupError where the path ends early."""
+    if not path:
+        return value
+    part, *rest = path
+    if isinstance(where, Mapping | None) and isinstance(part, str):
+        changed: Any = dict(where or {})
+        changed[part] = _put(changed.get(part), rest, value)
+    elif isinstance(where, list) and isinstance(part, int) and part < len(where):
+        changed = list(where)
+        changed[part] = _put(where[part], rest, value)
+    else:
+        raise LookupError
+    return changed
