@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from toque.config.resolve import DEFAULT, Resolved, dotted, leaves
+from toque.config.resolve import DEFAULT, Resolved, leaves
 from toque.config.schema import RunConfig
-from toque.config.suggestions import Path
-from toque.config.yaml_reader import read_yaml
+from toque.config.yaml_reader import Path, dotted, read_yaml
 from toque.errors import ConfigError
 
 SAFE_TO_CHANGE = frozenset(

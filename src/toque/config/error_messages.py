@@ -11,7 +11,8 @@ from pydantic_core import ErrorDetails
 
 from toque.config.cross_checks import Problem
 from toque.config.field_types import Secret, allowed_words, as_written
-from toque.config.suggestions import Path, find_field
+from toque.config.suggestions import find_field
+from toque.config.yaml_reader import Path, dotted
 
 Origin = Callable[[Path], str]
 
@@ -42,7 +43,7 @@ def explain_combination(problem: Problem, given: Mapping[str, Any], origin: Orig
 
 def _value(detail: ErrorDetails, given: Mapping[str, Any], origin: Origin) -> str:
     path = _setting(detail["loc"])
-    name = ".".join(str(part) for part in path)
+    name = dotted(path)
     if detail["type"] == "missing":
         meaning = _help(find_field(path))
         return f"{origin(path[:-1])}: `{name}` is missing. Write it. {meaning}".rstrip()

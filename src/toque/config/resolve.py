@@ -13,9 +13,9 @@ from pydantic import ValidationError
 from toque.config.cross_checks import impossible
 from toque.config.error_messages import explain, explain_combination
 from toque.config.schema import RunConfig
-from toque.config.suggestions import Path as SettingPath
 from toque.config.suggestions import nearest, unknown_names
-from toque.config.yaml_reader import Document, read_yaml
+from toque.config.yaml_reader import Document, dotted, read_yaml
+from toque.config.yaml_reader import Path as SettingPath
 from toque.errors import ConfigError
 
 COMMAND_LINE = "command line"
@@ -93,11 +93,6 @@ def leaves(value: Any, path: SettingPath = ()) -> Iterator[tuple[SettingPath, An
         yield path, value
     for key, inner in items:
         yield from leaves(inner, (*path, key))
-
-
-def dotted(path: SettingPath) -> str:
-    """`("data", "sources", 0, "path")` as "data.sources.0.path"."""
-    return ".".join(str(part) for part in path)
 
 
 def _resolve(

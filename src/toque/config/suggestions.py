@@ -11,8 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from toque.config.schema import RunConfig
-
-Path = tuple[str | int, ...]
+from toque.config.yaml_reader import Path
 
 ELSEWHERE: Mapping[str, str] = {
     "adam": "optim.name",
