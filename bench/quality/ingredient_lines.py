@@ -33,10 +33,10 @@ import harness
 import peers
 from labelled_recipes import half_of
 
-from toque.cooking.ingredients.amounts import Amount
+from toque.cooking.ingredients.amounts import Amount, IngredientLine
 from toque.cooking.ingredients.fractions import WORDS, number
 from toque.cooking.ingredients.names import stem
-from toque.cooking.ingredients.parser import IngredientLine, parse_line
+from toque.cooking.ingredients.parser import parse_line
 from toque.cooking.ingredients.units import unit_of
 from toque.cooking.ingredients.vocabulary import SIZES
 
@@ -50,7 +50,7 @@ def gold_quantities(text: str) -> Counter[tuple[float, float]]:
     found: Counter[tuple[float, float]] = Counter()
     for word in text.lower().split():
         if word in WORDS:
-            found[WORDS[word]] += 1
+            found[(WORDS[word], WORDS[word])] += 1
             continue
         bounds = [_gold_number(part) for part in word.rstrip("x").split("-") if part]
         found[(bounds[0], bounds[-1])] += 1

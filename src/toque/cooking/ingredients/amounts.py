@@ -41,6 +41,25 @@ class Amount(NamedTuple):
     amount again ("250ml/9fl oz"). `each`: of one piece ("1 (16 ounce) can", "6 10-inch ...")."""
 
 
+class IngredientLine(NamedTuple):
+    """A parsed ingredient line. Missing texts are ""."""
+
+    quantity: Range | None
+    """The first number as (low, high), equal unless the line gives a range."""
+    unit: str | None
+    """Its unit, a name in `units.UNITS`; None for pieces."""
+    size: str
+    """ "large", "small", "heaped"; of the food or of the measure."""
+    name: str
+    preparation: str
+    comment: str
+    purpose: str
+    """ "for dusting", "to serve"."""
+    optional: bool
+    amounts: tuple[Amount, ...]
+    """Every measure of the line, including the first."""
+
+
 class AmountReader:
     """Reads measures from `tokens[i:end]` and leaves `i` at the first token that is not one."""
 
@@ -75,12 +94,11 @@ class AmountReader:
         i, word = self.i, self.tokens.words[self.i]
         if word in _PLUS and self.amounts and self._plus():
             return True
-        times = word == "x" and bool(self.amounts) and self._is_number(i + 1)
-        slash = word == "/" and bool(self.amounts) and self._is_number(i + 1)
+        joins = word in {"x", "/"} and bool(self.amounts) and self.tokens.is_number(i + 1)
         either = word == "or" and self._is_alternative(i + 1)
-        if not (times or slash or either or word in ABOUT or word in _BULLETS):
+        if not (joins or either or word in ABOUT or word in _BULLETS):
             return False
-        self._each = self._each or times
+        self._each |= joins and word == "x"
         self.i += 1
         return True
 
@@ -89,17 +107,14 @@ class AmountReader:
             self.i += 1
 
     def _is_alternative(self, i: int) -> bool:
-        if self.sizes and self._is_number(i):
+        if self.sizes and self.tokens.is_number(i):
             return True
         unit = SPELLINGS.get(self.tokens.words[i])
         return unit is not None and unit.name in CONTAINERS and bool(self.amounts)
 
-    def _is_number(self, i: int) -> bool:
-        return self.tokens.kinds[i] == "N" or self.tokens.words[i] in WORDS
-
     def _plus(self) -> bool:
         """Read "plus 2 tablespoons" after a measure, when it has a unit of its own."""
-        if not self._is_number(self.i + 1):
+        if not self.tokens.is_number(self.i + 1):
             return False
         reader = AmountReader(self.tokens, self.i + 1, self.end)
         if not reader.measure() or reader.amounts[0].unit is None or self.amounts[-1].unit is None:
@@ -268,7 +283,7 @@ def read_measures(tokens: Tokens, i: int, end: int) -> list[Amount]:
         i += 1
     if i >= end:
         return []
-    if not (tokens.kinds[i] == "N" or words[i] in WORDS):
+    if not tokens.is_number(i):
         return _unnumbered(tokens, i, end)
     reader = AmountReader(tokens, i, end, alone=True)
     while reader.i < end:
@@ -278,7 +293,7 @@ def read_measures(tokens: Tokens, i: int, end: int) -> list[Amount]:
         elif words[at] in _TOTALS or (words[at] in SIZES and reader.amounts):
             each |= words[at] in {"each", "apiece"}
             reader.i += 1
-        elif not (tokens.kinds[at] == "N" or words[at] in WORDS) or not reader.measure():
+        elif not tokens.is_number(at) or not reader.measure():
             return []
     role: Role = "each" if each else "same"
     return [a if a.role == "plus" else a._replace(role=role) for a in reader.amounts]

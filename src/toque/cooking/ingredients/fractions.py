@@ -24,11 +24,10 @@ NUMBER: Final = (
 )
 _FRACTION = re.compile(r"(?:(\d+)(?:\s+|-))?(\d+)/(\d+)")
 
-WORDS: Final[dict[str, tuple[float, float]]] = {
-    "one": (1, 1), "two": (2, 2), "three": (3, 3), "four": (4, 4), "five": (5, 5), "six": (6, 6),
-    "seven": (7, 7), "eight": (8, 8), "nine": (9, 9), "ten": (10, 10), "eleven": (11, 11),
-    "twelve": (12, 12), "half": (0.5, 0.5), "quarter": (0.25, 0.25), "couple": (2, 2),
-    "few": (3, 3), "several": (3, 3),
+WORDS: Final[dict[str, float]] = {
+    "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8,
+    "nine": 9, "ten": 10, "eleven": 11, "twelve": 12, "half": 0.5, "quarter": 0.25, "couple": 2,
+    "few": 3, "several": 3,
 }  # fmt: skip
 """Number words; "few" and "several" count as three."""
 

@@ -61,19 +61,18 @@ def _number_words(tokens: Tokens, i: int) -> tuple[Range, int] | None:
     words = tokens.words
     if words[i] == "half" and words[i + 1] in {"and", "&", "-"}:
         return None  # "half & half"
-    value: Range | None = None
+    value: float | None = None
     while words[i] in WORDS:
-        low, high = WORDS[words[i]]
-        value = (low, high) if value is None else (value[0] * low, value[1] * high)
+        value = WORDS[words[i]] * (1 if value is None else value)
         i += 1
     if value is None:
         return None
-    if words[i] in {"a", "an"} and value[0] < 1.0:
+    if words[i] in {"a", "an"} and value < 1.0:
         i += 1  # "half a lemon"
     if words[i] == "dozen":
-        return (value[0] * _DOZEN, value[1] * _DOZEN), i + 1
+        return (value * _DOZEN, value * _DOZEN), i + 1
     if words[i] in _TO and words[i + 1] in WORDS:
-        return (value[0], WORDS[words[i + 1]][1]), i + 2
-    if words[i] == "of" and value[0] in {2.0, 0.5}:
+        return (value, WORDS[words[i + 1]]), i + 2
+    if words[i] == "of" and value in {2.0, 0.5}:
         i += 1  # "a couple of eggs"
-    return value, i
+    return (value, value), i

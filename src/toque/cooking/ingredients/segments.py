@@ -5,7 +5,7 @@ Functions over a line's tokens; positions are token indices, ends exclusive.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 from toque.cooking.ingredients.fractions import WORDS
 from toque.cooking.ingredients.tokens import CLOSING, Tokens
@@ -23,6 +23,10 @@ from toque.cooking.ingredients.vocabulary import (
 )
 
 Run = tuple[int, int]
+RemarkKind = Literal["preparation", "comment", "purpose"]
+Remarks = tuple[str, str, str, bool]
+"""Preparation, comment and purpose, "" where there is none; and whether the line is optional."""
+NO_REMARKS: Final[Remarks] = ("", "", "", False)
 
 _COMMAS: Final = frozenset({",", ";", ":", "|", "--"})
 _MAX_NAMED: Final = 4
@@ -142,6 +146,30 @@ def participles_end(tokens: Tokens, i: int, end: int) -> int:
 def belongs_to_name(before: str, word: str) -> bool:
     """Whether a participle stays in the name: "frozen chopped", "berries or sliced fruit"."""
     return before in KEPT_WITH or (before in {"or", "and"} and word not in ADVERBS)
+
+
+def remark_kind(words: list[str]) -> RemarkKind:
+    """The kind of a run after a name, by its first words."""
+    if words[0] in {"for", "to"} and words[1:2] != ["taste"]:
+        return "purpose"
+    if words[0] in REMARKS or words[:2] == ["at", "least"]:
+        return "comment"
+    opening = words[:4]
+    if not SEGMENT_PREPARED.isdisjoint(opening) or not ADVERBS.isdisjoint(opening):
+        return "preparation"
+    return "comment"
+
+
+def remarks(found: list[tuple[RemarkKind, str]]) -> Remarks:
+    """What stands after a name, joined by its kind."""
+    if not found:
+        return NO_REMARKS
+    texts: dict[RemarkKind, list[str]] = {"preparation": [], "comment": [], "purpose": []}
+    for kind, text in found:
+        texts[kind].append(text)
+    preparation, comment, purpose = map(", ".join, texts.values())
+    low = comment.lower()
+    return preparation, comment, purpose, "optional" in low or "if desired" in low
 
 
 def join(tokens: Tokens, kept: list[int]) -> str:

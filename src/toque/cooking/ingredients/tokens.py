@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from toque.cooking.ingredients.fractions import NUMBER
+from toque.cooking.ingredients.fractions import NUMBER, WORDS
 
 _TOKEN: Final = re.compile(rf"[^\W\d_]+(?:['-](?=[^\W\d_])[^\W\d_]+)*'?|{NUMBER}|\S")
 _KINDS: Final = dict.fromkeys("abcdefghijklmnopqrstuvwxyz", "W") | dict.fromkeys("123456789", "N")
@@ -49,6 +49,10 @@ class Tokens:
                 self._starts.append(at)
                 at += len(word)
         return self._starts
+
+    def is_number(self, i: int) -> bool:
+        """Whether token `i` is a number, in digits or a word."""
+        return self.kinds[i] == "N" or self.words[i] in WORDS
 
     def span(self, i: int, j: int) -> str:
         """The text of tokens i to j, as it was written."""

@@ -23,18 +23,7 @@ PACKED: Final = frozenset({"packed", "loosely", "lightly", "firmly", "tightly", 
 """Words between a number and its unit: "2 packed cups"."""
 
 ABOUT: Final = frozenset(
-    {
-        "about",
-        "approximately",
-        "approx",
-        "around",
-        "roughly",
-        "nearly",
-        "almost",
-        "circa",
-        "minimum",
-        "weighing",
-    }
+    "about approximately approx around roughly nearly almost circa minimum weighing".split()  # noqa: SIM905
 )
 
 ADVERBS: Final = frozenset(
