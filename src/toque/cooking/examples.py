@@ -54,7 +54,8 @@ def examples_of(
     title = normalised(recipe.title)
     keys = map(xxh3_64_intdigest, (body, title, b"%b\n%b" % (title, body)))
     key, title_key, record_key = keys
-    labelled = Labelled(reading, _classes(columns), record_key)
+    codes = {task: int(columns[task]) for task in CLASSES if columns[task] != UNKNOWN}
+    labelled = Labelled(reading, codes, record_key)
     examples: list[Example] = []
     for number, task in enumerate(TASKS):
         if task not in tasks:
@@ -70,10 +71,6 @@ def examples_of(
             Example(prompt, target, key, title_key, record_key, task=number, columns=columns)
         )
     return examples or f"{NO_LABEL} for {', '.join(tasks)}"
-
-
-def _classes(columns: dict[str, int | float]) -> dict[Task, int | None]:
-    return {task: None if columns[task] == UNKNOWN else int(columns[task]) for task in CLASSES}
 
 
 def labels_of(reading: Reading, notes: Counter[str]) -> dict[str, int | float]:

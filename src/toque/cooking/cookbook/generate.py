@@ -94,13 +94,7 @@ def write_cookbook(path: Path, n: int, seed: int) -> None:
 
 def _record(one: Recipe) -> dict[str, Any]:
     """A recipe with the usual field names of recipe collections."""
-    fields = asdict(one)
-    return {
-        "title": fields["title"],
-        "ingredients": fields["ingredients"],
-        "directions": fields["steps"],
-        **{name: fields[name] for name in fields if name not in {"title", "ingredients", "steps"}},
-    }
+    return {"directions" if k == "steps" else k: value for k, value in asdict(one).items()}
 
 
 @contextmanager
