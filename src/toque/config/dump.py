@@ -44,8 +44,7 @@ class Difference(NamedTuple):
     @property
     def is_safe(self) -> bool:
         """Whether a run may continue with the new value."""
-        parts = self.path.split(".")
-        return any(".".join(parts[:n]) in SAFE_TO_CHANGE for n in range(1, len(parts) + 1))
+        return any(f"{self.path}.".startswith(f"{safe}.") for safe in SAFE_TO_CHANGE)
 
 
 def differences(old: RunConfig, new: RunConfig) -> list[Difference]:

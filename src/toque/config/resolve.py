@@ -78,8 +78,7 @@ def resolve_values(values: Mapping[str, Any], name: str = "values") -> Resolved:
 def presets() -> dict[str, str]:
     """Name of each preset -> its first comment line."""
     files = sorted(PRESETS.glob("*.yaml"))
-    firsts = {file.stem: file.read_text(encoding="utf-8").splitlines()[0] for file in files}
-    return {name: line.lstrip("# ") for name, line in firsts.items()}
+    return {f.stem: f.read_text(encoding="utf-8").splitlines()[0].lstrip("# ") for f in files}
 
 
 def leaves(value: Any, path: SettingPath = ()) -> Iterator[tuple[SettingPath, Any]]:

@@ -61,7 +61,6 @@ class Document:
     name: str
     value: Any = None
     lines: dict[Path, int] = field(default_factory=dict)
-    _nodes: int = 0
 
     def origin(self, path: Path) -> str:
         """Where the value at `path`, or the nearest thing around it, is written."""
@@ -95,8 +94,7 @@ def read_yaml(text: str, name: str) -> Document:
 def _value(node: yaml.Node, path: Path, document: Document, above: tuple[int, ...]) -> Any:
     line = node.start_mark.line + 1
     document.lines.setdefault(path, line)
-    document._nodes += 1  # noqa: SLF001 - this module's own class
-    if id(node) in above or document._nodes > MAX_NODES:  # noqa: SLF001
+    if id(node) in above or len(document.lines) > MAX_NODES:
         raise ConfigError(
             f"{document.name}:{line}: an alias (*name) here repeats itself without end. "
             "Write the values out."

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from toque.cooking.cookbook.generate import FAMILIES, SOURCE, recipe, recipes, write_cookbook
+from toque.cooking.cookbook.generate import FAMILIES, recipe, recipes, write_cookbook
 from toque.cooking.cookbook.pantry import PANTRY
-from toque.cooking.cookbook.recipe_builder import Draw, Kitchen, nutrition_class
+from toque.cooking.cookbook.recipe_builder import SOURCE, Draw, Kitchen, nutrition_class
 from toque.cooking.ingredients.names import head_noun, ingredient_name
 from toque.cooking.recipe import difficulty_of, parse_text, to_text
 from toque.cooking.schemas import RecipeReader

@@ -23,10 +23,10 @@ class Food:
     qualifier: str
     """Words before the name in an ingredient list: "boneless skinless" of chicken breasts."""
     energy_kcal: float
-    """Per 100 g, like fat, sugar and sodium."""
+    """Per 100 g, like fat, sugar and salt."""
     fat_g: float
     sugar_g: float
-    sodium_mg: float
+    salt_g: float
     cup_g: float
     """Grams in a cup; 0 when never measured by volume."""
     piece_g: float
@@ -243,9 +243,10 @@ def _food(line: str, origin: str) -> tuple[str, Food]:
     names, qualifier, figures, cup_g, piece_g, *key = line.split("|")
     name, _, ending = names.partition("/")
     plural = ending if len(ending) > 2 else name + ending
-    energy, fat, sugar, sodium = (float(figure) for figure in figures.split())
+    energy, fat, sugar, sodium_mg = (float(figure) for figure in figures.split())
+    salt = sodium_mg * 2.5 / 1000.0  # grams of salt per milligram of sodium
     food = Food(
-        name, plural, qualifier, energy, fat, sugar, sodium, float(cup_g), float(piece_g), origin
+        name, plural, qualifier, energy, fat, sugar, salt, float(cup_g), float(piece_g), origin
     )
     return key[0] if key else name, food
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable
 
 from toque.cooking.cookbook.measures import Measured, Specification, measure, specification
-from toque.cooking.cookbook.pantry import PANTRY, Food
+from toque.cooking.cookbook.pantry import PANTRY
 from toque.cooking.recipe import NutritionClass, Recipe, difficulty_of
 from toque.keyed_random import GOLDEN, mix
 
@@ -219,8 +219,8 @@ class Kitchen:
         for key, measured in self._measured.items():
             food, share = PANTRY[key], self._eaten[key] * measured.grams / 100.0
             weight += 100.0 * share / self.servings
-            for name, per_100_g in _facts(food).items():
-                totals[name] += share * per_100_g / self.servings
+            for name in totals:
+                totals[name] += share * getattr(food, name) / self.servings
         return {name: round(total, 1) for name, total in totals.items()}, weight
 
     def _diet(self) -> list[str]:
@@ -228,15 +228,6 @@ class Kitchen:
         if origins & {"meat", "fish"}:
             return []
         return ["vegetarian"] if origins - {"plant"} else ["vegetarian", "vegan"]
-
-
-def _facts(food: Food) -> dict[str, float]:
-    return {
-        "energy_kcal": food.energy_kcal,
-        "fat_g": food.fat_g,
-        "sugar_g": food.sugar_g,
-        "salt_g": food.sodium_mg * 2.5 / 1000.0,  # grams of salt per milligram of sodium
-    }
 
 
 # Low and high of the traffic light: per 100 g, and high also per portion (UK Department of Health,

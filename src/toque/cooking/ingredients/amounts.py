@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Final, Literal, NamedTuple
 
-from toque.cooking.ingredients.fractions import WORDS, number
-from toque.cooking.ingredients.numbers import Range, read_number
-from toque.cooking.ingredients.tokens import CLOSING, Tokens
+from toque.cooking.ingredients.numbers import Range, number, read_number
+from toque.cooking.ingredients.tokens import CLOSING, WORDS, Tokens
 from toque.cooking.ingredients.units import CONTAINERS, SPELLINGS, STARTERS, UNITS, Unit
 from toque.cooking.ingredients.vocabulary import (
     ABOUT,
@@ -80,7 +79,8 @@ class AmountReader:
         while self.i < self.end and (kinds[self.i] != "W" or words[self.i] in OPENERS):
             if not (self._amount() or self._between() or self._late_unit() or self._size()):
                 break
-        self._drop_of()
+        if self.amounts and words[self.i] == "of" and self.i + 1 < self.end:
+            self.i += 1
 
     def _amount(self) -> bool:
         """Read a number with its unit, or a bracket of measures."""
@@ -101,10 +101,6 @@ class AmountReader:
         self._each |= joins and word == "x"
         self.i += 1
         return True
-
-    def _drop_of(self) -> None:
-        if self.amounts and self.tokens.words[self.i] == "of" and self.i + 1 < self.end:
-            self.i += 1
 
     def _is_alternative(self, i: int) -> bool:
         if self.sizes and self.tokens.is_number(i):

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Final
 
 from toque.cooking.ingredients.amounts import OPENERS, Amount, IngredientLine
-from toque.cooking.ingredients.fractions import number
+from toque.cooking.ingredients.numbers import number
 from toque.cooking.ingredients.segments import (
     NO_REMARKS,
     SPECIAL_WORDS,

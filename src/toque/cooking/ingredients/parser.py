@@ -16,7 +16,7 @@ from toque.cooking.ingredients.amounts import (
     read_measures,
 )
 from toque.cooking.ingredients.fast_path import plain_line
-from toque.cooking.ingredients.fractions import plain
+from toque.cooking.ingredients.numbers import plain
 from toque.cooking.ingredients.segments import (
     ENDS,
     SPECIAL_WORDS,
@@ -31,7 +31,7 @@ from toque.cooking.ingredients.segments import (
     segments,
 )
 from toque.cooking.ingredients.tokens import CLOSING, Tokens
-from toque.cooking.ingredients.units import LATE, LATE_SPELLINGS, unit_of
+from toque.cooking.ingredients.units import LATE, LATE_SPELLINGS, SPELLINGS
 from toque.cooking.ingredients.vocabulary import (
     ADVERBS,
     PARTS,
@@ -184,7 +184,7 @@ class _Line:
                 kept.pop()
             return kept
         for at in range(len(kept) - 1, 0, -1):
-            unit = unit_of(words[kept[at]])
+            unit = SPELLINGS.get(words[kept[at]])
             if unit is None or unit.name not in LATE:
                 continue
             foods = LATE[unit.name]

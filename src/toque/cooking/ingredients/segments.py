@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from toque.cooking.ingredients.fractions import WORDS
 from toque.cooking.ingredients.tokens import CLOSING, Tokens
 from toque.cooking.ingredients.vocabulary import (
+    ADJECTIVES,
     ADVERBS,
     KEPT_WITH,
     PART_OF_NAME,
     PARTS,
     PREPARED,
     PURPOSES,
-    QUALITIES,
     REMARKS,
     SEGMENT_PREPARED,
     SIZES,
@@ -32,6 +31,8 @@ _COMMAS: Final = frozenset({",", ";", ":", "|", "--"})
 _MAX_NAMED: Final = 4
 """Most segments in one list of foods."""
 _AMOUNT_WORDS: Final = frozenset({"taste", "needed", "required", "desired", "wish", "like"})
+_PREPARING: Final = SEGMENT_PREPARED | ADVERBS
+_OF_NO_FOOD: Final = _PREPARING | PARTS | {"only", "part"}
 _NO_FOOD: Final = frozenset({"a", "more", "less", "you", "another"})
 ENDS: Final = frozenset(
     {"plus", "preferably", "optional", "such", "about", "including", "divided", "+", "from", "see",
@@ -84,31 +85,20 @@ def n_named(tokens: Tokens, runs: list[Run]) -> int:
 
 def is_quality(word: str) -> bool:
     """Whether a word cannot be a food, so that a name goes on after it and a comma."""
-    return (
-        word in QUALITIES
-        or word in PREPARED
-        or word in ADVERBS
-        or word in {"and", "or"}
-        or word.endswith(("-fat", "-free", "-style"))
-    )
+    return word in ADJECTIVES or word.endswith(("-fat", "-free", "-style"))
 
 
 def _continues(tokens: Tokens, i: int) -> bool:
     """Whether what follows ", or" is another food of the name."""
     word = tokens.words[i]
-    if tokens.kinds[i] == "N" or word in WORDS or word in _NO_FOOD:
+    if tokens.is_number(i) or word in _NO_FOOD:
         return False
     return word not in REMARKS and word not in PURPOSES and word not in SEGMENT_PREPARED
 
 
 def is_food_like(words: list[str]) -> bool:
     """Whether a run may be one of several foods: "water, chicken broth, or stock"."""
-    if len(words) > 5 or words[0] in REMARKS:
-        return False
-    return not any(
-        word in SEGMENT_PREPARED or word in ADVERBS or word in PARTS or word in {"only", "part"}
-        for word in words
-    )
+    return len(words) <= 5 and words[0] not in REMARKS and _OF_NO_FOOD.isdisjoint(words)
 
 
 def ends_name(tokens: Tokens, i: int) -> bool:
@@ -154,10 +144,7 @@ def remark_kind(words: list[str]) -> RemarkKind:
         return "purpose"
     if words[0] in REMARKS or words[:2] == ["at", "least"]:
         return "comment"
-    opening = words[:4]
-    if not SEGMENT_PREPARED.isdisjoint(opening) or not ADVERBS.isdisjoint(opening):
-        return "preparation"
-    return "comment"
+    return "comment" if _PREPARING.isdisjoint(words[:4]) else "preparation"
 
 
 def remarks(found: list[tuple[RemarkKind, str]]) -> Remarks:

@@ -96,6 +96,9 @@ QUALITIES: Final = frozenset(
 )
 """Words that are no food; a comma after them separates adjectives ("boneless, skinless ...")."""
 
+ADJECTIVES: Final = QUALITIES | PREPARED | ADVERBS | {"and", "or"}
+"""Words of which none can be a food."""
+
 PURPOSES: Final = frozenset(
     """
     serve serving garnish garnishing dust dusting decorate decorating finish glaze fry frying

@@ -102,7 +102,6 @@ class DifficultyReport:
     by_bounds: Difficulty
     minutes: float | None
     """None if neither the recipe nor its steps say."""
-    words: int
     techniques: tuple[str, ...]
     """Names of `TECHNIQUES`, in their order."""
 
@@ -127,7 +126,7 @@ def difficulty_of(reading: Reading) -> DifficultyReport:
     elif len(techniques) >= MANY_TECHNIQUES or (techniques and long):
         level += 1
     level = min(max(level, 0), len(DIFFICULTIES) - 1)
-    return DifficultyReport(DIFFICULTIES[level], bounds, minutes, reading.n_tokens, techniques)
+    return DifficultyReport(DIFFICULTIES[level], bounds, minutes, techniques)
 
 
 def _techniques(reading: Reading) -> tuple[str, ...]:
