@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from toque.config.cross_checks import impossible
-from toque.config.error_messages import explain, explain_combination
+from toque.config.error_messages import Origin, explain, explain_combination
 from toque.config.schema import RunConfig
 from toque.config.suggestions import nearest, unknown_names
 from toque.config.yaml_reader import Document, dotted, read_yaml
@@ -51,7 +51,10 @@ def load_config(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reso
     overridden: set[SettingPath] = set()
     for text in overrides:
         path, value = _override(text)
-        _refuse_unknown(path, value, COMMAND_LINE)
+        nested = value
+        for part in reversed(path):
+            nested = [nested] if isinstance(part, int) else {part: nested}
+        _refuse_unknown(nested, lambda _: COMMAND_LINE)
         try:
             given = _put(given, path, value)
         except LookupError as error:
@@ -103,8 +106,7 @@ def _resolve(
         return document.origin(path)
 
     given = _without_retired(given)
-    for path in unknown_names(given):
-        _refuse_name(path, origin(path))
+    _refuse_unknown(given, origin)
     try:
         config = RunConfig.model_validate(given)
     except ValidationError as error:
@@ -190,21 +192,14 @@ def _override(text: str) -> tuple[SettingPath, Any]:
         ) from error
 
 
-def _refuse_unknown(path: SettingPath, value: Any, origin: str) -> None:
-    nested: Any = value
-    for part in reversed(path):
-        nested = [nested] if isinstance(part, int) else {part: nested}
-    for unknown in unknown_names(nested):
-        _refuse_name(unknown, origin)
-
-
-def _refuse_name(path: SettingPath, origin: str) -> None:
-    close = nearest(path)
-    hint = f" Nearest: `{close}`." if close else ""
-    raise ConfigError(
-        f"{origin}: `{dotted(path)}` is not a setting.{hint} `toque show demo` prints every "
-        "setting; docs/reference/configuration.md explains them."
-    )
+def _refuse_unknown(values: Any, origin: Origin) -> None:
+    for path in unknown_names(values):
+        close = nearest(path)
+        hint = f" Nearest: `{close}`." if close else ""
+        raise ConfigError(
+            f"{origin(path)}: `{dotted(path)}` is not a setting.{hint} `toque show demo` prints "
+            "every setting; docs/reference/configuration.md explains them."
+        )
 
 
 def _put(where: Any, path: Sequence[str | int], value: Any) -> Any:

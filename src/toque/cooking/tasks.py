@@ -79,8 +79,7 @@ def ask(task: Task, labelled: Labelled) -> Asked | None:
 
 def _write(labelled: Labelled) -> Asked:
     recipe = labelled.reading.recipe
-    names = [facts.name for facts in labelled.reading.lines]
-    return prompt_of_names(recipe.title, names), to_text(recipe)
+    return prompt_of_names(recipe.title, labelled.names), to_text(recipe)
 
 
 def _request(labelled: Labelled) -> Asked:

@@ -215,12 +215,12 @@ class Kitchen:
     def _nutrition(self) -> tuple[dict[str, float], float]:
         """Rough facts per serving (kcal, and grams of fat, sugar and salt), and its weight."""
         weight = 0.0
-        totals = dict.fromkeys(("energy_kcal", "fat_g", "sugar_g", "salt_g"), 0.0)
+        totals: dict[str, float] = {}
         for key, measured in self._measured.items():
             food, share = PANTRY[key], self._eaten[key] * measured.grams / 100.0
             weight += 100.0 * share / self.servings
-            for name in totals:
-                totals[name] += share * getattr(food, name) / self.servings
+            for name, figure in food.per_100_g.items():
+                totals[name] = totals.get(name, 0.0) + share * figure / self.servings
         return {name: round(total, 1) for name, total in totals.items()}, weight
 
     def _diet(self) -> list[str]:

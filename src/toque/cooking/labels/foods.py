@@ -39,8 +39,6 @@ class Food:
     name: str
     names: tuple[str, ...]
     """All that recipes call it, `name` first."""
-    usda: str
-    """USDA number, or "typical" if SR21 has no such food."""
     per_100_g: tuple[float, ...]
     """Figures in the order of `NUTRIENTS`."""
     weights_g: dict[str, float]
@@ -54,12 +52,12 @@ def foods() -> tuple[Food, ...]:
     """Every food of the table."""
     rows: list[Food] = []
     for line in _TABLE.read_text(encoding="utf-8").splitlines()[1:]:
-        names, usda, *figures, weights, typical = line.split("\t")
+        names, _, *figures, weights, typical = line.split("\t")
         pairs = (item.split("=") for item in weights.split(";") if item)
         grams = {unit: float(value) for unit, value in pairs}
         known = tuple(names.split(","))
         values = tuple(map(float, figures))
-        rows.append(Food(known[0], known, usda, values, grams, float(typical or _SERVING_G)))
+        rows.append(Food(known[0], known, values, grams, float(typical or _SERVING_G)))
     return tuple(rows)
 
 
