@@ -25,7 +25,7 @@ MAX_CHARS = 2000
 
 
 def evaluate_recipe(text: str, recipe: ParsedRecipe) -> dict[str, float]:
-    r"""All five scores of a recipe's text, title not included, and what `parse_text` found in it.
+    r"""All five scores of a recipe's text without its title; `recipe`: the same, parsed.
 
     >>> from toque.cooking.recipe import parse_text
     >>> text = "Ingredients:\n- 2 eggs\n\nInstructions:\n1. Boil the eggs."
