@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -54,7 +55,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path} is not a safetensors file: {error}.") from error
 
 
-def bytes_of(tensors: Mapping[str, Tensor]) -> int:
+def bytes_of(tensors: Mapping[Any, Tensor]) -> int:
     """Bytes the tensors take, headers not counted."""
     return sum(t.numel() * t.element_size() for t in tensors.values())
 
