@@ -32,7 +32,6 @@ from toque.errors import CheckpointError
 from toque.storage.atomic import (
     ASIDE_PREFIX,
     AfterStage,
-    FileEntry,
     atomic_folder,
     no_hook,
     remove_folder,
@@ -150,7 +149,6 @@ class CheckpointStore:
         folder: where `step-*` folders lie; made when missing.
         keep_last: how many of the newest to keep, at least 1.
         keep_best: how many models with the lowest evaluation loss to keep apart; 0 for none.
-        best_folder: where those lie; `best` beside `folder` when None.
         identity: of the run, written into every manifest.
         after: called after every system call of a save with its name; for tests.
     """
@@ -158,13 +156,13 @@ class CheckpointStore:
     folder: Path
     keep_last: int = 2
     keep_best: int = 1
-    best_folder: Path | None = None
     identity: RunIdentity = field(default_factory=RunIdentity)
     after: AfterStage = no_hook
 
-    def __post_init__(self) -> None:
-        self.best_folder = self.best_folder or self.folder.parent / "best"
-        self.keep_last = max(1, self.keep_last)
+    @property
+    def best_folder(self) -> Path:
+        """`best` beside `folder`."""
+        return self.folder.parent / "best"
 
     @contextmanager
     def claimed(self) -> Iterator[list[str]]:
@@ -174,7 +172,6 @@ class CheckpointStore:
             CheckpointError: another process trains here, or the folder cannot be written.
         """
         with run_lock(self.folder):
-            assert self.best_folder is not None
             yield sweep(self.folder) + sweep(self.best_folder)
 
     def save(
@@ -210,7 +207,6 @@ class CheckpointStore:
         Raises:
             SaveError: the file system refused. The older ones are untouched.
         """
-        assert self.best_folder is not None
         if not self.is_among_best(step, metrics):
             return None
         finite = {name: float(v) for name, v in metrics.items() if math.isfinite(v)}
@@ -254,7 +250,6 @@ class CheckpointStore:
 
     def best(self) -> Checkpoint | None:
         """The model with the lowest evaluation loss, verified; None when none was kept."""
-        assert self.best_folder is not None
         for manifest in self._best_first():
             try:
                 return verify_checkpoint(self.best_folder / _name(manifest.step))
@@ -263,7 +258,6 @@ class CheckpointStore:
         return None
 
     def _best_first(self) -> list[Manifest]:
-        assert self.best_folder is not None
         found = []
         for path in _step_folders(self.best_folder):
             try:
@@ -295,8 +289,18 @@ class CheckpointStore:
                 ]
                 text = json.dumps(state, indent=1, allow_nan=False).encode()
                 files.append(writer.write(STATE, lambda path: path.write_bytes(text)))
-                manifest = self._manifest(step, files, state, metrics).to_json()
-                writer.write(MANIFEST, lambda path: path.write_bytes(manifest))
+                manifest = Manifest(
+                    format=FORMAT,
+                    step=step,
+                    progress=dict(state.get("progress", {})),
+                    cursor=dict(state.get("cursor", {})),
+                    config_sha256=self.identity.config_sha256,
+                    data_fingerprint=self.identity.data_fingerprint,
+                    versions=dict(self.identity.versions),
+                    files=tuple(files),
+                    metrics=metrics,
+                )
+                writer.write(MANIFEST, lambda path: path.write_bytes(manifest.to_json()))
         except OSError as error:
             raise SaveError(
                 f"Step {step} could not be saved in {parent}: {error.strerror or error}. What was "
@@ -306,30 +310,11 @@ class CheckpointStore:
             target, step, sum(entry.bytes for entry in files), time.perf_counter() - started
         )
 
-    def _manifest(
-        self,
-        step: int,
-        files: list[FileEntry],
-        state: Mapping[str, Any],
-        metrics: dict[str, float],
-    ) -> Manifest:
-        return Manifest(
-            format=FORMAT,
-            step=step,
-            progress=dict(state.get("progress", {})),
-            cursor=dict(state.get("cursor", {})),
-            config_sha256=self.identity.config_sha256,
-            data_fingerprint=self.identity.data_fingerprint,
-            versions={name: str(v) for name, v in self.identity.versions.items()},
-            files=tuple(files),
-            metrics=metrics,
-        )
-
     def _prune(self, step: int) -> None:
         # Steps beyond the present one were found damaged when the run continued: they neither
         # count as kept nor are they ours to delete.
         present = [path for path in _step_folders(self.folder) if _step_of(path) <= step]
-        for path in present[self.keep_last :]:
+        for path in present[max(1, self.keep_last) :]:
             self._remove(path)
 
     def _remove(self, path: Path) -> None:

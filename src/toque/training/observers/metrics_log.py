@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -193,7 +192,9 @@ class _Lines:
 
     def append(self, record: Mapping[str, Any]) -> bool:
         """Write one line; False when the file system refused."""
-        text = json.dumps(_finite(record), allow_nan=False).encode() + b"\n"
+        # Parsed once to put null for NaN and infinities, which JSON does not have.
+        record = json.loads(json.dumps(record), parse_constant=lambda _name: None)
+        text = json.dumps(record).encode() + b"\n"
         if self._torn:
             text = b"\n" + text
         before = os.fstat(self._descriptor).st_size
@@ -213,14 +214,3 @@ class _Lines:
     def close(self) -> None:
         """Close the file."""
         os.close(self._descriptor)
-
-
-def _finite(value: Any) -> Any:
-    """`value` with null for NaN and infinities, which JSON does not have."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _finite(held) for key, held in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(held) for held in value]
-    return value
