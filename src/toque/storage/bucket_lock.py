@@ -12,7 +12,6 @@ import socket
 import threading
 import time
 import uuid
-from types import TracebackType
 from typing import Any, Final, Self, final
 
 import psutil
@@ -75,12 +74,7 @@ class BucketLock:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """Release it; one that cannot be removed goes stale by itself."""
         self._closing.set()
         self._thread.join(timeout=self._heartbeat)

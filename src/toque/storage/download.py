@@ -105,7 +105,13 @@ def fetch(
     enough_space(files, cache)
     bucket = replace(bucket, retry=Retry(bucket.retry.deadline))
     session = _Session(bucket)
-    with _cache_faults(cache), _cache_lock(bucket, cache, say):
+    place = f"{bucket.scheme}://{bucket.name}"
+    lock = cache / bucket.scheme / f".{bucket.name}.lock"
+
+    def wait_for(holder: str) -> None:
+        say(f"Another process (id {holder}) is fetching from {place}: waiting.")
+
+    with _cache_faults(cache), file_lock(lock, wait_for):
         pool = ThreadPoolExecutor(THREADS, thread_name_prefix="fetch")
         jobs = [pool.submit(session.fetch, *pair) for pair in zip(files, places, strict=True)]
         try:
@@ -244,20 +250,6 @@ def _read_record(path: Path) -> _Record | None:
         return msgspec.json.decode(path.read_bytes(), type=_Record)
     except (OSError, msgspec.DecodeError):
         return None
-
-
-@contextmanager
-def _cache_lock(bucket: Bucket, cache: Path, say: Say) -> Iterator[None]:
-    """One process at a time fetches of a bucket; a second one waits and then finds the files."""
-    folder = cache / bucket.scheme
-    folder.mkdir(parents=True, exist_ok=True)
-    place = f"{bucket.scheme}://{bucket.name}"
-
-    def wait_for(holder: str) -> None:
-        say(f"Another process (id {holder}) is fetching from {place}: waiting.")
-
-    with file_lock(folder / f".{bucket.name}.lock", wait_for):
-        yield
 
 
 @contextmanager

@@ -26,7 +26,6 @@ def run_lock(folder: Path) -> Iterator[None]:
 
     with ExitStack() as stack:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(file_lock(folder / ".lock", refuse))
         except OSError as error:
             raise CheckpointError(
