@@ -83,14 +83,12 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose every file has been verified."""
+    """A checkpoint whose every file has been verified; others in its folder are never read."""
 
     path: Path
     manifest: Manifest
     skipped: tuple[Skipped, ...] = ()
     """Newer ones that could not be used."""
-    unlisted: tuple[str, ...] = ()
-    """Files in the folder that the manifest does not list; they are never read."""
 
     @property
     def step(self) -> int:
@@ -138,7 +136,8 @@ def verify_checkpoint(folder: Path) -> Checkpoint:
     named = _STEP_FOLDER.fullmatch(folder.name)
     if named and int(named.group(1)) != manifest.step:
         raise CheckpointError(f"{folder} holds step {manifest.step}: it was renamed or copied.")
-    return Checkpoint(folder, manifest, unlisted=verify_files(folder, manifest))
+    verify_files(folder, manifest)
+    return Checkpoint(folder, manifest)
 
 
 @dataclass

@@ -28,7 +28,6 @@ _DISCORD_LETTERS: Final = 1900
 """Discord refuses content of more than 2,000 characters."""
 
 Warn = Callable[[Progress, str], None]
-Post = Callable[[str, bytes], None]
 
 
 class Webhook(Callback):
@@ -38,12 +37,10 @@ class Webhook(Callback):
         address: http or https; one of Discord's gets Discord's form, any other plain JSON.
         run: the run's name in messages.
         warn: takes a sentence about what could not be delivered.
-        post: sends (address, body); raises when that failed.
     """
 
-    def __init__(self, address: str, *, run: str, warn: Warn, post: Post | None = None) -> None:
+    def __init__(self, address: str, *, run: str, warn: Warn) -> None:
         self._address, self.run = address, run
-        self._post = post or post_json
         self._best: float | None = None
         self._thread = BackgroundThread(
             "webhook messages", capacity=_MOST_WAITING, describe=describe, warn=warn
@@ -85,7 +82,7 @@ class Webhook(Callback):
     def _send(self, event: str, at: Progress, message: str, *, loss: float | None = None) -> None:
         text = f"{self.run}: {message} (step {at.step:,})"
         body = body_for(self._address, event, run=self.run, step=at.step, text=text, loss=loss)
-        self._thread.offer(lambda: self._post(self._address, body))
+        self._thread.offer(lambda: post_json(self._address, body))
 
 
 def body_for(
