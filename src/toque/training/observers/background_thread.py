@@ -9,12 +9,14 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from toque.units import Progress
 
 Work = Callable[[], None]
 
 
+@dataclass(eq=False)
 class BackgroundThread:
     """Does work one piece at a time, in the order it was offered.
 
@@ -25,23 +27,20 @@ class BackgroundThread:
         warn: takes a sentence about what could not be delivered.
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        capacity: int,
-        describe: Callable[[Exception], str],
-        warn: Callable[[Progress, str], None],
-    ) -> None:
-        self.name, self.capacity, self.describe, self.warn = name, capacity, describe, warn
-        self.done = self.dropped = self.failed = 0
-        self.last_error = ""
-        self._waiting: deque[Work] = deque()
-        self._changed = threading.Condition()
-        self._closing = False
-        self._busy = False
-        self._thread: threading.Thread | None = None
-        self._reported = 0
+    name: str
+    capacity: int
+    describe: Callable[[Exception], str]
+    warn: Callable[[Progress, str], None]
+    done: int = 0
+    dropped: int = 0
+    failed: int = 0
+    last_error: str = ""
+    _waiting: deque[Work] = field(default_factory=deque)
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _closing: bool = False
+    _busy: bool = False
+    _thread: threading.Thread | None = None
+    _reported: int = 0
 
     def offer(self, work: Work) -> bool:
         """Have `work` done soon; False when it was dropped because too much waits."""

@@ -13,7 +13,7 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from toque.training.peak_flops import Peak
 from toque.units import Duration, Progress
 
 
+@dataclass(eq=False)
 class MetricsLog(Callback):
     """Appends events to a file. A full disk costs records, never the run.
 
@@ -40,23 +41,17 @@ class MetricsLog(Callback):
         CheckpointError: the file cannot be opened.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        log_every: Duration,
-        about: Mapping[str, Any] | None = None,
-        flops_per_token: float | None = None,
-        peak: Peak | None = None,
-        copies: Sequence[Callable[[Mapping[str, Any]], None]] = (),
-    ) -> None:
-        self.path, self.log_every, self.about = path, log_every, dict(about or {})
-        self.flops_per_token, self.peak, self.copies = flops_per_token, peak, tuple(copies)
-        self.dropped_records = 0
-        self._window = Window()
-        self._stop_after: Duration | None = None
-        self._file: _Lines | None = None
-        self._peak_doubted = False
+    path: Path
+    log_every: Duration
+    about: Mapping[str, Any] = field(default_factory=dict)
+    flops_per_token: float | None = None
+    peak: Peak | None = None
+    copies: Sequence[Callable[[Mapping[str, Any]], None]] = ()
+    dropped_records: int = 0
+    _window: Window = field(default_factory=Window)
+    _stop_after: Duration | None = None
+    _file: _Lines | None = None
+    _peak_doubted: bool = False
 
     def on_fit_start(self, start: RunStart) -> None:
         """Open the file and write the start event."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -16,6 +17,7 @@ GAP: Final = 0.3
 """Share by which the held-out loss may lie above the training loss."""
 
 
+@dataclass(eq=False)
 class Overfitting(Callback):
     """Warns when held-out loss lies more than `GAP` above the training loss.
 
@@ -27,11 +29,10 @@ class Overfitting(Callback):
         warn: takes the warning.
     """
 
-    def __init__(self, *, warn: Callable[[Progress, str], None]) -> None:
-        self.warn = warn
-        self._nats: Tensor | float = 0.0
-        self._targets = 0
-        self._warned = False
+    warn: Callable[[Progress, str], None]
+    _nats: Tensor | float = 0.0
+    _targets: int = 0
+    _warned: bool = False
 
     def on_step(self, info: StepInfo) -> None:
         """Add up; on CUDA without waiting for the device."""
