@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -184,7 +184,9 @@ class _Session:
         """Make one file whole; its SHA-256."""
         record_path = place.with_name(f".{place.name}.json")
         part = place.with_name(f".{place.name}{PARTIAL}")
-        record = _read_record(record_path)
+        record = None
+        with suppress(OSError, msgspec.DecodeError):
+            record = msgspec.json.decode(record_path.read_bytes(), type=_Record)
         known = record is not None and (record.tag, record.bytes) == (file.tag, file.bytes)
         if record is not None and record.sha256 is not None and place.is_file():
             if known and place.stat().st_size == file.bytes and sha256_of(place) == record.sha256:
@@ -243,13 +245,6 @@ class _Session:
             return chunk
 
         return self.bucket.request(f"read {file.address}", ask)
-
-
-def _read_record(path: Path) -> _Record | None:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=_Record)
-    except (OSError, msgspec.DecodeError):
-        return None
 
 
 @contextmanager

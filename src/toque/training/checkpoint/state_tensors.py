@@ -34,8 +34,7 @@ def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     separate = {}
     for name, tensor in tensors.items():
         place = tensor.untyped_storage().data_ptr()
-        separate[name] = tensor.clone() if place in seen else tensor.detach()
-        separate[name] = separate[name].contiguous()
+        separate[name] = (tensor.clone() if place in seen else tensor.detach()).contiguous()
         seen.add(place)
     return separate
 

@@ -19,7 +19,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -37,6 +37,7 @@ from toque.storage.atomic import (
     remove_folder,
     sweep,
 )
+from toque.storage.locks import file_lock
 from toque.training.checkpoint.manifest import (
     FORMAT,
     MANIFEST,
@@ -45,7 +46,6 @@ from toque.training.checkpoint.manifest import (
     read_manifest,
     verify_files,
 )
-from toque.training.checkpoint.run_lock import run_lock
 from toque.training.checkpoint.state_tensors import bytes_of, read_tensors, write_tensors
 from toque.training.events import Saved
 
@@ -138,6 +138,31 @@ def verify_checkpoint(folder: Path) -> Checkpoint:
         raise CheckpointError(f"{folder} holds step {manifest.step}: it was renamed or copied.")
     verify_files(folder, manifest)
     return Checkpoint(folder, manifest)
+
+
+@contextmanager
+def run_lock(folder: Path) -> Iterator[None]:
+    """Hold `folder`, which is made when missing, for this process.
+
+    Raises:
+        CheckpointError: another process holds it, or the folder cannot be written.
+    """
+
+    def refuse(holder: str) -> None:
+        raise CheckpointError(
+            f"{folder} is in use by another training process (id {holder}). Two runs in one folder "
+            "would overwrite each other: wait for it, stop it, or choose another run_dir."
+        )
+
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(file_lock(folder / ".lock", refuse))
+        except OSError as error:
+            raise CheckpointError(
+                f"{folder} cannot be written: {error.strerror}. Checkpoints are kept there; choose "
+                "another run_dir, or give yourself the right to write."
+            ) from error
+        yield
 
 
 @dataclass
