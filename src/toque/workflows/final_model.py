@@ -19,7 +19,7 @@ from toque.models.lora.layers import is_adapted
 from toque.reporter import Reporter
 from toque.storage.atomic import atomic_write
 from toque.training.checkpoint.resume import broadcast_checkpoint
-from toque.training.checkpoint.state_tensors import has_frozen, load_model_tensors
+from toque.training.checkpoint.state_tensors import load_model_tensors
 from toque.version import __version__
 from toque.workflows.assembly.distributed_eval import written_by_all
 from toque.workflows.assembly.evaluation import build_heldout, build_sampler, held_out_prompts
@@ -38,7 +38,7 @@ def finish(config: RunConfig, store: TokenStore, run: Run, reporter: Reporter) -
     best = broadcast_checkpoint(trainer.checkpoints.best, runtime.ranks)
     if best is not None:
         tensors = best.tensors("model")
-        load_model_tensors(model, tensors, trainable_only=has_frozen(model), where=str(best.path))
+        load_model_tensors(model, tensors, where=str(best.path))
         step = best.step
     elif trainer.average is not None:
         trainer.average.apply(model)

@@ -89,7 +89,7 @@ def _outlined(config: RunConfig) -> tuple[int, int, str]:
         raise ConfigError("only the adapter is saved, and the first save shows how little that is.")
     with in_outline(config, TokenStore.open(config.data.store)) as model:
         optimizer = build_optimizer(model, name=config.optim.name)
-        weights = bytes_of(model_tensors(model, trainable_only=False))
+        weights = bytes_of(model_tensors(model))
         averages = weights if config.optim.averaging is not None else 0
         state = state_bytes(optimizer)
     return weights + state + averages, weights, "weights and optimizer, by their shapes"

@@ -14,7 +14,7 @@ from toque.data.tokenizer.folder import resolve_tokenizer
 from toque.errors import CheckpointError, DataError
 from toque.models.loading.pretrained import load_model, load_with_adapter
 from toque.models.lora.files import is_adapter_folder, merged
-from toque.training.checkpoint.state_tensors import has_frozen, load_model_tensors
+from toque.training.checkpoint.state_tensors import load_model_tensors
 from toque.training.checkpoint.store import CheckpointStore
 from toque.workflows.assembly.batches import build_language_model
 
@@ -80,6 +80,6 @@ def _from_checkpoint(folder: Path, config: RunConfig) -> OpenedModel:
     store = TokenStore.open(config.data.store)
     model = build_language_model(config, store)
     tensors = found.tensors("model")
-    load_model_tensors(model, tensors, trainable_only=has_frozen(model), where=str(found.path))
+    load_model_tensors(model, tensors, where=str(found.path))
     model.train(mode=False)
     return OpenedModel(merged(model), store.codec(), config, found.step)

@@ -10,9 +10,8 @@ from toque.config import Difference, Resolved, RunConfig, differences, load_conf
 from toque.data.store.token_store import TokenStore
 from toque.errors import CheckpointError, argument
 from toque.storage.atomic import atomic_write
-from toque.training.checkpoint.run_lock import run_lock
-from toque.training.checkpoint.state_tensors import has_frozen, load_model_tensors
-from toque.training.checkpoint.store import Checkpoint, CheckpointStore, verify_checkpoint
+from toque.training.checkpoint.state_tensors import load_model_tensors
+from toque.training.checkpoint.store import Checkpoint, CheckpointStore, run_lock, verify_checkpoint
 
 
 def checkpoint_to_continue(config: RunConfig, store: TokenStore) -> Checkpoint | None:
@@ -92,9 +91,4 @@ def load_start(model: nn.Module, path: Path) -> None:
             )
         folder = newest.path
     checkpoint = verify_checkpoint(folder)
-    load_model_tensors(
-        model,
-        checkpoint.tensors("model"),
-        trainable_only=has_frozen(model),
-        where=str(checkpoint.path),
-    )
+    load_model_tensors(model, checkpoint.tensors("model"), where=str(checkpoint.path))

@@ -46,7 +46,7 @@ def add_adapter(config: RunConfig, model: PreTrainedModel, codec: Codec, *, base
 def learning_rate(config: RunConfig, expected: dict[str, float]) -> LearningRate:
     """The learning rate as a function of progress."""
     optim = config.optim
-    cycles = None
+    cycles = Cycles()
     if optim.cycles is not None:
         cycles = Cycles(first=optim.cycles.first, growth=optim.cycles.growth)
     return make_schedule(
