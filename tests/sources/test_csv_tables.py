@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toque.cooking.schemas import schema_of
+from toque.cooking.schemas import RecipeReader
 from toque.errors import DataError
 from toque.sources import csv_tables as tables
 from toque.sources.blocks import unpack
@@ -42,9 +42,9 @@ def test_rows_are_cut_where_csv_cuts_them(rows, delimiter, newline):
         found.append(text[at:end])
         at = end
     expected = list(csv.reader(io.StringIO(text.decode(), newline=""), delimiter=delimiter))
-    assert [tables._fields(row, delimiter, quoted=True) for row in found if row.strip()] == [
-        row for row in expected if row
-    ]
+    assert [
+        tables._fields(row.decode(), delimiter, quoted=True) for row in found if row.strip()
+    ] == [row for row in expected if row]
 
 
 @pytest.mark.parametrize("size", [1, 7, 64])
@@ -58,8 +58,7 @@ def test_every_size_of_chunk_gives_the_same_rows(tmp_path, monkeypatch, size):
     dialect = tables.dialect_of(path, path.read_bytes(), whole=True, n_known=len)
     blocks = list(table_blocks(path, dialect))
     for block in blocks:
-        header, body = unpack(block)
-        found += list(table_records(header, body, block.first_line))
+        found += list(table_records(unpack(block)))
     assert len(blocks) > 3
     assert [list(record.values()) for _, record in found] == rows
     assert [number for number, _ in found] == list(range(2, 2 + 3 * 30, 3))
@@ -84,7 +83,7 @@ def test_tab_separated_without_quoting(read_text, tmp_path):
     reading = read_text(text)
     assert [r.title for r in reading.recipes] == ['5" pie', '6" pie', '7" pie']
     assert reading.recipes[0].ingredients == ("2 eggs", "1 cup flour")
-    assert schema_of(tmp_path / "file") == "tsv"
+    assert RecipeReader().schema(tmp_path / "file") == "tsv"
 
 
 @pytest.mark.parametrize(

@@ -116,12 +116,12 @@ def bombs(folder):
 READ = """
 import resource, sys
 from pathlib import Path
-from toque.sources.json_records import json_blocks, JsonLayout
+from toque.sources.json_records import json_blocks
 from toque.errors import DataError
 
 base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
-    for block in json_blocks(Path(sys.argv[1]), JsonLayout("lines")):
+    for block in json_blocks(Path(sys.argv[1]), "lines"):
         pass
 except DataError as error:
     print("refused:", error)

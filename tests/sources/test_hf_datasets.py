@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from toque.cooking.schemas import TextRecordsError, reader_for, schema_of
+from toque.cooking.schemas import RecipeReader, TextRecordsError, reader_for
 from toque.errors import ConfigError, DataError
 from toque.sources.detect import is_columnar
 from toque.sources.hf_datasets import dataset_files, saved_files
@@ -43,7 +43,7 @@ def test_a_saved_folder_is_read_in_order(tmp_path, read_file):
     files = saved_files(saved(tmp_path / "d", rows(700), num_shards=2))
     assert files is not None
     assert [file.suffix for file in files] == [".arrow", ".arrow"]
-    assert [schema_of(file) for file in files] == ["arrow", "arrow"]
+    assert [RecipeReader().schema(file) for file in files] == ["arrow", "arrow"]
     titles = [recipe.title for file in files for recipe in read_file(file).recipes]
     assert titles == [f"Pot {i}" for i in range(700)]
 
@@ -57,9 +57,9 @@ def test_named_columns_and_pictures(tmp_path, read_file):
     columns = {"title": "dish", "ingredients": "what", "steps": "how"}
     assert read_file(file, columns).kept == 3
     with pytest.raises(DataError, match="a table of Arrow without a column of ingredients"):
-        schema_of(file)
+        RecipeReader().schema(file)
     with pytest.raises(DataError, match="without the column named for title: no"):
-        schema_of(file, {"title": "no"})
+        RecipeReader({"title": "no"}).schema(file)
 
 
 def test_an_arrow_file_of_the_other_kind(tmp_path, read_file):
@@ -78,7 +78,7 @@ def test_records_of_text_are_documents(tmp_path):
     lines.write_text("\n".join(json.dumps(record) for record in records))
     for path in (arrow, lines):
         with pytest.raises(TextRecordsError, match=r"columns: \{text: Text\}") as caught:
-            schema_of(path)
+            RecipeReader().schema(path)
         reader = reader_for(caught.value.columns)
         given = [reader.examples(block) for block in reader.blocks(path)]
         texts = [example.target for one in given for example in one.examples]

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from toque.cooking.schemas import schema_of
+from toque.cooking.schemas import RecipeReader
 from toque.errors import DataError
 from toque.sources import json_records as json_files
 
@@ -42,7 +42,7 @@ def test_layouts(read_text, tmp_path, layout, packed):
     schema, text = LAYOUTS[layout]
     reading = read_text(gzip.compress(text.encode(), mtime=0) if packed else text)
     assert [r.title for r in reading.recipes] == [r["title"] for r in RECIPES]
-    assert schema_of(tmp_path / "file") == schema
+    assert RecipeReader().schema(tmp_path / "file") == schema
 
 
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "lines"])
@@ -70,7 +70,7 @@ def test_recipe1m(read_text, tmp_path):
         }
     ]
     recipe = read_text(json.dumps(layer1)).one
-    assert schema_of(tmp_path / "file") == "recipe1m"
+    assert RecipeReader().schema(tmp_path / "file") == "recipe1m"
     assert recipe.ingredients == ("2 cups lentils", "salt")
     assert recipe.steps == tuple(STEPS)
 
@@ -88,7 +88,7 @@ def test_recipe_box(read_text, tmp_path):
         "d4": {"title": None, "ingredients": [], "instructions": None, "picture_link": None},
     }
     reading = read_text(json.dumps(box, indent=2))
-    assert schema_of(tmp_path / "file") == "recipe-box"
+    assert RecipeReader().schema(tmp_path / "file") == "recipe-box"
     assert reading.one.ingredients == ("2 cups lentils", "salt")
     assert reading.one.steps == tuple(STEPS)
     assert reading.counts == {"no title": 2, "not an object": 1}
@@ -113,7 +113,7 @@ def test_epicurious(read_text, tmp_path):
         {},
     ]
     reading = read_text(json.dumps(dump))
-    assert schema_of(tmp_path / "file") == "epicurious"
+    assert RecipeReader().schema(tmp_path / "file") == "epicurious"
     assert reading.one.tags == ("Bean", "Soup")
     assert reading.one.nutrition == {
         "energy_kcal": 426.0,

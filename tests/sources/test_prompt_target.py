@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from toque.cooking.schemas import TextRecordsError, reader_for, schema_of
+from toque.cooking.schemas import RecipeReader, TextRecordsError, reader_for
 from toque.errors import ConfigError, DataError
 from toque.sources.prompt_target import PairReader
 from toque.sources.records import Block, BlockExamples
@@ -27,7 +27,7 @@ def read(path: Path, reader: PairReader) -> BlockExamples:
 def test_pairs_are_recognised_by_their_fields(tmp_path: Path, prompt: str, target: str) -> None:
     path = written(tmp_path, [{prompt: "2 + 2", target: "4"}])
     with pytest.raises(TextRecordsError) as found:
-        schema_of(path)
+        RecipeReader().schema(path)
     assert found.value.columns == {"prompt": prompt, "target": target}
     reader = reader_for(found.value.columns)
     assert reader == PairReader(prompt=prompt, target=target)
@@ -36,7 +36,7 @@ def test_pairs_are_recognised_by_their_fields(tmp_path: Path, prompt: str, targe
 def test_a_recipe_with_a_prompt_stays_a_recipe(tmp_path: Path) -> None:
     recipe = {"title": "Toast", "ingredients": ["bread"], "steps": ["Toast it."]}
     path = written(tmp_path, [recipe | {"prompt": "p", "target": "t"}] * 2)
-    assert schema_of(path) == "json-lines"
+    assert RecipeReader().schema(path) == "json-lines"
 
 
 def test_texts_are_taken_as_they_are(tmp_path: Path) -> None:

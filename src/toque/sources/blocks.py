@@ -30,11 +30,14 @@ Numbered = Iterator[tuple[int, Raw]]
 
 
 @dataclass(frozen=True)
-class Header:
-    """The kind of a block, and what is needed to decode the bytes after it."""
+class Contents:
+    """A block's kind, its bytes, and what is needed to decode them."""
 
     kind: str
     meta: Mapping[str, Any]
+    body: bytes
+    first: int
+    """Number of its first line, row or record."""
 
 
 def pack(path: Path, number: int, kind: str, body: bytes, **meta: Any) -> Block:
@@ -48,18 +51,18 @@ def unreadable(path: Path, number: int, reason: str) -> Block:
     return pack(path, number, "unreadable", b"", reason=reason)
 
 
-def unpack(block: Block) -> tuple[Header, memoryview]:
-    """The header and the bytes after it; JSON lines have the header "json-lines".
+def unpack(block: Block) -> Contents:
+    """What `pack` has put into a block; JSON lines, which have no header, are "json-lines".
 
     Raises:
         DataError: the payload was not made by this version's `pack`.
     """
     if not block.payload.startswith(_MARK):
-        return Header("json-lines", {}), memoryview(block.payload)
+        return Contents("json-lines", {}, block.payload, block.first_line)
     end = block.payload.index(b"\n")
     try:
         meta = msgspec.json.decode(block.payload[len(_MARK) : end], type=dict[str, Any])
-        return Header(meta.pop("kind"), meta), memoryview(block.payload)[end + 1 :]
+        return Contents(meta.pop("kind"), meta, block.payload[end + 1 :], block.first_line)
     except (msgspec.DecodeError, KeyError) as error:
         raise DataError(
             f"The block of {block.path} from line {block.first_line} has a damaged header "

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from toque.errors import DataError
-from toque.sources.blocks import MAX_RECORD_BYTES, TOO_LONG, Header, Numbered, pack
+from toque.sources.blocks import MAX_RECORD_BYTES, TOO_LONG, Contents, Numbered, pack
 from toque.sources.decompress import CHUNK_BYTES
 from toque.sources.records import Block
 
@@ -20,6 +20,8 @@ _ARROW_STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _MAX_SCHEMA = 64 << 20
 _BATCH_ROWS = 512
 """Rows read from Parquet at a time."""
+_NOT_TEXT = object()
+"""A cell whose bytes are not UTF-8."""
 
 
 def columnar_format(start: bytes) -> str:
@@ -80,35 +82,26 @@ def _opened(path: Path) -> Iterator[tuple[Any, Any, Callable[[list[str]], Iterat
             yield arrow, reader.schema, lambda columns: (b.select(columns) for b in batches)
     except (arrow.ArrowException, OSError) as error:
         why = (str(error) or type(error).__name__).splitlines()[0]
-        kind = "Parquet" if is_parquet else "Arrow"
-        what_to_do = (
-            "Fetch it again; its last bytes must be PAR1."
-            if is_parquet
-            else ("Save or fetch it again.")
-        )
-        raise DataError(
-            f"{path} is a damaged or truncated {kind} file ({why}). {what_to_do}"
-        ) from error
+        kind, to_do = "Arrow", "Save or fetch it again."
+        if is_parquet:
+            kind, to_do = "Parquet", "Fetch it again; its last bytes must be PAR1."
+        raise DataError(f"{path} is a damaged or truncated {kind} file ({why}). {to_do}") from error
 
 
-def columnar_records(header: Header, body: memoryview, first_row: int) -> Numbered:
+def columnar_records(contents: Contents) -> Numbered:
     """The rows of a block by column name; their numbers are the rows' in the file."""
-    del header
     arrow = _pyarrow_for("a block of Parquet rows")
-    table = arrow.ipc.open_stream(arrow.py_buffer(body)).read_all()
+    table = arrow.ipc.open_stream(arrow.py_buffer(contents.body)).read_all()
     values = {name: _cells(table.column(name), arrow) for name in table.column_names}
     for row in range(table.num_rows):
+        number = contents.first + row
         record = {name: column[row] for name, column in values.items()}
-        if any(isinstance(value, _NotText) for value in record.values()):
-            yield first_row + row, "not UTF-8"
+        if any(value is _NOT_TEXT for value in record.values()):
+            yield number, "not UTF-8"
         elif sum(len(v) for v in record.values() if isinstance(v, str)) > MAX_RECORD_BYTES:
-            yield first_row + row, TOO_LONG
+            yield number, TOO_LONG
         else:
-            yield first_row + row, record
-
-
-class _NotText:
-    """A cell whose bytes are not UTF-8."""
+            yield number, record
 
 
 def _cells(column: Any, arrow: Any) -> list[Any]:
@@ -116,17 +109,16 @@ def _cells(column: Any, arrow: Any) -> list[Any]:
         values: list[Any] = column.to_pylist()
     except UnicodeDecodeError:
         if not arrow.types.is_string(column.type):
-            return [_NotText()] * len(column)
-        raw = [bytes(cell.as_buffer()) if cell.is_valid else None for cell in column]
-        return [_decoded(cell) for cell in raw]
+            return [_NOT_TEXT] * len(column)
+        values = column.cast(arrow.binary()).to_pylist()
     return [_decoded(v) if isinstance(v, bytes) else v for v in values]
 
 
-def _decoded(cell: bytes | None) -> Any:
+def _decoded(cell: bytes) -> Any:
     try:
-        return None if cell is None else cell.decode()
+        return cell.decode()
     except UnicodeDecodeError:
-        return _NotText()
+        return _NOT_TEXT
 
 
 def _parts_of(batch: Any) -> Iterator[Any]:

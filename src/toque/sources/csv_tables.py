@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from toque.errors import DataError
 from toque.sources.blocks import (
     MAX_RECORD_BYTES,
     TOO_LONG,
-    Header,
+    Contents,
     Numbered,
     pack,
     unreadable,
@@ -65,41 +64,42 @@ def dialect_of(
     Raises:
         DataError: the first row is longer than `start`.
     """
-    best: tuple[tuple[int, int], Dialect] | None = None
-    for delimiter in _DELIMITERS:
-        end = row_end(start, 0, delimiter, quoted=True, last=whole)
-        if end is None or end < 0:
-            continue
-        names = _fields(start[:end], delimiter, quoted=True)
-        if names is None or len(names) < 2:
-            continue
-        columns = tuple(name.strip() for name in names)
-        first_row = row_end(start, end, delimiter, quoted=True, last=whole)
-        if first_row is not None and first_row > end:
-            values = _fields(start[end:first_row], delimiter, quoted=True)
-            if values is not None and len(values) == len(columns) + 1:
-                columns = ("", *columns)  # R writes row names without a name for them
-        roles = n_known(columns)
-        shares = {q: _share_fitting(start[end:], delimiter, len(columns), quoted=q) for q in _BOTH}
-        # Tab-separated files are often written without quoting: take whichever fits more rows.
-        quoted = delimiter == "," or shares[True] >= shares[False]
-        if best is None or (roles, len(columns)) > best[0]:
-            dialect = Dialect(delimiter, quoted, columns, shares[quoted] >= _MIN_FITTING)
-            best = (roles, len(columns)), dialect
-    if best is None and b"\n" not in start and not whole:
+    found = [dialect for d in _DELIMITERS if (dialect := _delimited(start, d, whole=whole))]
+    if not found and b"\n" not in start and not whole:
         raise DataError(
             f"{path} begins with a line of over {len(start):,} bytes that is no JSON. A recipe "
             "source is JSON, JSON lines, CSV, Parquet, web pages or Meal-Master text; check the "
             "export that wrote this file."
         )
-    return best[1] if best else None
+    return max(found, key=lambda d: (n_known(d.columns), len(d.columns)), default=None)
+
+
+def _delimited(start: bytes, delimiter: str, *, whole: bool) -> Dialect | None:
+    """The dialect with this delimiter; None if the first row has fewer than two fields."""
+    end = row_end(start, 0, delimiter, quoted=True, last=whole)
+    if end is None or end < 0:
+        return None
+    names = _fields(start[:end].decode(errors="replace"), delimiter, quoted=True)
+    if names is None or len(names) < 2:
+        return None
+    columns = tuple(name.strip() for name in names)
+    first_row = row_end(start, end, delimiter, quoted=True, last=whole)
+    if first_row is not None and first_row > end:
+        row = start[end:first_row].decode(errors="replace")
+        values = _fields(row, delimiter, quoted=True)
+        if values is not None and len(values) == len(columns) + 1:
+            columns = ("", *columns)  # R writes row names without a name for them
+    shares = {q: _share_fitting(start[end:], delimiter, len(columns), quoted=q) for q in _BOTH}
+    # Tab-separated files are often written without quoting: take whichever fits more rows.
+    quoted = delimiter == "," or shares[True] >= shares[False]
+    return Dialect(delimiter, quoted, columns, shares[quoted] >= _MIN_FITTING)
 
 
 def _share_fitting(rows: bytes, delimiter: str, n_columns: int, *, quoted: bool) -> float:
     """Share of whole rows with the right number of fields; 0 when there is no row."""
     at = n_rows = n_right = 0
     while (end := row_end(rows, at, delimiter, quoted=quoted, last=False)) and end > at:
-        fields = _fields(rows[at:end], delimiter, quoted=quoted)
+        fields = _fields(rows[at:end].decode(errors="replace"), delimiter, quoted=quoted)
         n_rows += 1
         n_right += fields is not None and len(fields) == n_columns
         at = end
@@ -146,7 +146,7 @@ def table_blocks(path: Path, dialect: Dialect) -> Iterator[Block]:
     cutter = _RowCutter(path, dialect)
     for chunk in chunks(path):
         yield from cutter.feed(chunk)
-    yield from cutter.finish()
+    yield from cutter.cut(last=True)
 
 
 class _RowCutter:
@@ -160,11 +160,6 @@ class _RowCutter:
         self._header_seen = False
         self._in_long_line = False
         self._n_given_up = 0
-        self._meta: dict[str, Any] = {
-            "columns": dialect.columns,
-            "delimiter": dialect.delimiter,
-            "quoted": dialect.quoted,
-        }
 
     def feed(self, chunk: bytes) -> Iterator[Block]:
         if self._in_long_line:
@@ -173,12 +168,9 @@ class _RowCutter:
                 return
             chunk, self._in_long_line = chunk[following.end() :], False
         self._buffer += chunk
-        yield from self._cut(last=False)
+        yield from self.cut(last=False)
 
-    def finish(self) -> Iterator[Block]:
-        yield from self._cut(last=True)
-
-    def _cut(self, *, last: bool) -> Iterator[Block]:
+    def cut(self, *, last: bool) -> Iterator[Block]:
         dialect, at, start = self._dialect, 0, 0
         while at < len(self._buffer):
             end = row_end(self._buffer, at, dialect.delimiter, quoted=dialect.quoted, last=last)
@@ -227,16 +219,18 @@ class _RowCutter:
     def _block(self, start: int, end: int) -> Iterator[Block]:
         rows = self._buffer[start:end]
         if rows.strip():
-            yield pack(self._path, self._line, "table", rows, **self._meta)
+            d = self._dialect
+            meta = {"columns": d.columns, "delimiter": d.delimiter, "quoted": d.quoted}
+            yield pack(self._path, self._line, "table", rows, **meta)
         self._line += count_lines(rows)
 
 
-def table_records(header: Header, body: memoryview, first_line: int) -> Numbered:
+def table_records(contents: Contents) -> Numbered:
     """The rows of a block by column name, or the reason why a row cannot be read."""
-    text = bytes(body)
-    columns: Sequence[str] = header.meta["columns"]
-    delimiter, quoted = header.meta["delimiter"], header.meta["quoted"]
-    at, line = 0, first_line
+    text, meta = contents.body, contents.meta
+    columns: Sequence[str] = meta["columns"]
+    delimiter, quoted = meta["delimiter"], meta["quoted"]
+    at, line = 0, contents.first
     while at < len(text):
         end = row_end(text, at, delimiter, quoted=quoted, last=True)
         if end is None or end <= at:
@@ -264,15 +258,11 @@ def _row_values(row: bytes, delimiter: str, *, quoted: bool) -> list[str] | str:
         text = row.decode()
     except UnicodeDecodeError:
         return "not UTF-8"
-    fields = _fields_of(text, delimiter, quoted=quoted)
+    fields = _fields(text, delimiter, quoted=quoted)
     return UNCLOSED if fields is None else fields
 
 
-def _fields(row: bytes, delimiter: str, *, quoted: bool) -> list[str] | None:
-    return _fields_of(row.decode("utf-8", "replace"), delimiter, quoted=quoted)
-
-
-def _fields_of(row: str, delimiter: str, *, quoted: bool) -> list[str] | None:
+def _fields(row: str, delimiter: str, *, quoted: bool) -> list[str] | None:
     """The fields of one row; None if `csv` does not see exactly one row in it."""
     bare = row.rstrip("\r\n")
     if not quoted or '"' not in bare:

@@ -44,7 +44,7 @@ def chunks(path: Path, size: int = CHUNK_BYTES) -> Iterator[bytes]:
     Raises:
         DataError: missing, unreadable, damaged, a bomb, or of a kind that is not read.
     """
-    with _opened(path) as (stream, packed_bytes):
+    with opened(path) as (stream, packed_bytes):
         plain_bytes = 0
         chunk = stream.read(size)
         _refuse_other_kinds(path, chunk)
@@ -82,8 +82,12 @@ def head(path: Path, size: int = HEAD_BYTES) -> tuple[bytes, bool]:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[IO[bytes], int]]:
-    """The stream of plain bytes and the size of the compressed file (0 when it is plain)."""
+def opened(path: Path) -> Iterator[tuple[IO[bytes], int]]:
+    """The stream of plain bytes and the size of the compressed file (0 when it is plain).
+
+    Raises:
+        DataError: missing, unreadable or damaged.
+    """
     if path.is_dir():
         raise DataError(f"{path} is a folder where a file is expected. Name the files in it.")
     try:
@@ -103,10 +107,7 @@ def _opened(path: Path) -> Iterator[tuple[IO[bytes], int]]:
             f"command runs in ({Path.cwd()})."
         ) from error
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(
-            f"{path} is a damaged or truncated gzip file ({error}). Download or compress it "
-            "again; `gzip -t` on the file tells whether it is whole."
-        ) from error
+        raise _damaged(path, "gzip", error) from error
     except OSError as error:
         raise DataError(
             f"{path} cannot be read: {error.strerror or error}. Check that it is whole, its "
@@ -136,14 +137,18 @@ def _zstd(path: Path, raw: IO[bytes]) -> Iterator[IO[bytes]]:
             with opened as stream:
                 yield cast(IO[bytes], stream)
         except (failure, EOFError) as error:
-            raise DataError(
-                f"{path} is a damaged or truncated zstd file ({error}). Download or compress it "
-                "again; `zstd -t` on the file tells whether it is whole."
-            ) from error
+            raise _damaged(path, "zstd", error) from error
         return
     raise DataError(
         f"{path} is compressed with zstd, and no library that reads it is installed. Run: "
         "pip install backports.zstd (or pyarrow, or zstandard), or decompress it: zstd -d."
+    )
+
+
+def _damaged(path: Path, program: str, error: Exception) -> DataError:
+    return DataError(
+        f"{path} is a damaged or truncated {program} file ({error}). Download or compress it "
+        f"again; `{program} -t` on the file tells whether it is whole."
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from toque.errors import DataError
-from toque.sources.blocks import Header, Numbered
+from toque.sources.blocks import Contents, Numbered
 from toque.sources.columnar import (
     columnar_blocks,
     columnar_format,
@@ -17,23 +17,22 @@ from toque.sources.columnar import (
 )
 from toque.sources.csv_tables import dialect_of, table_blocks, table_records
 from toque.sources.decompress import head
-from toque.sources.json_records import json_blocks, json_records, layout_of, sample_records
+from toque.sources.json_records import form_of, json_blocks, json_records, sample_records
 from toque.sources.records import Block
 
 
-def _unreadable_records(header: Header, body: memoryview, first_line: int) -> Numbered:
-    del body
-    yield first_line, str(header.meta["reason"])
+def _unreadable_records(contents: Contents) -> Numbered:
+    yield contents.first, str(contents.meta["reason"])
 
 
-READ: Mapping[str, Callable[[Header, memoryview, int], Numbered]] = {
+READ: Mapping[str, Callable[[Contents], Numbered]] = {
     "json-lines": json_records,
     "json": json_records,
     "table": table_records,
     "parquet": columnar_records,
     "unreadable": _unreadable_records,
 }
-"""Kind of a block, in its header, to the function that reads its records."""
+"""Kind of a block to the function that reads its records."""
 
 
 class UnknownFormatError(DataError):
@@ -84,16 +83,16 @@ def structured_layout(path: Path, start: bytes, *, whole: bool) -> Layout | None
         )
     if start.lstrip()[:1] not in (b"{", b"["):
         return None
-    layout = layout_of(start, whole=whole)
-    sample = tuple(sample_records(start, layout, whole=whole))
-    lines = layout.form == "lines"
+    form = form_of(start, whole=whole)
+    sample = tuple(sample_records(start, form, whole=whole))
+    lines = form == "lines"
     return Layout(
         "json-lines" if lines else "json",
         "a file of JSON lines" if lines else "a JSON file of records",
         tuple(dict.fromkeys(name for record in sample for name in record)),
-        lambda _: json_blocks(path, layout),
+        lambda _: json_blocks(path, form),
         sample=sample,
-        in_dict=layout.form == "dict",
+        in_dict=form == "dict",
     )
 
 

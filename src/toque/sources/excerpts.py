@@ -43,34 +43,15 @@ def shortened(text: str | bytes, limit: int = MAX_CHARS) -> str:
     return whole if len(whole) <= limit else whole[:limit].rstrip("\n") + "…"
 
 
-class ExcerptSample:
-    """Keeps `per_reason` excerpts of each reason: those with the smallest hashes.
+def sampled(excerpts: Iterable[Excerpt], per_reason: int = PER_REASON) -> list[Excerpt]:
+    """The excerpts of each reason with the smallest hashes, by reason and hash.
 
-    >>> sample = ExcerptSample(per_reason=1)
-    >>> for place in ("a:1", "a:2"):
-    ...     sample.add(Excerpt("no title", place, "{}"))
-    >>> len(sample.chosen())
+    >>> given = [Excerpt("no title", place, "{}") for place in ("a:1", "a:2")]
+    >>> len(sampled(given, per_reason=1))
     1
     """
-
-    def __init__(self, per_reason: int = PER_REASON) -> None:
-        self._per_reason = per_reason
-        self._held: dict[str, list[tuple[int, Excerpt]]] = defaultdict(list)
-
-    def add(self, excerpt: Excerpt) -> None:
-        """Add an excerpt, if its hash is small enough."""
-        held = self._held[excerpt.reason]
-        held.append((_rank(excerpt), excerpt))
-        if len(held) >= 4 * self._per_reason:
-            self._held[excerpt.reason] = _smallest(held, self._per_reason)
-
-    def chosen(self) -> list[Excerpt]:
-        """The sample, sorted by reason and hash."""
-        return [
-            excerpt
-            for _, held in sorted(self._held.items())
-            for _, excerpt in _smallest(held, self._per_reason)
-        ]
+    by_reason = sorted(_by_reason(excerpts).items())
+    return [excerpt for _, ranked in by_reason for excerpt in ranked[:per_reason]]
 
 
 def spread(excerpts: Iterable[Excerpt], n: int) -> list[Excerpt]:
@@ -80,24 +61,25 @@ def spread(excerpts: Iterable[Excerpt], n: int) -> list[Excerpt]:
     >>> [e.reason for e in spread(given, 3)]
     ['a', 'a', 'b']
     """
-    by_reason: dict[str, list[tuple[int, Excerpt]]] = defaultdict(list)
-    for excerpt in excerpts:
-        by_reason[excerpt.reason].append((_rank(excerpt), excerpt))
     turns = sorted(
         (
             (turn, reason, excerpt)
-            for reason, held in by_reason.items()
-            for turn, (_, excerpt) in enumerate(_smallest(held, n))
+            for reason, ranked in _by_reason(excerpts).items()
+            for turn, excerpt in enumerate(ranked[:n])
         ),
         key=lambda at: at[:2],
     )
     return sorted((e for _, _, e in turns[:n]), key=lambda excerpt: excerpt.reason)
 
 
-def _smallest(held: list[tuple[int, Excerpt]], n: int) -> list[tuple[int, Excerpt]]:
-    return sorted(held, key=lambda pair: (pair[0], pair[1].place))[:n]
+def _by_reason(excerpts: Iterable[Excerpt]) -> dict[str, list[Excerpt]]:
+    """The excerpts of each reason, the smallest hash first."""
+    by_reason: dict[str, list[Excerpt]] = defaultdict(list)
+    for excerpt in sorted(excerpts, key=_rank):
+        by_reason[excerpt.reason].append(excerpt)
+    return by_reason
 
 
-def _rank(excerpt: Excerpt) -> int:
+def _rank(excerpt: Excerpt) -> tuple[int, str]:
     written = f"{excerpt.reason}\0{excerpt.place}\0{excerpt.prompt}\0{excerpt.text}"
-    return xxhash.xxh3_64_intdigest(written.encode())
+    return xxhash.xxh3_64_intdigest(written.encode()), excerpt.place

@@ -59,26 +59,21 @@ def find_files(sources: Sequence[Source]) -> list[SourceFile]:
 
 
 def located(pattern: str) -> tuple[Located, ...]:
-    """The files on this machine that a source's path names.
+    """The files that a source's path names: itself, those in a folder, or those of a pattern.
 
     Raises:
         DataError: there are none.
     """
-    return tuple(Located(str(path), path) for path in files_of(pattern))
+    return tuple(Located(str(path), path) for path in _files_of(pattern))
 
 
-def files_of(pattern: str) -> list[Path]:
-    """The files a source's path names: itself, those in a folder, or those of a pattern.
-
-    Raises:
-        DataError: there is none.
-    """
+def _files_of(pattern: str) -> list[Path]:
     path = Path(pattern).expanduser()
     if path.is_file():
         return [path]
     if path.is_dir():
         inside = (p for p in path.rglob("*") if p.is_file())
-        found = sorted(p for p in inside if not _is_hidden(p.relative_to(path)))
+        found = sorted(p for p in inside if "/." not in f"/{p.relative_to(path).as_posix()}")
         if not found:
             raise DataError(f"The source folder {path} holds no files. Correct data.sources.")
         return found
@@ -94,10 +89,6 @@ def files_of(pattern: str) -> list[Path]:
         f"There is no source file {path}. Give a file, a folder or a pattern such as "
         f'"recipes/*.jsonl.gz" in data.sources.{beside}'
     )
-
-
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
 
 
 def blocks_of(file: SourceFile) -> Iterator[Block]:

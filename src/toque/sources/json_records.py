@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -21,7 +20,7 @@ from toque.errors import DataError
 from toque.sources.blocks import (
     MAX_RECORD_BYTES,
     TOO_LONG,
-    Header,
+    Contents,
     Numbered,
     Raw,
     pack,
@@ -42,28 +41,21 @@ _SAMPLE = 20
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True)
-class JsonLayout:
-    """Where the records stand in a JSON file."""
-
-    form: Literal["lines", "array", "dict", "wrapped", "objects"]
-
-    @property
-    def depth(self) -> Depth:
-        """Brackets around a record."""
-        return {"array": 1, "dict": 1, "wrapped": 2}.get(self.form, 0)  # type: ignore[return-value]
+JsonForm = Literal["lines", "array", "dict", "wrapped", "objects"]
+"""Where the records stand in a JSON file."""
+_DEPTHS: dict[JsonForm, Depth] = {"array": 1, "dict": 1, "wrapped": 2, "objects": 0}
 
 
-def layout_of(start: bytes, *, whole: bool) -> JsonLayout:
-    """The layout of a file that begins with `start` ("{" or "[" after white space)."""
+def form_of(start: bytes, *, whole: bool) -> JsonForm:
+    """The form of a file that begins with `start` ("{" or "[" after white space)."""
     if start.lstrip().startswith(b"["):
-        return JsonLayout("array")
+        return "array"
     lines = [line for line in start.splitlines() if line.strip()]
     if not whole and len(lines) > 1:
         lines.pop()  # it may be cut
     if len(lines) > 1 and _side_by_side(lines):
-        return JsonLayout("lines")
-    return _object_layout(start)
+        return "lines"
+    return _object_form(start)
 
 
 def _side_by_side(lines: list[bytes]) -> bool:
@@ -78,7 +70,7 @@ _ENTRY = re.compile(
 )
 
 
-def _object_layout(start: bytes) -> JsonLayout:
+def _object_form(start: bytes) -> JsonForm:
     """Tell one record from an object of records by the first keys and the kinds of their values."""
     at = start.index(b"{") + 1
     entries: list[tuple[str, bytes, bytes]] = []
@@ -88,12 +80,12 @@ def _object_layout(start: bytes) -> JsonLayout:
         at = _after_value(start, match.start(2))
     keys = {key for key, _, _ in entries}
     if keys & _WRAPPER_FIELDS:
-        return JsonLayout("objects")
+        return "objects"
     if any(opening == b"[" and inner == b"{" for _, opening, inner in entries):
-        return JsonLayout("wrapped")
+        return "wrapped"
     if any(opening == b"{" for _, opening, _ in entries):
-        return JsonLayout("dict")
-    return JsonLayout("objects")
+        return "dict"
+    return "objects"
 
 
 _SCALAR = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[^,}\]]*+', re.DOTALL)
@@ -108,49 +100,44 @@ def _after_value(start: bytes, at: int) -> int:
     return match.end() if match else len(start)
 
 
-def sample_records(start: bytes, layout: JsonLayout, *, whole: bool) -> list[dict[str, Any]]:
+def sample_records(start: bytes, form: JsonForm, *, whole: bool) -> list[dict[str, Any]]:
     """The first records of a file that can be decoded, for recognising its schema."""
     found: list[dict[str, Any]] = []
-    if layout.form == "lines":
+    if form == "lines":
         lines = start.splitlines() if whole else start.splitlines()[:-1] or [start]
         texts: Iterator[bytes | None] = (line for line in lines if line.strip())
     else:
-        texts = (piece.text for piece in JsonSplitter(layout.depth).pieces([start]) if piece.whole)
-    for text in islice(_until_damage(texts), 5 * _SAMPLE):
-        value = _decoded(text) if text is not None else ""
-        if isinstance(value, dict) and value:
-            found.append(value)
-        if len(found) == _SAMPLE:
-            break
+        texts = (piece.text for piece in JsonSplitter(_DEPTHS[form]).pieces([start]) if piece.whole)
+    with suppress(DamagedJsonError):  # reading the file will report it
+        for text in islice(texts, 5 * _SAMPLE):
+            value = _decoded(text) if text is not None else ""
+            if isinstance(value, dict) and value:
+                found.append(value)
+            if len(found) == _SAMPLE:
+                break
     return found
 
 
-def _until_damage(texts: Iterator[bytes | None]) -> Iterator[bytes | None]:
-    with suppress(DamagedJsonError):  # reading the file will report it
-        yield from texts
-
-
-def json_blocks(path: Path, layout: JsonLayout) -> Iterator[Block]:
+def json_blocks(path: Path, form: JsonForm) -> Iterator[Block]:
     """Blocks of about a mebibyte of records.
 
     Raises:
         DataError: the file cannot be read, or its brackets are damaged.
     """
-    if layout.form == "lines":
+    if form == "lines":
         yield from _line_blocks(path)
         return
-    splitter = JsonSplitter(layout.depth)
+    splitter = JsonSplitter(_DEPTHS[form])
     texts: list[bytes] = []
     numbers: list[int] = []
     size = n_records = 0
     for piece in _pieces(path, splitter):
         n_records += 1
         # A file on one line has one line number, so its records are numbered instead.
-        number = piece.line if splitter.line > 1 or layout.form == "objects" else n_records
+        number = piece.line if splitter.line > 1 or form == "objects" else n_records
         bad = _why_unreadable(path, piece)
-        if bad or size > CHUNK_BYTES:
-            if texts:
-                yield _records_block(path, texts, numbers)
+        if texts and (bad or size > CHUNK_BYTES):
+            yield _records_block(path, texts, numbers)
             texts, numbers, size = [], [], 0
         if bad:
             yield unreadable(path, number, bad)
@@ -163,7 +150,7 @@ def json_blocks(path: Path, layout: JsonLayout) -> Iterator[Block]:
         yield _records_block(path, texts, numbers)
     if not n_records:
         raise DataError(
-            f"{path} is JSON ({layout.form}) without a single record in it. A recipe source "
+            f"{path} is JSON ({form}) without a single record in it. A recipe source "
             "holds objects with a title, ingredients and steps; check the export."
         )
 
@@ -177,26 +164,24 @@ def _pieces(path: Path, splitter: JsonSplitter) -> Iterator[Piece]:
         ) from error
 
 
-def json_records(header: Header, body: memoryview, first_line: int) -> Numbered:
+def json_records(contents: Contents) -> Numbered:
     """The records of a block of either kind."""
-    lines = bytes(body).splitlines()
-    numbers = header.meta.get("numbers") or range(first_line, first_line + len(lines))
-    for number, line in zip(numbers, lines, strict=True):
+    for number, line in _numbered_lines(contents):
         if line.strip():
             yield number, TOO_LONG if line == LONG_LINE else _decoded(line)
 
 
 def typed_records(
-    header: Header, body: memoryview, first_line: int, decoder: msgspec.json.Decoder[_T]
+    contents: Contents, decoder: msgspec.json.Decoder[_T]
 ) -> list[tuple[int, _T]] | None:
     """The records of a block of either kind, with their numbers, decoded in one call.
 
     None if a record is not of the decoder's type, or needs `json_records`: empty lines, damage,
     JSON that only Python accepts.
     """
-    data = bytes(body)
+    data = contents.body
     n_lines = count_lines(data) + (not data.endswith((b"\n", b"\r")))
-    numbers = header.meta.get("numbers") or range(first_line, first_line + n_lines)
+    numbers = _numbers(contents, n_lines)
     a_line_each = data.startswith(b"{") and data.count(b"\n{") + 1 == n_lines == len(numbers)
     if len(data) > MAX_RECORD_BYTES or not a_line_each:
         return None
@@ -208,11 +193,18 @@ def typed_records(
     return list(zip(numbers, found, strict=True)) if len(found) == n_lines else None
 
 
-def line_of(header: Header, body: memoryview, first_line: int, number: int) -> bytes:
+def line_of(contents: Contents, number: int) -> bytes:
     """The bytes of the record with this number, for the report of dropped records."""
-    lines = bytes(body).splitlines()
-    numbers = header.meta.get("numbers") or range(first_line, first_line + len(lines))
-    return next((line for n, line in zip(numbers, lines, strict=False) if n == number), b"")
+    return next((line for n, line in _numbered_lines(contents) if n == number), b"")
+
+
+def _numbered_lines(contents: Contents) -> Iterator[tuple[int, bytes]]:
+    lines = contents.body.splitlines()
+    return zip(_numbers(contents, len(lines)), lines, strict=True)
+
+
+def _numbers(contents: Contents, n_lines: int) -> Sequence[int]:
+    return contents.meta.get("numbers") or range(contents.first, contents.first + n_lines)
 
 
 def _line_blocks(path: Path) -> Iterator[Block]:

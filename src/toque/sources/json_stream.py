@@ -95,11 +95,6 @@ class JsonSplitter:
             text = None if self._too_long else self._buffer[self._start or 0 :]
             yield Piece(self._start_line, text, whole=False)
 
-    @property
-    def whole(self) -> bool:
-        """Whether every bracket was closed."""
-        return not self._open
-
     def _feed(self, chunk: bytes) -> Iterator[Piece]:
         self._buffer += chunk
         if self._in_string and not self._leave_string():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 
 from toque.sources.blocks import MAX_RECORD_BYTES
 
 LONG_LINE = b"\0line too long"
 """Stands for a line over `MAX_RECORD_BYTES`, so that it is counted with its number."""
+_BREAK = re.compile(rb"[\r\n]")
 
 
 def runs_of_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
@@ -19,11 +21,11 @@ def runs_of_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
     for chunk in chunks:
         buffer = pending + chunk
         if skipping:
-            start = _first_break(buffer)
-            if start < 0:
+            line_break = _BREAK.search(buffer)
+            if line_break is None:
                 continue
-            buffer, skipping = LONG_LINE + buffer[start:], False
-        cut = after_last_break(buffer)
+            buffer, skipping = LONG_LINE + buffer[line_break.start() :], False
+        cut = _after_last_break(buffer)
         pending = buffer[cut:]
         if len(pending) > MAX_RECORD_BYTES:
             pending, skipping = b"", True
@@ -33,7 +35,7 @@ def runs_of_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
         yield LONG_LINE if skipping else pending
 
 
-def after_last_break(buffer: bytes) -> int:
+def _after_last_break(buffer: bytes) -> int:
     """End of the last whole line; a carriage return at the end may be half of CR LF."""
     return max(buffer.rfind(b"\n"), buffer.rfind(b"\r", 0, max(0, len(buffer) - 1))) + 1
 
@@ -47,8 +49,3 @@ def count_lines(text: bytes) -> int:
     if b"\r" not in text:
         return text.count(b"\n")
     return text.count(b"\n") + text.count(b"\r") - text.count(b"\r\n")
-
-
-def _first_break(buffer: bytes) -> int:
-    found = [at for at in (buffer.find(b"\n"), buffer.find(b"\r")) if at >= 0]
-    return min(found, default=-1)

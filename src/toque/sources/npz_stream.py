@@ -136,22 +136,22 @@ class ArrayFile:
     def _refuse_other_types(
         self, name: str, shape: tuple[int, ...], dtype: np.dtype[np.generic], *, fortran: bool
     ) -> None:
+        wrong = ""
         if dtype.hasobject:
-            raise DataError(
-                f"{self.path}: the array {name} holds Python objects, which only unpickling reads, "
-                f"and unpickling runs whatever code the file brings. {self.how}"
+            wrong = (
+                "holds Python objects, which only unpickling reads, and unpickling runs whatever "
+                "code the file brings"
             )
-        if dtype.kind not in "iub" or (dtype.kind == "b" and name != "attention_mask"):
-            raise DataError(
-                f"{self.path}: the array {name} is of {dtype}. Token ids are whole numbers, e.g. "
-                f"uint16 or int32. {self.how}"
-            )
-        if len(shape) not in (1, 2) or (fortran and len(shape) == 2):
+        elif dtype.kind not in "iub" or (dtype.kind == "b" and name != "attention_mask"):
+            wrong = f"is of {dtype}. Token ids are whole numbers, e.g. uint16 or int32"
+        elif len(shape) not in (1, 2) or (fortran and len(shape) == 2):
             order = ", column by column (Fortran order)" if fortran else ""
-            raise DataError(
-                f"{self.path}: the array {name} has the shape {shape}{order}. Token ids lie in one "
-                f"dimension, or in rows of two (numpy.ascontiguousarray). {self.how}"
+            wrong = (
+                f"has the shape {shape}{order}. Token ids lie in one dimension, or in rows of two "
+                "(numpy.ascontiguousarray)"
             )
+        if wrong:
+            raise DataError(f"{self.path}: the array {name} {wrong}. {self.how}")
 
 
 @contextmanager

@@ -7,20 +7,18 @@ together. Files over `PART_BYTES` are read in parts of whole paragraphs, each wi
 
 from __future__ import annotations
 
-import gzip
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, ClassVar
+from typing import ClassVar
 
-import xxhash
-
-from toque.errors import DataError
-from toque.sources.records import Block, BlockExamples, Example
+from toque.sources.decompress import opened
+from toque.sources.records import Block, BlockExamples, document_example
 
 PART_BYTES = 4 << 20
-_GZIP = b"\x1f\x8b"
+NO_TEXT = "no text"
 _MARK = "\ufeff"
 _START = re.compile(r"\A.*?\*\*\*\s*START OF .*?\*\*\*[^\n]*\n", re.DOTALL | re.IGNORECASE)
 _END = re.compile(r"^\*\*\*\s*END OF .*", re.DOTALL | re.MULTILINE | re.IGNORECASE)
@@ -31,7 +29,7 @@ _TRAILING = re.compile(r"[ \t]+$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class TextReader:
-    """Reads `.txt` and `.txt.gz` files; each is one document."""
+    """Reads text files, plain or compressed with gzip or zstd; each is one document."""
 
     version: int = 1
     recorded_name: ClassVar[str] = "toque.data.text:text_reader"
@@ -40,13 +38,9 @@ class TextReader:
         """The file whole, or in parts of about PART_BYTES that end with a paragraph or line.
 
         Raises:
-            DataError: the file cannot be opened.
+            DataError: the file is missing, unreadable or damaged.
         """
-        try:
-            stream = _opened(path)
-        except OSError as error:
-            raise DataError(f"The text {path} cannot be read ({error.strerror}).") from error
-        with stream:
+        with opened(path) as (stream, _):
             first_line, rest = 1, b""
             while True:
                 data = rest + stream.read(PART_BYTES)
@@ -65,24 +59,14 @@ class TextReader:
 
     def examples(self, block: Block) -> BlockExamples:
         """The block's document, cleaned; an empty one is dropped."""
-        notes: dict[str, int] = {}
+        notes: Counter[str] = Counter()
         text = clean_document(block.payload, notes)
         if not text.strip():
-            return BlockExamples([], 1, 0, {"no text": [block.first_line]}, notes)
-        key = xxhash.xxh3_64_intdigest(text.encode())
-        example = Example(
-            prompt="",
-            target=text,
-            key=key,
-            title_key=0,
-            record_key=key,
-            document=True,
-            ends=block.last,
-        )
-        return BlockExamples([example], 1, 1, {}, notes)
+            return BlockExamples([], 1, 0, {NO_TEXT: [block.first_line]}, dict(notes))
+        return BlockExamples([document_example(text, ends=block.last)], 1, 1, {}, dict(notes))
 
 
-def clean_document(data: bytes, notes: dict[str, int]) -> str:
+def clean_document(data: bytes, notes: Counter[str]) -> str:
     """A document's text without CR, control characters and the Project Gutenberg licence.
 
     Repairs are counted in `notes`.
@@ -91,22 +75,16 @@ def clean_document(data: bytes, notes: dict[str, int]) -> str:
         text = data.decode()
     except UnicodeDecodeError:
         text = data.decode(errors="replace")
-        notes["bytes that are not UTF-8"] = text.count("\ufffd")
+        notes["bytes that are not UTF-8"] += text.count("\ufffd")
     text = text.removeprefix(_MARK).replace("\r\n", "\n").replace("\r", "\n")
     text, n_controls = _CONTROLS.subn("", text)
     if n_controls:
-        notes["control characters removed"] = n_controls
+        notes["control characters removed"] += n_controls
     n_lines = text.count("\n")
     text = _END.sub("", _START.sub("", text, count=1), count=1)
     if text.count("\n") < n_lines:
-        notes["lines of Project Gutenberg's licence"] = n_lines - text.count("\n")
+        notes["lines of Project Gutenberg's licence"] += n_lines - text.count("\n")
     return _BLANK_LINES.sub("\n\n\n", _TRAILING.sub("", text)).strip("\n")
-
-
-def _opened(path: Path) -> IO[bytes] | gzip.GzipFile:
-    with path.open("rb") as file:
-        compressed = file.read(2) == _GZIP
-    return gzip.open(path) if compressed else path.open("rb")
 
 
 def _last_break(data: bytes) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import xxhash
 
-from toque.sources.blocks import Header, Raw, unpack
+from toque.sources.blocks import Contents, Raw, unpack
 from toque.sources.detect import READ, layout_with
 from toque.sources.excerpts import PER_REASON, shortened
 from toque.sources.json_records import decode_line, line_of, typed_records
@@ -61,17 +61,19 @@ class PairReader:
         dropped: dict[str, list[int]] = {}
         texts: dict[int, str] = {}
         notes: Counter[str] = Counter()
-        header, body = unpack(block)
+        contents = unpack(block)
         records: Iterable[tuple[int, Pair | Raw]] | None
-        records = self._plain_pairs(header, body, block.first_line)
+        records = self._plain_pairs(contents)
         if records is None:
-            records = READ[header.kind](header, body, block.first_line)
+            records = READ[contents.kind](contents)
         read = 0
         for number, record in records:
             read += 1
-            found = _example(
-                record if isinstance(record, Pair | str) else self._pair(record, notes)
-            )
+            if isinstance(record, dict):
+                prompt, target = (_text(record.get(n), notes) for n in (self.prompt, self.target))
+                found = _example(Pair(prompt, target))
+            else:
+                found = _example(record)
             if isinstance(found, Example):
                 examples.append(found)
                 continue
@@ -79,7 +81,7 @@ class PairReader:
             if len(numbers) < PER_REASON:
                 whole = record
                 if isinstance(record, Pair):
-                    whole = decode_line(line_of(header, body, block.first_line, number))
+                    whole = decode_line(line_of(contents, number))
                 texts[number] = shortened(str(whole))
             numbers.append(number)
         return BlockExamples(examples, read, len(examples), dropped, dict(notes), texts)
@@ -93,25 +95,20 @@ class PairReader:
     def _columns(self) -> dict[str, str]:
         return {"prompt": self.prompt, "target": self.target}
 
-    def _plain_pairs(
-        self, header: Header, body: memoryview, first_line: int
-    ) -> list[tuple[int, Pair]] | None:
+    def _plain_pairs(self, contents: Contents) -> list[tuple[int, Pair]] | None:
         """The pairs of a block of JSON whose fields are texts without control characters.
 
         All are decoded and checked together, ten times as fast as one by one; None if the block
         holds anything else.
         """
-        if header.kind not in ("json-lines", "json") or self.prompt == self.target:
+        if contents.kind not in ("json-lines", "json") or self.prompt == self.target:
             return None
-        pairs = typed_records(header, body, first_line, _decoder(self.prompt, self.target))
+        pairs = typed_records(contents, _decoder(self.prompt, self.target))
         if pairs is None:
             return None
         texts = [text for _, pair in pairs for text in (pair.prompt, pair.target) if text]
         data = "\n".join(texts).encode()
         return pairs if len(data.translate(None, _CONTROLS)) == len(data) else None
-
-    def _pair(self, record: dict[str, object], notes: Counter[str]) -> Pair:
-        return Pair(_text(record.get(self.prompt), notes), _text(record.get(self.target), notes))
 
 
 def casefolded(text: str) -> bytes:

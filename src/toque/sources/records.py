@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import msgspec
+import xxhash
 
 from toque.storage.located import Located
 
@@ -68,6 +69,21 @@ class Example(msgspec.Struct, frozen=True):
     """Whether the target reaches the true end of its text; if not, no end token is written."""
     ids: bytes = b""
     """Of a document that is token ids already: little-endian uint32; `target` is then empty."""
+
+
+def document_example(text: str = "", *, ids: bytes = b"", ends: bool = True) -> Example:
+    """The example of a document, which is a text or token ids; see `Example`."""
+    key = xxhash.xxh3_64_intdigest(ids or text.encode())
+    return Example(
+        prompt="",
+        target=text,
+        key=key,
+        title_key=0,
+        record_key=key,
+        document=True,
+        ends=ends,
+        ids=ids,
+    )
 
 
 @dataclass(frozen=True)
@@ -141,11 +157,9 @@ class Source:
     Attributes:
         path: a file, a glob pattern, or a folder (every file in it except hidden ones).
         reader: reads all of its files.
-        weight: recorded in the manifest, for mixing sources.
         files: the files, when they are not simply those `path` names on this machine.
     """
 
     path: str
     reader: RecordReader
-    weight: float = 1.0
     files: tuple[Located, ...] | None = None

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import xxhash
-
 from toque.sources.blocks import unpack
 from toque.sources.detect import READ, layout_with
-from toque.sources.plain_text import clean_document
-from toque.sources.records import Block, BlockExamples, Example
-
-NO_TEXT = "no text"
+from toque.sources.plain_text import NO_TEXT, clean_document
+from toque.sources.records import Block, BlockExamples, Example, document_example
 
 
 @dataclass(frozen=True)
@@ -44,26 +41,16 @@ class DocumentReader:
         """One document for each record with text, cleaned like a text file."""
         examples: list[Example] = []
         dropped: dict[str, list[int]] = {}
-        notes: dict[str, int] = {}
-        read = 0
-        header, body = unpack(block)
-        for number, raw in READ[header.kind](header, body, block.first_line):
-            read += 1
-            reason = raw if isinstance(raw, str) else NO_TEXT
+        notes: Counter[str] = Counter()
+        contents = unpack(block)
+        for number, raw in READ[contents.kind](contents):
             value = None if isinstance(raw, str) else raw.get(self.column)
-            own: dict[str, int] = {}
-            text = (
-                clean_document(value.encode("utf-8", "replace"), own)
-                if isinstance(value, str)
-                else ""
-            )
-            for what, count in own.items():
-                notes[what] = notes.get(what, 0) + count
-            if not text.strip():
+            text = value if isinstance(value, str) else ""
+            text = clean_document(text.encode("utf-8", "replace"), notes)
+            if text.strip():
+                examples.append(document_example(text))
+            else:
+                reason = raw if isinstance(raw, str) else NO_TEXT
                 dropped.setdefault(reason, []).append(number)
-                continue
-            key = xxhash.xxh3_64_intdigest(text.encode())
-            examples.append(
-                Example(prompt="", target=text, key=key, title_key=0, record_key=key, document=True)
-            )
-        return BlockExamples(examples, read, len(examples), dropped, notes)
+        read = len(examples) + sum(map(len, dropped.values()))
+        return BlockExamples(examples, read, len(examples), dropped, dict(notes))

@@ -14,18 +14,17 @@ Ids are streamed, so neither a large file nor a false size in a header fills the
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from toque.errors import DataError
 from toque.sources.npz_stream import ArrayFile, ArrayStream, array_file
-from toque.sources.records import Block, BlockExamples, Example
+from toque.sources.records import Block, BlockExamples, Example, document_example
 
 Ids = NDArray[np.uint32]
 PART_TOKENS = 1 << 19
@@ -84,22 +83,10 @@ class TokenReader:
         for part in parts:
             own = ids[at : at + part.tokens].tobytes()
             at += part.tokens
-            if not own:
+            if own:
+                examples.append(document_example(ids=own, ends=part.ends))
+            else:
                 empty.append(part.document)
-                continue
-            key = xxhash.xxh3_64_intdigest(own)
-            examples.append(
-                Example(
-                    prompt="",
-                    target="",
-                    key=key,
-                    title_key=0,
-                    record_key=key,
-                    document=True,
-                    ends=part.ends,
-                    ids=own,
-                )
-            )
         dropped = {"no tokens": empty} if empty else {}
         return BlockExamples(examples, len(parts), len(examples), dropped)
 
@@ -183,29 +170,20 @@ def _row_blocks(file: ArrayFile, ids: ArrayStream) -> Iterator[Block]:
             f"{file.path} holds ids of the shape {ids.shape}. Rows are from 1 to {PART_TOKENS:,} "
             f"ids long; longer documents belong in one flat array. {_HOW}"
         )
-    if _MASK not in file.names:
-        for start, count in _row_counts(n_rows, width):
-            parts = [_Part(start + i + 1, width, ends=False) for i in range(count)]
-            yield _packed(file.path, parts, ids.take(count * width))
-        return
-    with file.stream(_MASK) as mask:
-        if mask.shape != ids.shape:
+    at_once = max(1, PART_TOKENS // width)
+    with file.stream(_MASK) if _MASK in file.names else nullcontext() as mask:
+        if mask is not None and mask.shape != ids.shape:
             raise DataError(
                 f"{file.path}: {_MASK} has the shape {mask.shape} and the ids {ids.shape}. They "
                 "must be the same; write the file again."
             )
-        for start, count in _row_counts(n_rows, width):
-            rows = ids.take(count * width)
-            kept = (mask.take(count * width) != 0).reshape(count, width)
-            lengths = kept.sum(axis=1).tolist()
+        for start in range(0, n_rows, at_once):
+            size = min(at_once, n_rows - start) * width
+            rows = ids.take(size)
+            kept = np.ones(size, np.bool_) if mask is None else mask.take(size) != 0
+            lengths = kept.reshape(-1, width).sum(axis=1).tolist()
             parts = [_Part(start + i + 1, n, ends=n < width) for i, n in enumerate(lengths)]
-            yield _packed(file.path, parts, rows[kept.ravel()])
-
-
-def _row_counts(n_rows: int, width: int) -> Iterator[tuple[int, int]]:
-    at_once = max(1, PART_TOKENS // width)
-    for start in range(0, n_rows, at_once):
-        yield start, min(at_once, n_rows - start)
+            yield _packed(file.path, parts, rows[kept])
 
 
 def _packed(path: Path, parts: list[_Part], ids: Ids) -> Block:
@@ -222,5 +200,5 @@ def _unpacked(payload: bytes) -> tuple[list[_Part], Ids]:
     rows = np.frombuffer(payload, "<i8", count=3 * count, offset=24).reshape(count, 3).tolist()
     parts = [_Part(document, tokens, bool(ends)) for document, tokens, ends in rows]
     ids = np.frombuffer(payload, "<u4", offset=24 * (count + 1))
-    assert len(ids) == list(accumulate((p.tokens for p in parts), initial=0))[-1]
+    assert len(ids) == sum(part.tokens for part in parts)
     return parts, ids

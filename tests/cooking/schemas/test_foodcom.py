@@ -7,7 +7,7 @@ import io
 
 import pytest
 
-from toque.cooking.schemas import schema_of
+from toque.cooking.schemas import RecipeReader
 from toque.errors import DataError
 
 RAW_HEADER = (
@@ -69,7 +69,7 @@ def written(rows, header):
 def test_raw_recipes(read_text, tmp_path):
     reading = read_text(written([RAW], RAW_HEADER))
     recipe = reading.one
-    assert schema_of(tmp_path / "file") == "foodcom-raw"
+    assert RecipeReader().schema(tmp_path / "file") == "foodcom-raw"
     assert recipe.title == "lemon lentil pot"
     assert recipe.ingredients == ("lentils", "lemon", "olive oil")
     assert recipe.steps == (
@@ -118,7 +118,7 @@ def test_a_cut_schema_is_refused_with_what_is_missing(tmp_path, read_file):
 
 def test_r_vectors_and_nutrient_columns(read_text, tmp_path):
     recipe = read_text(written([FULL], COLUMNS)).one
-    assert schema_of(tmp_path / "file") == "foodcom"
+    assert RecipeReader().schema(tmp_path / "file") == "foodcom"
     assert recipe.title == "Lemon Lentil Pot"
     assert recipe.ingredients == ("1 1/2 cups red lentils", "lemons", '"good" olive oil')
     assert recipe.steps == (
@@ -168,7 +168,7 @@ def test_parquet_with_real_lists(tmp_path, read_file):
     path = tmp_path / "recipes.bin"
     parquet.write_table(arrow.Table.from_pylist([row]), path)
     recipe = read_file(path).one
-    assert schema_of(path) == "foodcom"
+    assert RecipeReader().schema(path) == "foodcom"
     assert recipe.ingredients[0] == "1 1/2 cups red lentils"
     assert recipe.servings == 4
     assert recipe.nutrition is not None

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from toque.cooking.schemas import schema_of
+from toque.cooking.schemas import RecipeReader
 
 STEPS = ["Rinse the lentils in cold water.", "Simmer them until soft, then serve."]
 NODE = {
@@ -34,7 +34,7 @@ def page(*values, extra=""):
 
 def test_a_page_with_a_recipe(read_text, tmp_path):
     recipe = read_text(page({"@context": "https://schema.org", **NODE})).one
-    assert schema_of(tmp_path / "file") == "web-page"
+    assert RecipeReader().schema(tmp_path / "file") == "web-page"
     assert recipe.title == "Lentil & Lemon Pot"
     assert recipe.ingredients == ("2 cups lentils", "1 lemon")
     assert recipe.steps == tuple(STEPS)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from toque.cooking.schemas import mealmaster, schema_of
+from toque.cooking.schemas import RecipeReader, mealmaster
 
 
 def cell(amount, unit, text):
@@ -61,7 +61,7 @@ def test_one_column(read_text, tmp_path):
         steps=STEPS,
     )
     found = read_text(text).one
-    assert schema_of(tmp_path / "file") == "mealmaster"
+    assert RecipeReader().schema(tmp_path / "file") == "mealmaster"
     assert found.title == "Lentil Pot"
     assert found.tags == ("Soups", "Main dish")
     assert found.servings == 6

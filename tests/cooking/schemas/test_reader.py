@@ -10,7 +10,6 @@ import pytest
 from toque.cooking.schemas import (
     RecipeReader,
     reader_for,
-    schema_of,
 )
 from toque.data.prepare.pipeline import prepare
 from toque.data.prepare.settings import PrepareSettings
@@ -56,20 +55,20 @@ def test_files_of_no_known_format_are_refused(tmp_path, text):
     path = tmp_path / "RAW_recipes.csv"
     path.write_text(text)
     with pytest.raises(UnknownFormatError, match="of no known recipe format: it begins"):
-        schema_of(path)
+        RecipeReader().schema(path)
 
 
 def test_a_table_of_something_else_is_refused_with_its_columns(tmp_path):
     path = tmp_path / "RAW_recipes.csv"
     path.write_text("date,price,open\n2024-01-01,17.5,3\n2024-01-02,18.5,4\n")
     with pytest.raises(DataError, match=r"without a column of title.*Found: 'date', 'price'"):
-        schema_of(path)
+        RecipeReader().schema(path)
 
 
 def test_books_are_no_recipe_collections(shared):
     for path in sorted((shared / "data" / "text").iterdir()):
         with pytest.raises(UnknownFormatError):
-            schema_of(path)
+            RecipeReader().schema(path)
 
 
 def test_the_columns_choose_the_reader():

@@ -11,7 +11,7 @@ import json
 
 import pytest
 
-from toque.cooking.schemas import schema_of
+from toque.cooking.schemas import RecipeReader
 from toque.errors import DataError
 
 FILES = {
@@ -55,7 +55,7 @@ def readings(recipes, read_file):
 def test_what_is_kept(recipes, readings, name):
     schema, n_records, n_well_formed = FILES[name]
     reading = readings(name)
-    assert schema_of(recipes / name) == schema
+    assert RecipeReader().schema(recipes / name) == schema
     assert reading.read == n_records
     assert reading.kept + sum(reading.counts.values()) == n_records
     assert reading.kept >= 0.97 * n_well_formed
@@ -126,7 +126,7 @@ def test_web_pages(shared, read_file):
     assert len(pages) == 30
     dropped = {}
     for page in pages:
-        assert schema_of(page) == "web-page"
+        assert RecipeReader().schema(page) == "web-page"
         reading = read_file(page)
         assert reading.read == 1
         if reading.dropped:

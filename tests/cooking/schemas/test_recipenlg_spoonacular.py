@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from toque.cooking.schemas import schema_of
+from toque.cooking.schemas import RecipeReader
 from toque.errors import DataError
 from toque.sources import columnar
 from toque.sources.blocks import unpack
@@ -46,7 +46,7 @@ ROW = {
 )
 def test_recipenlg_with_and_without_its_other_columns(read_text, tmp_path, columns):
     reading = read_text(recipenlg([ROW], columns))
-    assert schema_of(tmp_path / "file") == "recipenlg"
+    assert RecipeReader().schema(tmp_path / "file") == "recipenlg"
     assert reading.one.ingredients == ("1 c. lentils", "1/2 tsp. salt")
     assert reading.one.steps == JOINED
     assert reading.one.source == (ROW["link"] if "link" in columns else "")
@@ -92,7 +92,7 @@ def test_spoonacular(tmp_path, read_file):
     path = written(tmp_path / "file", [SPOON])
     reading = read_file(path)
     recipe = reading.one
-    assert schema_of(path) == "spoonacular"
+    assert RecipeReader().schema(path) == "spoonacular"
     assert recipe.ingredients == ("1 cup red lentils", "2 lemons")
     assert recipe.steps == (
         "Rinse the lentils.",
@@ -130,7 +130,7 @@ def test_generic_parquet_with_lists_nulls_and_structs(tmp_path, read_file):
     ]
     path = written(tmp_path / "file", rows)
     reading = read_file(path)
-    assert schema_of(path) == "parquet"
+    assert RecipeReader().schema(path) == "parquet"
     assert reading.one.ingredients == ("2 eggs",)
     assert reading.dropped == {"no title": [2]}
 
@@ -155,7 +155,7 @@ def test_many_rows_in_small_blocks_without_pictures(tmp_path, read_file, monkeyp
     from toque.cooking.schemas import RecipeReader
 
     block = next(iter(RecipeReader().blocks(path)))
-    assert b"a picture" not in bytes(unpack(block)[1])
+    assert b"a picture" not in unpack(block).body
 
 
 def test_damaged_parquet_is_refused(tmp_path, read_file):

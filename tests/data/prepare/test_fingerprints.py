@@ -58,7 +58,9 @@ def test_names_and_fingerprints_are_those_of_0_1_0(
     path = tmp_path / "source"
     path.write_bytes(b"one source of fixed bytes\n")
     settings = PrepareSettings(family_kind="decoder", tokenizer="trained:400")
-    assert _plan([Source(str(path), reader)], tmp_path / "s", settings).fingerprint == fingerprint
+    assert (
+        _plan([Source(str(path), reader)], tmp_path / "s", settings).job.fingerprint == fingerprint
+    )
 
 
 @pytest.mark.parametrize(("reader", "name", "fingerprint"), READERS)

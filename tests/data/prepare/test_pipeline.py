@@ -3,7 +3,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import toque
-from line_reader import ForgetfulReader, ReaderOfTasks
+from line_reader import ForgetfulReader, LineReader, ReaderOfTasks
 from store_checks import READER, content, prepared
 from toque.cooking.schemas import RecipeReader
 from toque.data.prepare.pipeline import prepare
@@ -20,7 +20,7 @@ from toque.data.prepare.settings import PrepareSettings
 from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError, DataError
 from toque.sources.plain_text import TextReader
-from toque.sources.records import Source
+from toque.sources.records import Block, Source
 
 Make = Callable[..., PrepareSettings]
 
@@ -129,12 +129,25 @@ def test_a_large_vocabulary_takes_four_bytes(tmp_path: Path, settings_for: Make)
 def test_a_source_cut_short_is_named(tmp_path: Path, settings_for: Make) -> None:
     path = tmp_path / "book.txt.gz"
     path.write_bytes(gzip.compress(b"stir the soup\n" * 5000, mtime=0)[:-20])
-    with pytest.raises(DataError, match=r"book\.txt\.gz cannot be read to its end"):
+    with pytest.raises(DataError, match=r"book\.txt\.gz is a damaged or truncated gzip file"):
         prepare(
             [Source(str(path), TextReader())],
             store=tmp_path / "s",
             settings=settings_for(),
         )
+
+
+def test_a_source_that_breaks_a_reader_of_ones_own_is_named(
+    tmp_path: Path, settings_for: Make
+) -> None:
+    class GzipReader(LineReader):
+        def blocks(self, path: Path) -> Iterator[Block]:
+            yield Block(0, str(path), 1, gzip.decompress(path.read_bytes()))
+
+    path = tmp_path / "lines.gz"
+    path.write_bytes(gzip.compress(b"stir the soup\n" * 5000, mtime=0)[:-20])
+    with pytest.raises(DataError, match=r"lines\.gz cannot be read to its end"):
+        prepare([Source(str(path), GzipReader())], store=tmp_path / "s", settings=settings_for())
 
 
 def test_preparing_needs_neither_torch_nor_transformers() -> None:

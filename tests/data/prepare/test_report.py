@@ -9,7 +9,7 @@ from store_checks import prepared
 from toque.data.prepare.histograms import Histogram, column_reports
 from toque.data.prepare.report import Report
 from toque.data.prepare.settings import PrepareSettings
-from toque.sources.excerpts import MAX_CHARS, Excerpt, ExcerptSample, shortened, spread
+from toque.sources.excerpts import MAX_CHARS, Excerpt, sampled, shortened, spread
 
 Make = Callable[..., PrepareSettings]
 
@@ -99,16 +99,12 @@ def test_a_report_of_another_version_is_none(tmp_path: Path) -> None:
 
 
 def test_a_rare_reason_is_shown_beside_a_common_one() -> None:
-    sample = ExcerptSample(per_reason=5)
-    for i in range(1000):
-        sample.add(Excerpt("no steps", f"a:{i}", "{}"))
-    sample.add(Excerpt("not JSON", "a:1001", "{"))
-    backwards = ExcerptSample(per_reason=5)
-    backwards.add(Excerpt("not JSON", "a:1001", "{"))
-    for i in reversed(range(1000)):
-        backwards.add(Excerpt("no steps", f"a:{i}", "{}"))
-    assert sample.chosen() == backwards.chosen()
-    assert [e.reason for e in spread(sample.chosen(), 3)] == ["no steps", "no steps", "not JSON"]
+    dropped = [Excerpt("no steps", f"a:{i}", "{}") for i in range(1000)]
+    dropped.append(Excerpt("not JSON", "a:1001", "{"))
+    sample = sampled(dropped, per_reason=5)
+    assert sample == sampled(reversed(dropped), per_reason=5)
+    assert [e.reason for e in sample] == ["no steps"] * 5 + ["not JSON"]
+    assert [e.reason for e in spread(sample, 3)] == ["no steps", "no steps", "not JSON"]
 
 
 def test_texts_are_cut_and_fit_for_json() -> None:

@@ -72,7 +72,9 @@ def cookbook(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str]]:
     path = tmp_path_factory.mktemp("cookbook") / "a.jsonl"
     write_cookbook(path, n=150, seed=2)
     (block,) = RecipeReader().blocks(path)
-    return [both(r) for _, r in RecipeReader().recipes(block, Counter()) if isinstance(r, Recipe)]
+    return [
+        both(r) for _, r, _ in RecipeReader().recipes(block, Counter()) if isinstance(r, Recipe)
+    ]
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])

@@ -1,12 +1,12 @@
 """Readers of recipe collections, recognised by their content.
 
-`RecipeReader` reads every known schema; `schema_of` names a file's schema; `reader_for` gives the
-reader of files whose columns the user has named.
+`RecipeReader` reads every known schema; `reader_for` gives the reader of files whose columns the
+user has named.
 """
 
 from __future__ import annotations
 
 from toque.cooking.schemas.columns import TextRecordsError
-from toque.cooking.schemas.reader import RecipeReader, reader_for, schema_of
+from toque.cooking.schemas.reader import RecipeReader, reader_for
 
-__all__ = ["RecipeReader", "TextRecordsError", "reader_for", "schema_of"]
+__all__ = ["RecipeReader", "TextRecordsError", "reader_for"]

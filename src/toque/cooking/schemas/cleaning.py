@@ -247,11 +247,7 @@ def _unnumbered(step: str) -> str:
 
 def _item_lines(items: Iterable[str], notes: Counter[str]) -> Iterable[str]:
     for item in items:
-        text = clean_text(item, notes)
-        if "\n" not in text and text:
-            yield text
-            continue
-        for line in text.split("\n"):
+        for line in clean_text(item, notes).split("\n"):
             if line:
                 yield line
             else:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from toque.cooking.labels.nutrients import nutrient_fields
+from toque.cooking.schemas.schema_org import is_schema_org
 from toque.errors import DataError
 from toque.sources.detect import Layout, refuse_missing, shown_names
 
@@ -128,7 +129,7 @@ def shape_of(fields: tuple[str, ...], columns: tuple[tuple[str, str], ...] = ())
     """
     folded: dict[str, str] = {}
     for name in fields:
-        folded.setdefault(_folded(name), name)
+        folded.setdefault(_NOT_FOLDED.sub("", name.lower()), name)
     named = {role: name for role, name in columns if name in fields}
     guessed = {
         role: folded[first]
@@ -167,7 +168,7 @@ def schema_of_records(records: Sequence[Mapping[str, Any]], *, in_dict: bool = F
         in_dict: whether the file is an object of them by id.
     """
     for record in records:
-        if not record.keys().isdisjoint(("@type", "@graph", "recipeInstructions")):
+        if is_schema_org(record):
             return "schema.org"
         ingredients, steps = record.get("ingredients"), record.get("instructions")
         if _texts(ingredients) and _texts(steps):
@@ -221,7 +222,8 @@ def refuse_cut_schema(path: Path, layout: Layout, columns: Mapping[str, str]) ->
     what = layout.described
     shape = shape_of(layout.fields, tuple(columns.items()))
     missing = shape.missing
-    if "text" in shape.folded and {"ingredients", "steps"} <= set(missing):
+    no_recipes = {"ingredients", "steps"} <= set(missing)
+    if no_recipes and "text" in shape.folded:
         column = shape.folded["text"]
         raise TextRecordsError(
             f"{path} is {what} of documents (its column {column!r}), not of recipes. Give its "
@@ -229,7 +231,7 @@ def refuse_cut_schema(path: Path, layout: Layout, columns: Mapping[str, str]) ->
             {"text": column},
         )
     pair = next((p for p in PAIRS if shape.folded.keys() >= set(p)), None)
-    if pair is not None and {"ingredients", "steps"} <= set(missing):
+    if no_recipes and pair is not None:
         prompt, target = (shape.folded[name] for name in pair)
         raise TextRecordsError(
             f"{path} is {what} of prompts and answers (its columns {prompt!r} and {target!r}), not "
@@ -246,10 +248,6 @@ def refuse_cut_schema(path: Path, layout: Layout, columns: Mapping[str, str]) ->
             f"{known}. Fetch the full file, or say which column it is: "
             f"data.sources=[{{path: ..., columns: {{{named}}}}}]."
         )
-
-
-def _folded(name: str) -> str:
-    return _NOT_FOLDED.sub("", name.lower())
 
 
 def _texts(value: Any) -> bool:

@@ -107,12 +107,7 @@ def _generic(raw: Mapping[str, Any], shape: Shape) -> Record:
 def _nutrients(raw: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The nutrients that a record keeps in one field, as an object or a printed one."""
     for name in ("nutrition", "nutrients"):
-        value = raw.get(name)
-        if isinstance(value, str) and looks_like_literal(value):
-            try:
-                value = parse_literal(value)
-            except ValueError:
-                continue
+        value = _printed(raw.get(name))
         if isinstance(value, dict) and value:
             return value
     return None
@@ -215,13 +210,19 @@ _ADAPTERS: dict[str, Callable[[Mapping[str, Any], Counter[str]], Record]] = {
 }
 
 
+def _printed(value: Any) -> Any:
+    """The value printed in a cell, or the cell's own; None if it cannot be parsed."""
+    if not isinstance(value, str) or not looks_like_literal(value):
+        return value
+    try:
+        return parse_literal(value)
+    except ValueError:
+        return None
+
+
 def _list_of(value: Any) -> list[Any]:
     """A list, printed or real; else empty."""
-    if isinstance(value, str) and looks_like_literal(value):
-        try:
-            value = parse_literal(value)
-        except ValueError:
-            return []
+    value = _printed(value)
     if isinstance(value, str):
         return [value]
     return value if isinstance(value, list) else []

@@ -19,7 +19,7 @@ from toque.cooking.schemas.schema_org import is_full, recipe_nodes
 from toque.sources.blocks import (
     MAX_RECORD_BYTES,
     TOO_LONG,
-    Header,
+    Contents,
     Numbered,
     pack,
     unreadable,
@@ -63,12 +63,11 @@ def page_blocks(path: Path) -> Iterator[Block]:
     yield pack(path, 1, "page", text)
 
 
-def page_records(header: Header, body: memoryview, first_line: int) -> Numbered:
+def page_records(contents: Contents) -> Numbered:
     """The page's recipes as schema.org nodes; a page without any is one dropped record."""
-    del header
-    text = page_text(bytes(body))
+    text = page_text(contents.body)
     values: list[Any] = []
-    line, counted = first_line, 0
+    line, counted = contents.first, 0
     for start, script in islice(_scripts(text), _MAX_SCRIPTS):
         values.append(_json_of(script))
         line += text.count("\n", counted, start)
@@ -80,7 +79,7 @@ def page_records(header: Header, body: memoryview, first_line: int) -> Numbered:
     for node in nodes:
         yield line, node
     if not nodes:
-        yield first_line, NO_RECIPE
+        yield contents.first, NO_RECIPE
 
 
 def _scripts(text: str) -> Iterator[tuple[int, str]]:

@@ -16,7 +16,7 @@ from typing import Any
 from toque.sources.blocks import (
     MAX_RECORD_BYTES,
     TOO_LONG,
-    Header,
+    Contents,
     Numbered,
     pack,
     unreadable,
@@ -80,12 +80,11 @@ def _recipes_block(path: Path, line: int, body: bytes) -> Iterator[Block]:
         yield pack(path, line, "mealmaster", body[first.start() :])
 
 
-def mealmaster_records(header: Header, body: memoryview, first_line: int) -> Numbered:
+def mealmaster_records(contents: Contents) -> Numbered:
     """The recipes of a block as records."""
-    del header
-    text = bytes(body)
+    text = contents.body
     starts = [match.start() for match in _HEADER.finditer(text)]
-    line, before = first_line, 0
+    line, before = contents.first, 0
     for start, end in zip(starts, [*starts[1:], len(text)], strict=True):
         line += count_lines(text[before:start])
         before = start

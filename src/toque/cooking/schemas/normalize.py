@@ -34,7 +34,6 @@ _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _ISO_TIME = re.compile(r"P(?:(\d+)D)?T?(?:(\d+)H)?(?:(\d+)M)?(?:\d+S)?", re.IGNORECASE)
 _HOURS = re.compile(r"(\d+(?:\.\d+)?)\s*h", re.IGNORECASE)
 _MINUTE = re.compile(r"(\d+(?:\.\d+)?)\s*m", re.IGNORECASE)
-_PARTS_OF_TIME = ("prep_time", "cook_time")
 _FRAME_CHARS = 29
 """Characters of the headers in a recipe's text; see `recipe.to_text`."""
 _T = TypeVar("_T", bound=str)
@@ -60,7 +59,7 @@ def recipe_of(record: Mapping[str, Any], notes: Counter[str]) -> Recipe | Reason
     n_chars += 3 * (len(directions) + len(ingredients)) + _FRAME_CHARS
     if n_step_chars < MIN_STEP_CHARS or n_chars < MIN_CHARS:
         return "too short"
-    source, tags = record.get("source"), record.get("tags")
+    source, tags, nutrition = map(record.get, ("source", "tags", "nutrition"))
     return Recipe(
         title=title,
         ingredients=ingredients,
@@ -69,7 +68,7 @@ def recipe_of(record: Mapping[str, Any], notes: Counter[str]) -> Recipe | Reason
         servings=_whole(record.get("servings")),
         minutes=_minutes(record),
         source=source if isinstance(source, str) else "",
-        nutrition=_nutrition(record),
+        nutrition=nutrients_of(nutrition if isinstance(nutrition, dict) else record) or None,
         difficulty=_label(record.get("difficulty"), DIFFICULTIES),
         nutrition_class=_label(record.get("nutrition_class"), NUTRITION_CLASSES),
     )
@@ -105,8 +104,8 @@ def _whole(value: Any) -> int | None:
 def _minutes(record: Mapping[str, Any]) -> int | None:
     total = _duration(record.get("minutes"))
     if total is None:
-        parts = [_duration(record.get(name)) for name in _PARTS_OF_TIME]
-        total = sum(part for part in parts if part is not None) or None
+        prep, cook = _duration(record.get("prep_time")), _duration(record.get("cook_time"))
+        total = (prep or 0) + (cook or 0) or None
     return total
 
 
@@ -122,11 +121,6 @@ def _duration(value: Any) -> int | None:
         whole = 60 * float(hour[1] if hour else 0) + float(minute[1] if minute else 0)
         return round(whole) or None
     return _whole(value)
-
-
-def _nutrition(record: Mapping[str, Any]) -> dict[str, float] | None:
-    nested = record.get("nutrition")
-    return nutrients_of(nested if isinstance(nested, dict) else record) or None
 
 
 def _label(value: Any, allowed: tuple[_T, ...]) -> _T | None:

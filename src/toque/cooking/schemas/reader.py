@@ -81,7 +81,7 @@ class RecipeReader:
         notes: Counter[str] = Counter()
         texts: dict[int, str] = {}
         read = kept = 0
-        for number, recipe, raw in self._read(block, notes):
+        for number, recipe, raw in self.recipes(block, notes):
             read += 1
             found = examples_of(recipe, notes, self.tasks) if isinstance(recipe, Recipe) else recipe
             if isinstance(found, list):
@@ -101,19 +101,20 @@ class RecipeReader:
             texts={number: text for number, text in texts.items() if text},
         )
 
-    def recipes(self, block: Block, notes: Counter[str]) -> Iterator[tuple[int, Recipe | str]]:
-        """The cleaned recipe of each record with its number, or the reason why there is none."""
-        for number, recipe, _ in self._read(block, notes):
-            yield number, recipe
-
     def schema(self, path: Path) -> str:
-        """The name of a file's schema, for the report."""
+        """The name of a file's schema, for the report: "recipenlg", "mealmaster", "csv" ...
+
+        Raises:
+            UnknownFormatError: the file is of no known kind; it may be plain text.
+            DataError: it lacks a part of a recipe, or is damaged.
+        """
         return recognise(path, self.columns).schema
 
-    def _read(self, block: Block, notes: Counter[str]) -> Iterator[tuple[int, Recipe | str, Raw]]:
-        header, body = unpack(block)
+    def recipes(self, block: Block, notes: Counter[str]) -> Iterator[tuple[int, Recipe | str, Raw]]:
+        """Each record's number, its cleaned recipe or the reason why there is none, and itself."""
+        contents = unpack(block)
         columns = tuple(sorted(self.columns.items()))
-        for number, raw in _READ[header.kind](header, body, block.first_line):
+        for number, raw in _READ[contents.kind](contents):
             if isinstance(raw, str):
                 yield number, raw, raw
                 continue
@@ -125,20 +126,10 @@ def _shown(block: Block, number: int, raw: Raw) -> str:
     """A dropped record as the report shows it: its fields, or its bytes if they cannot be read."""
     if not isinstance(raw, str):
         return shortened(json.dumps(raw, ensure_ascii=False, default=str))
-    header, body = unpack(block)
-    if header.kind not in ("json-lines", "json"):
+    contents = unpack(block)
+    if contents.kind not in ("json-lines", "json"):
         return ""
-    return shortened(line_of(header, body, block.first_line, number))
-
-
-def schema_of(path: Path, columns: Mapping[str, str] | None = None) -> str:
-    """The name of a file's schema, for the report: "recipenlg", "mealmaster", "csv" ...
-
-    Raises:
-        UnknownFormatError: the file is of no known kind; it may be plain text.
-        DataError: it lacks a part of a recipe, or is damaged.
-    """
-    return recognise(path, columns or {}).schema
+    return shortened(line_of(contents, number))
 
 
 def reader_for(columns: Mapping[str, str]) -> RecordReader:

@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from toque.cooking.schemas.list_fields import text_of
+
 MAX_DEPTH = 12
 
 
@@ -74,7 +76,7 @@ def record_of_node(node: Mapping[str, Any], notes: Counter[str]) -> dict[str, An
         for tag in _words(node.get(name))
     ]
     record = {
-        "title": _text(node.get("name")) or _text(node.get("headline")),
+        "title": text_of(node.get("name")) or text_of(node.get("headline")),
         "ingredients": list(_texts(node.get("recipeIngredient") or node.get("ingredients"))),
         "directions": steps,
         "tags": tags,
@@ -82,7 +84,7 @@ def record_of_node(node: Mapping[str, Any], notes: Counter[str]) -> dict[str, An
         "minutes": _first(node.get("totalTime")),
         "prep_time": _first(node.get("prepTime")),
         "cook_time": _first(node.get("cookTime")),
-        "source": _text(node.get("url")),
+        "source": text_of(node.get("url")),
         "nutrition": node.get("nutrition"),
     }
     return {name: value for name, value in record.items() if value}
@@ -103,19 +105,14 @@ def _steps(value: Any, notes: Counter[str], depth: int) -> Iterator[str]:
         if kind == "HowToTip":
             notes["tips beside the steps left out"] += 1
         elif nested and not isinstance(value.get("text"), str):
-            heading = _text(value.get("name")).strip().rstrip(":")
+            heading = text_of(value.get("name")).strip().rstrip(":")
             if kind == "HowToSection" and heading:
                 yield f"{heading}:"
             yield from _steps(nested, notes, depth + 1)
         else:
             yield next(
-                (t for n in ("text", "description", "name") if (t := _text(value.get(n)))), ""
+                (t for n in ("text", "description", "name") if (t := text_of(value.get(n)))), ""
             )
-
-
-def _text(value: Any) -> str:
-    value = _first(value)
-    return value if isinstance(value, str) else ""
 
 
 def _first(value: Any) -> Any:
@@ -133,7 +130,7 @@ def _texts(value: Any) -> Iterator[str]:
             elif isinstance(item, list):
                 yield from _texts(item[:1])
             elif isinstance(item, dict):
-                yield _text(item.get("text")) or _text(item.get("name"))
+                yield text_of(item.get("text")) or text_of(item.get("name"))
 
 
 def _words(value: Any) -> list[str]:

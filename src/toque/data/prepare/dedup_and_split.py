@@ -54,18 +54,18 @@ def divide(columns: Columns, settings: PrepareSettings) -> Division:
     records = np.cumsum(columns.starts_record, dtype=np.int64) - 1
     keep = np.ones(len(records), np.bool_)
     dropped: dict[str, int] = {}
-    n_before = _count(records, keep)
+
+    def drop(reason: str, wanted: NDArray[np.bool_]) -> None:
+        n_before = _count(records, keep)
+        keep[~wanted] = False
+        dropped[reason] = n_before - _count(records, keep)
+
     if settings.dedup != "none":
-        keep = first_of_kind(columns.record_key, columns.task, records)
-        dropped["duplicate"] = n_before - _count(records, keep)
+        drop("duplicate", first_of_kind(columns.record_key, columns.task, records))
     if columns.first_alike is not None:
-        n_before = _count(records, keep)
-        keep &= columns.first_alike[records] == records
-        dropped["near duplicate"] = n_before - _count(records, keep)
-    if settings.max_examples is not None and int(keep.sum()) > settings.max_examples:
-        n_before = _count(records, keep)
-        keep &= np.cumsum(keep) <= settings.max_examples
-        dropped[BEYOND] = n_before - _count(records, keep)
+        drop("near duplicate", columns.first_alike[records] == records)
+    if settings.max_examples is not None:
+        drop(BEYOND, np.cumsum(keep) <= settings.max_examples)
     split = np.full(len(records), LEFT_OUT, np.uint8)
     split[keep] = _sides(columns.key[keep], settings.validation_fraction)
     train = split == SPLIT_CODES["train"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,12 @@ from toque.data.prepare.histograms import Histogram
 from toque.data.prepare.minhash import Clusters
 from toque.data.prepare.near_duplicates import NEAR, clusters_of
 from toque.data.prepare.report import Lengths, Report, SourceReport, reasons_in_words
-from toque.data.prepare.settings import PrepareSettings
 from toque.data.prepare.shards import NOT_READ
 from toque.data.prepare.survey import StoreSurvey
-from toque.data.prepare.worker import ShardResult, shard_folder
+from toque.data.prepare.worker import Job, ShardResult, file_entry, read_column, shard_folder
 from toque.data.store.manifest import (
     FORMAT,
     NAME,
-    FileEntry,
     Records,
     SourceEntry,
     Splits,
@@ -39,7 +36,6 @@ from toque.errors import DataError
 from toque.sources.files import SourceFile
 from toque.sources.records import NO_LABEL, examples_note, missing_note
 from toque.storage.atomic import atomic_write, save_array, sync_folder
-from toque.storage.checksums import sha256_of
 
 _SHOWN = 10
 _DOCUMENTS = "documents by a hash of the document and piece number // 16"
@@ -49,9 +45,7 @@ _DOCUMENTS = "documents by a hash of the document and piece number // 16"
 class StoreFinalizer:
     """Turns a complete set of shards into a store."""
 
-    store: Path
-    fingerprint: str
-    settings: PrepareSettings
+    job: Job
     recorded: dict[str, Any]
     """The settings as the manifest records them."""
     codec: Codec
@@ -68,10 +62,12 @@ class StoreFinalizer:
             DataError: its reader refused too large a share of a source, or nothing
                 usable is left; with counts by reason.
         """
+        store, settings = self.job.store, self.job.settings
         dropped, lines = self._dropped()
         self._refuse_bad_sources()
         self._refuse_missing_tasks()
-        division = divide(self._columns(), self.settings)
+        alike = clusters_of(store, self._folders()) if settings.dedup == "near" else None
+        division = divide(self._columns(alike), settings)
         dropped.update(division.dropped)
         read = sum(block.read for shard in self.shards for block in shard.blocks)
         if division.records == 0:
@@ -81,46 +77,24 @@ class StoreFinalizer:
                 "the limits in the data section."
             )
         assert read == division.records + sum(dropped.values()), "records were lost uncounted"
-        lengths = {side: self._lengths(side, division) for side in ("prompt", "target")}
-        report = self._report(division, dropped, lines, lengths, read=read, seconds=seconds)
-        save_array(self.store / "split.npy", division.split)
-        report.write(self.store)
-        manifest = self._manifest(division, dropped, lengths, read)
-        sync_folder(self.store)
-        atomic_write(self.store / NAME, manifest_bytes(manifest))
-        return report
-
-    def _columns(self) -> Columns:
-        def joined(name: str) -> NDArray[Any]:
-            paths = [folder / f"{name}.npy" for folder in self._folders()]
-            return np.concatenate([np.load(path, allow_pickle=False) for path in paths])
-
-        alike = self._alike
-        return Columns(
-            key=joined("key"),
-            title_key=joined("title_key"),
-            record_key=joined("record_key"),
-            task=joined("task"),
-            starts_record=joined("starts_record"),
-            first_alike=None if alike is None else alike.first,
-        )
-
-    @cached_property
-    def _alike(self) -> Clusters | None:
-        if self.settings.dedup != "near":
-            return None
-        return clusters_of(self.store, self._folders())
-
-    def _notes(self) -> dict[str, int]:
         notes = self._summed("notes")
         notes[NOT_READ] = self.not_read
-        notes["comparisons of near-duplicates cut short"] = (
-            self._alike.unchecked if self._alike else 0
-        )
-        return {what: n for what, n in sorted(notes.items()) if n}
+        notes["comparisons of near-duplicates cut short"] = alike.unchecked if alike else 0
+        report = self._report(division, dropped, lines, notes, read=read, seconds=seconds)
+        save_array(store / "split.npy", division.split)
+        report.write(store)
+        manifest = self._manifest(report, n_rows=len(division.split))
+        sync_folder(store)
+        atomic_write(store / NAME, manifest_bytes(manifest))
+        return report
+
+    def _columns(self, alike: Clusters | None) -> Columns:
+        names = ("key", "title_key", "record_key", "task", "starts_record")
+        columns = {name: read_column(self.job.store, self.shards, name) for name in names}
+        return Columns(**columns, first_alike=None if alike is None else alike.first)
 
     def _folders(self) -> list[Path]:
-        return [shard_folder(self.store, shard.group) for shard in self.shards]
+        return [shard_folder(self.job.store, shard.group) for shard in self.shards]
 
     def _lengths(self, side: str, division: Division) -> NDArray[np.int64]:
         paths = [folder / f"{side}_ends.npy" for folder in self._folders()]
@@ -128,12 +102,16 @@ class StoreFinalizer:
         used: NDArray[np.int64] = np.concatenate(parts)[division.split != LEFT_OUT]
         return used
 
-    def _dropped(self) -> tuple[Counter[str], dict[str, list[str]]]:
+    def _dropped(self, source: int | None = None) -> tuple[Counter[str], dict[str, list[str]]]:
+        """Records dropped by reason, and the first places; of a `source`, by its reader alone."""
         dropped: Counter[str] = Counter()
         lines: dict[str, list[str]] = {}
         for shard in self.shards:
-            dropped.update(shard.dropped)
+            if source is None:
+                dropped.update(shard.dropped)
             for block in shard.blocks:
+                if source not in (None, block.source):
+                    continue
                 dropped.update(block.dropped)
                 name = Path(block.path).name
                 for reason, numbers in block.lines.items():
@@ -142,23 +120,13 @@ class StoreFinalizer:
         return dropped, lines
 
     def _refuse_bad_sources(self) -> None:
-        most = self.settings.max_bad_share
+        most = self.job.settings.max_bad_share
         for number in sorted({file.source for file in self.files}):
-            blocks = [b for s in self.shards for b in s.blocks if b.source == number]
-            read = sum(b.read for b in blocks)
-            unlabelled = sum(
-                n for b in blocks for why, n in b.dropped.items() if why.startswith(NO_LABEL)
-            )
-            bad = read - sum(b.kept for b in blocks) - unlabelled
+            read = sum(b.read for s in self.shards for b in s.blocks if b.source == number)
+            dropped, lines = self._dropped(number)
+            bad = sum(n for reason, n in dropped.items() if not reason.startswith(NO_LABEL))
             if read == 0 or bad / read <= most:
                 continue
-            dropped: Counter[str] = Counter()
-            lines: dict[str, list[str]] = {}
-            for block in blocks:
-                dropped.update(block.dropped)
-                for reason, numbers in block.lines.items():
-                    places = [f"{Path(block.path).name}:{n}" for n in numbers]
-                    lines.setdefault(reason, []).extend(places)
             paths = [Path(f.name).name for f in self.files if f.source == number]
             raise DataError(
                 f"{bad:,} of the {read:,} records in {', '.join(paths[:3])} cannot be used, more "
@@ -170,7 +138,7 @@ class StoreFinalizer:
     def _refuse_missing_tasks(self) -> None:
         """Raise if no record has an example of one of the tasks."""
         notes = self._summed("notes")
-        for task in self.settings.tasks:
+        for task in self.job.settings.tasks:
             without = [
                 (note.removeprefix(missing_note(task)), n)
                 for note, n in notes.items()
@@ -209,70 +177,61 @@ class StoreFinalizer:
         division: Division,
         dropped: Counter[str],
         lines: dict[str, list[str]],
-        lengths: dict[str, NDArray[np.int64]],
+        notes: Counter[str],
         *,
         read: int,
         seconds: float,
     ) -> Report:
-        look = StoreSurvey(self.store, self.shards, division.split, self.codec)
+        look = StoreSurvey(self.job.store, self.shards, division.split, self.codec)
+        prompts, targets = (self._lengths(side, division) for side in ("prompt", "target"))
         return Report(
             tokenizer=self.codec.name,
             sources=[
                 SourceReport(f.name, _schema(f), f.source, r, k) for f, r, k in self._per_file()
             ],
-            source_rows=look.sources(lengths),
+            source_rows=look.sources(prompts + targets),
             read=read,
             kept=division.records,
             dropped=dict(dropped.most_common()),
             lines=lines,
-            notes=self._notes(),
-            examples=len(lengths["target"]),
+            notes={what: n for what, n in sorted(notes.items()) if n},
+            examples=len(targets),
             train=int((division.split == SPLIT_CODES["train"]).sum()),
             validation=int((division.split == SPLIT_CODES["validation"]).sum()),
-            prompt_tokens=int(lengths["prompt"].sum()),
-            target_tokens=int(lengths["target"].sum()),
-            prompt_lengths=Lengths.of(lengths["prompt"]),
-            target_lengths=Lengths.of(lengths["target"]),
+            prompt_tokens=int(prompts.sum()),
+            target_tokens=int(targets.sum()),
+            prompt_lengths=Lengths.of(prompts),
+            target_lengths=Lengths.of(targets),
             cut=dict(self._summed("cut")),
             unknown=dict(self._summed("unknown")),
             lost_characters=dict(self._summed("lost_characters").most_common(10)),
             leaked_bodies=division.leaked_bodies,
             leaked_titles=division.leaked_titles,
             split_rule=f"by a hash of the body, {_DOCUMENTS}",
-            prompt_histogram=Histogram.of(lengths["prompt"]),
-            target_histogram=Histogram.of(lengths["target"]),
+            prompt_histogram=Histogram.of(prompts),
+            target_histogram=Histogram.of(targets),
             columns=look.columns(),
             kept_examples=look.kept(),
             dropped_examples=look.dropped(division.dropped),
             seconds=round(seconds, 2),
         )
 
-    def _manifest(
-        self,
-        division: Division,
-        dropped: Counter[str],
-        lengths: dict[str, NDArray[np.int64]],
-        read: int,
-    ) -> StoreManifest:
-        tokenizer = sorted(p for p in (self.store / "tokenizer").iterdir() if p.is_file())
+    def _manifest(self, report: Report, *, n_rows: int) -> StoreManifest:
+        tokenizer = sorted(p for p in (self.job.store / "tokenizer").iterdir() if p.is_file())
         columns: dict[str, str] = {}
         for shard in self.shards:
             columns |= shard.columns
-        codes = division.split
         return StoreManifest(
             format=FORMAT,
-            fingerprint=self.fingerprint,
-            family_kind=self.settings.family_kind,
+            fingerprint=self.job.fingerprint,
+            family_kind=self.job.settings.family_kind,
             tokenizer=TokenizerEntry(self.codec.name, self.codec.sha256, self.codec.vocab_size),
-            examples=len(lengths["target"]),
-            rows=len(codes),
-            tokens=Tokens(int(lengths["prompt"].sum()), int(lengths["target"].sum())),
-            splits=Splits(
-                int((codes == SPLIT_CODES["train"]).sum()),
-                int((codes == SPLIT_CODES["validation"]).sum()),
-            ),
-            records=Records(read, division.records),
-            dropped=dict(sorted(dropped.items())),
+            examples=report.examples,
+            rows=n_rows,
+            tokens=Tokens(report.prompt_tokens, report.target_tokens),
+            splits=Splits(report.train, report.validation),
+            records=Records(report.read, report.kept),
+            dropped=dict(sorted(report.dropped.items())),
             sources=[
                 SourceEntry(f.name, f.reader.recorded_name, f.source, f.sha256, f.bytes, r, k)
                 for f, r, k in self._per_file()
@@ -283,16 +242,12 @@ class StoreFinalizer:
                 for entry in shard.files
                 if Path(entry.file).stem != NEAR
             ],
-            files=[self._entry("split.npy", len(codes))]
-            + [self._entry(f"tokenizer/{path.name}", 0) for path in tokenizer],
+            files=[file_entry(self.job.store / "split.npy", "split.npy", n_rows)]
+            + [file_entry(path, f"tokenizer/{path.name}", 0) for path in tokenizer],
             columns=dict(sorted(columns.items())),
             settings=self.recorded,
-            cut=dict(sorted(self._summed("cut").items())),
+            cut=dict(sorted(report.cut.items())),
         )
-
-    def _entry(self, name: str, examples: int) -> FileEntry:
-        path = self.store / name
-        return FileEntry(name, path.stat().st_size, sha256_of(path), examples)
 
 
 def _schema(file: SourceFile) -> str:

@@ -36,11 +36,10 @@ class Histogram(msgspec.Struct, frozen=True):
         if not len(values):
             return cls([], [])
         least, most = float(values.min()), float(values.max())
-        width = round_width((most - least) / BARS or 1.0)
-        if np.issubdtype(values.dtype, np.integer):
-            width = max(1.0, width)
-        first = np.floor(least / width)
         whole = np.issubdtype(values.dtype, np.integer)
+        width = round_width((most - least) / BARS or 1.0)
+        width = max(1.0, width) if whole else width
+        first = np.floor(least / width)
         # 1.0 ends a share's last bin; 20 begins another of whole numbers.
         last = np.floor(most / width) + 1 if whole else np.ceil(most / width * (1 - 1e-12))
         n = max(1, int(last - first))
@@ -88,16 +87,10 @@ def round_width(least: float) -> float:
     return float(f"{step * power:.6g}")
 
 
-def column_report(
-    name: str, values: NDArray[np.generic], origin: NDArray[np.generic] | None = None
+def _column_report(
+    name: str, values: NDArray[np.generic], origin: NDArray[np.generic] | None
 ) -> ColumnReport:
-    """The report of one column.
-
-    Args:
-        name: of the column.
-        values: [n] of the rows in use; NaN where there is none.
-        origin: [n] where each value comes from, as whole numbers.
-    """
+    """The report of a column [n], NaN where there is no value, by its values' origins [n]."""
     numbers = values.astype(np.float64)
     there = ~np.isnan(numbers)
     known = numbers[there]
@@ -143,7 +136,7 @@ def column_reports(
         estimate = name.removesuffix(COVERAGE) + FROM
         if name.endswith(COVERAGE) and estimate in names:
             values = np.where(read(estimate) == BY_RULE, values, np.nan)
-        reports.append(column_report(name, values, origin))
+        reports.append(_column_report(name, values, origin))
     return reports
 
 

@@ -37,6 +37,9 @@ bucket of a million look-alikes would cost 10^12 comparisons. Rows left over are
 
 _WORD = re.compile(r"\w+")
 _CHUNK = 1 << 16
+_DRAWN = mixed(np.arange(1, 2 * HASHES + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+_OFFSETS = (_DRAWN >> np.uint64(32)).astype(np.uint32)[HASHES:]
+_FACTORS = (_DRAWN >> np.uint64(32)).astype(np.uint32)[:HASHES] | np.uint32(1)
 
 
 class _WordHashes(dict[str, int]):
@@ -84,7 +87,7 @@ def _minima(words: U64, lengths: NDArray[np.int64]) -> Signatures:
     starts = np.cumsum(lengths - (SHINGLE - 1)) - (lengths - (SHINGLE - 1))
     out = np.empty((len(lengths), HASHES), np.uint16)
     hashed = np.empty_like(shingles)
-    for i, (factor, offset) in enumerate(zip(*_COEFFICIENTS, strict=True)):
+    for i, (factor, offset) in enumerate(zip(_FACTORS, _OFFSETS, strict=True)):
         # Multiply-shift hashing of values that are hashes already: pairwise independent, and on
         # random keys as good as full randomness (Mitzenmacher and Vadhan 2008).
         np.multiply(shingles, factor, out=hashed)
@@ -92,15 +95,6 @@ def _minima(words: U64, lengths: NDArray[np.int64]) -> Signatures:
         least = np.minimum.reduceat(hashed, starts)
         out[:, i] = (least ^ (least >> np.uint32(16))).astype(np.uint16)
     return out
-
-
-def _coefficients() -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-    drawn = mixed(np.arange(1, 2 * HASHES + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
-    drawn32 = (drawn >> np.uint64(32)).astype(np.uint32)
-    return drawn32[:HASHES] | np.uint32(1), drawn32[HASHES:]
-
-
-_COEFFICIENTS = _coefficients()
 
 
 def similarity(ours: Signatures, theirs: Signatures) -> NDArray[np.float64]:

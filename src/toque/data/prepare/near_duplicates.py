@@ -8,9 +8,9 @@ and only the pages of candidates are read from the mapped signatures.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from tempfile import TemporaryFile
+from typing import IO
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from toque.data.prepare.minhash import (
     band_keys,
     find_clusters,
 )
-from toque.storage.atomic import PARTIAL
 
 NEAR = "near"
 """Name of the signatures among a shard's arrays; removed from a finished store."""
@@ -36,9 +35,7 @@ def clusters_of(store: Path, folders: Sequence[Path]) -> Clusters:
     n_records = sum(counts)
     if not n_records:
         return Clusters(np.zeros(0, np.int64), 0)
-    with ExitStack() as stack:
-        joined = stack.enter_context(_scratch(store / f"{NEAR}{PARTIAL}"))
-        keys = stack.enter_context(_scratch(store / f"{NEAR}-keys{PARTIAL}"))
+    with TemporaryFile(dir=store) as joined, TemporaryFile(dir=store) as keys:
         at = 0
         for folder, count in zip(folders, counts, strict=True):
             rows = _signatures(folder, mmap=False)
@@ -48,13 +45,8 @@ def clusters_of(store: Path, folders: Sequence[Path]) -> Clusters:
                 keys.write(part.tobytes())
             at += count
         joined.flush()
-        found = np.memmap(joined.name, np.uint16, "r", shape=(n_records, HASHES))
+        found = np.memmap(joined, np.uint16, "r", shape=(n_records, HASHES))
         return find_clusters(found, _bands(keys, n_records))
-
-
-def remove_signatures(folder: Path) -> None:
-    """Remove a shard's signatures, which a finished store does not need."""
-    (folder / f"{NEAR}.npy").unlink(missing_ok=True)
 
 
 def _signatures(folder: Path, *, mmap: bool) -> Signatures:
@@ -64,17 +56,7 @@ def _signatures(folder: Path, *, mmap: bool) -> Signatures:
     return found
 
 
-def _bands(keys: BinaryIO, n_records: int) -> Iterator[U64]:
+def _bands(keys: IO[bytes], n_records: int) -> Iterator[U64]:
     for band in range(BANDS):
         keys.seek(band * n_records * _KEY_BYTES)
         yield np.frombuffer(keys.read(n_records * _KEY_BYTES), np.uint64)
-
-
-@contextmanager
-def _scratch(path: Path) -> Iterator[BinaryIO]:
-    """A temporary file for writing and reading, removed afterwards."""
-    try:
-        with path.open("w+b") as file:
-            yield file
-    finally:
-        path.unlink(missing_ok=True)

@@ -13,7 +13,7 @@ import hashlib
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,13 @@ from typing import Any
 import msgspec
 
 from toque.data.prepare.finalize import StoreFinalizer
-from toque.data.prepare.near_duplicates import remove_signatures
+from toque.data.prepare.near_duplicates import NEAR
 from toque.data.prepare.process_pool import ForkedState
 from toque.data.prepare.report import Report
 from toque.data.prepare.settings import PrepareSettings
 from toque.data.prepare.shards import Engine, ShardWriting, read_sidecar
 from toque.data.prepare.tokenizer_sample import learn_tokenizer
-from toque.data.prepare.worker import SIDECAR, shard_folder
+from toque.data.prepare.worker import SIDECAR, Job, shard_folder
 from toque.data.store.manifest import FORMAT, NAME, StoreManifest, read_manifest
 from toque.data.store.token_store import TokenStore, check_files
 from toque.data.tokenizer.codec import Codec, load_codec
@@ -57,13 +57,12 @@ class PrepareResult:
 class _Plan:
     """Everything known before the first record is read."""
 
-    store: Path
-    settings: PrepareSettings
+    job: Job
     files: list[SourceFile]
     tokenizer: Path | None
     """None: it is to be trained."""
     recorded: dict[str, Any]
-    fingerprint: str
+    """The settings as the manifest records them."""
 
 
 def prepare(
@@ -99,36 +98,27 @@ def prepare(
     found = _reusable(plan, progress, replace=replace)
     if found is not None:
         return found
-    with disk_faults(plan.store, "preparing the data"):
-        plan.store.mkdir(parents=True, exist_ok=True)
-        with _store_lock(plan.store) as lock:
-            _begin(plan)
+    job = plan.job
+    with disk_faults(job.store, "preparing the data"):
+        job.store.mkdir(parents=True, exist_ok=True)
+        with _store_lock(job.store) as lock:
+            _begin(job)
             codec = _tokenizer(plan, progress)
-            writing = ShardWriting(
-                plan.store,
-                plan.fingerprint,
-                plan.files,
-                settings,
-                ForkedState(codec, lock),
-            )
+            writing = ShardWriting(job, plan.files, ForkedState(codec, lock))
             shards = writing.write(progress, workers=workers, engine=engine)
-            ending = StoreFinalizer(
-                plan.store,
-                plan.fingerprint,
-                settings,
-                plan.recorded,
-                codec,
-                plan.files,
-                shards,
-                writing.not_read,
-            )
+            ending = StoreFinalizer(job, plan.recorded, codec, plan.files, shards, writing.not_read)
             report = ending.finish(seconds=time.perf_counter() - started)
-            _remove_leftovers(plan.store, len(shards))
-    return PrepareResult(TokenStore.open(plan.store), report, reused=False)
+            _remove_leftovers(job.store, len(shards))
+    return PrepareResult(TokenStore.open(job.store), report, reused=False)
 
 
 def _plan(sources: Sequence[Source], store: Path, settings: PrepareSettings) -> _Plan:
-    sources = [_for_tasks(source, settings.tasks) for source in sources]
+    sources = [
+        dataclasses.replace(source, reader=source.reader.for_tasks(settings.tasks))
+        if isinstance(source.reader, SupportsTasks)
+        else source
+        for source in sources
+    ]
     files = find_files(sources)
     learnt = settings.trained_vocab_size is not None
     tokenizer = None if learnt else resolve_tokenizer(settings.tokenizer)
@@ -142,13 +132,8 @@ def _plan(sources: Sequence[Source], store: Path, settings: PrepareSettings) -> 
     counted = recorded | ({} if learnt else {"tokenizer": None})
     inputs = [FORMAT, counted, [[f.sha256, f.reader.recorded_name, f.source] for f in files]]
     digest = hashlib.sha256(msgspec.json.encode(inputs, order="deterministic")).hexdigest()
-    return _Plan(store, settings, files, tokenizer, recorded, digest)
-
-
-def _for_tasks(source: Source, tasks: tuple[str, ...]) -> Source:
-    if not isinstance(source.reader, SupportsTasks):
-        return source
-    return dataclasses.replace(source, reader=source.reader.for_tasks(tasks))
+    readers = {file.source: file.reader for file in files}
+    return _Plan(Job(store, digest, readers, settings), files, tokenizer, recorded)
 
 
 def _reusable(plan: _Plan, progress: ProgressSink, *, replace: bool) -> PrepareResult | None:
@@ -157,7 +142,7 @@ def _reusable(plan: _Plan, progress: ProgressSink, *, replace: bool) -> PrepareR
     Raises:
         DataError: another store, or other files, are in the way.
     """
-    folder = plan.store
+    folder = plan.job.store
     if not folder.is_dir():
         return None
     if not (folder / NAME).is_file():
@@ -168,7 +153,7 @@ def _reusable(plan: _Plan, progress: ProgressSink, *, replace: bool) -> PrepareR
             )
         return None
     manifest = read_manifest(folder)
-    if manifest.fingerprint != plan.fingerprint:
+    if manifest.fingerprint != plan.job.fingerprint:
         if not replace:
             raise DataError(
                 f"{folder} holds a token store made from something else: "
@@ -229,15 +214,16 @@ def _store_lock(store: Path) -> Iterator[int]:
         yield descriptor
 
 
-def _begin(plan: _Plan) -> None:
+def _begin(job: Job) -> None:
     """Mark the folder as unfinished, keeping shards that belong to these inputs."""
-    store = plan.store
+    store = job.store
     (store / NAME).unlink(missing_ok=True)
     sweep(store)
     sweep(store / "shards")
-    mark = msgspec.json.encode({"fingerprint": plan.fingerprint})
+    mark = msgspec.json.encode({"fingerprint": job.fingerprint})
     building = store / BUILDING
-    kept = any(_fingerprint(p) == plan.fingerprint for p in store.glob(f"shards/*/{SIDECAR}"))
+    found = map(read_sidecar, store.glob(f"shards/*/{SIDECAR}"))
+    kept = any(shard is not None and shard.fingerprint == job.fingerprint for shard in found)
     if not kept and (not building.is_file() or building.read_bytes() != mark):
         for name in ("shards", "tokenizer"):
             shutil.rmtree(store / name, ignore_errors=True)
@@ -245,32 +231,21 @@ def _begin(plan: _Plan) -> None:
     (store / "shards").mkdir(exist_ok=True)
 
 
-def _fingerprint(sidecar: Path) -> str:
-    result = read_sidecar(sidecar)
-    return result.fingerprint if result else ""
-
-
 def _tokenizer(plan: _Plan, progress: ProgressSink) -> Codec:
     """The codec, copied or trained into the store; one that an earlier start trained is kept."""
-    folder = plan.store / "tokenizer"
+    folder = plan.job.store / "tokenizer"
+    settings = plan.job.settings
     if plan.tokenizer is not None:
         codec = load_codec(plan.tokenizer)
-    elif kept := _learnt_before(folder):
-        return kept
     else:
-        size = plan.settings.trained_vocab_size or 0
+        with suppress(DataError):  # absent or damaged: training again gives the same one
+            return load_codec(folder)
+        size = settings.trained_vocab_size or 0
         progress(0, 0, f"learning a tokenizer of {size} entries")
-        codec = learn_tokenizer(plan.files, vocab_size=size, family_kind=plan.settings.family_kind)
+        codec = learn_tokenizer(plan.files, vocab_size=size, family_kind=settings.family_kind)
     with atomic_folder(folder) as writer:
         codec.save(writer.folder)
     return codec
-
-
-def _learnt_before(folder: Path) -> Codec | None:
-    try:
-        return load_codec(folder)
-    except DataError:  # absent or damaged: training again gives the same one
-        return None
 
 
 def _remove_leftovers(store: Path, n_shards: int) -> None:
@@ -278,7 +253,7 @@ def _remove_leftovers(store: Path, n_shards: int) -> None:
     known = {shard_folder(store, number).name for number in range(n_shards)}
     for folder in (store / "shards").iterdir():
         if folder.name in known:
-            remove_signatures(folder)
+            (folder / f"{NEAR}.npy").unlink(missing_ok=True)
         else:
             shutil.rmtree(folder, ignore_errors=True)
     (store / BUILDING).unlink(missing_ok=True)

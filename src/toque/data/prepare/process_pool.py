@@ -77,18 +77,19 @@ def _write_in_processes(
 ) -> Iterator[ShardResult]:
     pool: ProcessPoolExecutor | None = None
     running: set[Future[ShardResult]] = set()
+
+    def finished(*, left: int) -> Iterator[ShardResult]:
+        nonlocal running
+        while len(running) > left:
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            yield from (future.result() for future in done)
+
     try:
         for number, blocks in groups:
             pool = pool or _pool(job, workers, inherited)
             running.add(pool.submit(_write, number, blocks))
-            while len(running) >= workers + _AHEAD:
-                done, running = wait(running, return_when=FIRST_COMPLETED)
-                for future in done:
-                    yield future.result()
-        while running:
-            done, running = wait(running, return_when=FIRST_COMPLETED)
-            for future in done:
-                yield future.result()
+            yield from finished(left=workers + _AHEAD - 1)
+        yield from finished(left=0)
     finally:
         # Also on an error and on Ctrl-C: running shards are finished, queued ones cancelled.
         if pool is not None:

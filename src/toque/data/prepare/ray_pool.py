@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from toque.data.prepare.process_pool import Groups
 from toque.data.prepare.worker import Job, ShardResult, ShardWorker
 from toque.errors import ConfigError, DataError, ToqueError
-from toque.sources.records import Block
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -23,23 +22,13 @@ _QUEUED = 2
 """Groups sent to an actor at a time: one in progress and one queued."""
 
 
-class RayShardWorker:
+class RayShardWorker(ShardWorker):
     """A Ray actor that writes shards."""
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self._worker: ShardWorker | None = None
 
     def missing(self) -> str:
         """What this node lacks of the shared file system; "" when nothing."""
-        folder = self._job.store / "tokenizer"
+        folder = self.job.store / "tokenizer"
         return "" if folder.is_dir() else str(folder)
-
-    def write(self, number: int, blocks: list[Block]) -> ShardResult:
-        """Write one shard."""
-        if self._worker is None:
-            self._worker = ShardWorker(self._job)
-        return self._worker.write_shard(number, blocks)
 
 
 def write_shards_on_ray(job: Job, groups: Groups, *, workers: int | None) -> Iterator[ShardResult]:
@@ -52,12 +41,19 @@ def write_shards_on_ray(job: Job, groups: Groups, *, workers: int | None) -> Ite
         ConfigError: ray is not installed.
         DataError: a node cannot access the store's folder, or was lost.
     """
-    ray = _imported()
+    try:
+        import ray
+    except ImportError as error:
+        raise ConfigError(
+            "data.engine is ray, and Ray is not installed. Install it with "
+            "`pip install 'toque[ray]'`, or prepare on this machine with data.engine=local."
+        ) from error
     ours = not ray.is_initialized()
     if ours:
         _join(ray, workers)
     try:
-        yield from _write(ray, job, groups, workers or max(1, int(_cores(ray))))
+        workers = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
+        yield from _write(ray, job, groups, workers)
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, ToqueError):
             raise error.cause from None
@@ -87,7 +83,7 @@ def _write(ray: ModuleType, job: Job, groups: Groups, workers: int) -> Iterator[
     try:
         for number, blocks in groups:
             actor = free.pop(0)
-            running[actor.write.remote(number, blocks)] = actor
+            running[actor.write_shard.remote(number, blocks)] = actor
             while not free:
                 yield from _finished(ray, running, free)
         while running:
@@ -104,18 +100,6 @@ def _finished(ray: ModuleType, running: dict[Any, Any], free: list[Any]) -> Iter
         yield ray.get(reference)
 
 
-def _imported() -> ModuleType:
-    try:
-        import ray
-    except ImportError as error:
-        raise ConfigError(
-            "data.engine is ray, and Ray is not installed. Install it with "
-            "`pip install 'toque[ray]'`, or prepare on this machine with data.engine=local."
-        ) from error
-    module: ModuleType = ray
-    return module
-
-
 def _join(ray: ModuleType, workers: int | None) -> None:
     # By default Ray reports usage figures and serves a dashboard.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -124,7 +108,3 @@ def _join(ray: ModuleType, workers: int | None) -> None:
         ray.init(address="auto", log_to_driver=False, logging_level="error")
     except ConnectionError:  # there is no cluster to join
         ray.init(num_cpus=workers, **options)
-
-
-def _cores(ray: ModuleType) -> float:
-    return float(ray.cluster_resources().get("CPU", 1))

@@ -148,11 +148,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join(lines).rstrip() + "\n"
 
     def _dropped(self) -> list[str]:
-        rows = [
-            (reason, count, ", ".join(self.lines.get(reason, [])[:3]))
-            for reason, count in sorted(self.dropped.items(), key=lambda item: -item[1])
-        ]
-        return _table(("dropped because", "records", "first at"), rows)
+        return _table(("dropped because", "records", "first at"), _ranked(self.dropped, self.lines))
 
     def splitting(self) -> str:
         """A sentence on how the split was made and what leaks through it."""
@@ -196,9 +192,16 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> list[st
 
 def reasons_in_words(dropped: Mapping[str, int], lines: Mapping[str, list[str]]) -> str:
     """Counts by reason with the first places, for an error message."""
-    ranked = sorted(dropped.items(), key=lambda item: -item[1])
-    parts = []
-    for reason, count in ranked:
-        first = ", ".join(lines.get(reason, [])[:3])
-        parts.append(f"{count:,} {reason}" + (f" (first at {first})" if first else ""))
+    parts = [
+        f"{count:,} {reason}" + (f" (first at {first})" if first else "")
+        for reason, count, first in _ranked(dropped, lines)
+    ]
     return "; ".join(parts) or "no record was found"
+
+
+def _ranked(
+    dropped: Mapping[str, int], lines: Mapping[str, list[str]]
+) -> list[tuple[str, int, str]]:
+    """Reason, count and first places, the most frequent reason first."""
+    ranked = sorted(dropped.items(), key=lambda item: -item[1])
+    return [(reason, count, ", ".join(lines.get(reason, [])[:3])) for reason, count in ranked]

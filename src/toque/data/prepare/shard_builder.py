@@ -27,11 +27,13 @@ from toque.data.prepare.near_duplicates import NEAR
 from toque.data.prepare.settings import PrepareSettings
 from toque.data.tokenizer.codec import Codec
 from toque.errors import ConfigError, DataError
-from toque.sources.excerpts import Excerpt, ExcerptSample, shortened
+from toque.sources.excerpts import Excerpt, sampled, shortened
 from toque.sources.records import Block, Example, RecordReader
 
 SHOWN_LINES = 10
 """Line numbers kept per reason and block, for the report."""
+Rows = tuple[Side, Side, NDArray[np.int64], NDArray[np.int64]]
+"""Prompts and targets; of each row, the index of its example and its piece of a document."""
 _BUILT_IN = ("key", "title_key", "record_key", "source", "task", "starts_record")
 
 
@@ -63,7 +65,7 @@ class ShardBuilder:
         self._unknown: Counter[str] = Counter()
         self._lost: Counter[str] = Counter()
         self._kept_records = 0
-        self._excerpts = ExcerptSample()
+        self._excerpts: list[Excerpt] = []
 
     def read(self, block: Block, reader: RecordReader) -> None:
         """Add a block's examples, checked against the reader's own counts."""
@@ -88,7 +90,7 @@ class ShardBuilder:
             for number in numbers:
                 if number in given.texts:
                     place = f"{Path(block.path).name}:{number}"
-                    self._excerpts.add(Excerpt(reason, place, shortened(given.texts[number])))
+                    self._excerpts.append(Excerpt(reason, place, shortened(given.texts[number])))
         self._blocks.append(
             BlockCounts(
                 path=block.path,
@@ -110,7 +112,7 @@ class ShardBuilder:
             "cut": dict(sorted(self._cut.items())),
             "unknown": dict(sorted(self._unknown.items())),
             "lost_characters": dict(self._lost.most_common(100)),
-            "excerpts": self._excerpts.chosen(),
+            "excerpts": sampled(self._excerpts),
         }
 
     def rows(self) -> dict[str, NDArray[Any]]:
@@ -119,12 +121,11 @@ class ShardBuilder:
         documents = [i for i, example in enumerate(self._examples) if example.document]
         self._refuse_split(pairs)
         reasons: dict[int, str] = self._too_poor()
-        prompt, target, of = self._pair_rows([i for i in pairs if i not in reasons], reasons)
+        made = self._pair_rows([i for i in pairs if i not in reasons], reasons)
         if documents:
             more = self._document_rows([i for i in documents if i not in reasons], reasons)
-            prompt, target, of, part = _merged((prompt, target, of), more)
-        else:
-            part = np.zeros(len(of), np.int64)
+            made = _merged(made, more) if len(made[2]) else more
+        prompt, target, of, part = made
         self._count_records(of, reasons)
         dtype = np.uint16 if self._codec.vocab_size <= 1 << 16 else np.uint32
         arrays: dict[str, NDArray[Any]] = {
@@ -156,9 +157,7 @@ class ShardBuilder:
         poor = (i for i, e in enumerate(self._examples) if e.columns.get("quality", 1.0) < least)
         return dict.fromkeys(poor, reason)
 
-    def _pair_rows(
-        self, pairs: list[int], reasons: dict[int, str]
-    ) -> tuple[Side, Side, NDArray[np.int64]]:
+    def _pair_rows(self, pairs: list[int], reasons: dict[int, str]) -> Rows:
         codec, settings = self._codec, self._settings
         prompts = self._encoded("prompt", [self._examples[i].prompt for i in pairs])
         targets = self._encoded("target", [self._examples[i].target for i in pairs])
@@ -190,11 +189,10 @@ class ShardBuilder:
         for side, wrapped in (("prompt", prompt), ("target", target)):
             self._cut[f"{side}s"] += int((wrapped.cut & keep).sum())
             self._cut[f"{side}_tokens"] += int(wrapped.lost[keep].sum())
-        return prompt.side.select(keep), target.side.select(keep), index[keep]
+        of = index[keep]
+        return prompt.side.select(keep), target.side.select(keep), of, np.zeros_like(of)
 
-    def _document_rows(
-        self, documents: list[int], reasons: dict[int, str]
-    ) -> tuple[Side, Side, NDArray[np.int64], NDArray[np.int64]]:
+    def _document_rows(self, documents: list[int], reasons: dict[int, str]) -> Rows:
         settings = self._settings
         texts = self._encoded("target", [self._examples[i].target for i in documents])
         prompts: list[Ids] = []
@@ -271,7 +269,7 @@ class ShardBuilder:
                 if self._records[i] not in why:
                     example = self._examples[i]
                     text, prompt = shortened(example.target), shortened(example.prompt)
-                    self._excerpts.add(Excerpt(reasons[i], "", text, prompt))
+                    self._excerpts.append(Excerpt(reasons[i], "", text, prompt))
                 why.setdefault(self._records[i], reasons[i])
         self._dropped.update(why.values())
 
@@ -323,15 +321,9 @@ def _part_key(key: int, group: int) -> int:
     return xxhash.xxh3_64_intdigest(key.to_bytes(8, "little") + group.to_bytes(8, "little"))
 
 
-def _merged(
-    pairs: tuple[Side, Side, NDArray[np.int64]],
-    documents: tuple[Side, Side, NDArray[np.int64], NDArray[np.int64]],
-) -> tuple[Side, Side, NDArray[np.int64], NDArray[np.int64]]:
+def _merged(pairs: Rows, documents: Rows) -> Rows:
     """Pairs and documents of one group, merged in the order of their examples."""
-    if not len(pairs[2]):
-        return documents
-    of = np.concatenate([pairs[2], documents[2]])
-    part = np.concatenate([np.zeros(len(pairs[2]), np.int64), documents[3]])
+    of, part = (np.concatenate([pairs[i], documents[i]]) for i in (2, 3))
     order = np.argsort(of, kind="stable")
     sides = []
     for a, b in ((pairs[0], documents[0]), (pairs[1], documents[1])):

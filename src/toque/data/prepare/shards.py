@@ -20,8 +20,7 @@ import numpy as np
 
 from toque.data.prepare.dedup_and_split import first_of_kind
 from toque.data.prepare.process_pool import ForkedState, usable_cores, write_shards
-from toque.data.prepare.settings import PrepareSettings
-from toque.data.prepare.worker import SIDECAR, Job, ShardResult, shard_folder
+from toque.data.prepare.worker import SIDECAR, Job, ShardResult, read_column, shard_folder
 from toque.data.store.token_store import check_files
 from toque.errors import DataError
 from toque.sources import files as sources
@@ -44,17 +43,13 @@ class ShardWriting:
     """The shards of one store.
 
     Args:
-        store: its folder, tokenizer inside.
-        fingerprint: of its inputs; shards with another one are written again.
+        job: the store's; shards with another fingerprint are written again.
         files: to read, in order.
-        settings: everything that decides the rows.
         inherited: state for forked workers.
     """
 
-    store: Path
-    fingerprint: str
+    job: Job
     files: Sequence[SourceFile]
-    settings: PrepareSettings
     inherited: ForkedState
     not_read: int = 0
     """Bytes left unread once `max_examples` were found."""
@@ -76,15 +71,13 @@ class ShardWriting:
         if workers is None and engine == "local":
             workers = 1 if total <= _SMALL else usable_cores()
         coming = self._groups()
-        readers = {file.source: file.reader for file in self.files}
-        job = Job(self.store, self.fingerprint, readers, self.settings)
         if engine == "ray":
             from toque.data.prepare.ray_pool import write_shards_on_ray
 
-            written = write_shards_on_ray(job, self._to_do(coming), workers=workers)
+            written = write_shards_on_ray(self.job, self._to_do(coming), workers=workers)
         else:
             written = write_shards(
-                job, self._to_do(coming), workers=workers or 1, inherited=self.inherited
+                self.job, self._to_do(coming), workers=workers or 1, inherited=self.inherited
             )
         for result in written:
             self._take(result)
@@ -98,7 +91,7 @@ class ShardWriting:
         return [self._results[number] for number in range(self._needed)]
 
     def _groups(self) -> Iterator[tuple[int, list[Block]]]:
-        wanted = self.settings.max_examples
+        wanted = self.job.settings.max_examples
         if wanted is None:
             blocks = chain.from_iterable(map(blocks_of, self.files))
             return grouped(blocks, most=sources.GROUP_BYTES)
@@ -119,7 +112,7 @@ class ShardWriting:
 
     def _take(self, result: ShardResult) -> None:
         self._results[result.group] = result
-        wanted = self.settings.max_examples
+        wanted = self.job.settings.max_examples
         if wanted is None or self._needed is not None:
             return
         n_rows, number = 0, 0
@@ -133,22 +126,22 @@ class ShardWriting:
 
     def _different(self, n_groups: int) -> int:
         """Rows of the first groups without exact duplicates."""
-        if self.settings.dedup == "none":
-            return sum(self._results[number].rows for number in range(n_groups))
-        folders = [shard_folder(self.store, number) for number in range(n_groups)]
+        shards = [self._results[number] for number in range(n_groups)]
+        if self.job.settings.dedup == "none":
+            return sum(shard.rows for shard in shards)
         key, task, starts = (
-            np.concatenate([np.load(f / f"{name}.npy", allow_pickle=False) for f in folders])
+            read_column(self.job.store, shards, name)
             for name in ("record_key", "task", "starts_record")
         )
         return int(first_of_kind(key, task, np.cumsum(starts, dtype=np.int64)).sum())
 
     def _kept(self, number: int) -> ShardResult | None:
         """The shard of an earlier start, if it is whole and of these inputs."""
-        result = read_sidecar(shard_folder(self.store, number) / SIDECAR)
-        if result is None or result.fingerprint != self.fingerprint:
+        result = read_sidecar(shard_folder(self.job.store, number) / SIDECAR)
+        if result is None or result.fingerprint != self.job.fingerprint:
             return None
         try:
-            check_files(self.store, result.files, verify=True)
+            check_files(self.job.store, result.files, verify=True)
         except DataError:
             return None
         return result

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toque.data.prepare.histograms import ColumnReport, SourceRows, column_reports
-from toque.data.prepare.worker import ShardResult, shard_folder
+from toque.data.prepare.worker import ShardResult, read_column, shard_folder
 from toque.data.store.token_store import LEFT_OUT, SPLIT_CODES
 from toque.data.tokenizer.codec import Codec
 from toque.keyed_random import mixed
@@ -49,12 +49,8 @@ class StoreSurvey:
         used = self.split != LEFT_OUT
         return column_reports(names, lambda name: self._column(name)[used])
 
-    def sources(self, lengths: Mapping[str, NDArray[np.int64]]) -> list[SourceRows]:
-        """Rows and tokens of each source.
-
-        Args:
-            lengths: tokens of each side of the rows in use.
-        """
+    def sources(self, lengths: NDArray[np.int64]) -> list[SourceRows]:
+        """Rows and tokens of each source; `lengths`: tokens of each row in use."""
         source = self._column("source").astype(np.int64)
         used = self.split != LEFT_OUT
         n = int(source.max()) + 1 if len(source) else 0
@@ -62,15 +58,13 @@ class StoreSurvey:
             np.bincount(source[self.split == SPLIT_CODES[side]], minlength=n)
             for side in ("train", "validation")
         )
-        tokens = np.bincount(
-            source[used], weights=lengths["prompt"] + lengths["target"], minlength=n
-        )
+        tokens = np.bincount(source[used], weights=lengths, minlength=n)
         return [SourceRows(i, int(train[i]), int(validation[i]), int(tokens[i])) for i in range(n)]
 
     def kept(self) -> list[Excerpt]:
         """Kept examples as the model sees them, sampled by a hash of their key."""
         names = {code: name for name, code in SPLIT_CODES.items()}
-        rows = self._drawn(np.flatnonzero(self.split != LEFT_OUT))
+        rows = self._drawn(self.split != LEFT_OUT)
         return [self._row(row, names[int(self.split[row])]) for row in rows]
 
     def dropped(self, reasons: Mapping[str, int]) -> list[Excerpt]:
@@ -80,7 +74,7 @@ class StoreSurvey:
             reasons: why rows were left out, with their counts of records.
         """
         excerpts = [excerpt for shard in self.shards for excerpt in shard.excerpts]
-        rows = self._drawn(np.flatnonzero(self.split == LEFT_OUT))
+        rows = self._drawn(self.split == LEFT_OUT)
         if rows and reasons:
             keys = self._column("record_key")
             again = np.isin(keys[rows], keys[self.split != LEFT_OUT]).tolist()
@@ -91,7 +85,8 @@ class StoreSurvey:
             ]
         return spread(excerpts, SHOWN)
 
-    def _drawn(self, rows: NDArray[np.int64]) -> list[int]:
+    def _drawn(self, among: NDArray[np.bool_]) -> list[int]:
+        rows = np.flatnonzero(among)
         order = mixed(self._column("key")[rows].astype(np.uint64) ^ _SALT)
         drawn: list[int] = rows[np.argsort(order, kind="stable")[:SHOWN]].tolist()
         return drawn
@@ -110,13 +105,4 @@ class StoreSurvey:
         return self.codec.decode(tokens[int(ends[row - 1]) if row else 0 : int(ends[row])].tolist())
 
     def _column(self, name: str) -> NDArray[Any]:
-        parts = []
-        for shard in self.shards:
-            path = shard_folder(self.store, shard.group) / f"{name}.npy"
-            there = name in shard.columns
-            parts.append(
-                np.load(path, allow_pickle=False)
-                if there
-                else np.full(shard.rows, np.nan, np.float32)
-            )
-        return np.concatenate(parts)
+        return read_column(self.store, self.shards, name)

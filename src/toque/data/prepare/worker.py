@@ -6,11 +6,14 @@ earlier shards. `shard.json` is written with it and marks it as whole for a late
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from toque.data.prepare.near_duplicates import NEAR
 from toque.data.prepare.settings import PrepareSettings
@@ -57,11 +60,11 @@ class Job:
 
 
 class ShardWorker:
-    """Writes the shards of one job; the codec is loaded once."""
+    """Writes the shards of one job; a codec that is not passed is loaded with the first."""
 
     def __init__(self, job: Job, codec: Codec | None = None) -> None:
         self.job = job
-        self.codec = codec or load_codec(job.store / "tokenizer")
+        self._codec = codec
 
     def write_shard(self, group: int, blocks: list[Block]) -> ShardResult:
         """Write shard number `group` and return its counts.
@@ -71,7 +74,8 @@ class ShardWorker:
                 that this is an error.
             ConfigError: the settings ask to split pairs.
         """
-        group_rows = ShardBuilder(self.codec, self.job.settings)
+        self._codec = self._codec or load_codec(self.job.store / "tokenizer")
+        group_rows = ShardBuilder(self._codec, self.job.settings)
         for block in blocks:
             group_rows.read(block, self.job.readers[block.source])
         rows = group_rows.rows()
@@ -80,7 +84,11 @@ class ShardWorker:
             for name, array in rows.items():
                 save_array(writer.folder / f"{name}.npy", array)
             n_rows = len(rows["prompt_ends"])
-            files = [_entry(writer.folder / f"{name}.npy", folder, n_rows) for name in sorted(rows)]
+            place = f"shards/{folder.name}"
+            files = [
+                file_entry(writer.folder / f"{name}.npy", f"{place}/{name}.npy", n_rows)
+                for name in sorted(rows)
+            ]
             result = ShardResult(
                 fingerprint=self.job.fingerprint,
                 group=group,
@@ -105,6 +113,17 @@ def shard_folder(store: Path, group: int) -> Path:
     return store / "shards" / f"{group:05d}"
 
 
-def _entry(path: Path, folder: Path, n_rows: int) -> FileEntry:
-    name = f"shards/{folder.name}/{path.name}"
+def read_column(store: Path, shards: Sequence[ShardResult], name: str) -> NDArray[Any]:
+    """A column of all rows of these shards, NaN in those that lack it."""
+    parts = [
+        np.load(shard_folder(store, shard.group) / f"{name}.npy", allow_pickle=False)
+        if name in shard.columns
+        else np.full(shard.rows, np.nan, np.float32)
+        for shard in shards
+    ]
+    return np.concatenate(parts)
+
+
+def file_entry(path: Path, name: str, n_rows: int) -> FileEntry:
+    """The manifest's entry of a file that the store will hold under `name`."""
     return FileEntry(name, path.stat().st_size, sha256_of(path), n_rows)

@@ -86,7 +86,7 @@ def sources_of(
                 f"{config.model.tokenizer_source}: no tokenizer can be learnt from ids. Name the "
                 "tokenizer the file was written with in model.tokenizer."
             )
-        sources.append(Source(source.path, reader, source.weight, files))
+        sources.append(Source(source.path, reader, files))
     return sources
 
 
