@@ -187,7 +187,7 @@ def compare(
 def measure(a: argparse.Namespace) -> harness.Result:
     """Compare every task: what the model and the baselines score stands side by side in `ours`."""
     config = load_config(f"{a.run}/config.yaml", []).config
-    opened, store = open_model(a.run), open_store(config)
+    opened, store = open_model(Path(a.run)), open_store(config)
     opened.check_tokenizer(store)
     tasks = a.task or [task for task in config.data.tasks if task in ORIGINS]
     return harness.Result(

@@ -53,7 +53,7 @@ def prepare(config: str, /, *overrides: Overrides, replace: bool = False) -> Non
 
     result = workflow(settings, replace=replace, reporter=reporter())
     print_report(result.report)
-    made = in_a_line(result, settings)
+    made = in_a_line(result, settings.data.engine)
     print(f"{made} `toque report {result.store.path}` makes a page of this.")
 
 

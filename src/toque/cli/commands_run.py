@@ -6,7 +6,7 @@ Everything heavy is imported inside a command, so `--help` and a mistyped key an
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Sequence
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -120,7 +120,7 @@ def generate(
         json: one JSON object a line.
     """
     prompts, chosen = prompt or [], choices or []
-    texts: Iterator[Written | Answer]
+    texts: Sequence[Written | Answer]
     if task is None and not chosen:
         from toque.workflows.generate import generate as workflow
 
@@ -210,7 +210,7 @@ def check(config: str, /, *overrides: Overrides, examples: int = 16) -> None:
         examples: examples in the update, from the shortest to the longest of the store.
     """
     settings = load(config, overrides).config
-    from toque.workflows.check.equivalence import check as workflow
+    from toque.workflows.check.run import check as workflow
 
     found = workflow(settings, examples=examples)
     print(found)

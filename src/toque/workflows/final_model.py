@@ -22,12 +22,10 @@ from toque.training.checkpoint.resume import broadcast_checkpoint
 from toque.training.checkpoint.state_tensors import has_frozen, load_model_tensors
 from toque.version import __version__
 from toque.workflows.assembly.distributed_eval import written_by_all
-from toque.workflows.assembly.evaluation import build_heldout, build_sampler, held_out_prompts
-from toque.workflows.assembly.metrics import build_text_scores
+from toque.workflows.assembly.evaluation import build_sampler, held_out_prompts
 from toque.workflows.assembly.run import Run
 from toque.workflows.assembly.sample_writer import writing_in
-from toque.workflows.assembly.task_scores import score_tasks
-from toque.workflows.evaluate import evaluation_of
+from toque.workflows.score import evaluation_of
 
 
 def finish(config: RunConfig, store: TokenStore, run: Run, reporter: Reporter) -> None:
@@ -50,15 +48,7 @@ def finish(config: RunConfig, store: TokenStore, run: Run, reporter: Reporter) -
         samples = written_by_all(scored, model, runtime.ranks)
     if not runtime.ranks.is_main:
         return
-    result = evaluation_of(
-        store,
-        build_heldout(config, store, stream, runtime),
-        losses,
-        samples,
-        build_text_scores(config),
-        step=step,
-        tasks=score_tasks(config, store, stream, runtime, model),
-    )
+    result = evaluation_of(config, store, stream, runtime, model, losses, samples, step=step)
     atomic_write(folder / "evaluation.json", result.to_json().encode())
     append_samples(folder / "samples.jsonl", samples, step=step)
     card = model_card(config, step=step, metrics=result.metrics)

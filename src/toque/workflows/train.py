@@ -7,8 +7,8 @@ from pathlib import Path
 
 from toque.config import Resolved
 from toque.data.store.token_store import TokenStore
-from toque.errors import CheckpointError, argument
-from toque.reporter import SILENT, Reporter
+from toque.errors import CheckpointError, Interrupted, ToqueError, argument
+from toque.reporter import SILENT, LogReporter, Reporter
 from toque.training.checkpoint.resume import broadcast_checkpoint
 from toque.training.checkpoint.upload import Uploads
 from toque.training.distributed.collectives import Ranks
@@ -47,6 +47,17 @@ def train(
             if uploads is not None and not run.interrupted:
                 uploads.finished()
     return run
+
+
+def train_in_child(config: Resolved, log: Path, *, callbacks: Sequence[object] = ()) -> int:
+    """Train in a child process; the exit code of the command, whose output is appended to `log`."""
+    reporter = LogReporter(log)
+    try:
+        run = train(config, callbacks=callbacks, reporter=reporter)
+    except ToqueError as error:
+        reporter.notice(f"toque: {error}")
+        return error.exit_code
+    return Interrupted.exit_code if run.interrupted else 0
 
 
 def _train(

@@ -49,7 +49,6 @@ def build_heldout(
     shape = choose_shape(*lengths.sample(), encoder=encoder)
     everything = store.prompt_lengths.astype(np.int64), store.target_lengths.astype(np.int64)
     prompts, targets = everything if spans is None else spans.longest(*everything)
-    trained = stream.layout
     chosen = subset(rows, config.evaluation.max_examples)
     weights = held_out_weights(config, store, chosen)
     packed = {
@@ -65,9 +64,9 @@ def build_heldout(
         layout=Layout(
             store if spans is None else corrupted_held_out(store, spans),
             shape=shape,
-            pad_id=trained.pad_id,
-            start_id=trained.start_id,
-            packed=trained.packed,
+            pad_id=stream.layout.pad_id,
+            start_id=stream.layout.start_id,
+            packed=stream.layout.packed,
         ),
         rows=[row for part in packed.values() for row in part],
         weights=[weight for weight, part in packed.items() for _ in part],
