@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from toque.cli.commands_data import Overrides, load, reporter
-from toque.cli.redact import without_secrets
+from toque.cli.launch import without_secrets
 from toque.errors import ConfigError, Interrupted
 
 if TYPE_CHECKING:
@@ -190,11 +190,14 @@ def drill(
         seed: where random moments and bits come from.
         json: print one JSON object instead of a table.
     """
-    from toque.cli.drill_table import print_drill
+    from toque.cli.tables import print_drill
     from toque.workflows.drill.run import drill as workflow
 
     result = workflow(run, kills=kills, steps=steps, seed=seed, reporter=reporter())
-    print_drill(result, as_json=json)
+    if json:
+        print(dumps(result.record(), indent=1))
+    else:
+        print_drill(result)
     result.raise_if_failed()
 
 

@@ -108,8 +108,7 @@ def _loss(steps: Sequence[Event], scored: Sequence[Event]) -> Figure:
         lines(title, series, x_name="step", y_name=y_name, frame=frame)
         for frame in (_WIDE, Frame())
     )
-    note = _verdict(held_out)
-    return Figure.of("Training and held-out loss", broad, narrow=narrow, note=note)
+    return Figure("Training and held-out loss", broad, _verdict(held_out), narrow)
 
 
 def _verdict(held_out: Points) -> str:
@@ -130,8 +129,7 @@ def _verdict(held_out: Points) -> str:
 def _plots(steps: Sequence[Event], scored: Sequence[Event]) -> list[Figure]:
     def plot(title: str, y_name: str, curve: Points, *, from_zero: bool = True) -> Figure:
         one = Series(title, *thinned(curve))
-        drawn = lines(title, [one], x_name="step", y_name=y_name, from_zero=from_zero)
-        return Figure.of(title, drawn)
+        return Figure(title, lines(title, [one], x_name="step", y_name=y_name, from_zero=from_zero))
 
     figures = [
         plot("Learning rate", "learning rate", points(steps, "lr")),

@@ -21,7 +21,7 @@ from toque.storage.atomic import atomic_write
 from toque.training.checkpoint.resume import broadcast_checkpoint
 from toque.training.checkpoint.state_tensors import has_frozen, load_model_tensors
 from toque.version import __version__
-from toque.workflows.assembly.distributed_eval import written_by_all
+from toque.workflows.assembly.distributed_eval import sample_on_all_ranks
 from toque.workflows.assembly.evaluation import build_sampler, held_out_prompts
 from toque.workflows.assembly.run import Run
 from toque.workflows.assembly.sample_writer import writing_in
@@ -45,7 +45,7 @@ def finish(config: RunConfig, store: TokenStore, run: Run, reporter: Reporter) -
     scored = build_sampler(config, store, prompts) if prompts else run.sampler
     writing = f"writing {len(scored.prompts)} held-out recipes"
     with reporter.working(writing), writing_in(model, runtime)():
-        samples = written_by_all(scored, model, runtime.ranks)
+        samples = sample_on_all_ranks(scored, model, runtime.ranks)
     if not runtime.ranks.is_main:
         return
     result = evaluation_of(config, store, stream, runtime, model, losses, samples, step=step)

@@ -9,6 +9,8 @@ from toque.data.prepare.report import Report
 from toque.data.store.manifest import read_manifest
 from toque.errors import ConfigError, DataError, argument
 from toque.reports.html import RUN, STORE, render
+from toque.reports.run_report import run_content
+from toque.reports.store_report import store_content
 from toque.storage.atomic import atomic_write
 from toque.training.observers.metrics_reader import METRICS, read_metrics
 from toque.workflows.results import Model, folder_of
@@ -41,7 +43,7 @@ def report(path: Model, *, out: str | Path | None = None) -> Page:
     """
     folder = folder_of(path)
     if (folder / METRICS).is_file():
-        html = _run_page(folder)
+        html = render(RUN, run_content(folder, read_metrics(folder / METRICS)))
     elif (folder / "config.yaml").is_file():
         raise ConfigError(
             f"The run {folder} has no {METRICS} yet, so there is nothing to report. It appears "
@@ -67,8 +69,6 @@ def report(path: Model, *, out: str | Path | None = None) -> Page:
 
 
 def _store_page(folder: Path) -> str:
-    from toque.reports.store_report import store_content
-
     read_manifest(folder)
     found = Report.read_from(folder)
     if found is None:
@@ -78,9 +78,3 @@ def _store_page(folder: Path) -> str:
             "the report is written anew."
         )
     return render(STORE, store_content(folder, found))
-
-
-def _run_page(folder: Path) -> str:
-    from toque.reports.run_report import run_content
-
-    return render(RUN, run_content(folder, read_metrics(folder / METRICS)))

@@ -26,7 +26,7 @@ from toque.storage.atomic import atomic_write
 from toque.training.observers.metrics_reader import METRICS, read_metrics
 from toque.units import Duration
 from toque.version import __version__
-from toque.workflows.ablate.plan import Interval, Plan, Variant, paired, plan_ablation
+from toque.workflows.ablate.plan import Plan, Variant, paired, plan_ablation
 from toque.workflows.configure import Configured, configure, with_origins
 
 SHARE_FOR_TRAINING: Final = 0.7
@@ -165,10 +165,8 @@ def summary(plan: Plan, results: Mapping[str, Result]) -> dict[str, Any]:
 def table(record: Mapping[str, Any]) -> Iterator[str]:
     """The differences as lines for a terminal."""
     yield f"{'improvement':18}{'':20}" + "".join(f"{head:>22}" for _, head, _, _ in SHOWN)
-    for name, ways in record["effects"].items():
-        for way, found in ways.items():
-            cells = (_cell(found.get(m), digits, unit) for m, _, digits, unit in SHOWN)
-            yield f"{name:18}{way:20}" + "".join(f"{cell:>22}" for cell in cells)
+    for name, way, *cells in _effect_rows(record):
+        yield f"{name:18}{way:20}" + "".join(f"{cell:>22}" for cell in cells)
     for name in record["failed"]:
         yield f"failed: {name} (its log is in the folder logs)"
     yield record["method"]
@@ -294,23 +292,25 @@ def _in_words(result: Result) -> str:
     return f"held-out loss {result.measures['loss']:.4f}, {seconds:.1f} s"
 
 
-def _cell(found: Mapping[str, Any] | None, digits: int, unit: float) -> str:
-    if found is None:
-        return "-"
-    effect = Interval(**{name: found[name] for name in ("mean", "low", "high", "pairs")})
-    text = f"{effect.mean / unit:+.{digits}f}"
-    if effect.low is not None and effect.high is not None:
-        text += f" ({effect.low / unit:.{digits}f}..{effect.high / unit:.{digits}f})"
-    return text + ("*" if effect.decided else " ")
-
-
-def _page(plan: Plan, record: Mapping[str, Any]) -> str:
-    heads = ("improvement", "how", *(head for _, head, _, _ in SHOWN))
-    rows = [
+def _effect_rows(record: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    return [
         (name, way, *(_cell(found.get(m), digits, unit) for m, _, digits, unit in SHOWN))
         for name, ways in record["effects"].items()
         for way, found in ways.items()
     ]
+
+
+def _cell(found: Mapping[str, Any] | None, digits: int, unit: float) -> str:
+    if found is None:
+        return "-"
+    text = f"{found['mean'] / unit:+.{digits}f}"
+    if found["low"] is not None:
+        text += f" ({found['low'] / unit:.{digits}f}..{found['high'] / unit:.{digits}f})"
+    return text + ("*" if found["decided"] else " ")
+
+
+def _page(plan: Plan, record: Mapping[str, Any]) -> str:
+    heads = ("improvement", "how", *(head for _, head, _, _ in SHOWN))
     runs = [
         (r["name"], str(r["seed"]), _in_words(Result(**{k: r[k] for k in Result.__match_args__})))
         for r in record["runs"]
@@ -322,7 +322,7 @@ def _page(plan: Plan, record: Mapping[str, Any]) -> str:
             "title": f"Ablation of {record['config']}",
             "sentence": f"{len(plan.improvements)} improvements, {len(plan.seeds)} seeds, "
             f"{len(plan.runs)} runs.",
-            "effects": Grid(heads, rows, numeric, _METHOD),
+            "effects": Grid(heads, _effect_rows(record), numeric, _METHOD),
             "left_out": list(record["left_out"].items()),
             "runs": Grid(("run", "seed", "result"), runs),
             "made_by": f"Written by toque {__version__}.",

@@ -32,7 +32,7 @@ from toque.workflows.assembly.augmentation import augmentation_in_words
 from toque.workflows.assembly.autotune import Fitted, fit_to_machine
 from toque.workflows.assembly.batches import build_language_model, build_stream, expected_totals
 from toque.workflows.assembly.curriculum import stages_in_words
-from toque.workflows.assembly.distributed_eval import peak_of_all, words_on
+from toque.workflows.assembly.distributed_eval import rank_summary, total_peak
 from toque.workflows.assembly.evaluation import (
     build_heldout,
     build_sampler,
@@ -149,7 +149,7 @@ def _observers(
             log_every=config.observe.log_every,
             about=about_run(config, model, stream, runtime, tuned.resources),
             flops_per_token=flops_of(model, stream),
-            peak=peak_of_all(runtime.peak, runtime.ranks),
+            peak=total_peak(runtime.peak, runtime.ranks),
             copies=[feed.take for feed in feeds],
         ),
         SampleWriter(
@@ -188,7 +188,7 @@ def _banner(
         f"{_adapter_in_words(config, counts)}{runtime.precision} on {runtime.device}\n"
         f"{splits.train:,} examples to train on, {splits.validation:,} held out; "
         f"{tokens.prompt + tokens.target:,} tokens; rows of {rows} tokens\n"
-        f"{words_on(runtime.ranks, str(runtime.device), stream.at(Cursor()).batch.n_rows)}"
+        f"{rank_summary(runtime.ranks, str(runtime.device), stream.at(Cursor()).batch.n_rows)}"
         f"{tuned.line}\n"
         f"{mixture_in_words(config, stream.plan)}"
         f"{stages_in_words(config, stream.plan)}"

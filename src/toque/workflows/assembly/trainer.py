@@ -25,20 +25,17 @@ from toque.training.autotune.cache import Resources
 from toque.training.autotune.oom_fallback import OomFallback
 from toque.training.callbacks import Callback, Callbacks
 from toque.training.checkpoint.store import CheckpointStore, RunIdentity
+from toque.training.guards.skip_step import SkipStep
 from toque.training.guards.update_guard import UpdateGuard
 from toque.training.optim.factory import build_optimizer
+from toque.training.optim.gradient_noise import GradientNoise
 from toque.training.runtime import Runtime
 from toque.training.schedule import Schedule
 from toque.training.trainer import Trainer
 from toque.version import __version__
 from toque.workflows.assembly.autotune import Fitted
 from toque.workflows.assembly.batches import expected_totals
-from toque.workflows.assembly.optim_and_adapter import (
-    gradient_noise,
-    learning_rate,
-    skip_step,
-    weight_average,
-)
+from toque.workflows.assembly.optim_and_adapter import learning_rate, weight_average
 
 
 def build_trainer(
@@ -56,7 +53,8 @@ def build_trainer(
     """The loop with everything it holds; `base_hash` is of the weights beside an adapter."""
     run, optim, train = Path(config.run_dir), config.optim, config.train
     resources = fitted.resources
-    observers = Callbacks(callbacks)
+    observers, noise, outliers = Callbacks(callbacks), optim.gradient_noise, optim.outliers
+    skip = SkipStep(**outliers.model_dump()) if outliers else None
     return Trainer(
         model=model,
         optimizer=build_optimizer(model, name=optim.name, weight_decay=optim.weight_decay),
@@ -83,11 +81,11 @@ def build_trainer(
             ),
             callbacks=observers,
         ),
-        guard=UpdateGuard(runtime, observers, skip_step(config), run_folder=run),
+        guard=UpdateGuard(runtime, observers, skip, run_folder=run),
         notes=list(fitted.warnings),
         max_grad_norm=optim.max_grad_norm,
         seed=config.seed,
-        noise=gradient_noise(config),
+        noise=GradientNoise(noise.eta, noise.gamma, config.seed) if noise else None,
         average=weight_average(config),
         check_reached=refuse_unreached if is_adapted(model) else None,
         base_sha256=base_hash,

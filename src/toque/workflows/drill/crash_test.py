@@ -11,7 +11,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -109,9 +109,7 @@ class Drill:
                 began = time.monotonic()
                 outcome = fault()
                 seconds = round(time.monotonic() - began, 1)
-                self.outcomes.append(
-                    Outcome(**{**outcome.__dict__, "seconds": seconds})  # frozen: made anew
-                )
+                self.outcomes.append(replace(outcome, seconds=seconds))
                 self._owed -= lives
         finally:
             for session in self._sessions:
