@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import cast
 
-from torch import nn
 from transformers import PreTrainedModel
 
 from toque.config import RunConfig
-from toque.data.loader.batch_stream import BatchStream
 from toque.data.store.token_store import TokenStore
 from toque.evaluation.text_samples import append_samples
 from toque.models.loading.export import save_adapter, save_model
@@ -28,11 +25,11 @@ from toque.workflows.assembly.sample_writer import writing_in
 from toque.workflows.score import evaluation_of
 
 
-def finish(config: RunConfig, store: TokenStore, run: Run, reporter: Reporter) -> None:
+def finish(run: Run, reporter: Reporter) -> None:
     """Score the best model on held-out data and write it, in the folder of the run."""
-    folder, trainer, model = Path(config.run_dir), run.trainer, run.trainer.model
-    stream, runtime = cast("BatchStream", trainer.batches), trainer.runtime
-    step = trainer.progress.step
+    setup, trainer, step = run.setup, run.trainer, run.trainer.progress.step
+    config, store, model, runtime = setup.config, setup.store, setup.model, setup.runtime
+    folder = Path(config.run_dir)
     best = broadcast_checkpoint(trainer.checkpoints.best, runtime.ranks)
     if best is not None:
         tensors = best.tensors("model")
@@ -48,7 +45,7 @@ def finish(config: RunConfig, store: TokenStore, run: Run, reporter: Reporter) -
         samples = sample_on_all_ranks(scored, model, runtime.ranks)
     if not runtime.ranks.is_main:
         return
-    result = evaluation_of(config, store, stream, runtime, model, losses, samples, step=step)
+    result = evaluation_of(setup, losses, samples, step=step)
     atomic_write(folder / "evaluation.json", result.to_json().encode())
     append_samples(folder / "samples.jsonl", samples, step=step)
     card = model_card(config, step=step, metrics=result.metrics)
@@ -58,14 +55,14 @@ def finish(config: RunConfig, store: TokenStore, run: Run, reporter: Reporter) -
 
 
 def keep_model(
-    model: nn.Module, store: TokenStore, folder: Path, *, card: str, base_hash: str | None
+    model: PreTrainedModel, store: TokenStore, folder: Path, *, card: str, base_hash: str | None
 ) -> str:
     """Write the finished model, or the adapter alone, and say where it is and how large."""
-    core, tokenizer = cast("PreTrainedModel", model), store.path / "tokenizer"
+    tokenizer = store.path / "tokenizer"
     if not is_adapted(model):
-        save_model(core, tokenizer, folder, card=card)
+        save_model(model, tokenizer, folder, card=card)
         return f"The model is in {folder}"
-    save_adapter(core, tokenizer, folder, card=card, base_hash=base_hash or "")
+    save_adapter(model, tokenizer, folder, card=card, base_hash=base_hash or "")
     size = (folder / WEIGHTS).stat().st_size / 1e6
     return (
         f"The adapter, {size:,.1f} MB, is in {folder}; `toque export {folder.parent}` merges it "

@@ -8,11 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from toque.config import RunConfig
-from toque.data.loader.batch_stream import BatchStream
-from toque.data.store.token_store import TokenStore
 from toque.evaluation.bootstrap import RESAMPLES, SEED, Estimate
 from toque.evaluation.text_samples import Sample
 from toque.evaluation.text_scores import Scores
@@ -22,6 +18,7 @@ from toque.workflows.assembly.batches import build_stream
 from toque.workflows.assembly.data import open_store
 from toque.workflows.assembly.evaluation import build_heldout, build_sampler, held_out_prompts
 from toque.workflows.assembly.metrics import bits_per_byte, build_text_scores, text_bytes
+from toque.workflows.assembly.setup import Setup
 from toque.workflows.assembly.task_scores import TaskScores, score_tasks
 from toque.workflows.open_model import open_model
 
@@ -135,27 +132,20 @@ def score_model(folder: Path, config: RunConfig, reporter: Reporter) -> Evaluati
     opened.check_tokenizer(store)
     runtime = Runtime.detect(precision=config.train.precision, fp16_is_safe=False)
     model = opened.model.to(runtime.device)  # type: ignore[arg-type]
-    stream = build_stream(config, store, model)
-    losses = build_heldout(config, store, stream, runtime)(model)
+    setup = Setup(config, store, model, build_stream(config, store, model), runtime)
+    losses = build_heldout(config, store, setup.stream, runtime)(model)
     prompts = held_out_prompts(store, config.evaluation.generate)
     with reporter.working(f"writing {len(prompts)} held-out recipes"):
         samples = build_sampler(config, store, prompts)(model)
-    return evaluation_of(config, store, stream, runtime, model, losses, samples, step=opened.step)
+    return evaluation_of(setup, losses, samples, step=opened.step)
 
 
 def evaluation_of(
-    config: RunConfig,
-    store: TokenStore,
-    stream: BatchStream,
-    runtime: Runtime,
-    model: nn.Module,
-    losses: Mapping[str, float],
-    samples: Sequence[Sample],
-    *,
-    step: int | None,
+    setup: Setup, losses: Mapping[str, float], samples: Sequence[Sample], *, step: int | None
 ) -> Evaluation:
     """Score the texts and the tasks, and put them beside the held-out losses of the same model."""
-    heldout, held_out = build_heldout(config, store, stream, runtime), dict(losses)
+    config, store, held_out = setup.config, setup.store, dict(losses)
+    heldout = build_heldout(config, store, setup.stream, setup.runtime)
     # The targets of a corrupted text are pieces: bits a byte would describe no text.
     whole = heldout.layout.examples is store
     if n_bytes := text_bytes(store, heldout.rows) if whole else 0:
@@ -163,5 +153,4 @@ def evaluation_of(
         held_out |= {"bits_per_byte": bits, "target_bytes": n_bytes}
     scores = build_text_scores(config)
     scores.add(samples)
-    tasks = score_tasks(config, store, stream, runtime, model)
-    return Evaluation(step, held_out, scores.result(), tasks)
+    return Evaluation(step, held_out, scores.result(), score_tasks(setup))

@@ -91,5 +91,5 @@ def _train(
     result = TrainedRun(folder, end.progress.step, end.reason)
     unfinished = ranks.broadcast(result.step > before or not result.model.exists())
     if not result.interrupted and unfinished:
-        finish(config, store, run, reporter)
+        finish(run, reporter)
     return result

@@ -15,9 +15,8 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from toque.config import RunConfig, config_sha256
+from toque.config import config_sha256
 from toque.data.loader.batch_stream import BatchStream
-from toque.data.store.token_store import TokenStore
 from toque.models.flops import flops_per_token, parameter_counts
 from toque.models.forward.loss import loss_sum
 from toque.models.lora.layers import is_adapted, refuse_unreached
@@ -29,28 +28,25 @@ from toque.training.guards.skip_step import SkipStep
 from toque.training.guards.update_guard import UpdateGuard
 from toque.training.optim.factory import build_optimizer
 from toque.training.optim.gradient_noise import GradientNoise
-from toque.training.runtime import Runtime
 from toque.training.schedule import Schedule
 from toque.training.trainer import Trainer
 from toque.version import __version__
 from toque.workflows.assembly.autotune import Fitted
 from toque.workflows.assembly.batches import expected_totals
 from toque.workflows.assembly.optim_and_adapter import learning_rate, weight_average
+from toque.workflows.assembly.setup import Setup
 
 
 def build_trainer(
-    config: RunConfig,
+    setup: Setup,
     *,
-    store: TokenStore,
-    model: PreTrainedModel,
-    runtime: Runtime,
     evaluator: Callable[[], dict[str, float]],
-    stream: BatchStream,
     callbacks: Sequence[Callback],
     fitted: Fitted,
     base_hash: str | None = None,
 ) -> Trainer:
     """The loop with everything it holds; `base_hash` is of the weights beside an adapter."""
+    config, model, stream, runtime = setup.config, setup.model, setup.stream, setup.runtime
     run, optim, train = Path(config.run_dir), config.optim, config.train
     resources = fitted.resources
     observers, noise, outliers = Callbacks(callbacks), optim.gradient_noise, optim.outliers
@@ -67,7 +63,7 @@ def build_trainer(
             keep_last=train.keep_last,
             keep_best=train.keep_best,
             identity=RunIdentity(
-                config_sha256=config_sha256(config), data_fingerprint=store.fingerprint
+                config_sha256=config_sha256(config), data_fingerprint=setup.store.fingerprint
             ),
         ),
         callbacks=observers,
@@ -93,18 +89,12 @@ def build_trainer(
     )
 
 
-def about_run(
-    config: RunConfig,
-    model: PreTrainedModel,
-    stream: BatchStream,
-    runtime: Runtime,
-    resources: Resources,
-) -> dict[str, Any]:
+def about_run(setup: Setup, resources: Resources) -> dict[str, Any]:
     """The start event of metrics.jsonl: hash, versions, hardware, sizes, precision."""
-    counts, shape = parameter_counts(model), stream.layout.shape
+    counts, shape, runtime = parameter_counts(setup.model), setup.stream.layout.shape, setup.runtime
     cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
-        "config_sha256": config_sha256(config),
+        "config_sha256": config_sha256(setup.config),
         "versions": {
             "toque": __version__,
             "torch": torch.__version__,
