@@ -21,7 +21,7 @@ from toque.workflows.export import export
 from toque.workflows.generate import generate
 from toque.workflows.prepare import prepare
 from toque.workflows.report import report
-from toque.workflows.results import Model, TrainedRun, folder_of
+from toque.workflows.results import Model, TrainedRun
 from toque.workflows.verify import verify
 
 __all__ = [
@@ -70,7 +70,7 @@ def train(
 
     return workflow(
         with_origins(settings),
-        start=None if start is None else folder_of(start),
+        start=start,
         callbacks=callbacks,
         upload=upload,
         reporter=reporter,

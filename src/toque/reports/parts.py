@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -43,4 +43,4 @@ class Shown:
 
     heading: str
     texts: Sequence[Passage]
-    tags: Sequence[str] = field(default_factory=tuple)
+    tags: Sequence[str] = ()

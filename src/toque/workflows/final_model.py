@@ -16,12 +16,12 @@ from toque.models.lora.layers import is_adapted
 from toque.reporter import Reporter
 from toque.storage.atomic import atomic_write
 from toque.training.checkpoint.resume import broadcast_checkpoint
-from toque.training.checkpoint.state_tensors import has_frozen, load_model_tensors
 from toque.version import __version__
 from toque.workflows.assembly.distributed_eval import sample_on_all_ranks
 from toque.workflows.assembly.evaluation import build_sampler, held_out_prompts
 from toque.workflows.assembly.run import Run
 from toque.workflows.assembly.sample_writer import writing_in
+from toque.workflows.run_folder import load_weights
 from toque.workflows.score import evaluation_of
 
 
@@ -32,8 +32,7 @@ def finish(run: Run, reporter: Reporter) -> None:
     folder = Path(config.run_dir)
     best = broadcast_checkpoint(trainer.checkpoints.best, runtime.ranks)
     if best is not None:
-        tensors = best.tensors("model")
-        load_model_tensors(model, tensors, trainable_only=has_frozen(model), where=str(best.path))
+        load_weights(model, best)
         step = best.step
     elif trainer.average is not None:
         trainer.average.apply(model)

@@ -15,9 +15,9 @@ from toque.data.tokenizer.folder import resolve_tokenizer
 from toque.errors import CheckpointError, DataError
 from toque.models.loading.pretrained import load_model, load_with_adapter
 from toque.models.lora.files import is_adapter_folder, merged
-from toque.training.checkpoint.state_tensors import has_frozen, load_model_tensors
 from toque.training.checkpoint.store import CheckpointStore
 from toque.workflows.assembly.batches import build_language_model
+from toque.workflows.run_folder import load_weights
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,6 @@ def _from_checkpoint(folder: Path, config: RunConfig) -> OpenedModel:
         )
     store = TokenStore.open(config.data.store)
     model = build_language_model(config, store)
-    tensors = found.tensors("model")
-    load_model_tensors(model, tensors, trainable_only=has_frozen(model), where=str(found.path))
+    load_weights(model, found)
     model.train(mode=False)
     return OpenedModel(merged(model), store.codec(), config, found.step)

@@ -19,14 +19,14 @@ from toque.workflows.assembly.observers import Watchers, build_watchers
 from toque.workflows.assembly.run import assemble
 from toque.workflows.bucket_run import on_this_machine, uploading
 from toque.workflows.final_model import finish
-from toque.workflows.results import TrainedRun
+from toque.workflows.results import Model, TrainedRun, folder_of
 from toque.workflows.run_folder import checkpoint_to_continue, load_start, write_config
 
 
 def train(
     config: Resolved,
     *,
-    start: str | Path | None = None,
+    start: Model | None = None,
     callbacks: Sequence[object] = (),
     upload: bool = True,
     reporter: Reporter = SILENT,
@@ -68,7 +68,7 @@ def _train(
     uploads: Uploads | None,
     reporter: Reporter,
     *,
-    start: str | Path | None,
+    start: Model | None,
 ) -> TrainedRun:
     config, folder = resolved.config, Path(resolved.config.run_dir)
     found = broadcast_checkpoint(lambda: checkpoint_to_continue(config, store), ranks)
@@ -85,7 +85,7 @@ def _train(
     if found is not None:
         trainer.load(found)
     elif start is not None:
-        load_start(trainer.model, Path(start))
+        load_start(trainer.model, folder_of(start))
     before = trainer.progress.step
     end = trainer.fit()
     result = TrainedRun(folder, end.progress.step, end.reason)

@@ -91,14 +91,7 @@ class Rewriting:
 def varied_of(
     config: RunConfig, store: TokenStore, rows: NDArray[np.int64], *, encoder: bool
 ) -> Varied | None:
-    """The training examples as augmentation leaves them; None when there is none.
-
-    Args:
-        config: says how often each technique is applied.
-        store: holds the examples.
-        rows: store rows to train on.
-        encoder: whether prompts are read on a side of their own.
-    """
+    """The training examples (`rows` of the store) as augmentation leaves them; None without it."""
     rewriting = _rewriting(config, store, rows, encoder=encoder)
     return None if rewriting is None else Varied(rewriting, encoder=encoder)
 

@@ -148,27 +148,21 @@ class _Fit:
         """Everything the choices depend on: runs with equal keys get equal choices."""
         shapes = [(n, list(p.shape), p.requires_grad) for n, p in self.model.named_parameters()]
         model = hashlib.sha256(repr((self.model.config.model_type, shapes)).encode()).hexdigest()
-        return (
-            machine_facts(self.runtime.device)
-            | {
-                "toque": __version__,
-                "model": model[:16],
-                "precision": self.runtime.precision,
-                "deterministic": self.runtime.deterministic,
-                "optimizer": self.config.optim.name,
-                "row": [self.worst.source, self.worst.target],
-                "longest": [self.worst.longest_source, self.worst.longest_target],
-                "update_rows": self.update_rows,
-                "gradient_checkpointing": self.train.gradient_checkpointing,
-                "compile": self.train.compile,
-                "micro_batch_rows": self.train.micro_batch_rows,
-            }
-            | (
-                {"ranks": self.runtime.ranks.world_size}
-                if self.runtime.ranks.is_distributed
-                else {}
-            )
-        )
+        ranks = self.runtime.ranks
+        key = machine_facts(self.runtime.device) | {
+            "toque": __version__,
+            "model": model[:16],
+            "precision": self.runtime.precision,
+            "deterministic": self.runtime.deterministic,
+            "optimizer": self.config.optim.name,
+            "row": [self.worst.source, self.worst.target],
+            "longest": [self.worst.longest_source, self.worst.longest_target],
+            "update_rows": self.update_rows,
+            "gradient_checkpointing": self.train.gradient_checkpointing,
+            "compile": self.train.compile,
+            "micro_batch_rows": self.train.micro_batch_rows,
+        }
+        return key | ({"ranks": ranks.world_size} if ranks.is_distributed else {})
 
     def again(self, known: Resources) -> Fitted:
         """Apply known choices."""

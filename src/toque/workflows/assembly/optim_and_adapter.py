@@ -51,7 +51,7 @@ def learning_rate(config: RunConfig, expected: dict[str, float]) -> LearningRate
         warmup=optim.warmup,
         stop_after=config.train.stop_after,
         expected=expected,
-        cycles=Cycles(optim.cycles.first, optim.cycles.growth) if optim.cycles else None,
+        cycles=Cycles(**dict(optim.cycles)) if optim.cycles else None,
         cooldown=optim.cooldown or Duration(20, "%"),
     )
 
@@ -61,11 +61,5 @@ def weight_average(config: RunConfig) -> WeightAverage | None:
     wanted = config.optim.averaging
     if wanted is None:
         return None
-    usual = WeightAverage(wanted.kind)
-    return WeightAverage(
-        wanted.kind,
-        decay=wanted.decay or usual.decay,
-        last=wanted.last or usual.last,
-        every=wanted.every or usual.every,
-        whole=config.train.stop_after,
-    )
+    asked = {name: value for name, value in wanted if value is not None}
+    return WeightAverage(**asked, whole=config.train.stop_after)

@@ -63,9 +63,9 @@ def assemble(
     store: TokenStore,
     ranks: Ranks,
     *,
-    watchers: Watchers | None = None,
-    uploads: Uploads | None = None,
-    reporter: Reporter = SILENT,
+    watchers: Watchers | None,
+    uploads: Uploads | None,
+    reporter: Reporter,
 ) -> Run:
     """Build everything a run consists of, and measure how it is best computed on this machine.
 
@@ -153,8 +153,7 @@ def _observers(
         ),
     ]
     if config.train.early_stopping is not None:
-        stopping = config.train.early_stopping
-        callbacks.append(EarlyStopping(patience=stopping.patience, min_delta=stopping.min_delta))
+        callbacks.append(EarlyStopping(**dict(config.train.early_stopping)))
     return [*callbacks, *watchers.callbacks(warn), *feeds]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ def build_trainer(
     run, optim, train = Path(config.run_dir), config.optim, config.train
     resources = fitted.resources
     observers, noise, outliers = Callbacks(callbacks), optim.gradient_noise, optim.outliers
-    skip = SkipStep(**outliers.model_dump()) if outliers else None
+    skip = SkipStep(**dict(outliers)) if outliers else None
     return Trainer(
         model=model,
         optimizer=build_optimizer(model, name=optim.name, weight_decay=optim.weight_decay),
@@ -81,7 +81,7 @@ def build_trainer(
         notes=list(fitted.warnings),
         max_grad_norm=optim.max_grad_norm,
         seed=config.seed,
-        noise=GradientNoise(noise.eta, noise.gamma, config.seed) if noise else None,
+        noise=GradientNoise(**dict(noise), seed=config.seed) if noise else None,
         average=weight_average(config),
         check_reached=refuse_unreached if is_adapted(model) else None,
         base_sha256=base_hash,
@@ -91,7 +91,7 @@ def build_trainer(
 
 def about_run(setup: Setup, resources: Resources) -> dict[str, Any]:
     """The start event of metrics.jsonl: hash, versions, hardware, sizes, precision."""
-    counts, shape, runtime = parameter_counts(setup.model), setup.stream.layout.shape, setup.runtime
+    runtime = setup.runtime
     cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "config_sha256": config_sha256(setup.config),
@@ -106,12 +106,8 @@ def about_run(setup: Setup, resources: Resources) -> dict[str, Any]:
             "threads": torch.get_num_threads(),
             "memory_bytes": psutil.virtual_memory().total,
         },
-        "parameters": {
-            "total": counts.total,
-            "non_embedding": counts.non_embedding,
-            "trainable": counts.trainable,
-        },
-        "row": {"source": shape.source, "target": shape.target},
+        "parameters": asdict(parameter_counts(setup.model)),
+        "row": asdict(setup.stream.layout.shape),
         "precision": runtime.precision,
         "deterministic": runtime.deterministic,
         "compile": resources.compile,

@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from toque.config import Resolved, load_config
+from toque.config import load_config
 from toque.errors import CheckFailed, CheckpointError, ConfigError, argument
 from toque.reporter import SILENT, Reporter
 from toque.workflows.drill.crash_test import Drill, Outcome
@@ -50,13 +50,11 @@ class StopAt:
     def __init__(self, step: int) -> None:
         self.step = step
 
-    def on_train_begin(self, state: RunState) -> str | None:
-        """Stop a session that has nothing more to do."""
-        return "stop" if state.step >= self.step else None
-
     def on_step_end(self, state: RunState) -> str | None:
         """Stop when it is enough."""
         return "stop" if state.step >= self.step else None
+
+    on_train_begin = on_step_end  # a session may have nothing more to do
 
 
 @dataclass(frozen=True)
@@ -133,7 +131,9 @@ def drill(
 
     _refuse_small_disk(folder)
     preload()
-    from toque.training.autotune.cache import RESOURCES  # with torch, which refusing does without
+    # With torch, which refusing does without.
+    from toque.training.autotune.cache import RESOURCES
+    from toque.workflows.train import train_in_child
 
     with _scratch_beside(folder) as scratch:
         logs, numbers = scratch / "logs", itertools.count()
@@ -146,7 +146,8 @@ def drill(
                 [*_QUIET, f"run_dir={copy}", f"train.save_every={save_every} steps",
                  f"train.evaluate_every={2 * save_every + 1} steps"],
             )  # fmt: skip
-            return Session(lambda: _train_until(settings, steps, log), log)
+            stop = StopAt(steps)
+            return Session(lambda: train_in_child(settings, log, callbacks=[stop]), log)
 
         def begin(copy: Path) -> None:
             # How updates are computed was measured by the run; another choice is other bits.
@@ -155,12 +156,6 @@ def drill(
 
         faults = Drill(start, begin, scratch, steps, save_every, kills, random.Random(seed), say)
         return DrillResult(folder, tuple(faults.run()))
-
-
-def _train_until(settings: Resolved, steps: int, log: Path) -> int:
-    from toque.workflows.train import train_in_child
-
-    return train_in_child(settings, log, callbacks=[StopAt(steps)])
 
 
 @contextmanager

@@ -116,7 +116,7 @@ def preload() -> None:
         "transformers.models.gpt2.modeling_gpt2",
         "transformers.models.t5.modeling_t5",
         "toque.models.families",
-        "toque.workflows.assembly.trainer",
+        "toque.workflows.train",
     ):
         importlib.import_module(name)
 
