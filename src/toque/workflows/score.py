@@ -133,7 +133,7 @@ def score_model(folder: Path, config: RunConfig, reporter: Reporter) -> Evaluati
     runtime = Runtime.detect(precision=config.train.precision, fp16_is_safe=False)
     model = opened.model.to(runtime.device)  # type: ignore[arg-type]
     setup = Setup(config, store, model, build_stream(config, store, model), runtime)
-    losses = build_heldout(config, store, setup.stream, runtime)(model)
+    losses = build_heldout(setup)(model)
     prompts = held_out_prompts(store, config.evaluation.generate)
     with reporter.working(f"writing {len(prompts)} held-out recipes"):
         samples = build_sampler(config, store, prompts)(model)
@@ -144,13 +144,12 @@ def evaluation_of(
     setup: Setup, losses: Mapping[str, float], samples: Sequence[Sample], *, step: int | None
 ) -> Evaluation:
     """Score the texts and the tasks, and put them beside the held-out losses of the same model."""
-    config, store, held_out = setup.config, setup.store, dict(losses)
-    heldout = build_heldout(config, store, setup.stream, setup.runtime)
+    store, heldout, held_out = setup.store, build_heldout(setup), dict(losses)
     # The targets of a corrupted text are pieces: bits a byte would describe no text.
     whole = heldout.layout.examples is store
     if n_bytes := text_bytes(store, heldout.rows) if whole else 0:
         bits = bits_per_byte(losses["loss"], int(losses["target_tokens"]), n_bytes)
         held_out |= {"bits_per_byte": bits, "target_bytes": n_bytes}
-    scores = build_text_scores(config)
+    scores = build_text_scores(setup.config)
     scores.add(samples)
     return Evaluation(step, held_out, scores.result(), score_tasks(setup))

@@ -30,13 +30,7 @@ def total_peak(peak: Peak, ranks: Ranks) -> Peak:
 
 
 def rank_summary(ranks: Ranks, device: str, rows: int) -> str:
-    """The line a shared run begins with; nothing when it is alone.
-
-    Args:
-        ranks: those that share it.
-        device: of rank 0, for the name of the network's library.
-        rows: of rank 0's share of the first update.
-    """
+    """The line a shared run begins with, `rows` being a rank's of an update; "" when it is alone."""
     if not ranks.is_distributed:
         return ""
     library = "nccl" if device.startswith("cuda") else "gloo"

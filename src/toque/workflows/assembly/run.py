@@ -74,7 +74,7 @@ def assemble(
         store: its prepared data.
         ranks: the processes that share it.
         watchers: the observers that `observe` asks for; None but on the first rank.
-        uploads: copies checkpoints to a bucket.
+        uploads: copies checkpoints to a bucket; None without checkpoint.upload.
         reporter: told of progress.
 
     Raises:
@@ -93,10 +93,10 @@ def assemble(
     model.to(runtime.device)  # type: ignore[arg-type]  # transformers annotates it away
     use_fast_dropout(model)
     stream = build_stream(config, store, model, rank=ranks.rank, ranks=ranks.world_size)
-    with reporter.working("finding out how to compute on this machine"):
-        tuned = fit_to_machine(config, model, stream, runtime)
     setup = Setup(config, store, model, stream, runtime)
-    heldout = build_heldout(config, store, stream, runtime)
+    with reporter.working("finding out how to compute on this machine"):
+        tuned = fit_to_machine(setup)
+    heldout = build_heldout(setup)
     looks = own_prompts(config, store, encoder=family.is_encoder_decoder) or held_out_prompts(
         store, LOOKS
     )
@@ -115,13 +115,7 @@ def assemble(
         ]
     if uploads is not None:
         callbacks.append(UploadProgress(uploads, Path(config.run_dir), warn))
-    trainer = build_trainer(
-        setup,
-        evaluator=lambda: heldout(model),
-        callbacks=callbacks,
-        fitted=tuned,
-        base_hash=base_hash,
-    )
+    trainer = build_trainer(setup, tuned, lambda: heldout(model), callbacks, base_hash)
     return Run(setup, trainer, sampler, _banner(setup, tuned))
 
 

@@ -92,8 +92,7 @@ def score_tasks(setup: Setup) -> list[TaskScores]:
 
 
 def _score(setup: Setup, task: Task, rows: NDArray[np.int64]) -> TaskScores:
-    store = setup.store
-    heldout = build_heldout(setup.config, store, setup.stream, setup.runtime)
+    store, heldout = setup.store, build_heldout(setup)
     packed = choose_rows(
         rows,
         prompt_lengths=store.prompt_lengths,
@@ -132,13 +131,7 @@ class Chosen:
 
 
 def choose_classes(setup: Setup, task: Task, rows: NDArray[np.int64]) -> Chosen:
-    """Have the model choose, for each of `rows`, one of the classes the store's examples have.
-
-    Args:
-        setup: of the model asked.
-        task: one whose answer is a class.
-        rows: store rows of that task.
-    """
+    """Have the model choose, for each of `rows` of a class task, a class that the store has."""
     store, layout, codec = setup.store, setup.stream.layout, setup.store.codec()
     choose = Chooser(
         log_probabilities=log_probabilities,

@@ -39,11 +39,10 @@ from toque.workflows.assembly.setup import Setup
 
 def build_trainer(
     setup: Setup,
-    *,
+    fitted: Fitted,
     evaluator: Callable[[], dict[str, float]],
     callbacks: Sequence[Callback],
-    fitted: Fitted,
-    base_hash: str | None = None,
+    base_hash: str | None,
 ) -> Trainer:
     """The loop with everything it holds; `base_hash` is of the weights beside an adapter."""
     config, model, stream, runtime = setup.config, setup.model, setup.stream, setup.runtime

@@ -24,6 +24,8 @@ from toque.workflows.drill.sessions import (
     events,
     facts_of,
     kill_and_continue,
+    newest_bytes,
+    newest_checkpoint,
     newest_step,
     steps_done,
 )
@@ -265,7 +267,7 @@ class Drill:
         if not mould.exists():
             return Outcome(fault, "nothing", expected, "no run was interrupted whole", "skipped")
         shutil.copytree(mould, run, symlinks=True)
-        newest = run / "checkpoints" / f"step-{newest_step(run):08d}"
+        newest = newest_checkpoint(run)
         what = damage(newest / name)
         session = self._started(run)
         wrong = self._ends_the_same(run, session)
@@ -282,7 +284,7 @@ class Drill:
     def _full_disk(self) -> Outcome:
         self._report("a full disk")
         run = self._fresh("full")
-        size = _checkpoint_bytes(self.scratch / "interrupted")
+        size = newest_bytes(self.scratch / "interrupted")
         log = self.scratch / "full.log"
         session = Session(lambda: self._on_a_tiny_disk(run, size, LogReporter(log)), log)
         self._sessions.append(session)
@@ -329,8 +331,3 @@ class Drill:
 
 def _last_words(session: Session) -> str:
     return " ".join(session.said().strip().splitlines()[-3:])
-
-
-def _checkpoint_bytes(run: Path) -> int:
-    newest = run / "checkpoints" / f"step-{newest_step(run):08d}"
-    return sum(path.stat().st_size for path in newest.glob("*"))

@@ -19,7 +19,7 @@ from toque.config import load_config
 from toque.errors import CheckFailed, CheckpointError, ConfigError, argument
 from toque.reporter import SILENT, Reporter
 from toque.workflows.drill.crash_test import Drill, Outcome
-from toque.workflows.drill.sessions import Session, newest_step, preload
+from toque.workflows.drill.sessions import Session, newest_bytes, preload
 from toque.workflows.results import Model, folder_of
 
 if TYPE_CHECKING:
@@ -176,8 +176,7 @@ def _scratch_beside(run: Path) -> Iterator[Path]:
 
 
 def _refuse_small_disk(run: Path) -> None:
-    newest = run / "checkpoints" / f"step-{newest_step(run):08d}"
-    size = sum(file.stat().st_size for file in newest.glob("*"))
+    size = newest_bytes(run)
     free = shutil.disk_usage(run).free
     if free < _COPIES * size:
         raise CheckpointError(

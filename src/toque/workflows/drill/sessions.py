@@ -75,10 +75,8 @@ class Session:
     def killed_after(self, seconds: float) -> bool:
         """Whether SIGKILL met it that long from now; False when it ended by itself before."""
         until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0:
-            if self.ended():
-                return False
-            time.sleep(min(left, _LOOK_EVERY))
+        if not self.wait_until(lambda: time.monotonic() >= until):
+            return False
         self.send(signal.SIGKILL)
         return self.wait() == -signal.SIGKILL
 
@@ -127,6 +125,16 @@ def newest_step(run: Path) -> int:
     return max(map(int, steps), default=0)
 
 
+def newest_checkpoint(run: Path) -> Path:
+    """The folder of the newest checkpoint, which need not be there."""
+    return run / "checkpoints" / f"step-{newest_step(run):08d}"
+
+
+def newest_bytes(run: Path) -> int:
+    """Bytes of the newest checkpoint; 0 without one."""
+    return sum(file.stat().st_size for file in newest_checkpoint(run).glob("*"))
+
+
 def events(run: Path) -> list[dict[str, Any]]:
     """The whole lines of `metrics.jsonl`; half a line of a killed writer is no event."""
     with suppress(OSError):
@@ -148,7 +156,7 @@ def facts_of(run: Path) -> Facts:
 
     Of a step that was done more than once, the loss reported last is what stands.
     """
-    last = run / "checkpoints" / f"step-{newest_step(run):08d}"
+    last = newest_checkpoint(run)
     files = {
         "weights": last / "model.safetensors",
         "optimizer": last / "optimizer.safetensors",
