@@ -30,7 +30,7 @@ def total_peak(peak: Peak, ranks: Ranks) -> Peak:
 
 
 def rank_summary(ranks: Ranks, device: str, rows: int) -> str:
-    """The line a shared run begins with, `rows` being a rank's of an update; "" when it is alone."""
+    """A shared run's first line, with the `rows` of a rank in an update; "" for one process."""
     if not ranks.is_distributed:
         return ""
     library = "nccl" if device.startswith("cuda") else "gloo"
