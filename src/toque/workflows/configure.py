@@ -30,6 +30,8 @@ def configure(base: Configured | None = None, /, **sections: Any) -> RunConfig:
     """
     values: Mapping[str, Any] = {}
     if isinstance(base, RunConfig):
+        if not sections:
+            return base
         values = base.model_dump(mode="json")
         # What is written down leaves the secret out; here it stays in the program.
         values["observe"]["webhook"] = base.observe.webhook

@@ -90,5 +90,9 @@ def load_start(model: nn.Module, path: Path) -> None:
                 "runs/cookbook/checkpoints/step-00000200, or a run."
             )
         folder = newest.path
-    checkpoint = verify_checkpoint(folder)
+    load_weights(model, verify_checkpoint(folder))
+
+
+def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
+    """Load the weights of a checkpoint: all of them, or those that are trained."""
     load_model_tensors(model, checkpoint.tensors("model"), where=str(checkpoint.path))
