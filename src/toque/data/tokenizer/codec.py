@@ -15,14 +15,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer
 
 from toque.data.tokenizer.char_fallbacks import Rewriter
-from toque.data.tokenizer.folder import SpecialTokens, TokenizerFolder, read_folder
+from toque.data.tokenizer.folder import TokenizerFolder, read_folder
 from toque.data.tokenizer.word_cache import WordTable, kind_of
 
 NEWLINE = "<newline>"
@@ -64,21 +63,13 @@ class Codec:
         word_kind: how it cuts words, where a text's ids are its words' side by side, else None.
     """
 
-    def __init__(
-        self,
-        tokenizer_json: str,
-        *,
-        name: str,
-        specials: SpecialTokens,
-        settings: dict[str, Any],
-        tokenizer: Tokenizer | None = None,
-    ) -> None:
-        tokenizer = tokenizer or Tokenizer.from_str(tokenizer_json)
+    def __init__(self, source: TokenizerFolder) -> None:
+        tokenizer, tokenizer_json, specials = source.tokenizer, source.json, source.specials
         # "<|endoftext|>" written in a scraped page is text, not the end of a recipe.
         tokenizer.encode_special_tokens = True
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        self.name = name
+        self.name = source.name
         holds_newline = _holds_newline(tokenizer)
         self.newline_id = None if holds_newline else _newline_token(tokenizer)
         if self.newline_id is None and not holds_newline:
@@ -86,8 +77,7 @@ class Codec:
             self.newline_id = _id_of(tokenizer, NEWLINE)
             tokenizer_json = tokenizer.to_str()
         self._json = tokenizer_json
-        self._settings = settings
-        self._specials = specials
+        self._settings, self._specials = source.settings, specials
         self._tokenizer = tokenizer
         self.sha256 = hashlib.sha256(tokenizer_json.encode()).hexdigest()
         self.vocab_size = _size_of(tokenizer)
@@ -236,14 +226,7 @@ def load_codec(folder: Path | str) -> Codec:
         DataError: no such folder, no `tokenizer.json` in it, one that cannot be read, or a
             vocabulary without an end token.
     """
-    read: TokenizerFolder = read_folder(Path(folder))
-    return Codec(
-        read.json,
-        name=read.name,
-        specials=read.specials,
-        settings=read.settings,
-        tokenizer=read.tokenizer,
-    )
+    return Codec(read_folder(Path(folder)))
 
 
 def _holds_newline(tokenizer: Tokenizer) -> bool:

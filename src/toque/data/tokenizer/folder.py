@@ -41,7 +41,7 @@ class SpecialTokens:
 
 @dataclass(frozen=True)
 class TokenizerFolder:
-    """What a folder says about its tokenizer."""
+    """A tokenizer with its file's text, and what its folder says about it."""
 
     name: str
     json: str
