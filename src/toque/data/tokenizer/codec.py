@@ -10,19 +10,17 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer
 
 from toque.data.tokenizer.char_fallbacks import Rewriter
 from toque.data.tokenizer.folder import TokenizerFolder, read_folder
-from toque.data.tokenizer.word_cache import WordTable, kind_of
+from toque.data.tokenizer.word_cache import Encoded, WordTable, kind_of
 
 NEWLINE = "<newline>"
 _EXTRA = re.compile(r"<extra_id_(\d+)>")
@@ -31,23 +29,6 @@ _SAMPLE = 32
 """Texts of every batch whose fast ids are compared with the tokenizer's own."""
 _PREFIX = 4096
 """Characters of each that are: a whole recipe, the beginning of a book."""
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """Many texts as ids.
-
-    Attributes:
-        flat: all ids joined, uint32.
-        ends: for each text the position after its last id, int64.
-        lost: characters that became unknown tokens, and how often.
-        disagreed: whether the fast way gave other ids than the tokenizer and was left.
-    """
-
-    flat: NDArray[np.uint32]
-    ends: NDArray[np.int64]
-    lost: Counter[str]
-    disagreed: bool = False
 
 
 class Codec:
@@ -180,22 +161,15 @@ class Codec:
         )
 
     def _encode_words(self, words: WordTable, texts: Sequence[str]) -> Encoded:
-        found = words.encode(texts)
-        if not len(found.odd):
-            return Encoded(found.flat, found.ends, found.lost)
-        odd = self._encode_whole([texts[i] for i in found.odd.tolist()])
-        lengths = np.diff(found.ends, prepend=0)
-        parts: list[NDArray[np.uint32]] = []
-        at = 0
-        rows = np.split(odd.flat, odd.ends[:-1])
-        for end, length, row in zip(
-            found.ends[found.odd].tolist(), lengths[found.odd].tolist(), rows, strict=True
-        ):
-            parts += [found.flat[at : end - length], row]
-            at = end
-        lengths[found.odd] = np.diff(odd.ends, prepend=0)
-        flat = np.concatenate([*parts, found.flat[at:]])
-        return Encoded(flat, np.cumsum(lengths), found.lost + odd.lost)
+        found, odd = words.encode(texts)
+        if not len(odd):
+            return found
+        whole = self._encode_whole([texts[i] for i in odd.tolist()])
+        lengths, ends = np.diff(found.ends, prepend=0), found.ends[odd]
+        pieces = np.split(found.flat, np.column_stack([ends - lengths[odd], ends]).ravel())
+        pieces[1::2] = np.split(whole.flat, whole.ends[:-1])
+        lengths[odd] = np.diff(whole.ends, prepend=0)
+        return Encoded(np.concatenate(pieces), np.cumsum(lengths), found.lost + whole.lost)
 
     def _encode_whole(self, texts: Sequence[str]) -> Encoded:
         rewritten = [self.normalise(text) for text in texts]

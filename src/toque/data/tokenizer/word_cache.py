@@ -39,20 +39,20 @@ _SPACED = re.compile(r"\A(?! {2,}\Z).*\s", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Words:
-    """Texts as ids, by their words.
+class Encoded:
+    """Many texts as ids.
 
     Attributes:
         flat: all ids joined, uint32.
-        ends: for each text the position after its last id.
-        odd: texts that must be tokenised whole; what `flat` holds of them means nothing.
+        ends: for each text the position after its last id, int64.
         lost: characters that became unknown tokens, and how often.
+        disagreed: whether the fast way gave other ids than the tokenizer and was left.
     """
 
     flat: NDArray[np.uint32]
     ends: NDArray[np.int64]
-    odd: NDArray[np.int64]
     lost: Counter[str]
+    disagreed: bool = False
 
 
 def _spaces_word(run: re.Match[bytes]) -> bytes:
@@ -107,8 +107,13 @@ class WordTable:
         self._odd_id = self._end_id - 1
         self._forget()
 
-    def encode(self, texts: Sequence[str]) -> Words:
-        """The ids of `texts`, rewritten as the vocabulary needs it."""
+    def encode(self, texts: Sequence[str]) -> tuple[Encoded, NDArray[np.int64]]:
+        """The ids of `texts`, rewritten as the vocabulary needs it.
+
+        Returns:
+            Also the numbers of the odd texts, which must be tokenised whole: what stands for them
+            among the ids means nothing.
+        """
         lost: Counter[str] = Counter()
         slices = range(0, len(texts), _SLICE)
         joined = b"".join([self._slice(texts[at : at + _SLICE], lost) for at in slices])
@@ -116,7 +121,7 @@ class WordTable:
         ends = np.flatnonzero(found == self._end_id)
         odd = np.unique(np.searchsorted(ends, np.flatnonzero(found == self._odd_id)))
         flat = found[found != self._end_id].astype(np.uint32)
-        return Words(flat, ends - np.arange(len(ends)), odd, lost)
+        return Encoded(flat, ends - np.arange(len(ends)), lost), odd
 
     def _slice(self, texts: Sequence[str], lost: Counter[str]) -> bytes:
         """The ids of some texts, the mark of the end after each, as bytes."""
