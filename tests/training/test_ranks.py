@@ -17,7 +17,6 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
-from fixtures.epoch_plans import steps
 from toque.cli import main
 from toque.data.loader.batch_stream import Step
 from toque.errors import ConfigError, DataError
@@ -26,6 +25,7 @@ from toque.training.distributed.launch import joined
 from toque.training.distributed.rank_failures import RankFailures
 from toque.training.events import Requests
 from toque.training.runtime import set_deterministic
+from toque.units import Cursor
 
 SCRIPT = Path(__file__).parent / "shared_run.py"
 
@@ -127,7 +127,8 @@ def test_two_processes_train_as_one(seen, alone, family):
 
 
 def updates(family: str, n: int, ranks: Ranks) -> list[Step]:
-    return list(itertools.islice(steps(shared_run.stream(family, ranks)), n))
+    stream = shared_run.stream(family, ranks)
+    return list(itertools.islice(stream.starting_at(Cursor()), n))
 
 
 def test_some_update_leaves_a_rank_without_rows():

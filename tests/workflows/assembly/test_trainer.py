@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from transformers import AutoModelForCausalLM, GPT2Config
 
-from fixtures.epoch_plans import steps
 from toque.data.loader.batch_stream import BatchStream
 from toque.data.loader.collate import Layout
-from toque.data.loader.epoch_plan import EpochPlan
+from toque.data.loader.epoch_plan import Cursor, EpochPlan
 from toque.data.loader.packing import RowShape
 from toque.models.flops import flops_per_token
 from toque.workflows.assembly.trainer import flops_of
@@ -40,7 +39,7 @@ def test_a_decoders_head_is_counted_for_the_labels_of_its_batches():
     )
     stream = BatchStream(plan, Layout(Listed(), shape=shape, pad_id=0), prompts, targets)
     labels = tokens = 0
-    for step in steps(stream):
+    for step in stream.starting_at(Cursor()):
         labels, tokens = labels + step.batch.n_targets, tokens + step.n_tokens
         if step.cursor.epoch:
             break

@@ -5,6 +5,7 @@ The cursor travels with the batch, so prefetching cannot misreport what was trai
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -134,3 +135,10 @@ class BatchStream:
             )
             for i, (start, update) in enumerate(updates.items())
         }
+
+    def starting_at(self, cursor: Cursor) -> Iterator[Step]:
+        """Updates from `cursor` on, without end."""
+        while True:
+            step = self.at(cursor)
+            cursor = step.cursor
+            yield step
