@@ -9,17 +9,18 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Final
 
 import numpy as np
 
 from toque.evaluation.bootstrap import Estimate, Floats, PerText, estimates
 from toque.evaluation.text_metrics.bleu_chrf import bleu_counts, bleu_of, chrf_counts, chrf_of
-from toque.evaluation.text_metrics.ngram_overlap import MAX_PAIRS
-from toque.evaluation.text_metrics.repetition import Distinct, repetition
+from toque.evaluation.text_metrics.ngram_overlap import MAX_PAIRS, grams
+from toque.evaluation.text_metrics.repetition import distinct, repetition
 from toque.evaluation.text_metrics.rouge import NAMES as ROUGE_NAMES
 from toque.evaluation.text_metrics.rouge import rouge_f1
-from toque.evaluation.text_metrics.token_hashes import words
+from toque.evaluation.text_metrics.token_hashes import U64, words
 from toque.evaluation.text_samples import Sample
 
 GROUPS: Final = ("bleu", "chrf", "rouge", "repetition", "recipe")
@@ -65,18 +66,13 @@ class TextScores:
         self._rows: dict[str, list[Floats]] = defaultdict(list)
         self._labels: dict[str, list[str]] = defaultdict(list)
         self._texts: tuple[list[str], list[str]] = ([], [])
-        self._distinct = [Distinct(1), Distinct(2)] if "repetition" in self.groups else []
+        self._grams: dict[int, list[U64]] = {1: [], 2: []} if "repetition" in self.groups else {}
 
     def add(self, samples: Iterable[Sample]) -> None:
         """Score these texts, too."""
-        waiting: list[Sample] = []
-        for sample in samples:
-            waiting.append(sample)
-            if len(waiting) == PART:
-                self._add_part(waiting)
-                waiting = []
-        if waiting:
-            self._add_part(waiting)
+        remaining = iter(samples)
+        while part := list(islice(remaining, PART)):
+            self._add_part(part)
 
     def _add_part(self, samples: Sequence[Sample]) -> None:
         texts = [sample.text for sample in samples]
@@ -112,10 +108,10 @@ class TextScores:
             rows[missing] = np.nan
         if missing.all():
             found = {}
-        if self._distinct and cut is not None:
+        if self._grams and cut is not None:
             found["repetition"] = repetition(cut)[:, None]
-            for counter in self._distinct:
-                counter.add(cut)
+            for n, parts in self._grams.items():
+                parts.append(grams(cut, n)[0])
         return found
 
     def _append(self, name: str, rows: Floats, before: int) -> None:
@@ -128,9 +124,9 @@ class TextScores:
         """Scores of all texts so far; a user's metric that raises is left out and named."""
         measures = {name: self._measure(name, rows) for name, rows in self._rows.items()}
         totals: dict[str, Estimate] = {}
-        for counter in self._distinct:
-            if (score := counter.score) is not None:  # resampling a set of texts only lowers it
-                totals[f"distinct_{counter.n}"] = Estimate(score, None, None, self.n_texts)
+        for n, parts in self._grams.items():
+            if (score := distinct(parts)) is not None:  # resampling a set of texts only lowers it
+                totals[f"distinct_{n}"] = Estimate(score, None, None, self.n_texts)
         for path, metric in self.user_metrics.items():
             try:
                 self._call(path, metric, measures, totals)
