@@ -63,7 +63,7 @@ class TextScores:
     def __post_init__(self) -> None:
         self.n_texts = 0
         self.failed: dict[str, str] = {}
-        self._rows: dict[str, list[Floats]] = defaultdict(list)
+        self._rows: dict[str, list[tuple[int, Floats]]] = defaultdict(list)
         self._labels: dict[str, list[str]] = defaultdict(list)
         self._texts: tuple[list[str], list[str]] = ([], [])
         self._grams: dict[int, list[U64]] = {1: [], 2: []} if "repetition" in self.groups else {}
@@ -78,11 +78,11 @@ class TextScores:
         texts = [sample.text for sample in samples]
         before, self.n_texts = self.n_texts, self.n_texts + len(samples)
         for name, rows in self._columns(texts, [sample.reference for sample in samples]).items():
-            self._append(name, rows, before)
+            self._rows[name].append((before, rows))
         if "recipe" in self.groups:
             for name in dict.fromkeys(name for sample in samples for name in sample.metrics):
                 values = [sample.metrics.get(name, np.nan) for sample in samples]
-                self._append(name, np.array(values, float)[:, None], before)
+                self._rows[name].append((before, np.array(values, float)[:, None]))
         for sample in samples:
             for slicing, label in sample.slices.items():
                 self._labels[slicing].append(label)
@@ -114,12 +114,6 @@ class TextScores:
                 parts.append(grams(cut, n)[0])
         return found
 
-    def _append(self, name: str, rows: Floats, before: int) -> None:
-        known = sum(len(part) for part in self._rows[name])
-        if known < before:  # no text so far had this score
-            self._rows[name].append(np.full((before - known, rows.shape[1]), np.nan))
-        self._rows[name].append(rows)
-
     def result(self, *, resamples: int = 1000) -> Scores:
         """Scores of all texts so far; a user's metric that raises is left out and named."""
         measures = {name: self._measure(name, rows) for name, rows in self._rows.items()}
@@ -142,10 +136,10 @@ class TextScores:
                 sizes.setdefault(slicing, {})[label] = len(rows)
         return Scores(self.n_texts, overall, slices, sizes, self.failed)
 
-    def _measure(self, name: str, parts: Sequence[Floats]) -> PerText:
-        rows = np.concatenate(parts)
-        missing = self.n_texts - len(rows)
-        rows = np.concatenate([rows, np.full((missing, rows.shape[1]), np.nan)])
+    def _measure(self, name: str, parts: Sequence[tuple[int, Floats]]) -> PerText:
+        rows = np.full((self.n_texts, parts[0][1].shape[1]), np.nan)
+        for first, part in parts:  # a part whose texts have no such score is not there
+            rows[first : first + len(part)] = part
         if name not in {"bleu", "chrf"}:
             return PerText.mean(rows[:, 0])
         applies = ~np.isnan(rows[:, 0])
