@@ -72,7 +72,14 @@ class Codec:
             tokenizer, unk_id=self.unk_id, specials=[t.content for t in added if t.special]
         )
         self.word_kind = kind_of(tokenizer_json)
-        self._words = self._word_table()
+        self._words: WordTable | None = None
+        if self.word_kind is not None:
+            self._words = WordTable(
+                self.rewriter,
+                kind=self.word_kind,
+                break_id=self.newline_id,
+                vocab_size=self.vocab_size,
+            )
 
     def normalise(self, text: str) -> str:
         """`text` with what this vocabulary cannot hold replaced: 1½ -> 1 1/2, ñ -> n, { -> (.
@@ -147,18 +154,6 @@ class Codec:
     def _tokenize(self, texts: list[str]) -> list[list[int]]:
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
-
-    def _word_table(self) -> WordTable | None:
-        if self.word_kind is None:
-            return None
-        return WordTable(
-            self._tokenizer,
-            self.rewriter,
-            kind=self.word_kind,
-            break_id=self.newline_id,
-            unk_id=self.unk_id,
-            vocab_size=self.vocab_size,
-        )
 
     def _encode_words(self, words: WordTable, texts: Sequence[str]) -> Encoded:
         found, odd = words.encode(texts)

@@ -19,7 +19,6 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
 from toque.data.tokenizer.char_fallbacks import Rewriter
 
@@ -82,21 +81,21 @@ class WordTable:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
         rewriter: Rewriter,
         *,
         kind: Kind,
         break_id: int | None,
-        unk_id: int | None,
         vocab_size: int,
     ) -> None:
-        self._tokenizer = tokenizer
-        self._rewriter = rewriter
+        self._rewriter, self._tokenizer, self._unk_id = (
+            rewriter,
+            rewriter.tokenizer,
+            rewriter.unk_id,
+        )
         self._spaced = kind == "byte-level"
         self._break_id = break_id
-        self._unk_id = unk_id
         # A special token's text is read as text; other added tokens are found before words are.
-        added = tokenizer.get_added_tokens_decoder().values()
+        added = self._tokenizer.get_added_tokens_decoder().values()
         self._added = [token.content for token in added if not token.special]
         # NeoX has tokens of several spaces.
         self._runs = self._spaced and not any(map(str.isspace, self._added))
