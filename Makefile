@@ -46,6 +46,7 @@ docs: $(READY)  ## the documentation site, into build/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict && echo "Open build/site/index.html"
 
 bench: $(READY)  ## the benchmarks of speed, about 25 minutes; each prints one JSON record
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[bench]'
 	@bad=; for file in bench/speed/*.py; do $(BIN)/python "$$file" || bad="$$bad $$file"; done; \
 	[ -z "$$bad" ] || { echo "Void or failed:$$bad" >&2; exit 1; }
 

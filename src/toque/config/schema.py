@@ -141,8 +141,10 @@ class OptimConfig(Config):
 
     name: Literal["adamw", "adafactor", "muon", "adamw8bit"] = "adamw"
     """adamw: decoupled weight decay. muon: orthogonalised updates of the inner matrices, AdamW for
-    the rest; the same peak_lr serves. To save memory: adamw8bit keeps 2 bytes a weight where AdamW
-    keeps 8, adafactor next to none."""
+    the rest. adamw8bit keeps 2 bytes a weight where AdamW keeps 8. Their peak_lr is AdamW's.
+    adafactor keeps next to nothing; its peak_lr is relative to the size of each weight and capped
+    at 1 / sqrt(step): 1e-3 to fine-tune a T5, 1e-2 to train one from scratch, schedule constant.
+    Weights that begin at zero move very slowly under it: not for adapters."""
     peak_lr: Annotated[float, Field(gt=0)] = 3e-4
     """Highest learning rate, reached when warmup ends."""
     schedule: Literal["constant", "linear", "cosine", "cosine_restarts", "inverse_sqrt", "wsd"] = (
