@@ -87,11 +87,8 @@ class WordTable:
         break_id: int | None,
         vocab_size: int,
     ) -> None:
-        self._rewriter, self._tokenizer, self._unk_id = (
-            rewriter,
-            rewriter.tokenizer,
-            rewriter.unk_id,
-        )
+        self._rewriter, self._tokenizer = rewriter, rewriter.tokenizer
+        self._unk_id = rewriter.unk_id
         self._spaced = kind == "byte-level"
         self._break_id = break_id
         # A special token's text is read as text; other added tokens are found before words are.
