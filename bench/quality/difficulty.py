@@ -20,7 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import harness
 import labelled_recipes
 
-from toque.cooking.labels.difficulty import report_difficulty
+from toque.cooking.labels.difficulty import difficulty_of
+from toque.cooking.labels.recipe_features import read
 from toque.cooking.recipe import Recipe
 
 FILES = ("foodcom_RAW_recipes.csv", "epicurious_nutrition.jsonl.gz")
@@ -36,7 +37,8 @@ def labels(record: dict[str, Any]) -> labelled_recipes.Labels:
         easy = any("easy" in tag for tag in tags)
     else:
         return
-    report = report_difficulty(Recipe(record["title"], *texts, minutes=record.get("minutes")))
+    recipe = Recipe(record["title"], *texts, minutes=record.get("minutes"))
+    report = difficulty_of(read(recipe))
     yield "_refined", (easy, report.level == "easy")
     yield "_bounds", (easy, report.by_bounds == "easy")
 

@@ -33,11 +33,12 @@ import harness
 import peers
 from labelled_recipes import half_of
 
-from toque.cooking.ingredients.amounts import Amount
-from toque.cooking.ingredients.fractions import WORDS, number
+from toque.cooking.ingredients.amounts import Amount, IngredientLine
 from toque.cooking.ingredients.names import stem
-from toque.cooking.ingredients.parser import IngredientLine, parse_line
-from toque.cooking.ingredients.units import unit_of
+from toque.cooking.ingredients.numbers import number
+from toque.cooking.ingredients.parser import parse_line
+from toque.cooking.ingredients.tokens import WORDS
+from toque.cooking.ingredients.units import SPELLINGS
 from toque.cooking.ingredients.vocabulary import SIZES
 
 TAGGER = "taggers/averaged_perceptron_tagger_eng"
@@ -50,7 +51,7 @@ def gold_quantities(text: str) -> Counter[tuple[float, float]]:
     found: Counter[tuple[float, float]] = Counter()
     for word in text.lower().split():
         if word in WORDS:
-            found[WORDS[word]] += 1
+            found[(WORDS[word], WORDS[word])] += 1
             continue
         bounds = [_gold_number(part) for part in word.rstrip("x").split("-") if part]
         found[(bounds[0], bounds[-1])] += 1
@@ -67,10 +68,9 @@ def _gold_number(text: str) -> float:
 def gold_units(text: str) -> Counter[str]:
     """The units of a gold field under their one names, sizes left out."""
     words = _FLUID.sub("floz", text).split()
-    names = [
-        unit.name if (unit := unit_of(w)) else w.lower() for w in words if w.lower() not in SIZES
-    ]
-    return Counter(names)
+    names = (w.rstrip(".") for w in words if w.lower() not in SIZES)
+    units = ((SPELLINGS.get(name) or SPELLINGS.get(name.lower()), name) for name in names)
+    return Counter(unit.name if unit else name.lower() for unit, name in units)
 
 
 def normal_name(text: str) -> str:

@@ -37,6 +37,7 @@ from toque.evaluation.heldout_loss import subset
 from toque.training.runtime import Runtime
 from toque.workflows.assembly.batches import build_stream
 from toque.workflows.assembly.data import open_store
+from toque.workflows.assembly.setup import Setup
 from toque.workflows.assembly.task_scores import choose_classes, classes_of
 from toque.workflows.open_model import OpenedModel, open_model
 
@@ -154,9 +155,8 @@ def compare(
     asked = subset(asked, most)
     runtime = Runtime.detect(precision=config.train.precision, fp16_is_safe=False)
     stream = build_stream(config, store, opened.model)
-    run = harness.timed(
-        lambda: choose_classes(store, stream, runtime, opened.model, task=task, rows=asked)
-    )
+    setup = Setup(config, store, opened.model, stream, runtime)
+    run = harness.timed(lambda: choose_classes(setup, task, asked))
     chosen = run.value
     truths = np.array([names.index(truth) for truth in chosen.truths])
     of_learnt = np.array([names.index(codec.decode(store.target(r))) for r in learnt.tolist()])
@@ -187,7 +187,7 @@ def compare(
 def measure(a: argparse.Namespace) -> harness.Result:
     """Compare every task: what the model and the baselines score stands side by side in `ours`."""
     config = load_config(f"{a.run}/config.yaml", []).config
-    opened, store = open_model(a.run), open_store(config)
+    opened, store = open_model(Path(a.run)), open_store(config)
     opened.check_tokenizer(store)
     tasks = a.task or [task for task in config.data.tasks if task in ORIGINS]
     return harness.Result(

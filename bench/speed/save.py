@@ -186,7 +186,7 @@ def _synchronous(work: Path) -> dict[str, float]:
 
     config = load_config(str(work / "config.yaml"), []).config
     with in_outline(config, TokenStore.open(config.data.store)) as model:
-        shapes = {n: tuple(t.shape) for n, t in model_tensors(model, trainable_only=False).items()}
+        shapes = {n: tuple(t.shape) for n, t in model_tensors(model).items()}
     made = {name: torch.randn(shape) for name, shape in shapes.items()}
     moments = {f"{n}/{m}": t.clone() for n, t in made.items() for m in ("exp_avg", "exp_avg_sq")}
     store, seconds, saved = CheckpointStore(work / "synchronous"), [], None

@@ -38,12 +38,6 @@ class ToqueError(Exception):
         """The message, with arguments as Python names them."""
         return self.message(str)
 
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        """Names of the arguments that the message is about, in its order."""
-        names = (found.partition("=")[0] for found in _MARKED.findall(super().__str__()))
-        return tuple(dict.fromkeys(names))
-
     def message(self, name: Callable[[str], str]) -> str:
         """The message, with every argument as `name` puts it.
 

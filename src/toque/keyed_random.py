@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 U64 = NDArray[np.uint64]
 
+GOLDEN = 0x9E3779B97F4A7C15
+"""SplitMix64's increment: 2^64 divided by the golden ratio."""
 _ROUNDS = 6
 _MASK = (1 << 64) - 1
 
@@ -21,7 +23,7 @@ def mix(value: int) -> int:
     >>> mix(0) != mix(1)
     True
     """
-    z = (value + 0x9E3779B97F4A7C15) & _MASK
+    z = (value + GOLDEN) & _MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
     return z ^ (z >> 31)
@@ -69,7 +71,7 @@ def mixed(values: U64) -> U64:
 
 
 def _mix_array(values: U64) -> U64:
-    return mixed(values + np.uint64(0x9E3779B97F4A7C15))
+    return mixed(values + np.uint64(GOLDEN))
 
 
 def shuffle(n: int, *, key: int) -> NDArray[np.int64]:

@@ -82,11 +82,8 @@ class Duration:
         return cls(amount, unit)  # type: ignore[arg-type]  # checked against UNITS above
 
     def __str__(self) -> str:
-        return (
-            f"{self.amount:g} {self.unit}"
-            if self.amount < 1e6
-            else f"{self.amount:.0f} {self.unit}"
-        )
+        number = f"{self.amount:g}" if self.amount < 1e6 else f"{self.amount:.0f}"
+        return f"{number} {self.unit}"
 
     def measure(self, progress: Progress, whole: Duration | None = None) -> float:
         """`progress` in this duration's unit; for "%", per cent of `whole`.

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from toque.evaluation.bootstrap import PerText, draws, estimates
-from toque.evaluation.text_metrics.repetition import Distinct, repetition
+from toque.evaluation.text_metrics.ngram_overlap import grams
+from toque.evaluation.text_metrics.repetition import distinct, repetition
 from toque.evaluation.text_metrics.token_hashes import words
 from toque.evaluation.text_samples import Sample
 from toque.evaluation.text_scores import PART, TextScores
@@ -114,8 +115,6 @@ def test_repetition_and_distinct_by_hand():
     found = repetition(words(["a b c d e", "stir and stir and stir and stir and", "a b c", ""]))
     assert found[:2].tolist() == [0.0, 0.6]
     assert np.isnan(found[2:]).all()
-    counter = Distinct(2)
-    counter.add(words(["a b a b", "b a"]))  # ab ba ab, ba
-    counter.add(words(["a c"]))
-    assert counter.score == 3 / 5
-    assert Distinct(1).score is None
+    parts = [words(["a b a b", "b a"]), words(["a c"])]  # ab ba ab, ba; ac
+    assert distinct([grams(part, 2)[0] for part in parts]) == 3 / 5
+    assert distinct([]) is None

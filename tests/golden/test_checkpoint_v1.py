@@ -69,7 +69,7 @@ def write() -> None:
     versions = {"toque": "0.1", "torch": "2.13.0", "python": "3.11"}
     store = CheckpointStore(FOLDER, identity=RunIdentity("c0", "da7a", versions))
     tensors = {
-        "model": model_tensors(model, trainable_only=False),
+        "model": model_tensors(model),
         "optimizer": optimizer_tensors(optimizer, model),
     }
     store.save(STEP, tensors, STATE)
@@ -84,7 +84,7 @@ def test_a_checkpoint_of_format_1_loads_to_the_same_loss(*, regenerate: bool) ->
     assert found.state() == STATE
     model, optimizer = parts()
     fresh = float(loss_sum(model, batch()).detach()) / 64
-    load_model_tensors(model, found.tensors("model"), trainable_only=False, where="v1")
+    load_model_tensors(model, found.tensors("model"), where="v1")
     load_optimizer_tensors(optimizer, model, found.tensors("optimizer"), where="v1")
     losses = (updated(model, optimizer), updated(model, optimizer))
     assert losses == pytest.approx(LOSSES, abs=1e-5)

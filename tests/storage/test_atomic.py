@@ -32,8 +32,8 @@ def test_files_are_durable_before_the_folder_gets_its_name(tmp_path):
     entries = write_folder(tmp_path / "step", {"a": b"12", "b": b"345"}, after=stages.append)
     assert stages == [
         "mkdir",
-        *("write a", "fsync a"),
-        *("write b", "fsync b"),
+        *("write a", "write b"),
+        *("fsync a", "fsync b"),
         *("fsync folder", "rename", "fsync parent"),
     ]
     assert [(e.file, e.bytes) for e in entries] == [("a", 2), ("b", 3)]

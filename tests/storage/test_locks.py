@@ -10,13 +10,13 @@ import pytest
 
 from toque.errors import CheckpointError
 from toque.storage.locks import file_lock
-from toque.training.checkpoint.run_lock import run_lock
+from toque.training.checkpoint.store import run_lock
 
 HOLD = """
 import sys
 import time
 from pathlib import Path
-from toque.training.checkpoint.run_lock import run_lock
+from toque.training.checkpoint.store import run_lock
 with run_lock(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

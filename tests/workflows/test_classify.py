@@ -15,7 +15,7 @@ from toque.cooking.cookbook.generate import write_cookbook
 from toque.cooking.prompts import CLASSES
 from toque.errors import ConfigError
 from toque.workflows.assembly.data import open_store
-from toque.workflows.classify import questions
+from toque.workflows.prompt_files import read_prompts
 
 SHAPES = {
     "t5": "{d_model: 16, d_kv: 8, d_ff: 16, num_layers: 1, num_heads: 2, dropout_rate: 0.0}",
@@ -88,11 +88,11 @@ def test_questions_are_in_the_trained_form(tmp_path: Path) -> None:
         '{"title": "Toast", "ingredients": ["2 slices bread"], "steps": ["Toast it."]}\n'
     )
     asks = "Rate how difficult this recipe is (easy, medium or hard): "
-    assert questions(["Egg"], file, task="difficulty", raw=False) == [
+    assert read_prompts(["Egg"], file, task="difficulty", raw=False) == [
         f"{asks}Egg\nIngredients: \n",
         f"{asks}Toast\nIngredients: bread, butter\n",
         "as it is",
         f"{asks}Toast\nIngredients: bread\n1. Toast it.",
     ]
-    assert questions(["Egg: a"], None, task="nutrition", raw=False)[0].endswith(": Egg\n- a")
-    assert questions(["Egg: a"], None, task=None, raw=False) == ["Egg: a"]
+    assert read_prompts(["Egg: a"], None, task="nutrition", raw=False)[0].endswith(": Egg\n- a")
+    assert read_prompts(["Egg: a"], None, task=None, raw=False) == ["Egg: a"]

@@ -12,7 +12,7 @@ import toque
 from toque.config import RunConfig, load_config
 from toque.cooking.cookbook.generate import write_cookbook
 from toque.errors import CheckpointError, ConfigError
-from toque.training.checkpoint.run_lock import run_lock
+from toque.training.checkpoint.store import run_lock
 from toque.workflows.forecast import course_of, space_of
 from toque.workflows.show import show
 

@@ -10,7 +10,6 @@ from cyclopts import App, CycloptsError, Parameter
 from toque.cli import launch as several
 from toque.cli.commands_data import cookbook, prepare, presets, report, show, show_batch, verify
 from toque.cli.commands_run import ablate, check, demo, drill, evaluate, export, generate, train
-from toque.cli.redact import without_secrets
 from toque.errors import ConfigError, ToqueError
 from toque.version import __version__
 
@@ -44,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     # Trackers note the command line they find; a webhook's address is a secret.
-    sys.argv[1:] = without_secrets(sys.argv[1:])
+    sys.argv[1:] = several.without_secrets(sys.argv[1:])
     code = _ended(words)
     if several.one_of_several():
         several.leave(code)

@@ -47,13 +47,13 @@ def prepare(config: str, /, *overrides: Overrides, replace: bool = False) -> Non
     # A process of one thread forks its workers; numpy would start one for each core.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     settings = load(config, overrides).config
-    from toque.cli.data_table import print_report
+    from toque.cli.tables import print_report
     from toque.workflows.prepare import in_a_line
     from toque.workflows.prepare import prepare as workflow
 
     result = workflow(settings, replace=replace, reporter=reporter())
     print_report(result.report)
-    made = in_a_line(result, settings)
+    made = in_a_line(result, settings.data.engine)
     print(f"{made} `toque report {result.store.path}` makes a page of this.")
 
 

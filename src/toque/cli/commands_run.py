@@ -6,7 +6,7 @@ Everything heavy is imported inside a command, so `--help` and a mistyped key an
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Sequence
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from toque.cli.commands_data import Overrides, load, reporter
-from toque.cli.redact import without_secrets
+from toque.cli.launch import without_secrets
 from toque.errors import ConfigError, Interrupted
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def generate(
         json: one JSON object a line.
     """
     prompts, chosen = prompt or [], choices or []
-    texts: Iterator[Written | Answer]
+    texts: Sequence[Written | Answer]
     if task is None and not chosen:
         from toque.workflows.generate import generate as workflow
 
@@ -190,11 +190,14 @@ def drill(
         seed: where random moments and bits come from.
         json: print one JSON object instead of a table.
     """
-    from toque.cli.drill_table import print_drill
+    from toque.cli.tables import print_drill
     from toque.workflows.drill.run import drill as workflow
 
     result = workflow(run, kills=kills, steps=steps, seed=seed, reporter=reporter())
-    print_drill(result, as_json=json)
+    if json:
+        print(dumps(result.record(), indent=1))
+    else:
+        print_drill(result)
     result.raise_if_failed()
 
 
@@ -210,7 +213,7 @@ def check(config: str, /, *overrides: Overrides, examples: int = 16) -> None:
         examples: examples in the update, from the shortest to the longest of the store.
     """
     settings = load(config, overrides).config
-    from toque.workflows.check.equivalence import check as workflow
+    from toque.workflows.check.run import check as workflow
 
     found = workflow(settings, examples=examples)
     print(found)

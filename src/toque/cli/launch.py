@@ -1,4 +1,4 @@
-"""Launchers such as torchrun: whether this is one of several processes, seen without torch."""
+"""Launched processes: their command line, and torchrun's siblings, seen without torch."""
 
 from __future__ import annotations
 
@@ -54,3 +54,12 @@ def leave(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def without_secrets(words: Sequence[str]) -> list[str]:
+    """The words of a command line with the address of a webhook left out.
+
+    >>> without_secrets(["train", "my.yaml", "observe.webhook=https://x/token", "seed=1"])
+    ['train', 'my.yaml', 'observe.webhook=...', 'seed=1']
+    """
+    return [w.partition("=")[0] + "=..." if "webhook" in w and "=" in w else w for w in words]

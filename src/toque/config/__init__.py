@@ -13,31 +13,14 @@ from toque.config.dump import (
     to_yaml,
 )
 from toque.config.resolve import Resolved, load_config, presets, resolve_values
-from toque.config.schema import (
-    DataConfig,
-    EarlyStopping,
-    EvaluationConfig,
-    ModelConfig,
-    ObserveConfig,
-    OptimConfig,
-    RunConfig,
-    SourceConfig,
-    TrainConfig,
-)
+from toque.config.schema import RunConfig, SourceConfig
 
 __all__ = [
     "SAFE_TO_CHANGE",
-    "DataConfig",
     "Difference",
-    "EarlyStopping",
-    "EvaluationConfig",
-    "ModelConfig",
-    "ObserveConfig",
-    "OptimConfig",
     "Resolved",
     "RunConfig",
     "SourceConfig",
-    "TrainConfig",
     "config_sha256",
     "configuration_page",
     "differences",

@@ -101,8 +101,8 @@ def _learning_rate(config: RunConfig) -> Iterator[Problem]:
             f"`optim.min_lr` is {optim.min_lr:g} and `optim.schedule` is constant, which never "
             "falls to it. Set `optim.min_lr` to 0 or take the schedule linear or cosine.",
         )
-    same_unit = optim.warmup.unit == stop_after.unit and optim.warmup.amount >= stop_after.amount
-    if same_unit or (optim.warmup.unit == "%" and optim.warmup.amount >= 100):
+    warmup = share_of(optim.warmup, stop_after)
+    if warmup is not None and warmup >= 1.0:
         yield Problem(
             ("optim.warmup", "train.stop_after"),
             f"`optim.warmup` is {str(optim.warmup)!r} of a run of {str(stop_after)!r}: the run "

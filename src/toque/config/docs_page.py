@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from pydantic import BaseModel
 
-from toque.config.dump import _flow
+from toque.config.dump import flow
 from toque.config.field_types import allowed_words
 from toque.config.schema import RunConfig
 from toque.config.suggestions import section_of
@@ -64,4 +64,4 @@ def _linked(text: str) -> str:
 
 def _default(section: type[BaseModel], name: str) -> str:
     values = section.model_construct().model_dump(mode="json", include={name})
-    return _flow(values[name])
+    return flow(values[name])

@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from toque.config.resolve import DEFAULT, Resolved, dotted, leaves
+from toque.config.resolve import DEFAULT, Resolved, leaves
 from toque.config.schema import RunConfig
-from toque.config.suggestions import Path
-from toque.config.yaml_reader import read_yaml
+from toque.config.yaml_reader import Path, dotted, read_yaml
 from toque.errors import ConfigError
 
 SAFE_TO_CHANGE = frozenset(
@@ -45,8 +44,7 @@ class Difference(NamedTuple):
     @property
     def is_safe(self) -> bool:
         """Whether a run may continue with the new value."""
-        parts = self.path.split(".")
-        return any(".".join(parts[:n]) in SAFE_TO_CHANGE for n in range(1, len(parts) + 1))
+        return any(f"{self.path}.".startswith(f"{safe}.") for safe in SAFE_TO_CHANGE)
 
 
 def differences(old: RunConfig, new: RunConfig) -> list[Difference]:
@@ -70,7 +68,7 @@ def config_sha256(config: RunConfig) -> str:
 
 def to_yaml(config: RunConfig) -> str:
     """The whole configuration as YAML that `load_config` reads back equal."""
-    return _write(config.model_dump(mode="json"), {})
+    return "".join(_mapping(config.model_dump(mode="json"), (), {}))
 
 
 def resolved_yaml(resolved: Resolved) -> str:
@@ -79,53 +77,37 @@ def resolved_yaml(resolved: Resolved) -> str:
     header = (
         "# Every setting of this run; a comment says where a value that is no default is from.\n"
     )
-    return header + _write(resolved.config.model_dump(mode="json"), notes)
-
-
-def _write(values: Mapping[str, Any], notes: Mapping[str, str]) -> str:
-    return "".join(f"{line}\n" for line in _mapping(values, (), notes))
+    return header + "".join(_mapping(resolved.config.model_dump(mode="json"), (), notes))
 
 
 def _mapping(values: Mapping[str, Any], path: Path, notes: Mapping[str, str]) -> Iterator[str]:
-    indent = "  " * len([part for part in path if isinstance(part, str)])
+    indent = "  " * sum(isinstance(part, str) for part in path)
     for name, value in values.items():
         here = (*path, name)
+        head = f"{indent}{flow(name)}:"
         if isinstance(value, Mapping) and value:
-            yield f"{indent}{_scalar(name)}:"
+            yield f"{head}\n"
             yield from _mapping(value, here, notes)
         elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
-            yield f"{indent}{_scalar(name)}:"
+            yield f"{head}\n"
             for i, item in enumerate(value):
-                lines = list(_mapping(item, (*here, i), notes))
-                yield f"{indent}- {lines[0].strip()}"
-                yield from lines[1:]
+                first, *rest = _mapping(item, (*here, i), notes)
+                yield f"{indent}- {first.lstrip()}"
+                yield from rest
         else:
-            note = notes.get(dotted(here))
-            written = f"{indent}{_scalar(name)}: {_flow(value)}"
-            yield f"{written}  # {_one_line(note)}" if note else written
+            note = " ".join(notes.get(dotted(here), "").split())
+            yield f"{head} {flow(value)}  # {note}\n" if note else f"{head} {flow(value)}\n"
 
 
-def _one_line(note: str) -> str:
-    return " ".join(note.split())
-
-
-def _flow(value: Any) -> str:
+def flow(value: Any) -> str:
+    """A plain value as YAML on one line."""
     if isinstance(value, Mapping):
-        inner = ", ".join(f"{_scalar(k)}: {_flow(v)}" for k, v in value.items())
-        return "{" + inner + "}"
+        return "{" + ", ".join(f"{flow(name)}: {flow(item)}" for name, item in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ", ".join(_flow(item) for item in value) + "]"
-    return _scalar(value)
-
-
-def _scalar(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return repr(value)
-    return value if _reads_back(value) else _quoted(value)
+        return "[" + ", ".join(map(flow, value)) + "]"
+    if isinstance(value, str):
+        return value if _reads_back(value) else _quoted(value)
+    return json.dumps(value)
 
 
 def _reads_back(text: str) -> bool:

@@ -10,8 +10,9 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from toque.config.cross_checks import Problem
-from toque.config.field_types import Secret, allowed_words
-from toque.config.suggestions import Path, find_field
+from toque.config.field_types import Secret, allowed_words, as_written
+from toque.config.suggestions import find_field
+from toque.config.yaml_reader import Path, dotted
 
 Origin = Callable[[Path], str]
 
@@ -34,14 +35,15 @@ def explain(error: ValidationError, given: Mapping[str, Any], origin: Origin) ->
 def explain_combination(problem: Problem, given: Mapping[str, Any], origin: Origin) -> str:
     """One paragraph about values that are each allowed and together impossible."""
     paths: list[Path] = [tuple(name.split(".")) for name in problem.paths]
-    written = [path for path in paths if _is_given(given, path)]
+    absent = object()
+    written = [path for path in paths if _at(given, path, absent) is not absent]
     prefix = f"{origin(written[0])}: " if written else ""
     return prefix + problem.message
 
 
 def _value(detail: ErrorDetails, given: Mapping[str, Any], origin: Origin) -> str:
     path = _setting(detail["loc"])
-    name = ".".join(str(part) for part in path)
+    name = dotted(path)
     if detail["type"] == "missing":
         meaning = _help(find_field(path))
         return f"{origin(path[:-1])}: `{name}` is missing. Write it. {meaning}".rstrip()
@@ -68,7 +70,7 @@ def _setting(location: tuple[int | str, ...]) -> Path:
 
 
 def _help(field: FieldInfo | None) -> str:
-    text = (field.description or "") if field is not None else ""
+    text = field.description if field is not None else None
     return f"It means: {' '.join(text.split())}" if text else ""
 
 
@@ -84,27 +86,15 @@ def _found(value: Any) -> str:
     if isinstance(value, list):
         return f"a list of {len(value)}" if value else "an empty list"
     if isinstance(value, bool | int | float):
-        return _word(value)
+        return as_written(value)
     text = str(value)
     return f'"{text[:80]}..."' if len(text) > 80 else f'"{text}"'
 
 
-def _word(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _at(given: Any, path: Path) -> Any:
+def _at(given: Any, path: Path, absent: Any = None) -> Any:
     for part in path:
         try:
             given = given[part]
         except (KeyError, IndexError, TypeError):
-            return None
+            return absent
     return given
-
-
-def _is_given(given: Any, path: Path) -> bool:
-    for part in path:
-        if not isinstance(given, Mapping) or part not in given:
-            return False
-        given = given[part]
-    return True

@@ -14,7 +14,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from urllib.parse import urlsplit
 
 import annotated_types
-from pydantic import AfterValidator, BaseModel, BeforeValidator, PlainSerializer, PlainValidator
+from annotated_types import Predicate
+from pydantic import BaseModel, BeforeValidator, PlainSerializer, PlainValidator
 
 from toque.errors import ConfigError
 from toque.units import Duration
@@ -36,61 +37,34 @@ def _duration(value: object) -> Duration:
         raise ValueError(str(error)) from error
 
 
-def _positive(value: Duration) -> Duration:
-    if value.amount <= 0:
-        raise ValueError("must be above zero")
-    return value
+def _is_length(value: Duration) -> bool:
+    return value.amount > 0 and value.unit != "%"
 
 
-def _length(value: Duration) -> Duration:
-    if value.unit == "%":
-        raise ValueError("a share needs a whole")
-    return _positive(value)
+def _is_batch(value: Duration) -> bool:
+    return value.amount > 0 and value.amount.is_integer() and value.unit in ("tokens", "examples")
 
 
-def _batch(value: Duration) -> Duration:
-    if value.unit not in ("tokens", "examples") or not value.amount.is_integer():
-        raise ValueError("not a number of tokens or examples")
-    return _positive(value)
+def _is_tokenizer(value: str) -> bool:
+    kind, _, size = value.partition(":")
+    return kind != "trained" or (size.isdecimal() and 512 <= int(size) <= 500_000)
 
 
-def _tokenizer(value: str) -> str:
-    kind, colon, size = value.partition(":")
-    if kind == "trained" and not (colon and size.isdecimal() and 512 <= int(size) <= 500_000):
-        raise ValueError("not a vocabulary size")
-    return value
+def _is_python_name(value: str) -> bool:
+    return re.fullmatch(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*", value) is not None
 
 
-def _metric(value: str) -> str:
-    if value not in METRIC_GROUPS and not _DOTTED.fullmatch(value):
-        raise ValueError("not a metric")
-    return value
-
-
-def _python_name(value: str) -> str:
-    if not _DOTTED.fullmatch(value):
-        raise ValueError("not module:name")
-    return value
-
-
-def _webhook(value: str) -> str:
+def _is_address(value: str) -> bool:
     if re.fullmatch(r"env:[A-Za-z_]\w*", value):
-        return value
+        return True
     parts = urlsplit(value)
-    blank = re.search(r"\s", value)
-    if parts.scheme not in ("http", "https") or not parts.hostname or blank:
-        raise ValueError("not an address")
-    return value
+    return (
+        parts.scheme in ("http", "https") and bool(parts.hostname) and not re.search(r"\s", value)
+    )
 
 
 def _public(value: str | None) -> str | None:
     return value if value is not None and value.startswith("env:") else None
-
-
-def _different(values: tuple[str, ...]) -> tuple[str, ...]:
-    if len(set(values)) < len(values):
-        raise ValueError("one of them twice")
-    return values
 
 
 def _tuple(value: object) -> object:
@@ -98,61 +72,51 @@ def _tuple(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
-_written = PlainSerializer(str, return_type=str)
+_Duration = Annotated[Duration, PlainValidator(_duration), PlainSerializer(str, return_type=str)]
 _UNITS = "steps, epochs, tokens, examples, minutes"
 
 AnyDuration = Annotated[
-    Duration,
-    PlainValidator(_duration),
-    _written,
-    Allowed(f'a number and a unit ({_UNITS} or %), e.g. "200 steps" or "10 %"'),
+    _Duration, Allowed(f'a number and a unit ({_UNITS} or %), e.g. "200 steps" or "10 %"')
 ]
 """A point or an interval of a run; zero is allowed."""
 
 Interval = Annotated[
-    Duration,
-    PlainValidator(_duration),
-    AfterValidator(_positive),
-    _written,
+    _Duration,
+    Predicate(lambda value: value.amount > 0),
     Allowed(f'a number above 0 and a unit ({_UNITS} or %), e.g. "200 steps"'),
 ]
 """Something that recurs."""
 
 RunLength = Annotated[
-    Duration,
-    PlainValidator(_duration),
-    AfterValidator(_length),
-    _written,
+    _Duration,
+    Predicate(_is_length),
     Allowed(f'a number above 0 and a unit ({_UNITS}), e.g. "3 epochs"'),
 ]
 """The whole of a run, so not a share of one."""
 
 BatchSize = Annotated[
-    Duration,
-    PlainValidator(_duration),
-    AfterValidator(_batch),
-    _written,
+    _Duration,
+    Predicate(_is_batch),
     Allowed('a whole number of tokens or examples, e.g. "16384 tokens" or "64 examples"'),
 ]
 """What one update sees."""
 
 TokenizerName = Annotated[
     str,
-    AfterValidator(_tokenizer),
+    Predicate(_is_tokenizer),
     Allowed("auto, a folder, a hub name, or trained:N with N from 512 to 500000"),
 ]
 """Where a tokenizer comes from."""
 
 METRIC_GROUPS = ("auto", "bleu", "chrf", "rouge", "repetition", "recipe")
-_DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")
 MetricName = Annotated[
     str,
-    AfterValidator(_metric),
+    Predicate(lambda value: value in METRIC_GROUPS or _is_python_name(value)),
     Allowed(f"{', '.join(METRIC_GROUPS)} or module:function"),
 ]
 """A metric of written texts: one that comes with Toque, or a function of the user's."""
 
-PythonName = Annotated[str, AfterValidator(_python_name), Allowed("module:name")]
+PythonName = Annotated[str, Predicate(_is_python_name), Allowed("module:name")]
 """Something of the user's own, importable."""
 
 
@@ -162,7 +126,7 @@ class Secret:
 
 
 SecretAddress = Annotated[
-    Annotated[str, AfterValidator(_webhook)] | None,
+    Annotated[str, Predicate(_is_address)] | None,
     Secret(),
     # What is written down is the variable's name, or that there is nothing.
     PlainSerializer(_public, return_type=str | None),
@@ -177,7 +141,7 @@ Fraction = Annotated[float, annotated_types.Ge(0), annotated_types.Lt(1)]
 """A share that leaves something over."""
 
 Auto = Literal["auto"]
-Once = AfterValidator(_different)
+Once = Predicate(lambda values: len(set(values)) == len(values))
 """No value of a list twice."""
 AsTuple = BeforeValidator(_tuple)
 
@@ -204,46 +168,30 @@ def _branches(annotation: Any, metadata: Sequence[Any]) -> list[str]:
         ordered = sorted(arguments, key=lambda branch: branch is types.NoneType)
         return [words for branch in ordered for words in _branches(branch, metadata)]
     if origin is Literal:
-        return [_word(value) for value in arguments]
+        return [as_written(value) for value in arguments]
     if origin is tuple:
-        return [f"a list of {_plural(arguments[0])}"]
+        return [f"a list of {'texts' if arguments[0] is str else allowed_words(arguments[0])}"]
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return ["{" + ", ".join(f"{name}: ..." for name in annotation.model_fields) + "}"]
     if annotation is bool:
         return ["true", "false"]
-    return [_scalar(annotation) + _bounds(metadata)]
+    return [_SCALARS.get(annotation, "a mapping of names to values") + _bounds(metadata)]
 
 
-def _word(value: object) -> str:
+def as_written(value: object) -> str:
+    """A plain value as YAML has it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _plural(item: Any) -> str:
-    return "texts" if item is str else allowed_words(item)
-
-
-def _scalar(annotation: Any) -> str:
-    names = {
-        types.NoneType: "null",
-        int: "a whole number",
-        float: "a number",
-        str: "text",
-    }
-    return names.get(annotation, "a mapping of names to values")
+_SCALARS = {types.NoneType: "null", int: "a whole number", float: "a number", str: "text"}
+_BOUNDS = {"ge": "from", "gt": "above", "le": "to", "lt": "below"}
 
 
 def _bounds(metadata: Sequence[Any]) -> str:
-    words = {
-        annotated_types.Ge: ("from", "ge"),
-        annotated_types.Gt: ("above", "gt"),
-        annotated_types.Le: ("to", "le"),
-        annotated_types.Lt: ("below", "lt"),
-    }
     flat = [inner for item in metadata for inner in getattr(item, "metadata", (item,))]
-    found = [
-        f" {word} {getattr(item, attribute)}"
-        for kind, (word, attribute) in words.items()
+    return "".join(
+        f" {word} {getattr(item, bound)}"
+        for bound, word in _BOUNDS.items()
         for item in flat
-        if isinstance(item, kind)
-    ]
-    return "".join(found)
+        if hasattr(item, bound)
+    )

@@ -11,11 +11,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from toque.config.cross_checks import impossible
-from toque.config.error_messages import explain, explain_combination
+from toque.config.error_messages import Origin, explain, explain_combination
 from toque.config.schema import RunConfig
-from toque.config.suggestions import Path as SettingPath
 from toque.config.suggestions import nearest, unknown_names
-from toque.config.yaml_reader import Document, read_yaml
+from toque.config.yaml_reader import Document, dotted, read_yaml
+from toque.config.yaml_reader import Path as SettingPath
 from toque.errors import ConfigError
 
 COMMAND_LINE = "command line"
@@ -51,8 +51,19 @@ def load_config(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reso
     overridden: set[SettingPath] = set()
     for text in overrides:
         path, value = _override(text)
-        _refuse_unknown(path, value, COMMAND_LINE)
-        _put(given, path, value, text)
+        nested = value
+        for part in reversed(path):
+            nested = [nested] if isinstance(part, int) else {part: nested}
+        _refuse_unknown(nested, lambda _: COMMAND_LINE)
+        try:
+            given = _put(given, path, value)
+        except LookupError as error:
+            section = dotted(tuple(part for part in path if isinstance(part, str))[:-1])
+            raise ConfigError(
+                f"command line: {text!r} has no place: `{dotted(path[:-1])}` is not there in that "
+                f"form. Give the whole of `{section}`, e.g. "
+                "data.sources='[{path: recipes.jsonl}]'."
+            ) from error
         overridden = {p for p in overridden if p[: len(path)] != path}
         overridden.update(leaf for leaf, _ in leaves(value, path))
     return _resolve(given, document, frozenset(overridden))
@@ -70,8 +81,7 @@ def resolve_values(values: Mapping[str, Any], name: str = "values") -> Resolved:
 def presets() -> dict[str, str]:
     """Name of each preset -> its first comment line."""
     files = sorted(PRESETS.glob("*.yaml"))
-    firsts = {file.stem: file.read_text(encoding="utf-8").splitlines()[0] for file in files}
-    return {name: line.lstrip("# ") for name, line in firsts.items()}
+    return {f.stem: f.read_text(encoding="utf-8").splitlines()[0].lstrip("# ") for f in files}
 
 
 def leaves(value: Any, path: SettingPath = ()) -> Iterator[tuple[SettingPath, Any]]:
@@ -87,11 +97,6 @@ def leaves(value: Any, path: SettingPath = ()) -> Iterator[tuple[SettingPath, An
         yield from leaves(inner, (*path, key))
 
 
-def dotted(path: SettingPath) -> str:
-    """`("data", "sources", 0, "path")` as "data.sources.0.path"."""
-    return ".".join(str(part) for part in path)
-
-
 def _resolve(
     given: dict[str, Any], document: Document, overridden: frozenset[SettingPath]
 ) -> Resolved:
@@ -101,8 +106,7 @@ def _resolve(
         return document.origin(path)
 
     given = _without_retired(given)
-    for path in unknown_names(given):
-        _refuse_name(path, origin(path))
+    _refuse_unknown(given, origin)
     try:
         config = RunConfig.model_validate(given)
     except ValidationError as error:
@@ -111,31 +115,19 @@ def _resolve(
         raise ConfigError(explain_combination(problem, given, origin))
     origins: dict[str, str] = {}
     for path, _ in leaves(config.model_dump(mode="json")):
-        if path in overridden:
-            origins[dotted(path)] = COMMAND_LINE
-        elif path in document.lines and not _replaced(path, overridden):
-            origins[dotted(path)] = document.origin(path)
-        else:
-            origins[dotted(path)] = DEFAULT
+        replaced = any(path[: len(p)] == p for p in overridden)
+        is_default = path not in overridden and (replaced or path not in document.lines)
+        origins[dotted(path)] = DEFAULT if is_default else origin(path)
     return Resolved(config, origins)
 
 
 def _without_retired(given: dict[str, Any]) -> dict[str, Any]:
     kept = dict(given)
-    for section, names in RETIRED.items():
-        inner = kept.get(section)
-        if isinstance(inner, Mapping):
-            kept[section] = {
-                name: value
-                for name, value in inner.items()
-                if name not in names or value != names[name]
-            }
+    for section, retired in RETIRED.items():
+        if isinstance(kept.get(section), Mapping):
+            items = kept[section].items()
+            kept[section] = {k: v for k, v in items if k not in retired or v != retired[k]}
     return kept
-
-
-def _replaced(path: SettingPath, overridden: frozenset[SettingPath]) -> bool:
-    """Whether an override put something else around `path`."""
-    return any(len(p) <= len(path) and path[: len(p)] == p for p in overridden)
 
 
 def _read(name: str) -> Document:
@@ -200,59 +192,27 @@ def _override(text: str) -> tuple[SettingPath, Any]:
         ) from error
 
 
-def _refuse_unknown(path: SettingPath, value: Any, origin: str) -> None:
-    nested: Any = value
-    for part in reversed(path):
-        nested = [nested] if isinstance(part, int) else {part: nested}
-    for unknown in unknown_names(nested):
-        _refuse_name(unknown, origin)
+def _refuse_unknown(values: Any, origin: Origin) -> None:
+    for path in unknown_names(values):
+        close = nearest(path)
+        hint = f" Nearest: `{close}`." if close else ""
+        raise ConfigError(
+            f"{origin(path)}: `{dotted(path)}` is not a setting.{hint} `toque show demo` prints "
+            "every setting; docs/reference/configuration.md explains them."
+        )
 
 
-def _refuse_name(path: SettingPath, origin: str) -> None:
-    close = nearest(path)
-    hint = f" Nearest: `{close}`." if close else ""
-    raise ConfigError(
-        f"{origin}: `{dotted(path)}` is not a setting.{hint} `toque show demo` prints every "
-        "setting; docs/reference/configuration.md explains them."
-    )
-
-
-def _put(given: dict[str, Any], path: SettingPath, value: Any, text: str) -> None:
-    """Set `value` at `path`, copying what lies on the way."""
-    *parents, last = path
-    where: Any = given
-    for part, following in zip(parents, path[1:], strict=True):
-        inner = where[part] if _has(where, part) else None
-        if isinstance(inner, Mapping):
-            inner = dict(inner)
-        elif isinstance(inner, list):
-            inner = list(inner)
-        elif inner is None and not isinstance(following, int):
-            inner = {}
-        else:
-            _no_place(path, text)
-        _set(where, part, inner, path, text)
-        where = inner
-    _set(where, last, value, path, text)
-
-
-def _has(where: Any, part: str | int) -> bool:
-    if isinstance(where, list):
-        return isinstance(part, int) and part < len(where)
-    return part in where
-
-
-def _set(where: Any, part: str | int, value: Any, path: SettingPath, text: str) -> None:
-    if isinstance(where, list) != isinstance(part, int) or (
-        isinstance(where, list) and not _has(where, part)
-    ):
-        _no_place(path, text)
-    where[part] = value
-
-
-def _no_place(path: SettingPath, text: str) -> None:
-    raise ConfigError(
-        f"command line: {text!r} has no place: `{dotted(path[:-1])}` is not there in that form. "
-        f"Give the whole of `{dotted(tuple(p for p in path if isinstance(p, str))[:-1])}`, e.g. "
-        "data.sources='[{path: recipes.jsonl}]'."
-    )
+def _put(where: Any, path: Sequence[str | int], value: Any) -> Any:
+    """`where` with `value` at `path`, copied on the way; LookupError where the path ends early."""
+    if not path:
+        return value
+    part, *rest = path
+    if isinstance(where, Mapping | None) and isinstance(part, str):
+        changed: Any = dict(where or {})
+        changed[part] = _put(changed.get(part), rest, value)
+    elif isinstance(where, list) and isinstance(part, int) and part < len(where):
+        changed = list(where)
+        changed[part] = _put(where[part], rest, value)
+    else:
+        raise LookupError
+    return changed

@@ -11,8 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from toque.config.schema import RunConfig
-
-Path = tuple[str | int, ...]
+from toque.config.yaml_reader import Path
 
 ELSEWHERE: Mapping[str, str] = {
     "adam": "optim.name",
@@ -87,21 +86,20 @@ def _paths(section: type[BaseModel], prefix: str) -> Iterator[str]:
             yield from _paths(inner, f"{prefix}{name}.")
 
 
-def unknown_names(value: Any, path: Path = ()) -> Iterator[Path]:
-    """Paths in `value` that are no settings."""
-    field = find_field(path)
-    section = RunConfig if not path else section_of(field) if field is not None else None
-    if section is None:
-        return
+def unknown_names(
+    value: Any, section: type[BaseModel] = RunConfig, path: Path = ()
+) -> Iterator[Path]:
+    """Paths in the values of a section that are no settings."""
     if isinstance(value, list):
         for i, item in enumerate(value):
-            yield from unknown_names(item, (*path, i))
-    if isinstance(value, Mapping):
+            yield from unknown_names(item, section, (*path, i))
+    elif isinstance(value, Mapping):
         for key, inner in value.items():
-            if key in section.model_fields:
-                yield from unknown_names(inner, (*path, key))
-            else:
+            field = section.model_fields.get(key)
+            if field is None:
                 yield (*path, key)
+            elif (below := section_of(field)) is not None:
+                yield from unknown_names(inner, below, (*path, key))
 
 
 def nearest(path: Path) -> str | None:

@@ -8,7 +8,7 @@ numbers, text, lists and mappings can be written.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ import yaml
 from toque.errors import ConfigError
 
 Path = tuple[str | int, ...]
+"""Where a setting stands: names of sections, indices of lists, its own name."""
 MAX_NODES = 20_000
 """A configuration has about a hundred; aliases can make a small file grow without end."""
 
@@ -28,6 +29,14 @@ _FLOAT = re.compile(
 _BOOL = re.compile(r"true|True|TRUE|false|False|FALSE")
 _NULL = re.compile(r"~|null|Null|NULL|")
 _TAG = "tag:yaml.org,2002:"
+_READ: Mapping[str, Callable[[str], Any]] = {
+    "str": str,
+    "int": lambda text: int(text.replace("_", "")),
+    "float": lambda text: float(re.sub(r"_|\.(?=inf|nan)", "", text)),
+    "bool": lambda text: {"true": True, "false": False}[text.lower()],
+    "null": lambda _: None,
+}
+"""What a scalar means, by its tag."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -40,6 +49,11 @@ for _name, _pattern in (("null", _NULL), ("bool", _BOOL), ("int", _INT), ("float
     _Loader.add_implicit_resolver(_TAG + _name, re.compile(rf"(?:{_pattern.pattern})\Z"), None)
 
 
+def dotted(path: Path) -> str:
+    """`("data", "sources", 0, "path")` as "data.sources.0.path"."""
+    return ".".join(map(str, path))
+
+
 @dataclass
 class Document:
     """Values of one YAML text and the line, from 1, where each stands."""
@@ -47,7 +61,6 @@ class Document:
     name: str
     value: Any = None
     lines: dict[Path, int] = field(default_factory=dict)
-    _nodes: int = 0
 
     def origin(self, path: Path) -> str:
         """Where the value at `path`, or the nearest thing around it, is written."""
@@ -81,8 +94,7 @@ def read_yaml(text: str, name: str) -> Document:
 def _value(node: yaml.Node, path: Path, document: Document, above: tuple[int, ...]) -> Any:
     line = node.start_mark.line + 1
     document.lines.setdefault(path, line)
-    document._nodes += 1  # noqa: SLF001 - this module's own class
-    if id(node) in above or document._nodes > MAX_NODES:  # noqa: SLF001
+    if id(node) in above or len(document.lines) > MAX_NODES:
         raise ConfigError(
             f"{document.name}:{line}: an alias (*name) here repeats itself without end. "
             "Write the values out."
@@ -109,7 +121,7 @@ def _mapping(
         key = str(key_node.value)
         if key in values:
             raise ConfigError(
-                f"{document.name}:{line}: `{_dotted((*path, key))}` is given twice, first in line "
+                f"{document.name}:{line}: `{dotted((*path, key))}` is given twice, first in line "
                 f"{document.lines[(*path, key)]}. Remove one of the two."
             )
         document.lines[(*path, key)] = line
@@ -118,26 +130,13 @@ def _mapping(
 
 
 def _scalar(node: yaml.Node, name: str) -> Any:
-    text, kind = str(node.value), node.tag.removeprefix(_TAG)
-    plain = text.replace("_", "")
     try:
-        if kind == "str":
-            return text
-        if kind == "int":
-            return int(plain)
-        if kind == "float":
-            return float(plain.replace(".inf", "inf").replace(".nan", "nan"))
-    except ValueError:
-        kind = ""
-    if kind == "bool" and _BOOL.fullmatch(text):
-        return text.lower() == "true"
-    if kind == "null":
-        return None
-    line = node.start_mark.line + 1
-    raise ConfigError(
-        f"{name}:{line}: `{node.tag} {text}` is not a value that can be written here. Allowed are "
-        "text, numbers, true, false, null, lists and mappings."
-    )
+        return _READ[node.tag.removeprefix(_TAG)](str(node.value))
+    except (KeyError, ValueError):
+        raise ConfigError(
+            f"{name}:{node.start_mark.line + 1}: `{node.tag} {node.value}` is not a value that can "
+            "be written here. Allowed are text, numbers, true, false, null, lists and mappings."
+        ) from None
 
 
 def _not_yaml(error: yaml.YAMLError, text: str, name: str) -> str:
@@ -160,7 +159,3 @@ def _not_yaml(error: yaml.YAMLError, text: str, name: str) -> str:
         f"{where}: this is not YAML: {problem}{shown}. Write `name: value`, indent with spaces, "
         "and quote text that holds a colon, a quote, # or %."
     )
-
-
-def _dotted(path: Path) -> str:
-    return ".".join(str(part) for part in path)

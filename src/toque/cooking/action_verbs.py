@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from toque.cooking.text_keys import words_of
 
 ACTION_VERBS: frozenset[str] = frozenset(
     """
@@ -27,7 +27,6 @@ ACTION_VERBS: frozenset[str] = frozenset(
 )
 """Cooking verbs, in the imperative."""
 
-_WORD = re.compile(r"[^\W\d_]+")
 _VOWELS = "aeiou"
 
 
@@ -52,4 +51,4 @@ VERB_FORMS: frozenset[str] = _verb_forms()
 
 def has_action_verb(step: str) -> bool:
     """Whether a step contains one of `ACTION_VERBS`, in any of its regular forms."""
-    return any(word[0] in VERB_FORMS for word in _WORD.finditer(step.casefold()))
+    return not VERB_FORMS.isdisjoint(words_of(step))

@@ -17,13 +17,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-import xxhash
+from xxhash import xxh3_64_intdigest
 
 from toque.cooking.labels.cuisines import cuisine_of
-from toque.cooking.labels.difficulty import difficulty_of_reading
+from toque.cooking.labels.difficulty import difficulty_of
 from toque.cooking.labels.language import language_of
-from toque.cooking.labels.nutrition import nutrition_of_reading
-from toque.cooking.labels.quality import quality_of_reading
+from toque.cooking.labels.nutrition import nutrition_of
+from toque.cooking.labels.quality import quality_of
 from toque.cooking.labels.recipe_features import Reading, read
 from toque.cooking.prompts import CLASSES, TASKS, Task
 from toque.cooking.recipe import DIFFICULTIES, NUTRITION_CLASSES, Recipe
@@ -52,8 +52,10 @@ def examples_of(
     columns = labels_of(reading, notes)
     body = normalised("\n".join((*recipe.ingredients, *recipe.steps)))
     title = normalised(recipe.title)
-    key, title_key, record_key = _key(body), _key(title), _key(b"%b\n%b" % (title, body))
-    labelled = Labelled(reading, _classes(columns), record_key)
+    keys = map(xxh3_64_intdigest, (body, title, b"%b\n%b" % (title, body)))
+    key, title_key, record_key = keys
+    codes = {task: int(columns[task]) for task in CLASSES if columns[task] != UNKNOWN}
+    labelled = Labelled(reading, codes, record_key)
     examples: list[Example] = []
     for number, task in enumerate(TASKS):
         if task not in tasks:
@@ -71,24 +73,20 @@ def examples_of(
     return examples or f"{NO_LABEL} for {', '.join(tasks)}"
 
 
-def _classes(columns: dict[str, int | float]) -> dict[Task, int | None]:
-    return {task: None if columns[task] == UNKNOWN else int(columns[task]) for task in CLASSES}
-
-
 def labels_of(reading: Reading, notes: Counter[str]) -> dict[str, int | float]:
     """The columns of a recipe; the source's own labels take precedence over ours."""
     recipe = reading.recipe
-    quality = quality_of_reading(reading)
+    quality = quality_of(reading)
     if quality.parts["language"] < 1.0 and (language := language_of(reading)) != "English":
         notes[f"recipes in {language} (labels know English only)"] += 1
     if recipe.difficulty is None:
-        difficulty, difficulty_from = difficulty_of_reading(reading).level, BY_RULE
+        difficulty, difficulty_from = difficulty_of(reading).level, BY_RULE
     else:
         difficulty, difficulty_from = recipe.difficulty, 1
         notes["difficulty as the source says"] += 1
     nutrition, nutrition_from, coverage = recipe.nutrition_class, BY_SOURCE, 1.0
     if nutrition is None:
-        found = nutrition_of_reading(reading)
+        found = nutrition_of(reading)
         nutrition, coverage = found.klass, found.coverage
         nutrition_from = BY_RULE if found.estimated else BY_FIGURES
     notes[_ORIGINS[nutrition_from if nutrition else UNKNOWN]] += 1
@@ -112,7 +110,3 @@ _ORIGINS: Final = {
     BY_SOURCE: "nutrition class as the source says",
     UNKNOWN: "nutrition class unknown",
 }
-
-
-def _key(text: bytes) -> int:
-    return xxhash.xxh3_64_intdigest(text)

@@ -50,8 +50,8 @@ class Labelled:
     """A recipe with its labels: the input of the tasks."""
 
     reading: Reading
-    classes: dict[Task, int | None]
-    """Its class code for each task of `CLASSES`; None if unknown."""
+    classes: dict[Task, int]
+    """Its class code for each task of `CLASSES` whose class is known."""
     key: int
     """64-bit seed of its random choices: the wording of a request, the requested step."""
 
@@ -71,13 +71,15 @@ def ask(task: Task, labelled: Labelled) -> Asked | None:
     Raises:
         KeyError: an unknown task.
     """
-    return _ASK[task](labelled)
+    if task not in CLASSES:
+        return _ASK[task](labelled)
+    number = labelled.classes.get(task)
+    return None if number is None else (_question(task, labelled), CLASSES[task][number])
 
 
 def _write(labelled: Labelled) -> Asked:
     recipe = labelled.reading.recipe
-    names = [facts.name for facts in labelled.reading.lines]
-    return prompt_of_names(recipe.title, names), to_text(recipe)
+    return prompt_of_names(recipe.title, labelled.names), to_text(recipe)
 
 
 def _request(labelled: Labelled) -> Asked:
@@ -103,18 +105,11 @@ def question(task: Task, recipe: Recipe) -> str:
     Raises:
         KeyError: not a classification task.
     """
-    return f"{QUESTIONS[task]}{recipe.title}\n{_SHOWN[task](Labelled(read(recipe), {}, 0))}"
+    return _question(task, Labelled(read(recipe), {}, 0))
 
 
-def _classified(task: Task) -> Callable[[Labelled], Asked | None]:
-    def asked(labelled: Labelled) -> Asked | None:
-        number = labelled.classes.get(task)
-        if number is None:
-            return None
-        title = labelled.reading.recipe.title
-        return f"{QUESTIONS[task]}{title}\n{_SHOWN[task](labelled)}", CLASSES[task][number]
-
-    return asked
+def _question(task: Task, labelled: Labelled) -> str:
+    return f"{QUESTIONS[task]}{labelled.reading.recipe.title}\n{_SHOWN[task](labelled)}"
 
 
 def _lines(labelled: Labelled) -> str:
@@ -163,9 +158,6 @@ _SHOWN: Final[dict[Task, Callable[[Labelled], str]]] = {
 _ASK: Final[dict[Task, Callable[[Labelled], Asked | None]]] = {
     "write": _write,
     "request": _request,
-    "nutrition": _classified("nutrition"),
-    "difficulty": _classified("difficulty"),
-    "cuisine": _classified("cuisine"),
     "next_step": _next_step,
     "title": _title,
 }

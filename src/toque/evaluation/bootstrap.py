@@ -41,6 +41,10 @@ class PerText:
         both = np.stack([np.where(applies, values, 0.0), applies.astype(float)], axis=1)
         return cls(both, _ratio, applies)
 
+    def at(self, rows: NDArray[np.int64]) -> PerText:
+        """The statistics of some of the texts."""
+        return PerText(self.values[rows], self.score, self.applies[rows])
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -79,14 +83,11 @@ def estimates(
     Returns:
         in the order of `measures`, those that apply to at least one text.
     """
-    some = {
-        name: (m.values if rows is None else m.values[rows], m)
-        for name, m in measures.items()
-        if (m.applies if rows is None else m.applies[rows]).any()
-    }
+    of_these = measures if rows is None else {n: m.at(rows) for n, m in measures.items()}
+    some = {name: m for name, m in of_these.items() if m.applies.any()}
     if not some:
         return {}
-    stacked = np.concatenate([values for values, _ in some.values()], axis=1)
+    stacked = np.concatenate([m.values for m in some.values()], axis=1)
     totals = stacked.sum(axis=0)
     replicates = (
         np.concatenate([w @ stacked for w in _weights(len(stacked), resamples, seed)])
@@ -94,14 +95,13 @@ def estimates(
         else None
     )
     found, at = {}, 0
-    for name, (values, measure) in some.items():
-        part = slice(at, at + values.shape[1])
-        at = part.stop
-        applies = measure.applies if rows is None else measure.applies[rows]
-        bounds = None if replicates is None else _bounds(measure.score(replicates[:, part]))
-        low, high = bounds if bounds is not None and applies.sum() > 1 else (None, None)
-        value = float(measure.score(totals[part]))
-        found[name] = Estimate(value, low, high, int(applies.sum()))
+    for name, measure in some.items():
+        part = slice(at, at + measure.values.shape[1])
+        at, n = part.stop, int(measure.applies.sum())
+        low, high = None, None
+        if replicates is not None and n > 1:
+            low, high = _bounds(measure.score(replicates[:, part]))
+        found[name] = Estimate(float(measure.score(totals[part])), low, high, n)
     return found
 
 
@@ -119,10 +119,10 @@ def _weights(n: int, resamples: int, seed: int) -> Iterator[Floats]:
         yield np.stack([np.bincount(c, minlength=n) for c in chosen]).astype(float)
 
 
-def _bounds(scores: Floats) -> tuple[float, float] | None:
+def _bounds(scores: Floats) -> tuple[float, float] | tuple[None, None]:
     known = scores[~np.isnan(scores)]
     if not len(known):
-        return None
+        return None, None
     tail = (1.0 - COVERAGE) / 2.0
     low, high = np.quantile(known, [tail, 1.0 - tail])
     return float(low), float(high)

@@ -9,17 +9,18 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Final
 
 import numpy as np
 
 from toque.evaluation.bootstrap import Estimate, Floats, PerText, estimates
 from toque.evaluation.text_metrics.bleu_chrf import bleu_counts, bleu_of, chrf_counts, chrf_of
-from toque.evaluation.text_metrics.ngram_overlap import MAX_PAIRS
-from toque.evaluation.text_metrics.repetition import Distinct, repetition
+from toque.evaluation.text_metrics.ngram_overlap import MAX_PAIRS, grams
+from toque.evaluation.text_metrics.repetition import distinct, repetition
 from toque.evaluation.text_metrics.rouge import NAMES as ROUGE_NAMES
 from toque.evaluation.text_metrics.rouge import rouge_f1
-from toque.evaluation.text_metrics.token_hashes import words
+from toque.evaluation.text_metrics.token_hashes import U64, words
 from toque.evaluation.text_samples import Sample
 
 GROUPS: Final = ("bleu", "chrf", "rouge", "repetition", "recipe")
@@ -62,31 +63,26 @@ class TextScores:
     def __post_init__(self) -> None:
         self.n_texts = 0
         self.failed: dict[str, str] = {}
-        self._rows: dict[str, list[Floats]] = defaultdict(list)
+        self._rows: dict[str, list[tuple[int, Floats]]] = defaultdict(list)
         self._labels: dict[str, list[str]] = defaultdict(list)
         self._texts: tuple[list[str], list[str]] = ([], [])
-        self._distinct = [Distinct(1), Distinct(2)] if "repetition" in self.groups else []
+        self._grams: dict[int, list[U64]] = {1: [], 2: []} if "repetition" in self.groups else {}
 
     def add(self, samples: Iterable[Sample]) -> None:
         """Score these texts, too."""
-        waiting: list[Sample] = []
-        for sample in samples:
-            waiting.append(sample)
-            if len(waiting) == PART:
-                self._add_part(waiting)
-                waiting = []
-        if waiting:
-            self._add_part(waiting)
+        remaining = iter(samples)
+        while part := list(islice(remaining, PART)):
+            self._add_part(part)
 
     def _add_part(self, samples: Sequence[Sample]) -> None:
         texts = [sample.text for sample in samples]
         before, self.n_texts = self.n_texts, self.n_texts + len(samples)
         for name, rows in self._columns(texts, [sample.reference for sample in samples]).items():
-            self._append(name, rows, before)
+            self._rows[name].append((before, rows))
         if "recipe" in self.groups:
             for name in dict.fromkeys(name for sample in samples for name in sample.metrics):
                 values = [sample.metrics.get(name, np.nan) for sample in samples]
-                self._append(name, np.array(values, float)[:, None], before)
+                self._rows[name].append((before, np.array(values, float)[:, None]))
         for sample in samples:
             for slicing, label in sample.slices.items():
                 self._labels[slicing].append(label)
@@ -112,25 +108,19 @@ class TextScores:
             rows[missing] = np.nan
         if missing.all():
             found = {}
-        if self._distinct and cut is not None:
+        if self._grams and cut is not None:
             found["repetition"] = repetition(cut)[:, None]
-            for counter in self._distinct:
-                counter.add(cut)
+            for n, parts in self._grams.items():
+                parts.append(grams(cut, n)[0])
         return found
-
-    def _append(self, name: str, rows: Floats, before: int) -> None:
-        known = sum(len(part) for part in self._rows[name])
-        if known < before:  # no text so far had this score
-            self._rows[name].append(np.full((before - known, rows.shape[1]), np.nan))
-        self._rows[name].append(rows)
 
     def result(self, *, resamples: int = 1000) -> Scores:
         """Scores of all texts so far; a user's metric that raises is left out and named."""
         measures = {name: self._measure(name, rows) for name, rows in self._rows.items()}
         totals: dict[str, Estimate] = {}
-        for counter in self._distinct:
-            if (score := counter.score) is not None:  # resampling a set of texts only lowers it
-                totals[f"distinct_{counter.n}"] = Estimate(score, None, None, self.n_texts)
+        for n, parts in self._grams.items():
+            if (score := distinct(parts)) is not None:  # resampling a set of texts only lowers it
+                totals[f"distinct_{n}"] = Estimate(score, None, None, self.n_texts)
         for path, metric in self.user_metrics.items():
             try:
                 self._call(path, metric, measures, totals)
@@ -146,10 +136,10 @@ class TextScores:
                 sizes.setdefault(slicing, {})[label] = len(rows)
         return Scores(self.n_texts, overall, slices, sizes, self.failed)
 
-    def _measure(self, name: str, parts: Sequence[Floats]) -> PerText:
-        rows = np.concatenate(parts)
-        missing = self.n_texts - len(rows)
-        rows = np.concatenate([rows, np.full((missing, rows.shape[1]), np.nan)])
+    def _measure(self, name: str, parts: Sequence[tuple[int, Floats]]) -> PerText:
+        rows = np.full((self.n_texts, parts[0][1].shape[1]), np.nan)
+        for first, part in parts:  # a part whose texts have no such score is not there
+            rows[first : first + len(part)] = part
         if name not in {"bleu", "chrf"}:
             return PerText.mean(rows[:, 0])
         applies = ~np.isnan(rows[:, 0])

@@ -6,7 +6,7 @@ A new family is one entry in `FAMILIES`, and one in tests/tiny.py for the parity
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from torch import Tensor, nn
 from transformers import (
@@ -93,7 +93,8 @@ def _refuse_sliding_window(config: PretrainedConfig) -> None:
 
 def unwrapped(model: nn.Module) -> PreTrainedModel:
     """The transformers model inside a PEFT or data-parallel wrapper, adapters still in place."""
-    inner: object = getattr(model, "module", model) if _is_parallel(model) else model
+    parallel = isinstance(model, nn.parallel.DistributedDataParallel)
+    inner: object = model.module if parallel else model
     base = getattr(inner, "get_base_model", None)
     return cast("PreTrainedModel", base() if callable(base) else inner)
 
@@ -109,8 +110,10 @@ def vocabulary_rows(model: nn.Module) -> int:
     return int(embedding(model).shape[0])
 
 
-def _is_parallel(model: nn.Module) -> bool:
-    return isinstance(model, nn.parallel.DistributedDataParallel)
+def head_size(config: Any) -> int:
+    """Columns of one attention head of a decoder-only model."""
+    size = getattr(config, "head_dim", None)
+    return int(size or config.hidden_size // config.num_attention_heads)
 
 
 def max_positions(config: PretrainedConfig) -> int | None:

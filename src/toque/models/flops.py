@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from torch import nn
 
-from toque.models.families import family_of, unwrapped
+from toque.models.families import family_of, head_size, unwrapped
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ def flops_per_token(
     tables = {id(p) for module in _tables(core) for p in module.parameters()}
     body = sum(_cost(p) for p in core.parameters() if id(p) not in tables)
     if not family_of(config).is_encoder_decoder:
-        width = int(config.num_attention_heads) * _head_size(config)
+        width = int(config.num_attention_heads) * head_size(config)
         return body + head + 12.0 * int(config.num_hidden_layers) * width * context
 
     across = source_context if source_context is not None else context
@@ -86,11 +85,6 @@ def flops_per_token(
     source = encoder + keys_values + 12.0 * int(config.num_layers) * width * across
     target = decoder + head + 12.0 * depth * width * (context + across)
     return source_share * source + (1.0 - source_share) * target
-
-
-def _head_size(config: Any) -> int:
-    size = getattr(config, "head_dim", None)
-    return int(size or config.hidden_size // config.num_attention_heads)
 
 
 def _tables(model: nn.Module) -> list[nn.Module]:

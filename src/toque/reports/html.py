@@ -7,7 +7,6 @@ from functools import cache
 from typing import Any, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 STORE: Final = "store.html"
 RUN: Final = "run.html"
@@ -15,18 +14,13 @@ ABLATION: Final = "ablation.html"
 
 
 def render(template: str, content: Mapping[str, Any]) -> str:
-    """The page of `template`; every text in `content` is escaped, drawings are `drawing`s.
+    """The page of `template`; every text in `content` is escaped but the plots of a `Figure`.
 
     Args:
         template: STORE, RUN or ABLATION.
         content: what its variables are; a missing one is an error, not a blank.
     """
     return _environment().get_template(template).render(**content)
-
-
-def drawing(svg: str) -> Markup:
-    """A plot of `toque.reports.svg_charts`, which has escaped its input, as part of a page."""
-    return Markup(svg)  # noqa: S704 - our own drawing
 
 
 @cache

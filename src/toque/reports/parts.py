@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-
-from markupsafe import Markup
-
-from toque.reports.html import drawing
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -15,15 +11,11 @@ class Figure:
     """A plot with its caption."""
 
     title: str
-    drawn: Markup
+    drawn: str
+    """As HTML, from `toque.reports.svg_charts`, which has escaped its input."""
     note: str = ""
-    narrow: Markup | None = None
+    narrow: str = ""
     """The same for a narrow screen, where a wide plot's letters would be too small."""
-
-    @classmethod
-    def of(cls, title: str, svg: str, *, note: str = "", narrow: str = "") -> Figure:
-        """From what `toque.reports.svg_charts` drew."""
-        return cls(title, drawing(svg), note, drawing(narrow) if narrow else None)
 
 
 @dataclass(frozen=True)
@@ -51,4 +43,4 @@ class Shown:
 
     heading: str
     texts: Sequence[Passage]
-    tags: Sequence[str] = field(default_factory=tuple)
+    tags: Sequence[str] = ()

@@ -37,7 +37,7 @@ def run_content(folder: Path, events: Sequence[Event]) -> dict[str, Any]:
     """
     steps = [e for e in events if e["event"] == "step"]
     scored = [e for e in events if e["event"] == "evaluation"]
-    samples = _json_lines(folder / "samples.jsonl")
+    samples = list(filter(None, map(_json, _text(folder / "samples.jsonl").splitlines())))
     written = _by_prompt(samples)
     return {
         "title": folder.resolve().name,
@@ -47,7 +47,7 @@ def run_content(folder: Path, events: Sequence[Event]) -> dict[str, Any]:
         "loss": _loss(steps, scored),
         "plots": _plots(steps, scored),
         "evaluations": _evaluations(scored),
-        "final": score_grids(_json(folder / "evaluation.json")),
+        "final": score_grids(_json(_text(folder / "evaluation.json"))),
         "samples": [_shown(prompt, own) for prompt, own in written[-_MOST_SAMPLES:]],
         "samples_note": f"The last {_MOST_SAMPLES} of {len(written):,} prompts in samples.jsonl."
         if len(written) > _MOST_SAMPLES
@@ -108,8 +108,7 @@ def _loss(steps: Sequence[Event], scored: Sequence[Event]) -> Figure:
         lines(title, series, x_name="step", y_name=y_name, frame=frame)
         for frame in (_WIDE, Frame())
     )
-    note = _verdict(held_out)
-    return Figure.of("Training and held-out loss", broad, narrow=narrow, note=note)
+    return Figure("Training and held-out loss", broad, _verdict(held_out), narrow)
 
 
 def _verdict(held_out: Points) -> str:
@@ -130,8 +129,7 @@ def _verdict(held_out: Points) -> str:
 def _plots(steps: Sequence[Event], scored: Sequence[Event]) -> list[Figure]:
     def plot(title: str, y_name: str, curve: Points, *, from_zero: bool = True) -> Figure:
         one = Series(title, *thinned(curve))
-        drawn = lines(title, [one], x_name="step", y_name=y_name, from_zero=from_zero)
-        return Figure.of(title, drawn)
+        return Figure(title, lines(title, [one], x_name="step", y_name=y_name, from_zero=from_zero))
 
     figures = [
         plot("Learning rate", "learning rate", points(steps, "lr")),
@@ -238,19 +236,9 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _json(text: str) -> dict[str, Any]:
+    """The object; empty where a file is missing, or a line is being written right now."""
     try:
-        return msgspec.json.decode(_text(path), type=dict[str, Any])
+        return msgspec.json.decode(text, type=dict[str, Any])
     except msgspec.DecodeError:
         return {}
-
-
-def _json_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file that may be written to right now."""
-    found = []
-    for line in _text(path).splitlines():
-        try:
-            found.append(msgspec.json.decode(line, type=dict[str, Any]))
-        except msgspec.DecodeError:
-            continue
-    return found

@@ -47,15 +47,15 @@ def store_content(folder: Path, report: Report) -> dict[str, Any]:
     """The variables of the store's page."""
     return {
         "title": folder.resolve().name,
-        "sentence": (f"{report.counted()} No record is left uncounted."),
+        "sentence": f"{report.counted()} No record is left uncounted.",
         "facts": _facts(report),
         "warnings": warnings_of(report),
         "sources": sources_grid(report),
         "dropped": dropped_grid(report),
         "lengths": lengths_grid(report),
         "length_plots": [
-            _lengths("Prompt lengths", report.prompt_histogram),
-            _lengths("Target lengths", report.target_histogram),
+            _histogram("Prompt lengths", report.prompt_histogram, "tokens"),
+            _histogram("Target lengths", report.target_histogram, "tokens"),
         ],
         "losses": report.losses(),
         "column_plots": [_column(column) for column in report.columns if column.known],
@@ -193,19 +193,17 @@ def notes_grid(report: Report) -> Grid:
     return Grid(("what", "times"), rows, frozenset({1}))
 
 
-def _lengths(title: str, shape: Histogram) -> Figure:
-    drawn = histogram(title, shape.edges, shape.counts, unit="tokens", of="examples")
-    return Figure.of(title, drawn)
+def _histogram(title: str, shape: Histogram, unit: str, note: str = "") -> Figure:
+    drawn = histogram(title, shape.edges, shape.counts, unit=unit, of="examples")
+    return Figure(title, drawn, note)
 
 
 def _column(column: ColumnReport) -> Figure:
     title, unit = _NAMES.get(column.name, (column.name, column.name))
     note = f"{column.missing:,} examples have none." if column.missing else ""
     if column.histogram is not None:
-        shape = column.histogram
-        drawn = histogram(title, shape.edges, shape.counts, unit=unit or title, of="examples")
         mean = f"Mean {column.mean:.3g}, from {column.least:.4g} to {column.most:.4g}."
-        return Figure.of(title, drawn, note=f"{mean} {note}".strip())
+        return _histogram(title, column.histogram, unit or title, f"{mean} {note}".strip())
     labels = _LABELS.get(column.name, ())
     origins = {k: counts for k, counts in column.origins.items() if k != _UNKNOWN}
     unknown = column.origins.get(_UNKNOWN, {})
@@ -221,7 +219,7 @@ def _column(column: ColumnReport) -> Figure:
     drawn = bars(title, rows, of="examples", parts_named=named if parts else ())
     if len(named) == 1:
         note = f"All {named[0]}. {note}".strip()
-    return Figure.of(title, drawn, note=note)
+    return Figure(title, drawn, note)
 
 
 def _origin(name: str, kind: str) -> str:

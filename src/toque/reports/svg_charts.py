@@ -48,7 +48,6 @@ def histogram(
     *,
     unit: str,
     of: str,
-    frame: Frame = Frame(),
 ) -> str:
     """Bars over [edges[i], edges[i + 1]), heights `counts[i]` from 0.
 
@@ -58,10 +57,10 @@ def histogram(
         counts: of each bin.
         unit: name of the x axis.
         of: name of the y axis: what is counted.
-        frame: its size.
     """
     if not counts:
         return _nothing(title)
+    frame = Frame()
     x = Scale(edges[0], edges[-1], _LEFT, frame.width - _RIGHT)
     y = Scale(0, max(counts), frame.height - _BOTTOM, _TOP)
     parts = [*_axis_y(y, of, frame, whole=True), *_axis_x(x, unit, frame)]
@@ -87,7 +86,6 @@ def bars(
     *,
     of: str,
     parts_named: Sequence[str] = (),
-    width: float = 460.0,
 ) -> str:
     """Lying bars, one a row, each made of one part or several.
 
@@ -97,10 +95,10 @@ def bars(
         of: what is counted.
         parts_named: names of the parts, when there are several; a part beyond has none and is
             drawn as neither.
-        width: of the plot.
     """
     if not rows:
         return _nothing(title)
+    width = Frame().width
     most = max(1, *(sum(counts) for _, counts in rows))
     longest = max(len(label) for label, _ in rows)
     left = min(width / 2.6, 12 + _LETTER * longest)
@@ -113,24 +111,19 @@ def bars(
         top, at = 6 + i * (_BAR_HEIGHT + _BAR_GAP), 0
         middle = top + _BAR_HEIGHT / 2 + 4.5
         shown = label if len(label) <= fits else label[: fits - 1] + "…"
-        drawn.append(
-            f'<text class="tick" x="{left - 8:.1f}" y="{middle:.1f}" text-anchor="end">'
-            f"{escape(shown)}<title>{escape(label)}</title></text>"
-        )
+        named = f"{escape(shown)}<title>{escape(label)}</title>"
+        drawn.append(_text("tick", left - 8, middle, named, anchor="end"))
         for part, count in enumerate(counts):
-            named = part < len(parts_named)
-            name = f", {parts_named[part]}" if named else ""
-            style = f"part{part}" if named or not parts_named else "rest"
+            known = part < len(parts_named)
+            name = f", {parts_named[part]}" if known else ""
+            style = f"part{part}" if known or not parts_named else "rest"
             drawn.append(
                 f'<rect class="bar {style}" x="{x(at):.1f}" y="{top:.1f}" '
                 f'width="{x(at + count) - x(at):.1f}" height="{_BAR_HEIGHT:.0f}">'
                 f"<title>{escape(f'{label}{name}: {count:,} {of}')}</title></rect>"
             )
             at += count
-        drawn.append(
-            f'<text class="tick" x="{x(at) + 6:.1f}" y="{middle:.1f}">{at:,}  '
-            f"{at / total:.1%}</text>"
-        )
+        drawn.append(_text("tick", x(at) + 6, middle, f"{at:,}  {at / total:.1%}"))
     height = 12 + len(rows) * (_BAR_HEIGHT + _BAR_GAP)
     described = "; ".join(f"{label}: {sum(counts):,}" for label, counts in rows[:12])
     legend = _legend([(name, f"part{i}") for i, name in enumerate(parts_named)])
@@ -156,10 +149,10 @@ def lines(
         frame: its size.
         from_zero: whether the y axis begins at 0.
     """
-    drawn = [s for s in series if any(_is_number(y) for y in s.ys)]
+    drawn = [s for s in series if _numbers(s)]
     if not drawn:
         return _nothing(title)
-    ys = [y for s in drawn for y in s.ys if y is not None and math.isfinite(y)]
+    ys = [y for s in drawn for y in _numbers(s)]
     xs = [x for s in drawn for x in s.xs]
     least, most = (min(0.0, *ys) if from_zero else min(ys)), max(ys)
     room = (most - least) * 0.04 or abs(most) * 0.1 or 1.0
@@ -194,12 +187,12 @@ def _path(one: Series, x: Scale, y: Scale) -> list[str]:
 
 
 def _told(one: Series) -> str:
-    numbers = [y for y in one.ys if y is not None and math.isfinite(y)]
+    numbers = _numbers(one)
     return f"from {written(numbers[0])} to {written(numbers[-1])}, lowest {written(min(numbers))}"
 
 
-def _is_number(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
+def _numbers(one: Series) -> list[float]:
+    return [y for y in one.ys if y is not None and math.isfinite(y)]
 
 
 def _axis_x(x: Scale, name: str, frame: Frame, *, whole: bool = False) -> list[str]:
@@ -211,15 +204,10 @@ def _axis_x(x: Scale, name: str, frame: Frame, *, whole: bool = False) -> list[s
         anchor = "end" if x(value) > x.end - 14 else "middle"
         parts.append(
             f'<line class="axis" x1="{x(value):.1f}" y1="{base}" x2="{x(value):.1f}" '
-            f'y2="{base + 4}"/><text class="tick" x="{x(value):.1f}" y="{base + 18}" '
-            f'text-anchor="{anchor}">{label}</text>'
+            f'y2="{base + 4}"/>' + _text("tick", x(value), base + 18, label, anchor=anchor)
         )
     middle = (x.start + x.end) / 2
-    parts.append(
-        f'<text class="name" x="{middle:.1f}" y="{frame.height - 8}" text-anchor="middle">'
-        f"{escape(name)}</text>"
-    )
-    return parts
+    return [*parts, _text("name", middle, frame.height - 8, escape(name), anchor="middle")]
 
 
 def _axis_y(y: Scale, name: str, frame: Frame, *, whole: bool = False) -> list[str]:
@@ -228,8 +216,7 @@ def _axis_y(y: Scale, name: str, frame: Frame, *, whole: bool = False) -> list[s
     for value, label in zip(at, _labels(at), strict=True):
         parts.append(
             f'<line class="grid" x1="{_LEFT}" y1="{y(value):.1f}" x2="{frame.width - _RIGHT}" '
-            f'y2="{y(value):.1f}"/><text class="tick" x="{_LEFT - 7}" y="{y(value) + 4:.1f}" '
-            f'text-anchor="end">{label}</text>'
+            f'y2="{y(value):.1f}"/>' + _text("tick", _LEFT - 7, y(value) + 4, label, anchor="end")
         )
     middle = (y.start + y.end) / 2
     parts.append(
@@ -237,6 +224,10 @@ def _axis_y(y: Scale, name: str, frame: Frame, *, whole: bool = False) -> list[s
         f'text-anchor="middle">{escape(name)}</text>'
     )
     return parts
+
+
+def _text(kind: str, x: float, y: float, html: str, *, anchor: str = "start") -> str:
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html}</text>'
 
 
 def _labels(values: Sequence[float]) -> list[str]:

@@ -14,7 +14,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, BinaryIO, Final
 
@@ -92,10 +92,9 @@ class FolderWriter:
 
     folder: Path
     after: AfterStage = no_hook
-    _synced: set[Path] = field(default_factory=set)
 
     def write(self, name: str, save: Callable[[Path], object]) -> FileEntry:
-        """Have `save` write the file `name`, make it durable, and return its size and SHA-256.
+        """Have `save` write the file `name`, and return its size and SHA-256.
 
         Raises:
             OSError: the file system refused, most often because it is full.
@@ -103,17 +102,7 @@ class FolderWriter:
         path = self.folder / name
         save(path)
         self.after(f"write {name}")
-        self.sync(path)
         return FileEntry(name, path.stat().st_size, sha256_of(path))
-
-    def sync(self, path: Path) -> None:
-        """Wait until a file of the folder is on the disk; a full one may show only here."""
-        if path in self._synced:
-            return
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-        self._synced.add(path)
-        self.after(f"fsync {path.name}")
 
 
 @contextmanager
@@ -131,11 +120,12 @@ def atomic_folder(target: Path, *, after: AfterStage = no_hook) -> Iterator[Fold
     try:
         temp.mkdir(parents=True)
         after("mkdir")
-        writer = FolderWriter(temp, after)
-        yield writer
+        yield FolderWriter(temp, after)
         for path in sorted(temp.rglob("*")):
             if path.is_file():
-                writer.sync(path)
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())  # a full disk may show only here
+                after(f"fsync {path.name}")
         sync_folder(temp)
         after("fsync folder")
         _put_in_place(temp, target, after)

@@ -11,6 +11,7 @@ import base64
 import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar, final
 
@@ -151,15 +152,11 @@ class Bucket:
         Raises:
             BucketError: the service refused or stayed away.
         """
-
-        def ask() -> bytes | None:
-            try:
-                data: bytes = self.files.cat_file(self._key(name))
-            except FileNotFoundError:
-                return None
-            return data
-
-        return self.request(f"read {self.address}/{name}", ask)
+        what = f"read {self.address}/{name}"
+        data: bytes | None = self.request(
+            what, lambda: _unless_absent(self.files.cat_file, self._key(name))
+        )
+        return data
 
     def put(self, name: str, data: bytes, *, new: bool = False) -> bool:
         """Write an object.
@@ -223,14 +220,8 @@ class Bucket:
             BucketError: the service refused or stayed away.
         """
         for name in names:
-
-            def ask(key: str = self._key(name)) -> None:
-                try:
-                    self.files.rm_file(key)
-                except FileNotFoundError:
-                    return
-
-            self.request(f"remove {self.address}/{name}", ask)
+            remove = partial(_unless_absent, self.files.rm_file, self._key(name))
+            self.request(f"remove {self.address}/{name}", remove)
 
     def _key(self, name: str) -> str:
         return f"{self.path}/{name}"
@@ -273,6 +264,13 @@ class Bucket:
         md5 = entry.get("md5Hash")
         tag = str(md5 or entry.get("crc32c") or entry.get("generation") or entry.get("etag"))
         return RemoteFile("gs", key, size, tag, base64.b64decode(md5).hex() if md5 else None)
+
+
+def _unless_absent(act: Callable[[str], Result], key: str) -> Result | None:
+    try:
+        return act(key)
+    except FileNotFoundError:
+        return None
 
 
 def open_bucket(address: str, use: BucketUse, *, deadline: float = DEADLINE) -> Bucket:

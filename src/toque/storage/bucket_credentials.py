@@ -9,9 +9,6 @@ from typing import Any
 
 from toque.storage.bucket_errors import HOW, BucketUse
 
-_LIBRARY = {"gs": "gcsfs", "s3": "s3fs"}
-_EXTRA = {"gs": "gcs", "s3": "s3"}
-
 Opened = tuple[Any, bool, tuple[type[Exception], ...]]
 """fsspec's file system; whether no credentials were found; what the library raises when a request
 fails."""
@@ -23,13 +20,19 @@ def open_filesystem(scheme: str, use: BucketUse) -> Opened:
     Raises:
         BucketError: the library is missing, or the credentials cannot be read.
     """
+    open_service, library, extra = (
+        (_google, "gcsfs", "gcs") if scheme == "gs" else (_amazon, "s3fs", "s3")
+    )
     try:
-        return _google(use) if scheme == "gs" else _amazon(use)
+        import aiohttp
+
+        files, anonymous, failures = open_service(use)
     except ImportError as error:
         raise use.error(
-            f"{scheme}:// addresses need {_LIBRARY[scheme]}, which is not installed. Run: pip "
-            f"install 'toque[{_EXTRA[scheme]}]' (or copy the files yourself and name them)."
+            f"{scheme}:// addresses need {library}, which is not installed. Run: pip install "
+            f"'toque[{extra}]' (or copy the files yourself and name them)."
         ) from error
+    return files, anonymous, (OSError, ValueError, aiohttp.ClientError, *failures)
 
 
 def _google(use: BucketUse) -> Opened:
@@ -39,7 +42,6 @@ def _google(use: BucketUse) -> Opened:
     if emulated:
         # With it gcsfs asks an emulator, which does not answer, for a minute and a half.
         os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
-    import aiohttp
     import gcsfs
     import google.auth.exceptions
     import requests
@@ -66,9 +68,6 @@ def _google(use: BucketUse) -> Opened:
         token=found or "anon", use_listings_cache=False, skip_instance_cache=True
     )
     failures = (
-        OSError,
-        ValueError,
-        aiohttp.ClientError,
         requests.RequestException,
         google.auth.exceptions.GoogleAuthError,
         gcsfs.retry.HttpError,
@@ -77,7 +76,6 @@ def _google(use: BucketUse) -> Opened:
 
 
 def _amazon(use: BucketUse) -> Opened:
-    import aiohttp
     import botocore.exceptions
     import botocore.session
     import s3fs
@@ -89,11 +87,5 @@ def _amazon(use: BucketUse) -> Opened:
     files = s3fs.S3FileSystem(
         anon=found is None, use_listings_cache=False, skip_instance_cache=True
     )
-    failures = (
-        OSError,
-        ValueError,
-        aiohttp.ClientError,
-        botocore.exceptions.BotoCoreError,
-        botocore.exceptions.ClientError,
-    )
+    failures = (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError)
     return files, found is None, failures

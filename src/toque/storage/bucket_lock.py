@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 import uuid
-from types import TracebackType
+from dataclasses import dataclass, field
 from typing import Any, Final, Self, final
 
 import psutil
@@ -30,6 +30,7 @@ _SETTLE: Final = 1.0
 
 
 @final
+@dataclass(eq=False)
 class BucketLock:
     """Hold the run in `bucket` against other machines, from entering to leaving.
 
@@ -40,21 +41,17 @@ class BucketLock:
         settle: seconds before reading the lock again.
     """
 
-    def __init__(
-        self,
-        bucket: Bucket,
-        *,
-        heartbeat: float = HEARTBEAT,
-        stale: float = STALE,
-        settle: float = _SETTLE,
-    ) -> None:
-        self._bucket, self._heartbeat, self._stale = bucket, heartbeat, stale
-        self._settle = settle
+    bucket: Bucket
+    heartbeat: float = HEARTBEAT
+    stale: float = STALE
+    settle: float = _SETTLE
+    lost: threading.Event = field(default_factory=threading.Event)
+    """Another process has taken the run over; nothing more may be written."""
+    _beats: int = 0
+    _closing: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
         self._me = uuid.uuid4().hex
-        self._beats = 0
-        self._closing = threading.Event()
-        self.lost = threading.Event()
-        """Another process has taken the run over; nothing more may be written."""
         self._thread = threading.Thread(target=self._renew, name="toque-lock", daemon=True)
 
     def __enter__(self) -> Self:
@@ -64,31 +61,26 @@ class BucketLock:
             RunBucketError: another process trains there.
             BucketError: the store refused or stayed away.
         """
-        taken = self._bucket.read(LOCK) is not None
-        if taken or not self._bucket.put(LOCK, self._content(), new=True):
+        taken = self.bucket.read(LOCK) is not None
+        if taken or not self.bucket.put(LOCK, self._content(), new=True):
             self._watch_until_stale()
-            self._bucket.put(LOCK, self._content())
-        time.sleep(self._settle)
-        holder = _holder(self._bucket.read(LOCK))
+            self.bucket.put(LOCK, self._content())
+        time.sleep(self.settle)
+        holder = _holder(self.bucket.read(LOCK))
         if holder.get("id") != self._me:
             raise self._refusal(holder)
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """Release it; one that cannot be removed goes stale by itself."""
         self._closing.set()
-        self._thread.join(timeout=self._heartbeat)
+        self._thread.join(timeout=self.heartbeat)
         if self.lost.is_set():
             return
         try:
-            if _holder(self._bucket.read(LOCK)).get("id") == self._me:
-                self._bucket.remove([LOCK])
+            if _holder(self.bucket.read(LOCK)).get("id") == self._me:
+                self.bucket.remove([LOCK])
         except BucketError:
             return
 
@@ -105,11 +97,11 @@ class BucketLock:
         ).encode()
 
     def _watch_until_stale(self) -> None:
-        first = self._bucket.read(LOCK)
+        first = self.bucket.read(LOCK)
         began = time.monotonic()
-        while not _died_here(_holder(first)) and time.monotonic() - began < self._stale:
-            time.sleep(min(1.0, self._stale / 5))
-            now = self._bucket.read(LOCK)
+        while not _died_here(_holder(first)) and time.monotonic() - began < self.stale:
+            time.sleep(min(1.0, self.stale / 5))
+            now = self.bucket.read(LOCK)
             if now is None:
                 return
             if now != first:
@@ -117,19 +109,19 @@ class BucketLock:
 
     def _refusal(self, holder: dict[str, Any]) -> RunBucketError:
         return RunBucketError(
-            f"{self._bucket.address} is in use by another training process (id "
+            f"{self.bucket.address} is in use by another training process (id "
             f"{holder.get('pid', 'unknown')} on {holder.get('host', 'an unknown machine')}), which "
             "renews its lock. Two runs in one place would overwrite each other: wait for it, stop "
             "it, or choose another address."
         )
 
     def _renew(self) -> None:
-        while not self._closing.wait(self._heartbeat):
+        while not self._closing.wait(self.heartbeat):
             try:
-                if _holder(self._bucket.read(LOCK)).get("id") not in (self._me, None):
+                if _holder(self.bucket.read(LOCK)).get("id") not in (self._me, None):
                     self.lost.set()
                     return
-                self._bucket.put(LOCK, self._content())
+                self.bucket.put(LOCK, self._content())
             except BucketError:
                 continue  # down: whoever comes meanwhile is seen at the next renewal
 

@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -105,7 +105,13 @@ def fetch(
     enough_space(files, cache)
     bucket = replace(bucket, retry=Retry(bucket.retry.deadline))
     session = _Session(bucket)
-    with _cache_faults(cache), _cache_lock(bucket, cache, say):
+    place = f"{bucket.scheme}://{bucket.name}"
+    lock = cache / bucket.scheme / f".{bucket.name}.lock"
+
+    def wait_for(holder: str) -> None:
+        say(f"Another process (id {holder}) is fetching from {place}: waiting.")
+
+    with _cache_faults(cache), file_lock(lock, wait_for):
         pool = ThreadPoolExecutor(THREADS, thread_name_prefix="fetch")
         jobs = [pool.submit(session.fetch, *pair) for pair in zip(files, places, strict=True)]
         try:
@@ -178,7 +184,9 @@ class _Session:
         """Make one file whole; its SHA-256."""
         record_path = place.with_name(f".{place.name}.json")
         part = place.with_name(f".{place.name}{PARTIAL}")
-        record = _read_record(record_path)
+        record = None
+        with suppress(OSError, msgspec.DecodeError):
+            record = msgspec.json.decode(record_path.read_bytes(), type=_Record)
         known = record is not None and (record.tag, record.bytes) == (file.tag, file.bytes)
         if record is not None and record.sha256 is not None and place.is_file():
             if known and place.stat().st_size == file.bytes and sha256_of(place) == record.sha256:
@@ -237,27 +245,6 @@ class _Session:
             return chunk
 
         return self.bucket.request(f"read {file.address}", ask)
-
-
-def _read_record(path: Path) -> _Record | None:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=_Record)
-    except (OSError, msgspec.DecodeError):
-        return None
-
-
-@contextmanager
-def _cache_lock(bucket: Bucket, cache: Path, say: Say) -> Iterator[None]:
-    """One process at a time fetches of a bucket; a second one waits and then finds the files."""
-    folder = cache / bucket.scheme
-    folder.mkdir(parents=True, exist_ok=True)
-    place = f"{bucket.scheme}://{bucket.name}"
-
-    def wait_for(holder: str) -> None:
-        say(f"Another process (id {holder}) is fetching from {place}: waiting.")
-
-    with file_lock(folder / f".{bucket.name}.lock", wait_for):
-        yield
 
 
 @contextmanager

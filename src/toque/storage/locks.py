@@ -17,7 +17,7 @@ _UNSUPPORTED: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 @contextmanager
 def file_lock(path: Path, on_busy: Callable[[str], None]) -> Iterator[int]:
-    """Hold the lock file `path`, which is made when missing; yields its descriptor.
+    """Hold the lock file `path`, made with its folder when missing; yields its descriptor.
 
     Args:
         path: the file; the holder's process id is written into it.
@@ -27,6 +27,7 @@ def file_lock(path: Path, on_busy: Callable[[str], None]) -> Iterator[int]:
     Raises:
         OSError: the file cannot be opened.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         _lock(descriptor, on_busy)

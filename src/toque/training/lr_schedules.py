@@ -35,7 +35,6 @@ from toque.errors import ConfigError
 from toque.units import Duration, Progress
 
 LearningRate = Callable[[Progress], float]
-_Decay = Callable[[Progress], float]
 
 SCHEDULES: Final = ("constant", "linear", "cosine", "cosine_restarts", "inverse_sqrt", "wsd")
 
@@ -75,7 +74,7 @@ def make_schedule(
     warmup: Duration,
     stop_after: Duration,
     expected: Mapping[str, float] | None = None,
-    cycles: Cycles | None = None,
+    cycles: Cycles = Cycles(),
     cooldown: Duration = Duration(20, "%"),
 ) -> LearningRate:
     """A learning rate for every progress.
@@ -100,7 +99,7 @@ def make_schedule(
     totals = dict(expected or {})
     warmup = _in_units(warmup, stop_after)
     run = _Run(warmup, stop_after, _share(warmup, stop_after, totals), totals)
-    decay = _decay(name, run, cycles or Cycles(), cooldown)
+    decay = _decay(name, run, cycles, cooldown)
     one_update = _one_update(warmup, totals)
 
     def lr_at(progress: Progress) -> float:
@@ -132,7 +131,7 @@ def cycle_at(elapsed: float, first: float, growth: int) -> tuple[float, float]:
     return elapsed - began, length
 
 
-def _decay(name: str, run: _Run, cycles: Cycles, cooldown: Duration) -> _Decay:
+def _decay(name: str, run: _Run, cycles: Cycles, cooldown: Duration) -> LearningRate:
     if name == "linear":
         return lambda p: 1.0 - run.since_warmup(p)
     if name == "cosine":
@@ -152,7 +151,7 @@ def _half_wave(done: float) -> float:
     return 0.5 * (1.0 + math.cos(math.pi * done))
 
 
-def _restarting(run: _Run, cycles: Cycles) -> _Decay:
+def _restarting(run: _Run, cycles: Cycles) -> LearningRate:
     first = _in_units(cycles.first, run.stop_after)
     began = _converted(run.warmup, first, run.totals)
 
@@ -164,7 +163,7 @@ def _restarting(run: _Run, cycles: Cycles) -> _Decay:
     return decay
 
 
-def _cooling(run: _Run, cooldown: Duration) -> _Decay:
+def _cooling(run: _Run, cooldown: Duration) -> LearningRate:
     share = _share(_in_units(cooldown, run.stop_after), run.stop_after, run.totals)
     if not 0.0 < share <= 1.0:
         raise ConfigError(

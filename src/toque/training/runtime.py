@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final, Literal, get_args
 
 import torch
@@ -46,7 +47,6 @@ class Runtime:
     warnings: tuple[str, ...] = ()
     """Sentences for the user about the choices made."""
     scaler: torch.amp.GradScaler | None = None
-    _peak: Peak | None = None
 
     @classmethod
     def detect(
@@ -89,12 +89,10 @@ class Runtime:
         """The dtype of matrix products."""
         return _DTYPES[self.precision]
 
-    @property
+    @cached_property
     def peak(self) -> Peak:
         """Peak FLOP/s of matrix products here; measured or looked up once."""
-        if self._peak is None:
-            self._peak = peak_of(self.device, self.dtype)
-        return self._peak
+        return peak_of(self.device, self.dtype)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The context in which the forward pass runs."""

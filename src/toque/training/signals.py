@@ -16,6 +16,7 @@ from toque.units import Progress
 
 INTERRUPTED: Final = "interrupted"
 """`RunEnd.reason` after a signal; the command line then exits with 75."""
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _STANDARD_ERROR: Final = 2
 
 
@@ -26,20 +27,12 @@ class Interrupt(Callback):
     in which Python allows it; in another thread signals keep their meaning.
 
     Args:
-        signals: those that stop the run.
         silent: print nothing; another rank does.
         same_for_seconds: a second signal this soon counts as the first: torchrun forwards a
             signal that the terminal or the scheduler has already sent to every process.
     """
 
-    def __init__(
-        self,
-        signals: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGINT),
-        *,
-        silent: bool = False,
-        same_for_seconds: float = 0.0,
-    ) -> None:
-        self._signals = signals
+    def __init__(self, *, silent: bool = False, same_for_seconds: float = 0.0) -> None:
         self._silent, self._same_for_seconds = silent, same_for_seconds
         self._caught_at = 0.0
         self._before: dict[int, Any] = {}
@@ -49,7 +42,7 @@ class Interrupt(Callback):
         """Set the handlers."""
         self._caught = None
         if threading.current_thread() is threading.main_thread():
-            self._before = {s: signal.signal(s, self._handle) for s in self._signals}
+            self._before = {s: signal.signal(s, self._handle) for s in _SIGNALS}
 
     def on_step(self, info: StepInfo) -> Requests | None:
         """Ask to stop once a signal has come."""

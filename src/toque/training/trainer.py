@@ -17,10 +17,10 @@ from toque.data.loader.prefetch import Batches, Prefetch
 from toque.errors import DataError
 from toque.training.autotune.oom_fallback import OomFallback
 from toque.training.callbacks import Callbacks
-from toque.training.checkpoint.resume import broadcast_checkpoint, load_tensors
+from toque.training.checkpoint import resume
 from toque.training.checkpoint.saver import Saves
+from toque.training.checkpoint.state_tensors import model_tensors
 from toque.training.checkpoint.store import Checkpoint, CheckpointStore
-from toque.training.checkpoint.trainer_state import Stateful, TrainerState, kept_tensors
 from toque.training.events import Best, Requests, RunEnd, RunStart, State, StepInfo, end_reason
 from toque.training.guards.nan_tracer import LossFn, find_nonfinite_origin
 from toque.training.guards.update_guard import UpdateGuard
@@ -73,7 +73,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self._ranks = self.runtime.ranks
-        self._stateful: dict[str, Stateful] = {
+        self._stateful: dict[str, resume.Stateful] = {
             "callbacks": self.callbacks, "runtime": self.runtime, "outliers": self.guard
         }  # fmt: skip
         self._saves = Saves(self.checkpoints, self.callbacks, background=self.background_saves)
@@ -203,10 +203,10 @@ class Trainer:
 
     def _roll_back(self) -> None:
         self._saves.settle(self.progress)
-        found = broadcast_checkpoint(self.checkpoints.newest_valid, self._ranks)
+        found = resume.broadcast_checkpoint(self.checkpoints.newest_valid, self._ranks)
         message = self.guard.roll_back(self.progress.step, found.step if found else None)
         assert found is not None
-        load_tensors(found, self.model, self.optimizer, self.average)
+        resume.load_tensors(found, self.model, self.optimizer, self.average)
         self.runtime.load_state_dict(found.state()["runtime"])
         self.callbacks.on_warning(self.progress, message)
         self._save(final=False)  # a killed run would otherwise come by the same examples again
@@ -246,7 +246,7 @@ class Trainer:
             if loss is not None and (self.best is None or loss < self.best.loss):
                 self.best = Best(self.progress.step, loss)
             if self._ranks.is_main:
-                tensors = partial(kept_tensors, self.model)
+                tensors = partial(model_tensors, self.model)
                 at = self.progress
                 self._saves.save_best(at, tensors, progress=asdict(at), metrics=metrics)
             wants = self._ranks.any_rank(self.callbacks.on_evaluate(self.progress, metrics))
@@ -259,12 +259,12 @@ class Trainer:
         if not self._ranks.is_main:
             return
         self.callbacks.on_before_save(self.progress)
-        tensors = TrainerState.tensors(self.model, self.optimizer, self.average)
+        tensors = resume.trainer_tensors(self.model, self.optimizer, self.average)
         self._saves.save(self.progress, tensors, self.state_dict(), final=final)
 
     def state_dict(self) -> State:
         """The JSON of a checkpoint."""
-        at = TrainerState(self.progress, self.cursor, self.best, self.owes_evaluation)
+        at = resume.TrainerState(self.progress, self.cursor, self.best, self.owes_evaluation)
         return at.to_json(self._stateful, self._ranks, base=self.base_sha256)
 
     def load(self, checkpoint: Checkpoint) -> None:
@@ -274,10 +274,10 @@ class Trainer:
             CheckpointError: it does not fit the model or the optimizer, or cannot be read.
         """
         versions = self.checkpoints.identity.versions
-        at, notes = TrainerState.load(
+        at, notes = resume.TrainerState.load(
             checkpoint, self._stateful, self._ranks, versions=versions, base=self.base_sha256
         )
-        load_tensors(checkpoint, self.model, self.optimizer, self.average)
+        resume.load_tensors(checkpoint, self.model, self.optimizer, self.average)
         self.progress, self.cursor, self.best = at.progress, at.cursor, at.best
         self.owes_evaluation = at.owes_evaluation
         self.notes += notes

@@ -2,61 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Final, cast
+from typing import cast
 
 import numpy as np
 
 from toque.cooking.prompts import CLASSES, Task
-from toque.cooking.recipe import Recipe
-from toque.cooking.tasks import question
-from toque.data.prepare.example_rows import prompt_ids
-from toque.data.prepare.settings import FamilyKind
-from toque.errors import ConfigError, DataError, argument
-from toque.evaluation.constrained_choice import Chooser
-from toque.models.forward.loss import log_probabilities
-from toque.workflows.assembly.task_scores import answer_ids
-from toque.workflows.open_model import OpenedModel, open_model
-from toque.workflows.prompt_files import lines_of
-from toque.workflows.results import Answer
-
-_EXAMPLE: Final = 'prompts="lentil soup: 200 g lentils, 1 onion"'
+from toque.errors import ConfigError, argument
+from toque.workflows.prompt_files import read_prompts
+from toque.workflows.results import Answer, Model, folder_of
 
 
 def classify(
-    run_or_model: str | Path,
-    prompts: Sequence[str] = (),
+    run_or_model: Model,
+    prompts: str | Sequence[str] = (),
     *,
-    file: Path | None = None,
+    file: str | Path | None = None,
     task: str | None = None,
     choices: Sequence[str] = (),
     raw: bool = False,
-) -> Iterator[Answer]:
-    """Choose the likeliest of a few answers for every prompt, in order.
-
-    Arguments and errors are those of `toque.api.classify`.
-    """
-    asked = questions(prompts, file, task=task, raw=raw)
-    return _answers(str(run_or_model), asked, allowed(task=task, choices=choices), task)
-
-
-def questions(
-    prompts: Sequence[str], file: Path | None, *, task: str | None, raw: bool
-) -> list[str]:
-    """Prompts as a model reads them, those of a file after those of the command line.
+) -> list[Answer]:
+    """Choose one of a few answers for each prompt, with the probability of each.
 
     Args:
-        prompts: of a task "dish: a, b, c"; else, or with `raw`, taken as they are.
-        file: a prompt a line, or JSON lines with `prompt`, or for a task with `title`,
-            `ingredients` and `steps`.
-        task: whose question is asked; None for prompts of one's own.
-        raw: take all prompts as they are.
+        run_or_model: what chooses.
+        prompts: "dish: a, b, c" for a task; a question as it is for choices.
+        file: more prompts, one a line or as JSON lines.
+        task: nutrition, difficulty or cuisine.
+        choices: answers of your own instead, two or more.
+        raw: send prompts as they are, not in the form the model was trained on.
 
     Raises:
-        ConfigError: no prompt, or no class task of this name.
+        ConfigError: no prompt, a task the run did not learn, or fewer than two choices.
         DataError: a file that cannot be read.
+    """
+    answers = _allowed(task, choices)
+    asked = read_prompts(prompts, file, task=cast("Task | None", task), raw=raw)
+    # With torch, which answering a mistake does without.
+    from toque.evaluation.constrained_choice import Chooser
+    from toque.models.forward.loss import log_probabilities
+    from toque.workflows.assembly.task_scores import answer_ids
+    from toque.workflows.open_model import open_model
+
+    opened = open_model(folder_of(run_or_model))
+    learnt = None if opened.config is None else opened.config.data.tasks
+    if task is not None and learnt is not None and task not in learnt:
+        raise ConfigError(
+            f"{folder_of(run_or_model)} did not learn {argument(f'task={task}')}: its data.tasks "
+            f"is {', '.join(learnt)}. An answer would be chance. Train with it "
+            "(docs/guides/tasks-and-curriculum.md), or ask in your own way with "
+            f"{argument('choices')}."
+        )
+    model, codec = opened.model, opened.codec
+    choose = Chooser(
+        log_probabilities=log_probabilities,
+        autocast=nullcontext,
+        device=model.device,
+        encoder=opened.is_encoder_decoder,
+        pad_id=codec.pad_id,
+        start_id=getattr(model.config, "decoder_start_token_id", None) or 0,
+    )
+    ids = [np.array(opened.prompt_ids(prompt), np.int64) for prompt in asked]
+    shares = choose(model, ids, [answer_ids(codec, answer) for answer in answers])
+    return [
+        Answer(prompt, answers[int(row.argmax())], dict(zip(answers, row.tolist(), strict=True)))
+        for prompt, row in zip(asked, shares, strict=True)
+    ]
+
+
+def _allowed(task: str | None, choices: Sequence[str]) -> tuple[str, ...]:
+    """The answers a model may give.
+
+    Raises:
+        ConfigError: no such task, fewer than two choices, one twice, or choices beside a task.
     """
     if task is not None and task not in CLASSES:
         raise ConfigError(
@@ -64,92 +84,16 @@ def questions(
             f"are. Texts are written without {argument('task')}; answers of your own are "
             f"{argument('choices')}."
         )
-    asked = [_asked(p, task, raw=raw) for p in prompts]
-    for where, line in lines_of(file) if file is not None else ():
-        if isinstance(line, str):
-            asked.append(_asked(line, task, raw=raw))
-        elif isinstance(line.get("prompt"), str):
-            asked.append(line["prompt"])
-        elif task is not None and isinstance(line.get("title"), str):
-            lines, steps = line.get("ingredients"), line.get("steps", line.get("directions"))
-            asked.append(question(task, Recipe(line["title"], _texts(lines), _texts(steps))))
-        else:
-            raise DataError(
-                f'{where} has neither "prompt" nor, for a {argument("task")}, "title". Write '
-                '{"prompt": "..."} or {"title": "...", "ingredients": ["2 eggs"], "steps": '
-                '["..."]}.'
-            )
-    if not asked:
-        raise ConfigError(f"Nothing to answer. Give {argument(_EXAMPLE)} or {argument('file')}.")
-    return asked
-
-
-def allowed(*, task: str | None, choices: Sequence[str]) -> tuple[str, ...]:
-    """The answers a model may give.
-
-    Raises:
-        ConfigError: fewer than two, one twice, or a task's classes and others.
-    """
     if task is not None and choices:
         raise ConfigError(
             f"{argument(f'task={task}')} has its own classes to choose from, and "
             f"{argument('choices')} gives others. Leave one of them out."
         )
     if task is not None:
-        return CLASSES[cast("Task", task)]
+        return CLASSES[task]
     if len(set(choices)) < len(choices) or len(choices) < 2 or not all(map(str.strip, choices)):
         raise ConfigError(
             f"{argument('choices')} are {', '.join(map(repr, choices))}. Give two answers or more, "
             f"each once: {argument('choices=Healthy')} {argument('choices=Indulgent')}."
         )
     return tuple(choices)
-
-
-def _answers(
-    path: str, prompts: Sequence[str], choices: Sequence[str], task: str | None
-) -> Iterator[Answer]:
-    opened = open_model(path)
-    learnt = None if opened.config is None else opened.config.data.tasks
-    if task is not None and learnt is not None and task not in learnt:
-        raise ConfigError(
-            f"{path} did not learn {argument(f'task={task}')}: its data.tasks is "
-            f"{', '.join(learnt)}. An answer would be chance. Train with it "
-            "(docs/guides/tasks-and-curriculum.md), or ask in your own way with "
-            f"{argument('choices')}."
-        )
-    shares = _probabilities(opened, prompts, choices)
-    for prompt, row in zip(prompts, shares, strict=True):
-        found = dict(zip(choices, row.tolist(), strict=True))
-        yield Answer(prompt, choices[int(row.argmax())], found)
-
-
-def _probabilities(
-    opened: OpenedModel, prompts: Sequence[str], choices: Sequence[str]
-) -> np.ndarray:
-    """[prompts, choices] shares that sum to 1 over the choices."""
-    model, codec = opened.model, opened.codec
-    encoder = bool(model.config.is_encoder_decoder)
-    kind: FamilyKind = "encoder-decoder" if encoder else "decoder"
-    choose = Chooser(
-        log_probabilities=log_probabilities,
-        autocast=nullcontext,
-        device=model.device,
-        encoder=encoder,
-        pad_id=codec.pad_id,
-        start_id=getattr(model.config, "decoder_start_token_id", None) or 0,
-    )
-    ids = [np.array(prompt_ids(codec, prompt, kind), np.int64) for prompt in prompts]
-    return choose(model, ids, [answer_ids(codec, choice) for choice in choices])
-
-
-def _asked(prompt: str, task: str | None, *, raw: bool) -> str:
-    """What is asked of "dish" or "dish: a, b, c", as a person types it."""
-    if raw or task not in CLASSES:
-        return prompt
-    title, _, listed = prompt.partition(":")
-    lines = tuple(line.strip() for line in listed.split(",") if line.strip())
-    return question(task, Recipe(title.strip(), lines, ()))
-
-
-def _texts(value: object) -> tuple[str, ...]:
-    return tuple(map(str, value)) if isinstance(value, list) else ()

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from toque.config import Resolved, RunConfig, load_config, resolve_values
-from toque.config.resolve import DEFAULT, dotted, leaves
+from toque.config.resolve import DEFAULT, leaves
+from toque.config.yaml_reader import dotted
 
 Configured = RunConfig | str | Path | Mapping[str, Any]
 """A configuration, a YAML file, a preset's name, or nested values."""
@@ -29,6 +30,8 @@ def configure(base: Configured | None = None, /, **sections: Any) -> RunConfig:
     """
     values: Mapping[str, Any] = {}
     if isinstance(base, RunConfig):
+        if not sections:
+            return base
         values = base.model_dump(mode="json")
         # What is written down leaves the secret out; here it stays in the program.
         values["observe"]["webhook"] = base.observe.webhook

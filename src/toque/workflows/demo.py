@@ -27,7 +27,7 @@ def demo(resolved: Resolved, *, n: int = 4000, reporter: Reporter = SILENT) -> T
         cookbook.parent.mkdir(parents=True, exist_ok=True)
         write_cookbook(cookbook, n=n, seed=config.seed)
     reporter.line(f"1/4  {cookbook}: synthetic recipes from the embedded grammar")
-    prepared = in_a_line(prepare(config, reporter=reporter), config)
+    prepared = in_a_line(prepare(config, reporter=reporter), config.data.engine)
     reporter.line(f"2/4  {prepared} Its report: {config.data.store}/report.md")
     from toque.workflows.generate import generate  # torch, after processes have been forked
     from toque.workflows.train import train

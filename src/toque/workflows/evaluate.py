@@ -1,192 +1,47 @@
-"""Evaluation of a run or a model on held-out data, and the content of evaluation.json."""
+"""Evaluation of a run or a model on held-out data."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from toque.config import RunConfig
-from toque.data.store.token_store import TokenStore
-from toque.evaluation.bootstrap import RESAMPLES, SEED, Estimate
-from toque.evaluation.heldout_loss import HeldOut
-from toque.evaluation.text_samples import Sample
-from toque.evaluation.text_scores import Scores, TextScores
+from toque.errors import ConfigError
 from toque.reporter import SILENT, Reporter
 from toque.storage.atomic import atomic_write
-from toque.training.runtime import Runtime
-from toque.workflows.assembly.batches import build_stream
-from toque.workflows.assembly.data import open_store
-from toque.workflows.assembly.evaluation import build_heldout, build_sampler, held_out_prompts
-from toque.workflows.assembly.metrics import bits_per_byte, build_text_scores, text_bytes
-from toque.workflows.assembly.task_scores import TaskScores, score_tasks
-from toque.workflows.open_model import open_model
+from toque.workflows.configure import Configured, configure
+from toque.workflows.results import Model, folder_of
 
-DIGITS = 6
-"""Digits after the point in evaluation.json."""
-SHOWN_SLICES = ("rougeL", "bleu", "recipe_score")
-"""Scores of the printed table of slices; evaluation.json holds all."""
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """The content of evaluation.json."""
-
-    step: int | None
-    heldout: Mapping[str, float]
-    texts: Scores
-    tasks: Sequence[TaskScores] = ()
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """Every score by its name, without intervals."""
-        of_tasks = {
-            f"{scores.task}_{name}": value
-            for scores in self.tasks
-            for name, value in scores.record().items()
-            if name in ("loss", "accuracy", "macro_f1", "ece")
-        }
-        texts = {name: e.value for name, e in self.texts.overall.items()}
-        return {**self.heldout, **of_tasks, **texts}
-
-    def to_json(self) -> str:
-        """Everything, as written."""
-        overall = self.texts.overall
-        record = {
-            "step": self.step,
-            "heldout": dict(self.heldout),
-            "tasks": {scores.task: scores.record() for scores in self.tasks},
-            "generated": {
-                "texts": self.texts.n_texts,
-                **{name: round(e.value, DIGITS) for name, e in overall.items()},
-            },
-            "intervals": {name: _interval(e) for name, e in overall.items() if e.low is not None},
-            "applies_to": {name: e.n for name, e in overall.items()},
-            "slices": {
-                slicing: {
-                    label: {"texts": self.texts.sizes[slicing][label], **_with_intervals(found)}
-                    for label, found in labels.items()
-                }
-                for slicing, labels in self.texts.slices.items()
-            },
-            "failed": dict(self.texts.failed),
-            "method": {
-                "intervals": f"95 %, percentile bootstrap over texts, {RESAMPLES} resamples",
-                "seed": SEED,
-                "bleu": "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp",
-                "chrf": "nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no",
-                "rouge": "F1, not stemmed; Lsum by lines",
-            },
-        }
-        return json.dumps(record, indent=1)
-
-    def __str__(self) -> str:
-        """The table for people."""
-        tokens = self.heldout["target_tokens"]
-        loss, perplexity = self.heldout["loss"], self.heldout["perplexity"]
-        lines = [f"held-out loss {loss:.4f} nats a token, perplexity {perplexity:.2f}"]
-        if "bits_per_byte" in self.heldout:
-            lines[0] += f", {self.heldout['bits_per_byte']:.3f} bits a byte"
-        lines.append(f"  over {tokens:,.0f} target tokens")
-        for scores in self.tasks:
-            lines += scores.lines()
-        if self.texts.n_texts:
-            lines.append(f"{self.texts.n_texts} written texts, with 95 % intervals:")
-            lines += [_line(name, e, self.texts.n_texts) for name, e in self.texts.overall.items()]
-        lines += self._slice_lines()
-        lines += [f"{name} failed: {error}" for name, error in self.texts.failed.items()]
-        return "\n".join(lines)
-
-    def _slice_lines(self) -> list[str]:
-        shown = [name for name in SHOWN_SLICES if name in self.texts.overall]
-        lines: list[str] = []
-        for slicing, labels in self.texts.slices.items():
-            if len(labels) < 2 or not shown:
-                continue
-            lines.append(f"{'by ' + slicing:26}{'texts':>6}" + "".join(f"{n:>14}" for n in shown))
-            for label, found in labels.items():
-                cells = [f"{found[n].value:14.3f}" if n in found else f"{'-':>14}" for n in shown]
-                lines.append(f"  {label:24}{self.texts.sizes[slicing][label]:6}" + "".join(cells))
-        return lines
-
-
-def _line(name: str, e: Estimate, n_texts: int) -> str:
-    line = f"  {name.replace('_', ' '):26}{e.value:8.3f}"
-    if e.low is not None and e.high is not None:
-        line += f"   {e.low:.3f} to {e.high:.3f}"
-    return line + (f"   ({e.n} texts)" if e.n != n_texts else "")
-
-
-def _interval(e: Estimate) -> list[float | None]:
-    return [None if bound is None else round(bound, DIGITS) for bound in (e.low, e.high)]
-
-
-def _with_intervals(found: Mapping[str, Estimate]) -> dict[str, Any]:
-    return {name: [round(e.value, DIGITS), *_interval(e)] for name, e in found.items()}
-
-
-def evaluation_of(
-    store: TokenStore,
-    heldout: HeldOut,
-    losses: Mapping[str, float],
-    samples: Sequence[Sample],
-    scores: TextScores,
-    *,
-    step: int | None,
-    tasks: Sequence[TaskScores] = (),
-) -> Evaluation:
-    """Put together what was measured.
-
-    Args:
-        store: what the held-out rows are of.
-        heldout: the rows that `losses` are over.
-        losses: loss, perplexity and target tokens.
-        samples: the written texts.
-        scores: their metrics, with nothing added up yet.
-        step: of the weights, where known.
-        tasks: the scores of each task, where there are several.
-    """
-    # The targets of a corrupted text are pieces: bits a byte would describe no text.
-    whole = heldout.layout.examples is store
-    n_bytes = text_bytes(store, heldout.rows) if whole else 0
-    heldout_scores = dict(losses)
-    if n_bytes:
-        bits = bits_per_byte(losses["loss"], int(losses["target_tokens"]), n_bytes)
-        heldout_scores |= {"bits_per_byte": bits, "target_bytes": n_bytes}
-    scores.add(samples)
-    return Evaluation(step, heldout_scores, scores.result(), tasks)
+if TYPE_CHECKING:
+    from toque.workflows.score import Evaluation
 
 
 def evaluate(
-    run_or_model: str | Path, config: RunConfig, *, reporter: Reporter = SILENT
+    run_or_model: Model, config: Configured | None = None, *, reporter: Reporter = SILENT
 ) -> Evaluation:
-    """Score a run or a model on held-out data; write evaluation.json when it is a run.
+    """Score a run or a model folder on held-out data; write evaluation.json when it is a run.
 
-    Arguments and errors are those of `toque.api.evaluate`.
+    Args:
+        run_or_model: what is scored.
+        config: whose data to evaluate on; a run's own when None.
+        reporter: hears of progress.
+
+    Returns:
+        Its `metrics` are every score by name; as a text it is a table.
+
+    Raises:
+        ConfigError: no run folder and no configuration.
+        DataError: no prepared store, or one of another tokenizer.
     """
-    run, scores = Path(run_or_model), build_text_scores(config)
-    opened = open_model(str(run_or_model))
-    store = open_store(config)
-    opened.check_tokenizer(store)
-    runtime = Runtime.detect(precision=config.train.precision, fp16_is_safe=False)
-    model = opened.model.to(runtime.device)  # type: ignore[arg-type]
-    stream = build_stream(config, store, model)
-    heldout = build_heldout(config, store, stream, runtime)
-    losses = heldout(model)
-    prompts = held_out_prompts(store, config.evaluation.generate)
-    with reporter.working(f"writing {len(prompts)} held-out recipes"):
-        samples = build_sampler(config, store, prompts)(model)
-    result = evaluation_of(
-        store,
-        heldout,
-        losses,
-        samples,
-        scores,
-        step=opened.step,
-        tasks=score_tasks(config, store, stream, runtime, model),
-    )
-    if (run / "config.yaml").exists():
-        atomic_write(run / "evaluation.json", result.to_json().encode())
+    folder = folder_of(run_or_model)
+    own = folder / "config.yaml"
+    if config is None and not own.exists():
+        raise ConfigError(
+            f"{folder} is not a run folder, so it does not say what to evaluate on. Give a "
+            "configuration: evaluate(model, config)."
+        )
+    settings = configure(own if config is None else config)
+    from toque.workflows.score import score_model  # with torch
+
+    result = score_model(folder, settings, reporter)
+    if own.exists():
+        atomic_write(folder / "evaluation.json", result.to_json().encode())
     return result

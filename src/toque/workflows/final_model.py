@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import cast
 
-from torch import nn
 from transformers import PreTrainedModel
 
 from toque.config import RunConfig
-from toque.data.loader.batch_stream import BatchStream
 from toque.data.store.token_store import TokenStore
 from toque.evaluation.text_samples import append_samples
 from toque.models.loading.export import save_adapter, save_model
@@ -19,26 +16,23 @@ from toque.models.lora.layers import is_adapted
 from toque.reporter import Reporter
 from toque.storage.atomic import atomic_write
 from toque.training.checkpoint.resume import broadcast_checkpoint
-from toque.training.checkpoint.state_tensors import has_frozen, load_model_tensors
 from toque.version import __version__
-from toque.workflows.assembly.distributed_eval import written_by_all
-from toque.workflows.assembly.evaluation import build_heldout, build_sampler, held_out_prompts
-from toque.workflows.assembly.metrics import build_text_scores
+from toque.workflows.assembly.distributed_eval import sample_on_all_ranks
+from toque.workflows.assembly.evaluation import build_sampler, held_out_prompts
 from toque.workflows.assembly.run import Run
 from toque.workflows.assembly.sample_writer import writing_in
-from toque.workflows.assembly.task_scores import score_tasks
-from toque.workflows.evaluate import evaluation_of
+from toque.workflows.run_folder import load_weights
+from toque.workflows.score import evaluation_of
 
 
-def finish(config: RunConfig, store: TokenStore, run: Run, reporter: Reporter) -> None:
+def finish(run: Run, reporter: Reporter) -> None:
     """Score the best model on held-out data and write it, in the folder of the run."""
-    folder, trainer, model = Path(config.run_dir), run.trainer, run.trainer.model
-    stream, runtime = cast("BatchStream", trainer.batches), trainer.runtime
-    step = trainer.progress.step
+    setup, trainer, step = run.setup, run.trainer, run.trainer.progress.step
+    config, store, model, runtime = setup.config, setup.store, setup.model, setup.runtime
+    folder = Path(config.run_dir)
     best = broadcast_checkpoint(trainer.checkpoints.best, runtime.ranks)
     if best is not None:
-        tensors = best.tensors("model")
-        load_model_tensors(model, tensors, trainable_only=has_frozen(model), where=str(best.path))
+        load_weights(model, best)
         step = best.step
     elif trainer.average is not None:
         trainer.average.apply(model)
@@ -47,18 +41,10 @@ def finish(config: RunConfig, store: TokenStore, run: Run, reporter: Reporter) -
     scored = build_sampler(config, store, prompts) if prompts else run.sampler
     writing = f"writing {len(scored.prompts)} held-out recipes"
     with reporter.working(writing), writing_in(model, runtime)():
-        samples = written_by_all(scored, model, runtime.ranks)
+        samples = sample_on_all_ranks(scored, model, runtime.ranks)
     if not runtime.ranks.is_main:
         return
-    result = evaluation_of(
-        store,
-        build_heldout(config, store, stream, runtime),
-        losses,
-        samples,
-        build_text_scores(config),
-        step=step,
-        tasks=score_tasks(config, store, stream, runtime, model),
-    )
+    result = evaluation_of(setup, losses, samples, step=step)
     atomic_write(folder / "evaluation.json", result.to_json().encode())
     append_samples(folder / "samples.jsonl", samples, step=step)
     card = model_card(config, step=step, metrics=result.metrics)
@@ -68,14 +54,14 @@ def finish(config: RunConfig, store: TokenStore, run: Run, reporter: Reporter) -
 
 
 def keep_model(
-    model: nn.Module, store: TokenStore, folder: Path, *, card: str, base_hash: str | None
+    model: PreTrainedModel, store: TokenStore, folder: Path, *, card: str, base_hash: str | None
 ) -> str:
     """Write the finished model, or the adapter alone, and say where it is and how large."""
-    core, tokenizer = cast("PreTrainedModel", model), store.path / "tokenizer"
+    tokenizer = store.path / "tokenizer"
     if not is_adapted(model):
-        save_model(core, tokenizer, folder, card=card)
+        save_model(model, tokenizer, folder, card=card)
         return f"The model is in {folder}"
-    save_adapter(core, tokenizer, folder, card=card, base_hash=base_hash or "")
+    save_adapter(model, tokenizer, folder, card=card, base_hash=base_hash or "")
     size = (folder / WEIGHTS).stat().st_size / 1e6
     return (
         f"The adapter, {size:,.1f} MB, is in {folder}; `toque export {folder.parent}` merges it "

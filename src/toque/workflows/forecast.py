@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,7 +90,7 @@ def _outlined(config: RunConfig) -> tuple[int, int, str]:
         raise ConfigError("only the adapter is saved, and the first save shows how little that is.")
     with in_outline(config, TokenStore.open(config.data.store)) as model:
         optimizer = build_optimizer(model, name=config.optim.name)
-        weights = bytes_of(model_tensors(model, trainable_only=False))
+        weights = bytes_of(model_tensors(model))
         averages = weights if config.optim.averaging is not None else 0
         state = state_bytes(optimizer)
     return weights + state + averages, weights, "weights and optimizer, by their shapes"
@@ -176,13 +177,13 @@ def _expected(config: RunConfig) -> dict[str, float]:
 
 
 def _progress(totals: dict[str, float], share: float) -> Progress:
-    whole: Callable[[str], float] = lambda unit: totals.get(unit, 0.0) * share  # noqa: E731
+    at = defaultdict(float, {unit: amount * share for unit, amount in totals.items()})
     return Progress(
-        step=round(whole("steps")),
-        epoch=whole("epochs"),
-        examples=round(whole("examples")),
-        tokens=round(whole("tokens")),
-        seconds=60 * whole("minutes"),
+        step=round(at["steps"]),
+        epoch=at["epochs"],
+        examples=round(at["examples"]),
+        tokens=round(at["tokens"]),
+        seconds=60 * at["minutes"],
     )
 
 

@@ -8,15 +8,16 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from toque.config import RunConfig, load_config
+from toque.data.prepare.example_rows import prompt_ids
 from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.codec import Codec, load_codec
 from toque.data.tokenizer.folder import resolve_tokenizer
 from toque.errors import CheckpointError, DataError
 from toque.models.loading.pretrained import load_model, load_with_adapter
 from toque.models.lora.files import is_adapter_folder, merged
-from toque.training.checkpoint.state_tensors import has_frozen, load_model_tensors
 from toque.training.checkpoint.store import CheckpointStore
 from toque.workflows.assembly.batches import build_language_model
+from toque.workflows.run_folder import load_weights
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,16 @@ class OpenedModel:
     codec: Codec
     config: RunConfig | None
     step: int | None
+
+    @property
+    def is_encoder_decoder(self) -> bool:
+        """Whether prompts are read on a side of their own."""
+        return bool(self.model.config.is_encoder_decoder)
+
+    def prompt_ids(self, prompt: str) -> list[int]:
+        """A prompt as the model reads it."""
+        encoder = self.is_encoder_decoder
+        return prompt_ids(self.codec, prompt, "encoder-decoder" if encoder else "decoder")
 
     def check_tokenizer(self, store: TokenStore) -> None:
         """Refuse a store of another tokenizer.
@@ -43,30 +54,30 @@ class OpenedModel:
             )
 
 
-def open_model(path: str) -> OpenedModel:
+def open_model(folder: Path) -> OpenedModel:
     """The finished model of a run, else its newest checkpoint; or a Hugging Face model.
+
+    Args:
+        folder: of a run or a model, or a model's name on the hub.
 
     Raises:
         CheckpointError: a run without a checkpoint, or a damaged one.
         ConfigError: neither a run, a model folder nor a hub name.
     """
-    folder = Path(path)
-    config = None
+    config, model = None, folder
     if (folder / "config.yaml").exists():
-        config = load_config(str(folder / "config.yaml"), []).config
-        finished = folder / "model"
-        if not (finished / "config.json").exists() and not is_adapter_folder(finished):
+        config, model = load_config(folder / "config.yaml").config, folder / "model"
+        if not (model / "config.json").exists() and not is_adapter_folder(model):
             return _from_checkpoint(folder, config)
-        path = str(folder / "model")
-    elif folder.is_dir() and not ((folder / "config.json").exists() or is_adapter_folder(folder)):
+    adapted = is_adapter_folder(model)
+    if model.is_dir() and not adapted and not (model / "config.json").exists():
         raise CheckpointError(
-            f"{path} holds neither a run (config.yaml), a model (config.json) nor an adapter "
+            f"{model} holds neither a run (config.yaml), a model (config.json) nor an adapter "
             "(adapter_config.json). Name a run folder such as runs/cookbook, or a Hugging Face "
             "model folder."
         )
-    adapted = is_adapter_folder(Path(path))
-    model = load_with_adapter(Path(path)) if adapted else load_model(path)
-    return OpenedModel(model, load_codec(resolve_tokenizer(path)), config, None)
+    loaded = load_with_adapter(model) if adapted else load_model(str(model))
+    return OpenedModel(loaded, load_codec(resolve_tokenizer(str(model))), config, None)
 
 
 def _from_checkpoint(folder: Path, config: RunConfig) -> OpenedModel:
@@ -79,7 +90,6 @@ def _from_checkpoint(folder: Path, config: RunConfig) -> OpenedModel:
         )
     store = TokenStore.open(config.data.store)
     model = build_language_model(config, store)
-    tensors = found.tensors("model")
-    load_model_tensors(model, tensors, trainable_only=has_frozen(model), where=str(found.path))
+    load_weights(model, found)
     model.train(mode=False)
     return OpenedModel(merged(model), store.codec(), config, found.step)

@@ -4,40 +4,50 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from toque.config import RunConfig
 from toque.data.prepare import pipeline
 from toque.data.prepare.pipeline import PrepareResult
 from toque.reporter import SILENT, Reporter
 from toque.workflows.assembly.data import prepare_settings, sources_of
+from toque.workflows.configure import Configured, configure
 
 
 def prepare(
-    config: RunConfig, *, replace: bool = False, reporter: Reporter = SILENT
+    config: Configured, *, replace: bool = False, reporter: Reporter = SILENT
 ) -> PrepareResult:
-    """Prepare the configuration's store, or reuse it.
+    """Turn raw data into the configuration's token store, or reuse it.
 
-    Arguments and errors are those of `toque.api.prepare`.
+    Args:
+        config: what `configure` takes.
+        replace: delete a store made from other data or settings instead of refusing.
+        reporter: hears of progress.
+
+    Returns:
+        The open store, the data report, and whether the store was there already.
+
+    Raises:
+        ConfigError: the configuration cannot be used.
+        DataError: sources that cannot be read, or a store of other data.
     """
+    settings = configure(config)
 
     def progress(done_bytes: int, total_bytes: int, message: str) -> None:
         reporter.progress(message, done=done_bytes, total=total_bytes)
 
     try:
         return pipeline.prepare(
-            sources_of(config, progress=progress, say=reporter.notice),
-            store=Path(config.data.store),
-            settings=prepare_settings(config),
+            sources_of(settings, progress=progress, say=reporter.notice),
+            store=Path(settings.data.store),
+            settings=prepare_settings(settings),
             progress=progress,
             replace=replace,
-            engine=config.data.engine,
+            engine=settings.data.engine,
         )
     finally:
         reporter.progress("")
 
 
-def in_a_line(result: PrepareResult, config: RunConfig) -> str:
+def in_a_line(result: PrepareResult, engine: str) -> str:
     """What was done."""
     if result.reused:
         return f"Reused {result.store.path}."
-    cluster = " with data.engine=ray" if config.data.engine == "ray" else ""
-    return f"Prepared {result.store.path}{cluster}."
+    return f"Prepared {result.store.path}{' with data.engine=ray' if engine == 'ray' else ''}."

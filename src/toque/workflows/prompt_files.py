@@ -1,36 +1,97 @@
-"""Prompt files: lines of text, or JSON objects, one a line."""
+"""Prompts of a call and of a prompt file: lines of text, or JSON objects, one a line."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from toque.errors import DataError, argument
+from toque.cooking.prompts import ASKS_FOR, Task, write_prompt
+from toque.cooking.recipe import Recipe
+from toque.cooking.tasks import question
+from toque.errors import ConfigError, DataError, argument
+
+_DISH: Final = 'prompts="lentil soup"'
+_RECIPE: Final = 'prompts="lentil soup: 200 g lentils, 1 onion"'
 
 
-def lines_of(file: Path) -> Iterator[tuple[str, str | dict[str, Any]]]:
-    """Where each line stands, and its text or its JSON object; blank lines are passed over.
+def read_prompts(
+    prompts: str | Sequence[str], file: str | Path | None, *, task: Task | None, raw: bool
+) -> list[str]:
+    """Prompts as a model reads them, those of a file after those of the call.
+
+    Args:
+        prompts: "dish" or "dish: a, b, c", one or several; without a task, or with `raw`, taken as
+            they are.
+        file: a prompt a line, or JSON lines with `prompt`, or for a task with `title`,
+            `ingredients` and `steps`.
+        task: write, or the task whose question is asked; None for prompts of one's own.
+        raw: take all prompts as they are.
 
     Raises:
-        DataError: a file that is no UTF-8 text, or a line that begins as JSON and is not.
+        ConfigError: no prompt.
+        DataError: a file that cannot be read.
     """
+    asked = [_asked(p, task, raw=raw) for p in ([prompts] if isinstance(prompts, str) else prompts)]
+    for where, line in _lines(Path(file)) if file is not None else ():
+        if isinstance(line, str):
+            asked.append(_asked(line, task, raw=raw))
+        elif isinstance(line.get("prompt"), str):
+            asked.append(line["prompt"])
+        elif task is not None and isinstance(line.get("title"), str):
+            steps = line.get("steps", line.get("directions"))
+            recipe = Recipe(line["title"], _texts(line.get("ingredients")), _texts(steps))
+            asked.append(_trained_form(task, recipe))
+        else:
+            raise DataError(
+                f'{where} has neither "prompt" nor, for a recipe or a {argument("task")}, "title". '
+                'Write {"prompt": "..."} or {"title": "...", "ingredients": ["2 eggs"], "steps": '
+                '["..."]} on each line.'
+            )
+    if not asked:
+        wish, example = ("write for", _DISH) if task == "write" else ("answer", _RECIPE)
+        raise ConfigError(
+            f"Nothing to {wish}. Give {argument(example)} or {argument('file=prompts.txt')}."
+        )
+    return asked
+
+
+def _asked(prompt: str, task: Task | None, *, raw: bool) -> str:
+    """The trained form of what a person types: "dish" or "dish: a, b, c".
+
+    >>> _asked("lentil soup: lentils, cumin", "write", raw=False)
+    'Generate recipe for: lentil soup using ingredients: lentils, cumin'
+    """
+    if raw or task is None or (task == "write" and prompt.startswith(ASKS_FOR)):
+        return prompt
+    title, _, listed = prompt.partition(":")
+    lines = tuple(line.strip() for line in listed.split(",") if line.strip())
+    return _trained_form(task, Recipe(title.strip(), lines, ()))
+
+
+def _trained_form(task: Task, recipe: Recipe) -> str:
+    if task == "write":
+        return write_prompt(recipe.title, recipe.ingredients)
+    return question(task, recipe)
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, list) else ()
+
+
+def _lines(file: Path) -> Iterator[tuple[str, str | dict[str, Any]]]:
+    """Where each line stands, and its text or its JSON object; blank lines are passed over."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
             f"{argument(f'file={file}')} cannot be read as UTF-8 text: {error}."
         ) from error
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(map(str.strip, lines), start=1):
         where = f"{file}:{number}"
-        if not line.strip():
-            continue
-        if not line.lstrip().startswith("{"):
-            yield where, line.strip()
-            continue
         try:
-            record: dict[str, Any] = json.loads(line)
+            if line:
+                yield where, json.loads(line) if line.startswith("{") else line
         except ValueError as error:
             raise DataError(f"{where} looks like JSON and is not: {error}.") from error
-        yield where, record

@@ -9,8 +9,11 @@ from toque.data.prepare.report import Report
 from toque.data.store.manifest import read_manifest
 from toque.errors import ConfigError, DataError, argument
 from toque.reports.html import RUN, STORE, render
+from toque.reports.run_report import run_content
+from toque.reports.store_report import store_content
 from toque.storage.atomic import atomic_write
 from toque.training.observers.metrics_reader import METRICS, read_metrics
+from toque.workflows.results import Model, folder_of
 
 _PAGE = "report.html"
 
@@ -27,26 +30,33 @@ class Page:
         return f"The report is {self.file} ({self.bytes / 1024:,.0f} KiB, opens offline)."
 
 
-def report(path: Path, *, out: Path | None = None) -> Page:
-    """Write the page.
+def report(path: Model, *, out: str | Path | None = None) -> Page:
+    """Write one offline HTML page about a store or a run, finished or not.
 
-    Arguments and errors are those of `toque.api.report`.
+    Args:
+        path: a store folder, or a run.
+        out: the file to write; report.html in the folder when None.
+
+    Raises:
+        ConfigError: neither a store nor a run, or `out` cannot be written.
+        DataError: the store is unfinished or damaged.
     """
-    if (path / METRICS).is_file():
-        html = _run_page(path)
-    elif (path / "config.yaml").is_file():
+    folder = folder_of(path)
+    if (folder / METRICS).is_file():
+        html = render(RUN, run_content(folder, read_metrics(folder / METRICS)))
+    elif (folder / "config.yaml").is_file():
         raise ConfigError(
-            f"The run {path} has no {METRICS} yet, so there is nothing to report. It appears when "
-            "training begins."
+            f"The run {folder} has no {METRICS} yet, so there is nothing to report. It appears "
+            "when training begins."
         )
-    elif (path / "manifest.json").is_file() or (path / "shards").is_dir():
-        html = _store_page(path)
+    elif (folder / "manifest.json").is_file() or (folder / "shards").is_dir():
+        html = _store_page(folder)
     else:
         raise ConfigError(
-            f"{path} is neither a run ({METRICS}) nor a store (manifest.json). Name a folder such "
-            "as runs/cookbook or stores/cookbook."
+            f"{folder} is neither a run ({METRICS}) nor a store (manifest.json). Name a folder "
+            "such as runs/cookbook or stores/cookbook."
         )
-    target = out or path / _PAGE
+    target = folder / _PAGE if out is None else Path(out)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(target, html.encode())
@@ -59,8 +69,6 @@ def report(path: Path, *, out: Path | None = None) -> Page:
 
 
 def _store_page(folder: Path) -> str:
-    from toque.reports.store_report import store_content
-
     read_manifest(folder)
     found = Report.read_from(folder)
     if found is None:
@@ -70,9 +78,3 @@ def _store_page(folder: Path) -> str:
             "the report is written anew."
         )
     return render(STORE, store_content(folder, found))
-
-
-def _run_page(folder: Path) -> str:
-    from toque.reports.run_report import run_content
-
-    return render(RUN, run_content(folder, read_metrics(folder / METRICS)))

@@ -10,9 +10,8 @@ from toque.config import Difference, Resolved, RunConfig, differences, load_conf
 from toque.data.store.token_store import TokenStore
 from toque.errors import CheckpointError, argument
 from toque.storage.atomic import atomic_write
-from toque.training.checkpoint.run_lock import run_lock
-from toque.training.checkpoint.state_tensors import has_frozen, load_model_tensors
-from toque.training.checkpoint.store import Checkpoint, CheckpointStore, verify_checkpoint
+from toque.training.checkpoint.state_tensors import load_model_tensors
+from toque.training.checkpoint.store import Checkpoint, CheckpointStore, run_lock, verify_checkpoint
 
 
 def checkpoint_to_continue(config: RunConfig, store: TokenStore) -> Checkpoint | None:
@@ -91,10 +90,9 @@ def load_start(model: nn.Module, path: Path) -> None:
                 "runs/cookbook/checkpoints/step-00000200, or a run."
             )
         folder = newest.path
-    checkpoint = verify_checkpoint(folder)
-    load_model_tensors(
-        model,
-        checkpoint.tensors("model"),
-        trainable_only=has_frozen(model),
-        where=str(checkpoint.path),
-    )
+    load_weights(model, verify_checkpoint(folder))
+
+
+def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
+    """Load the weights of a checkpoint: all of them, or those that are trained."""
+    load_model_tensors(model, checkpoint.tensors("model"), where=str(checkpoint.path))

@@ -23,7 +23,8 @@ def show(config: Resolved, *, plot: bool = False) -> str:
     text = resolved_yaml(config).rstrip("\n")
     run = Path(config.config.run_dir)
     # Before data is prepared nobody knows the vocabulary; `show` then answers without torch.
-    if not any((run / "checkpoints").glob("step-*")) and not _is_prepared(config.config):
+    prepared = (Path(config.config.data.store) / "manifest.json").exists()
+    if not prepared and not any((run / "checkpoints").glob("step-*")):
         return text
     try:
         from toque.workflows.forecast import space_of
@@ -31,10 +32,6 @@ def show(config: Resolved, *, plot: bool = False) -> str:
         return f"{text}\n# {space_of(config.config).in_words()}"
     except (ConfigError, DataError) as error:
         return f"{text}\n# What a checkpoint takes is not known yet: {error}"
-
-
-def _is_prepared(config: RunConfig) -> bool:
-    return (Path(config.data.store) / "manifest.json").exists()
 
 
 def _drawn(config: RunConfig) -> str:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from toque.config import Resolved
 from toque.data.store.token_store import TokenStore
-from toque.errors import CheckpointError, argument
-from toque.reporter import SILENT, Reporter
+from toque.errors import CheckpointError, Interrupted, ToqueError, argument
+from toque.reporter import SILENT, LogReporter, Reporter
 from toque.training.checkpoint.resume import broadcast_checkpoint
 from toque.training.checkpoint.upload import Uploads
 from toque.training.distributed.collectives import Ranks
@@ -19,14 +19,14 @@ from toque.workflows.assembly.observers import Watchers, build_watchers
 from toque.workflows.assembly.run import assemble
 from toque.workflows.bucket_run import on_this_machine, uploading
 from toque.workflows.final_model import finish
-from toque.workflows.results import TrainedRun
+from toque.workflows.results import Model, TrainedRun, folder_of
 from toque.workflows.run_folder import checkpoint_to_continue, load_start, write_config
 
 
 def train(
     config: Resolved,
     *,
-    start: str | Path | None = None,
+    start: Model | None = None,
     callbacks: Sequence[object] = (),
     upload: bool = True,
     reporter: Reporter = SILENT,
@@ -49,6 +49,17 @@ def train(
     return run
 
 
+def train_in_child(config: Resolved, log: Path, *, callbacks: Sequence[object] = ()) -> int:
+    """Train in a child process; the exit code of the command, whose output is appended to `log`."""
+    reporter = LogReporter(log)
+    try:
+        run = train(config, callbacks=callbacks, reporter=reporter)
+    except ToqueError as error:
+        reporter.notice(f"toque: {error}")
+        return error.exit_code
+    return Interrupted.exit_code if run.interrupted else 0
+
+
 def _train(
     resolved: Resolved,
     store: TokenStore,
@@ -57,7 +68,7 @@ def _train(
     uploads: Uploads | None,
     reporter: Reporter,
     *,
-    start: str | Path | None,
+    start: Model | None,
 ) -> TrainedRun:
     config, folder = resolved.config, Path(resolved.config.run_dir)
     found = broadcast_checkpoint(lambda: checkpoint_to_continue(config, store), ranks)
@@ -74,11 +85,11 @@ def _train(
     if found is not None:
         trainer.load(found)
     elif start is not None:
-        load_start(trainer.model, Path(start))
+        load_start(trainer.model, folder_of(start))
     before = trainer.progress.step
     end = trainer.fit()
     result = TrainedRun(folder, end.progress.step, end.reason)
     unfinished = ranks.broadcast(result.step > before or not result.model.exists())
     if not result.interrupted and unfinished:
-        finish(config, store, run, reporter)
+        finish(run, reporter)
     return result

@@ -9,7 +9,7 @@ from pathlib import Path
 from toque.config import load_config
 from toque.data.store.token_store import TokenStore
 from toque.errors import CheckpointError, ConfigError
-from toque.training.checkpoint.store import verify_checkpoint
+from toque.workflows.results import Model, folder_of
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Verified:
         return "\n".join(self.parts)
 
 
-def verify(path: Path) -> Verified:
+def verify(path: Model) -> Verified:
     """Compare every file of a store, a checkpoint or a run with its SHA-256.
 
     Raises:
@@ -32,13 +32,15 @@ def verify(path: Path) -> Verified:
         DataError: a store's file is missing or changed; file and cause are named.
         CheckpointError: a checkpoint's is.
     """
-    if (path / "config.yaml").exists():
-        return Verified(tuple(_run(path)))
-    if not (path / "manifest.json").exists():
+    folder = folder_of(path)
+    if (folder / "config.yaml").exists():
+        return Verified(tuple(_run(folder)))
+    if not (folder / "manifest.json").exists():
         raise ConfigError(
-            f"{path} is no store or checkpoint (manifest.json) and no run (config.yaml). Name one."
+            f"{folder} is no store or checkpoint (manifest.json) and no run (config.yaml). Name "
+            "one."
         )
-    return Verified((_store(path) if _is_store(path) else _checkpoint(path),))
+    return Verified((_store(folder) if _is_store(folder) else _checkpoint(folder),))
 
 
 def _is_store(path: Path) -> bool:
@@ -58,6 +60,8 @@ def _store(path: Path) -> str:
 
 
 def _checkpoint(path: Path) -> str:
+    from toque.training.checkpoint.store import verify_checkpoint  # with torch
+
     checkpoint = verify_checkpoint(path)
     size = sum(entry.bytes for entry in checkpoint.manifest.files)
     return (
@@ -73,7 +77,7 @@ def _run(path: Path) -> list[str]:
             lines.append(_checkpoint(folder))
         except CheckpointError as error:
             faults.append(str(error))
-    store = Path(load_config(str(path / "config.yaml"), []).config.data.store)
+    store = Path(load_config(path / "config.yaml").config.data.store)
     if store.exists():
         lines.append(_store(store))
     if faults:

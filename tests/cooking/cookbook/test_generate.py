@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from toque.cooking.cookbook.generate import FAMILIES, SOURCE, recipe, recipes, write_cookbook
+from toque.cooking.cookbook.generate import FAMILIES, recipe, recipes, write_cookbook
 from toque.cooking.cookbook.pantry import PANTRY
-from toque.cooking.cookbook.recipe_builder import Draw, Kitchen, nutrition_class
+from toque.cooking.cookbook.recipe_builder import SOURCE, Draw, Kitchen, nutrition_class
 from toque.cooking.ingredients.names import head_noun, ingredient_name
-from toque.cooking.recipe import difficulty_of, to_text
+from toque.cooking.recipe import difficulty_of, parse_text, to_text
 from toque.cooking.schemas import RecipeReader
 from toque.cooking.scoring.form import evaluate_recipe, ingredient_coverage
 from toque.errors import ConfigError, DataError
@@ -57,7 +57,8 @@ def test_twenty_thousand_bodies_are_distinct():
 
 def test_every_recipe_is_well_formed(book):
     for r in book:
-        assert set(evaluate_recipe(to_text(r)).values()) == {1.0}, to_text(r)
+        text = to_text(r)
+        assert set(evaluate_recipe(text, parse_text(text)).values()) == {1.0}, text
 
 
 def test_every_listed_ingredient_is_used(book):

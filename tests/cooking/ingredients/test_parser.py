@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from toque.cooking.cookbook.generate import recipes
 from toque.cooking.ingredients.amounts import Amount
 from toque.cooking.ingredients.fast_path import plain_line
-from toque.cooking.ingredients.fractions import plain
+from toque.cooking.ingredients.numbers import plain
 from toque.cooking.ingredients.parser import _Line, parse_line
 from toque.cooking.ingredients.units import UNITS
 from toque.cooking.labels.foods import find_food

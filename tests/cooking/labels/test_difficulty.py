@@ -5,12 +5,8 @@ import csv
 
 import pytest
 
-from toque.cooking.labels.difficulty import (
-    difficulty_of,
-    minutes_in,
-    report_difficulty,
-    techniques_in,
-)
+from toque.cooking.labels.difficulty import DifficultyReport, difficulty_of
+from toque.cooking.labels.recipe_features import read
 from toque.cooking.recipe import DIFFICULTIES, Recipe
 
 WORDY = "Stir the pot gently with a wooden spoon and look at it now and then while it simmers. "
@@ -22,6 +18,10 @@ def dish(n_ingredients: int, n_steps: int, *, words: int = 8, minutes: int | Non
     return Recipe("Dish", ("food",) * n_ingredients, steps, minutes=minutes)
 
 
+def judged(recipe: Recipe) -> DifficultyReport:
+    return difficulty_of(read(recipe))
+
+
 @pytest.mark.parametrize(
     ("n_ingredients", "n_steps", "level"),
     [(6, 6, "easy"), (7, 6, "medium"), (6, 7, "medium"), (12, 12, "medium"), (13, 12, "hard"),
@@ -29,14 +29,14 @@ def dish(n_ingredients: int, n_steps: int, *, words: int = 8, minutes: int | Non
 )  # fmt: skip
 def test_the_bounds_hold_for_much_work(n_ingredients, n_steps, level):
     much = dish(n_ingredients, n_steps, words=200, minutes=100)
-    assert report_difficulty(much).by_bounds == level
-    assert difficulty_of(much) == level
+    assert judged(much).by_bounds == level
+    assert judged(much).level == level
 
 
 def test_little_work_is_one_level_easier():
-    assert difficulty_of(dish(10, 10, words=60, minutes=30)) == "easy"
-    assert difficulty_of(dish(14, 14, words=60, minutes=30)) == "medium"
-    assert difficulty_of(dish(3, 3, words=30, minutes=10)) == "easy"
+    assert judged(dish(10, 10, words=60, minutes=30)).level == "easy"
+    assert judged(dish(14, 14, words=60, minutes=30)).level == "medium"
+    assert judged(dish(3, 3, words=30, minutes=10)).level == "easy"
 
 
 @pytest.mark.parametrize(
@@ -45,22 +45,22 @@ def test_little_work_is_one_level_easier():
      (30, 60, "Knead.", "medium")],
 )  # fmt: skip
 def test_where_little_work_ends(minutes, words, end, level):
-    assert difficulty_of(dish(10, 10, words=words, minutes=minutes, end=end)) == level
+    assert judged(dish(10, 10, words=words, minutes=minutes, end=end)).level == level
 
 
 def test_techniques_and_time_make_it_harder():
-    assert difficulty_of(dish(5, 5, minutes=60, end="Knead it.")) == "easy"
-    assert difficulty_of(dish(5, 5, minutes=150, end="Knead it.")) == "medium"
-    assert difficulty_of(dish(5, 5, minutes=60, end="Knead, then deep-fry it.")) == "medium"
-    assert difficulty_of(dish(9, 9, minutes=60, end="Knead, then deep-fry it.")) == "hard"
-    assert difficulty_of(dish(20, 20, minutes=60, end="Knead, then deep-fry it.")) == "hard"
+    assert judged(dish(5, 5, minutes=60, end="Knead it.")).level == "easy"
+    assert judged(dish(5, 5, minutes=150, end="Knead it.")).level == "medium"
+    assert judged(dish(5, 5, minutes=60, end="Knead, then deep-fry it.")).level == "medium"
+    assert judged(dish(9, 9, minutes=60, end="Knead, then deep-fry it.")).level == "hard"
+    assert judged(dish(20, 20, minutes=60, end="Knead, then deep-fry it.")).level == "hard"
     slow_cooker = dish(10, 10, words=100, minutes=480)
-    assert difficulty_of(slow_cooker) == "medium"  # long, but nothing to do
+    assert judged(slow_cooker).level == "medium"  # long, but nothing to do
 
 
 def test_a_label_does_not_count():
     labelled = Recipe("Toast", ("bread",), ("Toast.",), difficulty="hard")
-    assert difficulty_of(labelled) == "easy"
+    assert judged(labelled).level == "easy"
 
 
 @pytest.mark.parametrize(
@@ -80,20 +80,21 @@ def test_a_label_does_not_count():
     ],
 )
 def test_techniques(text, techniques):
-    assert techniques_in(text) == techniques
+    assert judged(Recipe("", (), (text,))).techniques == techniques
 
 
 def test_minutes():
-    assert minutes_in(["Bake 20 to 25 minutes.", "Chill for 1 hour."]) == 85.0
-    assert minutes_in(["Simmer 1.5 hours, then 10 more minutes."]) == 100.0
-    assert minutes_in(["Stir."]) is None
+    steps = ("Bake 20 to 25 minutes.", "Chill for 1 hour.")
+    assert judged(Recipe("", (), steps)).minutes == 85.0
+    assert judged(Recipe("", (), ("Simmer 1.5 hours, then 10 more minutes.",))).minutes == 100.0
+    assert judged(Recipe("", (), ("Stir.",))).minutes is None
     timed = Recipe("Stew", ("beef",), ("Simmer for 3 hours.",))
-    assert report_difficulty(timed).minutes == 180.0
-    assert report_difficulty(Recipe("Stew", ("beef",), ("x",), minutes=20)).minutes == 20.0
+    assert judged(timed).minutes == 180.0
+    assert judged(Recipe("Stew", ("beef",), ("x",), minutes=20)).minutes == 20.0
 
 
 def test_empty_recipe():
-    assert difficulty_of(Recipe("", (), ())) in DIFFICULTIES
+    assert judged(Recipe("", (), ())).level in DIFFICULTIES
 
 
 def test_agrees_with_tags_better_than_the_bounds(shared):
@@ -102,7 +103,7 @@ def test_agrees_with_tags_better_than_the_bounds(shared):
     with path.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             easy = not {"easy", "beginner-cook"}.isdisjoint(ast.literal_eval(row["tags"]))
-            report = report_difficulty(
+            report = judged(
                 Recipe(
                     row["name"],
                     tuple(ast.literal_eval(row["ingredients"])),

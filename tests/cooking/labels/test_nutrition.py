@@ -12,10 +12,24 @@ from toque.cooking.cookbook.generate import recipes
 from toque.cooking.ingredients.parser import parse_line
 from toque.cooking.labels.foods import NUTRIENTS, find_food, foods, is_food
 from toque.cooking.labels.grams import grams_of
-from toque.cooking.labels.nutrition import class_of, estimate, nutrition_of, traffic_lights
+from toque.cooking.labels.nutrition import (
+    Nutrition,
+    class_of,
+    estimate,
+    nutrition_of,
+    traffic_lights,
+)
 from toque.cooking.labels.recipe_features import read
 from toque.cooking.labels.servings import servings_of
 from toque.cooking.recipe import NUTRITION_CLASSES, Recipe
+
+
+def classed(recipe: Recipe) -> Nutrition:
+    return nutrition_of(read(recipe))
+
+
+def estimated(recipe: Recipe) -> Nutrition:
+    return estimate(read(recipe))
 
 
 def dish(*ingredients: str, steps: tuple[str, ...] = ("Cook.",), **more) -> Recipe:
@@ -78,7 +92,7 @@ def test_class_by_the_number_of_red_lights(lights, klass):
 
 def test_given_figures_are_used_and_not_the_ingredients():
     lard = dish("1 kg lard", nutrition={"fat_g": 1.0, "sodium_mg": 10.0})
-    found = nutrition_of(lard)
+    found = classed(lard)
     assert (found.klass, found.estimated, found.coverage, found.servings) == (
         "Healthy", False, 1.0, None,
     )  # fmt: skip
@@ -86,8 +100,8 @@ def test_given_figures_are_used_and_not_the_ingredients():
 
 
 def test_one_given_light_is_too_few():
-    assert nutrition_of(dish("1 kg lard", nutrition={"fat_g": 1.0})).estimated
-    assert nutrition_of(dish("1 kg lard", nutrition={"energy_kcal": 900.0})).estimated
+    assert classed(dish("1 kg lard", nutrition={"fat_g": 1.0})).estimated
+    assert classed(dish("1 kg lard", nutrition={"energy_kcal": 900.0})).estimated
 
 
 # The table of foods
@@ -177,7 +191,7 @@ def test_no_amount_no_grams():
 
 def test_an_estimate_by_hand():
     # 100 g butter: 717 kcal, 81.1 g fat; 200 g sugar: 774 kcal, 199.8 g sugar
-    found = estimate(dish("100 g butter", "200 g sugar", servings=4))
+    found = estimated(dish("100 g butter", "200 g sugar", servings=4))
     assert found.estimated
     assert found.servings == 4.0
     assert found.coverage == 1.0
@@ -192,15 +206,15 @@ def test_an_estimate_by_hand():
 
 
 def test_more_servings_less_in_each():
-    few = estimate(dish("100 g butter", servings=2))
-    many = estimate(dish("100 g butter", servings=20))
+    few = estimated(dish("100 g butter", servings=2))
+    many = estimated(dish("100 g butter", servings=20))
     assert few.per_serving["fat_g"] == pytest.approx(10 * many.per_serving["fat_g"])
 
 
 def test_coverage_falls_with_what_is_not_known():
-    whole = estimate(dish("200 g flour", "100 g butter", servings=4))
-    part = estimate(dish("200 g flour", "100 g butter", "100 g unobtainium", servings=4))
-    names = estimate(dish("flour", "butter"))
+    whole = estimated(dish("200 g flour", "100 g butter", servings=4))
+    part = estimated(dish("200 g flour", "100 g butter", "100 g unobtainium", servings=4))
+    names = estimated(dish("flour", "butter"))
     assert whole.coverage == 1.0
     assert 0.3 < part.coverage < 0.9
     assert names.coverage == 0.0
@@ -210,23 +224,23 @@ def test_coverage_falls_with_what_is_not_known():
 
 def test_nothing_known_no_class():
     for recipe in (dish(), dish("unobtainium"), dish("wooden skewers")):
-        found = nutrition_of(recipe)
+        found = classed(recipe)
         assert (found.klass, found.coverage, dict(found.per_serving)) == (None, 0.0, {})
 
 
 def test_frying_fat_and_brine_are_mostly_left_behind():
-    boiled = estimate(dish("1 l sunflower oil", "1 kg potatoes", servings=4))
-    fried = estimate(
+    boiled = estimated(dish("1 l sunflower oil", "1 kg potatoes", servings=4))
+    fried = estimated(
         dish("1 l sunflower oil", "1 kg potatoes", steps=("Deep-fry the potatoes.",), servings=4)
     )
     assert fried.per_serving["fat_g"] < 0.2 * boiled.per_serving["fat_g"]
-    brine = estimate(dish("1 cup salt", "1 kg turkey", servings=4))
+    brine = estimated(dish("1 cup salt", "1 kg turkey", servings=4))
     assert brine.per_serving["sodium_mg"] < 0.2 * 292 * 387.58 / 4
 
 
 def test_stated_claims_cap_the_estimate():
-    plain = estimate(dish("1 cup soy sauce", servings=2))
-    claimed = estimate(dish("1 cup soy sauce", servings=2, tags=("low-sodium",)))
+    plain = estimated(dish("1 cup soy sauce", servings=2))
+    claimed = estimated(dish("1 cup soy sauce", servings=2, tags=("low-sodium",)))
     assert plain.lights["salt_g"] == "red"
     assert claimed.lights["salt_g"] == "amber"
 
@@ -248,12 +262,12 @@ def test_stated_claims_cap_the_estimate():
     ],
 )
 def test_servings_are_read_from_the_recipe(steps, ingredients, servings):
-    assert estimate(dish(*ingredients, steps=steps)).servings == servings
+    assert estimated(dish(*ingredients, steps=steps)).servings == servings
 
 
 def test_guessed_servings_grow_with_the_dish():
-    small = estimate(dish("200 g rice", "100 g butter"))
-    large = estimate(dish("2 kg rice", "1 kg butter"))
+    small = estimated(dish("200 g rice", "100 g butter"))
+    large = estimated(dish("2 kg rice", "1 kg butter"))
     assert small.servings is not None
     assert large.servings is not None
     assert 1.0 <= small.servings < large.servings <= 40.0
@@ -262,7 +276,7 @@ def test_guessed_servings_grow_with_the_dish():
 
 def test_the_cookbook_is_estimated_from_what_it_measures():
     for recipe in recipes(60, seed=3):
-        found = estimate(replace(recipe, nutrition=None))
+        found = estimated(replace(recipe, nutrition=None))
         assert found.klass in NUTRITION_CLASSES
         assert found.coverage > 0.8, recipe
 
@@ -279,7 +293,7 @@ def test_agreement_with_given_figures(shared):
             if half == 0 or None in figures.values():
                 continue
             recipe = dish(*filter(None, record["ingredients"]), steps=tuple(record["directions"]))
-            guessed = estimate(replace(recipe, title=record["title"])).lights
+            guessed = estimated(replace(recipe, title=record["title"])).lights
             if guessed:
                 total += 1
                 given = traffic_lights(figures)

@@ -7,6 +7,7 @@ import pytest
 
 from toque.cooking.examples import BY_FIGURES, BY_RULE, BY_SOURCE, UNKNOWN, examples_of
 from toque.cooking.labels.quality import quality_of
+from toque.cooking.labels.recipe_features import read
 from toque.cooking.recipe import Recipe, to_text
 from toque.cooking.schemas import RecipeReader
 from toque.cooking.schemas.fields import records_of
@@ -158,7 +159,7 @@ def test_the_example():
     assert example.columns == {
         "n_ingredients": 3,
         "n_steps": 2,
-        "quality": quality_of(_recipe()).score,
+        "quality": quality_of(read(_recipe())).score,
         "difficulty": 0,
         "difficulty_from": BY_RULE,
         "nutrition": 1,

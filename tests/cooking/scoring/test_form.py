@@ -3,10 +3,8 @@ from __future__ import annotations
 import pytest
 
 from toque.cooking.action_verbs import ACTION_VERBS, has_action_verb
-from toque.cooking.scoring.form import (
-    evaluate_recipe,
-    ingredient_coverage,
-)
+from toque.cooking.recipe import parse_text
+from toque.cooking.scoring.form import evaluate_recipe, ingredient_coverage
 
 WORKED_EXAMPLE = """\
 Ingredients:
@@ -23,8 +21,12 @@ Instructions:
 """
 
 
+def evaluated(text: str) -> dict[str, float]:
+    return evaluate_recipe(text, parse_text(text))
+
+
 def test_the_worked_example_scores_one_everywhere():
-    assert evaluate_recipe(WORKED_EXAMPLE) == {
+    assert evaluated(WORKED_EXAMPLE) == {
         "ingredient_coherence": 1.0,
         "instruction_quality": 1.0,
         "completeness": 1.0,
@@ -38,7 +40,7 @@ def test_a_broken_recipe_by_hand():
     # of the form, and the text is under 100 characters.
     text = "Ingredients:\n- 1 cup rice\n- love\n\nDirections:\n1. Boil the rice.\n2. Yes.\n3. Nice."
     assert len(text) < 100
-    scores = evaluate_recipe(text)
+    scores = evaluated(text)
     assert scores["ingredient_coherence"] == 1 / 2
     assert scores["instruction_quality"] == 1 / 3
     assert scores["completeness"] == 0.66
@@ -47,12 +49,12 @@ def test_a_broken_recipe_by_hand():
 
 
 def test_no_text_at_all():
-    assert set(evaluate_recipe("").values()) == {0.0}
+    assert set(evaluated("").values()) == {0.0}
 
 
 def test_only_ingredients_of_the_right_length():
     text = "Ingredients:\n" + "\n".join(f"- {n} cups of flour" for n in range(1, 8))
-    scores = evaluate_recipe(text)
+    scores = evaluated(text)
     assert scores["completeness"] == 0.67
     assert scores["instruction_quality"] == 0.0
     assert scores["format_correctness"] == 0.5
@@ -65,7 +67,7 @@ def test_only_ingredients_of_the_right_length():
 def test_completeness_at_the_bounds_of_length(n_chars, expected):
     head = "Ingredients:\n- 1 cup rice\n\nInstructions:\n1. Boil "
     text = head + "a" * (n_chars - len(head))
-    assert evaluate_recipe(text)["completeness"] == expected
+    assert evaluated(text)["completeness"] == expected
 
 
 def test_verbs_in_every_regular_form():

@@ -11,7 +11,7 @@ from toque.units import Cursor
 
 
 def running():
-    return [t for t in threading.enumerate() if t.name == "toque-prefetch"]
+    return [t for t in threading.enumerate() if t.name.startswith("toque-prefetch")]
 
 
 def test_updates_come_in_order_with_their_own_cursors(row_stream):
@@ -24,6 +24,7 @@ def test_updates_come_in_order_with_their_own_cursors(row_stream):
             assert torch.equal(batch.tokens, expected.batch.tokens)
             assert waited >= 0.0
             cursor = expected.cursor
+        assert len(running()) == 1
     assert running() == []
 
 

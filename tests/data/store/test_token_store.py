@@ -118,37 +118,37 @@ def test_every_missing_short_or_changed_file_is_named(store: TokenStore) -> None
     TokenStore.open(store.path, verify=True)
 
 
-def test_opening_maps_no_file(store: TokenStore) -> None:
+def test_opening_reads_no_ids(store: TokenStore) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     opened = TokenStore.open(store.path)
-    assert not opened._targets.maps
+    assert not opened._targets.held
     opened.target(0)
-    assert list(opened._targets.maps) == [0]
-    assert not opened._prompts.maps
+    assert list(opened._targets.held) == [0]
+    assert not opened._prompts.held
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (soft, hard)
 
 
 @pytest.fixture
 def as_if_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ids are read from the files, as those of a large store are, and not mapped."""
-    monkeypatch.setattr("toque.data.store.token_column.MAPPED_AT_MOST", 0)
+    """Ids are read from the files, as those of a large store are, and not kept."""
+    monkeypatch.setattr("toque.data.store.token_column.HELD_AT_MOST", 0)
 
 
 @pytest.mark.usefixtures("small_groups", "as_if_large")
-def test_a_large_store_reads_the_same_and_maps_nothing(
+def test_a_large_store_reads_the_same_and_keeps_nothing(
     store: TokenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     large = TokenStore.open(store.path)
     got = [(large.prompt(r).tolist(), large.target(r).tolist()) for r in range(large.n_rows)]
     joined = [side.joined().tolist() for side in large.sides(np.arange(large.n_rows))]
-    assert not large._prompts.maps
-    assert not large._targets.maps
-    monkeypatch.setattr("toque.data.store.token_column.MAPPED_AT_MOST", 1 << 30)
-    mapped = TokenStore.open(store.path)
-    rows = range(mapped.n_rows)
-    assert got == [(mapped.prompt(r).tolist(), mapped.target(r).tolist()) for r in rows]
-    assert joined == [side.joined().tolist() for side in mapped.sides(np.arange(mapped.n_rows))]
-    assert mapped._targets.maps
+    assert not large._prompts.held
+    assert not large._targets.held
+    monkeypatch.setattr("toque.data.store.token_column.HELD_AT_MOST", 1 << 30)
+    small = TokenStore.open(store.path)
+    rows = range(small.n_rows)
+    assert got == [(small.prompt(r).tolist(), small.target(r).tolist()) for r in rows]
+    assert joined == [side.joined().tolist() for side in small.sides(np.arange(small.n_rows))]
+    assert small._targets.held
 
 
 @pytest.mark.usefixtures("small_groups", "as_if_large")

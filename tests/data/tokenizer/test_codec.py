@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from toque.data.tokenizer.codec import Codec, Encoded, load_codec
+from toque.data.tokenizer.codec import Codec, load_codec
 from toque.data.tokenizer.folder import resolve_tokenizer
 from toque.data.tokenizer.train import train_codec
+from toque.data.tokenizer.word_cache import Encoded
 from toque.errors import DataError
 
 FAMILIES = ["decoder", "encoder-decoder"]
@@ -76,7 +77,8 @@ def test_the_fast_way_gives_the_tokenizers_own_ids(
     assert not found.disagreed
     # What is odd goes the long way; common texts must not.
     assert codec._words is not None
-    assert not len(codec._words.encode(["stir  the   soup\n- 1½ eggs \n1. Mix.\n\n2. Go.  "]).odd)
+    common = "stir  the   soup\n- 1½ eggs \n1. Mix.\n\n2. Go.  "
+    assert not len(codec._words.encode([common])[1])
 
 
 def test_characters_that_are_lost_are_counted_each_time(tokenizers_at: dict[str, Path]) -> None:

@@ -7,8 +7,8 @@ import threading
 import pytest
 import torch
 
-from toque.training.checkpoint.background_writer import BackgroundWriter, Slot
 from toque.training.checkpoint.manifest import MANIFEST
+from toque.training.checkpoint.saver import BackgroundWriter, Slot
 from toque.training.checkpoint.store import CheckpointStore, SaveError
 
 
@@ -120,25 +120,29 @@ def test_best_models_are_kept_from_the_background(make_run):
 
 
 def test_without_memory_for_a_copy_the_save_is_waited_for(make_run, monkeypatch):
-    monkeypatch.setattr("toque.training.checkpoint.background_writer._SHARE_OF_MEMORY", 0.0)
+    monkeypatch.setattr("toque.training.checkpoint.saver._SHARE_OF_MEMORY", 0.0)
     run = run_with(make_run, steps=4, save_every="2 steps")
     end = run.trainer.fit()
     assert (end.saves.written, end.saves.waited) == (2, 1)
 
 
 def test_copies_are_taken_into_the_same_memory():
-    slot, writer, seen = Slot(), BackgroundWriter(), []
+    slot, writer, seen, jobs = Slot(), BackgroundWriter(), [], []
 
     def write(tensors, state):
         seen.append((tensors["model"]["w"].data_ptr(), tensors["model"]["w"].tolist(), state))
 
     weight = torch.tensor([1.0, 2.0])
     for step in (1, 2):
-        assert slot.free.wait(60)
-        assert writer.submit(slot, step, write, {"model": {"w": weight}}, {"step": step})
+        assert writer.submit(slot, write, {"model": {"w": weight}}, {"step": step})
+        jobs.append(slot.job)
         weight.add_(1.0)
+        slot.job.result(60)
+        assert not slot.busy
     writer.close()
     assert [values for _, values, _ in seen] == [[1.0, 2.0], [2.0, 3.0]]
+    assert [state for *_, state in seen] == [{"step": 1}, {"step": 2}]
     assert seen[0][0] == seen[1][0]
     assert slot.bytes == 8
-    assert [outcome.step for outcome in writer.outcomes()] == [1, 2]
+    assert writer.finished() == jobs
+    assert writer.finished() == []

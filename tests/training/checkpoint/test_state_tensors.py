@@ -101,31 +101,31 @@ def test_a_missing_file_is_said(tmp_path):
 
 
 def test_tied_parameters_come_once_and_buffers_are_state(tiny_model):
-    names = model_tensors(tiny_model, trainable_only=False).keys()
+    names = model_tensors(tiny_model).keys()
     assert "embed.weight" in names
     assert "head.weight" not in names
     assert "scale" in names
 
 
 def test_loading_keeps_ties_and_copies(tiny_model):
-    saved = {n: t.clone() for n, t in model_tensors(tiny_model, trainable_only=False).items()}
+    saved = {n: t.clone() for n, t in model_tensors(tiny_model).items()}
     with torch.no_grad():
         for p in tiny_model.parameters():
             p.zero_()
-    load_model_tensors(tiny_model, saved, trainable_only=False, where="x")
+    load_model_tensors(tiny_model, saved, where="x")
     assert tiny_model.head.weight is tiny_model.embed.weight
     assert torch.equal(tiny_model.embed.weight, saved["embed.weight"])
 
 
 def test_each_difference_is_named_and_nothing_is_loaded(tiny_model):
-    saved = {n: t.clone() for n, t in model_tensors(tiny_model, trainable_only=False).items()}
+    saved = {n: t.clone() for n, t in model_tensors(tiny_model).items()}
     saved["norm.weight"] = torch.zeros(3)
     saved["norm.bias"] = saved["norm.bias"].double()
     saved["extra"] = saved.pop("scale")
     before = tiny_model.embed.weight.detach().clone()
     saved["embed.weight"].zero_()
     with pytest.raises(CheckpointError) as error:
-        load_model_tensors(tiny_model, saved, trainable_only=False, where="step-9")
+        load_model_tensors(tiny_model, saved, where="step-9")
     for part in ("norm.weight is float32 3", "norm.bias is float64", "extra is unk", "scale is mi"):
         assert part in str(error.value)
     assert torch.equal(tiny_model.embed.weight, before)

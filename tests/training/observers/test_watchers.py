@@ -259,15 +259,19 @@ def test_no_error_text_names_the_address():
 
 
 def test_what_does_not_fit_the_queue_is_dropped_and_told_once():
-    gate, thread = threading.Event(), None
-    thread = BackgroundThread("notes", capacity=2, describe=str)
+    gate, warnings = threading.Event(), []
+    thread = BackgroundThread(
+        "notes", capacity=2, describe=str, warn=lambda _at, text: warnings.append(text)
+    )
     taken = [thread.offer(gate.wait) for _ in range(6)]
     assert taken[0]
     assert taken.count(False) >= 3
-    assert "notes could not be delivered" in thread.trouble()
-    assert thread.trouble() is None
+    thread.warn_of_losses(Progress())
+    assert "notes could not be delivered" in warnings.pop()
+    thread.warn_of_losses(Progress())
+    assert warnings == []
     gate.set()
-    thread.close(patience_seconds=30)
+    thread.close(Progress(), patience_seconds=30)
     assert thread.done + thread.dropped == 6
 
 

@@ -22,6 +22,7 @@ from toque.training.autotune.micro_batch import Probe
 from toque.training.runtime import Runtime
 from toque.workflows.assembly.autotune import Fitted, fit_to_machine
 from toque.workflows.assembly.batches import build_language_model, build_stream
+from toque.workflows.assembly.setup import Setup
 
 BASE = """
 model: {{family: {family}, tokenizer: "trained:512", shape: {shape}}}
@@ -55,7 +56,8 @@ class Fit:
         self.model = build_language_model(self.config, store)
         stream = build_stream(self.config, store, self.model)
         options = {} if free is None else {"free": lambda _device: free}
-        return fit_to_machine(self.config, self.model, stream, Runtime(), **options)
+        setup = Setup(self.config, store, self.model, stream, Runtime())
+        return fit_to_machine(setup, **options)
 
     @property
     def recomputes(self) -> bool:

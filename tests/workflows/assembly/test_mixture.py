@@ -21,6 +21,7 @@ from toque.training.runtime import Runtime
 from toque.workflows.assembly.batches import Lengths, build_stream, row_shape
 from toque.workflows.assembly.evaluation import build_heldout
 from toque.workflows.assembly.mixture import mixture_in_words, mixture_of
+from toque.workflows.assembly.setup import Setup
 
 CONFIG = """
 run_dir: {run}
@@ -111,7 +112,8 @@ def test_held_out_examples_weigh_as_in_training(folder: Path) -> None:
         GPT2Config(vocab_size=512, n_embd=8, n_layer=1, n_head=1, n_positions=512)
     )
     runtime = Runtime.detect(device="cpu", precision="float32")
-    heldout = build_heldout(config, store, build_stream(config, store, model), runtime)
+    stream = build_stream(config, store, model)
+    heldout = build_heldout(Setup(config, store, model, stream, runtime))
     found = heldout(model)
     nats = tokens = 0.0
     for source, weight in ((0, 1.0), (1, 2.5)):

@@ -95,11 +95,9 @@ def _names_at(prompt: Sequence[str]) -> int | None:
 def _paraphrased(target: Sequence[str], key: int) -> Edits:
     """Replace verbs that begin a sentence of the steps; keeping the verb is one of the choices."""
     edits: Edits = []
-    try:
-        start = list(target).index(_STEPS_BEGIN)
-    except ValueError:
+    if _STEPS_BEGIN not in target:
         return edits
-    for at in range(start + 1, len(target)):
+    for at in range(target.index(_STEPS_BEGIN) + 1, len(target)):
         others = VERBS.get(target[at])
         if others is None or not target[at - 1].endswith("."):
             continue

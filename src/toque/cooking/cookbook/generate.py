@@ -33,27 +33,24 @@ from toque.cooking.cookbook.dishes import (
     sweets,
     vegetables,
 )
-from toque.cooking.cookbook.recipe_builder import SOURCE, Draw, Family, Kitchen
+from toque.cooking.cookbook.recipe_builder import Draw, Family, Kitchen
 from toque.cooking.recipe import Recipe
 from toque.errors import ConfigError, DataError, argument
 from toque.storage.atomic import atomic_file
 
-__all__ = ["FAMILIES", "SOURCE", "recipe", "recipes", "write_cookbook"]
-
-_MODULES = (
-    soups,
-    stews,
-    pasta,
-    grains,
-    mains,
-    handheld,
-    vegetables,
-    breakfast,
-    baking,
-    sweets,
-    simple,
+FAMILIES: tuple[Family, ...] = (
+    *soups.FAMILIES,
+    *stews.FAMILIES,
+    *pasta.FAMILIES,
+    *grains.FAMILIES,
+    *mains.FAMILIES,
+    *handheld.FAMILIES,
+    *vegetables.FAMILIES,
+    *breakfast.FAMILIES,
+    *baking.FAMILIES,
+    *sweets.FAMILIES,
+    *simple.FAMILIES,
 )
-FAMILIES: tuple[Family, ...] = tuple(family for m in _MODULES for family in m.FAMILIES)
 """The dish families, drawn with equal probability."""
 
 
@@ -94,13 +91,7 @@ def write_cookbook(path: Path, n: int, seed: int) -> None:
 
 def _record(one: Recipe) -> dict[str, Any]:
     """A recipe with the usual field names of recipe collections."""
-    fields = asdict(one)
-    return {
-        "title": fields["title"],
-        "ingredients": fields["ingredients"],
-        "directions": fields["steps"],
-        **{name: fields[name] for name in fields if name not in {"title", "ingredients", "steps"}},
-    }
+    return {"directions" if k == "steps" else k: value for k, value in asdict(one).items()}
 
 
 @contextmanager

@@ -22,11 +22,8 @@ class Food:
     """Its name in a step, plural: "chickpeas"; of a mass noun, the same as `name`."""
     qualifier: str
     """Words before the name in an ingredient list: "boneless skinless" of chicken breasts."""
-    energy_kcal: float
-    """Per 100 g, like fat, sugar and sodium."""
-    fat_g: float
-    sugar_g: float
-    sodium_mg: float
+    per_100_g: dict[str, float]
+    """energy_kcal, fat_g, sugar_g and salt_g."""
     cup_g: float
     """Grams in a cup; 0 when never measured by volume."""
     piece_g: float
@@ -243,10 +240,10 @@ def _food(line: str, origin: str) -> tuple[str, Food]:
     names, qualifier, figures, cup_g, piece_g, *key = line.split("|")
     name, _, ending = names.partition("/")
     plural = ending if len(ending) > 2 else name + ending
-    energy, fat, sugar, sodium = (float(figure) for figure in figures.split())
-    food = Food(
-        name, plural, qualifier, energy, fat, sugar, sodium, float(cup_g), float(piece_g), origin
-    )
+    energy, fat, sugar, sodium_mg = map(float, figures.split())
+    salt = sodium_mg * 2.5 / 1000.0  # grams of salt per milligram of sodium
+    facts = {"energy_kcal": energy, "fat_g": fat, "sugar_g": sugar, "salt_g": salt}
+    food = Food(name, plural, qualifier, facts, float(cup_g), float(piece_g), origin)
     return key[0] if key else name, food
 
 

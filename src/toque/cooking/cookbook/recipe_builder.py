@@ -11,12 +11,12 @@ import re
 from collections.abc import Callable, Iterable
 
 from toque.cooking.cookbook.measures import Measured, Specification, measure, specification
-from toque.cooking.cookbook.pantry import PANTRY, Food
+from toque.cooking.cookbook.pantry import PANTRY
 from toque.cooking.recipe import NutritionClass, Recipe, difficulty_of
+from toque.keyed_random import GOLDEN, mix
 
 SOURCE = "toque cookbook (synthetic)"
 
-_MASK = (1 << 64) - 1
 _SLOT = re.compile(r"\{([^{}:]+)(?::(\w+))?\}")
 _SMALL_WORDS = {"with", "and", "of", "in", "the", "a", "on", "for"}
 # Plurals that are one dish, and singulars in "s".
@@ -36,24 +36,17 @@ _TITLE_WORDS = {
 _SINGULAR_IN_S = {"asparagus", "couscous", "swiss"}
 
 
-def _mix(value: int) -> int:
-    """SplitMix64's finaliser (Steele, Lea and Flood 2014)."""
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
-    return value ^ (value >> 31)
-
-
 class Draw:
     """Counter-based draws: the k-th draw of recipe `index` is a function of (seed, index, k)."""
 
     def __init__(self, seed: int, index: int) -> None:
-        self._key = _mix((_mix(seed & _MASK) + (index + 1) * 0x9E3779B97F4A7C15) & _MASK)
-        self._count = 0
+        self._state = mix(mix(seed - GOLDEN) + index * GOLDEN)
 
     def below(self, n: int) -> int:
         """An integer in [0, n)."""
-        self._count += 1
-        return _mix((self._key + self._count * 0x9E3779B97F4A7C15) & _MASK) * n >> 64
+        drawn = mix(self._state) * n >> 64
+        self._state += GOLDEN
+        return drawn
 
 
 class Kitchen:
@@ -62,7 +55,8 @@ class Kitchen:
     def __init__(self, draw: Draw) -> None:
         self._draw = draw
         self._scale = 1.0
-        self._servings = 1
+        self.servings = 1
+        """Servings chosen."""
         self._title = ""
         self._tags: list[str] = []
         self._minutes = 0.0
@@ -97,18 +91,13 @@ class Kitchen:
 
     def serves(self, *options: int) -> None:
         """Choose the servings; amounts added from here on are per serving."""
-        self._servings = options[self._draw.below(len(options))]
-        self._scale = float(self._servings)
+        self.servings = options[self._draw.below(len(options))]
+        self._scale = float(self.servings)
 
     def batch(self, servings: int, *scales: float) -> None:
         """Choose how many batches of `servings`; amounts from here on are per batch."""
         self._scale = scales[self._draw.below(len(scales))]
-        self._servings = round(servings * self._scale)
-
-    @property
-    def servings(self) -> int:
-        """Servings chosen."""
-        return self._servings
+        self.servings = round(servings * self._scale)
 
     def add(self, *specifications: str, eaten: float = 1.0) -> None:
         """List ingredients. `eaten` is the share that ends on the plate (salt of pasta water)."""
@@ -209,12 +198,13 @@ class Kitchen:
         assert not unused, f"{self._title} lists {unused} and does not use them"
         facts, grams = self._nutrition()
         minutes = 5 * round((self._minutes + 4 + len(self._lines)) / 5)
+        quick = ["quick"] if minutes <= 30 else []
         return Recipe(
             title=self._title,
             ingredients=tuple(self._lines.values()),
             steps=tuple(self._steps),
-            tags=tuple(dict.fromkeys([*self._tags, *self._diet(), *self._pace(minutes)])),
-            servings=self._servings,
+            tags=tuple(dict.fromkeys([*self._tags, *self._diet(), *quick])),
+            servings=self.servings,
             minutes=minutes,
             source=SOURCE,
             nutrition=facts,
@@ -225,12 +215,12 @@ class Kitchen:
     def _nutrition(self) -> tuple[dict[str, float], float]:
         """Rough facts per serving (kcal, and grams of fat, sugar and salt), and its weight."""
         weight = 0.0
-        totals = dict.fromkeys(("energy_kcal", "fat_g", "sugar_g", "salt_g"), 0.0)
+        totals: dict[str, float] = {}
         for key, measured in self._measured.items():
             food, share = PANTRY[key], self._eaten[key] * measured.grams / 100.0
-            weight += 100.0 * share / self._servings
-            for name, per_100_g in _facts(food).items():
-                totals[name] += share * per_100_g / self._servings
+            weight += 100.0 * share / self.servings
+            for name, figure in food.per_100_g.items():
+                totals[name] = totals.get(name, 0.0) + share * figure / self.servings
         return {name: round(total, 1) for name, total in totals.items()}, weight
 
     def _diet(self) -> list[str]:
@@ -238,18 +228,6 @@ class Kitchen:
         if origins & {"meat", "fish"}:
             return []
         return ["vegetarian"] if origins - {"plant"} else ["vegetarian", "vegan"]
-
-    def _pace(self, minutes: int) -> list[str]:
-        return ["quick"] if minutes <= 30 else []
-
-
-def _facts(food: Food) -> dict[str, float]:
-    return {
-        "energy_kcal": food.energy_kcal,
-        "fat_g": food.fat_g,
-        "sugar_g": food.sugar_g,
-        "salt_g": food.sodium_mg * 2.5 / 1000.0,  # grams of salt per milligram of sodium
-    }
 
 
 # Low and high of the traffic light: per 100 g, and high also per portion (UK Department of Health,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Final, Literal, NamedTuple
 
-from toque.cooking.ingredients.fractions import WORDS, number
-from toque.cooking.ingredients.numbers import Range, read_number
-from toque.cooking.ingredients.tokens import CLOSING, Tokens
+from toque.cooking.ingredients.numbers import Range, number, read_number
+from toque.cooking.ingredients.tokens import CLOSING, WORDS, Tokens
 from toque.cooking.ingredients.units import CONTAINERS, SPELLINGS, STARTERS, UNITS, Unit
 from toque.cooking.ingredients.vocabulary import (
     ABOUT,
@@ -41,6 +40,25 @@ class Amount(NamedTuple):
     amount again ("250ml/9fl oz"). `each`: of one piece ("1 (16 ounce) can", "6 10-inch ...")."""
 
 
+class IngredientLine(NamedTuple):
+    """A parsed ingredient line. Missing texts are ""."""
+
+    quantity: Range | None
+    """The first number as (low, high), equal unless the line gives a range."""
+    unit: str | None
+    """Its unit, a name in `units.UNITS`; None for pieces."""
+    size: str
+    """ "large", "small", "heaped"; of the food or of the measure."""
+    name: str
+    preparation: str
+    comment: str
+    purpose: str
+    """ "for dusting", "to serve"."""
+    optional: bool
+    amounts: tuple[Amount, ...]
+    """Every measure of the line, including the first."""
+
+
 class AmountReader:
     """Reads measures from `tokens[i:end]` and leaves `i` at the first token that is not one."""
 
@@ -61,7 +79,8 @@ class AmountReader:
         while self.i < self.end and (kinds[self.i] != "W" or words[self.i] in OPENERS):
             if not (self._amount() or self._between() or self._late_unit() or self._size()):
                 break
-        self._drop_of()
+        if self.amounts and words[self.i] == "of" and self.i + 1 < self.end:
+            self.i += 1
 
     def _amount(self) -> bool:
         """Read a number with its unit, or a bracket of measures."""
@@ -75,31 +94,23 @@ class AmountReader:
         i, word = self.i, self.tokens.words[self.i]
         if word in _PLUS and self.amounts and self._plus():
             return True
-        times = word == "x" and bool(self.amounts) and self._is_number(i + 1)
-        slash = word == "/" and bool(self.amounts) and self._is_number(i + 1)
+        joins = word in {"x", "/"} and bool(self.amounts) and self.tokens.is_number(i + 1)
         either = word == "or" and self._is_alternative(i + 1)
-        if not (times or slash or either or word in ABOUT or word in _BULLETS):
+        if not (joins or either or word in ABOUT or word in _BULLETS):
             return False
-        self._each = self._each or times
+        self._each |= joins and word == "x"
         self.i += 1
         return True
 
-    def _drop_of(self) -> None:
-        if self.amounts and self.tokens.words[self.i] == "of" and self.i + 1 < self.end:
-            self.i += 1
-
     def _is_alternative(self, i: int) -> bool:
-        if self.sizes and self._is_number(i):
+        if self.sizes and self.tokens.is_number(i):
             return True
         unit = SPELLINGS.get(self.tokens.words[i])
         return unit is not None and unit.name in CONTAINERS and bool(self.amounts)
 
-    def _is_number(self, i: int) -> bool:
-        return self.tokens.kinds[i] == "N" or self.tokens.words[i] in WORDS
-
     def _plus(self) -> bool:
         """Read "plus 2 tablespoons" after a measure, when it has a unit of its own."""
-        if not self._is_number(self.i + 1):
+        if not self.tokens.is_number(self.i + 1):
             return False
         reader = AmountReader(self.tokens, self.i + 1, self.end)
         if not reader.measure() or reader.amounts[0].unit is None or self.amounts[-1].unit is None:
@@ -268,7 +279,7 @@ def read_measures(tokens: Tokens, i: int, end: int) -> list[Amount]:
         i += 1
     if i >= end:
         return []
-    if not (tokens.kinds[i] == "N" or words[i] in WORDS):
+    if not tokens.is_number(i):
         return _unnumbered(tokens, i, end)
     reader = AmountReader(tokens, i, end, alone=True)
     while reader.i < end:
@@ -278,7 +289,7 @@ def read_measures(tokens: Tokens, i: int, end: int) -> list[Amount]:
         elif words[at] in _TOTALS or (words[at] in SIZES and reader.amounts):
             each |= words[at] in {"each", "apiece"}
             reader.i += 1
-        elif not (tokens.kinds[at] == "N" or words[at] in WORDS) or not reader.measure():
+        elif not tokens.is_number(at) or not reader.measure():
             return []
     role: Role = "each" if each else "same"
     return [a if a.role == "plus" else a._replace(role=role) for a in reader.amounts]

@@ -10,24 +10,21 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Final
 
-from toque.cooking.ingredients.amounts import OPENERS
-from toque.cooking.ingredients.segments import SPECIAL_WORDS, is_food_like, is_quality
+from toque.cooking.ingredients.amounts import OPENERS, Amount, IngredientLine
+from toque.cooking.ingredients.numbers import number
+from toque.cooking.ingredients.segments import (
+    NO_REMARKS,
+    SPECIAL_WORDS,
+    Remarks,
+    is_food_like,
+    is_quality,
+    remark_kind,
+    remarks,
+)
 from toque.cooking.ingredients.units import LATE_SPELLINGS, SPELLINGS
-from toque.cooking.ingredients.vocabulary import ADVERBS, REMARKS, SEGMENT_PREPARED, UNSAID
-
-
-class After(NamedTuple):
-    """The text after a name, by its kind; "" for nothing."""
-
-    preparation: str
-    comment: str
-    purpose: str
-    optional: bool
-
-
-_NOTHING: Final = After("", "", "", optional=False)
+from toque.cooking.ingredients.vocabulary import UNSAID
 
 _WORDS: Final = "[A-Za-z]+(?: [A-Za-z]+)*"
 _PLAIN: Final = re.compile(
@@ -42,41 +39,46 @@ _CLOSER: Final = (
 _JOINED: Final = frozenset({"or", "and"})
 
 
-def plain_line(text: str) -> tuple[str, str | None, str, After] | None:
-    """Number ("" for none), unit, name and what follows it; None if the line needs the full parser.
+def plain_line(text: str) -> IngredientLine | None:
+    """A line in ASCII with single blanks; None if it needs the full parser.
 
-    >>> number, unit, name, after = plain_line("2 cups brown rice, rinsed and drained")
-    >>> number, unit, name, after.preparation
-    ('2', 'cup', 'brown rice', 'rinsed and drained')
+    >>> line = plain_line("2 cups brown rice, rinsed and drained")
+    >>> line.quantity, line.unit, line.name, line.preparation
+    ((2.0, 2.0), 'cup', 'brown rice', 'rinsed and drained')
     >>> plain_line("2-3 garlic cloves")
-    >>> plain_line("brown rice")[:3]
-    ('', None, 'brown rice')
+    >>> plain_line("brown rice")[:4]
+    (None, None, '', 'brown rice')
     """
     if text[:1].isalpha():  # a name alone, as prompts list them
         if _NAME.fullmatch(text) is None:
             return None
-        words = text.lower().split(" ")
-        plain = _CLOSER.isdisjoint(words) and not is_quality(words[-1])
-        return ("", None, text, _NOTHING) if plain else None
-    match = _PLAIN.fullmatch(text)
-    if match is None:
-        return None
-    number, head, after = match.groups()
-    first, _, rest = head.partition(" ")
-    unit = SPELLINGS.get(first.lower())
-    if unit is not None:
-        if not rest or len(first) == 1:
+        digits, unit, name, after = "", None, text, ""
+    else:
+        match = _PLAIN.fullmatch(text)
+        if match is None:
             return None
-        head = rest
-    words = head.lower().split(" ")
+        digits, name, after = match.groups()
+        first, _, rest = name.partition(" ")
+        unit = SPELLINGS.get(first.lower())
+        if unit is not None:
+            if not rest or len(first) == 1:
+                return None
+            name = rest
+    words = name.lower().split(" ")
     if not _CLOSER.isdisjoint(words) or is_quality(words[-1]):
         return None
-    tails = _after(after) if after else _NOTHING
-    return None if tails is None else (number, unit.name if unit else None, head, tails)
+    remarks = _remarks(after) if after else NO_REMARKS
+    if remarks is None:
+        return None
+    if not digits:
+        return IngredientLine(None, None, "", name, *remarks, ())
+    value = number(digits)
+    amount = Amount((value, value), unit.name if unit else None)
+    return IngredientLine(amount.quantity, amount.unit, "", name, *remarks, (amount,))
 
 
 @lru_cache(maxsize=1 << 13)
-def _after(after: str) -> After | None:
+def _remarks(after: str) -> Remarks | None:
     """The text after the commas, classified; None if a part is ambiguous."""
     parts = after[2:].split(", ")
     words = [part.lower().split(" ") for part in parts]
@@ -87,20 +89,4 @@ def _after(after: str) -> After | None:
             break
         if not _JOINED.isdisjoint(part):
             return None  # "water, broth or stock" is one name
-    sorted_parts: dict[str, list[str]] = {"preparation": [], "comment": [], "purpose": []}
-    for text, low in zip(parts, words, strict=True):
-        sorted_parts[_kind(low)].append(text)
-    preparation, comment, purpose = map(", ".join, sorted_parts.values())
-    said = comment.lower()
-    return After(preparation, comment, purpose, "optional" in said or "if desired" in said)
-
-
-def _kind(words: list[str]) -> str:
-    if words[0] in {"for", "to"} and words[1:2] != ["taste"]:
-        return "purpose"
-    if words[0] in REMARKS or words[:2] == ["at", "least"]:
-        return "comment"
-    opening = words[:4]
-    if not SEGMENT_PREPARED.isdisjoint(opening) or not ADVERBS.isdisjoint(opening):
-        return "preparation"
-    return "comment"
+    return remarks([(remark_kind(low), text) for text, low in zip(parts, words, strict=True)])

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import Final
 
-from toque.cooking.ingredients.fractions import WORDS
 from toque.cooking.ingredients.parser import parse_line
-from toque.cooking.ingredients.vocabulary import ADVERBS, PREPARED, QUALITIES
+from toque.cooking.ingredients.tokens import WORDS
+from toque.cooking.ingredients.vocabulary import ADJECTIVES
 
-_ADJECTIVES: Final = QUALITIES | PREPARED | ADVERBS | {"and", "or"}
 _AT_WILL = re.compile(r"\b(?:to taste|as needed|as required)\b", re.IGNORECASE)
 _WORD = re.compile(r"[^\W\d_]{2,}")
 
@@ -36,7 +34,7 @@ def one_name(name: str) -> str:
     if "," not in name:
         return name
     parts = name.split(",")
-    while len(parts) > 1 and all(word.lower() in _ADJECTIVES for word in parts[0].split()):
+    while len(parts) > 1 and all(word.lower() in ADJECTIVES for word in parts[0].split()):
         parts.pop(0)
     return parts[0].strip() or name.replace(",", " ").strip()
 

@@ -1,11 +1,13 @@
-"""Numbers of an ingredient line: single, ranges, mixed and in words."""
+"""Numbers of an ingredient line: fractions, glyphs, ranges, mixed numbers and words."""
 
 from __future__ import annotations
 
+import re
+import unicodedata
+from functools import lru_cache
 from typing import Final
 
-from toque.cooking.ingredients.fractions import WORDS, number
-from toque.cooking.ingredients.tokens import Tokens
+from toque.cooking.ingredients.tokens import WORDS, Tokens
 from toque.cooking.ingredients.units import SPELLINGS
 
 Range = tuple[float, float]
@@ -14,6 +16,43 @@ _TO: Final = frozenset({"to", "or", "-"})
 _AFTER_A: Final = frozenset({"few", "couple", "half", "quarter"})
 _LITTLE: Final = frozenset({"little", "good", "bit"})
 _DOZEN: Final = 12.0
+_MARKS = {
+    "⁄": "/", "∕": "/", "’": "'", "‘": "'", "´": "'", "”": '"', "“": '"', "″": '"', "×": "x",
+} | dict.fromkeys("‐‑‒–—−", "-")  # fmt: skip
+# The space keeps the parts of "1½" apart.
+_GLYPHS = {
+    glyph: " " + unicodedata.normalize("NFKC", glyph).replace("⁄", "/")
+    for glyph in "¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"
+}
+_PLAIN = _MARKS | _GLYPHS
+_SPECIAL = re.compile(f"[{''.join(_PLAIN)}]")
+_FRACTION = re.compile(r"(?:(\d+)(?:\s+|-))?(\d+)/(\d+)")
+
+
+def plain(text: str) -> str:
+    """`text` with fraction glyphs, dashes and quotation marks in ASCII.
+
+    >>> plain("1½–2 cups")
+    '1 1/2-2 cups'
+    """
+    return text if text.isascii() else _SPECIAL.sub(lambda mark: _PLAIN[mark.group()], text)
+
+
+@lru_cache(maxsize=4096)
+def number(text: str) -> float:
+    """The value of a text that matches `NUMBER`.
+
+    >>> number("1 1/2"), number("1,000"), number("1,5"), number(".25")
+    (1.5, 1000.0, 1.5, 0.25)
+    """
+    fraction = _FRACTION.fullmatch(text)
+    if fraction:
+        whole, top, bottom = fraction.groups()
+        return int(whole or 0) + int(top) / int(bottom)
+    head, comma, tail = text.partition(",")
+    if comma and len(tail) != 3:
+        return float(f"{head}.{tail}")
+    return float(text.replace(",", ""))
 
 
 def read_number(tokens: Tokens, i: int, end: int) -> tuple[Range, int] | None:
@@ -61,19 +100,18 @@ def _number_words(tokens: Tokens, i: int) -> tuple[Range, int] | None:
     words = tokens.words
     if words[i] == "half" and words[i + 1] in {"and", "&", "-"}:
         return None  # "half & half"
-    value: Range | None = None
+    value: float | None = None
     while words[i] in WORDS:
-        low, high = WORDS[words[i]]
-        value = (low, high) if value is None else (value[0] * low, value[1] * high)
+        value = WORDS[words[i]] * (1 if value is None else value)
         i += 1
     if value is None:
         return None
-    if words[i] in {"a", "an"} and value[0] < 1.0:
+    if words[i] in {"a", "an"} and value < 1.0:
         i += 1  # "half a lemon"
     if words[i] == "dozen":
-        return (value[0] * _DOZEN, value[1] * _DOZEN), i + 1
+        return (value * _DOZEN, value * _DOZEN), i + 1
     if words[i] in _TO and words[i + 1] in WORDS:
-        return (value[0], WORDS[words[i + 1]][1]), i + 2
-    if words[i] == "of" and value[0] in {2.0, 0.5}:
+        return (value, WORDS[words[i + 1]]), i + 2
+    if words[i] == "of" and value in {2.0, 0.5}:
         i += 1  # "a couple of eggs"
-    return value, i
+    return (value, value), i

@@ -8,54 +8,39 @@ only; no line is refused: what cannot be parsed stays in the name.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
 
-from toque.cooking.ingredients.amounts import Amount, AmountReader, read_measures
+from toque.cooking.ingredients.amounts import (
+    Amount,
+    AmountReader,
+    IngredientLine,
+    read_measures,
+)
 from toque.cooking.ingredients.fast_path import plain_line
-from toque.cooking.ingredients.fractions import number, plain
-from toque.cooking.ingredients.numbers import Range
+from toque.cooking.ingredients.numbers import plain
 from toque.cooking.ingredients.segments import (
     ENDS,
     SPECIAL_WORDS,
+    RemarkKind,
     belongs_to_name,
     ends_name,
     join,
     n_named,
     participles_end,
+    remark_kind,
+    remarks,
     segments,
 )
 from toque.cooking.ingredients.tokens import CLOSING, Tokens
-from toque.cooking.ingredients.units import LATE, LATE_SPELLINGS, unit_of
+from toque.cooking.ingredients.units import LATE, LATE_SPELLINGS, SPELLINGS
 from toque.cooking.ingredients.vocabulary import (
     ADVERBS,
     PARTS,
     PREPARED,
     QUALITIES,
-    REMARKS,
-    SEGMENT_PREPARED,
     SIZES,
     SIZES_OF_MEASURES,
     UNSAID,
 )
-
-
-class IngredientLine(NamedTuple):
-    """A parsed ingredient line. Missing texts are ""."""
-
-    quantity: Range | None
-    """The first number as (low, high), equal unless the line gives a range."""
-    unit: str | None
-    """Its unit, a name in `units.UNITS`; None for pieces."""
-    size: str
-    """ "large", "small", "heaped"; of the food or of the measure."""
-    name: str
-    preparation: str
-    comment: str
-    purpose: str
-    """ "for dusting", "to serve"."""
-    optional: bool
-    amounts: tuple[Amount, ...]
-    """Every measure of the line, including the first."""
 
 
 @lru_cache(maxsize=1 << 16)
@@ -69,39 +54,19 @@ def parse_line(line: str) -> IngredientLine:
     (Amount(quantity=(2.0, 3.0), unit='clove', role='whole'),)
     """
     text = " ".join(plain(line).split())
-    found = plain_line(text)
-    if found is None:
-        return _Line(text).read()
-    digits, unit, name, after = found
-    amounts: tuple[Amount, ...] = ()
-    if digits:
-        value = number(digits)
-        amounts = (Amount((value, value), unit),)
-    return IngredientLine(
-        amounts[0].quantity if amounts else None,
-        unit,
-        "",
-        name,
-        after.preparation,
-        after.comment,
-        after.purpose,
-        after.optional,
-        amounts,
-    )
+    return plain_line(text) or _Line(text).read()
 
 
 class _Line:
     """Parser state of one line."""
 
-    __slots__ = ("amounts", "comment", "name", "preparation", "purpose", "sizes", "tokens")
+    __slots__ = ("amounts", "name", "remarks", "sizes", "tokens")
 
     def __init__(self, text: str) -> None:
         self.tokens = Tokens(text)
         self.amounts: list[Amount] = []
         self.sizes: list[str] = []
-        self.preparation: list[str] = []
-        self.comment: list[str] = []
-        self.purpose: list[str] = []
+        self.remarks: list[tuple[RemarkKind, str]] = []
         self.name = ""
 
     def read(self) -> IngredientLine:
@@ -110,7 +75,7 @@ class _Line:
         start = self._part_of() if "of" in tokens.words or "from" in tokens.words else 0
         start = self._head(start)
         while self._is_unsaid(start):
-            self.comment.append(tokens.words[start])
+            self.remarks.append(("comment", tokens.words[start]))
             start += 1 + (tokens.words[start + 1] == ":")
             start = start if self.amounts else self._head(start)
         runs = segments(tokens, start)
@@ -120,18 +85,13 @@ class _Line:
             for run in runs[named:]:
                 self._file(*run)
         first = self.amounts[0] if self.amounts else None
-        comment = ", ".join(self.comment) if self.comment else ""
-        said = comment.lower()
         return IngredientLine(
-            quantity=first.quantity if first else None,
-            unit=first.unit if first else None,
-            size=" ".join(self.sizes),
-            name=self.name or tokens.text,
-            preparation=", ".join(self.preparation),
-            comment=comment,
-            purpose=", ".join(self.purpose),
-            optional=bool(said) and ("optional" in said or "if desired" in said),
-            amounts=tuple(self.amounts),
+            first.quantity if first else None,
+            first.unit if first else None,
+            " ".join(self.sizes),
+            self.name or tokens.text,
+            *remarks(self.remarks),
+            tuple(self.amounts),
         )
 
     def _head(self, i: int) -> int:
@@ -148,7 +108,7 @@ class _Line:
             if words[i] in {"of", "from"} and not PARTS.isdisjoint(words[:i]):
                 if "N" in kinds[:i]:
                     return 0
-                self.preparation.append(self.tokens.stripped(0, i + 1))
+                self.remarks.append(("preparation", self.tokens.stripped(0, i + 1)))
                 return i + 1
         return 0
 
@@ -200,7 +160,7 @@ class _Line:
             j = participles_end(tokens, i, end)
             of_name = bool(kept) and belongs_to_name(words[kept[-1]], word)
             if i < j < end and not of_name and words[j] not in {"or", "and", "("}:
-                self.preparation.append(tokens.stripped(i, j))
+                self.remarks.append(("preparation", tokens.stripped(i, j)))
                 return j
         elif self._is_size(word, kept):
             self.sizes.append(word)  # "ripe large avocados"
@@ -224,7 +184,7 @@ class _Line:
                 kept.pop()
             return kept
         for at in range(len(kept) - 1, 0, -1):
-            unit = unit_of(words[kept[at]])
+            unit = SPELLINGS.get(words[kept[at]])
             if unit is None or unit.name not in LATE:
                 continue
             foods = LATE[unit.name]
@@ -270,14 +230,5 @@ class _Line:
         if end - i > 2 and kinds[end - 2] == "N" and words[end - 1] == "ml":
             end -= 2 * self._measure(end - 2, end)  # "..., divided 325 mL"
         text = tokens.stripped(i, end)
-        if not text or self._measure(i, end):
-            return
-        word = words[i]
-        if word in {"for", "to"} and words[i + 1] != "taste":
-            self.purpose.append(text)
-        elif word in REMARKS or (word == "at" and words[i + 1] == "least"):
-            self.comment.append(text)
-        elif any(w in SEGMENT_PREPARED or w in ADVERBS for w in words[i : min(end, i + 4)]):
-            self.preparation.append(text)
-        else:
-            self.comment.append(text)
+        if text and not self._measure(i, end):
+            self.remarks.append((remark_kind(words[i:end]), text))

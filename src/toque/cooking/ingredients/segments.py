@@ -5,29 +5,34 @@ Functions over a line's tokens; positions are token indices, ends exclusive.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
-from toque.cooking.ingredients.fractions import WORDS
 from toque.cooking.ingredients.tokens import CLOSING, Tokens
 from toque.cooking.ingredients.vocabulary import (
+    ADJECTIVES,
     ADVERBS,
     KEPT_WITH,
     PART_OF_NAME,
     PARTS,
     PREPARED,
     PURPOSES,
-    QUALITIES,
     REMARKS,
     SEGMENT_PREPARED,
     SIZES,
 )
 
 Run = tuple[int, int]
+RemarkKind = Literal["preparation", "comment", "purpose"]
+Remarks = tuple[str, str, str, bool]
+"""Preparation, comment and purpose, "" where there is none; and whether the line is optional."""
+NO_REMARKS: Final[Remarks] = ("", "", "", False)
 
 _COMMAS: Final = frozenset({",", ";", ":", "|", "--"})
 _MAX_NAMED: Final = 4
 """Most segments in one list of foods."""
 _AMOUNT_WORDS: Final = frozenset({"taste", "needed", "required", "desired", "wish", "like"})
+_PREPARING: Final = SEGMENT_PREPARED | ADVERBS
+_OF_NO_FOOD: Final = _PREPARING | PARTS | {"only", "part"}
 _NO_FOOD: Final = frozenset({"a", "more", "less", "you", "another"})
 ENDS: Final = frozenset(
     {"plus", "preferably", "optional", "such", "about", "including", "divided", "+", "from", "see",
@@ -80,31 +85,20 @@ def n_named(tokens: Tokens, runs: list[Run]) -> int:
 
 def is_quality(word: str) -> bool:
     """Whether a word cannot be a food, so that a name goes on after it and a comma."""
-    return (
-        word in QUALITIES
-        or word in PREPARED
-        or word in ADVERBS
-        or word in {"and", "or"}
-        or word.endswith(("-fat", "-free", "-style"))
-    )
+    return word in ADJECTIVES or word.endswith(("-fat", "-free", "-style"))
 
 
 def _continues(tokens: Tokens, i: int) -> bool:
     """Whether what follows ", or" is another food of the name."""
     word = tokens.words[i]
-    if tokens.kinds[i] == "N" or word in WORDS or word in _NO_FOOD:
+    if tokens.is_number(i) or word in _NO_FOOD:
         return False
     return word not in REMARKS and word not in PURPOSES and word not in SEGMENT_PREPARED
 
 
 def is_food_like(words: list[str]) -> bool:
     """Whether a run may be one of several foods: "water, chicken broth, or stock"."""
-    if len(words) > 5 or words[0] in REMARKS:
-        return False
-    return not any(
-        word in SEGMENT_PREPARED or word in ADVERBS or word in PARTS or word in {"only", "part"}
-        for word in words
-    )
+    return len(words) <= 5 and words[0] not in REMARKS and _OF_NO_FOOD.isdisjoint(words)
 
 
 def ends_name(tokens: Tokens, i: int) -> bool:
@@ -142,6 +136,27 @@ def participles_end(tokens: Tokens, i: int, end: int) -> int:
 def belongs_to_name(before: str, word: str) -> bool:
     """Whether a participle stays in the name: "frozen chopped", "berries or sliced fruit"."""
     return before in KEPT_WITH or (before in {"or", "and"} and word not in ADVERBS)
+
+
+def remark_kind(words: list[str]) -> RemarkKind:
+    """The kind of a run after a name, by its first words."""
+    if words[0] in {"for", "to"} and words[1:2] != ["taste"]:
+        return "purpose"
+    if words[0] in REMARKS or words[:2] == ["at", "least"]:
+        return "comment"
+    return "comment" if _PREPARING.isdisjoint(words[:4]) else "preparation"
+
+
+def remarks(found: list[tuple[RemarkKind, str]]) -> Remarks:
+    """What stands after a name, joined by its kind."""
+    if not found:
+        return NO_REMARKS
+    texts: dict[RemarkKind, list[str]] = {"preparation": [], "comment": [], "purpose": []}
+    for kind, text in found:
+        texts[kind].append(text)
+    preparation, comment, purpose = map(", ".join, texts.values())
+    low = comment.lower()
+    return preparation, comment, purpose, "optional" in low or "if desired" in low
 
 
 def join(tokens: Tokens, kept: list[int]) -> str:

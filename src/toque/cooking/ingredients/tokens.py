@@ -5,7 +5,18 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from toque.cooking.ingredients.fractions import NUMBER
+# "1-1/2 cups" is one and a half to every cook; "15 1/2" too. Other slashes part two measures.
+NUMBER: Final = (
+    r"\d+(?:\s+|-)\d{1,2}/(?:16|10|12|[2345689])(?!\d)|\d{1,2}/(?:16|10|12|[2345689])(?!\d)"
+    r"|\d{1,3}(?:,\d{3})+(?!\d)|\d*[.]\d+|\d+(?:,\d{1,2})?(?!\d)|\d+"
+)
+
+WORDS: Final[dict[str, float]] = {
+    "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8,
+    "nine": 9, "ten": 10, "eleven": 11, "twelve": 12, "half": 0.5, "quarter": 0.25, "couple": 2,
+    "few": 3, "several": 3,
+}  # fmt: skip
+"""Number words; "few" and "several" count as three."""
 
 _TOKEN: Final = re.compile(rf"[^\W\d_]+(?:['-](?=[^\W\d_])[^\W\d_]+)*'?|{NUMBER}|\S")
 _KINDS: Final = dict.fromkeys("abcdefghijklmnopqrstuvwxyz", "W") | dict.fromkeys("123456789", "N")
@@ -49,6 +60,10 @@ class Tokens:
                 self._starts.append(at)
                 at += len(word)
         return self._starts
+
+    def is_number(self, i: int) -> bool:
+        """Whether token `i` is a number, in digits or a word."""
+        return self.kinds[i] == "N" or self.words[i] in WORDS
 
     def span(self, i: int, j: int) -> str:
         """The text of tokens i to j, as it was written."""

@@ -137,13 +137,3 @@ UNITS, SPELLINGS = _spellings()
 
 
 LATE_SPELLINGS: Final = frozenset(word for word, unit in SPELLINGS.items() if unit.name in LATE)
-
-
-def unit_of(word: str) -> Unit | None:
-    """The unit a word names, if any; `T` is a tablespoon, `t` a teaspoon.
-
-    >>> unit_of("Tbsp.").name, unit_of("tins").name, unit_of("egg")
-    ('tablespoon', 'can', None)
-    """
-    word = word.rstrip(".")
-    return SPELLINGS.get(word) or SPELLINGS.get(word.lower())

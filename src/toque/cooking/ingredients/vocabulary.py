@@ -23,18 +23,7 @@ PACKED: Final = frozenset({"packed", "loosely", "lightly", "firmly", "tightly", 
 """Words between a number and its unit: "2 packed cups"."""
 
 ABOUT: Final = frozenset(
-    {
-        "about",
-        "approximately",
-        "approx",
-        "around",
-        "roughly",
-        "nearly",
-        "almost",
-        "circa",
-        "minimum",
-        "weighing",
-    }
+    "about approximately approx around roughly nearly almost circa minimum weighing".split()  # noqa: SIM905
 )
 
 ADVERBS: Final = frozenset(
@@ -106,6 +95,9 @@ QUALITIES: Final = frozenset(
     """.split()  # noqa: SIM905
 )
 """Words that are no food; a comma after them separates adjectives ("boneless, skinless ...")."""
+
+ADJECTIVES: Final = QUALITIES | PREPARED | ADVERBS | {"and", "or"}
+"""Words of which none can be a food."""
 
 PURPOSES: Final = frozenset(
     """

@@ -11,14 +11,12 @@ Time is the recipe's `minutes`; if they are missing (or 0), the sum of the times
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from toque.cooking.labels.recipe_features import Reading, read
-from toque.cooking.recipe import DIFFICULTIES, Difficulty, Recipe
+from toque.cooking.labels.recipe_features import Reading
+from toque.cooking.recipe import DIFFICULTIES, Difficulty
 from toque.cooking.recipe import difficulty_of as by_bounds
-from toque.cooking.text_keys import words_of
 
 MAX_WORDS: Final = 150
 MAX_MINUTES: Final = 90
@@ -104,32 +102,23 @@ class DifficultyReport:
     by_bounds: Difficulty
     minutes: float | None
     """None if neither the recipe nor its steps say."""
-    words: int
     techniques: tuple[str, ...]
     """Names of `TECHNIQUES`, in their order."""
 
 
-def difficulty_of(recipe: Recipe) -> Difficulty:
-    """The difficulty of a recipe, regardless of any label it has.
+def difficulty_of(reading: Reading) -> DifficultyReport:
+    """The level of a recipe with its reasons, regardless of any label it has.
 
+    >>> from toque.cooking.labels.recipe_features import read
+    >>> from toque.cooking.recipe import Recipe
     >>> steps = ("Boil the pasta for 10 minutes.",) * 8
-    >>> difficulty_of(Recipe("Pasta", ("pasta", "salt"), steps))
+    >>> difficulty_of(read(Recipe("Pasta", ("pasta", "salt"), steps))).level
     'easy'
     """
-    return report_difficulty(recipe).level
-
-
-def report_difficulty(recipe: Recipe) -> DifficultyReport:
-    """The level of a recipe with its reasons."""
-    return difficulty_of_reading(read(recipe))
-
-
-def difficulty_of_reading(reading: Reading) -> DifficultyReport:
-    """The level of a recipe from its features, with its reasons."""
     recipe = reading.recipe
     bounds = by_bounds(len(recipe.ingredients), len(recipe.steps))
-    techniques = _techniques(reading.text, reading.different)
-    minutes = float(recipe.minutes) if recipe.minutes else minutes_in((reading.text,))
+    techniques = _techniques(reading)
+    minutes = float(recipe.minutes) if recipe.minutes else _minutes_in(reading.text)
     level = DIFFICULTIES.index(bounds)
     long = minutes is not None and minutes > LONG_MINUTES
     if not techniques and reading.n_tokens <= MAX_WORDS and (minutes or 0.0) <= MAX_MINUTES:
@@ -137,39 +126,23 @@ def difficulty_of_reading(reading: Reading) -> DifficultyReport:
     elif len(techniques) >= MANY_TECHNIQUES or (techniques and long):
         level += 1
     level = min(max(level, 0), len(DIFFICULTIES) - 1)
-    return DifficultyReport(DIFFICULTIES[level], bounds, minutes, reading.n_tokens, techniques)
+    return DifficultyReport(DIFFICULTIES[level], bounds, minutes, techniques)
 
 
-def techniques_in(text: str) -> tuple[str, ...]:
-    """The demanding techniques in a text.
-
-    >>> techniques_in("Knead the dough, let rise, then deep-fry.")
-    ('knead', 'proof', 'deep-fry')
-    """
-    return _techniques(text.lower(), frozenset(words_of(text)))
-
-
-def _techniques(text: str, words: frozenset[str]) -> tuple[str, ...]:
-    if _TRIGGER_WORDS.isdisjoint(words):
-        return ()
+def _techniques(reading: Reading) -> tuple[str, ...]:
     found = {
         name
-        for word in _TRIGGER_WORDS & words
+        for word in _TRIGGER_WORDS & reading.different
         for name, phrase in _TRIGGERS[word]
-        if phrase is None or phrase.search(text)
+        if phrase is None or phrase.search(reading.text)
     }
-    return tuple(name for name in TECHNIQUES if name in found)
+    return tuple(name for name in TECHNIQUES if name in found) if found else ()
 
 
-def minutes_in(steps: Iterable[str]) -> float | None:
-    """The sum of the times in the steps, with the longer end of a range; None without any.
-
-    >>> minutes_in(["Bake 20 to 25 minutes.", "Chill for 1 hour."])
-    85.0
-    """
-    total, found = 0.0, False
-    for step in steps:
-        for low, high, unit in _TIME.findall(step.lower()):
-            total += float(high or low) * (60.0 if unit.startswith("h") else 1.0)
-            found = True
-    return total if found else None
+def _minutes_in(text: str) -> float | None:
+    """The sum of the times in the steps, with the longer end of a range; None without any."""
+    times = [
+        float(high or low) * (60.0 if unit.startswith("h") else 1.0)
+        for low, high, unit in _TIME.findall(text)
+    ]
+    return sum(times) if times else None

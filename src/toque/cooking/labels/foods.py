@@ -37,8 +37,8 @@ class Food:
     """A food; its figures are for raw, edible parts, which is what recipes weigh."""
 
     name: str
-    usda: str
-    """USDA number, or "typical" if SR21 has no such food."""
+    names: tuple[str, ...]
+    """All that recipes call it, `name` first."""
     per_100_g: tuple[float, ...]
     """Figures in the order of `NUTRIENTS`."""
     weights_g: dict[str, float]
@@ -50,19 +50,14 @@ class Food:
 @cache
 def foods() -> tuple[Food, ...]:
     """Every food of the table."""
-    return tuple(food for food, _ in _read())
-
-
-@cache
-def _read() -> tuple[tuple[Food, tuple[str, ...]], ...]:
-    rows: list[tuple[Food, tuple[str, ...]]] = []
+    rows: list[Food] = []
     for line in _TABLE.read_text(encoding="utf-8").splitlines()[1:]:
-        names, usda, *figures, weights, typical = line.split("\t")
-        known = tuple(names.split(","))
+        names, _, *figures, weights, typical = line.split("\t")
         pairs = (item.split("=") for item in weights.split(";") if item)
         grams = {unit: float(value) for unit, value in pairs}
-        values = tuple(float(value) for value in figures)
-        rows.append((Food(known[0], usda, values, grams, float(typical or _SERVING_G)), known))
+        known = tuple(names.split(","))
+        values = tuple(map(float, figures))
+        rows.append(Food(known[0], known, values, grams, float(typical or _SERVING_G)))
     return tuple(rows)
 
 
@@ -70,8 +65,8 @@ def _read() -> tuple[tuple[Food, tuple[str, ...]], ...]:
 def _index() -> dict[tuple[str, ...], Food]:
     """Foods by the singular words of each of their names."""
     index: dict[tuple[str, ...], Food] = {}
-    for food, names in _read():
-        for name in names:
+    for food in foods():
+        for name in food.names:
             index.setdefault(_words(name), food)
     return index
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from toque.cooking.ingredients.amounts import Amount
-from toque.cooking.ingredients.parser import IngredientLine
+from toque.cooking.ingredients.amounts import Amount, IngredientLine
 from toque.cooking.ingredients.units import UNITS
 from toque.cooking.labels.foods import Food
 

@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+from toque.cooking.ingredients.amounts import IngredientLine
 from toque.cooking.ingredients.names import one_name, stem
-from toque.cooking.ingredients.parser import IngredientLine, parse_line
+from toque.cooking.ingredients.parser import parse_line
 from toque.cooking.labels.foods import NUTRIENTS, Food, find_food, is_food
 from toque.cooking.labels.grams import grams_of
 from toque.cooking.text_keys import words_of

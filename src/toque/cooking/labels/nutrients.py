@@ -13,27 +13,20 @@ from typing import Any, Final
 
 KCAL_PER_KJ: Final = 1 / 4.184
 
-_FIELDS: Final[dict[str, str]] = {
-    "energykcal": "energy_kcal", "calories": "energy_kcal", "kcal": "energy_kcal",
-    "caloriescontent": "energy_kcal", "energy": "energy_kcal", "totalcalories": "energy_kcal",
-    "fatg": "fat_g", "fat": "fat_g", "fatcontent": "fat_g", "totalfat": "fat_g",
-    "totalfatg": "fat_g", "saturatedfatg": "saturated_fat_g", "saturatedfat": "saturated_fat_g",
-    "saturatedfatcontent": "saturated_fat_g", "saturates": "saturated_fat_g",
-    "saturatesg": "saturated_fat_g", "satfat": "saturated_fat_g",
-    "sugarg": "sugar_g", "sugar": "sugar_g", "sugars": "sugar_g", "sugarsg": "sugar_g",
-    "sugarcontent": "sugar_g", "totalsugars": "sugar_g",
-    "saltg": "salt_g", "salt": "salt_g", "saltcontent": "salt_g",
-    "sodiummg": "sodium_mg", "sodium": "sodium_mg", "sodiumcontent": "sodium_mg",
-    "carbohydrateg": "carbohydrate_g", "carbohydrate": "carbohydrate_g",
-    "carbohydrates": "carbohydrate_g", "carbohydratesg": "carbohydrate_g",
-    "carbs": "carbohydrate_g", "carbsg": "carbohydrate_g",
-    "carbohydratecontent": "carbohydrate_g",
-    "proteing": "protein_g", "protein": "protein_g", "proteincontent": "protein_g",
-    "fibre": "fibre_g", "fiber": "fibre_g", "fibercontent": "fibre_g", "fiberg": "fibre_g",
-    "fibreg": "fibre_g", "dietaryfiber": "fibre_g", "totalfiber": "fibre_g",
-    "servingg": "serving_g", "servingsize": "serving_g", "portionweight": "serving_g",
-    "servingweightg": "serving_g", "servingweight": "serving_g",
-}  # fmt: skip
+_NAMES: Final[dict[str, str]] = {
+    "energy_kcal": "energykcal calories kcal caloriescontent energy totalcalories",
+    "fat_g": "fatg fat fatcontent totalfat totalfatg",
+    "saturated_fat_g": "saturatedfatg saturatedfat saturatedfatcontent saturates saturatesg satfat",
+    "sugar_g": "sugarg sugar sugars sugarsg sugarcontent totalsugars",
+    "salt_g": "saltg salt saltcontent",
+    "sodium_mg": "sodiummg sodium sodiumcontent",
+    "carbohydrate_g": "carbohydrateg carbohydrate carbohydrates carbohydratesg carbs carbsg "
+    "carbohydratecontent",
+    "protein_g": "proteing protein proteincontent",
+    "fibre_g": "fibre fiber fibercontent fiberg fibreg dietaryfiber totalfiber",
+    "serving_g": "servingg servingsize portionweight servingweightg servingweight",
+}
+_FIELDS: Final = {name: what for what, names in _NAMES.items() for name in names.split()}
 """Field names, in lower case and without punctuation, to nutrients."""
 
 _MASS_IN_G: Final = dict.fromkeys(("g", "gram", "grams", "gr"), 1.0) | {

@@ -20,9 +20,9 @@ from typing import Final, Literal
 
 from toque.cooking.labels.foods import NUTRIENTS
 from toque.cooking.labels.ingredient_facts import TAKEN_UP, LineFacts, Nutrients, scaled
-from toque.cooking.labels.recipe_features import Reading, read
+from toque.cooking.labels.recipe_features import Reading
 from toque.cooking.labels.servings import servings_of
-from toque.cooking.recipe import NutritionClass, Recipe
+from toque.cooking.recipe import NutritionClass
 
 Light = Literal["green", "amber", "red"]
 
@@ -69,18 +69,15 @@ class Nutrition:
     """Servings that the estimate was divided by; None if the nutrients were given."""
 
 
-def nutrition_of(recipe: Recipe) -> Nutrition:
+def nutrition_of(reading: Reading) -> Nutrition:
     """The nutrition of a recipe: from its own figures, else estimated from its ingredients.
 
+    >>> from toque.cooking.labels.recipe_features import read
+    >>> from toque.cooking.recipe import Recipe
     >>> given = {"fat_g": 30.0, "saturated_fat_g": 4.0, "sugar_g": 3.0, "sodium_mg": 300.0}
-    >>> nutrition_of(Recipe("Salad", ("oil",), ("Toss.",), nutrition=given)).klass
+    >>> nutrition_of(read(Recipe("Salad", ("oil",), ("Toss.",), nutrition=given))).klass
     'Moderate'
     """
-    return nutrition_of_reading(read(recipe))
-
-
-def nutrition_of_reading(reading: Reading) -> Nutrition:
-    """The nutrition of a recipe from its features."""
     recipe = reading.recipe
     if recipe.nutrition:
         lights = traffic_lights(recipe.nutrition)
@@ -93,7 +90,7 @@ def nutrition_of_reading(reading: Reading) -> Nutrition:
                 coverage=1.0,
                 servings=None,
             )
-    return _estimate(reading)
+    return estimate(reading)
 
 
 def traffic_lights(per_serving: Mapping[str, float]) -> dict[str, Light]:
@@ -129,12 +126,8 @@ def class_of(lights: Mapping[str, Light]) -> NutritionClass | None:
     return "Indulgent" if 2 * red > len(lights) else "Moderate"
 
 
-def estimate(recipe: Recipe) -> Nutrition:
+def estimate(reading: Reading) -> Nutrition:
     """Nutrition estimated from the food table, ignoring the recipe's own figures."""
-    return _estimate(read(recipe))
-
-
-def _estimate(reading: Reading) -> Nutrition:
     recipe = reading.recipe
     lines = [line for line in reading.lines if line.is_food]
     known = [line for line in lines if line.food is not None]

@@ -23,7 +23,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from operator import mul
 from typing import Final
 
@@ -31,7 +30,7 @@ from toque.cooking.action_verbs import ACTION_VERBS, VERB_FORMS
 from toque.cooking.ingredients.names import stem
 from toque.cooking.ingredients.units import SPELLINGS
 from toque.cooking.labels.ingredient_facts import may_be_dirty
-from toque.cooking.labels.recipe_features import Reading, read
+from toque.cooking.labels.recipe_features import Reading
 from toque.cooking.recipe import Recipe
 from toque.cooking.text_keys import bare_lines, words_of
 
@@ -88,29 +87,20 @@ class Quality:
     score: float
     parts: Mapping[str, float]
 
-    @property
-    def weakest(self) -> str:
-        """Name of the essential part with the lowest score."""
-        return min(ESSENTIAL, key=lambda name: self.parts[name])
 
-
-def quality_of(recipe: Recipe) -> Quality:
+def quality_of(reading: Reading) -> Quality:
     """Score a recipe.
 
+    >>> from toque.cooking.labels.recipe_features import read
     >>> good = Recipe(
     ...     "Buttered Toast",
     ...     ("2 slices bread", "1 tablespoon butter"),
     ...     ("Toast the bread until golden on both sides.", "Spread with the butter, cut the toast "
     ...      "into triangles and serve at once while it is hot."),
     ... )
-    >>> quality_of(good).score
+    >>> quality_of(read(good)).score
     1.0
     """
-    return quality_of_reading(read(recipe))
-
-
-def quality_of_reading(reading: Reading) -> Quality:
-    """Score a recipe from its features."""
     recipe, lines = reading.recipe, reading.lines
     parts = {
         "title": _title(recipe.title, reading.title_words),
@@ -149,24 +139,16 @@ def _used(reading: Reading) -> float:
     lines = reading.lines
     if not lines:
         return 0.0
-    stems = set(map(_stem, reading.different - _FUNCTION_WORDS))
+    stems = set(map(stem, reading.different - _FUNCTION_WORDS))
     missing = sum(stems.isdisjoint(line.stems) for line in lines)
-    taken_up = 0.0
-    if missing and _takes_up_all(reading):
-        taken_up = COLLECTIVE_CREDIT
+    taken_up = COLLECTIVE_CREDIT if missing and _takes_up_all(reading) else 0.0
     return (len(lines) - missing + taken_up * missing) / len(lines)
 
 
 def _takes_up_all(reading: Reading) -> bool:
-    words = reading.different
-    if "ingredients" in words or "everything" in words:
-        return _COLLECTIVE.search(reading.text) is not None
-    return "all together" in reading.text and _COLLECTIVE.search(reading.text) is not None
-
-
-@lru_cache(maxsize=1 << 15)
-def _stem(word: str) -> str:
-    return stem(word)
+    maybe = not reading.different.isdisjoint(("ingredients", "everything"))
+    maybe = maybe or "all together" in reading.text
+    return maybe and _COLLECTIVE.search(reading.text) is not None
 
 
 def _length(n_words: int) -> float:

@@ -28,20 +28,14 @@ _VESSELS: Final = (
 _EACH: Final = "(?:each of )?(?:the )?"
 _UP_TO_3: Final = "(?:[a-z-]+ ){0,3}"
 _DIVIDED: Final = tuple(
-    (frozenset(needed.replace("s?", "s|serving").split("|")), re.compile(pattern))
+    (frozenset(needed.split()), re.compile(pattern))
     for needed, pattern in (
         (
-            _VESSELS,
+            _VESSELS.replace("servings?", "serving|servings").replace("|", " "),
             rf"\b(?:among|between|into|onto|in|on|to) {_EACH}{_NUMBER} {_UP_TO_3}(?:{_VESSELS})\b",
         ),
-        (
-            "serves|makes",
-            rf"\b(?:serves|makes|makes about) {_NUMBER}(?: servings| people|\W*$)",
-        ),
-        (
-            "servings|portions",
-            rf"\b{_NUMBER} (?:[a-z-]+ ){{0,2}}(?:servings|portions)\b",
-        ),
+        ("serves makes", rf"\b(?:serves|makes|makes about) {_NUMBER}(?: servings| people|\W*$)"),
+        ("servings portions", rf"\b{_NUMBER} (?:[a-z-]+ ){{0,2}}(?:servings|portions)\b"),
     )
 )
 """Words of which the steps must contain one, and the patterns they may match."""

@@ -15,7 +15,7 @@ from toque.cooking.ingredients.names import head_of_line, stem
 from toque.cooking.ingredients.parser import parse_line
 from toque.cooking.ingredients.units import UNITS
 from toque.cooking.recipe import ParsedRecipe
-from toque.cooking.scoring.form import share_named
+from toque.cooking.scoring.form import ingredient_coverage
 from toque.cooking.text_keys import words_of
 
 STAPLES: Final = frozenset({"water", "salt", "pepper"})
@@ -92,7 +92,7 @@ def ingredients_used(recipe: ParsedRecipe) -> float | None:
     lower = text.lower()
     if ("ingredients" in lower or "everything" in lower) and _COLLECTIVE.search(lower) is not None:
         return 1.0
-    return share_named(recipe.ingredients, text)
+    return ingredient_coverage(recipe.ingredients, text)
 
 
 def quantity_sanity(recipe: ParsedRecipe) -> float | None:

@@ -13,63 +13,41 @@ Definitions (each score in [0, 1]; a recipe without any ingredient or step score
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from toque.cooking.action_verbs import has_action_verb
 from toque.cooking.ingredients.names import forms_in_line, has_quantity
-from toque.cooking.recipe import ParsedRecipe, parse_text
+from toque.cooking.recipe import ParsedRecipe
 from toque.cooking.text_keys import words_of
 
 MIN_CHARS = 100
 MAX_CHARS = 2000
 
 
-def _share(items: Sequence[str], good: Sequence[bool]) -> float:
-    return sum(good) / len(items) if items else 0.0
+def evaluate_recipe(text: str, recipe: ParsedRecipe) -> dict[str, float]:
+    r"""All five scores of a recipe's text without its title; `recipe`: the same, parsed.
 
-
-def ingredient_coherence(recipe: ParsedRecipe) -> float:
-    """Share of ingredient lines that hold a quantity and name something."""
-    lines = recipe.ingredients
-    return _share(lines, [has_quantity(line) for line in lines])
-
-
-def instruction_quality(recipe: ParsedRecipe) -> float:
-    """Share of steps that hold a cooking verb."""
-    return _share(recipe.steps, [has_action_verb(step) for step in recipe.steps])
-
-
-def completeness(recipe: ParsedRecipe, n_chars: int) -> float:
-    """0.33 with ingredients, 0.33 with steps, 0.34 when the text has 100 to 2000 characters."""
-    whole = 33 * bool(recipe.ingredients) + 33 * bool(recipe.steps)
-    return (whole + 34 * (MIN_CHARS <= n_chars <= MAX_CHARS)) / 100
-
-
-def format_correctness(recipe: ParsedRecipe) -> float:
-    """0.5 for each of the two headers."""
-    return 0.5 * recipe.has_ingredients_header + 0.5 * recipe.has_instructions_header
-
-
-def evaluate_recipe(text: str) -> dict[str, float]:
-    r"""All five scores of a recipe's text, title not included.
-
-    >>> evaluate_recipe("Ingredients:\n- 2 eggs\n\nInstructions:\n1. Boil the eggs.")
-    ... # doctest: +NORMALIZE_WHITESPACE
+    >>> from toque.cooking.recipe import parse_text
+    >>> text = "Ingredients:\n- 2 eggs\n\nInstructions:\n1. Boil the eggs."
+    >>> evaluate_recipe(text, parse_text(text))  # doctest: +NORMALIZE_WHITESPACE
     {'ingredient_coherence': 1.0, 'instruction_quality': 1.0, 'completeness': 0.66,
      'format_correctness': 1.0, 'overall_quality': 0.915}
     """
-    return evaluate_parsed(parse_text(text), len(text.strip()))
-
-
-def evaluate_parsed(recipe: ParsedRecipe, n_chars: int) -> dict[str, float]:
-    """The same scores of a parsed recipe; `n_chars` is the length of its text."""
+    is_long_enough = MIN_CHARS <= len(text.strip()) <= MAX_CHARS
+    parts = 33 * bool(recipe.ingredients) + 33 * bool(recipe.steps) + 34 * is_long_enough
+    headers = recipe.has_ingredients_header + recipe.has_instructions_header
     scores = {
-        "ingredient_coherence": ingredient_coherence(recipe),
-        "instruction_quality": instruction_quality(recipe),
-        "completeness": completeness(recipe, n_chars),
-        "format_correctness": format_correctness(recipe),
+        "ingredient_coherence": _share(map(has_quantity, recipe.ingredients)),
+        "instruction_quality": _share(map(has_action_verb, recipe.steps)),
+        "completeness": parts / 100,
+        "format_correctness": headers / 2,
     }
     return scores | {"overall_quality": sum(scores.values()) / 4}
+
+
+def _share(good: Iterable[bool]) -> float:
+    found = list(good)
+    return sum(found) / len(found) if found else 0.0
 
 
 def ingredient_coverage(ingredients: Sequence[str], text: str) -> float:
@@ -82,12 +60,6 @@ def ingredient_coverage(ingredients: Sequence[str], text: str) -> float:
     Returns:
         1.0 if none was requested.
     """
-    if not ingredients:
-        return 1.0
-    return share_named(ingredients, text)
-
-
-def share_named(ingredients: Sequence[str], text: str) -> float:
-    """Share of ingredient lines whose head noun occurs in a text; at least one line."""
     words = set(words_of(text))
-    return sum(not forms_in_line(line).isdisjoint(words) for line in ingredients) / len(ingredients)
+    named = [not forms_in_line(line).isdisjoint(words) for line in ingredients]
+    return sum(named) / len(named) if named else 1.0

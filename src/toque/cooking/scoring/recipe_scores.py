@@ -14,7 +14,7 @@ from toque.cooking.scoring.consistency import (
     quantity_sanity,
     structure_score,
 )
-from toque.cooking.scoring.form import evaluate_parsed, ingredient_coverage
+from toque.cooking.scoring.form import evaluate_recipe, ingredient_coverage
 
 
 def text_metrics(prompt: str, text: str) -> dict[str, float]:
@@ -30,7 +30,7 @@ def text_metrics(prompt: str, text: str) -> dict[str, float]:
     if not asks_for_a_recipe(prompt):
         return {}
     recipe, asked = parse_text(text), asked_ingredients(prompt)
-    found: dict[str, float | None] = dict(evaluate_parsed(recipe, len(text.strip())))
+    found: dict[str, float | None] = dict(evaluate_recipe(text, recipe))
     if asked:
         found["ingredient_coverage"] = ingredient_coverage(asked, text)
         if len(asked) < MAX_PROMPT_INGREDIENTS:  # a longer list was truncated

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Protocol
 
@@ -172,6 +173,7 @@ def _tensor(flat: NDArray[np.integer], shape: tuple[int, int]) -> Tensor:
     return torch.from_numpy(flat.reshape(shape))
 
 
+@dataclass(frozen=True)
 class Layout:
     """Collates rows for one model family, packed or not.
 
@@ -183,20 +185,11 @@ class Layout:
         packed: False puts every example in a row of its own, as long as the batch's longest.
     """
 
-    def __init__(
-        self,
-        examples: Examples,
-        *,
-        shape: RowShape,
-        pad_id: int,
-        start_id: int = 0,
-        packed: bool = True,
-    ) -> None:
-        self.examples = examples
-        self.shape = shape
-        self.pad_id = pad_id
-        self.start_id = start_id
-        self.packed = packed
+    examples: Examples
+    shape: RowShape
+    pad_id: int
+    start_id: int = 0
+    packed: bool = True
 
     def batch(self, rows: Sequence[Sequence[int]], examples: Examples | None = None) -> Batch:
         """The batch of these rows, read from `examples` if given."""

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 
 import numpy as np
@@ -78,15 +79,11 @@ class EpochPlan:
     window: int = WINDOW_EXAMPLES
     mixture: Mixture | None = None
     varied: Varied | None = None
-    _packed: OrderedDict[tuple[int, int], Packed] = field(default_factory=OrderedDict, repr=False)
-    _rows: OrderedDict[tuple[int, int], list[tuple[int, ...]]] = field(
-        default_factory=OrderedDict, repr=False
-    )
-    _images: OrderedDict[tuple[int, int], NDArray[np.int64]] = field(
-        default_factory=OrderedDict, repr=False
-    )
 
     def __post_init__(self) -> None:
+        self._packed: OrderedDict[tuple[int, int], Packed] = OrderedDict()
+        self.window_rows = lru_cache(_KEPT_WINDOWS)(self._window_rows)
+        self._block = lru_cache(_KEPT_WINDOWS)(self._permuted_block)
         if len(self.examples) == 0:
             raise ConfigError(
                 "No training example is selected from the store. Lower data.min_quality or "
@@ -162,18 +159,11 @@ class EpochPlan:
         rows = len(self.window_rows(0, 0)) * self.n_drawn / self._window_size(0)
         return rows / self.update_rows
 
-    def window_rows(self, epoch: int, window: int) -> list[tuple[int, ...]]:
+    def _window_rows(self, epoch: int, window: int) -> list[tuple[int, ...]]:
         """The packed rows of a window, in training order, as store rows."""
-        known = self._rows.get((epoch, window))
-        if known is not None:
-            return known
         ids, counts = self._packed_window(epoch, window)
         following = iter(ids.tolist())
-        rows = [tuple(islice(following, count)) for count in counts.tolist() if count]
-        self._rows[epoch, window] = rows
-        while len(self._rows) > _KEPT_WINDOWS:
-            self._rows.popitem(last=False)
-        return rows
+        return [tuple(islice(following, count)) for count in counts.tolist() if count]
 
     def _packed_window(self, epoch: int, window: int) -> Packed:
         if (epoch, window) not in self._packed:
@@ -211,18 +201,13 @@ class EpochPlan:
 
     def _drawn(self, epoch: int, start: int, size: int) -> NDArray[np.int64]:
         """The epoch's examples from position `start`; small windows share one permutation call."""
-        parts = []
-        for block in range(start // _BLOCK, (start + size - 1) // _BLOCK + 1):
-            images = self._images.get((epoch, block))
-            if images is None:
-                positions = np.arange(block * _BLOCK, min(self.n_drawn, (block + 1) * _BLOCK))
-                images = permute(positions, n=self.n_drawn, key=key_of(self.seed, epoch))
-                self._images[epoch, block] = images
-                while len(self._images) > _KEPT_WINDOWS:
-                    self._images.popitem(last=False)
-            first = block * _BLOCK
-            parts.append(images[max(0, start - first) : start + size - first])
-        return np.concatenate(parts)
+        first, last = start // _BLOCK, (start + size - 1) // _BLOCK
+        images = np.concatenate([self._block(epoch, block) for block in range(first, last + 1)])
+        return images[start - first * _BLOCK :][:size]
+
+    def _permuted_block(self, epoch: int, block: int) -> NDArray[np.int64]:
+        positions = np.arange(block * _BLOCK, min(self.n_drawn, (block + 1) * _BLOCK))
+        return permute(positions, n=self.n_drawn, key=key_of(self.seed, epoch))
 
     def _window_size(self, window: int) -> int:
         return max(0, min(self.window, self.n_drawn - window * self.window))

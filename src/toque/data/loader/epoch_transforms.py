@@ -6,9 +6,9 @@ makes each example once.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,18 +25,9 @@ class Varied:
     """Examples after a random transform, such as augmentation or span corruption."""
 
     def __init__(self, vary: Vary, *, encoder: bool) -> None:
-        self._vary = vary
         self._encoder = encoder
-        self._known: OrderedDict[tuple[int, int], Sides] = OrderedDict()
-
-    def sides(self, row: int, key: int) -> Sides:
-        """Prompt and target of a store row in the epoch of this key."""
-        known = self._known.get((key, row))
-        if known is None:
-            known = self._known[key, row] = self._vary(row, key)
-            while len(self._known) > _KEPT:
-                self._known.popitem(last=False)
-        return known
+        self.sides = lru_cache(_KEPT)(vary)
+        """(row, epoch key) -> prompt and target of a store row in the epoch of this key."""
 
     def lengths(
         self, rows: NDArray[np.int64], key: int

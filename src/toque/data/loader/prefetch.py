@@ -6,10 +6,9 @@ trained on, however many are waiting.
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
-from types import TracebackType
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol, Self
 
 from toque.batch import Batch
@@ -40,25 +39,16 @@ class Prefetch:
     def __init__(
         self, batches: Batches, cursor: Cursor, *, depth: int = 2, pin: bool = False
     ) -> None:
-        self._batches, self._cursor, self._pin = batches, cursor, pin
-        self._ready: queue.Queue[tuple[Step, Batch] | BaseException] = queue.Queue(depth)
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="toque-prefetch", daemon=True)
+        self._batches, self._cursor, self._depth, self._pin = batches, cursor, depth, pin
+        self._ahead: deque[Future[tuple[Step, Batch]]] = deque()
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="toque-prefetch")
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._ahead.extend(self._thread.submit(self._make) for _ in range(self._depth))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._closing.set()
-        while self._thread.is_alive():
-            self._drain()  # the thread may be waiting for room
-            self._thread.join(timeout=0.05)
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown(cancel_futures=True)
 
     def next(self) -> tuple[Step, Batch, float]:
         """The next update, its batch (in pinned memory if `pin`), and the seconds waited for it.
@@ -66,25 +56,12 @@ class Prefetch:
         Raises:
             ToqueError: whatever making the batch raised, e.g. DataError for a damaged store.
         """
+        self._ahead.append(self._thread.submit(self._make))
         started = time.perf_counter()
-        item = self._ready.get()
-        waited = time.perf_counter() - started
-        if isinstance(item, BaseException):
-            raise item
-        return *item, waited
+        step, batch = self._ahead.popleft().result()
+        return step, batch, time.perf_counter() - started
 
-    def _work(self) -> None:
-        try:
-            while not self._closing.is_set():
-                step = self._batches.at(self._cursor)
-                self._cursor = step.cursor
-                self._ready.put((step, step.batch.pin() if self._pin else step.batch))
-        except Exception as error:  # noqa: BLE001 - raised again by `next`, in the loop's thread
-            self._ready.put(error)
-
-    def _drain(self) -> None:
-        while True:
-            try:
-                self._ready.get_nowait()
-            except queue.Empty:
-                return
+    def _make(self) -> tuple[Step, Batch]:
+        step = self._batches.at(self._cursor)
+        self._cursor = step.cursor
+        return step, step.batch.pin() if self._pin else step.batch

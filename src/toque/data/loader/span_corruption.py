@@ -13,6 +13,7 @@ The spans are a function of the text's length and a 64-bit key, nothing else.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -88,17 +89,8 @@ class SpanCorruption:
     @property
     def longest_text(self) -> int:
         """Tokens of the longest text that the sentinels suffice for."""
-        n = 1
-        while self._counts(2 * n)[1] <= len(self.sentinels):
-            n *= 2
-        low, high = n, 2 * n  # enough for `low`, too few for `high`
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self._counts(middle)[1] <= len(self.sentinels):
-                low = middle
-            else:
-                high = middle
-        return low
+        lengths = range(1 << 40)  # spans grow with the text
+        return bisect_right(lengths, len(self.sentinels), key=lambda n: self._counts(n)[1]) - 1
 
     def _open(self, ids: Ids) -> Ids:
         return ids[:-1] if len(ids) and ids[-1] == self.end else ids

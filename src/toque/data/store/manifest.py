@@ -134,30 +134,24 @@ def read_manifest(folder: Path) -> StoreManifest:
             )
         data = path.read_bytes()
         found = msgspec.json.decode(data)
+        version = found.get("format") if isinstance(found, dict) else None
+        if not isinstance(version, int) or version > FORMAT:
+            raise DataError(
+                f"{path} is of format {version!r}; this toque reads up to {FORMAT}. Use the toque "
+                "that wrote it or a newer one, or prepare the data again."
+            )
+        seal = seal_of(data)
+        if seal == "damaged" or (seal == "absent" and KEY in found):
+            raise DataError(
+                f"{path} is damaged: it does not have the hash that stands in it ({KEY}). Restore "
+                "the file, or write the store again with `toque prepare CONFIG` after removing it."
+            )
+        kind = StoreManifest if seal == "whole" else _Unsealed
+        manifest = msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, OSError) as error:
         raise DataError(
             f"{path} is not a token store's description: {error}. The file is damaged; write the "
             "store again with `toque prepare CONFIG` after removing it."
-        ) from error
-    version = found.get("format") if isinstance(found, dict) else None
-    if not isinstance(version, int) or version > FORMAT:
-        raise DataError(
-            f"{path} is of format {version!r}; this toque reads up to {FORMAT}. Use the toque that "
-            "wrote it or a newer one, or prepare the data again."
-        )
-    seal = seal_of(data)
-    if seal == "damaged" or (seal == "absent" and KEY in found):
-        raise DataError(
-            f"{path} is damaged: it does not have the hash that stands in it ({KEY}). Restore the "
-            "file, or write the store again with `toque prepare CONFIG` after removing it."
-        )
-    try:
-        kind = StoreManifest if seal == "whole" else _Unsealed
-        manifest = msgspec.json.decode(data, type=kind)
-    except msgspec.ValidationError as error:
-        raise DataError(
-            f"{path} is not a token store's description: {error}. Write the store again with "
-            "`toque prepare CONFIG` after removing it."
         ) from error
     _check_names(manifest, path)
     return manifest

@@ -1,12 +1,10 @@
-"""Memory-mapped and streamed `.npy` files, their headers checked against the file sizes."""
+"""Memory-mapped and read `.npy` files, their headers checked against the file sizes."""
 
 from __future__ import annotations
 
 import math
-import mmap
 import os
 import resource
-import time
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,42 +15,8 @@ from numpy.typing import NDArray
 
 from toque.errors import DataError
 
-LOOK_EVERY: Final = 0.05
-"""Seconds between two checks. A check costs a microsecond a file; a SIGBUS costs the run."""
-
-
-@final
-class TruncationWatch:
-    """Guard against SIGBUS: checks again and again that mapped files were not cut short.
-
-    Files are not locked while they are mapped, so something else may cut one short while training
-    reads it. A file that is cut in the twentieth of a second between a look and a read still kills
-    the process; checkpoints are there for that.
-    """
-
-    def __init__(self) -> None:
-        self._maps: list[tuple[Path, mmap.mmap, int]] = []
-        self._next_look = 0.0
-
-    def add(self, path: Path, array: NDArray[np.generic]) -> None:
-        """Watch the map behind `array`, a result of `mapped_array`."""
-        held = getattr(array, "_mmap", None)
-        if isinstance(held, mmap.mmap):
-            self._maps.append((path, held, held.size()))
-
-    def look(self) -> None:
-        """Compare the files' sizes, if it is time.
-
-        Raises:
-            DataError: a file became shorter; it is named.
-        """
-        now = time.monotonic()
-        if now < self._next_look:
-            return
-        self._next_look = now + LOOK_EVERY
-        for path, held, size in self._maps:
-            if held.size() < size:  # of the file, not of the map
-                raise _cut_short(path, f"{held.size():,} bytes")
+_OTHER_FILES: Final = 128
+"""Descriptors left to everything else."""
 
 
 @final
@@ -106,10 +70,6 @@ class OpenFiles:
             )
             raise _cut_short(self._paths[cut], "fewer bytes")
         return parts
-
-
-_OTHER_FILES: Final = 128
-"""Descriptors left to everything else."""
 
 
 def _allow_open_files(n: int) -> None:

@@ -10,14 +10,15 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from toque.data.store.npy_files import OpenFiles, TruncationWatch, mapped_array
+from toque.data.store.npy_files import OpenFiles, mapped_array
 from toque.data.store.ragged import Pieces
 from toque.errors import DataError
 
 Ids = NDArray[np.generic]
-MAPPED_AT_MOST: Final = 16 << 20
-"""Bytes. The pages of a map that were read count as the process's memory until something else needs
-them; a side larger than this is read instead, at a microsecond more for each example."""
+HELD_AT_MOST: Final = 16 << 20
+"""Bytes of a side whose ids are kept in memory; a larger one is read from its files row by row, at
+a microsecond more for each example. Neither is mapped: a map of a file that something cuts short
+kills the process (SIGBUS), and the pages of a map that were read count as its memory, too."""
 
 
 class TokenColumn:
@@ -42,10 +43,8 @@ class TokenColumn:
     ) -> None:
         self.name, self.dtype = name, dtype
         self._shards, self._bounds = shards, bounds
-        self.maps: dict[int, Ids] = {}
-        """Tokens by shard, as far as they were asked for and are mapped."""
-        self._bytes: dict[int, memoryview] = {}
-        self._watched = TruncationWatch()
+        self.held: dict[int, memoryview] = {}
+        """Ids by shard as bytes, as far as they were asked for and are kept in memory."""
         self.lengths = np.zeros(bounds[-1], np.int32)
         """[rows] tokens of each."""
         # Of three million rows either array is 12 MB.
@@ -53,19 +52,19 @@ class TokenColumn:
         for shard, (first, last) in enumerate(pairwise(bounds)):
             self._fill(shard, first, last)
         n_bytes = int(self.lengths.sum(dtype=np.int64)) * dtype.itemsize
-        self._files = OpenFiles() if n_bytes > MAPPED_AT_MOST else None
+        self._files = OpenFiles() if n_bytes > HELD_AT_MOST else None
 
     def row(self, row: int, shard: int) -> Ids:
-        """The ids of a row of `shard`; a view of the map, where there is one.
+        """The ids of a row of `shard`.
 
         Raises:
             DataError: a shard became shorter since it was opened.
         """
-        if self._files is not None:
+        if shard not in self.held:
             return self.pieces(np.array([row]), [shard]).joined()
-        self._watched.look()
         start = int(self._starts[row])
-        return self.tokens(shard)[start : start + int(self.lengths[row])]
+        ids = np.frombuffer(self.held[shard], self.dtype)
+        return ids[start : start + int(self.lengths[row])]
 
     def pieces(self, rows: NDArray[np.int64], shards: Sequence[int]) -> Pieces:
         """The ids of rows, each of which lies in the shard given beside it.
@@ -77,48 +76,39 @@ class TokenColumn:
         first = self._starts[rows] * np.int64(self.dtype.itemsize)
         if self._files is not None:
             for shard in set(shards).difference(self._files.opened):
-                path = self._path(shard)
-                self._files.add(shard, path, self.tokens(shard))
+                self._files.add(shard, self._path(shard), self._mapped(shard))
             wanted = (lengths * self.dtype.itemsize).tolist()
             return Pieces(lengths, self._files.read(shards, first.tolist(), wanted), self.dtype)
-        self._watched.look()
-        opened = self._bytes
-        if len(opened) < len(self._shards):
-            for shard in set(shards).difference(opened):
-                opened[shard] = memoryview(self.tokens(shard).view(np.uint8).data)
+        held = self.held
+        if len(held) < len(self._shards):
+            for shard in set(shards).difference(held):
+                held[shard] = memoryview(self._mapped(shard).tobytes())
         last = first + lengths * self.dtype.itemsize
         cuts = zip(shards, first.tolist(), last.tolist(), strict=True)
-        return Pieces(lengths, [opened[shard][start:end] for shard, start, end in cuts], self.dtype)
+        return Pieces(lengths, [held[shard][start:end] for shard, start, end in cuts], self.dtype)
 
-    def tokens(self, shard: int) -> Ids:
-        """All ids of a shard.
+    def _mapped(self, shard: int) -> Ids:
+        """All ids of a shard, mapped.
 
         Raises:
             DataError: they are of another type than the rest of the store, or not as many as its
                 rows have.
         """
-        known = self.maps.get(shard)
-        if known is None:
-            path = self._path(shard)
-            array = mapped_array(path)
-            # A plain view: indexing a memmap object costs a Python-level call for every slice.
-            known = np.asarray(array)
-            if known.dtype != self.dtype:
-                raise DataError(
-                    f"{path} holds {known.dtype} and the store's first ids are {self.dtype}: it is "
-                    "of another store. Prepare the data again."
-                )
-            first, last = self._bounds[shard : shard + 2]
-            n_ids = int(self.lengths[first:last].sum(dtype=np.int64))
-            if len(known) != n_ids:
-                raise DataError(
-                    f"{path} holds {len(known)} ids and its rows have {n_ids}. The store is "
-                    "damaged; prepare the data again."
-                )
-            if self._files is None:
-                self._watched.add(path, array)
-                self.maps[shard] = known
-        return known
+        path = self._path(shard)
+        ids = mapped_array(path)
+        if ids.dtype != self.dtype:
+            raise DataError(
+                f"{path} holds {ids.dtype} and the store's first ids are {self.dtype}: it is of "
+                "another store. Prepare the data again."
+            )
+        first, last = self._bounds[shard : shard + 2]
+        n_ids = int(self.lengths[first:last].sum(dtype=np.int64))
+        if len(ids) != n_ids:
+            raise DataError(
+                f"{path} holds {len(ids)} ids and its rows have {n_ids}. The store is damaged; "
+                "prepare the data again."
+            )
+        return ids
 
     def _path(self, shard: int) -> Path:
         return self._shards[shard] / f"{self.name}_tokens.npy"

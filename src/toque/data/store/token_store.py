@@ -1,4 +1,4 @@
-"""A token store: memory-mapped columns of examples, readable with plain numpy.
+"""Token store: columns of examples on disk, readable with plain numpy.
 
 What lies in its folder:
 
@@ -39,7 +39,7 @@ SIDES = ("prompt", "target")
 
 
 class TokenStore:
-    """Rows of prompt and target ids; `TokenStore.open` makes one. Maps open when first read."""
+    """Rows of prompt and target ids; `TokenStore.open` makes one. Files open when first read."""
 
     def __init__(self, folder: Path, manifest: StoreManifest) -> None:
         self.path = folder
@@ -85,18 +85,18 @@ class TokenStore:
     @cached_property
     def split(self) -> NDArray[np.uint8]:
         """0 train, 1 validation, 255 left out; uint8 [n_rows]."""
-        return np.asarray(self._array(self.path / "split.npy"), np.uint8)
+        return np.asarray(mapped_array(self.path / "split.npy"), np.uint8)
 
     def rows(self, split: Split) -> NDArray[np.int64]:
         """Rows of a split, ascending."""
         return np.flatnonzero(self.split == SPLIT_CODES[split])
 
     def prompt(self, row: int, /) -> NDArray[np.generic]:
-        """Prompt ids of a row; a view of the map."""
+        """Prompt ids of a row, read-only."""
         return self._prompts.row(int(row), self._shard_of(int(row)))
 
     def target(self, row: int, /) -> NDArray[np.generic]:
-        """Target ids of a row; a view of the map."""
+        """Target ids of a row, read-only."""
         return self._targets.row(int(row), self._shard_of(int(row)))
 
     def sides(self, rows: NDArray[np.int64]) -> tuple[Pieces, Pieces]:
@@ -125,7 +125,7 @@ class TokenStore:
             )
         counts = np.diff(self._starts)
         parts = [
-            self._array(self._shard(i) / f"{name}.npy")
+            mapped_array(self._shard(i) / f"{name}.npy")
             if f"shards/{shard}/{name}.npy" in self._files
             else np.full(counts[i], np.nan, np.float32)
             for i, shard in enumerate(self._shards)
@@ -145,9 +145,6 @@ class TokenStore:
     def _shard(self, index: int) -> Path:
         return self.path / "shards" / self._shards[index]
 
-    def _array(self, path: Path) -> NDArray[np.generic]:
-        return mapped_array(path)
-
     @cached_property
     def _prompts(self) -> TokenColumn:
         return self._side("prompt")
@@ -159,7 +156,7 @@ class TokenStore:
     def _side(self, name: str) -> TokenColumn:
         shards = [self._shard(index) for index in range(len(self._shards))]
         first = shards[0] / "prompt_tokens.npy" if shards else None
-        dtype = np.dtype(np.uint32) if first is None else self._array(first).dtype
+        dtype = np.dtype(np.uint32) if first is None else mapped_array(first).dtype
         return TokenColumn(name, shards, self._bounds, dtype)
 
     def _shard_of(self, row: int) -> int:

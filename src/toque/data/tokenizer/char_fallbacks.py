@@ -22,76 +22,36 @@ _FRACTIONS = "".join(
 )
 # "1½" is one and a half: without the space its compatibility form would read 11/2.
 _MIXED_NUMBER = re.compile(rf"(?<=\d)(?=[{_FRACTIONS}])")
+_SAME_FOR: dict[str, str] = {
+    "": "^§¿¡",
+    "(": "{<[",
+    ")": "}>]",
+    "/": f"{_SLASH}\\|÷",
+    "'": "`´’‘ʼ′‹›",
+    '"': "“”″‟«»",
+    ",": "‚",
+    "-": "‧–—−‐‑•●",
+    "x": "×",
+    "u": "µμ",
+}
+"""Stand-in -> the characters that it alone is tried for."""
+_LETTERS = "æ:ae Æ:Ae œ:oe Œ:Oe ø:o Ø:O å:a ß:ss ð:d Ð:D þ:th Þ:Th đ:d Đ:D ł:l Ł:L ı:i"
+"""Letters, each with its stand-in."""
 # Tried in order after the character's own decomposition fails; the first that is held is taken.
 _STAND_INS: dict[str, tuple[str, ...]] = {
-    _SLASH: ("/",),
-    "{": ("(",),
-    "}": (")",),
-    "<": ("(",),
-    ">": (")",),
-    "[": ("(",),
-    "]": (")",),
-    "\\": ("/",),
-    "^": ("",),
-    "|": ("/",),
-    "`": ("'",),
+    **{char: (stand_in,) for stand_in, chars in _SAME_FOR.items() for char in chars},
+    **{pair[0]: (pair[2:],) for pair in _LETTERS.split()},
     "_": ("-", " "),
-    "´": ("'",),
-    "’": ("'",),
-    "‘": ("'",),
-    "ʼ": ("'",),
-    "′": ("'",),
-    "“": ('"',),
-    "”": ('"',),
-    "″": ('"',),
-    "‟": ('"',),
-    "‚": (",",),
-    "‹": ("'",),
-    "›": ("'",),
-    "‧": ("-",),
-    "§": ("",),
-    "«": ('"',),
-    "»": ('"',),
     "~": ("about ", "-"),
     "≈": ("about ",),
-    "–": ("-",),
-    "—": ("-",),
-    "−": ("-",),
-    "‐": ("-",),
-    "‑": ("-",),
-    "•": ("-",),
     "·": ("-", "."),
-    "●": ("-",),
-    "×": ("x",),
-    "÷": ("/",),
     "±": ("+/-",),
-    "µ": ("u",),
-    "μ": ("u",),
     "©": ("(c)",),
     "®": ("(R)",),
     "™": ("TM",),
     "°": (" degrees ",),
     "º": ("°", " degrees "),
     "¢": (" cents",),
-    "¿": ("",),
-    "¡": ("",),
-    "æ": ("ae",),
-    "Æ": ("Ae",),
-    "œ": ("oe",),
-    "Œ": ("Oe",),
-    "ø": ("o",),
-    "Ø": ("O",),
-    "å": ("a",),
-    "ß": ("ss",),
-    "ð": ("d",),
-    "Ð": ("D",),
-    "þ": ("th",),
-    "Þ": ("Th",),
-    "đ": ("d",),
-    "Đ": ("D",),
-    "ł": ("l",),
-    "Ł": ("L",),
-    "ı": ("i",),
 }
 
 
@@ -105,8 +65,8 @@ class Rewriter:
     def __init__(
         self, tokenizer: Tokenizer, *, unk_id: int | None, specials: Iterable[str]
     ) -> None:
-        self._tokenizer = tokenizer
-        self._unk_id = unk_id
+        self.tokenizer = tokenizer
+        self.unk_id = unk_id
         self._table = _Table(self)
         self._folds = _normalizer_changes_text(tokenizer)
         limited = unk_id is not None and not self.holds("\ue123")
@@ -123,7 +83,7 @@ class Rewriter:
 
     def holds(self, text: str) -> bool:
         """Whether `text` encodes without an unknown token."""
-        return self._unk_id not in self._tokenizer.encode(text, add_special_tokens=False).ids
+        return self.unk_id not in self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def __call__(self, text: str) -> str:
         """`text` with everything replaced that the vocabulary lacks and a stand-in is known for.
@@ -180,7 +140,7 @@ class Rewriter:
         return rewritten if rewritten == line else self._fold(rewritten)
 
     def _fold(self, line: str) -> str:
-        return str(self._tokenizer.normalizer.normalize_str(line)) if self._folds else line
+        return str(self.tokenizer.normalizer.normalize_str(line)) if self._folds else line
 
     def _is_plain(self, text: str) -> bool:
         """Whether `text` is sure to stay as it is."""
@@ -216,8 +176,8 @@ class Rewriter:
         )
 
     def _misread(self, special: str) -> bool:
-        token = self._tokenizer.token_to_id(special)
-        ids = self._tokenizer.encode(f"a {special} b", add_special_tokens=False).ids
+        token = self.tokenizer.token_to_id(special)
+        ids = self.tokenizer.encode(f"a {special} b", add_special_tokens=False).ids
         return len(special) > 1 and token in ids and self._rewritten(special) == special
 
 

@@ -10,20 +10,17 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer
 
 from toque.data.tokenizer.char_fallbacks import Rewriter
-from toque.data.tokenizer.folder import SpecialTokens, TokenizerFolder, read_folder
-from toque.data.tokenizer.word_cache import WordTable, kind_of
+from toque.data.tokenizer.folder import TokenizerFolder, read_folder
+from toque.data.tokenizer.word_cache import Encoded, WordTable, kind_of
 
 NEWLINE = "<newline>"
 _EXTRA = re.compile(r"<extra_id_(\d+)>")
@@ -32,23 +29,6 @@ _SAMPLE = 32
 """Texts of every batch whose fast ids are compared with the tokenizer's own."""
 _PREFIX = 4096
 """Characters of each that are: a whole recipe, the beginning of a book."""
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """Many texts as ids.
-
-    Attributes:
-        flat: all ids joined, uint32.
-        ends: for each text the position after its last id, int64.
-        lost: characters that became unknown tokens, and how often.
-        disagreed: whether the fast way gave other ids than the tokenizer and was left.
-    """
-
-    flat: NDArray[np.uint32]
-    ends: NDArray[np.int64]
-    lost: Counter[str]
-    disagreed: bool = False
 
 
 class Codec:
@@ -64,21 +44,13 @@ class Codec:
         word_kind: how it cuts words, where a text's ids are its words' side by side, else None.
     """
 
-    def __init__(
-        self,
-        tokenizer_json: str,
-        *,
-        name: str,
-        specials: SpecialTokens,
-        settings: dict[str, Any],
-        tokenizer: Tokenizer | None = None,
-    ) -> None:
-        tokenizer = tokenizer or Tokenizer.from_str(tokenizer_json)
+    def __init__(self, source: TokenizerFolder) -> None:
+        tokenizer, tokenizer_json, specials = source.tokenizer, source.json, source.specials
         # "<|endoftext|>" written in a scraped page is text, not the end of a recipe.
         tokenizer.encode_special_tokens = True
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        self.name = name
+        self.name = source.name
         holds_newline = _holds_newline(tokenizer)
         self.newline_id = None if holds_newline else _newline_token(tokenizer)
         if self.newline_id is None and not holds_newline:
@@ -86,8 +58,7 @@ class Codec:
             self.newline_id = _id_of(tokenizer, NEWLINE)
             tokenizer_json = tokenizer.to_str()
         self._json = tokenizer_json
-        self._settings = settings
-        self._specials = specials
+        self._settings, self._specials = source.settings, specials
         self._tokenizer = tokenizer
         self.sha256 = hashlib.sha256(tokenizer_json.encode()).hexdigest()
         self.vocab_size = _size_of(tokenizer)
@@ -101,7 +72,14 @@ class Codec:
             tokenizer, unk_id=self.unk_id, specials=[t.content for t in added if t.special]
         )
         self.word_kind = kind_of(tokenizer_json)
-        self._words = self._word_table()
+        self._words: WordTable | None = None
+        if self.word_kind is not None:
+            self._words = WordTable(
+                self.rewriter,
+                kind=self.word_kind,
+                break_id=self.newline_id,
+                vocab_size=self.vocab_size,
+            )
 
     def normalise(self, text: str) -> str:
         """`text` with what this vocabulary cannot hold replaced: 1½ -> 1 1/2, ñ -> n, { -> (.
@@ -177,35 +155,16 @@ class Codec:
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
-    def _word_table(self) -> WordTable | None:
-        if self.word_kind is None:
-            return None
-        return WordTable(
-            self._tokenizer,
-            self.rewriter,
-            kind=self.word_kind,
-            break_id=self.newline_id,
-            unk_id=self.unk_id,
-            vocab_size=self.vocab_size,
-        )
-
     def _encode_words(self, words: WordTable, texts: Sequence[str]) -> Encoded:
-        found = words.encode(texts)
-        if not len(found.odd):
-            return Encoded(found.flat, found.ends, found.lost)
-        odd = self._encode_whole([texts[i] for i in found.odd.tolist()])
-        lengths = np.diff(found.ends, prepend=0)
-        parts: list[NDArray[np.uint32]] = []
-        at = 0
-        rows = np.split(odd.flat, odd.ends[:-1])
-        for end, length, row in zip(
-            found.ends[found.odd].tolist(), lengths[found.odd].tolist(), rows, strict=True
-        ):
-            parts += [found.flat[at : end - length], row]
-            at = end
-        lengths[found.odd] = np.diff(odd.ends, prepend=0)
-        flat = np.concatenate([*parts, found.flat[at:]])
-        return Encoded(flat, np.cumsum(lengths), found.lost + odd.lost)
+        found, odd = words.encode(texts)
+        if not len(odd):
+            return found
+        whole = self._encode_whole([texts[i] for i in odd.tolist()])
+        lengths, ends = np.diff(found.ends, prepend=0), found.ends[odd]
+        pieces = np.split(found.flat, np.column_stack([ends - lengths[odd], ends]).ravel())
+        pieces[1::2] = np.split(whole.flat, whole.ends[:-1])
+        lengths[odd] = np.diff(whole.ends, prepend=0)
+        return Encoded(np.concatenate(pieces), np.cumsum(lengths), found.lost + whole.lost)
 
     def _encode_whole(self, texts: Sequence[str]) -> Encoded:
         rewritten = [self.normalise(text) for text in texts]
@@ -236,14 +195,7 @@ def load_codec(folder: Path | str) -> Codec:
         DataError: no such folder, no `tokenizer.json` in it, one that cannot be read, or a
             vocabulary without an end token.
     """
-    read: TokenizerFolder = read_folder(Path(folder))
-    return Codec(
-        read.json,
-        name=read.name,
-        specials=read.specials,
-        settings=read.settings,
-        tokenizer=read.tokenizer,
-    )
+    return Codec(read_folder(Path(folder)))
 
 
 def _holds_newline(tokenizer: Tokenizer) -> bool:

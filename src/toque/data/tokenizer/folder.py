@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +30,12 @@ class SpecialTokens:
 
     def as_config(self) -> dict[str, str]:
         """The entries of a `tokenizer_config.json`."""
-        named = {
-            "eos_token": self.eos,
-            "pad_token": self.pad,
-            "bos_token": self.bos,
-            "unk_token": self.unk,
-        }
-        return {name: token for name, token in named.items() if token is not None}
+        return {f"{name}_token": token for name, token in asdict(self).items() if token is not None}
 
 
 @dataclass(frozen=True)
 class TokenizerFolder:
-    """What a folder says about its tokenizer."""
+    """A tokenizer with its file's text, and what its folder says about it."""
 
     name: str
     json: str

@@ -8,13 +8,14 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import Literal
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.trainers import BpeTrainer, UnigramTrainer
 
 from toque.data.tokenizer.codec import Codec
-from toque.data.tokenizer.folder import SpecialTokens
+from toque.data.tokenizer.folder import SpecialTokens, TokenizerFolder
 from toque.errors import DataError
 
 Kind = Literal["unigram", "bpe"]
@@ -44,18 +45,18 @@ def train_codec(texts: Iterable[str], *, vocab_size: int, kind: Kind) -> Codec:
     if first is None:
         raise DataError("A tokenizer cannot be learnt from nothing: the sources hold no text.")
     if kind == "bpe":  # counts are whole numbers: threads change nothing
-        tokenizer = _bpe(_chain(first, lines), vocab_size)
+        tokenizer = _bpe(chain([first], lines), vocab_size)
     else:  # threads would add floating-point sums in another order every time
         with one_tokenizer_thread():
-            tokenizer = _unigram(_chain(first, lines), vocab_size)
+            tokenizer = _unigram(chain([first], lines), vocab_size)
     specials = (
         SpecialTokens(eos=_END, pad=_END, bos=_END, unk=None)
         if kind == "bpe"
         else SpecialTokens(eos="</s>", pad="<pad>", bos=None, unk="<unk>")
     )
-    name = f"trained:{vocab_size}"
+    name, text = f"trained:{vocab_size}", tokenizer.to_str()
     settings = {"toque_name": name}
-    return Codec(tokenizer.to_str(), name=name, specials=specials, settings=settings)
+    return Codec(TokenizerFolder(name, text, Tokenizer.from_str(text), specials, settings))
 
 
 @contextmanager
@@ -146,8 +147,3 @@ def _lines(texts: Iterable[str]) -> Iterator[str]:
     r"""Lines with their newline, composed; what a byte-level vocabulary should learn "\n" from."""
     for text in texts:
         yield from unicodedata.normalize("NFC", text).splitlines(keepends=True)
-
-
-def _chain(first: str, rest: Iterator[str]) -> Iterator[str]:
-    yield first
-    yield from rest

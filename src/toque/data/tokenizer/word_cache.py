@@ -19,7 +19,6 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
 from toque.data.tokenizer.char_fallbacks import Rewriter
 
@@ -39,20 +38,20 @@ _SPACED = re.compile(r"\A(?! {2,}\Z).*\s", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Words:
-    """Texts as ids, by their words.
+class Encoded:
+    """Many texts as ids.
 
     Attributes:
         flat: all ids joined, uint32.
-        ends: for each text the position after its last id.
-        odd: texts that must be tokenised whole; what `flat` holds of them means nothing.
+        ends: for each text the position after its last id, int64.
         lost: characters that became unknown tokens, and how often.
+        disagreed: whether the fast way gave other ids than the tokenizer and was left.
     """
 
     flat: NDArray[np.uint32]
     ends: NDArray[np.int64]
-    odd: NDArray[np.int64]
     lost: Counter[str]
+    disagreed: bool = False
 
 
 def _spaces_word(run: re.Match[bytes]) -> bytes:
@@ -82,21 +81,18 @@ class WordTable:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
         rewriter: Rewriter,
         *,
         kind: Kind,
         break_id: int | None,
-        unk_id: int | None,
         vocab_size: int,
     ) -> None:
-        self._tokenizer = tokenizer
-        self._rewriter = rewriter
+        self._rewriter, self._tokenizer = rewriter, rewriter.tokenizer
+        self._unk_id = rewriter.unk_id
         self._spaced = kind == "byte-level"
         self._break_id = break_id
-        self._unk_id = unk_id
         # A special token's text is read as text; other added tokens are found before words are.
-        added = tokenizer.get_added_tokens_decoder().values()
+        added = self._tokenizer.get_added_tokens_decoder().values()
         self._added = [token.content for token in added if not token.special]
         # NeoX has tokens of several spaces.
         self._runs = self._spaced and not any(map(str.isspace, self._added))
@@ -107,8 +103,13 @@ class WordTable:
         self._odd_id = self._end_id - 1
         self._forget()
 
-    def encode(self, texts: Sequence[str]) -> Words:
-        """The ids of `texts`, rewritten as the vocabulary needs it."""
+    def encode(self, texts: Sequence[str]) -> tuple[Encoded, NDArray[np.int64]]:
+        """The ids of `texts`, rewritten as the vocabulary needs it.
+
+        Returns:
+            Also the numbers of the odd texts, which must be tokenised whole: what stands for them
+            among the ids means nothing.
+        """
         lost: Counter[str] = Counter()
         slices = range(0, len(texts), _SLICE)
         joined = b"".join([self._slice(texts[at : at + _SLICE], lost) for at in slices])
@@ -116,7 +117,7 @@ class WordTable:
         ends = np.flatnonzero(found == self._end_id)
         odd = np.unique(np.searchsorted(ends, np.flatnonzero(found == self._odd_id)))
         flat = found[found != self._end_id].astype(np.uint32)
-        return Words(flat, ends - np.arange(len(ends)), odd, lost)
+        return Encoded(flat, ends - np.arange(len(ends)), lost), odd
 
     def _slice(self, texts: Sequence[str], lost: Counter[str]) -> bytes:
         """The ids of some texts, the mark of the end after each, as bytes."""

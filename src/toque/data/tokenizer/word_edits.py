@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,19 +29,7 @@ class Edit(NamedTuple):
     words: tuple[str, ...]
 
 
-class Splicer(Protocol):
-    """Reads ids as words, and replaces some."""
-
-    def words(self, ids: Ids) -> list[str]:
-        """The words of a text, without spaces; line breaks are words."""
-        ...
-
-    def spliced(self, ids: Ids, edits: Sequence[Edit]) -> Ids:
-        """The ids of the text with `edits` made, which ascend and do not overlap."""
-        ...
-
-
-def splicer_for(codec: Codec) -> Splicer:
+def splicer_for(codec: Codec) -> WordSplicer | TextSplicer:
     """A `WordSplicer` where the tokenizer splits before spaces, else a `TextSplicer`."""
     return WordSplicer(codec) if codec.word_kind is not None else TextSplicer(codec)
 
@@ -81,14 +69,14 @@ class WordSplicer:
         self._ids: dict[str, NDArray[np.int64]] = {}
 
     def words(self, ids: Ids) -> list[str]:
-        """See `Splicer`."""
+        """The words of a text, without spaces; line breaks are words."""
         whole = ids.astype(np.int64)
         data, at = whole.tobytes(), [8 * start for start in self._starts(whole)]
         ends = [*at[1:], len(data)]
         return [self._text(data[start:end]) for start, end in zip(at, ends, strict=True)]
 
     def spliced(self, ids: Ids, edits: Sequence[Edit]) -> Ids:
-        """See `Splicer`."""
+        """The ids of the text with `edits` made, which ascend and do not overlap."""
         if not edits:
             return ids
         whole = ids.astype(np.int64)
@@ -152,12 +140,12 @@ class TextSplicer:
         self._codec = codec
 
     def words(self, ids: Ids) -> list[str]:
-        """See `Splicer`."""
+        """As of a `WordSplicer`."""
         text = self._codec.decode(ids.tolist())
         return [word for word in text.replace(BREAK, f" {BREAK} ").split(" ") if word]
 
     def spliced(self, ids: Ids, edits: Sequence[Edit]) -> Ids:
-        """See `Splicer`; `ids` as they are where their text has other ids."""
+        """As of a `WordSplicer`; `ids` as they are where their text has other ids."""
         words = self.words(ids)
         if not edits or self._codec.encode(joined(words)) != ids.tolist():
             return ids

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
-from toque.evaluation.text_metrics.ngram_overlap import distinct_grams, grams, n_grams
+from toque.evaluation.text_metrics.ngram_overlap import distinct_grams, n_grams
 from toque.evaluation.text_metrics.token_hashes import U64, Tokens
 
 REPETITION_ORDER = 4
@@ -24,22 +26,11 @@ def repetition(words: Tokens) -> NDArray[np.float64]:
     return share
 
 
-class Distinct:
-    """Distinct-n of a set of texts that arrives in parts (Li et al. 2016).
+def distinct(parts: Sequence[U64]) -> float | None:
+    """Distinct-n of a set of texts, from the hashes of their n-grams in parts (Li et al. 2016).
 
-    The number of different n-grams of all texts together divided by the number of n-grams.
+    The number of different n-grams of all texts together divided by the number of n-grams; None
+    when there is no n-gram.
     """
-
-    def __init__(self, n: int) -> None:
-        self.n = n
-        self._parts: list[U64] = []
-
-    def add(self, words: Tokens) -> None:
-        """Count these texts too."""
-        self._parts.append(grams(words, self.n)[0])
-
-    @property
-    def score(self) -> float | None:
-        """From 0 to 1; None when there is no n-gram."""
-        total = sum(map(len, self._parts))
-        return len(np.unique(np.concatenate(self._parts))) / total if total else None
+    total = sum(map(len, parts))
+    return len(np.unique(np.concatenate(parts))) / total if total else None

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from toque.models.families import family_of
+from toque.models.families import family_of, head_size
 
 PREFILL_TOKENS = 4096
 """Prompt tokens, padding included, that one forward of the prefill reads; bounds its memory."""
@@ -47,8 +47,7 @@ def cache_shape(core: PreTrainedModel) -> tuple[int, int, int]:
     if family_of(config).is_encoder_decoder:
         return config.num_decoder_layers, config.num_heads, config.d_kv
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return config.num_hidden_layers, heads, size
+    return config.num_hidden_layers, heads, head_size(config)
 
 
 def groups(lengths: Sequence[int]) -> Iterator[slice]:

@@ -18,7 +18,7 @@ from toque.models.forward.compile import compile_disabled
 from toque.models.forward.packed import output_head
 from toque.models.generation.base import Decoding, cache_dtype, cache_shape
 from toque.models.generation.causal import CausalDecoding
-from toque.models.generation.int8_argmax import argmax_logits
+from toque.models.generation.int8_argmax import WORTHWHILE_STEPS, Int8Argmax, supports_int8
 from toque.models.generation.kv_cache import SPARE
 from toque.models.generation.sampling import TokenChooser
 from toque.models.generation.t5 import T5Decoding
@@ -125,10 +125,9 @@ def _write(
     """
     n_rows = min(batch_rows, len(prompts))
     head = _Head(core, n_rows)
-    argmax = None
-    if chooser.strategy == "greedy":
-        steps = max(limits, default=0)
-        argmax = argmax_logits(head.weight, head.bias, rows=n_rows, steps=steps)
+    pays = chooser.strategy == "greedy" and max(limits, default=0) >= WORTHWHILE_STEPS
+    by_int8 = pays and supports_int8(head.weight, head.bias)
+    argmax = Int8Argmax(head.weight, rows=n_rows) if by_int8 else None
     waiting = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i))
     alive: list[int] = []
     tokens: list[int] = []

@@ -13,7 +13,6 @@ Letters: n rows, D hidden size, V vocabulary, B blocks of BLOCK tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 import torch
@@ -33,22 +32,6 @@ _PATIENCE: Final = 4
 """Consecutive steps in which most rows had more, before the bounds are given up."""
 _ROUNDING: Final = 1.001
 """Widens the bounds, because they were computed in float32 themselves."""
-
-
-def argmax_logits(
-    weight: Tensor, bias: Tensor | None, *, rows: int, steps: int
-) -> Callable[[Tensor], Tensor] | None:
-    """Hidden states [n, D] -> argmax of their logits [n], by int8 bounds; None if not faster.
-
-    Args:
-        weight: [V, D] of the output head.
-        bias: [V] of the output head, if it has one.
-        rows: The most rows of a step.
-        steps: How often the result will be called.
-    """
-    if steps < WORTHWHILE_STEPS or not supports_int8(weight, bias):
-        return None
-    return Int8Argmax(weight, rows=rows)
 
 
 def supports_int8(weight: Tensor, bias: Tensor | None) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -43,11 +44,7 @@ def save_model(model: PreTrainedModel, codec_folder: Path, folder: Path, *, card
         CheckpointError: it cannot be written, for want of space or permission; or `folder` holds
             something other than a model.
     """
-
-    def write(partial: Path) -> None:
-        _write_model(model, partial)
-
-    _write_folder(folder, write, codec_folder, card)
+    _write_folder(folder, partial(_write_model, model), codec_folder, card)
 
 
 def save_adapter(
@@ -65,10 +62,7 @@ def save_adapter(
     Raises:
         CheckpointError: it cannot be written; or `folder` holds something else.
     """
-
-    def write(partial: Path) -> None:
-        write_adapter(model, partial, base_hash=base_hash)
-
+    write = partial(write_adapter, model, base_hash=base_hash)
     _write_folder(folder, write, codec_folder, card)
 
 
@@ -109,17 +103,17 @@ def tensors_to_save(model: PreTrainedModel) -> dict[str, Tensor]:
     return {name: t.contiguous().cpu() for name, t in tensors.items()}
 
 
-def _write_model(model: PreTrainedModel, partial: Path) -> None:
+def _write_model(model: PreTrainedModel, folder: Path) -> None:
     config = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__]
     config.dtype = model.dtype
     table = cast("nn.Embedding", model.get_input_embeddings()).weight
     shared = model.get_parameter("lm_head.weight") is table
     config.tie_word_embeddings = shared and _scales_outputs(model)
-    config.save_pretrained(partial)
+    config.save_pretrained(folder)
     if model.generation_config is not None:
-        model.generation_config.save_pretrained(partial)
-    save_file(tensors_to_save(model), partial / "model.safetensors", metadata={"format": "pt"})
+        model.generation_config.save_pretrained(folder)
+    save_file(tensors_to_save(model), folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def _scales_outputs(model: PreTrainedModel) -> bool:

@@ -141,11 +141,26 @@ def outline_of(folder: Path) -> PreTrainedModel:
     Raises:
         ConfigError: not a model config, or of no family that works here.
     """
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ConfigError(f"{folder}/config.json cannot be read: {error}") from error
+    config = config_in(folder)
     return _construct(family_of(config), config)
+
+
+def config_in(folder: Path) -> PretrainedConfig:
+    """The config in a model's folder.
+
+    Raises:
+        ConfigError: it is not one that transformers can read.
+    """
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ConfigError(
+            f"{folder / 'config.json'} is not a model config that transformers can read: "
+            f"{' '.join(str(error).split())}"
+        ) from error
+    return config
 
 
 def _construct(family: Family, config: PretrainedConfig) -> PreTrainedModel:

@@ -9,12 +9,12 @@ from typing import Any, cast
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from toque.errors import CheckpointError, ConfigError
 from toque.models.families import Family, embedding, family_named, family_of, vocabulary_rows
-from toque.models.loading.from_scratch import give_own_head
+from toque.models.loading.from_scratch import config_in, give_own_head
 from toque.models.loading.fused_activations import fuse_activations
 from toque.models.loading.hub import resolve_folder
 from toque.models.lora.files import CONFIG as ADAPTER_CONFIG
@@ -51,16 +51,10 @@ def load_model(
             f'model.family is {family}, and {folder} holds a model of type "{model_type}". '
             "Set model.family=auto, or name another checkpoint in model.start_from."
         )
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (ValueError, TypeError, KeyError) as error:
-        raise ConfigError(
-            f"{folder / 'config.json'} is not a model config that transformers can read: "
-            f"{' '.join(str(error).split())}"
-        ) from error
-    shapes = _weight_shapes(folder)
-    model = _read_weights(folder, family_of(config))
-    if raw.get("tie_word_embeddings") is False and "lm_head.weight" in shapes:
+    found = family_of(config_in(folder))
+    names = _weight_names(folder)
+    model = _read_weights(folder, found)
+    if raw.get("tie_word_embeddings") is False and "lm_head.weight" in names:
         _keep_apart(model)
     if vocab_size is not None:
         grow_vocabulary(model, vocab_size)
@@ -154,22 +148,21 @@ def _weight_files(folder: Path) -> list[Path]:
     raise CheckpointError(f"{folder} holds a config.json but no model.safetensors.")
 
 
-def _weight_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the weights in the files, whose headers and lengths are checked."""
-    shapes: dict[str, tuple[int, ...]] = {}
+def _weight_names(folder: Path) -> set[str]:
+    """Names of the weights in the files, whose headers and lengths are checked."""
+    names: set[str] = set()
     for file in _weight_files(folder):
         try:
             check_header(file)
             with safe_open(file, framework="pt") as tensors:
-                for name in tensors.keys():  # noqa: SIM118  # not a mapping
-                    shapes[name] = tuple(tensors.get_slice(name).get_shape())
+                names.update(tensors.keys())
         except FileNotFoundError as error:
             raise CheckpointError(f"{file} is missing, and {folder / _INDEX} names it.") from error
         except (SafetensorError, OSError) as error:
             raise CheckpointError(
                 f"{file} is damaged or cut short ({error}). Copy or download it again."
             ) from error
-    return shapes
+    return names
 
 
 def _read_weights(folder: Path, family: Family) -> PreTrainedModel:

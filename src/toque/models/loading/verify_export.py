@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,8 +45,6 @@ def export_model(
     to: Path,
     *,
     card: str,
-    tolerance: float = TOLERANCE,
-    save: Callable[..., None] = save_model,
 ) -> Exported:
     """Write the model or adapter of `source` as a whole float32 model, read it back and compare.
 
@@ -55,8 +52,6 @@ def export_model(
         source: A model folder or an adapter folder, with its tokenizer.
         to: Where to; nothing may lie there.
         card: README.md of the result.
-        tolerance: Largest difference of logits, as a share of the largest logit.
-        save: Writes the folder.
 
     Raises:
         CheckpointError: `to` is taken, or what was read back computes something else; then `to`
@@ -69,14 +64,14 @@ def export_model(
     adapted = is_adapter_folder(source)
     model = load_with_adapter(source, merge=False) if adapted else load_model(str(source))
     before = sample_logits(model)
-    save(merged(model), source, to, card=card)
+    save_model(merged(model), source, to, card=card)
     after = sample_logits(load_model(str(to)))
     difference = float((after - before).abs().max() / before.abs().max().clamp_min(1e-30))
-    if not difference <= tolerance:  # a NaN is no agreement
+    if not difference <= TOLERANCE:  # a NaN is no agreement
         shutil.rmtree(to, ignore_errors=True)
         raise CheckpointError(
             f"The exported model computes other logits than {source}: they differ by "
-            f"{difference:.2g} of the largest, and {tolerance:.0e} is allowed. It was removed. "
+            f"{difference:.2g} of the largest, and {TOLERANCE:.0e} is allowed. It was removed. "
             "Use the adapter beside its base instead, and please report this."
         )
     return Exported(to, difference, adapted)

@@ -120,11 +120,8 @@ def _check_names(manifest: Manifest, place: str) -> None:
         raise CheckpointError(f"{place} lists {', '.join(doubled)} more than once.")
 
 
-def verify_files(folder: Path, manifest: Manifest) -> tuple[str, ...]:
+def verify_files(folder: Path, manifest: Manifest) -> None:
     """Compare every listed file's size and SHA-256.
-
-    Returns:
-        Names in the folder that the manifest does not list. They are never read.
 
     Raises:
         CheckpointError: a file is missing, is not a plain file, or differs.
@@ -145,11 +142,6 @@ def verify_files(folder: Path, manifest: Manifest) -> tuple[str, ...]:
                 f"{path} is damaged: its SHA-256 is {found[:12]}…, its manifest says "
                 f"{entry.sha256[:12]}…."
             )
-    listed = {entry.file for entry in manifest.files} | {MANIFEST}
-    try:
-        return tuple(sorted(path.name for path in folder.iterdir() if path.name not in listed))
-    except OSError as error:  # its run is going on elsewhere, and keeps it no longer
-        raise CheckpointError(f"{folder} went away while it was read: {error.strerror}.") from error
 
 
 def differences(saved: Mapping[str, str], present: Mapping[str, str]) -> list[str]:

@@ -1,20 +1,84 @@
-"""Resume: load a checkpoint on every rank, and name everything that differs from the save."""
+"""Resume: the state of a trainer in a checkpoint, and everything that differs from the save."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from toque.errors import CheckpointError
 from toque.training.checkpoint.manifest import differences
-from toque.training.checkpoint.state_tensors import has_frozen, load_model_tensors
+from toque.training.checkpoint.state_tensors import load_model_tensors, model_tensors
 from toque.training.checkpoint.store import Checkpoint, verify_checkpoint
 from toque.training.distributed.collectives import Ranks
-from toque.training.optim.factory import load_optimizer_tensors
+from toque.training.events import Best, State
+from toque.training.optim.factory import load_optimizer_tensors, optimizer_tensors
 from toque.training.optim.weight_average import WeightAverage
+from toque.units import Cursor, Progress
+
+
+class Stateful(Protocol):
+    """A part of the trainer with JSON of its own."""
+
+    def state_dict(self) -> State | None:
+        """JSON that a restart cannot recompute."""
+
+    def load_state_dict(self, state: Any) -> None:
+        """Restore `state_dict`'s result."""
+
+
+@dataclass(frozen=True)
+class TrainerState:
+    """Where a run is: what a step reads and a restart cannot recompute. No rate, no data order."""
+
+    progress: Progress
+    cursor: Cursor
+    best: Best | None
+    owes_evaluation: bool
+
+    def to_json(self, parts: Mapping[str, Stateful], ranks: Ranks, *, base: str | None) -> State:
+        """The JSON of a checkpoint; `base` is the hash of the frozen weights it leaves out."""
+        states = {name: part.state_dict() for name, part in parts.items()}
+        return asdict(self) | states | {"base_sha256": base, **environment_fingerprint(ranks)}
+
+    @classmethod
+    def load(
+        cls,
+        checkpoint: Checkpoint,
+        parts: Mapping[str, Stateful],
+        ranks: Ranks,
+        *,
+        versions: Mapping[str, Any],
+        base: str | None,
+    ) -> tuple[TrainerState, list[str]]:
+        """The state in `checkpoint`, and sentences about it; `parts` take theirs.
+
+        Raises:
+            CheckpointError: it is of another form, or of an adapter beside other frozen weights.
+        """
+        state = checkpoint.state()
+        then = state.get("base_sha256")
+        if then != base:
+            raise CheckpointError(
+                f"{checkpoint.path} holds an adapter that was trained beside other frozen weights "
+                f"(then {then}, now {base}): the model in model.start_from changed. Put it "
+                "back to continue, or start a new run folder."
+            )
+        try:
+            best = Best(**state["best"]) if state["best"] else None
+            progress, cursor = Progress(**state["progress"]), Cursor(**state["cursor"])
+            found = cls(progress, cursor, best, bool(state["owes_evaluation"]))
+            for name, part in parts.items():
+                part.load_state_dict(state[name])
+            return found, _notes_on(checkpoint, versions, state, ranks)
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"{checkpoint.path} has a state this Toque cannot read: {error}."
+            ) from error
 
 
 def broadcast_checkpoint(find: Callable[[], Checkpoint | None], ranks: Ranks) -> Checkpoint | None:
@@ -28,19 +92,27 @@ def broadcast_checkpoint(find: Callable[[], Checkpoint | None], ranks: Ranks) ->
     return found if ranks.is_main or path is None else verify_checkpoint(Path(path))
 
 
+def trainer_tensors(
+    model: nn.Module, optimizer: torch.optim.Optimizer, average: WeightAverage | None
+) -> dict[str, dict[str, Tensor]]:
+    """A checkpoint's tensors by file: of the model, the optimizer and the weight average."""
+    tensors = {"model": model_tensors(model), "optimizer": optimizer_tensors(optimizer, model)}
+    return tensors if average is None else tensors | {"average": average.tensors()}
+
+
 def load_tensors(
     checkpoint: Checkpoint,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     average: WeightAverage | None,
 ) -> None:
-    """Load the tensors of `checkpoint` into the model, the optimizer and the weight average.
+    """Load what `trainer_tensors` gave.
 
     Raises:
-        CheckpointError: it does not fit them.
+        CheckpointError: it does not fit the model or the optimizer.
     """
-    where, frozen = str(checkpoint.path), has_frozen(model)
-    load_model_tensors(model, checkpoint.tensors("model"), trainable_only=frozen, where=where)
+    where = str(checkpoint.path)
+    load_model_tensors(model, checkpoint.tensors("model"), where=where)
     load_optimizer_tensors(optimizer, model, checkpoint.tensors("optimizer"), where=where)
     if average is not None:
         average.load(model, checkpoint.tensors("average"), where=where)
@@ -60,7 +132,7 @@ def environment_fingerprint(ranks: Ranks) -> dict[str, int | str]:
     }
 
 
-def notes_on(
+def _notes_on(
     checkpoint: Checkpoint, versions: Mapping[str, Any], state: Mapping[str, Any], ranks: Ranks
 ) -> list[str]:
     """Sentences for the user about resuming from `checkpoint`.

@@ -1,5 +1,9 @@
 """Checkpoint saver: save in the background or block, and report each result.
 
+A save in the background is written by a thread of low priority while training goes on. Training
+waits only for the snapshot: a copy of every tensor in CPU memory, taken into buffers that are kept
+for the next one. Hashing, writing and fsync release Python's lock, so a thread will do.
+
 A save that is due while the one before it is still being written is skipped and counted. The last
 save of a session is written while the loop waits, so that the end, and an interruption, are
 durable before anything says so. An error is a warning when training goes on, and never vanishes.
@@ -7,17 +11,132 @@ durable before anything says so. An error is a warning when training goes on, an
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from itertools import takewhile
+from typing import Any, Final, final
+
+import psutil
+import torch
+from torch import Tensor
 
 from toque.training.callbacks import Callbacks
-from toque.training.checkpoint.background_writer import BackgroundWriter, Slot, Tensors
+from toque.training.checkpoint.state_tensors import bytes_of
 from toque.training.checkpoint.store import CheckpointStore, NamedTensors, SaveError
 from toque.training.events import SaveCounts, Saved
 from toque.units import Progress
+
+_NICENESS: Final = 10
+_SHARE_OF_MEMORY: Final = 0.5
+"""A snapshot may take so much of the free memory; a larger one is not taken."""
+
+Tensors = Mapping[str, NamedTensors]
+Write = Callable[[Tensors, Mapping[str, Any]], Saved | None]
+
+
+@final
+class Slot:
+    """The copies of one kind of save, and the job that wrote them last."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, str], Tensor] = {}
+        self.job: Future[Saved | None] | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether the copies are still being written."""
+        return self.job is not None and not self.job.done()
+
+    def copied(self, tensors: Tensors) -> dict[str, dict[str, Tensor]]:
+        """Copies in CPU memory; those of the call before are overwritten."""
+        copies = {
+            stem: {name: self._copy((stem, name), t) for name, t in named.items()}
+            for stem, named in tensors.items()
+        }
+        if any(t.is_cuda for named in tensors.values() for t in named.values()):
+            torch.cuda.synchronize()  # all copies run together and are waited for once
+        return copies
+
+    def _copy(self, key: tuple[str, str], tensor: Tensor) -> Tensor:
+        kept = self._kept.get(key)
+        if kept is None or kept.shape != tensor.shape or kept.dtype != tensor.dtype:
+            kept = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            self._kept[key] = kept
+        kept.copy_(tensor.detach(), non_blocking=tensor.is_cuda)
+        return kept
+
+    @property
+    def bytes(self) -> int:
+        """Memory that the copies take."""
+        return bytes_of(self._kept)
+
+
+@final
+class BackgroundWriter:
+    """Writes one save after another; the thread starts with the first and ends with `close`."""
+
+    def __init__(self) -> None:
+        self._pool: ThreadPoolExecutor | None = None
+        self._jobs: list[Future[Saved | None]] = []
+
+    def submit(self, slot: Slot, write: Write, tensors: Tensors, state: Mapping[str, Any]) -> bool:
+        """Copy everything and return; False, with nothing done, when there is no memory for it.
+
+        Args:
+            slot: which must not be busy.
+            write: called in the thread with the copies.
+            tensors: file stem -> named tensors.
+            state: JSON.
+
+        Raises:
+            ValueError: the state holds what JSON cannot say.
+        """
+        started = time.perf_counter()
+        needed = sum(map(bytes_of, tensors.values())) - slot.bytes
+        if needed > _SHARE_OF_MEMORY * psutil.virtual_memory().available:
+            return False
+        state = json.loads(json.dumps(state, allow_nan=False))
+        with torch.no_grad():
+            copies = slot.copied(tensors)
+        blocked = time.perf_counter() - started
+
+        def job() -> Saved | None:
+            saved = write(copies, state)
+            return replace(saved, blocked_seconds=blocked) if saved is not None else None
+
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, "toque-save", initializer=_lower_priority)
+        slot.job = self._pool.submit(job)
+        self._jobs.append(slot.job)
+        return True
+
+    def finished(self) -> list[Future[Saved | None]]:
+        """Jobs that ended since the last call, in order; never waits.
+
+        The result of a model that was not among the best after all is None.
+        """
+        ended = list(takewhile(Future.done, self._jobs))
+        del self._jobs[: len(ended)]
+        return ended
+
+    def close(self) -> None:
+        """Wait until all that was handed over is written, or has failed."""
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
+
+
+def _lower_priority() -> None:
+    with contextlib.suppress(OSError):  # some systems allow it to nobody
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 @dataclass
@@ -58,13 +177,14 @@ class Saves:
         Raises:
             BaseException: a mistake of the program, not of the disk, that ended a save.
         """
-        for outcome in self._writer.outcomes():
-            if outcome.saved is not None:
-                self._durable(at, outcome.saved)
-            elif isinstance(outcome.error, SaveError):
-                self._failed(at, outcome.error)
-            elif outcome.error is not None:
-                raise outcome.error
+        for job in self._writer.finished():
+            try:
+                saved = job.result()
+            except SaveError as error:
+                self._failed(at, error)
+            else:
+                if saved is not None:
+                    self._durable(at, saved)
 
     def save(
         self, at: Progress, tensors: Tensors, state: Mapping[str, Any], *, final: bool
@@ -75,7 +195,7 @@ class Saves:
             SaveError: the final save failed.
         """
         if self.background and not final:
-            if not self._ordinary.free.is_set():
+            if self._ordinary.busy:
                 self.counts.skipped += 1
                 if self.counts.skipped == 1:
                     self.callbacks.on_warning(
@@ -86,7 +206,7 @@ class Saves:
                     )
                 return
             write = partial(self.store.save, at.step)
-            if self._writer.submit(self._ordinary, at.step, write, tensors, state):
+            if self._writer.submit(self._ordinary, write, tensors, state):
                 return
             self.counts.waited += 1  # no memory for a copy
         self.settle(at)
@@ -108,7 +228,8 @@ class Saves:
         metrics: dict[str, float],
     ) -> None:
         """Keep the model apart when its loss is among the lowest. Never skipped."""
-        self._best.free.wait()  # the one before it decides what the lowest are
+        if self._best.job is not None:
+            wait([self._best.job])  # the one before it decides what the lowest are
         self.tell(at)
         if not self.store.is_among_best(at.step, metrics):
             return
@@ -117,7 +238,7 @@ class Saves:
             self.store.save_best(at.step, tensors["model"], progress=progress, metrics=metrics)
 
         tensors = {"model": model()}
-        if self.background and self._writer.submit(self._best, at.step, write, tensors, {}):
+        if self.background and self._writer.submit(self._best, write, tensors, {}):
             return
         try:
             write(tensors, {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -33,8 +34,7 @@ def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     separate = {}
     for name, tensor in tensors.items():
         place = tensor.untyped_storage().data_ptr()
-        separate[name] = tensor.clone() if place in seen else tensor.detach()
-        separate[name] = separate[name].contiguous()
+        separate[name] = (tensor.clone() if place in seen else tensor.detach()).contiguous()
         seen.add(place)
     return separate
 
@@ -54,27 +54,20 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path} is not a safetensors file: {error}.") from error
 
 
-def bytes_of(tensors: Mapping[str, Tensor]) -> int:
+def bytes_of(tensors: Mapping[Any, Tensor]) -> int:
     """Bytes the tensors take, headers not counted."""
     return sum(t.numel() * t.element_size() for t in tensors.values())
 
 
-def has_frozen(model: nn.Module) -> bool:
-    """Whether some parameters are not trained, so that checkpoints leave them out."""
-    return any(not p.requires_grad for p in model.parameters())
-
-
-def model_tensors(model: nn.Module, *, trainable_only: bool) -> dict[str, Tensor]:
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     """A model's parameters, tied ones once, and its buffers that are state.
 
-    Args:
-        model: any module.
-        trainable_only: leave out frozen parameters, which nothing changes.
+    Frozen parameters, which nothing changes, are left out.
     """
     parameters = {
         name: p
         for name, p in model.named_parameters()  # a tied parameter comes once
-        if p.requires_grad or not trainable_only
+        if p.requires_grad
     }
     persistent = model.state_dict(keep_vars=True).keys()
     buffers = {name: b for name, b in model.named_buffers() if name in persistent}
@@ -82,15 +75,13 @@ def model_tensors(model: nn.Module, *, trainable_only: bool) -> dict[str, Tensor
 
 
 @torch.no_grad()
-def load_model_tensors(
-    model: nn.Module, tensors: Mapping[str, Tensor], *, trainable_only: bool, where: str
-) -> None:
+def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor], *, where: str) -> None:
     """Copy `tensors` into `model`; names, shapes and dtypes must be exactly those it would save.
 
     Raises:
         CheckpointError: they are not; each difference is named and nothing is copied.
     """
-    own = model_tensors(model, trainable_only=trainable_only)
+    own = model_tensors(model)
     wrong = [f"{name} is missing" for name in own.keys() - tensors.keys()]
     wrong += [f"{name} is unknown to the model" for name in tensors.keys() - own.keys()]
     for name in own.keys() & tensors.keys():

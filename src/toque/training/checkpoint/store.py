@@ -19,7 +19,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -32,12 +32,12 @@ from toque.errors import CheckpointError
 from toque.storage.atomic import (
     ASIDE_PREFIX,
     AfterStage,
-    FileEntry,
     atomic_folder,
     no_hook,
     remove_folder,
     sweep,
 )
+from toque.storage.locks import file_lock
 from toque.training.checkpoint.manifest import (
     FORMAT,
     MANIFEST,
@@ -46,7 +46,6 @@ from toque.training.checkpoint.manifest import (
     read_manifest,
     verify_files,
 )
-from toque.training.checkpoint.run_lock import run_lock
 from toque.training.checkpoint.state_tensors import bytes_of, read_tensors, write_tensors
 from toque.training.events import Saved
 
@@ -84,14 +83,12 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose every file has been verified."""
+    """A checkpoint whose every file has been verified; others in its folder are never read."""
 
     path: Path
     manifest: Manifest
     skipped: tuple[Skipped, ...] = ()
     """Newer ones that could not be used."""
-    unlisted: tuple[str, ...] = ()
-    """Files in the folder that the manifest does not list; they are never read."""
 
     @property
     def step(self) -> int:
@@ -139,7 +136,33 @@ def verify_checkpoint(folder: Path) -> Checkpoint:
     named = _STEP_FOLDER.fullmatch(folder.name)
     if named and int(named.group(1)) != manifest.step:
         raise CheckpointError(f"{folder} holds step {manifest.step}: it was renamed or copied.")
-    return Checkpoint(folder, manifest, unlisted=verify_files(folder, manifest))
+    verify_files(folder, manifest)
+    return Checkpoint(folder, manifest)
+
+
+@contextmanager
+def run_lock(folder: Path) -> Iterator[None]:
+    """Hold `folder`, which is made when missing, for this process.
+
+    Raises:
+        CheckpointError: another process holds it, or the folder cannot be written.
+    """
+
+    def refuse(holder: str) -> None:
+        raise CheckpointError(
+            f"{folder} is in use by another training process (id {holder}). Two runs in one folder "
+            "would overwrite each other: wait for it, stop it, or choose another run_dir."
+        )
+
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(file_lock(folder / ".lock", refuse))
+        except OSError as error:
+            raise CheckpointError(
+                f"{folder} cannot be written: {error.strerror}. Checkpoints are kept there; choose "
+                "another run_dir, or give yourself the right to write."
+            ) from error
+        yield
 
 
 @dataclass
@@ -150,7 +173,6 @@ class CheckpointStore:
         folder: where `step-*` folders lie; made when missing.
         keep_last: how many of the newest to keep, at least 1.
         keep_best: how many models with the lowest evaluation loss to keep apart; 0 for none.
-        best_folder: where those lie; `best` beside `folder` when None.
         identity: of the run, written into every manifest.
         after: called after every system call of a save with its name; for tests.
     """
@@ -158,13 +180,13 @@ class CheckpointStore:
     folder: Path
     keep_last: int = 2
     keep_best: int = 1
-    best_folder: Path | None = None
     identity: RunIdentity = field(default_factory=RunIdentity)
     after: AfterStage = no_hook
 
-    def __post_init__(self) -> None:
-        self.best_folder = self.best_folder or self.folder.parent / "best"
-        self.keep_last = max(1, self.keep_last)
+    @property
+    def best_folder(self) -> Path:
+        """`best` beside `folder`."""
+        return self.folder.parent / "best"
 
     @contextmanager
     def claimed(self) -> Iterator[list[str]]:
@@ -174,7 +196,6 @@ class CheckpointStore:
             CheckpointError: another process trains here, or the folder cannot be written.
         """
         with run_lock(self.folder):
-            assert self.best_folder is not None
             yield sweep(self.folder) + sweep(self.best_folder)
 
     def save(
@@ -210,7 +231,6 @@ class CheckpointStore:
         Raises:
             SaveError: the file system refused. The older ones are untouched.
         """
-        assert self.best_folder is not None
         if not self.is_among_best(step, metrics):
             return None
         finite = {name: float(v) for name, v in metrics.items() if math.isfinite(v)}
@@ -254,7 +274,6 @@ class CheckpointStore:
 
     def best(self) -> Checkpoint | None:
         """The model with the lowest evaluation loss, verified; None when none was kept."""
-        assert self.best_folder is not None
         for manifest in self._best_first():
             try:
                 return verify_checkpoint(self.best_folder / _name(manifest.step))
@@ -263,7 +282,6 @@ class CheckpointStore:
         return None
 
     def _best_first(self) -> list[Manifest]:
-        assert self.best_folder is not None
         found = []
         for path in _step_folders(self.best_folder):
             try:
@@ -295,8 +313,18 @@ class CheckpointStore:
                 ]
                 text = json.dumps(state, indent=1, allow_nan=False).encode()
                 files.append(writer.write(STATE, lambda path: path.write_bytes(text)))
-                manifest = self._manifest(step, files, state, metrics).to_json()
-                writer.write(MANIFEST, lambda path: path.write_bytes(manifest))
+                manifest = Manifest(
+                    format=FORMAT,
+                    step=step,
+                    progress=dict(state.get("progress", {})),
+                    cursor=dict(state.get("cursor", {})),
+                    config_sha256=self.identity.config_sha256,
+                    data_fingerprint=self.identity.data_fingerprint,
+                    versions=dict(self.identity.versions),
+                    files=tuple(files),
+                    metrics=metrics,
+                )
+                writer.write(MANIFEST, lambda path: path.write_bytes(manifest.to_json()))
         except OSError as error:
             raise SaveError(
                 f"Step {step} could not be saved in {parent}: {error.strerror or error}. What was "
@@ -306,30 +334,11 @@ class CheckpointStore:
             target, step, sum(entry.bytes for entry in files), time.perf_counter() - started
         )
 
-    def _manifest(
-        self,
-        step: int,
-        files: list[FileEntry],
-        state: Mapping[str, Any],
-        metrics: dict[str, float],
-    ) -> Manifest:
-        return Manifest(
-            format=FORMAT,
-            step=step,
-            progress=dict(state.get("progress", {})),
-            cursor=dict(state.get("cursor", {})),
-            config_sha256=self.identity.config_sha256,
-            data_fingerprint=self.identity.data_fingerprint,
-            versions={name: str(v) for name, v in self.identity.versions.items()},
-            files=tuple(files),
-            metrics=metrics,
-        )
-
     def _prune(self, step: int) -> None:
         # Steps beyond the present one were found damaged when the run continued: they neither
         # count as kept nor are they ours to delete.
         present = [path for path in _step_folders(self.folder) if _step_of(path) <= step]
-        for path in present[self.keep_last :]:
+        for path in present[max(1, self.keep_last) :]:
             self._remove(path)
 
     def _remove(self, path: Path) -> None:

@@ -8,7 +8,6 @@ verified; the manifest goes last, and only it makes a checkpoint of it.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import queue
 import shutil
@@ -16,7 +15,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self, final
 
 from toque.errors import CheckpointError
@@ -79,12 +77,7 @@ class Uploads:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
         """Upload what is left, unless the user interrupted (Ctrl-C)."""
         if kind is not None and issubclass(kind, KeyboardInterrupt):
             self._bucket.retry.stop.set()
@@ -137,11 +130,7 @@ class Uploads:
 
     def messages(self) -> list[str]:
         """Sentences for the user since the last call."""
-        found = []
-        with contextlib.suppress(queue.Empty):
-            while True:
-                found.append(self._messages.get_nowait())
-        return found
+        return [self._messages.get() for _ in range(self._messages.qsize())]
 
     def _waiting(self, kind: str) -> list[Path]:
         return sorted(self._outbox.glob(f"{kind}-step-*"), reverse=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -73,22 +73,22 @@ def find_nonfinite_origin(
 class _Watch:
     example_ids: tuple[tuple[int, ...], ...]
     found: NonFiniteOrigin | None = None
-    _handles: list[Any] = field(default_factory=list)
 
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
+        handles: list[Any] = []
         for name, module in model.named_modules():
             before, after = partial(self._input, name), partial(self._output, name)
-            self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-            self._handles.append(module.register_forward_hook(after))
+            handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+            handles.append(module.register_forward_hook(after))
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
                 arrived = partial(self._gradient, name)
-                self._handles.append(parameter.register_hook(arrived))  # type: ignore[no-untyped-call]
+                handles.append(parameter.register_hook(arrived))  # type: ignore[no-untyped-call]
         try:
             yield
         finally:
-            for handle in self._handles:
+            for handle in handles:
                 handle.remove()
 
     def _input(self, name: str, _module: nn.Module, args: Any, kwargs: Any) -> None:

@@ -9,10 +9,14 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from toque.units import Progress
 
 Work = Callable[[], None]
 
 
+@dataclass(eq=False)
 class BackgroundThread:
     """Does work one piece at a time, in the order it was offered.
 
@@ -20,18 +24,23 @@ class BackgroundThread:
         name: of the work, in the plural, for sentences: "webhook messages".
         capacity: pieces that may wait.
         describe: an error in words that give no secret away.
+        warn: takes a sentence about what could not be delivered.
     """
 
-    def __init__(self, name: str, *, capacity: int, describe: Callable[[Exception], str]) -> None:
-        self.name, self.capacity, self.describe = name, capacity, describe
-        self.done = self.dropped = self.failed = 0
-        self.last_error = ""
-        self._waiting: deque[Work] = deque()
-        self._changed = threading.Condition()
-        self._closing = False
-        self._busy = False
-        self._thread: threading.Thread | None = None
-        self._reported = 0
+    name: str
+    capacity: int
+    describe: Callable[[Exception], str]
+    warn: Callable[[Progress, str], None]
+    done: int = 0
+    dropped: int = 0
+    failed: int = 0
+    last_error: str = ""
+    _waiting: deque[Work] = field(default_factory=deque)
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _closing: bool = False
+    _busy: bool = False
+    _thread: threading.Thread | None = None
+    _reported: int = 0
 
     def offer(self, work: Work) -> bool:
         """Have `work` done soon; False when it was dropped because too much waits."""
@@ -47,29 +56,27 @@ class BackgroundThread:
             self._thread.start()
         return True
 
-    def trouble(self, *, final: bool = False) -> str | None:
-        """A sentence about what was lost so far; None when it need not be repeated.
-
-        It is due at the first loss, each time the number has doubled, and at the end.
-        """
+    def warn_of_losses(self, at: Progress) -> None:
+        """Warn at the first loss, and each time their number has doubled."""
         lost = self.dropped + self.failed
-        if lost == self._reported or (lost < 2 * self._reported and not final):
-            return None
-        self._reported = lost
-        why = f" ({self.last_error})" if self.last_error else ""
-        return f"{lost:,} {self.name} could not be delivered so far{why}; the run goes on"
+        if lost > self._reported and (self._closing or lost >= 2 * self._reported):
+            self._reported = lost
+            why = f" ({self.last_error})" if self.last_error else ""
+            self.warn(
+                at, f"{lost:,} {self.name} could not be delivered so far{why}; the run goes on"
+            )
 
-    def close(self, *, patience_seconds: float) -> None:
-        """Wait for the queue, no longer than that; what is left then counts as dropped."""
+    def close(self, at: Progress, *, patience_seconds: float) -> None:
+        """Wait for the queue, no longer than that; what is left is dropped, and all warned of."""
         with self._changed:
             self._closing = True
             self._changed.notify()
-        if self._thread is None:
-            return
-        self._thread.join(patience_seconds)
+        if self._thread is not None:
+            self._thread.join(patience_seconds)
         with self._changed:
             self.dropped += len(self._waiting) + self._busy
             self._waiting.clear()
+        self.warn_of_losses(at)
 
     def _work(self) -> None:
         while True:

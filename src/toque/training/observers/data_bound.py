@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from toque.training.callbacks import Callback
@@ -16,6 +17,7 @@ _UPDATES: Final = 50
 """Judged together, so that a single cold read of the disk is no verdict."""
 
 
+@dataclass(eq=False)
 class DataBound(Callback):
     """Warns when the loop waits for data longer than `share` of the time.
 
@@ -28,16 +30,11 @@ class DataBound(Callback):
         updates: judged together; the first of a session is left out, as nothing was prefetched.
     """
 
-    def __init__(
-        self,
-        *,
-        warn: Callable[[Progress, str], None],
-        share: float = SHARE,
-        updates: int = _UPDATES,
-    ) -> None:
-        self.warn, self.share, self.updates = warn, share, updates
-        self._window: Window | None = None
-        self._warned = False
+    warn: Callable[[Progress, str], None]
+    share: float = SHARE
+    updates: int = _UPDATES
+    _window: Window | None = None
+    _warned: bool = False
 
     def on_fit_start(self, start: RunStart) -> None:
         """Start a new window."""

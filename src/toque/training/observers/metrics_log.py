@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from toque.training.peak_flops import Peak
 from toque.units import Duration, Progress
 
 
+@dataclass(eq=False)
 class MetricsLog(Callback):
     """Appends events to a file. A full disk costs records, never the run.
 
@@ -41,23 +41,17 @@ class MetricsLog(Callback):
         CheckpointError: the file cannot be opened.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        log_every: Duration,
-        about: Mapping[str, Any] | None = None,
-        flops_per_token: float | None = None,
-        peak: Peak | None = None,
-        copies: Sequence[Callable[[Mapping[str, Any]], None]] = (),
-    ) -> None:
-        self.path, self.log_every, self.about = path, log_every, dict(about or {})
-        self.flops_per_token, self.peak, self.copies = flops_per_token, peak, tuple(copies)
-        self.dropped_records = 0
-        self._window = Window()
-        self._stop_after: Duration | None = None
-        self._file: _Lines | None = None
-        self._peak_doubted = False
+    path: Path
+    log_every: Duration
+    about: Mapping[str, Any] = field(default_factory=dict)
+    flops_per_token: float | None = None
+    peak: Peak | None = None
+    copies: Sequence[Callable[[Mapping[str, Any]], None]] = ()
+    dropped_records: int = 0
+    _window: Window = field(default_factory=Window)
+    _stop_after: Duration | None = None
+    _file: _Lines | None = None
+    _peak_doubted: bool = False
 
     def on_fit_start(self, start: RunStart) -> None:
         """Open the file and write the start event."""
@@ -193,7 +187,9 @@ class _Lines:
 
     def append(self, record: Mapping[str, Any]) -> bool:
         """Write one line; False when the file system refused."""
-        text = json.dumps(_finite(record), allow_nan=False).encode() + b"\n"
+        # Parsed once to put null for NaN and infinities, which JSON does not have.
+        record = json.loads(json.dumps(record), parse_constant=lambda _name: None)
+        text = json.dumps(record).encode() + b"\n"
         if self._torn:
             text = b"\n" + text
         before = os.fstat(self._descriptor).st_size
@@ -213,14 +209,3 @@ class _Lines:
     def close(self) -> None:
         """Close the file."""
         os.close(self._descriptor)
-
-
-def _finite(value: Any) -> Any:
-    """`value` with null for NaN and infinities, which JSON does not have."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _finite(held) for key, held in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(held) for held in value]
-    return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -16,8 +17,9 @@ GAP: Final = 0.3
 """Share by which the held-out loss may lie above the training loss."""
 
 
+@dataclass(eq=False)
 class Overfitting(Callback):
-    """Warns when held-out loss lies more than `gap` above the training loss.
+    """Warns when held-out loss lies more than `GAP` above the training loss.
 
     Training loss is nats per target token over all updates since the last evaluation, with dropout
     and label smoothing. Both raise it, so they never cause a warning but may hide a small gap. It
@@ -25,14 +27,12 @@ class Overfitting(Callback):
 
     Args:
         warn: takes the warning.
-        gap: allowed, as a share of the training loss.
     """
 
-    def __init__(self, *, warn: Callable[[Progress, str], None], gap: float = GAP) -> None:
-        self.warn, self.gap = warn, gap
-        self._nats: Tensor | float = 0.0
-        self._targets = 0
-        self._warned = False
+    warn: Callable[[Progress, str], None]
+    _nats: Tensor | float = 0.0
+    _targets: int = 0
+    _warned: bool = False
 
     def on_step(self, info: StepInfo) -> None:
         """Add up; on CUDA without waiting for the device."""
@@ -47,14 +47,14 @@ class Overfitting(Callback):
         trained = float(torch.as_tensor(self._nats)) / targets
         self._nats, self._targets = 0.0, 0
         above = held_out / trained - 1.0 if trained > 0 else 0.0
-        if above > self.gap and not self._warned:
+        if above > GAP and not self._warned:
             self.warn(
                 at,
                 f"the held-out loss ({held_out:.4f}) is {above:.0%} above the training loss "
                 f"({trained:.4f}): the model learns its examples by heart. More data, fewer epochs "
                 "(train.early_stopping), dropout, or a smaller model or adapter helps",
             )
-        self._warned = above > self.gap
+        self._warned = above > GAP
 
     def state_dict(self) -> State:
         """The sums, so that a continued run compares the same updates."""

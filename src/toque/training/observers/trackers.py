@@ -51,11 +51,10 @@ class TrackerFeed(Callback):
     def __init__(
         self, name: str, open_tracker: Open, *, warn: Callable[[Progress, str], None]
     ) -> None:
-        self.name, self.warn = name, warn
         self._open = open_tracker
         self._tracker: Tracker | None = None
         self._thread = BackgroundThread(
-            f"records for {name}", capacity=_MOST_WAITING, describe=_first_line
+            f"records for {name}", capacity=_MOST_WAITING, describe=_first_line, warn=warn
         )
 
     def take(self, record: Mapping[str, Any]) -> None:
@@ -69,12 +68,11 @@ class TrackerFeed(Callback):
 
     def on_step(self, info: StepInfo) -> None:
         """Warn when records are lost."""
-        self._complain(info.progress)
+        self._thread.warn_of_losses(info.progress)
 
     def on_fit_end(self, end: RunEnd) -> None:
         """Wait a little for the queue; metrics.jsonl is closed by now."""
-        self._thread.close(patience_seconds=END_PATIENCE_SECONDS)
-        self._complain(end.progress, final=True)
+        self._thread.close(end.progress, patience_seconds=END_PATIENCE_SECONDS)
 
     def _opened(self) -> Tracker:
         if self._tracker is None:
@@ -84,10 +82,6 @@ class TrackerFeed(Callback):
     def _end(self, *, failed: bool) -> None:
         if self._tracker is not None:
             self._tracker.end(failed=failed)
-
-    def _complain(self, at: Progress, *, final: bool = False) -> None:
-        if trouble := self._thread.trouble(final=final):
-            self.warn(at, trouble)
 
 
 def figures(record: Mapping[str, Any]) -> dict[str, float]:
@@ -133,7 +127,8 @@ class _TensorBoard:
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer: Any = SummaryWriter(str(folder / "tensorboard"))
-        self._writer.add_text("config", f"```\n{_indented(settings)}\n```")
+        lines = "\n".join(f"{path}: {value}" for path, value in _flat(settings))
+        self._writer.add_text("config", f"```\n{lines}\n```")
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
@@ -216,10 +211,6 @@ def _flat(settings: Mapping[str, Any], above: str = "") -> list[tuple[str, Any]]
         else:
             found.append((f"{above}{name}", value))
     return found
-
-
-def _indented(settings: Mapping[str, Any]) -> str:
-    return "\n".join(f"{path}: {value}" for path, value in _flat(settings))
 
 
 def _first_line(error: Exception) -> str:

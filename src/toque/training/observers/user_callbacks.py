@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final
@@ -131,7 +131,8 @@ class UserCallback(Callback):
 
     def state_dict(self) -> State:
         """The user's own, when it is JSON."""
-        own = self._guarded(lambda: json.loads(json.dumps(_own_state(self.watcher))), "state_dict")
+        give = getattr(self.watcher, "state_dict", dict)
+        own = self._guarded(lambda: json.loads(json.dumps(give())), "state_dict")
         return {"name": self.name, "own": own} if own else {}
 
     def load_state_dict(self, state: State) -> None:
@@ -162,11 +163,6 @@ class UserCallback(Callback):
             return None
 
 
-def _own_state(watcher: object) -> Any:
-    give = getattr(watcher, "state_dict", None)
-    return None if give is None else give()
-
-
 def _requests(asked: object) -> Requests | None:
     """A method's return value as requests.
 
@@ -175,7 +171,7 @@ def _requests(asked: object) -> Requests | None:
     """
     if asked is None:
         return None
-    words: Sequence[object] = [asked] if isinstance(asked, str) else _listed(asked)
+    words = list(asked) if isinstance(asked, list | tuple | set) else [asked]
     for word in words:
         if word not in ASKS:
             raise ValueError(
@@ -189,7 +185,3 @@ def _requests(asked: object) -> Requests | None:
         save="save" in words,
         reason="callback" if stop else "",
     )
-
-
-def _listed(asked: object) -> Sequence[object]:
-    return list(asked) if isinstance(asked, list | tuple | set) else [asked]

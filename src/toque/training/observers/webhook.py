@@ -28,7 +28,6 @@ _DISCORD_LETTERS: Final = 1900
 """Discord refuses content of more than 2,000 characters."""
 
 Warn = Callable[[Progress, str], None]
-Post = Callable[[str, bytes], None]
 
 
 class Webhook(Callback):
@@ -38,15 +37,13 @@ class Webhook(Callback):
         address: http or https; one of Discord's gets Discord's form, any other plain JSON.
         run: the run's name in messages.
         warn: takes a sentence about what could not be delivered.
-        post: sends (address, body); raises when that failed.
     """
 
-    def __init__(self, address: str, *, run: str, warn: Warn, post: Post | None = None) -> None:
-        self._address, self.run, self.warn = address, run, warn
-        self._post = post or post_json
+    def __init__(self, address: str, *, run: str, warn: Warn) -> None:
+        self._address, self.run = address, run
         self._best: float | None = None
         self._thread = BackgroundThread(
-            "webhook messages", capacity=_MOST_WAITING, describe=describe
+            "webhook messages", capacity=_MOST_WAITING, describe=describe, warn=warn
         )
 
     def on_fit_start(self, start: RunStart) -> None:
@@ -56,7 +53,7 @@ class Webhook(Callback):
 
     def on_step(self, info: StepInfo) -> None:
         """Warn when messages are lost."""
-        self._complain(info.progress)
+        self._thread.warn_of_losses(info.progress)
 
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> None:
         """Announce the lowest held-out loss so far."""
@@ -72,8 +69,7 @@ class Webhook(Callback):
         text += f", best held-out loss {best:.4f}" if best is not None else ""
         text += f": {end.error}" if end.error else ""
         self._send("failure" if end.error else "end", end.progress, text, loss=best)
-        self._thread.close(patience_seconds=END_PATIENCE_SECONDS)
-        self._complain(end.progress, final=True)
+        self._thread.close(end.progress, patience_seconds=END_PATIENCE_SECONDS)
 
     def state_dict(self) -> State:
         """The best loss, so that a continued run does not announce it again."""
@@ -86,11 +82,7 @@ class Webhook(Callback):
     def _send(self, event: str, at: Progress, message: str, *, loss: float | None = None) -> None:
         text = f"{self.run}: {message} (step {at.step:,})"
         body = body_for(self._address, event, run=self.run, step=at.step, text=text, loss=loss)
-        self._thread.offer(lambda: self._post(self._address, body))
-
-    def _complain(self, at: Progress, *, final: bool = False) -> None:
-        if trouble := self._thread.trouble(final=final):
-            self.warn(at, trouble)
+        self._thread.offer(lambda: post_json(self._address, body))
 
 
 def body_for(

@@ -66,15 +66,12 @@ class AdamW8bit(torch.optim.Optimizer):
 
     Args:
         groups: parameter groups; `exact: true` keeps a group's averages in float32.
-        betas: decay of the two averages.
-        eps: added to the root of the second.
     """
 
-    def __init__(
-        self, groups: Iterable[dict[str, Any]], *, betas: tuple[float, float], eps: float
-    ) -> None:
-        defaults = {"lr": 0.0, "weight_decay": 0.0, "betas": betas, "eps": eps, "exact": False}
-        super().__init__(groups, defaults)
+    def __init__(self, groups: Iterable[dict[str, Any]]) -> None:
+        # Decay of the averages, and what is added to the root, as in torch's AdamW.
+        adam = {"betas": (0.9, 0.999), "eps": 1e-8}
+        super().__init__(groups, adam | {"lr": 0.0, "weight_decay": 0.0, "exact": False})
         self._exact = {id(p) for g in self.param_groups if g["exact"] for p in g["params"]}
 
     def initial_state(

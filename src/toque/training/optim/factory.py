@@ -30,8 +30,6 @@ def build_optimizer(
     *,
     name: str = "adamw",
     weight_decay: float = 0.01,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
 ) -> torch.optim.Optimizer:
     """An optimizer over the trainable parameters; the loop sets its learning rate at every step.
 
@@ -39,7 +37,8 @@ def build_optimizer(
     4 without momentum: an update's RMS is lr times that of the weight it changes, as T5 was
     trained, and lr is capped at 1 / sqrt(step). muon: with AdamW for tables and vectors.
     adamw8bit: AdamW whose averages take a byte a weight. Vectors (biases, norms' scales) are never
-    decayed: they are few, and pulling a scale towards zero is no regularisation.
+    decayed: they are few, and pulling a scale towards zero is no regularisation. Betas (0.9, 0.999)
+    and eps 1e-8 are torch's defaults.
 
     Raises:
         ConfigError: the name is unknown, or nothing is trainable.
@@ -60,14 +59,14 @@ def build_optimizer(
 
     if name == "muon":
         rest = [decayed(tables), vectors]
-        return MuonWithAdamW([decayed(matrices)], rest, betas=betas, eps=eps)
+        return MuonWithAdamW([decayed(matrices)], rest)
     if name == "adamw8bit":
         exact = decayed(tables) | {"exact": True}
-        return AdamW8bit([decayed(matrices), exact, vectors], betas=betas, eps=eps)
+        return AdamW8bit([decayed(matrices), exact, vectors])
     groups = [decayed(large), vectors]
     if name == "adafactor":
         return torch.optim.Adafactor(groups, lr=0.0, eps=_ADAFACTOR_EPS)
-    return torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=eps, fused=True)
+    return torch.optim.AdamW(groups, lr=0.0, fused=True)
 
 
 def step_if(optimizer: torch.optim.Optimizer, wanted: Tensor, device: torch.device) -> None:

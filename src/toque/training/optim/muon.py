@@ -23,20 +23,11 @@ class MuonWithAdamW(torch.optim.Optimizer):
     Args:
         matrices: parameter groups of 2-D weights, at least one.
         rest: parameter groups for AdamW, at least one.
-        betas: of AdamW.
-        eps: of AdamW.
     """
 
-    def __init__(
-        self,
-        matrices: list[dict[str, Any]],
-        rest: list[dict[str, Any]],
-        *,
-        betas: tuple[float, float],
-        eps: float,
-    ) -> None:
+    def __init__(self, matrices: list[dict[str, Any]], rest: list[dict[str, Any]]) -> None:
         self.muon = torch.optim.Muon(matrices, lr=0.0, adjust_lr_fn="match_rms_adamw")
-        self.adamw = torch.optim.AdamW(rest, lr=0.0, betas=betas, eps=eps, fused=True)
+        self.adamw = torch.optim.AdamW(rest, lr=0.0, fused=True)
         # The same dictionaries, so that a learning rate or a state set here is set there.
         super().__init__([*self.muon.param_groups, *self.adamw.param_groups], {})
         self.muon.state = self.adamw.state = self.state

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
-from toque.config import Resolved, load_config
+from toque.config import Resolved, load_config, resolved_yaml
 from toque.errors import ConfigError, Interrupted, argument
 from toque.reporter import SILENT, Reporter
 from toque.reports.html import ABLATION, render
@@ -26,7 +26,8 @@ from toque.storage.atomic import atomic_write
 from toque.training.observers.metrics_reader import METRICS, read_metrics
 from toque.units import Duration
 from toque.version import __version__
-from toque.workflows.ablate.plan import Interval, Plan, Variant, paired, plan_ablation
+from toque.workflows.ablate.plan import Plan, Variant, paired, plan_ablation
+from toque.workflows.configure import Configured, configure, with_origins
 
 SHARE_FOR_TRAINING: Final = 0.7
 """Of a budget in minutes; the rest goes to starting, evaluating and writing. A guess."""
@@ -41,7 +42,7 @@ SHOWN: Final = (
 )
 """Measure, its heading, digits and unit."""
 _PRELOAD: Final = (
-    "toque.workflows.train_in_child",
+    "toque.workflows.train",
     "transformers.models.auto.modeling_auto",
     "transformers.models.t5.modeling_t5",
     "transformers.models.gpt2.modeling_gpt2",
@@ -88,30 +89,32 @@ class Ablation:
 
 
 def ablate(
-    config: str,
+    config: Configured,
     overrides: Sequence[str] = (),
     *,
-    out: Path,
     seeds: int = 5,
     steps: int | None = None,
     budget: str | None = None,
+    out: str | Path = "runs/ablation",
     reporter: Reporter = SILENT,
 ) -> Ablation:
-    """Do the runs that are not done yet and write ablation.json and ablation.html.
+    """Measure what each improvement is worth on your data: on and off, over several seeds.
 
     Args:
-        config: a file or a preset.
-        overrides: settings that hold in all runs.
-        out: folder of the runs; those in it that are done are not done again.
+        config: what `configure` takes.
+        overrides: settings that hold in all runs, as "section.field=value".
         seeds: runs of each combination.
-        steps: length of each run; None for the configuration's.
-        budget: time for all runs together, such as "90 minutes"; None for no limit.
-        reporter: told of each run.
+        steps: updates of each run; the configuration's length when None.
+        budget: time for all runs together instead, e.g. "90 minutes".
+        out: folder of the runs and the results; runs that are done there are not done again.
+        reporter: hears of each run.
 
     Raises:
-        ConfigError: the configuration cannot be used, or both `steps` and `budget` are given.
-        Interrupted: a run was stopped by a signal; the same command goes on.
+        ConfigError: a configuration or a number that cannot be used.
+        Interrupted: a run was stopped by a signal; the same call goes on.
     """
+    out = Path(out)
+    config = str(config) if isinstance(config, str | Path) else _written(config, out)
     words = [*overrides, *_length(config, overrides, seeds=seeds, steps=steps, budget=budget)]
     plan = plan_ablation(config, words, seeds=seeds)
     for name, why in plan.left_out.items():
@@ -162,10 +165,8 @@ def summary(plan: Plan, results: Mapping[str, Result]) -> dict[str, Any]:
 def table(record: Mapping[str, Any]) -> Iterator[str]:
     """The differences as lines for a terminal."""
     yield f"{'improvement':18}{'':20}" + "".join(f"{head:>22}" for _, head, _, _ in SHOWN)
-    for name, ways in record["effects"].items():
-        for way, found in ways.items():
-            cells = (_cell(found.get(m), digits, unit) for m, _, digits, unit in SHOWN)
-            yield f"{name:18}{way:20}" + "".join(f"{cell:>22}" for cell in cells)
+    for name, way, *cells in _effect_rows(record):
+        yield f"{name:18}{way:20}" + "".join(f"{cell:>22}" for cell in cells)
     for name in record["failed"]:
         yield f"failed: {name} (its log is in the folder logs)"
     yield record["method"]
@@ -194,6 +195,13 @@ def _length(
         whole.amount * SHARE_FOR_TRAINING / len(plan_ablation(config, overrides, seeds=seeds).runs)
     )
     return [f"train.stop_after={each:.4g} minutes"]
+
+
+def _written(config: Configured, out: Path) -> str:
+    """A file of the configuration: each run reads it with changes of its own."""
+    out.mkdir(parents=True, exist_ok=True)
+    atomic_write(out / "ablation.yaml", resolved_yaml(with_origins(configure(config))).encode())
+    return str(out / "ablation.yaml")
 
 
 def _prepare(config: str, overrides: Sequence[str]) -> None:
@@ -239,7 +247,7 @@ def _run(config: str, variant: Variant, out: Path) -> Result:
 
 def _train(resolved: Resolved, log: Path, environment: dict[str, str], tells: Connection) -> None:
     """Train, with output in `log`; tell the most memory it held, in bytes."""
-    from toque.workflows.train_in_child import train_in_child
+    from toque.workflows.train import train_in_child
 
     os.environ.update(environment)
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -284,23 +292,25 @@ def _in_words(result: Result) -> str:
     return f"held-out loss {result.measures['loss']:.4f}, {seconds:.1f} s"
 
 
-def _cell(found: Mapping[str, Any] | None, digits: int, unit: float) -> str:
-    if found is None:
-        return "-"
-    effect = Interval(**{name: found[name] for name in ("mean", "low", "high", "pairs")})
-    text = f"{effect.mean / unit:+.{digits}f}"
-    if effect.low is not None and effect.high is not None:
-        text += f" ({effect.low / unit:.{digits}f}..{effect.high / unit:.{digits}f})"
-    return text + ("*" if effect.decided else " ")
-
-
-def _page(plan: Plan, record: Mapping[str, Any]) -> str:
-    heads = ("improvement", "how", *(head for _, head, _, _ in SHOWN))
-    rows = [
+def _effect_rows(record: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    return [
         (name, way, *(_cell(found.get(m), digits, unit) for m, _, digits, unit in SHOWN))
         for name, ways in record["effects"].items()
         for way, found in ways.items()
     ]
+
+
+def _cell(found: Mapping[str, Any] | None, digits: int, unit: float) -> str:
+    if found is None:
+        return "-"
+    text = f"{found['mean'] / unit:+.{digits}f}"
+    if found["low"] is not None:
+        text += f" ({found['low'] / unit:.{digits}f}..{found['high'] / unit:.{digits}f})"
+    return text + ("*" if found["decided"] else " ")
+
+
+def _page(plan: Plan, record: Mapping[str, Any]) -> str:
+    heads = ("improvement", "how", *(head for _, head, _, _ in SHOWN))
     runs = [
         (r["name"], str(r["seed"]), _in_words(Result(**{k: r[k] for k in Result.__match_args__})))
         for r in record["runs"]
@@ -312,7 +322,7 @@ def _page(plan: Plan, record: Mapping[str, Any]) -> str:
             "title": f"Ablation of {record['config']}",
             "sentence": f"{len(plan.improvements)} improvements, {len(plan.seeds)} seeds, "
             f"{len(plan.runs)} runs.",
-            "effects": Grid(heads, rows, numeric, _METHOD),
+            "effects": Grid(heads, _effect_rows(record), numeric, _METHOD),
             "left_out": list(record["left_out"].items()),
             "runs": Grid(("run", "seed", "result"), runs),
             "made_by": f"Written by toque {__version__}.",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,15 +22,8 @@ _SAMPLE = 1024
 """Examples looked at for the line that tells what augmentation does; a tenth of a second."""
 
 
-@dataclass(frozen=True)
-class _Rewritten:
-    """An example and what became of it."""
-
-    sides: Sides
-    drawn: bool = False
-    """Whether augmentation had anything to change in it."""
-    changed: bool = False
-    """Whether it was changed: not where it would become too long or cannot be read back."""
+Fate = Literal["plain", "left", "changed"]
+"""Of an example: nothing was drawn for it; it would be too long or cannot be read back; changed."""
 
 
 class Rewriting:
@@ -57,15 +51,14 @@ class Rewriting:
 
     def __call__(self, row: int, key: int) -> Sides:
         """Prompt and target of a store row in the epoch of this key."""
-        return self._rewritten(row, key).sides
+        return self._rewritten(row, key)[0]
 
     def counts(self, rows: NDArray[np.int64], key: int) -> tuple[int, int]:
         """How many of `rows` are changed in an epoch, and how many should be and are not."""
-        found = [self._rewritten(row, key) for row in rows.tolist()]
-        changed = sum(each.changed for each in found)
-        return changed, sum(each.drawn for each in found) - changed
+        fates = Counter(self._rewritten(row, key)[1] for row in rows.tolist())
+        return fates["changed"], fates["left"]
 
-    def _rewritten(self, row: int, key: int) -> _Rewritten:
+    def _rewritten(self, row: int, key: int) -> tuple[Sides, Fate]:
         prompt, target = self._store.prompt(row), self._store.target(row)
         head, asks, tail = _divided(prompt, *self._bounds)
         _, writes, close = _divided(target, None, self._eos)
@@ -76,29 +69,22 @@ class Rewriting:
             whole=bool(len(close)),
         )
         if not in_prompt and not in_target:
-            return _Rewritten((prompt, target))
+            return (prompt, target), "plain"
         asked = self._splicer.spliced(asks, in_prompt)
         written = self._splicer.spliced(writes, in_target)
         p, t = len(head) + len(asked) + len(tail), len(written) + len(close)
         longest = self._most
         fits = t <= longest[1] and p <= longest[0] if self._encoder else p + t <= longest[2]
         if not fits or (asked is asks and written is writes):
-            return _Rewritten((prompt, target), drawn=True)
+            return (prompt, target), "left"
         sides = np.concatenate([head, asked, tail]), np.concatenate([written, close])
-        return _Rewritten(sides, drawn=True, changed=True)
+        return sides, "changed"
 
 
 def varied_of(
     config: RunConfig, store: TokenStore, rows: NDArray[np.int64], *, encoder: bool
 ) -> Varied | None:
-    """The training examples as augmentation leaves them; None when there is none.
-
-    Args:
-        config: says how often each technique is applied.
-        store: holds the examples.
-        rows: store rows to train on.
-        encoder: whether prompts are read on a side of their own.
-    """
+    """The training examples (`rows` of the store) as augmentation leaves them; None without it."""
     rewriting = _rewriting(config, store, rows, encoder=encoder)
     return None if rewriting is None else Varied(rewriting, encoder=encoder)
 

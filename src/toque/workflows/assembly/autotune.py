@@ -11,10 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from transformers import PreTrainedModel
 
-from toque.config import RunConfig
-from toque.data.loader.batch_stream import BatchStream
 from toque.errors import ConfigError
 from toque.models.forward.activation_checkpointing import recompute_blocks, stop_recomputing
 from toque.models.forward.compile import compile_blocks, stop_compiling, uncompiled
@@ -34,10 +31,10 @@ from toque.training.autotune.micro_batch import (
 from toque.training.autotune.worst_batch import WorstBatch
 from toque.training.distributed.collectives import Ranks
 from toque.training.optim.factory import build_optimizer, state_bytes
-from toque.training.runtime import Runtime
 from toque.units import Cursor
 from toque.version import __version__
 from toque.workflows.assembly.batches import CPU_MICRO_BATCH_TOKENS, expected_totals
+from toque.workflows.assembly.setup import Setup
 
 _GUESSES: Final = {"cpu": (150.0, 0.15), "cuda": (40.0, 0.25)}
 """Seconds that compiling takes and the share of a step it saves, before either was measured."""
@@ -57,33 +54,24 @@ class Fitted:
     warnings: tuple[str, ...] = ()
 
 
-def fit_to_machine(
-    config: RunConfig,
-    model: PreTrainedModel,
-    stream: BatchStream,
-    runtime: Runtime,
-    *,
-    free: Callable[[torch.device], int] = free_bytes,
-) -> Fitted:
+def fit_to_machine(setup: Setup, *, free: Callable[[torch.device], int] = free_bytes) -> Fitted:
     """Choose the settings that are `auto`, and prepare the model accordingly.
 
     The worst batch is tried before step 1. Choices of an earlier session of the run are kept, and
     those of an equal run on this machine too, so that equal runs have equal bits.
 
     Args:
-        config: the run's; explicit settings are obeyed.
-        model: on its device; gradient checkpointing and torch.compile are applied as chosen.
-        stream: for the shape of rows and updates.
-        runtime: device and precision.
+        setup: explicit settings are obeyed; to the model, gradient checkpointing and torch.compile
+            are applied as chosen.
         free: free bytes of a device.
 
     Raises:
         ConfigError: not even one row fits; the message lists the bytes by part.
     """
-    fit, ranks = _Fit(config, model, stream, runtime, free), runtime.ranks
+    fit, ranks, run = _Fit(setup, free), setup.runtime.ranks, Path(setup.config.run_dir)
     if not ranks.is_main:
-        return _as_main_rank(fit, Path(config.run_dir), ranks)
-    run, cache = Path(config.run_dir), MachineCache(cache_folder("measured"))
+        return _as_main_rank(fit, run, ranks)
+    cache = MachineCache(cache_folder("measured"))
     key = fit.cache_key()
     known = Resources.load(run)
     if known is None or known.machine != key:
@@ -114,16 +102,10 @@ def _as_main_rank(fit: _Fit, run: Path, ranks: Ranks) -> Fitted:
 
 
 class _Fit:
-    def __init__(
-        self,
-        config: RunConfig,
-        model: PreTrainedModel,
-        stream: BatchStream,
-        runtime: Runtime,
-        free: Callable[[torch.device], int],
-    ) -> None:
-        self.config, self.model, self.stream = config, model, stream
-        self.runtime, self.free, self.train = runtime, free, config.train
+    def __init__(self, setup: Setup, free: Callable[[torch.device], int]) -> None:
+        self.config, self.model, self.stream = setup.config, setup.model, setup.stream
+        self.runtime, self.free, self.train = setup.runtime, free, setup.config.train
+        model, stream = setup.model, setup.stream
         batch = stream.at(Cursor()).batch  # packed once, and again by the loop from its memory
         self.first, self.update_rows = batch, batch.n_rows
         plan, shape = stream.plan, stream.layout.shape
@@ -136,8 +118,8 @@ class _Fit:
             longest_target=longest[1],
             vocab_size=output_head(model)[0].shape[0],
         )
-        loss_fn = partial(loss_sum, smoothing=config.optim.label_smoothing)
-        self.probe = Probe(model, loss_fn, runtime, self.worst)
+        loss_fn = partial(loss_sum, smoothing=self.config.optim.label_smoothing)
+        self.probe = Probe(model, loss_fn, self.runtime, self.worst)
         self.warnings: list[str] = []
 
     @property
@@ -148,27 +130,21 @@ class _Fit:
         """Everything the choices depend on: runs with equal keys get equal choices."""
         shapes = [(n, list(p.shape), p.requires_grad) for n, p in self.model.named_parameters()]
         model = hashlib.sha256(repr((self.model.config.model_type, shapes)).encode()).hexdigest()
-        return (
-            machine_facts(self.runtime.device)
-            | {
-                "toque": __version__,
-                "model": model[:16],
-                "precision": self.runtime.precision,
-                "deterministic": self.runtime.deterministic,
-                "optimizer": self.config.optim.name,
-                "row": [self.worst.source, self.worst.target],
-                "longest": [self.worst.longest_source, self.worst.longest_target],
-                "update_rows": self.update_rows,
-                "gradient_checkpointing": self.train.gradient_checkpointing,
-                "compile": self.train.compile,
-                "micro_batch_rows": self.train.micro_batch_rows,
-            }
-            | (
-                {"ranks": self.runtime.ranks.world_size}
-                if self.runtime.ranks.is_distributed
-                else {}
-            )
-        )
+        ranks = self.runtime.ranks
+        key = machine_facts(self.runtime.device) | {
+            "toque": __version__,
+            "model": model[:16],
+            "precision": self.runtime.precision,
+            "deterministic": self.runtime.deterministic,
+            "optimizer": self.config.optim.name,
+            "row": [self.worst.source, self.worst.target],
+            "longest": [self.worst.longest_source, self.worst.longest_target],
+            "update_rows": self.update_rows,
+            "gradient_checkpointing": self.train.gradient_checkpointing,
+            "compile": self.train.compile,
+            "micro_batch_rows": self.train.micro_batch_rows,
+        }
+        return key | ({"ranks": ranks.world_size} if ranks.is_distributed else {})
 
     def again(self, known: Resources) -> Fitted:
         """Apply known choices."""

@@ -160,19 +160,22 @@ def build_stream(
     plan = plan_of_stages(config, store, rows, make)
     return BatchStream(
         plan=plan,
-        layout=Layout(
-            store,
-            shape=shape,
-            pad_id=model.config.pad_token_id or 0,
-            start_id=getattr(model.config, "decoder_start_token_id", None) or 0,
-            packed=config.train.pack,
-        ),
+        layout=build_layout(store, model, shape, packed=config.train.pack),
         prompt_lengths=store.prompt_lengths,
         target_lengths=store.target_lengths,
         rank=rank,
         world_size=ranks,
         varied=varied,
     )
+
+
+def build_layout(
+    store: TokenStore, model: PreTrainedModel, shape: RowShape, *, packed: bool
+) -> Layout:
+    """How examples become the model's inputs."""
+    start_id = getattr(model.config, "decoder_start_token_id", None) or 0
+    pad_id = model.config.pad_token_id or 0
+    return Layout(store, shape=shape, pad_id=pad_id, start_id=start_id, packed=packed)
 
 
 def expected_totals(config: RunConfig, stream: BatchStream) -> dict[str, float]:

@@ -40,7 +40,7 @@ def plan_of_stages(
     if config.curriculum is None:
         return make(np.arange(len(rows)), config.seed)
     stages = config.curriculum.stages
-    chosen = [selected(store, rows, bounds_of(stage)) for stage in stages]
+    chosen = [selected(store, rows, [bound for bound, _ in filters_of(stage)]) for stage in stages]
     if not all(map(len, chosen)):
         empty = next(i for i, positions in enumerate(chosen) if not len(positions))
         counts = ", ".join(f"stage {i}: {len(p):,}" for i, p in enumerate(chosen, start=1))
@@ -61,29 +61,25 @@ def plan_of_stages(
     )
 
 
-def bounds_of(stage: StageFilters) -> list[Bound]:
-    """A stage's filters over the store's columns."""
-    bounds = []
+def filters_of(stage: StageFilters) -> list[tuple[Bound, str]]:
+    """A stage's filters over the store's columns, each with its words."""
+    found = []
     if stage.max_difficulty is not None:
-        bounds.append(Bound("difficulty", most=DIFFICULTIES.index(stage.max_difficulty)))
+        bound = Bound("difficulty", most=DIFFICULTIES.index(stage.max_difficulty))
+        found.append((bound, f"difficulty up to {stage.max_difficulty}"))
     if stage.min_quality > 0:
-        bounds.append(Bound("quality", least=stage.min_quality))
-    if stage.max_ingredients is not None:
-        bounds.append(Bound("n_ingredients", most=stage.max_ingredients))
-    if stage.max_steps is not None:
-        bounds.append(Bound("n_steps", most=stage.max_steps))
-    return bounds
+        bound = Bound("quality", least=stage.min_quality)
+        found.append((bound, f"quality from {stage.min_quality:g}"))
+    for what in ("ingredients", "steps"):
+        most = getattr(stage, f"max_{what}")
+        if most is not None:
+            found.append((Bound(f"n_{what}", most=most), f"up to {most} {what}"))
+    return found
 
 
 def in_words(stage: StageFilters) -> str:
     """What a stage asks of an example."""
-    said = [
-        f"difficulty up to {stage.max_difficulty}" if stage.max_difficulty else "",
-        f"quality from {stage.min_quality:g}" if stage.min_quality else "",
-        f"up to {stage.max_ingredients} ingredients" if stage.max_ingredients else "",
-        f"up to {stage.max_steps} steps" if stage.max_steps else "",
-    ]
-    return ", ".join(part for part in said if part) or "everything"
+    return ", ".join(words for _, words in filters_of(stage)) or "everything"
 
 
 def stages_in_words(config: RunConfig, plan: EpochPlan | StagedPlan) -> str:

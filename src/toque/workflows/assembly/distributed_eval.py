@@ -11,7 +11,7 @@ from toque.training.distributed.collectives import Ranks
 from toque.training.peak_flops import Peak
 
 
-def written_by_all(sampler: Sampler, model: nn.Module, ranks: Ranks) -> list[Sample]:
+def sample_on_all_ranks(sampler: Sampler, model: nn.Module, ranks: Ranks) -> list[Sample]:
     """One sample for each prompt, in their order; each rank writes every n-th of them."""
     own = replace(sampler, prompts=sampler.prompts[ranks.rank :: ranks.world_size])
     shares = ranks.all_gather([asdict(sample) for sample in own(model)])
@@ -21,7 +21,7 @@ def written_by_all(sampler: Sampler, model: nn.Module, ranks: Ranks) -> list[Sam
     return [sample for sample in found if sample is not None]
 
 
-def peak_of_all(peak: Peak, ranks: Ranks) -> Peak:
+def total_peak(peak: Peak, ranks: Ranks) -> Peak:
     """What all ranks together could reach, each on a device of its own."""
     if not ranks.is_distributed:
         return peak
@@ -29,14 +29,8 @@ def peak_of_all(peak: Peak, ranks: Ranks) -> Peak:
     return Peak(peak.flops_per_second * ranks.world_size, origin)
 
 
-def words_on(ranks: Ranks, device: str, rows: int) -> str:
-    """The line a shared run begins with; nothing when it is alone.
-
-    Args:
-        ranks: those that share it.
-        device: of rank 0, for the name of the network's library.
-        rows: of rank 0's share of the first update.
-    """
+def rank_summary(ranks: Ranks, device: str, rows: int) -> str:
+    """A shared run's first line, with the `rows` of a rank in an update; "" for one process."""
     if not ranks.is_distributed:
         return ""
     library = "nccl" if device.startswith("cuda") else "gloo"

@@ -10,7 +10,6 @@ import numpy as np
 from toque.config import RunConfig
 from toque.cooking.prompts import CLASSES, TASKS
 from toque.cooking.scoring.recipe_scores import text_metrics
-from toque.data.loader.batch_stream import BatchStream
 from toque.data.loader.collate import Layout
 from toque.data.loader.packing import choose_shape
 from toque.data.prepare.example_rows import prompt_ids
@@ -21,16 +20,14 @@ from toque.evaluation.heldout_loss import HeldOut, choose_rows, subset
 from toque.evaluation.text_samples import Prompt, Sampler
 from toque.models.forward.loss import loss_sum
 from toque.models.generation.engine import generate
-from toque.training.runtime import Runtime
 from toque.workflows.assembly.batches import CPU_MICRO_BATCH_TOKENS, Lengths
 from toque.workflows.assembly.metrics import slices_of
 from toque.workflows.assembly.mixture import held_out_weights
+from toque.workflows.assembly.setup import Setup
 from toque.workflows.assembly.span_corruption import corrupted_held_out, spans_of
 
 
-def build_heldout(
-    config: RunConfig, store: TokenStore, stream: BatchStream, runtime: Runtime
-) -> HeldOut:
+def build_heldout(setup: Setup) -> HeldOut:
     """Held-out loss over the fixed subset that evaluation.max_examples asks for.
 
     Where sources or tasks are mixed by weight, examples weigh in it as they do in training.
@@ -38,7 +35,9 @@ def build_heldout(
     Raises:
         ConfigError: the store has no held-out example.
     """
-    rows, encoder = store.rows("validation"), stream.layout.shape.source > 0
+    config, store, runtime = setup.config, setup.store, setup.runtime
+    trained, rows = setup.stream.layout, store.rows("validation")
+    encoder = trained.shape.source > 0
     if len(rows) == 0:
         raise ConfigError(
             "The store has no held-out example, so nothing can be evaluated. Prepare with a "
@@ -49,7 +48,6 @@ def build_heldout(
     shape = choose_shape(*lengths.sample(), encoder=encoder)
     everything = store.prompt_lengths.astype(np.int64), store.target_lengths.astype(np.int64)
     prompts, targets = everything if spans is None else spans.longest(*everything)
-    trained = stream.layout
     chosen = subset(rows, config.evaluation.max_examples)
     weights = held_out_weights(config, store, chosen)
     packed = {

@@ -19,15 +19,12 @@ from toque.errors import ConfigError
 
 
 def mixture_of(config: RunConfig, store: TokenStore, rows: NDArray[np.int64]) -> Mixture | None:
-    """How often an epoch draws from each source and task; None when every example comes once.
+    """How often an epoch over `rows` of the store draws from each source and task.
+
+    None when every example comes once.
 
     The groups of the mixture are the pairs (source, task); a pair's weight is the product of its
     source's and its task's.
-
-    Args:
-        config: its sources and tasks carry the weights.
-        store: made from those sources.
-        rows: store rows to train on.
 
     Raises:
         ConfigError: the store was made from other sources, or in another order.

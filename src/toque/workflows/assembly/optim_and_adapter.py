@@ -1,4 +1,4 @@
-"""Adapter, schedule, gradient noise, skip-step policy and weight average, from a configuration."""
+"""Adapter, schedule and weight average, from a configuration."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from transformers import PreTrainedModel
 from toque.config import RunConfig
 from toque.data.tokenizer.codec import Codec
 from toque.models.lora.layers import attach, resolve
-from toque.training.guards.skip_step import SkipStep
 from toque.training.lr_schedules import Cycles, LearningRate, make_schedule
-from toque.training.optim.gradient_noise import GradientNoise
 from toque.training.optim.weight_average import WeightAverage
 from toque.units import Duration
 
@@ -46,9 +44,6 @@ def add_adapter(config: RunConfig, model: PreTrainedModel, codec: Codec, *, base
 def learning_rate(config: RunConfig, expected: dict[str, float]) -> LearningRate:
     """The learning rate as a function of progress."""
     optim = config.optim
-    cycles = None
-    if optim.cycles is not None:
-        cycles = Cycles(first=optim.cycles.first, growth=optim.cycles.growth)
     return make_schedule(
         optim.schedule,
         peak_lr=optim.peak_lr,
@@ -56,25 +51,9 @@ def learning_rate(config: RunConfig, expected: dict[str, float]) -> LearningRate
         warmup=optim.warmup,
         stop_after=config.train.stop_after,
         expected=expected,
-        cycles=cycles,
+        cycles=Cycles(**dict(optim.cycles or {})),
         cooldown=optim.cooldown or Duration(20, "%"),
     )
-
-
-def gradient_noise(config: RunConfig) -> GradientNoise | None:
-    """Noise on the gradients, if asked for."""
-    wanted = config.optim.gradient_noise
-    if wanted is None:
-        return None
-    return GradientNoise(eta=wanted.eta, gamma=wanted.gamma, seed=config.seed)
-
-
-def skip_step(config: RunConfig) -> SkipStep | None:
-    """Statistics that find outliers, if asked for."""
-    wanted = config.optim.outliers
-    if wanted is None:
-        return None
-    return SkipStep(wanted.sigma, wanted.window, wanted.roll_back_after)
 
 
 def weight_average(config: RunConfig) -> WeightAverage | None:
@@ -82,11 +61,5 @@ def weight_average(config: RunConfig) -> WeightAverage | None:
     wanted = config.optim.averaging
     if wanted is None:
         return None
-    usual = WeightAverage(wanted.kind)
-    return WeightAverage(
-        wanted.kind,
-        decay=wanted.decay or usual.decay,
-        last=wanted.last or usual.last,
-        every=wanted.every or usual.every,
-        whole=config.train.stop_after,
-    )
+    asked = {name: value for name, value in wanted if value is not None}
+    return WeightAverage(**asked, whole=config.train.stop_after)

@@ -6,10 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformers import PreTrainedModel
-
 from toque.config import RunConfig
-from toque.data.loader.batch_stream import BatchStream
 from toque.data.store.token_store import TokenStore
 from toque.evaluation.text_samples import Sampler
 from toque.models.families import family_of
@@ -32,7 +29,7 @@ from toque.workflows.assembly.augmentation import augmentation_in_words
 from toque.workflows.assembly.autotune import Fitted, fit_to_machine
 from toque.workflows.assembly.batches import build_language_model, build_stream, expected_totals
 from toque.workflows.assembly.curriculum import stages_in_words
-from toque.workflows.assembly.distributed_eval import peak_of_all, words_on
+from toque.workflows.assembly.distributed_eval import rank_summary, total_peak
 from toque.workflows.assembly.evaluation import (
     build_heldout,
     build_sampler,
@@ -42,6 +39,7 @@ from toque.workflows.assembly.evaluation import (
 from toque.workflows.assembly.mixture import mixture_in_words
 from toque.workflows.assembly.observers import Watchers
 from toque.workflows.assembly.sample_writer import SampleWriter, writing_in
+from toque.workflows.assembly.setup import Setup
 from toque.workflows.assembly.trainer import about_run, build_trainer, flops_of
 
 LOOKS = 2
@@ -52,11 +50,10 @@ LOOKS = 2
 class Run:
     """What a session of training needs."""
 
+    setup: Setup
     trainer: Trainer
     sampler: Sampler
     """Writes the texts of every evaluation."""
-    tuned: Fitted
-    """How updates are computed on this machine."""
     banner: str
     """The lines a run begins with."""
 
@@ -66,9 +63,9 @@ def assemble(
     store: TokenStore,
     ranks: Ranks,
     *,
-    watchers: Watchers | None = None,
-    uploads: Uploads | None = None,
-    reporter: Reporter = SILENT,
+    watchers: Watchers | None,
+    uploads: Uploads | None,
+    reporter: Reporter,
 ) -> Run:
     """Build everything a run consists of, and measure how it is best computed on this machine.
 
@@ -77,7 +74,7 @@ def assemble(
         store: its prepared data.
         ranks: the processes that share it.
         watchers: the observers that `observe` asks for; None but on the first rank.
-        uploads: copies checkpoints to a bucket.
+        uploads: copies checkpoints to a bucket; None without checkpoint.upload.
         reporter: told of progress.
 
     Raises:
@@ -96,9 +93,10 @@ def assemble(
     model.to(runtime.device)  # type: ignore[arg-type]  # transformers annotates it away
     use_fast_dropout(model)
     stream = build_stream(config, store, model, rank=ranks.rank, ranks=ranks.world_size)
+    setup = Setup(config, store, model, stream, runtime)
     with reporter.working("finding out how to compute on this machine"):
-        tuned = fit_to_machine(config, model, stream, runtime)
-    heldout = build_heldout(config, store, stream, runtime)
+        tuned = fit_to_machine(setup)
+    heldout = build_heldout(setup)
     looks = own_prompts(config, store, encoder=family.is_encoder_decoder) or held_out_prompts(
         store, LOOKS
     )
@@ -113,43 +111,31 @@ def assemble(
     if watchers is not None:
         callbacks += [
             ConsoleProgress(log_every=config.observe.log_every, reporter=reporter),
-            *_observers(config, model, stream, runtime, tuned, sampler, watchers, warn, reporter),
+            *_observers(setup, tuned, sampler, watchers, warn, reporter),
         ]
     if uploads is not None:
         callbacks.append(UploadProgress(uploads, Path(config.run_dir), warn))
-    trainer = build_trainer(
-        config,
-        store=store,
-        model=model,
-        runtime=runtime,
-        evaluator=lambda: heldout(model),
-        stream=stream,
-        callbacks=callbacks,
-        fitted=tuned,
-        base_hash=base_hash,
-    )
-    return Run(trainer, sampler, tuned, _banner(config, store, model, stream, runtime, tuned))
+    trainer = build_trainer(setup, tuned, lambda: heldout(model), callbacks, base_hash)
+    return Run(setup, trainer, sampler, _banner(setup, tuned))
 
 
 def _observers(
-    config: RunConfig,
-    model: PreTrainedModel,
-    stream: BatchStream,
-    runtime: Runtime,
+    setup: Setup,
     tuned: Fitted,
     sampler: Sampler,
     watchers: Watchers,
     warn: Callable[[Progress, str], None],
     reporter: Reporter,
 ) -> list[Callback]:
+    config, model, runtime = setup.config, setup.model, setup.runtime
     run, feeds = Path(config.run_dir), watchers.feeds(warn)
     callbacks: list[Callback] = [
         MetricsLog(
             run / "metrics.jsonl",
             log_every=config.observe.log_every,
-            about=about_run(config, model, stream, runtime, tuned.resources),
-            flops_per_token=flops_of(model, stream),
-            peak=peak_of_all(runtime.peak, runtime.ranks),
+            about=about_run(setup, tuned.resources),
+            flops_per_token=flops_of(model, setup.stream),
+            peak=total_peak(runtime.peak, runtime.ranks),
             copies=[feed.take for feed in feeds],
         ),
         SampleWriter(
@@ -161,20 +147,13 @@ def _observers(
         ),
     ]
     if config.train.early_stopping is not None:
-        stopping = config.train.early_stopping
-        callbacks.append(EarlyStopping(patience=stopping.patience, min_delta=stopping.min_delta))
+        callbacks.append(EarlyStopping(**dict(config.train.early_stopping)))
     return [*callbacks, *watchers.callbacks(warn), *feeds]
 
 
-def _banner(
-    config: RunConfig,
-    store: TokenStore,
-    model: PreTrainedModel,
-    stream: BatchStream,
-    runtime: Runtime,
-    tuned: Fitted,
-) -> str:
-    counts = parameter_counts(model)
+def _banner(setup: Setup, tuned: Fitted) -> str:
+    config, store, stream, runtime = setup.config, setup.store, setup.stream, setup.runtime
+    counts = parameter_counts(setup.model)
     splits, tokens = store.manifest.splits, store.manifest.tokens
     shape = stream.layout.shape
     rows = f"{shape.source} + {shape.target}" if shape.source else f"{shape.target}"
@@ -188,7 +167,7 @@ def _banner(
         f"{_adapter_in_words(config, counts)}{runtime.precision} on {runtime.device}\n"
         f"{splits.train:,} examples to train on, {splits.validation:,} held out; "
         f"{tokens.prompt + tokens.target:,} tokens; rows of {rows} tokens\n"
-        f"{words_on(runtime.ranks, str(runtime.device), stream.at(Cursor()).batch.n_rows)}"
+        f"{rank_summary(runtime.ranks, str(runtime.device), stream.at(Cursor()).batch.n_rows)}"
         f"{tuned.line}\n"
         f"{mixture_in_words(config, stream.plan)}"
         f"{stages_in_words(config, stream.plan)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,6 +32,7 @@ def writing_in(model: nn.Module, runtime: Runtime) -> WritingContext:
     return runtime.autocast if is_adapted(model) else nullcontext
 
 
+@dataclass
 class SampleWriter(Callback):
     """At every evaluation writes a few texts to samples.jsonl; never changes a training number.
 
@@ -42,17 +44,11 @@ class SampleWriter(Callback):
         reporter: who is shown the texts as well.
     """
 
-    def __init__(
-        self,
-        sampler: Sampler,
-        model: nn.Module,
-        path: Path,
-        context: WritingContext,
-        *,
-        reporter: Reporter = SILENT,
-    ) -> None:
-        self.sampler, self.model, self.path, self.context = sampler, model, path, context
-        self.reporter = reporter
+    sampler: Sampler
+    model: nn.Module
+    path: Path
+    context: WritingContext
+    reporter: Reporter = SILENT
 
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> None:
         """Write texts with the weights just evaluated."""

@@ -7,12 +7,9 @@ from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
 
-from toque.config import RunConfig
 from toque.cooking.examples import UNKNOWN
 from toque.cooking.prompts import CLASSES, TASKS, Task
-from toque.data.loader.batch_stream import BatchStream
 from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.codec import Codec
 from toque.evaluation.calibration import Calibration, calibration
@@ -20,8 +17,8 @@ from toque.evaluation.classification import ClassScores, class_scores
 from toque.evaluation.constrained_choice import Chooser
 from toque.evaluation.heldout_loss import choose_rows, subset
 from toque.models.forward.loss import log_probabilities
-from toque.training.runtime import Runtime
 from toque.workflows.assembly.evaluation import build_heldout
+from toque.workflows.assembly.setup import Setup
 
 Ids = NDArray[np.generic]
 
@@ -75,20 +72,13 @@ class TaskScores:
         return lines
 
 
-def score_tasks(
-    config: RunConfig, store: TokenStore, stream: BatchStream, runtime: Runtime, model: nn.Module
-) -> list[TaskScores]:
+def score_tasks(setup: Setup) -> list[TaskScores]:
     """Every task of `data.tasks` that has held-out examples; nothing where write is alone.
 
-    Computed by this process alone: of several ranks, one calls it, at the end.
-
-    Args:
-        config: at most `evaluation.max_examples` of each task are looked at.
-        store: holds the examples.
-        stream: says how the model reads them.
-        runtime: the run's precision and device.
-        model: the one judged.
+    At most `evaluation.max_examples` of each are looked at, by this process alone: of several
+    ranks, one calls it, at the end.
     """
+    config, store = setup.config, setup.store
     if config.data.tasks == ("write",):
         return []
     held_out = store.rows("validation")
@@ -97,35 +87,26 @@ def score_tasks(
     for number, task in enumerate(TASKS):
         rows = subset(held_out[numbers == number], config.evaluation.max_examples)
         if task in config.data.tasks and len(rows):
-            scores.append(_score(config, store, stream, runtime, model, task=task, rows=rows))
+            scores.append(_score(setup, task, rows))
     return scores
 
 
-def _score(
-    config: RunConfig,
-    store: TokenStore,
-    stream: BatchStream,
-    runtime: Runtime,
-    model: nn.Module,
-    *,
-    task: Task,
-    rows: NDArray[np.int64],
-) -> TaskScores:
-    heldout = build_heldout(config, store, stream, runtime)
+def _score(setup: Setup, task: Task, rows: NDArray[np.int64]) -> TaskScores:
+    store, heldout = setup.store, build_heldout(setup)
     packed = choose_rows(
         rows,
         prompt_lengths=store.prompt_lengths,
         target_lengths=store.target_lengths,
         shape=heldout.layout.shape,
     )
-    losses = replace(heldout, rows=packed, weights=None, share=(0, 1), total=tuple)(model)
+    losses = replace(heldout, rows=packed, weights=None, share=(0, 1), total=tuple)(setup.model)
     scores = TaskScores(task, len(rows), losses["loss"], losses["perplexity"])
     if task not in CLASSES:
         return scores
-    chosen = choose_classes(store, stream, runtime, model, task=task, rows=rows)
+    chosen = choose_classes(setup, task, rows)
     answers = chosen.answers
     right = [a == t for a, t in zip(answers, chosen.truths, strict=True)]
-    full = int((store.prompt_lengths[rows] >= config.data.max_prompt_tokens).sum())
+    full = int((store.prompt_lengths[rows] >= setup.config.data.max_prompt_tokens).sum())
     return replace(
         scores,
         classes=class_scores(answers, chosen.truths, chosen.classes),
@@ -149,37 +130,20 @@ class Chosen:
         return [self.classes[i] for i in self.shares.argmax(axis=1).tolist()]
 
 
-def choose_classes(
-    store: TokenStore,
-    stream: BatchStream,
-    runtime: Runtime,
-    model: nn.Module,
-    *,
-    task: Task,
-    rows: NDArray[np.int64],
-) -> Chosen:
-    """Have a model choose, for each of `rows`, one of the classes the store's examples have.
-
-    Args:
-        store: holds the examples.
-        stream: says how the model reads them.
-        runtime: the run's precision and device.
-        model: the one asked.
-        task: one whose answer is a class.
-        rows: store rows of that task.
-    """
-    layout, codec = stream.layout, store.codec()
+def choose_classes(setup: Setup, task: Task, rows: NDArray[np.int64]) -> Chosen:
+    """Have the model choose, for each of `rows` of a class task, a class that the store has."""
+    store, layout, codec = setup.store, setup.stream.layout, setup.store.codec()
     choose = Chooser(
         log_probabilities=log_probabilities,
-        autocast=runtime.autocast,
-        device=runtime.device,
+        autocast=setup.runtime.autocast,
+        device=setup.runtime.device,
         encoder=layout.shape.source > 0,
         pad_id=layout.pad_id,
         start_id=layout.start_id,
     )
     classes = classes_of(store, task)
     prompts = [store.prompt(row) for row in rows.tolist()]
-    shares = choose(model, prompts, [answer_ids(codec, name) for name in classes])
+    shares = choose(setup.model, prompts, [answer_ids(codec, name) for name in classes])
     return Chosen(classes, shares, [codec.decode(store.target(row)) for row in rows.tolist()])
 
 

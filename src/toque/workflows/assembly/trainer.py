@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,8 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from toque.config import RunConfig, config_sha256
+from toque.config import config_sha256
 from toque.data.loader.batch_stream import BatchStream
-from toque.data.store.token_store import TokenStore
 from toque.models.flops import flops_per_token, parameter_counts
 from toque.models.forward.loss import loss_sum
 from toque.models.lora.layers import is_adapted, refuse_unreached
@@ -25,38 +24,32 @@ from toque.training.autotune.cache import Resources
 from toque.training.autotune.oom_fallback import OomFallback
 from toque.training.callbacks import Callback, Callbacks
 from toque.training.checkpoint.store import CheckpointStore, RunIdentity
+from toque.training.guards.skip_step import SkipStep
 from toque.training.guards.update_guard import UpdateGuard
 from toque.training.optim.factory import build_optimizer
-from toque.training.runtime import Runtime
+from toque.training.optim.gradient_noise import GradientNoise
 from toque.training.schedule import Schedule
 from toque.training.trainer import Trainer
 from toque.version import __version__
 from toque.workflows.assembly.autotune import Fitted
 from toque.workflows.assembly.batches import expected_totals
-from toque.workflows.assembly.optim_and_adapter import (
-    gradient_noise,
-    learning_rate,
-    skip_step,
-    weight_average,
-)
+from toque.workflows.assembly.optim_and_adapter import learning_rate, weight_average
+from toque.workflows.assembly.setup import Setup
 
 
 def build_trainer(
-    config: RunConfig,
-    *,
-    store: TokenStore,
-    model: PreTrainedModel,
-    runtime: Runtime,
-    evaluator: Callable[[], dict[str, float]],
-    stream: BatchStream,
-    callbacks: Sequence[Callback],
+    setup: Setup,
     fitted: Fitted,
-    base_hash: str | None = None,
+    evaluator: Callable[[], dict[str, float]],
+    callbacks: Sequence[Callback],
+    base_hash: str | None,
 ) -> Trainer:
     """The loop with everything it holds; `base_hash` is of the weights beside an adapter."""
+    config, model, stream, runtime = setup.config, setup.model, setup.stream, setup.runtime
     run, optim, train = Path(config.run_dir), config.optim, config.train
     resources = fitted.resources
-    observers = Callbacks(callbacks)
+    observers, noise, outliers = Callbacks(callbacks), optim.gradient_noise, optim.outliers
+    skip = SkipStep(**dict(outliers)) if outliers else None
     return Trainer(
         model=model,
         optimizer=build_optimizer(model, name=optim.name, weight_decay=optim.weight_decay),
@@ -69,7 +62,7 @@ def build_trainer(
             keep_last=train.keep_last,
             keep_best=train.keep_best,
             identity=RunIdentity(
-                config_sha256=config_sha256(config), data_fingerprint=store.fingerprint
+                config_sha256=config_sha256(config), data_fingerprint=setup.store.fingerprint
             ),
         ),
         callbacks=observers,
@@ -83,11 +76,11 @@ def build_trainer(
             ),
             callbacks=observers,
         ),
-        guard=UpdateGuard(runtime, observers, skip_step(config), run_folder=run),
+        guard=UpdateGuard(runtime, observers, skip, run_folder=run),
         notes=list(fitted.warnings),
         max_grad_norm=optim.max_grad_norm,
         seed=config.seed,
-        noise=gradient_noise(config),
+        noise=GradientNoise(**dict(noise), seed=config.seed) if noise else None,
         average=weight_average(config),
         check_reached=refuse_unreached if is_adapted(model) else None,
         base_sha256=base_hash,
@@ -95,18 +88,12 @@ def build_trainer(
     )
 
 
-def about_run(
-    config: RunConfig,
-    model: PreTrainedModel,
-    stream: BatchStream,
-    runtime: Runtime,
-    resources: Resources,
-) -> dict[str, Any]:
+def about_run(setup: Setup, resources: Resources) -> dict[str, Any]:
     """The start event of metrics.jsonl: hash, versions, hardware, sizes, precision."""
-    counts, shape = parameter_counts(model), stream.layout.shape
+    runtime = setup.runtime
     cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
-        "config_sha256": config_sha256(config),
+        "config_sha256": config_sha256(setup.config),
         "versions": {
             "toque": __version__,
             "torch": torch.__version__,
@@ -118,12 +105,8 @@ def about_run(
             "threads": torch.get_num_threads(),
             "memory_bytes": psutil.virtual_memory().total,
         },
-        "parameters": {
-            "total": counts.total,
-            "non_embedding": counts.non_embedding,
-            "trainable": counts.trainable,
-        },
-        "row": {"source": shape.source, "target": shape.target},
+        "parameters": asdict(parameter_counts(setup.model)),
+        "row": asdict(setup.stream.layout.shape),
         "precision": runtime.precision,
         "deterministic": runtime.deterministic,
         "compile": resources.compile,

@@ -17,11 +17,10 @@ from transformers import PreTrainedModel
 
 from toque.config import RunConfig
 from toque.data.loader.batch_stream import BatchStream, Step
-from toque.data.loader.collate import Layout
 from toque.data.loader.epoch_plan import EpochPlan
 from toque.data.loader.packing import RowShape
 from toque.data.store.token_store import TokenStore
-from toque.errors import CheckFailed, ConfigError, argument
+from toque.errors import CheckFailed
 from toque.models.forward.activation_checkpointing import recompute_blocks, stop_recomputing
 from toque.models.forward.compile import compile_blocks, stop_compiling
 from toque.training.runtime import Runtime
@@ -29,6 +28,7 @@ from toque.units import Cursor
 from toque.workflows.assembly.batches import (
     Lengths,
     build_language_model,
+    build_layout,
     check_positions,
     row_shape,
 )
@@ -48,7 +48,6 @@ GRADIENT: Final = 1e-4
 HALF_LOSS: Final = 1e-2
 HALF_GRADIENT: Final = 5e-2
 """The same in 16 bits, whose numbers have 8 (bf16) or 11 bits of precision."""
-EXAMPLES: Final = 16
 ALL: Final = 1_000_000
 """More rows at once than there are."""
 
@@ -125,15 +124,8 @@ class Check:
         return "\n".join([*lines, f"{verdict}; {total:.1f} s."])
 
 
-def check(config: RunConfig, *, examples: int = EXAMPLES) -> Check:
-    """Compute one update of the user's model and data in every way, and compare.
-
-    Arguments and errors are those of `toque.api.check`.
-    """
-    if examples < 2:
-        raise ConfigError(
-            f"{argument('examples')} must be at least 2: rows are packed from several."
-        )
+def compare_ways(config: RunConfig, examples: int) -> Check:
+    """Compute the update of so many examples alone, through transformers, and then in every way."""
     store = open_store(config)
     runtime = Runtime.detect(precision="float32", deterministic=config.train.deterministic)
     model = build_language_model(config, store)
@@ -142,9 +134,8 @@ def check(config: RunConfig, *, examples: int = EXAMPLES) -> Check:
     switch_dropout_off(model)
     rows = _chosen(store, examples)
     pairs = [(store.prompt(row).tolist(), store.target(row).tolist()) for row in rows.tolist()]
-    smoothing = config.optim.label_smoothing
     began = time.perf_counter()
-    reference = reference_update(model, pairs, smoothing=smoothing)
+    reference = reference_update(model, pairs, smoothing=config.optim.label_smoothing)
     seconds = time.perf_counter() - began
     ways = _Ways(config, store, model, runtime, rows, reference)
     return Check(
@@ -215,13 +206,7 @@ class _Ways:
                 update_rows=None,
                 window=len(self.rows),
             ),
-            layout=Layout(
-                self.store,
-                shape=shape,
-                pad_id=self.model.config.pad_token_id or 0,
-                start_id=getattr(self.model.config, "decoder_start_token_id", None) or 0,
-                packed=packed,
-            ),
+            layout=build_layout(self.store, self.model, shape, packed=packed),
             prompt_lengths=self.store.prompt_lengths,
             target_lengths=self.store.target_lengths,
             rank=rank,

@@ -193,10 +193,8 @@ class _Keeper(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Take a copy."""
         del closure
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self.kept[parameter] = parameter.grad.clone()
+        parameters = (p for group in self.param_groups for p in group["params"])
+        self.kept = {p: p.grad.clone() for p in parameters if p.grad is not None}
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -24,6 +24,8 @@ from toque.workflows.drill.sessions import (
     events,
     facts_of,
     kill_and_continue,
+    newest_bytes,
+    newest_checkpoint,
     newest_step,
     steps_done,
 )
@@ -109,9 +111,7 @@ class Drill:
                 began = time.monotonic()
                 outcome = fault()
                 seconds = round(time.monotonic() - began, 1)
-                self.outcomes.append(
-                    Outcome(**{**outcome.__dict__, "seconds": seconds})  # frozen: made anew
-                )
+                self.outcomes.append(replace(outcome, seconds=seconds))
                 self._owed -= lives
         finally:
             for session in self._sessions:
@@ -267,7 +267,7 @@ class Drill:
         if not mould.exists():
             return Outcome(fault, "nothing", expected, "no run was interrupted whole", "skipped")
         shutil.copytree(mould, run, symlinks=True)
-        newest = run / "checkpoints" / f"step-{newest_step(run):08d}"
+        newest = newest_checkpoint(run)
         what = damage(newest / name)
         session = self._started(run)
         wrong = self._ends_the_same(run, session)
@@ -284,7 +284,7 @@ class Drill:
     def _full_disk(self) -> Outcome:
         self._report("a full disk")
         run = self._fresh("full")
-        size = _checkpoint_bytes(self.scratch / "interrupted")
+        size = newest_bytes(self.scratch / "interrupted")
         log = self.scratch / "full.log"
         session = Session(lambda: self._on_a_tiny_disk(run, size, LogReporter(log)), log)
         self._sessions.append(session)
@@ -331,8 +331,3 @@ class Drill:
 
 def _last_words(session: Session) -> str:
     return " ".join(session.said().strip().splitlines()[-3:])
-
-
-def _checkpoint_bytes(run: Path) -> int:
-    newest = run / "checkpoints" / f"step-{newest_step(run):08d}"
-    return sum(path.stat().st_size for path in newest.glob("*"))

@@ -15,11 +15,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from toque.config import Resolved, load_config
+from toque.config import load_config
 from toque.errors import CheckFailed, CheckpointError, ConfigError, argument
 from toque.reporter import SILENT, Reporter
 from toque.workflows.drill.crash_test import Drill, Outcome
-from toque.workflows.drill.sessions import Session, newest_step, preload
+from toque.workflows.drill.sessions import Session, newest_bytes, preload
+from toque.workflows.results import Model, folder_of
 
 if TYPE_CHECKING:
     from toque.training.observers.user_callbacks import RunState
@@ -49,13 +50,11 @@ class StopAt:
     def __init__(self, step: int) -> None:
         self.step = step
 
-    def on_train_begin(self, state: RunState) -> str | None:
-        """Stop a session that has nothing more to do."""
-        return "stop" if state.step >= self.step else None
-
     def on_step_end(self, state: RunState) -> str | None:
         """Stop when it is enough."""
         return "stop" if state.step >= self.step else None
+
+    on_train_begin = on_step_end  # a session may have nothing more to do
 
 
 @dataclass(frozen=True)
@@ -95,14 +94,29 @@ class DrillResult:
 
 
 def drill(
-    run: Path, *, kills: int = 10, steps: int = 24, seed: int = 1, reporter: Reporter = SILENT
+    run: Model, *, kills: int = 10, steps: int = 24, seed: int = 1, reporter: Reporter = SILENT
 ) -> DrillResult:
-    """Do everything to short copies of the run, beside it, and remove them.
+    """Do the crash test to short copies of a run, on its disk; the run itself is only read.
 
-    Arguments and errors are those of `toque.api.drill`.
+    Sessions are forked: call this in a process that has not computed with torch yet.
+
+    Args:
+        run: what is copied.
+        kills: times a copy is killed with SIGKILL at a random moment.
+        steps: updates of each copy.
+        seed: where random moments and bits come from.
+        reporter: hears what is being done.
+
+    Returns:
+        `outcomes` of every fault, and the names of those that `failed`.
+
+    Raises:
+        ConfigError: no run there, or numbers that make no drill.
+        CheckpointError: no room, or the run does not train undisturbed.
     """
-    if not (run / "config.yaml").exists():
-        raise ConfigError(f"{run} is no run folder (config.yaml). Name one, e.g. runs/cookbook.")
+    folder = folder_of(run)
+    if not (folder / "config.yaml").exists():
+        raise ConfigError(f"{folder} is no run folder (config.yaml). Name one, e.g. runs/cookbook.")
     if steps < SAVES or kills < 0:
         raise ConfigError(
             f"{argument('steps')} is {steps} and {argument('kills')} {kills}. At least {SAVES} "
@@ -115,36 +129,33 @@ def drill(
         about = "" if left is None else f"; about {_clock(left)} left"
         reporter.notice(f"{text}{about}")
 
-    _refuse_small_disk(run)
+    _refuse_small_disk(folder)
     preload()
-    from toque.training.autotune.cache import RESOURCES  # with torch, which refusing does without
+    # With torch, which refusing does without.
+    from toque.training.autotune.cache import RESOURCES
+    from toque.workflows.train import train_in_child
 
-    with _scratch_beside(run) as scratch:
+    with _scratch_beside(folder) as scratch:
         logs, numbers = scratch / "logs", itertools.count()
         logs.mkdir()
 
         def start(copy: Path) -> Session:
             log = logs / f"{next(numbers)}.log"
             settings = load_config(
-                str(run / "config.yaml"),
+                folder / "config.yaml",
                 [*_QUIET, f"run_dir={copy}", f"train.save_every={save_every} steps",
                  f"train.evaluate_every={2 * save_every + 1} steps"],
             )  # fmt: skip
-            return Session(lambda: _train_until(settings, steps, log), log)
+            stop = StopAt(steps)
+            return Session(lambda: train_in_child(settings, log, callbacks=[stop]), log)
 
         def begin(copy: Path) -> None:
             # How updates are computed was measured by the run; another choice is other bits.
-            if (run / RESOURCES).exists():
-                shutil.copy(run / RESOURCES, copy / RESOURCES)
+            if (folder / RESOURCES).exists():
+                shutil.copy(folder / RESOURCES, copy / RESOURCES)
 
         faults = Drill(start, begin, scratch, steps, save_every, kills, random.Random(seed), say)
-        return DrillResult(run, tuple(faults.run()))
-
-
-def _train_until(settings: Resolved, steps: int, log: Path) -> int:
-    from toque.workflows.train_in_child import train_in_child
-
-    return train_in_child(settings, log, callbacks=[StopAt(steps)])
+        return DrillResult(folder, tuple(faults.run()))
 
 
 @contextmanager
@@ -165,8 +176,7 @@ def _scratch_beside(run: Path) -> Iterator[Path]:
 
 
 def _refuse_small_disk(run: Path) -> None:
-    newest = run / "checkpoints" / f"step-{newest_step(run):08d}"
-    size = sum(file.stat().st_size for file in newest.glob("*"))
+    size = newest_bytes(run)
     free = shutil.disk_usage(run).free
     if free < _COPIES * size:
         raise CheckpointError(

@@ -75,10 +75,8 @@ class Session:
     def killed_after(self, seconds: float) -> bool:
         """Whether SIGKILL met it that long from now; False when it ended by itself before."""
         until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0:
-            if self.ended():
-                return False
-            time.sleep(min(left, _LOOK_EVERY))
+        if not self.wait_until(lambda: time.monotonic() >= until):
+            return False
         self.send(signal.SIGKILL)
         return self.wait() == -signal.SIGKILL
 
@@ -116,7 +114,7 @@ def preload() -> None:
         "transformers.models.gpt2.modeling_gpt2",
         "transformers.models.t5.modeling_t5",
         "toque.models.families",
-        "toque.workflows.assembly.trainer",
+        "toque.workflows.train",
     ):
         importlib.import_module(name)
 
@@ -125,6 +123,16 @@ def newest_step(run: Path) -> int:
     """The step of the newest checkpoint folder, whole or not; 0 for none."""
     steps = [path.name.rpartition("-")[2] for path in (run / "checkpoints").glob("step-*")]
     return max(map(int, steps), default=0)
+
+
+def newest_checkpoint(run: Path) -> Path:
+    """The folder of the newest checkpoint, which need not be there."""
+    return run / "checkpoints" / f"step-{newest_step(run):08d}"
+
+
+def newest_bytes(run: Path) -> int:
+    """Bytes of the newest checkpoint; 0 without one."""
+    return sum(file.stat().st_size for file in newest_checkpoint(run).glob("*"))
 
 
 def events(run: Path) -> list[dict[str, Any]]:
@@ -148,7 +156,7 @@ def facts_of(run: Path) -> Facts:
 
     Of a step that was done more than once, the loss reported last is what stands.
     """
-    last = run / "checkpoints" / f"step-{newest_step(run):08d}"
+    last = newest_checkpoint(run)
     files = {
         "weights": last / "model.safetensors",
         "optimizer": last / "optimizer.safetensors",

@@ -1,6 +1,8 @@
-"""Data report on a terminal, or as plain text where there is none."""
+"""Tables on a terminal, or as plain text where there is none: the data report, the crash test."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -17,6 +19,9 @@ from toque.reports.store_report import (
     sources_grid,
     warnings_of,
 )
+
+if TYPE_CHECKING:
+    from toque.workflows.drill.run import DrillResult
 
 _NO_TERMINAL_COLUMNS = 120
 """Wide enough for a path in a log file; rich would guess 80."""
@@ -52,6 +57,14 @@ def print_report(report: Report, console: Console | None = None) -> None:
             f"{report.prompt_tokens + report.target_tokens:,} tokens of {_plain(report.tokenizer)}."
         )
     )
+
+
+def print_drill(result: DrillResult) -> None:
+    """Print every fault with what was expected and what happened."""
+    table = Table("fault", "what was done", "expected", "what happened", "", show_lines=True)
+    for o in result.outcomes:
+        table.add_row(o.fault, o.done, o.expected, o.happened, o.verdict)
+    Console().print(table, highlight=False)
 
 
 def _table(title: str, grid: Grid) -> Table:

@@ -1,0 +1,77 @@
+"""Toque from Python: `from toque import configure, prepare, train, evaluate, generate`.
+
+The functions do what the commands of the same names do, with the same settings, files and errors
+(`toque.errors.ToqueError`). They print nothing; a `reporter` hears what a command would print, and
+`toque.ConsoleReporter()` prints it. Torch is loaded by the first function that needs it, not by
+importing this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from toque.reporter import SILENT, Reporter
+from toque.workflows.ablate.run import ablate
+from toque.workflows.check.run import check
+from toque.workflows.classify import classify
+from toque.workflows.configure import Configured, configure, with_origins
+from toque.workflows.drill.run import drill
+from toque.workflows.evaluate import evaluate
+from toque.workflows.export import export
+from toque.workflows.generate import generate
+from toque.workflows.prepare import prepare
+from toque.workflows.report import report
+from toque.workflows.results import Model, TrainedRun
+from toque.workflows.verify import verify
+
+__all__ = [
+    "ablate",
+    "check",
+    "classify",
+    "configure",
+    "drill",
+    "evaluate",
+    "export",
+    "generate",
+    "prepare",
+    "report",
+    "train",
+    "verify",
+]
+
+
+def train(
+    config: Configured,
+    *,
+    start: Model | None = None,
+    callbacks: Sequence[object] = (),
+    upload: bool = True,
+    reporter: Reporter = SILENT,
+) -> TrainedRun:
+    """Train, or continue a run that was interrupted; prepare first where that was not done.
+
+    Args:
+        config: what `configure` takes.
+        start: a run or checkpoint whose weights a new run begins with.
+        callbacks: objects that watch the run, besides those of observe.callbacks.
+        upload: fetch from checkpoint.upload and copy to it, if there is one.
+        reporter: hears of progress.
+
+    Raises:
+        ConfigError: the configuration cannot be used.
+        DataError: the data cannot.
+        CheckpointError: the run folder belongs to another run, or is in use.
+        NonFiniteError: the loss is not a number.
+    """
+    settings = configure(config)
+    if settings.data.sources:
+        prepare(settings, reporter=reporter)
+    from toque.workflows.train import train as workflow
+
+    return workflow(
+        with_origins(settings),
+        start=start,
+        callbacks=callbacks,
+        upload=upload,
+        reporter=reporter,
+    )
