@@ -77,3 +77,12 @@ def test_an_empty_document_is_dropped_with_its_line(tmp_path: Path) -> None:
 def test_a_missing_file_is_said(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"absent\.txt does not exist"):
         list(TextReader().blocks(tmp_path / "absent.txt"))
+
+
+def test_a_text_compressed_with_zstd_is_one_document(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    path = tmp_path / "soup.txt.zst"
+    with arrow.CompressedOutputStream(str(path), "zstd") as file:
+        file.write(b"Boil the water.\n")
+    (block,) = TextReader().blocks(path)
+    assert block.payload == b"Boil the water.\n"
