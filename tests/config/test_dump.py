@@ -11,7 +11,6 @@ from toque.config import (
     SAFE_TO_CHANGE,
     RunConfig,
     config_sha256,
-    configuration_page,
     differences,
     load_config,
     presets,
@@ -37,18 +36,6 @@ def test_preset_in_full(name: str, golden_text: Golden) -> None:
     """A moved default shows up here as a changed line."""
     path = REPOSITORY / "tests" / "golden" / "presets" / f"{name}.yaml"
     golden_text(path, to_yaml(load_config(name).config))
-
-
-@pytest.mark.golden
-def test_configuration_page_is_the_tree(golden_text: Golden) -> None:
-    golden_text(REPOSITORY / "docs" / "reference" / "configuration.md", configuration_page())
-
-
-def test_every_setting_has_help():
-    page = configuration_page()
-    rows = [line for line in page.splitlines() if line.startswith("| `")]
-    assert len(rows) > 50
-    assert [row for row in rows if row.split("|")[-2].strip() in ("", "*later*")] == []
 
 
 @pytest.mark.parametrize("name", sorted(presets()))

@@ -34,6 +34,18 @@ def public() -> dict[str, object]:
 
 
 @pytest.mark.golden
+def test_configuration_page_is_the_schema(golden_text: Golden) -> None:
+    golden_text(REFERENCE / "configuration.md", generator().configuration_page())
+
+
+def test_every_setting_has_help() -> None:
+    page = generator().configuration_page()
+    rows = [line for line in page.splitlines() if line.startswith("| `")]
+    assert len(rows) > 50
+    assert [row for row in rows if row.split("|")[-2].strip() in ("", "*later*")] == []
+
+
+@pytest.mark.golden
 def test_cli_page_is_the_commands(golden_text: Golden) -> None:
     golden_text(REFERENCE / "cli.md", generator().cli_page(app))
 

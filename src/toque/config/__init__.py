@@ -3,7 +3,6 @@
 `load_config("my.yaml", ["optim.peak_lr=1e-4"])` gives the settings and where each came from.
 """
 
-from toque.config.docs_page import configuration_page
 from toque.config.dump import (
     SAFE_TO_CHANGE,
     Difference,
@@ -22,7 +21,6 @@ __all__ = [
     "RunConfig",
     "SourceConfig",
     "config_sha256",
-    "configuration_page",
     "differences",
     "load_config",
     "presets",
