@@ -18,7 +18,6 @@ divides by it and counts useful tokens only.
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import statistics
 import sys
@@ -26,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -101,8 +101,7 @@ class Bench:
         step = stream.at(Cursor())
         self.useful = step.n_tokens
         self.packed = step.batch.to(self.runtime.device)
-        alone = copy.copy(stream.layout)
-        alone.packed = False
+        alone = replace(stream.layout, packed=False)
         self.alone = alone.batch(step.batch.example_ids).to(self.runtime.device)
         self.optimizer = build_optimizer(self.model)
 

@@ -55,7 +55,7 @@ def ids_differ(store_folder: Path, *, most: int) -> dict[str, int]:
     """
     from tokenizers import Tokenizer
 
-    from toque.cooking.schemas import RecipeReader
+    from toque.cooking.schemas import reader_for
     from toque.data.prepare.example_rows import prompt_bounds
     from toque.data.store.token_store import TokenStore
 
@@ -64,7 +64,8 @@ def ids_differ(store_folder: Path, *, most: int) -> dict[str, int]:
     around = prompt_bounds(codec, store.manifest.family_kind)
     reference = Tokenizer.from_file(str(store_folder / "tokenizer" / "tokenizer.json"))
     (source,) = store.manifest.sources
-    reader = RecipeReader()
+    # Pairs are read by their columns, which the recorded name ends with; recipes by none.
+    reader = reader_for(json.loads(source.reader.partition("pairs=")[2] or "{}"))
     assert source.reader == reader.recorded_name
     wanted = set(np.linspace(0, store.n_rows - 1, min(most, store.n_rows)).astype(int).tolist())
     differ = compared = row = 0
