@@ -178,7 +178,9 @@ def test_a_dead_process_of_this_machine_is_not_waited_for(remote):
         json.dumps({"id": "x", "host": socket.gethostname(), "pid": 4194999}).encode(),
     )
     with BucketLock(remote, stale=3600.0, settle=0.01):
-        pass
+        held = json.loads(remote.read(LOCK))
+    assert held["id"] != "x"
+    assert held["pid"] == os.getpid()
 
 
 def test_another_run_in_the_same_place_is_refused(remote, tmp_path, parts):
