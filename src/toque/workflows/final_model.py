@@ -10,7 +10,9 @@ from transformers import PreTrainedModel
 from toque.config import RunConfig
 from toque.data.store.token_store import TokenStore
 from toque.evaluation.text_samples import append_samples
+from toque.models.loading.card_usage import adapter_usage, with_usage
 from toque.models.loading.export import save_adapter, save_model
+from toque.models.loading.provenance import Provenance
 from toque.models.lora.files import WEIGHTS
 from toque.models.lora.layers import is_adapted
 from toque.reporter import Reporter
@@ -19,6 +21,12 @@ from toque.training.checkpoint.resume import broadcast_checkpoint
 from toque.version import __version__
 from toque.workflows.assembly.distributed_eval import sample_on_all_ranks
 from toque.workflows.assembly.evaluation import build_sampler, held_out_prompts
+from toque.workflows.assembly.provenance import (
+    example_prompt,
+    form_in_words,
+    model_files,
+    provenance_of_run,
+)
 from toque.workflows.assembly.run import Run
 from toque.workflows.assembly.sample_writer import writing_in
 from toque.workflows.run_folder import load_weights
@@ -47,21 +55,37 @@ def finish(run: Run, reporter: Reporter) -> None:
     result = evaluation_of(setup, losses, samples, step=step)
     atomic_write(folder / "evaluation.json", result.to_json().encode())
     append_samples(folder / "samples.jsonl", samples, step=step)
-    card = model_card(config, step=step, metrics=result.metrics)
-    kept = keep_model(model, store, folder / "model", card=card, base_hash=trainer.base_sha256)
+    record = provenance_of_run(config, store.manifest)
+    card = model_card(config, record, step=step, metrics=result.metrics)
+    kept = keep_model(
+        model, store, folder / "model", card=card, record=record, base_hash=trainer.base_sha256
+    )
     reporter.notice(str(result))
     reporter.notice(f"{kept} (step {step}, lowest held-out loss).")
 
 
 def keep_model(
-    model: PreTrainedModel, store: TokenStore, folder: Path, *, card: str, base_hash: str | None
+    model: PreTrainedModel,
+    store: TokenStore,
+    folder: Path,
+    *,
+    card: str,
+    record: Provenance,
+    base_hash: str | None,
 ) -> str:
     """Write the finished model, or the adapter alone, and say where it is and how large."""
-    tokenizer = store.path / "tokenizer"
+    tokenizer, codec, most = store.path / "tokenizer", store.codec(), record.max_new_tokens
+    encoder = bool(model.config.is_encoder_decoder)
+    files, portable = model_files(codec, record, encoder=encoder)
     if not is_adapted(model):
-        save_model(model, tokenizer, folder, card=card)
+        prompt = example_prompt(record)
+        card = with_usage(
+            card, prompt=prompt, encoder=encoder, max_new_tokens=most, portable=portable
+        )
+        save_model(model, tokenizer, folder, card=card, files=files, max_new_tokens=most)
         return f"The model is in {folder}"
-    save_adapter(model, tokenizer, folder, card=card, base_hash=base_hash or "")
+    card, base = adapter_usage(card), base_hash or ""
+    save_adapter(model, tokenizer, folder, card=card, base_hash=base, files=files)
     size = (folder / WEIGHTS).stat().st_size / 1e6
     return (
         f"The adapter, {size:,.1f} MB, is in {folder}; `toque export {folder.parent}` merges it "
@@ -69,7 +93,9 @@ def keep_model(
     )
 
 
-def model_card(config: RunConfig, *, step: int, metrics: Mapping[str, float]) -> str:
+def model_card(
+    config: RunConfig, record: Provenance, *, step: int, metrics: Mapping[str, float]
+) -> str:
     """README.md of the finished model: what it is, how it was made, how good it is."""
     scores = "\n".join(f"| {name} | {value:.4g} |" for name, value in metrics.items())
     sources = ", ".join(s.path for s in config.data.sources) or config.data.store
@@ -78,6 +104,6 @@ def model_card(config: RunConfig, *, step: int, metrics: Mapping[str, float]) ->
         f"# {Path(config.run_dir).name}\n\nTrained with Toque {__version__} from "
         f"{config.model.start_from} on {sources}; weights of step {step}, the lowest held-out "
         "loss. `config.yaml` of the run repeats it.\n\n"
-        "The prompt it was trained on: `Generate recipe for: NAME using ingredients: a, b, c`.\n\n"
+        f"{form_in_words(record)}\n\n"
         f"| held-out metric | value |\n|---|---|\n{scores}\n"
     )

@@ -9,14 +9,17 @@ from transformers import PreTrainedModel
 
 from toque.config import RunConfig, load_config
 from toque.data.prepare.example_rows import prompt_ids
+from toque.data.prepare.settings import FamilyKind
 from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.codec import Codec, load_codec
 from toque.data.tokenizer.folder import resolve_tokenizer
 from toque.errors import CheckpointError, DataError
 from toque.models.loading.pretrained import load_model, load_with_adapter
+from toque.models.loading.provenance import Form, Provenance, form_named
 from toque.models.lora.files import is_adapter_folder, merged
 from toque.training.checkpoint.store import CheckpointStore
 from toque.workflows.assembly.batches import build_language_model
+from toque.workflows.assembly.provenance import provenance_in, provenance_of_run
 from toque.workflows.run_folder import load_weights
 
 
@@ -28,16 +31,18 @@ class OpenedModel:
     codec: Codec
     config: RunConfig | None
     step: int | None
+    provenance: Provenance
+    """What it was trained to be asked."""
 
     @property
     def is_encoder_decoder(self) -> bool:
         """Whether prompts are read on a side of their own."""
         return bool(self.model.config.is_encoder_decoder)
 
-    def prompt_ids(self, prompt: str) -> list[int]:
-        """A prompt as the model reads it."""
-        encoder = self.is_encoder_decoder
-        return prompt_ids(self.codec, prompt, "encoder-decoder" if encoder else "decoder")
+    def prompt_ids(self, prompt: str, form: Form | None = None) -> list[int]:
+        """A prompt as the model reads it, or as one of another form does."""
+        kind: FamilyKind = "encoder-decoder" if self.is_encoder_decoder else "decoder"
+        return prompt_ids(self.codec, prompt, kind, form or form_named(self.provenance.form))
 
     def check_tokenizer(self, store: TokenStore) -> None:
         """Refuse a store of another tokenizer.
@@ -77,7 +82,8 @@ def open_model(folder: Path) -> OpenedModel:
             "model folder."
         )
     loaded = load_with_adapter(model) if adapted else load_model(str(model))
-    return OpenedModel(loaded, load_codec(resolve_tokenizer(str(model))), config, None)
+    codec = load_codec(resolve_tokenizer(str(model)))
+    return OpenedModel(loaded, codec, config, None, provenance_in(folder))
 
 
 def _from_checkpoint(folder: Path, config: RunConfig) -> OpenedModel:
@@ -92,4 +98,5 @@ def _from_checkpoint(folder: Path, config: RunConfig) -> OpenedModel:
     model = build_language_model(config, store)
     load_weights(model, found)
     model.train(mode=False)
-    return OpenedModel(merged(model), store.codec(), config, found.step)
+    record = provenance_of_run(config, store.manifest)
+    return OpenedModel(merged(model), store.codec(), config, found.step, record)

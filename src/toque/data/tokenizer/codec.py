@@ -40,6 +40,7 @@ class Codec:
         pad_id, eos_id: always there; where a vocabulary has no padding token, pad is eos.
         bos_id, unk_id: None when the vocabulary has none.
         newline_id: the line-break marker, None when the vocabulary holds "\n" itself.
+        silent: the tokens that texts are written without: padding, end and begin.
         sha256: of `tokenizer.json` as `save` writes it.
         word_kind: how it cuts words, where a text's ids are its words' side by side, else None.
     """
@@ -66,7 +67,7 @@ class Codec:
         self.pad_id = _id_of(tokenizer, specials.pad)
         self.bos_id = _id_of(tokenizer, specials.bos) if specials.bos else None
         self.unk_id = _id_of(tokenizer, specials.unk) if specials.unk else None
-        self._silent = {self.pad_id, self.eos_id, self.bos_id}
+        self.silent = frozenset({self.pad_id, self.eos_id, self.bos_id} - {None})
         added = tokenizer.get_added_tokens_decoder().values()
         self.rewriter = Rewriter(
             tokenizer, unk_id=self.unk_id, specials=[t.content for t in added if t.special]
@@ -121,7 +122,7 @@ class Codec:
         for token in ids:
             if token == self.newline_id:
                 lines.append([])
-            elif token not in self._silent:
+            elif token not in self.silent:
                 lines[-1].append(int(token))
         return "\n".join(self._tokenizer.decode(line, skip_special_tokens=False) for line in lines)
 
@@ -134,6 +135,17 @@ class Codec:
         }
         return [found[i] for i in sorted(found)]
 
+    def piece(self, token: int) -> str:
+        """A token as the vocabulary spells it.
+
+        Raises:
+            KeyError: there is no such token.
+        """
+        found = self._tokenizer.id_to_token(token)
+        if found is None:
+            raise KeyError(token)
+        return str(found)
+
     def pieces(self) -> dict[str, int]:
         """Every token as the vocabulary spells it, with its id."""
         return self._tokenizer.get_vocab()
@@ -141,7 +153,16 @@ class Codec:
     def save(self, folder: Path) -> None:
         """Write a Hugging Face tokenizer folder that AutoTokenizer reads."""
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "tokenizer.json").write_text(self._json, encoding="utf-8")
+        for name, text in self.files().items():
+            (folder / name).write_text(text, encoding="utf-8")
+
+    @property
+    def tokenizer_json(self) -> str:
+        """`tokenizer.json` as `save` writes it."""
+        return self._json
+
+    def files(self) -> dict[str, str]:
+        """The texts that `save` writes, by file name."""
         config = {
             **self._settings,
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -149,7 +170,7 @@ class Codec:
             **self._specials.as_config(),
         }
         text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
-        (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
+        return {"tokenizer.json": self._json, "tokenizer_config.json": text}
 
     def _tokenize(self, texts: list[str]) -> list[list[int]]:
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
@@ -214,6 +235,8 @@ def _newline_token(tokenizer: Tokenizer) -> int | None:
     if tokenizer.token_to_id(NEWLINE) is not None:
         return _id_of(tokenizer, NEWLINE)
     added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
+    if "\n" in added:  # the marker of a tokenizer that was written for plain transformers
+        return _id_of(tokenizer, "\n")
     numbers = _extra_numbers(added) or _extra_numbers(tokenizer.get_vocab())
     return _id_of(tokenizer, f"<extra_id_{max(numbers)}>") if numbers else None
 

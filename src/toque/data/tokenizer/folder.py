@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from toque.errors import DataError
 from toque.models.loading.hub import resolve_folder
+from toque.models.loading.provenance import FOLDER, tokenizer_files_in
 from toque.storage.checksums import sha256_of
 
 _KEPT = ("model_max_length", "chat_template")
@@ -50,6 +51,7 @@ def read_folder(folder: Path) -> TokenizerFolder:
     Raises:
         DataError: see `load_codec`.
     """
+    folder = tokenizer_files_in(folder)
     path = folder / "tokenizer.json"
     if not folder.is_dir():
         raise DataError(
@@ -81,6 +83,11 @@ def read_folder(folder: Path) -> TokenizerFolder:
     return TokenizerFolder(name, text, tokenizer, specials, {**settings, "toque_name": name})
 
 
+def is_toques(folder: Path) -> bool:
+    """Whether a folder's tokenizer came out of a store."""
+    return "toque_name" in _read_json(folder / "tokenizer_config.json")
+
+
 def hash_of_folder(folder: Path) -> str:
     """SHA-256 over the files a codec is made from; without reading the vocabulary.
 
@@ -89,6 +96,7 @@ def hash_of_folder(folder: Path) -> str:
     """
     if not (folder / "tokenizer.json").is_file():
         read_folder(folder)  # says what is missing
+    folder = tokenizer_files_in(folder)
     digest = hashlib.sha256()
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
         path = folder / name
@@ -106,7 +114,7 @@ def resolve_tokenizer(name: str) -> Path:
         name,
         setting="model.tokenizer",
         needs=("tokenizer.json",),
-        also=("tokenizer_config.json", "special_tokens_map.json"),
+        also=("tokenizer_config.json", "special_tokens_map.json", f"{FOLDER}/*.json"),
         error=DataError,
     )
 

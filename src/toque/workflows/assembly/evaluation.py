@@ -14,6 +14,7 @@ from toque.data.loader.collate import Layout
 from toque.data.loader.packing import choose_shape
 from toque.data.prepare.example_rows import prompt_ids
 from toque.data.prepare.settings import FamilyKind
+from toque.data.store.prompt_form import form_of
 from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError
 from toque.evaluation.heldout_loss import HeldOut, choose_rows, subset
@@ -105,8 +106,10 @@ def own_prompts(config: RunConfig, store: TokenStore, *, encoder: bool) -> list[
     """The prompts of evaluation.prompts, as the model reads them."""
     codec = store.codec()
     kind: FamilyKind = "encoder-decoder" if encoder else "decoder"
+    form = form_of(entry.reader for entry in store.manifest.sources)
     return [
-        Prompt(tuple(prompt_ids(codec, text, kind)), text) for text in config.evaluation.prompts
+        Prompt(tuple(prompt_ids(codec, text, kind, form)), text)
+        for text in config.evaluation.prompts
     ]
 
 
