@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import shape_of
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
+from transformers import AutoTokenizer
 
 import toque
+from plain_transformers import plain
+from tiny import shape_of
 from toque.data.prepare.example_rows import asking_bounds
 from toque.data.tokenizer.codec import Codec, load_codec
 from toque.data.tokenizer.portable import files_of_model
@@ -69,23 +70,6 @@ def model_folder(to: Path, family: str, codec: Codec, form: str = "recipes") -> 
     )
     save_model(model, to / "none", to / family, card=card, files=files, max_new_tokens=40)
     return to / family
-
-
-def plain(folder: Path, prompts: list[str], *, encoder: bool, most: int) -> list[str]:
-    """What plain transformers writes, greedily."""
-    if not encoder:
-        write = pipeline("text-generation", model=str(folder), device="cpu")
-        asked = {"return_full_text": False, "do_sample": False, "max_new_tokens": most}
-        return [write(prompt, **asked)[0]["generated_text"] for prompt in prompts]
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
-    written = []
-    for prompt in prompts:
-        ids = model.generate(
-            **tokenizer(prompt, return_tensors="pt"), do_sample=False, max_new_tokens=most
-        )
-        written.append(tokenizer.decode(ids[0], skip_special_tokens=True))
-    return written
 
 
 def ours(folder: Path, prompts: list[str], *, most: int) -> list[str]:
