@@ -13,7 +13,6 @@ from toque.sources.detect import READ, layout_with
 from toque.sources.plain_text import NO_TEXT, clean_document
 from toque.sources.records import Block, BlockExamples, Example, document_example
 
-
 DOCUMENTS: Final = "toque.cooking.formats:text="
 """Beginning of its recorded names."""
 

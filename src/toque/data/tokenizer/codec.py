@@ -19,7 +19,7 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer
 
 from toque.data.tokenizer.char_fallbacks import Rewriter
-from toque.data.tokenizer.folder import TokenizerFolder, read_folder
+from toque.data.tokenizer.folder import TokenizerFolder, read_folder, tokenizer_faults
 from toque.data.tokenizer.word_cache import Encoded, WordTable, kind_of
 
 NEWLINE = "<newline>"
@@ -46,6 +46,10 @@ class Codec:
     """
 
     def __init__(self, source: TokenizerFolder) -> None:
+        with tokenizer_faults(source.name):
+            self._take(source)
+
+    def _take(self, source: TokenizerFolder) -> None:
         tokenizer, tokenizer_json, specials = source.tokenizer, source.json, source.specials
         # "<|endoftext|>" written in a scraped page is text, not the end of a recipe.
         tokenizer.encode_special_tokens = True
@@ -87,11 +91,13 @@ class Codec:
 
         Vocabularies that hold everything leave the text alone. Encode after normalising.
         """
-        return self.rewriter(text)
+        with tokenizer_faults(self.name):
+            return self.rewriter(text)
 
     def encode(self, text: str) -> list[int]:
         r"""Ids of `text` without special tokens; "\n" becomes `newline_id` where there is one."""
-        return self._encode_plainly([text])[0]
+        with tokenizer_faults(self.name):
+            return self._encode_plainly([text])[0]
 
     def encode_flat(self, texts: Sequence[str]) -> Encoded:
         """The ids of many texts, each normalised: the same as one by one, many times faster.
@@ -99,6 +105,10 @@ class Codec:
         The fast way is taken for the texts it is exact for; a sample of every call is compared
         with the tokenizer's own ids, and one difference sends the whole call the long way.
         """
+        with tokenizer_faults(self.name):
+            return self._encode_flat(texts)
+
+    def _encode_flat(self, texts: Sequence[str]) -> Encoded:
         words = self._words
         if words is None:
             return self._encode_whole(texts)
@@ -124,7 +134,9 @@ class Codec:
                 lines.append([])
             elif token not in self.silent:
                 lines[-1].append(int(token))
-        return "\n".join(self._tokenizer.decode(line, skip_special_tokens=False) for line in lines)
+        with tokenizer_faults(self.name):
+            decode = self._tokenizer.decode
+            return "\n".join(decode(line, skip_special_tokens=False) for line in lines)
 
     def sentinels(self) -> list[int]:
         """The ids of `<extra_id_0>`, `<extra_id_1>`, ... but for the line break's marker."""

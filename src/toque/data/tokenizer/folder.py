@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from tokenizers import Tokenizer
 
 from toque.errors import DataError
@@ -17,6 +20,8 @@ from toque.storage.checksums import sha256_of
 
 _KEPT = ("model_max_length", "chat_template")
 """Settings of a `tokenizer_config.json` worth carrying into the store and the trained model."""
+MOST_GAPS = 1 << 16
+"""Ids without an entry that a vocabulary may have, besides as many as its entries."""
 _ENDS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<eos>", "[SEP]")
 
 
@@ -67,10 +72,13 @@ def read_folder(folder: Path) -> TokenizerFolder:
         )
     try:
         text = path.read_text(encoding="utf-8")
+        _refuse_far_ids(text, path)
         tokenizer = Tokenizer.from_str(text)
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read: {error}.") from error
-    except Exception as error:  # tokenizers raises the bare class for any bad file
+    except BaseException as error:
+        if not _is_refusal(error):
+            raise
         raise DataError(
             f"{path} is not a tokenizer this version of the tokenizers library reads: {error}. "
             "It may be cut short, or written by a newer version; fetch it again."
@@ -81,6 +89,61 @@ def read_folder(folder: Path) -> TokenizerFolder:
     # A folder inside a store is called "tokenizer": its own name was kept in the settings.
     name = str(config.get("toque_name", folder.name))
     return TokenizerFolder(name, text, tokenizer, specials, {**settings, "toque_name": name})
+
+
+class _Vocabulary(msgspec.Struct):
+    vocab: dict[str, int] | list[Any] = []
+
+
+class _Ids(msgspec.Struct):
+    """The part of a `tokenizer.json` that gives ids."""
+
+    model: _Vocabulary
+
+
+def _refuse_far_ids(text: str, path: Path) -> None:
+    """Refuse ids far beyond the number of entries: tables as long as the highest are made of them.
+
+    Raises:
+        DataError: naming the highest.
+    """
+    try:
+        vocab = msgspec.json.decode(text, type=_Ids).model.vocab
+    except (msgspec.DecodeError, RecursionError):
+        return  # the library says what is wrong
+    highest = max(vocab.values(), default=0) if isinstance(vocab, dict) else 0
+    if highest > 2 * len(vocab) + MOST_GAPS:
+        raise DataError(
+            f"{path} has {len(vocab):,} entries, and the id {highest:,} among them. It is damaged "
+            "or made to harm: take another in model.tokenizer, or fetch it again."
+        )
+
+
+@contextmanager
+def tokenizer_faults(name: str) -> Iterator[None]:
+    """Turn what the tokenizers library raises while it works into an error that names the tokenizer.
+
+    Its file may be anyone's: an expression that takes exponential time ends in a panic of the
+    library's, which Python sees as a `BaseException`.
+
+    Raises:
+        DataError: it raised or panicked.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not _is_refusal(error):
+            raise
+        raise DataError(
+            f"The tokenizer {name} cannot be used: the tokenizers library fails on it "
+            f"({' '.join(str(error).split())[:300]}). It is damaged or made to harm: take another "
+            "in model.tokenizer, or fetch it again."
+        ) from error
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Whether the tokenizers library raised it: the bare class, or a panic of Rust."""
+    return type(error) is Exception or type(error).__name__ == "PanicException"
 
 
 def is_toques(folder: Path) -> bool:

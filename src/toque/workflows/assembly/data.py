@@ -16,6 +16,8 @@ from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.codec import load_codec
 from toque.data.tokenizer.folder import resolve_tokenizer
 from toque.errors import ConfigError, DataError, argument
+from toque.models.loading.config_json import read_config_json
+from toque.models.loading.hub import resolve_folder
 from toque.sources.detect import UnknownFormatError, is_columnar
 from toque.sources.files import located, named
 from toque.sources.hf_datasets import PREFIX, dataset_files, saved_files
@@ -34,16 +36,13 @@ def family_kind(config: RunConfig) -> Literal["decoder", "encoder-decoder"]:
     """Kind of the model's family; of `auto`, from the checkpoint's config.json."""
     family = config.model.family
     if family == "auto":
-        from toque.models.loading.hub import resolve_folder
-
-        file = resolve_folder(config.model.start_from) / "config.json"
-        try:
-            encoder = bool(json.loads(file.read_text()).get("is_encoder_decoder"))
-        except (OSError, ValueError) as error:
+        folder = resolve_folder(config.model.start_from)
+        if not (folder / "config.json").is_file():
             raise ConfigError(
-                f"model.start_from is {config.model.start_from}, and its config.json cannot be "
-                f"read: {error}. Name a whole Hugging Face model folder."
-            ) from error
+                f"model.start_from is {config.model.start_from}, which has no config.json. Name a "
+                "whole Hugging Face model folder."
+            )
+        encoder = bool(read_config_json(folder).get("is_encoder_decoder"))
         return "encoder-decoder" if encoder else "decoder"
     return "encoder-decoder" if family == "t5" else "decoder"
 
