@@ -42,17 +42,22 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "an activation of no name": {"activation_function": "evil"},
     "an activation that is a list": {"activation_function": [1]},
     "a padding token out of reach": {"pad_token_id": 1 << 60},
-    "quantisation by an absent package": {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+    "quantisation by an absent package": {
+        "quantization_config": {"quant_method": "gptq", "bits": 4}
+    },
     "quantisation of no kind": {"quantization_config": [1]},
     "a number format of no name": {"dtype": "complex1024"},
     "labels by the billion": {"num_labels": 10**9},
-}  # fmt: skip
+}
 TEXTS: dict[str, str] = {
     "a thousand brackets": "[" * 100_000,
     "a config of 20 MB": '{"model_type": "gpt2", "x": "' + "a" * (20 << 20) + '"}',
-    "nesting without an end": '{"model_type": "gpt2", "n_embd": ' + '{"a": ' * 5000 + "1" + "}" * 5001,
+    "nesting without an end": '{"model_type": "gpt2", "n_embd": '
+    + '{"a": ' * 5000
+    + "1"
+    + "}" * 5001,
     "bytes that are no text": '{"model_type": "\udcff"}',
-}  # fmt: skip
+}
 LLAMA = {
     "hidden_size": 8,
     "num_hidden_layers": 1,
@@ -65,29 +70,49 @@ OTHERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "a Llama with heads of terabytes": ("llama", LLAMA, {"head_dim": 1 << 40}),
     "a Llama turned by text": ("llama", LLAMA, {"rope_parameters": "evil"}),
     "a Llama turned by nothing": ("llama", LLAMA, {"rope_parameters": {"rope_type": "evil"}}),
-    "a T5 of ten thousand layers": ("t5", {"d_model": 8, "num_layers": 1, "num_heads": 1, "d_kv": 8,
-                                           "d_ff": 16}, {"num_decoder_layers": 10_000}),
-    "a T5 of buckets of terabytes": ("t5", {"d_model": 8, "num_layers": 1, "num_heads": 1, "d_kv": 8,
-                                            "d_ff": 16}, {"relative_attention_num_buckets": 1 << 40}),
-}  # fmt: skip
+    "a T5 of ten thousand layers": (
+        "t5",
+        {"d_model": 8, "num_layers": 1, "num_heads": 1, "d_kv": 8, "d_ff": 16},
+        {"num_decoder_layers": 10_000},
+    ),
+    "a T5 of buckets of terabytes": (
+        "t5",
+        {"d_model": 8, "num_layers": 1, "num_heads": 1, "d_kv": 8, "d_ff": 16},
+        {"relative_attention_num_buckets": 1 << 40},
+    ),
+}
 SPLIT = {"type": "Split", "behavior": "Isolated", "invert": False}
 TOKENIZERS: dict[str, dict[str, Any]] = {
     "an expression that panics": {"pre_tokenizer": {**SPLIT, "pattern": {"Regex": "(e|ee)+$"}}},
     "an expression that does not close": {"pre_tokenizer": {**SPLIT, "pattern": {"Regex": "("}}},
     "pieces of no length": {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
     "padding of terabytes": {
-        "padding": {"strategy": {"Fixed": 1 << 40}, "direction": "Right", "pad_to_multiple_of": None,
-                    "pad_id": 0, "pad_type_id": 0, "pad_token": "x"}},
+        "padding": {
+            "strategy": {"Fixed": 1 << 40},
+            "direction": "Right",
+            "pad_to_multiple_of": None,
+            "pad_id": 0,
+            "pad_type_id": 0,
+            "pad_token": "x",
+        }
+    },
     "a template of nothing": {
-        "post_processor": {"type": "TemplateProcessing", "pair": [], "special_tokens": {},
-                           "single": [{"SpecialToken": {"id": "x", "type_id": 0}}]}},
-    "an id of four billion": {"model": {"type": "BPE", "merges": [],
-                                        "vocab": {"a": 4294967290, "<|endoftext|>": 0}}},
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "pair": [],
+            "special_tokens": {},
+            "single": [{"SpecialToken": {"id": "x", "type_id": 0}}],
+        }
+    },
+    "an id of four billion": {
+        "model": {"type": "BPE", "merges": [], "vocab": {"a": 4294967290, "<|endoftext|>": 0}}
+    },
     "nothing known and nothing unknown": {
-        "model": {"type": "Unigram", "unk_id": None, "vocab": [["<|endoftext|>", 0.0]]}},
+        "model": {"type": "Unigram", "unk_id": None, "vocab": [["<|endoftext|>", 0.0]]}
+    },
     "a model of no kind": {"model": {"type": "Evil"}},
     "a thousand brackets": {"model": {"type": "BPE", "merges": [], "vocab": {}, "x": [[[[[[]]]]]]}},
-}  # fmt: skip
+}
 HARMLESS = ("padding of terabytes", "a template of nothing")
 """Parts of a tokenizer that are never used here: it opens, and reads a text."""
 TEXT = "Fold in 250 g flour, slowly; Wh" + "e" * 60 + "!"
@@ -99,9 +124,14 @@ def model_cases(work: Path) -> Mapping[str, Callable[[], object]]:
 
     def folder_of(name: str, family: str, shape: dict[str, Any]) -> Path:
         model = build_model(
-            family=family, shape={n: v for n, v in shape.items() if n != "vocab_size"},
-            vocab_size=8, pad_id=0, eos_id=1, bos_id=None, seed=0,
-        )  # fmt: skip
+            family=family,
+            shape={n: v for n, v in shape.items() if n != "vocab_size"},
+            vocab_size=8,
+            pad_id=0,
+            eos_id=1,
+            bos_id=None,
+            seed=0,
+        )
         folder = work / "strangers" / name.replace(" ", "-")
         model.save_pretrained(folder)
         return folder

@@ -14,17 +14,18 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from toque.data.prepare.finalize import StoreFinalizer
+from toque.data.prepare.length_limits import LengthLimits, choose_limits
 from toque.data.prepare.near_duplicates import NEAR
 from toque.data.prepare.process_pool import ForkedState
 from toque.data.prepare.report import Report
-from toque.data.prepare.settings import PrepareSettings
+from toque.data.prepare.settings import LIMITS, PrepareSettings
 from toque.data.prepare.shards import Engine, ShardWriting, read_sidecar
 from toque.data.prepare.tokenizer_sample import learn_tokenizer
 from toque.data.prepare.worker import SIDECAR, Job, shard_folder
@@ -63,6 +64,25 @@ class _Plan:
     """None: it is to be trained."""
     recorded: dict[str, Any]
     """The settings as the manifest records them."""
+    inputs: list[Any]
+    """What a fingerprint covers besides settings: content and reader of every source file."""
+
+    def fingerprint(self, settings: PrepareSettings) -> str:
+        """Of a store with these settings, whose limits are the same whoever chose them."""
+        recorded = self.recorded | {name: getattr(settings, name) for name in LIMITS}
+        # The paths of the tokenizer and the sources do not change the store.
+        learnt = settings.trained_vocab_size is not None
+        counted = recorded | ({} if learnt else {"tokenizer": None})
+        counted |= {"room": settings.room} if settings.open_limits else {}
+        inputs = [FORMAT, counted, self.inputs]
+        data = msgspec.json.encode(inputs, order="deterministic")
+        return hashlib.sha256(data).hexdigest()
+
+    def recorded_with(self, chosen: PrepareSettings) -> dict[str, Any]:
+        """The settings as recorded once the limits are known; those that were chosen are named."""
+        names = self.job.settings.open_limits
+        said = {"chosen": names, "room": chosen.room} if names else {}
+        return self.recorded | {name: getattr(chosen, name) for name in LIMITS} | said
 
 
 def prepare(
@@ -104,9 +124,20 @@ def prepare(
         with _store_lock(job.store) as lock:
             _begin(job)
             codec = _tokenizer(plan, progress)
+            limits = LengthLimits(job.settings, [])
+            if job.settings.open_limits:
+                progress(0, 0, "measuring the lengths of a sample")
+                limits = choose_limits(plan.files, codec, job.settings)
+            chosen = limits.settings
+            job = dataclasses.replace(job, settings=chosen)
             writing = ShardWriting(job, plan.files, ForkedState(codec, lock))
             shards = writing.write(progress, workers=workers, engine=engine)
-            ending = StoreFinalizer(job, plan.recorded, codec, plan.files, shards, writing.not_read)
+            # Shards carry the fingerprint of what was asked, the store that of what was chosen.
+            job = dataclasses.replace(job, fingerprint=plan.fingerprint(chosen))
+            recorded = plan.recorded_with(chosen)
+            ending = StoreFinalizer(
+                job, recorded, codec, plan.files, shards, writing.not_read, limits.sentences
+            )
             report = ending.finish(seconds=time.perf_counter() - started)
             _remove_leftovers(job.store, len(shards))
     return PrepareResult(TokenStore.open(job.store), report, reused=False)
@@ -122,18 +153,16 @@ def _plan(sources: Sequence[Source], store: Path, settings: PrepareSettings) -> 
     files = find_files(sources)
     learnt = settings.trained_vocab_size is not None
     tokenizer = None if learnt else resolve_tokenizer(settings.tokenizer)
-    recorded = asdict(settings) | {
-        "tasks": list(settings.tasks),
+    recorded = settings.as_recorded() | {
         "tokenizer_sha256": None if tokenizer is None else hash_of_folder(tokenizer),
         "code_version": CODE_VERSION,
         "reader_versions": [source.reader.version for source in sources],
     }
-    # The paths of the tokenizer and the sources do not change the store.
-    counted = recorded | ({} if learnt else {"tokenizer": None})
-    inputs = [FORMAT, counted, [[f.sha256, f.reader.recorded_name, f.source] for f in files]]
-    digest = hashlib.sha256(msgspec.json.encode(inputs, order="deterministic")).hexdigest()
+    inputs = [[f.sha256, f.reader.recorded_name, f.source] for f in files]
     readers = {file.source: file.reader for file in files}
-    return _Plan(Job(store, digest, readers, settings), files, tokenizer, recorded)
+    plan = _Plan(Job(store, "", readers, settings), files, tokenizer, recorded, inputs)
+    job = dataclasses.replace(plan.job, fingerprint=plan.fingerprint(settings))
+    return dataclasses.replace(plan, job=job)
 
 
 def _reusable(plan: _Plan, progress: ProgressSink, *, replace: bool) -> PrepareResult | None:
@@ -153,7 +182,7 @@ def _reusable(plan: _Plan, progress: ProgressSink, *, replace: bool) -> PrepareR
             )
         return None
     manifest = read_manifest(folder)
-    if manifest.fingerprint != plan.job.fingerprint:
+    if manifest.fingerprint != plan.fingerprint(plan.job.settings.filled_from(manifest.settings)):
         if not replace:
             raise DataError(
                 f"{folder} holds a token store made from something else: "
@@ -183,9 +212,12 @@ def _differences(manifest: StoreManifest, plan: _Plan) -> list[str]:
     if there.get("tokenizer_sha256") != digest or (not digest and there["tokenizer"] != asked):
         same_name = " of other content" if there.get("tokenizer") == asked else ""
         found.append(f"its tokenizer is {there.get('tokenizer')}, not {asked}{same_name}")
+    wish = msgspec.to_builtins(plan.job.settings.filled_from(there).as_recorded())
+    here |= {name: "auto" if wish[name] is None else wish[name] for name in LIMITS}
+    apart = {"tokenizer", "tokenizer_sha256", "chosen", "room"}
     found += [
         f"{name} is {there.get(name)} there and {here.get(name)} here"
-        for name in sorted((set(there) | set(here)) - {"tokenizer", "tokenizer_sha256"})
+        for name in sorted((set(there) | set(here)) - apart)
         if there.get(name) != here.get(name)
     ]
     known = {entry.sha256 for entry in manifest.sources}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from toque.config import RunConfig, SourceConfig
 from toque.cooking.schemas import TextRecordsError, reader_for
-from toque.data.prepare.settings import TRAINED, PrepareSettings
+from toque.data.prepare.settings import TRAINED, PrepareSettings, is_chosen
 from toque.data.store.manifest import StoreManifest
 from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.codec import load_codec
@@ -30,6 +29,9 @@ from toque.storage.bucket import is_remote
 from toque.storage.download import fetch, listing
 from toque.storage.located import Located
 from toque.storage.progress import ProgressSink, no_progress
+
+_POSITIONS: Final = {"gpt2": 1024, "neox": 2048, "llama": 2048}
+"""Positions of a model from scratch whose shape does not say, by family; T5 has no limit."""
 
 
 def family_kind(config: RunConfig) -> Literal["decoder", "encoder-decoder"]:
@@ -121,11 +123,14 @@ def _reader_of(source: SourceConfig, file: Located) -> RecordReader:
 def prepare_settings(config: RunConfig) -> PrepareSettings:
     """The settings that decide what a store holds."""
     data = config.data
+    prompt = None if data.max_prompt_tokens == "auto" else data.max_prompt_tokens
+    target = None if data.max_target_tokens == "auto" else data.max_target_tokens
     return PrepareSettings(
         family_kind=family_kind(config),
         tokenizer=config.model.tokenizer_source,
-        max_prompt_tokens=data.max_prompt_tokens,
-        max_target_tokens=data.max_target_tokens,
+        max_prompt_tokens=prompt,
+        max_target_tokens=target,
+        room=_room(config) if None in (prompt, target) else None,
         on_overlong=data.on_overlong,
         validation_fraction=data.validation_fraction,
         max_examples=data.max_examples,
@@ -133,6 +138,23 @@ def prepare_settings(config: RunConfig) -> PrepareSettings:
         min_quality=data.min_quality,
         tasks=data.tasks,
     )
+
+
+def _room(config: RunConfig) -> int | None:
+    """Tokens that a prompt and its target may have together; None without a limit."""
+    model = config.model
+    if model.start_from == "scratch":
+        usual = _POSITIONS.get(model.family)
+        shape: Mapping[str, object] = model.shape
+    else:
+        shape = read_config_json(resolve_folder(model.start_from))
+        usual = None
+        if shape.get("model_type") == "t5":
+            return None
+    named = (shape.get(name) for name in ("n_positions", "max_position_embeddings"))
+    positions = next((n for n in named if isinstance(n, int)), usual)
+    # The last token of a target is never read, so it needs no position.
+    return None if positions is None or model.family == "t5" else positions + 1
 
 
 def open_store(config: RunConfig) -> TokenStore:
@@ -161,9 +183,12 @@ def open_store(config: RunConfig) -> TokenStore:
 def settings_differences(manifest: StoreManifest, asked: PrepareSettings) -> list[str]:
     """The settings a store was prepared with that differ from `asked`, in words."""
     there = manifest.settings
+    wanted = asked.as_recorded()
+    for name in asked.open_limits:
+        wanted[name] = there.get(name) if is_chosen(name, there) else "auto"
     return [
         f"{name} was {there.get(name)} and is {value}"
-        for name, value in json.loads(json.dumps(asdict(asked))).items()
+        for name, value in json.loads(json.dumps(wanted)).items()
         # Tokenizers are compared by content; the folder they lie in may differ.
         if there.get(name) != value and name != "tokenizer"
     ] + _tokenizer_difference(manifest, asked)

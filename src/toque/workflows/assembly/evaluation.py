@@ -24,6 +24,7 @@ from toque.models.generation.engine import generate
 from toque.workflows.assembly.batches import CPU_MICRO_BATCH_TOKENS, Lengths
 from toque.workflows.assembly.metrics import slices_of
 from toque.workflows.assembly.mixture import held_out_weights
+from toque.workflows.assembly.provenance import target_limit
 from toque.workflows.assembly.setup import Setup
 from toque.workflows.assembly.span_corruption import corrupted_held_out, spans_of
 
@@ -121,7 +122,7 @@ def build_sampler(config: RunConfig, store: TokenStore, prompts: Sequence[Prompt
         codec=codec,
         generate=partial(
             generate,
-            max_new_tokens=config.data.max_target_tokens,
+            max_new_tokens=target_limit(config, store.manifest),
             eos_id=codec.eos_id,
             pad_id=codec.pad_id,
         ),

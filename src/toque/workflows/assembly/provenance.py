@@ -41,7 +41,9 @@ def target_limit(config: RunConfig, manifest: StoreManifest | None) -> int:
     """Longest target, in tokens: as the store was cut, else as the configuration says."""
     found = None if manifest is None else manifest.settings.get("max_target_tokens")
     asked = config.data.max_target_tokens
-    return int(found) if isinstance(found, int) else int(asked)
+    if isinstance(found, int):
+        return found
+    return UNKNOWN.max_new_tokens if asked == "auto" else asked
 
 
 def provenance_in(folder: Path) -> Provenance:
