@@ -13,6 +13,7 @@ from toque.data.prepare.settings import FamilyKind
 from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.codec import Codec, load_codec
 from toque.data.tokenizer.folder import resolve_tokenizer
+from toque.data.tokenizer.sameness import tokenizer_differences
 from toque.errors import CheckpointError, DataError
 from toque.models.loading.pretrained import load_model, load_with_adapter
 from toque.models.loading.provenance import Form, Provenance, form_named
@@ -21,6 +22,9 @@ from toque.training.checkpoint.store import CheckpointStore
 from toque.workflows.assembly.batches import build_language_model
 from toque.workflows.assembly.provenance import provenance_in, provenance_of_run
 from toque.workflows.run_folder import load_weights
+
+_COMPARED = 32
+"""Rows of a store whose texts two tokenizers are compared by."""
 
 
 @dataclass(frozen=True)
@@ -45,17 +49,22 @@ class OpenedModel:
         return prompt_ids(self.codec, prompt, kind, form or form_named(self.provenance.form))
 
     def check_tokenizer(self, store: TokenStore) -> None:
-        """Refuse a store of another tokenizer.
+        """Refuse a store of another tokenizer; one that was saved again is no other.
 
         Raises:
             DataError: the ids would mean other text.
         """
         theirs = store.manifest.tokenizer
-        if theirs.sha256 != self.codec.sha256:
+        if theirs.sha256 == self.codec.sha256:
+            return
+        codec = store.codec()
+        some = [codec.decode(store.target(row)) for row in store.rows("train")[:_COMPARED].tolist()]
+        found = tokenizer_differences(codec, self.codec, some)
+        if found:
             raise DataError(
-                f"The store {store.path} was prepared with the tokenizer {theirs.name} "
-                f"({theirs.vocab_size} entries), and the model has another ({self.codec.name}, "
-                f"{self.codec.vocab_size}). Prepare one with model.tokenizer set to the model's."
+                f"The store {store.path} was prepared with another tokenizer ({theirs.name}) than "
+                f"the model's ({self.codec.name}): {'; '.join(found)}, where one is the store's. "
+                "Prepare a store with model.tokenizer set to the model's folder."
             )
 
 

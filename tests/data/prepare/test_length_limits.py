@@ -21,7 +21,9 @@ from toque.sources.records import Source
 
 Make = Callable[..., PrepareSettings]
 OPEN = {"max_prompt_tokens": None, "max_target_tokens": None}
-WORDS = "stir the soup and add salt pepper flour butter sugar 2 eggs cups of milk until smooth".split()
+WORDS = (
+    ["stir", "the", "soup", "and", "add", "salt", "pepper", "flour", "butter", "sugar", "2", "eggs", "cups", "of", "milk", "until", "smooth"]
+)
 
 
 @pytest.fixture
@@ -79,7 +81,9 @@ def test_a_number_and_the_choice_of_it_make_one_store(
     given = settings_for(max_prompt_tokens=prompt, max_target_tokens=target)
     assert prepared(long_file, tmp_path / "s", given).reused
     with pytest.raises(DataError, match=f"max_target_tokens is {target} there and 100 here"):
-        prepared(long_file, tmp_path / "s", settings_for(max_prompt_tokens=prompt, max_target_tokens=100))
+        prepared(
+            long_file, tmp_path / "s", settings_for(max_prompt_tokens=prompt, max_target_tokens=100)
+        )
 
 
 def test_a_store_of_the_old_defaults_is_reused_and_one_of_other_numbers_is_not(

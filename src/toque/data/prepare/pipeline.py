@@ -33,6 +33,7 @@ from toque.data.store.manifest import FORMAT, NAME, StoreManifest, read_manifest
 from toque.data.store.token_store import TokenStore, check_files
 from toque.data.tokenizer.codec import Codec, load_codec
 from toque.data.tokenizer.folder import hash_of_folder, resolve_tokenizer
+from toque.data.tokenizer.sameness import tokenizer_differences
 from toque.errors import DataError, argument
 from toque.sources.files import SourceFile, find_files
 from toque.sources.records import Source, SupportsTasks
@@ -67,9 +68,9 @@ class _Plan:
     inputs: list[Any]
     """What a fingerprint covers besides settings: content and reader of every source file."""
 
-    def fingerprint(self, settings: PrepareSettings) -> str:
+    def fingerprint(self, settings: PrepareSettings, **changed: object) -> str:
         """Of a store with these settings, whose limits are the same whoever chose them."""
-        recorded = self.recorded | {name: getattr(settings, name) for name in LIMITS}
+        recorded = self.recorded | {name: getattr(settings, name) for name in LIMITS} | changed
         # The paths of the tokenizer and the sources do not change the store.
         learnt = settings.trained_vocab_size is not None
         counted = recorded | ({} if learnt else {"tokenizer": None})
@@ -182,7 +183,7 @@ def _reusable(plan: _Plan, progress: ProgressSink, *, replace: bool) -> PrepareR
             )
         return None
     manifest = read_manifest(folder)
-    if manifest.fingerprint != plan.fingerprint(plan.job.settings.filled_from(manifest.settings)):
+    if not _is_of(manifest, plan):
         if not replace:
             raise DataError(
                 f"{folder} holds a token store made from something else: "
@@ -204,14 +205,44 @@ def _reusable(plan: _Plan, progress: ProgressSink, *, replace: bool) -> PrepareR
     return PrepareResult(TokenStore(folder, manifest), report, reused=True)
 
 
+def _is_of(manifest: StoreManifest, plan: _Plan) -> bool:
+    """Whether a store is the planned one, though its tokenizer may have been saved again since."""
+    settings = plan.job.settings.filled_from(manifest.settings)
+    if manifest.fingerprint == plan.fingerprint(settings):
+        return True
+    digest = manifest.settings.get("tokenizer_sha256")
+    if plan.tokenizer is None or digest == plan.recorded["tokenizer_sha256"]:
+        return False
+    only_tokenizer = manifest.fingerprint == plan.fingerprint(settings, tokenizer_sha256=digest)
+    return only_tokenizer and not _tokenizer_differences(plan)
+
+
+def _tokenizer_differences(plan: _Plan) -> list[str]:
+    """How the tokenizer of the existing store differs from the planned one, in words."""
+    if plan.tokenizer is None:
+        return []
+    try:
+        there = load_codec(plan.job.store / "tokenizer")
+    except DataError as error:
+        return [str(error)]
+    return tokenizer_differences(there, load_codec(plan.tokenizer))
+
+
 def _differences(manifest: StoreManifest, plan: _Plan) -> list[str]:
     """How an existing store differs from the requested one, in words."""
     there, here = manifest.settings, msgspec.to_builtins(plan.recorded)
     found = []
     digest, asked = here["tokenizer_sha256"], here["tokenizer"]
-    if there.get("tokenizer_sha256") != digest or (not digest and there["tokenizer"] != asked):
-        same_name = " of other content" if there.get("tokenizer") == asked else ""
-        found.append(f"its tokenizer is {there.get('tokenizer')}, not {asked}{same_name}")
+    if (there.get("tokenizer_sha256") or digest) is None:
+        if there["tokenizer"] != asked:
+            found.append(f"its tokenizer is {there['tokenizer']}, not {asked}")
+    elif there.get("tokenizer_sha256") != digest:
+        how = "; ".join(_tokenizer_differences(plan))
+        if how or digest is None:
+            is_not = f"is {there.get('tokenizer')}, not {asked}"
+            is_not = f"{asked} has changed since" if there.get("tokenizer") == asked else is_not
+            how = f" ({how}, where one is the store's)" if how else ""
+            found.append(f"its tokenizer {is_not}{how}")
     wish = msgspec.to_builtins(plan.job.settings.filled_from(there).as_recorded())
     here |= {name: "auto" if wish[name] is None else wish[name] for name in LIMITS}
     apart = {"tokenizer", "tokenizer_sha256", "chosen", "room"}

@@ -163,9 +163,7 @@ class ShardBuilder:
         targets = self._encoded("target", [self._examples[i].target for i in pairs])
         most_prompt, most_target = settings.limits
         begin, end = prompt_bounds(codec, settings.family_kind)
-        prompt = wrap(
-            prompts, limit=most_prompt, begin=begin, end=end, end_after_cut=True
-        )
+        prompt = wrap(prompts, limit=most_prompt, begin=begin, end=end, end_after_cut=True)
         target = wrap(
             targets,
             limit=most_target,

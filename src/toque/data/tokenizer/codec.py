@@ -119,6 +119,12 @@ class Codec:
         return self._encode_words(words, texts)
 
     @property
+    def special_ids(self) -> dict[str, int | None]:
+        """The ids that begin, end and fill rows, by name."""
+        names = ("bos", "eos", "pad", "unk")
+        return {f"the {name} token": getattr(self, f"{name}_id") for name in names}
+
+    @property
     def break_id(self) -> int | None:
         """The token for a line break; None when it takes several tokens."""
         if self.newline_id is not None:

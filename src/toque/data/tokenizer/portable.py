@@ -24,9 +24,9 @@ from tokenizers import Tokenizer
 from toque.data.tokenizer.codec import Codec
 from toque.models.loading.provenance import FOLDER, Provenance
 
-_PRIVATE: Final = "\ue123"
+PRIVATE: Final = "\ue123"
 """A character of private use: no learnt vocabulary holds it."""
-_PROBES: Final = (
+PROBES: Final = (
     "Fold\n\n- 2 eggs\n1. Stir.",
     "Generate recipe for: Crème brûlée using ingredients: 1½ cups jalapeños, {salt}",
     " two  spaces\n at the\tbeginning ",
@@ -143,12 +143,12 @@ def _appended(state: dict[str, Any], shown: set[int], codec: Codec) -> set[int]:
     lowest = min(score for _, score in vocab)  # another one would change what is unknown
     for token in added:
         name = token["content"]
-        if name not in held and token["id"] == len(vocab) and codec.rewriter.drops(_PRIVATE):
+        if name not in held and token["id"] == len(vocab) and codec.rewriter.drops(PRIVATE):
             hidden = token["id"] in shown and name.startswith("<")
-            vocab.append([_PRIVATE + name[1:] if hidden else name, lowest])
+            vocab.append([PRIVATE + name[1:] if hidden else name, lowest])
             held[name] = token["id"]
-    if any(piece.startswith(_PRIVATE) for piece, _ in vocab):
-        back = {"type": "Replace", "pattern": {"String": _PRIVATE}, "content": "<"}
+    if any(piece.startswith(PRIVATE) for piece, _ in vocab):
+        back = {"type": "Replace", "pattern": {"String": PRIVATE}, "content": "<"}
         state["decoder"] = {"type": "Sequence", "decoders": [state["decoder"], back]}
     return set(held.values())
 
@@ -231,9 +231,9 @@ def _agrees(text: str, codec: Codec, begin: int | None, end: int | None) -> bool
     ours = {number: piece for piece, number in pieces.items()}
     if codec.newline_id is not None:
         theirs[codec.newline_id] = "\n"
-    if theirs != {n: piece.replace(_PRIVATE, "<") for n, piece in ours.items()}:
+    if theirs != {n: piece.replace(PRIVATE, "<") for n, piece in ours.items()}:
         return False
-    for probe in _PROBES:
+    for probe in PROBES:
         plain = codec.encode(codec.normalise(probe))
         whole = [i for i in (begin, *plain, end) if i is not None]
         if portable.encode(probe).ids != whole:

@@ -10,10 +10,10 @@ from typing import Final, Literal
 from toque.config import RunConfig, SourceConfig
 from toque.cooking.schemas import TextRecordsError, reader_for
 from toque.data.prepare.settings import TRAINED, PrepareSettings, is_chosen
-from toque.data.store.manifest import StoreManifest
 from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.codec import load_codec
 from toque.data.tokenizer.folder import resolve_tokenizer
+from toque.data.tokenizer.sameness import tokenizer_differences
 from toque.errors import ConfigError, DataError, argument
 from toque.models.loading.config_json import read_config_json
 from toque.models.loading.hub import resolve_folder
@@ -170,7 +170,7 @@ def open_store(config: RunConfig) -> TokenStore:
             "training never prepares data by itself."
         )
     store = TokenStore.open(folder, verify=True)
-    wrong = settings_differences(store.manifest, prepare_settings(config))
+    wrong = settings_differences(store, prepare_settings(config))
     if wrong:
         raise DataError(
             f"The store {folder} was prepared with other settings: {'; '.join(wrong)}. Run "
@@ -180,9 +180,9 @@ def open_store(config: RunConfig) -> TokenStore:
     return store
 
 
-def settings_differences(manifest: StoreManifest, asked: PrepareSettings) -> list[str]:
+def settings_differences(store: TokenStore, asked: PrepareSettings) -> list[str]:
     """The settings a store was prepared with that differ from `asked`, in words."""
-    there = manifest.settings
+    there = store.manifest.settings
     wanted = asked.as_recorded()
     for name in asked.open_limits:
         wanted[name] = there.get(name) if is_chosen(name, there) else "auto"
@@ -191,15 +191,18 @@ def settings_differences(manifest: StoreManifest, asked: PrepareSettings) -> lis
         for name, value in json.loads(json.dumps(wanted)).items()
         # Tokenizers are compared by content; the folder they lie in may differ.
         if there.get(name) != value and name != "tokenizer"
-    ] + _tokenizer_difference(manifest, asked)
+    ] + _tokenizer_difference(store, asked)
 
 
-def _tokenizer_difference(manifest: StoreManifest, asked: PrepareSettings) -> list[str]:
-    there = str(manifest.settings.get("tokenizer"))
+def _tokenizer_difference(store: TokenStore, asked: PrepareSettings) -> list[str]:
+    there = str(store.manifest.settings.get("tokenizer"))
     if there == asked.tokenizer:
         return []
+    how = ""
     if asked.trained_vocab_size is None:  # a run's finished model holds what its store learnt
-        theirs = load_codec(resolve_tokenizer(asked.tokenizer))
-        if theirs.sha256 == manifest.tokenizer.sha256:
+        asked_for = load_codec(resolve_tokenizer(asked.tokenizer))
+        found = tokenizer_differences(store.codec(), asked_for)
+        if not found:
             return []
-    return [f"the tokenizer was {there} and is {asked.tokenizer}"]
+        how = f" ({'; '.join(found)}, where one is the store's)"
+    return [f"the tokenizer was {there} and is {asked.tokenizer}{how}"]
