@@ -54,7 +54,9 @@ def generate(
     folder = folder_of(run_or_model)
     own = provenance_in(folder)
     # An adapter is asked in its own form, which its base may never have seen.
-    asked = [(a, (a and provenance_of(Path(a))) or own) for a in adapters or [None]]
+    asked: list[tuple[str | Path | None, Provenance]] = [
+        (adapter, provenance_of(Path(adapter)) or own) for adapter in adapters
+    ] or [(None, own)]
     each = [
         [t for t in _texts(prompts, file, record, raw=raw) for _ in range(n)] for _, record in asked
     ]

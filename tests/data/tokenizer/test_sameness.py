@@ -72,7 +72,7 @@ def test_swapped_words_are_told(kind: str, tokenizers_at: dict[str, Path], tmp_p
 def test_another_end_token_is_told(tokenizers_at: dict[str, Path], tmp_path: Path) -> None:
     shutil.copytree(tokenizers_at["encoder-decoder"], tmp_path / "x")
     config = json.loads((tmp_path / "x" / "tokenizer_config.json").read_text())
-    config["eos_token"] = "<pad>"
+    config |= {"eos_token": "<pad>"}
     (tmp_path / "x" / "tokenizer_config.json").write_text(json.dumps(config))
     one, other = load_codec(tokenizers_at["encoder-decoder"]), load_codec(tmp_path / "x")
     assert "the eos token is 1 in one and 0 in the other" in tokenizer_differences(one, other)

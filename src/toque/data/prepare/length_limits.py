@@ -95,8 +95,9 @@ def _places(files: Sequence[SourceFile]) -> int:
 
 
 def _lengths(codec: Codec, texts: list[str]) -> Lengths:
-    lengths: Lengths = np.diff(codec.encode_flat(texts).ends, prepend=0) if texts else np.empty(0)
-    return lengths.astype(np.int64)
+    if not texts:
+        return np.empty(0, np.int64)
+    return np.diff(codec.encode_flat(texts).ends, prepend=0).astype(np.int64)
 
 
 def _of_documents(codec: Codec, documents: list[Example]) -> Lengths:
@@ -122,8 +123,8 @@ def _within(
     ...     family_kind="decoder", tokenizer="t", max_prompt_tokens=None, max_target_tokens=None,
     ...     room=513,
     ... )
-    >>> _within(512, 1024, open_ones, documents=False), _within(64, 1024, open_ones, documents=False)
-    ((128, 385), (64, 449))
+    >>> [_within(prompt, 1024, open_ones, documents=False) for prompt in (512, 64)]
+    [(128, 385), (64, 449)]
     """
     room = settings.room or 0
     if documents:  # a decoder's piece is asked with one token

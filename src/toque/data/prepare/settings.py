@@ -93,7 +93,7 @@ class PrepareSettings:
         They stand where a store's limits were chosen for the same room, or are those that release
         0.1.0 took when none were given.
         """
-        found = {
+        found: dict[str, Any] = {
             name: there.get(name)
             for name in self.open_limits
             if is_chosen(name, there) and ("room" not in there or there["room"] == self.room)

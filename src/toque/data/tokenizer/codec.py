@@ -71,7 +71,8 @@ class Codec:
         self.pad_id = _id_of(tokenizer, specials.pad)
         self.bos_id = _id_of(tokenizer, specials.bos) if specials.bos else None
         self.unk_id = _id_of(tokenizer, specials.unk) if specials.unk else None
-        self.silent = frozenset({self.pad_id, self.eos_id, self.bos_id} - {None})
+        silent = (self.pad_id, self.eos_id, self.bos_id)
+        self.silent = frozenset(token for token in silent if token is not None)
         added = tokenizer.get_added_tokens_decoder().values()
         self.rewriter = Rewriter(
             tokenizer, unk_id=self.unk_id, specials=[t.content for t in added if t.special]

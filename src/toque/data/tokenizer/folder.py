@@ -121,7 +121,7 @@ def _refuse_far_ids(text: str, path: Path) -> None:
 
 @contextmanager
 def tokenizer_faults(name: str) -> Iterator[None]:
-    """Turn what the tokenizers library raises while it works into an error that names the tokenizer.
+    """Turn what the tokenizers library raises as it works into an error with the tokenizer's name.
 
     Its file may be anyone's: an expression that takes exponential time ends in a panic of the
     library's, which Python sees as a `BaseException`.

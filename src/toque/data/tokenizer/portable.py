@@ -5,7 +5,7 @@ none, characters get stand-ins, a prompt its start and end. Here all of it is wr
 so that `AutoTokenizer` gives the ids a model was trained on and the text that Toque shows:
 
 * the marker of line breaks is an ordinary token that is spelled "\n";
-* what `Codec.normalise` does is the normalizer, what begins and ends a prompt the post-processor;
+* `Codec.normalise` is in the normalizer, what begins and ends a prompt in the post-processor;
 * only the tokens that Toque leaves out of texts are special, so `skip_special_tokens` takes no more.
 
 Training never reads these files: a store keeps its tokenizer as it is.

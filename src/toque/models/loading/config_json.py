@@ -65,14 +65,8 @@ def check_config(raw: Mapping[str, Any], file: Path, n_weights: int | None) -> N
             f"{file} says that the weights are quantised (quantization_config), and only weights "
             "of 16 or 32 bits are read here. Take the model they were made from."
         )
+    _check_tokens(raw, file)
     values = _own_entries(raw)
-    labels = raw.get("num_labels", 1)
-    if not (type(labels) is int and 0 <= labels <= MOST_BYTES):
-        raise _outside(file, "num_labels", labels, f"a whole number from 0 to {MOST_BYTES:,}")
-    for name in filter(_TOKEN.fullmatch, raw):
-        ids = raw[name] if isinstance(raw[name], list) else [raw[name]]
-        if not all(i is None or (type(i) is int and -1 <= i <= _LARGEST) for i in ids):
-            raise _outside(file, name, raw[name], f"null or a number of a token below {_LARGEST:,}")
     for name, value in values.items():
         if _SIZE.fullmatch(name) and value is not None:
             most = MOST_LAYERS if _LAYERS.fullmatch(name) else _LARGEST
@@ -93,6 +87,17 @@ def check_config(raw: Mapping[str, Any], file: Path, n_weights: int | None) -> N
             f"in float32), and the files beside it hold {n_weights:,}. The two do not belong "
             "together. Copy the model from its source again."
         )
+
+
+def _check_tokens(raw: Mapping[str, Any], file: Path) -> None:
+    """The entries that count what is outside the model: its tokens, and names of classes."""
+    labels = raw.get("num_labels", 1)
+    if not (type(labels) is int and 0 <= labels <= MOST_BYTES):
+        raise _outside(file, "num_labels", labels, f"a whole number from 0 to {MOST_BYTES:,}")
+    for name in filter(_TOKEN.fullmatch, raw):
+        ids = raw[name] if isinstance(raw[name], list) else [raw[name]]
+        if not all(i is None or (type(i) is int and -1 <= i <= _LARGEST) for i in ids):
+            raise _outside(file, name, raw[name], f"null or a number of a token below {_LARGEST:,}")
 
 
 def least_weights(values: Mapping[str, Any]) -> int:

@@ -113,8 +113,8 @@ def grow_vocabulary(model: PreTrainedModel, vocab_size: int) -> None:
     if vocab_size > most:
         raise CheckpointError(
             f"The tokenizer, or an adapter's record, asks for an embedding of {vocab_size:,} rows "
-            f"where the model has {old:,}; at most {most:,} are made. Look at the highest id of the "
-            "tokenizer: it is damaged or belongs to another model."
+            f"where the model has {old:,}; at most {most:,} are made. Look at the highest id of "
+            "the tokenizer: it is damaged or belongs to another model."
         )
     model.resize_token_embeddings(vocab_size, mean_resizing=False)
     with torch.no_grad():

@@ -56,7 +56,8 @@ def export_model(
         source: A model folder or an adapter folder, with its tokenizer.
         to: Where to; nothing may lie there.
         card: README.md of the result.
-        files, max_new_tokens: As of `save_model`.
+        files: As of `save_model`.
+        max_new_tokens: As of `save_model`.
 
     Raises:
         CheckpointError: `to` is taken, or what was read back computes something else; then `to`

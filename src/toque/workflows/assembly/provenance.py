@@ -33,7 +33,7 @@ def provenance_of_run(config: RunConfig, manifest: StoreManifest) -> Provenance:
     return Provenance(
         form="gaps" if config.span_corruption is not None else form,
         max_new_tokens=target_limit(config, manifest),
-        tasks=list(config.data.tasks) if form == "recipes" else [],
+        tasks=[*config.data.tasks] if form == "recipes" else [],
     )
 
 
@@ -67,7 +67,7 @@ def provenance_in(folder: Path) -> Provenance:
         return provenance_of_run(config, read_manifest(store))
     forms = {_form_of_source(source.format, source.columns) for source in config.data.sources}
     form: Form = forms.pop() if len(forms) == 1 else "recipes"
-    tasks = list(config.data.tasks) if form == "recipes" else []
+    tasks: list[str] = [*config.data.tasks] if form == "recipes" else []
     return Provenance(form=form, max_new_tokens=target_limit(config, None), tasks=tasks)
 
 
@@ -124,11 +124,12 @@ def form_in_words(record: Provenance) -> str:
             "prompts and writes no texts yet."
         )
     if record.form == "documents":
-        return "It was trained on whole texts: a prompt is the beginning of a text, which it goes on with."
-    if record.form == "pairs":
         return (
-            "It was trained on prompts and answers of its maker's own: a prompt is sent as it is."
+            "It was trained on whole texts: a prompt is the beginning of a text, which it goes on "
+            "with."
         )
+    if record.form == "pairs":
+        return "It was trained on its maker's own prompts and answers: a prompt is sent as it is."
     shown = {"write": f"`{write_prompt('NAME', ('a', 'b', 'c'))}`", **_OTHER_PROMPTS}
     shown |= {task: f"`{QUESTIONS[task]}...`" for task in CLASSES}
     prompts = [shown[task] for task in record.tasks or ["write"]]
