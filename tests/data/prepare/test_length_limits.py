@@ -21,7 +21,8 @@ from toque.sources.records import Source
 
 Make = Callable[..., PrepareSettings]
 OPEN = {"max_prompt_tokens": None, "max_target_tokens": None}
-WORDS = ["stir", "the", "soup", "and", "add", "salt", "pepper", "flour", "butter", "sugar", "2", "eggs", "cups", "of", "milk", "until", "smooth"]
+LINE = "stir the soup and add salt pepper flour butter sugar 2 eggs cups of milk until smooth"
+WORDS = LINE.split()
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ so that `AutoTokenizer` gives the ids a model was trained on and the text that T
 
 * the marker of line breaks is an ordinary token that is spelled "\n";
 * `Codec.normalise` is in the normalizer, what begins and ends a prompt in the post-processor;
-* only the tokens that Toque leaves out of texts are special, so `skip_special_tokens` takes no more.
+* only the tokens that Toque leaves out of texts are special: `skip_special_tokens` takes no more.
 
 Training never reads these files: a store keeps its tokenizer as it is.
 """
