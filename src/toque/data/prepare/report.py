@@ -183,7 +183,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return (
             f"{self.unknown_share:.1%} of all tokens are unknown to the vocabulary of "
             f"{self.tokenizer}: a model reads a gap in their place, and writes <unk>.{of_which} "
-            "Take a tokenizer that holds these characters, such as GPT-2's, which holds every byte, "
+            "Take a tokenizer that holds these characters (GPT-2's holds every byte), "
             "or learn one from this data: model.tokenizer=trained:8192."
         )
 
