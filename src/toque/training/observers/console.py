@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from toque.reporter import Reporter
+from toque.reporter import Reporter, clock_text
 from toque.training.callbacks import Callback
 from toque.training.events import RunEnd, RunStart, Saved, StepInfo
 from toque.training.observers.step_window import Window
@@ -82,7 +82,7 @@ class ConsoleProgress(Callback):
         best = f", best loss {end.best.loss:.4f} at step {end.best.step:,}" if end.best else ""
         self._reporter.notice(
             f"{end.reason.replace('_', ' ')} at step {end.progress.step:,} after "
-            f"{_clock(end.seconds)}; {saved}{best}"
+            f"{clock_text(end.seconds)}; {saved}{best}"
         )
 
     def _place(self, at: Progress) -> str:
@@ -96,20 +96,8 @@ class ConsoleProgress(Callback):
             return ""
         left = (time.perf_counter() - self._began) * (1.0 - done) / gained
         saved = f"  saved {self._newest_saved:,}" if self._newest_saved else ""
-        return f"{done:.0%}  {_clock(left)} left{saved}"
+        return f"{done:.0%}  {clock_text(left)} left{saved}"
 
 
 _SHOWN = (("loss", ".4f"), ("perplexity", ".2f"))
 
-
-def _clock(seconds: float) -> str:
-    """Hours, minutes and seconds for people.
-
-    >>> _clock(75), _clock(4000)
-    ('1:15', '1:06:40')
-    """
-    whole = round(seconds)
-    hours, minutes = whole // 3600, whole // 60 % 60
-    if hours:
-        return f"{hours}:{minutes:02}:{whole % 60:02}"
-    return f"{minutes}:{whole % 60:02}"
