@@ -46,9 +46,7 @@ def test_a_short_run_reaches_its_learning_rate() -> None:
 
 @pytest.mark.usefixtures("kitchen")
 def test_a_run_begun_with_an_older_default_keeps_it(capsys: pytest.CaptureFixture[str]) -> None:
-    toque.train(
-        toque.configure("my.yaml", optim={"warmup": "100 steps"}), callbacks=[StopAtFour()]
-    )
+    toque.train(toque.configure("my.yaml", optim={"warmup": "100 steps"}), callbacks=[StopAtFour()])
     assert main(["train", "my.yaml", "run_dir=run"]) == 0
     assert "optim.warmup was 100 steps by default" in capsys.readouterr().err
     rates = {e["step"]: e["lr"] for e in toque.TrainedRun(Path("run"), 0, "").history

@@ -249,7 +249,9 @@ def test_the_loss_is_read_for_a_line_that_can_be_seen():
 
     heard = Heard()
     progress = ConsoleProgress(
-        log_every=Duration(50, "steps"), reporter=heard, clock=lambda: 7.0  # no time passes
+        log_every=Duration(50, "steps"),
+        reporter=heard,
+        clock=lambda: 7.0,  # no time passes
     )
     progress.on_fit_start(RunStart(Progress(), STOP))
     for step in range(1, 60):
@@ -270,8 +272,10 @@ def test_the_time_left_is_until_the_command_ends():
     )  # fmt: skip
     progress.on_fit_start(RunStart(Progress(), STOP))
     assert heard.notices == [
-        "about 1:22 in all: 0:50 of training, 0:02 for 2 evaluations, and up to 0:30 to score the "
-        "model and write 2 texts at the end"
+        (
+            "about 1:22 in all: 0:50 of training, 0:02 for 2 evaluations, and up to 0:30 to score the "
+            "model and write 2 texts at the end"
+        )
     ]
     progress.on_step(info(50))
     assert heard.progressed[-1][0].endswith("50%  0:56 left")  # 25 + 1 + 30
