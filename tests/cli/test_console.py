@@ -78,6 +78,10 @@ def test_in_a_pipe_a_long_part_is_told_after_two_seconds_and_every_half_minute()
     told.progress("writing 0 of 9 texts", total=9)  # another part, short
     clock.now += 1.9
     told.progress("writing 9 of 9 texts", done=9, total=9)
+    told.progress("")
+    told.progress("choosing for 0 of 9 prompts", total=9)
+    clock.now += 8.0
+    told.progress("choosing for 8 of 9 prompts", done=8, total=9)  # over in a second
     assert len(out.getvalue().splitlines()) == 4
 
 

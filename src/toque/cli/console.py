@@ -110,6 +110,8 @@ class ConsoleReporter:
             return
         if total and done:
             left = (now - self._began) * (total - done) / done
+            if left < self.patience and not keep:
+                return  # it will be over before the line is read
             text = f"{text}  {done / total:.0%}  {clock_text(left)} left"
         self.notice(text)
         self._due = now + _AGAIN_SECONDS

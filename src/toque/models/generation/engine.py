@@ -121,8 +121,7 @@ def _write(
     eos_id: int,
     batch_rows: int,
 ) -> Iterator[tuple[int, int]]:
-    """Fill the answers; yields after each token how many finish, and by how much that comes nearer
-    the sum of the limits.
+    """Fill the answers; yields after each token (answers finished, tokens nearer to all limits).
 
     Prompts are admitted several at a time: a prefill of one costs about as much as one of a few.
     """

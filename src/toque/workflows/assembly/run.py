@@ -167,8 +167,9 @@ def _banner(setup: Setup, tuned: Fitted) -> str:
     shape = stream.layout.shape
     rows = f"{shape.source} + {shape.target}" if shape.source else f"{shape.target}"
     steps = expected_totals(config, stream).get("steps")
-    length = f"until {config.train.stop_after}"
-    if steps and config.train.stop_after.unit != "steps":
+    stop = config.train.stop_after
+    length = f"until {str(stop).removesuffix('s') if stop.amount == 1 else stop}"
+    if steps and stop.unit != "steps":
         length += f", about {steps:,.0f} steps"
     return (
         f"toque {__version__}: {counts.total / 1e6:,.1f} M parameters "
