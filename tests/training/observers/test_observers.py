@@ -280,3 +280,18 @@ def test_the_time_left_is_until_the_command_ends():
     progress.on_before_step(Progress(step=50))  # the evaluation took 5 seconds
     progress.on_step(info(60))
     assert heard.progressed[-1][0].endswith("60%  0:55 left")  # 20 + 5 + 30
+
+
+def test_a_long_update_is_shown_by_its_micro_batches():
+    heard, now = Heard(), iter(float(second) for second in range(100))
+    progress = ConsoleProgress(
+        log_every=Duration(50, "steps"), reporter=heard, clock=lambda: next(now)
+    )
+    progress.on_fit_start(RunStart(Progress(), STOP))
+    progress.on_micro_batch(Progress(), 1, 4)
+    assert heard.progressed == [("step 1: 1 of 4 micro-batches", False)]
+    progress.on_step(info(1))
+    progress.on_micro_batch(Progress(step=1), 3, 4)
+    line, _ = heard.progressed[-1]
+    assert line.startswith("step 1  epoch 0.10  loss 2.0000")
+    assert line.endswith("left  (step 2: 3 of 4 micro-batches)")

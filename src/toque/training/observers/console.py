@@ -42,12 +42,13 @@ class ConsoleProgress(Callback):
         self._window = Window()
         self._newest_saved: int | None = None
         self._last_loss: float | None = None
+        self._line = ""
         self._looked = 0.0
         self._evaluation_began: float | None = None
 
     def on_fit_start(self, start: RunStart) -> None:
         """Say where the run begins, and how long it will take."""
-        self._window = Window()
+        self._window, self._line = Window(), ""
         self._last_loss = self._evaluation_began = None
         self._stop_after = start.stop_after
         self._time_left = self._foreseen or TimeLeft(start.stop_after)
@@ -67,6 +68,15 @@ class ConsoleProgress(Callback):
             self._time_left.evaluated(self._clock() - self._evaluation_began)
             self._evaluation_began = None
 
+    def on_micro_batch(self, at: Progress, done: int, total: int) -> None:
+        """Show that a long update goes on."""
+        now = self._clock()
+        if total == 1 or now - self._looked < _LOOK_SECONDS:
+            return
+        self._looked = now
+        under_way = f"step {at.step + 1:,}: {done} of {total} micro-batches"
+        self._reporter.progress(f"{self._line}  ({under_way})" if self._line else under_way)
+
     def on_step(self, info: StepInfo) -> None:
         """Renew the line."""
         self._window.add(info)
@@ -79,7 +89,8 @@ class ConsoleProgress(Callback):
         speed = f"{self._window.tokens_per_second:,.0f} tokens/s"
         figures = f"loss {float(info.loss):.4f}  lr {info.lr:.2e}  {speed}"
         parts = (self._place(info.progress), figures, self._left(info.progress))
-        self._reporter.progress("  ".join(parts), keep=logged)
+        self._line = "  ".join(parts)
+        self._reporter.progress(self._line, keep=logged)
         if logged:
             self._window = Window()
 
