@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,6 +33,12 @@ def reporter() -> Reporter:
     from toque.cli.console import ConsoleReporter
 
     return ConsoleReporter()
+
+
+def loading() -> AbstractContextManager[object]:
+    """For the seconds that importing torch takes."""
+    first = os.environ.get("RANK", "0") == "0"
+    return reporter().working("loading torch") if first else nullcontext()
 
 
 def prepare(config: str, /, *overrides: Overrides, replace: bool = False) -> None:
@@ -69,7 +76,9 @@ def show(config: str, /, *overrides: Overrides, plot: bool = False) -> None:
 
     own = Path(config) / "config.yaml"
     resolved = load(str(own) if own.exists() else config, overrides)
-    print(workflow(resolved, plot=plot))
+    with loading():
+        shown = workflow(resolved, plot=plot)
+    print(shown)
 
 
 def show_batch(config: str, /, *overrides: Overrides, step: int = 1, most: int = 4) -> None:
@@ -82,9 +91,11 @@ def show_batch(config: str, /, *overrides: Overrides, step: int = 1, most: int =
         most: examples to show.
     """
     settings = load(config, overrides).config
-    from toque.workflows.show_batch import show_batch as workflow
+    with loading():
+        from toque.workflows.show_batch import show_batch as workflow
 
-    shown = workflow(settings, step=step, most=most)
+    with reporter().working("reading the store"):
+        shown = workflow(settings, step=step, most=most)
     print(shown)
     if shown.left:
         print(f"\n{shown.left:,} more; --most shows more of them.")
@@ -121,7 +132,9 @@ def report(path: Path, /, *, out: Path | None = None) -> None:
     """
     from toque.workflows.report import report as workflow
 
-    print(workflow(path, out=out))
+    with reporter().working(f"making a page of {path}"):
+        page = workflow(path, out=out)
+    print(page)
 
 
 def verify(path: Path, /) -> None:
@@ -132,4 +145,6 @@ def verify(path: Path, /) -> None:
     """
     from toque.workflows.verify import verify as workflow
 
-    print(workflow(path))
+    with reporter().working(f"hashing every file of {path}"):
+        found = workflow(path)
+    print(found)
