@@ -52,6 +52,7 @@ COMMANDS = {
     "show-batch run.yaml --most 1": ("more; --most shows more of them.", ""),
     "presets": ("demo ", ""),
     "cookbook --out b.jsonl --n 3": ("3 synthetic recipes in b.jsonl", ""),
+    "cookbook c.jsonl --n 3": ("3 synthetic recipes in c.jsonl", ""),
 }
 REFUSED = {
     "train run.yaml --from run": "--from begins a new one",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Literal
 
 from cyclopts import App, CycloptsError, Parameter
 
 from toque.cli import launch as several
 from toque.cli.commands_data import cookbook, prepare, presets, report, show, show_batch, verify
+from toque.cli.commands_init import init
 from toque.cli.commands_run import ablate, check, demo, drill, evaluate, export, generate, train
 from toque.errors import ConfigError, ToqueError
 from toque.version import __version__
@@ -32,9 +34,20 @@ app = App(
     default_parameter=Parameter(negative=()),
     result_action="return_value",
 )
+
+
+def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
+    """Print what makes your shell complete commands and flags on Tab.
+
+    Args:
+        shell: bash, zsh or fish.
+    """
+    print(app.generate_completion(prog_name="toque", shell=shell))
+
+
 for command in (
-    *(demo, prepare, train, evaluate, generate, report, export, verify, drill, check, ablate),
-    *(show, show_batch, presets, cookbook),
+    *(demo, init, prepare, train, evaluate, generate, report, export, verify, drill, check, ablate),
+    *(show, show_batch, presets, cookbook, completion),
 ):
     app.command(command)
 

@@ -109,7 +109,7 @@ def presets() -> None:
         print(f"{name:24}{summary}")
 
 
-def cookbook(*, out: Path, n: int = 20_000, seed: int = 17) -> None:
+def cookbook(out: Path, *, n: int = 20_000, seed: int = 17) -> None:
     """Write synthetic recipes from the embedded grammar, as JSON lines.
 
     Args:
