@@ -42,7 +42,7 @@ def test_what_it_writes_trains(capsys: pytest.CaptureFixture[str]) -> None:
     assert "a.jsonl: json-lines, 80 recipes" in said
     assert "toque train my.yaml" in said
     text = Path("my.yaml").read_text()
-    assert "- path: a.jsonl  # json-lines, 80 recipes" in text
+    assert "    - path: a.jsonl           # json-lines, 80 recipes" in text
     resolved = load_config("my.yaml")
     assert resolved.config.run_dir == "runs/my"
     assert str(resolved.config.train.stop_after) == "30 minutes"
@@ -124,6 +124,20 @@ def test_from_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert "# adapter: {kind: lora}" in made.file.read_text()
     assert main(["init", "a.jsonl", "--to", "b.yaml", "--start-from", "x", "--size", "tiny"]) == 0
     capsys.readouterr()
+
+
+@pytest.mark.usefixtures("kitchen")
+@pytest.mark.parametrize("name", ["a  # b", "it's", 'a "b"', "x: y", "- z", "ü[1]"])
+def test_any_name_is_written_as_yaml_reads_it(name: str) -> None:
+    Path(f"{name}.jsonl").write_text(Path("a.jsonl").read_text())
+    made = toque.init(
+        f"{name}.jsonl", to=f"{name}.yaml", start_from=f"{name}/model", tokenizer=f"{name}/t"
+    )
+    assert made.config.data.sources[0].path == f"{name}.jsonl"
+    assert made.config.run_dir == f"runs/{name}"
+    assert (made.config.model.start_from, made.config.model.tokenizer) == (
+        f"{name}/model", f"{name}/t"
+    )  # fmt: skip
 
 
 REFUSED = {

@@ -47,7 +47,12 @@ class Found:
             return "in a bucket or on the hub; not looked at"
         files = f" in {self.files:,} files" if self.files > 1 else ""
         about = "" if self.whole else "about "
-        return f"{self.schema}, {about}{self.records:,} {self.kind}{files}"
+        kind = (
+            self.kind
+            if self.records != 1
+            else " ".join(word.removesuffix("s") for word in self.kind.split())
+        )
+        return f"{self.schema}, {about}{self.records:,} {kind}{files}"
 
 
 def survey(config: RunConfig) -> list[Found]:

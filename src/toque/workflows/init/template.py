@@ -69,14 +69,21 @@ def written(
         _scratch(SIZES[size], size, tokenizer)
         if start_from == "scratch"
         else _checkpoint(start_from, tokenizer),
-        "data:\n  sources:",
+        "\ndata:\n  sources:",
         *(f"    - path: {flow(one.path)}  # {one}" for one in found),
         _DATA.format(name=flow(f"stores/{name}")),
         "" if kinds & {DOCUMENTS, TOKENS} else _RECIPES,
         _loop(SIZES[size], stop_after, scratch=start_from == "scratch"),
         _WRITING if kinds - {DOCUMENTS, TOKENS} else _NO_WRITING,
     ]
-    return "\n".join(part.rstrip("\n") for part in parts if part) + "\n"
+    text = "\n".join(part.rstrip("\n") for part in parts if part)
+    return "".join(f"{_aligned(line)}\n" for line in text.splitlines())
+
+
+def _aligned(line: str) -> str:
+    """With the comment that ends the line in the column of the others."""
+    code, mark, comment = line.rpartition("  # ")
+    return f"{code.rstrip():29} {mark.strip()} {comment}" if code.strip() else line
 
 
 _HEAD = """\
@@ -113,7 +120,7 @@ evaluation:
 
 def _scratch(size: Size, name: str, tokenizer: str) -> str:
     own = f"trained:{size.vocabulary}" if tokenizer == "auto" else tokenizer
-    learnt = "   # learnt from your data" if own.startswith("trained:") else ""
+    origin = "learnt from your data" if own.startswith("trained:") else "as you said"
     shape = ",\n          ".join(
         ", ".join(f"{key}: {flow(value)}" for key, value in some)
         for some in _thirds(list(size.shape().items()))
@@ -122,19 +129,18 @@ def _scratch(size: Size, name: str, tokenizer: str) -> str:
 model:                        # {name}: {size.about}; from random weights
   family: llama               # or t5, gpt2, neox
   shape: {{{shape}}}
-  tokenizer: {flow(own)}{learnt}
-  # To go on from a model you have, put in place of the three lines above:
-  # start_from: FOLDER-OR-HUB-NAME
-  # family: auto
+  tokenizer: {flow(own)}   # {origin}
+  # To go on from a model you have, replace family, shape and tokenizer by:
+  # {{family: auto, start_from: FOLDER-OR-HUB-NAME}}
 """
 
 
 def _checkpoint(start_from: str, tokenizer: str) -> str:
-    own = "" if tokenizer == "auto" else f"  tokenizer: {flow(tokenizer)}\n"
+    own = "" if tokenizer == "auto" else f"  tokenizer: {flow(tokenizer)}   # as you said\n"
     return f"""
 model:
   family: auto                # read from the checkpoint
-  start_from: {flow(start_from)}
+  start_from: {flow(start_from)}   # what training begins with
 {own}# adapter: {{kind: lora}}       # train a small adapter and leave the model's own weights alone
 """
 
@@ -148,7 +154,7 @@ optim:
 
 train:
   stop_after: {flow(stop_after)}    # steps, epochs, minutes, examples or tokens
-  batch: {batch} tokens          # what one update sees; less on a small machine changes the result
+  batch: {batch} tokens          # what one update sees
   evaluate_every: 10 %
   save_every: 10 %            # a killed run goes on from here
   # early_stopping: {{patience: 3}}   # end when the held-out loss has stopped falling
