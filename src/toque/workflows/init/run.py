@@ -55,6 +55,9 @@ def init(
         replace: overwrite a file that is there.
         reporter: hears what takes time.
 
+    Returns:
+        The file, its configuration, and what each source holds.
+
     Raises:
         ConfigError: `to` is there already or cannot be written, or a value makes no sense.
         DataError: a source cannot be found or recognised, or holds nothing of use.
