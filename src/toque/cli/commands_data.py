@@ -35,10 +35,14 @@ def reporter() -> Reporter:
     return ConsoleReporter()
 
 
+def is_first() -> bool:
+    """Whether this process is the one of its siblings that speaks."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def loading() -> AbstractContextManager[object]:
     """For the seconds that importing torch takes."""
-    first = os.environ.get("RANK", "0") == "0"
-    return reporter().working("loading torch") if first else nullcontext()
+    return reporter().working("loading torch") if is_first() else nullcontext()
 
 
 def prepare(config: str, /, *overrides: Overrides, replace: bool = False) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from toque.cli.commands_data import Overrides, load, loading, reporter
+from toque.cli.commands_data import Overrides, is_first, load, loading, reporter
 from toque.cli.launch import without_secrets
 from toque.errors import ConfigError, Interrupted
 
@@ -58,6 +58,12 @@ def train(
         again = shlex.join(["toque", "train", config, *without_secrets(overrides)])
         raise Interrupted(
             f"Stopped by a signal and saved at step {run.step}. Continue with: {again}"
+        )
+    if is_first():
+        folder = shlex.quote(str(run.folder))
+        reporter().notice(
+            f"`toque report {folder}` makes a page of the run; `toque generate {folder} --prompt "
+            '"..."` writes with its model.'
         )
 
 

@@ -47,7 +47,8 @@ def train(
         # Every rank computes; the first also speaks, writes and uploads.
         reporter = reporter if ranks.is_main else SILENT
         watchers = build_watchers(config.config, callbacks) if ranks.is_main else None
-        store, on = open_store(config.config), upload and ranks.is_main
+        with reporter.working(f"hashing {config.config.data.store}"):
+            store, on = open_store(config.config), upload and ranks.is_main
         with uploading(config.config, say=reporter.notice, on=on) as uploads:
             run = _train(config, store, ranks, watchers, uploads, reporter, start=start)
             if uploads is not None and not run.interrupted:

@@ -295,3 +295,19 @@ def test_a_long_update_is_shown_by_its_micro_batches():
     line, _ = heard.progressed[-1]
     assert line.startswith("step 1  epoch 0.10  loss 2.0000")
     assert line.endswith("left  (step 2: 3 of 4 micro-batches)")
+
+
+def test_micro_batches_leave_the_line_to_the_update_they_make():
+    heard, now = Heard(), [0.0]
+    progress = ConsoleProgress(
+        log_every=Duration(50, "steps"), reporter=heard, clock=lambda: now[0]
+    )
+    progress.on_fit_start(RunStart(Progress(), STOP))
+    for step in (1, 2, 3):
+        for done in (1, 2):
+            now[0] += 3.0
+            progress.on_micro_batch(Progress(step=step - 1), done, 2)
+        now[0] += 0.1  # clipping and the optimizer
+        progress.on_step(info(step))
+    lines = [text.split("  ")[0] for text, _ in heard.progressed if "(" not in text]
+    assert lines == ["step 1: 1 of 2 micro-batches", "step 1", "step 2", "step 3"]

@@ -70,10 +70,8 @@ class ConsoleProgress(Callback):
 
     def on_micro_batch(self, at: Progress, done: int, total: int) -> None:
         """Show that a long update goes on."""
-        now = self._clock()
-        if total == 1 or now - self._looked < _LOOK_SECONDS:
-            return
-        self._looked = now
+        if done == total or self._clock() - self._looked < _LOOK_SECONDS:
+            return  # the line of the update follows
         under_way = f"step {at.step + 1:,}: {done} of {total} micro-batches"
         self._reporter.progress(f"{self._line}  ({under_way})" if self._line else under_way)
 
