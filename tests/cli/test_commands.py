@@ -37,7 +37,7 @@ def kitchen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 COMMANDS = {
     "prepare run.yaml": ("Reused store.", ""),
     "train run.yaml": ("", "continuing from step 3"),
-    "train run.yaml observe.log_every=7": ("", "`toque generate run --prompt"),
+    "train run.yaml seed=17": ("", "`toque generate run --prompt"),
     "evaluate run": ("held-out loss", ""),
     "evaluate run evaluation.generate=0": ("held-out loss", ""),
     "evaluate run run.yaml": ("1 written texts", ""),

@@ -123,5 +123,5 @@ def _kind_of(source: Source) -> str:
 
 def _rounded(count: float) -> int:
     """To two digits: 67,412 is about 67,000."""
-    digits = max(0, len(str(round(count))) - 2)
-    return round(count / 10**digits) * 10**digits
+    tens: int = 10 ** max(0, len(str(round(count))) - 2)
+    return round(count / tens) * tens
