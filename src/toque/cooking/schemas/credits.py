@@ -119,7 +119,9 @@ _PART_NOUNS: Final = frozenset(
     """.split()  # noqa: SIM905
 )
 _FOR_THE: Final = re.compile(r"(?:for|to make) (?:the )?[a-z][a-z '&-]{2,32}", re.IGNORECASE)
-_SUSPECTS: Final = _CREDIT_WORDS | _NOTICE_WORDS | _NUTRIENTS | _SALE_WORDS
+_ANNOUNCED: Final = _BARE | {"directions", "instructions", "method", "preparation", "steps"}
+_BARE_WORDS: Final = frozenset(word for bare in _ANNOUNCED for word in words_of(bare)[-1:])
+_SUSPECTS: Final = _CREDIT_WORDS | _NOTICE_WORDS | _NUTRIENTS | _SALE_WORDS | _BARE_WORDS
 _SHORT: Final = 40
 
 
@@ -169,7 +171,7 @@ def without_credits(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str, .
             heading += f"{step}: "
             notes[PARTS] += 1
             continue
-        kept.append(heading + _without_end(step, notes))
+        kept.append(heading + _without_end(_without_announcement(step, notes), notes))
         heading = ""
     if heading:
         kept.append(heading.rstrip(": "))
@@ -192,6 +194,15 @@ def _why_removed(step: str) -> str:
     if not words.isdisjoint(_SALE_WORDS) and is_shopping_note(step, within=True):
         return SHOPPING
     return ""
+
+
+def _without_announcement(step: str, notes: Counter[str]) -> str:
+    """A step without "Directions:" before it."""
+    head, colon, rest = step[: _SHORT + 1].partition(":")
+    if not (colon and rest.strip()) or head.strip(" .*_#-=").casefold() not in _ANNOUNCED:
+        return step
+    notes[HEADINGS] += 1
+    return step[len(head) + 1 :].lstrip(" *_")
 
 
 def _without_end(step: str, notes: Counter[str]) -> str:
