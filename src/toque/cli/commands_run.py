@@ -147,6 +147,10 @@ def generate(
         texts = classify(run_or_model, prompts, file=file, task=task, choices=chosen, raw=raw)
     for each in texts:
         print(dumps(each.record(), ensure_ascii=False) if json else each, flush=True)
+    from toque.workflows.results import hint_of
+
+    if said := hint_of(texts):
+        reporter().notice(said)
 
 
 def export(

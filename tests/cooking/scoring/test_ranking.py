@@ -255,8 +255,10 @@ def test_text_without_steps_or_ingredients_scores_low():
     for recipe in GOOD:
         prompt = write_prompt(recipe.title, recipe.ingredients)
         steps = "\n".join(f"{n}. {step}" for n, step in enumerate(recipe.steps, 1))
-        for text in (without_steps(recipe), f"Instructions:\n{steps}", "", recipe.title):
+        for text in (without_steps(recipe), f"Instructions:\n{steps}"):
             assert text_metrics(prompt, text)["recipe_score"] < 0.4, text
+        for text in ("", recipe.title, chatter(recipe)):
+            assert text_metrics(prompt, text)["recipe_score"] == 0.0, text
 
 
 def test_a_hint_says_what_to_do_while_texts_are_poor():

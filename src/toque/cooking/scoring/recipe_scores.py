@@ -37,8 +37,6 @@ _AROUND_TITLES: Final = sorted(
 
 POOR: Final = 0.6
 """Recipe scores below it are poor: of five collections, 97 to 99 % of the recipes have more."""
-_WITHOUT_A_HALF: Final = 0.5
-"""Factor of a text that has no ingredients or no steps."""
 _FACTORS: Final = ("variety", "title_kept", "overall_quality")
 """Scores that are no part of the mean in `recipe_score`."""
 
@@ -68,20 +66,20 @@ def text_metrics(prompt: str, text: str) -> dict[str, float]:
     found["structure"] = structure_score(text, recipe)
     found |= evaluate_recipe(text, recipe)
     scores = {name: score for name, score in found.items() if score is not None}
-    whole = bool(recipe.ingredients) and bool(recipe.steps)
-    return {"recipe_score": recipe_score(scores, whole=whole), **scores}
+    n_parts = bool(recipe.ingredients) + bool(recipe.steps)
+    return {"recipe_score": recipe_score(scores, whole=n_parts / 2), **scores}
 
 
-def recipe_score(scores: Mapping[str, float], *, whole: bool = True) -> float:
+def recipe_score(scores: Mapping[str, float], *, whole: float = 1.0) -> float:
     """One number to rank recipes by, in [0, 1].
 
     The mean of the scores, hallucinated ingredients counted as 1 minus the score, times `variety`,
-    times (1 + `title_kept`) / 2, times a half if ingredients or steps are missing. What the factors
-    judge no good form makes up for: blueberry muffins without blueberries score at most 0.5.
+    times (1 + `title_kept`) / 2, times `whole`. What the factors judge no good form makes up for:
+    blueberry muffins without blueberries score at most 0.5.
 
     Args:
         scores: of `text_metrics`; `overall_quality`, a mean of others, does not count.
-        whole: whether the text has ingredients and steps.
+        whole: the share that is there of two parts: ingredients and steps.
     """
     parts = [
         1.0 - score if name == "hallucinated_ingredients" else score
@@ -90,7 +88,7 @@ def recipe_score(scores: Mapping[str, float], *, whole: bool = True) -> float:
     ]
     mean = sum(parts) / len(parts)
     factor = scores.get("variety", 1.0) * (1.0 + scores.get("title_kept", 1.0)) / 2.0
-    return mean * factor * (1.0 if whole else _WITHOUT_A_HALF)
+    return mean * factor * whole
 
 
 def hint(score: float) -> str:
