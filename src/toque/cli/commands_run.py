@@ -163,6 +163,10 @@ def generate(
         )
     for each in texts:
         print(dumps(each.record(), ensure_ascii=False) if json else each, flush=True)
+    from toque.workflows.results import hint_of
+
+    if said := hint_of(texts):
+        reporter().notice(said)
 
 
 def export(

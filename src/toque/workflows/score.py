@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from toque.config import RunConfig
+from toque.cooking.scoring.recipe_scores import hint
 from toque.evaluation.bootstrap import RESAMPLES, SEED, Estimate
 from toque.evaluation.text_samples import Sample
 from toque.evaluation.text_scores import Scores
@@ -24,7 +25,7 @@ from toque.workflows.open_model import open_model
 
 DIGITS = 6
 """Digits after the point in evaluation.json."""
-SHOWN_SLICES = ("rougeL", "bleu", "recipe_score")
+SHOWN_SLICES = ("recipe_score", "rougeL", "bleu")
 """Scores of the printed table of slices; evaluation.json holds all."""
 
 
@@ -93,6 +94,8 @@ class Evaluation:
         if self.texts.n_texts:
             lines.append(f"{self.texts.n_texts} written texts, with 95 % intervals:")
             lines += [_line(name, e, self.texts.n_texts) for name, e in self.texts.overall.items()]
+        if (score := self.texts.overall.get("recipe_score")) and (said := hint(score.value)):
+            lines.append(said)
         lines += self._slice_lines()
         lines += [f"{name} failed: {error}" for name, error in self.texts.failed.items()]
         return "\n".join(lines)

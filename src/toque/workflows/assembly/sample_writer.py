@@ -62,14 +62,14 @@ class SampleWriter(Callback):
 
 
 def shown(sample: Sample, *, step: int) -> str:
-    """A text with its prompt and its quality, indented so that it stands apart.
+    """A text with its prompt and its recipe score, indented so that it stands apart.
 
-    >>> print(shown(Sample("toast", "Bread.", 2, None, {"overall_quality": 0.5}), step=10))
-    step 10  toast  (overall quality 0.50)
+    >>> print(shown(Sample("toast", "Bread.", 2, None, {"recipe_score": 0.5}), step=10))
+    step 10  toast  (recipe score 0.50)
         Bread.
     """
-    quality = sample.metrics.get("overall_quality")
-    said = f"  (overall quality {quality:.2f})" if quality is not None else ""
+    score = sample.metrics.get("recipe_score")
+    said = f"  (recipe score {score:.2f})" if score is not None else ""
     lines = [line for line in sample.text.splitlines() if line.strip()] or ["(nothing)"]
     if len(lines) > MOST_LINES:
         lines[MOST_LINES:] = [f"... ({len(lines) - MOST_LINES} more lines in samples.jsonl)"]
