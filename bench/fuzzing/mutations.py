@@ -96,7 +96,10 @@ def of_json(data: bytes, chance: Random) -> bytes:
     """A JSON document with values replaced, moved, doubled, nested or left out, or its bytes damaged."""
     if chance.random() < 0.25:
         return of_bytes(data, chance)
-    return dumped(of_tree(json.loads(data), chance)).encode("utf-8", "surrogatepass")
+    try:
+        return dumped(of_tree(json.loads(data), chance)).encode("utf-8", "surrogatepass")
+    except (ValueError, RecursionError):  # it was damaged before
+        return of_bytes(data, chance)
 
 
 def of_json_lines(data: bytes, chance: Random) -> bytes:
@@ -189,6 +192,15 @@ def dumped(tree: Any, depth: int = 0) -> str:
     return json.dumps(tree, ensure_ascii=not isinstance(tree, str) or "\ud800" in tree)
 
 
+def of_page(data: bytes, chance: Random) -> bytes:
+    """A web page whose JSON-LD is damaged as JSON is, or the page as text."""
+    start = data.index(b">", data.index(b"ld+json")) + 1
+    end = data.index(b"</script>", start)
+    if chance.random() < 0.6:
+        return data[:start] + of_json(data[start:end], chance) + data[end:]
+    return of_bytes(data, chance)
+
+
 def of_yaml(data: bytes, chance: Random) -> bytes:
     """YAML by its bytes and lines, or its values as JSON, which YAML reads."""
     import yaml
@@ -276,6 +288,26 @@ def of_npz(data: bytes, chance: Random) -> bytes:
     with zipfile.ZipFile(kept, "w", packing) as archive:
         for name, body in members:
             archive.writestr(zipfile.ZipInfo(name), body, packing)
+    return kept.getvalue()
+
+
+def of_parquet(data: bytes, chance: Random) -> bytes:
+    """A Parquet file of other cells, or its bytes damaged."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if chance.random() < 0.6:
+        return of_bytes(data, chance)
+    rows = pq.read_table(pa.BufferReader(data)).to_pylist()
+    kept = io.BytesIO()
+    try:
+        at = chance.randrange(len(rows))
+        rows[at] = json.loads(dumped(of_tree(rows[at], chance)))
+        if chance.random() < 0.5:
+            rows = [of_tree(row, Random(at)) for row in rows]
+        pq.write_table(pa.Table.from_pylist(rows), kept)
+    except (ValueError, TypeError, OverflowError, RecursionError, AttributeError, pa.ArrowException):
+        return of_bytes(data, chance)  # Arrow has no place for that
     return kept.getvalue()
 
 

@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +160,7 @@ def toque(*words: str) -> None:
         raise RuntimeError(f"toque {' '.join(words)} ended with {done.returncode}: {done.stderr}")
 
 
-def make(folder: Path) -> None:
+def make(folder: Path, toque: Callable[..., object] = toque) -> None:
     """`run.yaml`, `store/`, `run/`, and `half/`, the same run stopped at step 4, below `folder`."""
     config = folder / "run.yaml"
     config.write_text(RUN.format(folder=folder))
