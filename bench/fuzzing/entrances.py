@@ -142,7 +142,9 @@ def config_case(work: Path) -> Area:
         file.write_bytes((mutations.enlarged if grown else mutations.of_yaml)(text, chance))
         words = [str(file)]
         if chance.random() < 0.3:
-            name = chance.choice(("optim.peak_lr", "train.batch", "data.sources.0.path", "a.b", "seed", "model"))
+            name = chance.choice(
+                ("optim.peak_lr", "train.batch", "data.sources.0.path", "a.b", "seed", "model")
+            )
             value = mutations.of_bytes(b'"3 steps"', chance).decode(errors="replace")
             words.append(f"{name}={value}")
         if any(word.startswith("-") for word in words):
@@ -204,7 +206,11 @@ def resume_case(work: Path) -> Area:
     def case(chance: Random, folder: Path) -> int:
         run = folder / "half"
         shutil.copytree(work / "half", run)
-        places = ["state.json"] * 4 + ["model.safetensors", "optimizer.safetensors", "manifest.json"]
+        places = ["state.json"] * 4 + [
+            "model.safetensors",
+            "optimizer.safetensors",
+            "manifest.json",
+        ]
         places += ["resources.json", "metrics.jsonl"]
         name = chance.choice(places)
         path = next(iter([*run.glob(name), *run.glob(f"checkpoints/*/{name}")]))
@@ -227,7 +233,9 @@ def run_case(work: Path) -> Area:
 
     def case(chance: Random, folder: Path) -> int:
         run = folder / "run"
-        damaged_copy(work / "run", run, chance, only=chance.choice(("*.json", "*.jsonl", "config.yaml")))
+        damaged_copy(
+            work / "run", run, chance, only=chance.choice(("*.json", "*.jsonl", "config.yaml"))
+        )
         command("report", str(run))
         command("verify", str(run))
         command("show", str(run), allowed={0, 2})
@@ -249,7 +257,15 @@ def model_case(work: Path) -> Area:
         model = folder / "model"
         weighted = ["config.json"] * 3 + ["tokenizer.json"] * 2 + ["*.json", "model.safetensors"]
         damaged_copy(work / "run" / "model", model, chance, only=chance.choice(weighted))
-        command("generate", str(model), "--prompt", "Lentils", "--max-new-tokens", "3", allowed=_CODES["model"])
+        command(
+            "generate",
+            str(model),
+            "--prompt",
+            "Lentils",
+            "--max-new-tokens",
+            "3",
+            allowed=_CODES["model"],
+        )
         with contextlib.suppress(ToqueError):
             codec = load_codec(resolve_tokenizer(str(model)))
             codec.decode(codec.encode("2 cups of lentils\nand salt"))
@@ -288,7 +304,9 @@ def source_case(work: Path, name: str, valid: bytes, damage: Damage) -> Area:
                     given = found.reader.examples(block)
                     read += given.read
                     if given.read != given.kept + sum(map(len, given.dropped.values())):
-                        raise Unwell(f"read is {given.read}, kept {given.kept}, dropped {given.dropped}")
+                        raise Unwell(
+                            f"read is {given.read}, kept {given.kept}, dropped {given.dropped}"
+                        )
                     for example in given.examples:
                         (example.prompt + example.target).encode()
         except (ConfigError, DataError) as error:

@@ -155,7 +155,9 @@ def _value(chance: Random, now: Any) -> Any:
     """Something in the place of `now`: a neighbour in value, another type, or what breaks parsers."""
     kind = chance.randrange(8)
     if kind == 0 and isinstance(now, int | float):
-        return chance.choice((-now, now + 1, now - 1, now * 1000, now * 10**12, float(now), str(now)))
+        return chance.choice(
+            (-now, now + 1, now - 1, now * 1000, now * 10**12, float(now), str(now))
+        )
     if kind == 1 and isinstance(now, str):
         as_bytes = of_bytes(now.encode("utf-8", "surrogatepass"), chance)
         return chance.choice((as_bytes.decode(errors="replace"), now * 50, now.upper(), [now]))
@@ -248,10 +250,16 @@ def of_npy(data: bytes, chance: Random) -> bytes:
     length = struct.unpack("<H", data[8:10])[0]
     header, body = data[10 : 10 + length].decode("latin-1"), data[10 + length :]
     swaps = (
-        ("(", chance.choice(("(-", "(9999999999999, ", "((", "(1, 1, 1, ", "[", "(True, ", "(1.5, "))),
+        (
+            "(",
+            chance.choice(("(-", "(9999999999999, ", "((", "(1, 1, 1, ", "[", "(True, ", "(1.5, ")),
+        ),
         (",)", chance.choice((")", ", 0)", ", -1)", ", 99999999999999999999)", "]"))),
         ("False", chance.choice(("True", "None", "__import__('os')", "1"))),
-        ("<u2", chance.choice(("|O", ">u2", "<f8", "|V0", "|S0", "<i8", "|b1", "<M8[s]", "<U9", "?"))),
+        (
+            "<u2",
+            chance.choice(("|O", ">u2", "<f8", "|V0", "|S0", "<i8", "|b1", "<M8[s]", "<U9", "?")),
+        ),
         ("<", chance.choice((">", "|", "=", ""))),
         ("}", chance.choice(("", "}}", ", 'descr': '<u4'}", "} + {}"))),
         ("'descr'", chance.choice(("'shape'", "'other'", "descr", "b'descr'"))),
@@ -280,7 +288,10 @@ def of_npz(data: bytes, chance: Random) -> bytes:
         case 0 | 1 | 2:
             members[at] = (name, of_npy(body, chance))
         case 3:
-            members[at] = (chance.choice(("../a.npy", "ids.npy", "a.txt", "", "ends.npy", "\0.npy")), body)
+            members[at] = (
+                chance.choice(("../a.npy", "ids.npy", "a.txt", "", "ends.npy", "\0.npy")),
+                body,
+            )
         case _:
             members.pop(at)
     kept = io.BytesIO()
@@ -306,12 +317,21 @@ def of_parquet(data: bytes, chance: Random) -> bytes:
         if chance.random() < 0.5:
             rows = [of_tree(row, Random(at)) for row in rows]
         pq.write_table(pa.Table.from_pylist(rows), kept)
-    except (ValueError, TypeError, OverflowError, RecursionError, AttributeError, pa.ArrowException):
+    except (
+        ValueError,
+        TypeError,
+        OverflowError,
+        RecursionError,
+        AttributeError,
+        pa.ArrowException,
+    ):
         return of_bytes(data, chance)  # Arrow has no place for that
     return kept.getvalue()
 
 
-def compressed(inner: Damage, pack: Callable[[bytes], bytes], unpack: Callable[[bytes], bytes]) -> Damage:
+def compressed(
+    inner: Damage, pack: Callable[[bytes], bytes], unpack: Callable[[bytes], bytes]
+) -> Damage:
     """Damage before compression, or to the compressed bytes."""
 
     def damage(data: bytes, chance: Random) -> bytes:

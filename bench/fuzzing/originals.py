@@ -56,7 +56,9 @@ def sources() -> dict[str, bytes]:
         "json-ld": json.dumps([_marked_up(r) for r in records]).encode(),
         "jsonl": lines,
         "pairs": "".join(json.dumps(p) + "\n" for p in pairs).encode(),
-        "documents": "".join(json.dumps({"text": " ".join(STEPS) * 3}) + "\n" for _ in records).encode(),
+        "documents": "".join(
+            json.dumps({"text": " ".join(STEPS) * 3}) + "\n" for _ in records
+        ).encode(),
         "csv": _table(records, ","),
         "tsv": _table(records, "\t"),
         "foodcom": _r_table(records),
@@ -84,7 +86,12 @@ def _table(records: list[dict[str, Any]], delimiter: str) -> bytes:
     writer.writerow(("title", "ingredients", "directions", "NER"))
     for r in records:
         writer.writerow(
-            (r["title"] + ', "the" one', json.dumps(r["ingredients"]), json.dumps(r["directions"]), "[]")
+            (
+                r["title"] + ', "the" one',
+                json.dumps(r["ingredients"]),
+                json.dumps(r["directions"]),
+                "[]",
+            )
         )
     return text.getvalue().encode()
 
@@ -99,7 +106,9 @@ def _r_table(records: list[dict[str, Any]]) -> bytes:
                      "RecipeInstructions", "Calories"))  # fmt: skip
     for r in records:
         quantities = vector(["1", "1/2", "2"])
-        writer.writerow((r["title"], "PT1H5M", quantities, vector(r["ingredients"]), vector(STEPS), 120.5))
+        writer.writerow(
+            (r["title"], "PT1H5M", quantities, vector(r["ingredients"]), vector(STEPS), 120.5)
+        )
     return text.getvalue().encode()
 
 
@@ -147,7 +156,11 @@ def _columnar(records: list[dict[str, Any]]) -> dict[str, bytes]:
         writer.write_table(table)
     with pa.ipc.new_stream(stream, table.schema) as writer:
         writer.write_table(table)
-    return {"parquet": parquet.getvalue(), "arrow": file.getvalue(), "arrow-stream": stream.getvalue()}
+    return {
+        "parquet": parquet.getvalue(),
+        "arrow": file.getvalue(),
+        "arrow-stream": stream.getvalue(),
+    }
 
 
 def toque(*words: str) -> None:
@@ -168,4 +181,10 @@ def make(folder: Path, toque: Callable[..., object] = toque) -> None:
     toque("prepare", str(config))
     toque("train", str(config))
     # Half a run is a whole run that is allowed to go on: continuing trains two more steps.
-    toque("train", str(config), f"run_dir={folder}/half", "train.stop_after=4 steps", "optim.schedule=constant")
+    toque(
+        "train",
+        str(config),
+        f"run_dir={folder}/half",
+        "train.stop_after=4 steps",
+        "optim.schedule=constant",
+    )

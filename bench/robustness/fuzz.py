@@ -107,7 +107,16 @@ def _import_all() -> None:
     """What every forked process would otherwise import anew."""
     import importlib
 
-    for name in ("train", "prepare", "verify", "report", "generate", "show", "open_model", "results"):
+    for name in (
+        "train",
+        "prepare",
+        "verify",
+        "report",
+        "generate",
+        "show",
+        "open_model",
+        "results",
+    ):
         importlib.import_module(f"toque.workflows.{name}")
     importlib.import_module("transformers.models.gpt2.modeling_gpt2")
 
@@ -117,10 +126,16 @@ def options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--minutes", type=float, default=5.0)
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--area", nargs="*", metavar="NAME")
-    p.add_argument("--keep", type=Path, default=None, metavar="FOLDER", help="for inputs of findings")
+    p.add_argument(
+        "--keep", type=Path, default=None, metavar="FOLDER", help="for inputs of findings"
+    )
     p.add_argument("--processes", type=int, choices=(1, 2), default=1)
-    p.add_argument("--case", default=None, metavar="AREA:NUMBER", help="this one, with its traceback")
-    p.add_argument("--in", dest="inside", default=None, metavar="FOLDER", help="where its files stay")
+    p.add_argument(
+        "--case", default=None, metavar="AREA:NUMBER", help="this one, with its traceback"
+    )
+    p.add_argument(
+        "--in", dest="inside", default=None, metavar="FOLDER", help="where its files stay"
+    )
 
 
 if __name__ == "__main__":
