@@ -202,3 +202,28 @@ def test_one_live_line_on_a_terminal():
     assert "\x1b" in text
     assert "evaluation  loss 2.0000" in text
     assert "early stopping at step 4" in text
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"event": "step"}',
+        '{"event": "step", "step": -5}',
+        '{"event": "step", "step": true}',
+        '{"event": "step", "step": 2, "epoch": "1"}',
+        '{"event": "step", "step": 2, "tokens": 1.5}',
+        '{"event": "step", "step": 2, "seconds": 1e999}',
+        '{"event": "evaluation", "step": 2, "metrics": [1]}',
+        '{"event": "evaluation", "step": 2, "metrics": {"loss": [1]}}',
+        '{"event": "start"}',
+        '{"event": "start", "step": 0, "parameters": 3}',
+        '{"event": {"a": 1}, "step": 2}',
+        '{"event": "step", "step": ' + "9" * 5000 + "}",
+        "[" * 100_000,
+    ],
+)
+def test_events_of_another_form_are_left_out(tmp_path, line):
+    path = tmp_path / "metrics.jsonl"
+    whole = '{"event": "step", "step": 1, "epoch": 0.5, "loss": NaN}'
+    path.write_text(f"{whole}\n{line}\n")
+    assert [(e["step"], e["loss"]) for e in read_metrics(path)] == [(1, None)]
