@@ -1,8 +1,8 @@
 """Entrances: each area's valid input, its damage, and the command a user would give it to.
 
-A case of an area makes a folder with one damaged file in it and gives it to the command line, or for
-sources to the readers that `prepare` uses. It ends well: done, or refused in one paragraph with the
-exit code of the contract. Anything else is raised as `Unwell`, or as whatever came out.
+A case of an area makes a folder with one damaged file in it and gives it to the command line, or
+for sources to the readers that `prepare` uses. It ends well: done, or refused in one paragraph with
+the exit code of the contract. Anything else is raised as `Unwell`, or as whatever came out.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def command(*words: str, allowed: set[int] = _CODES["any"]) -> tuple[int, str]:
 
 
 def check_paragraph(text: str) -> None:
-    """Refuse a message that is not one paragraph of reasonable length, free of control characters."""
+    """Refuse what is not one paragraph of reasonable length without control characters."""
     if "\n" in text:
         raise Unwell(f"a message of several lines: {text[:500]!r}")
     if found := _CONTROL.search(text):
@@ -275,7 +275,7 @@ def model_case(work: Path) -> Area:
 
 
 def source_case(work: Path, name: str, valid: bytes, damage: Damage) -> Area:
-    """Sources of one format: the readers of `prepare`, and every tenth time the whole of it."""
+    """Sources of one format: the readers of `prepare`, now and then the whole of it."""
     from toque.errors import ConfigError, DataError
     from toque.sources.files import blocks_of, find_files
     from toque.workflows.assembly.data import sources_of
@@ -311,7 +311,7 @@ def source_case(work: Path, name: str, valid: bytes, damage: Damage) -> Area:
                         (example.prompt + example.target).encode()
         except (ConfigError, DataError) as error:
             check_paragraph(str(error))
-        if chance.random() < 0.1:
+        if chance.random() < 0.03:
             (folder / "p.yaml").write_text(json.dumps({
                 "data": {"sources": [source], "store": str(folder / "store")},
                 "model": {"family": "gpt2", "tokenizer": tokenizer},

@@ -27,7 +27,7 @@ CPU_SECONDS: Final = 10.0
 WALL_SECONDS: Final = 240.0
 """Waiting, on a machine that others use, after which it is one."""
 MORE_BYTES: Final = 2 << 30
-"""Address space a case may take beyond what the process had. A bomb of 256 MiB is read in pieces."""
+"""Address space a case may take beyond what the process had."""
 CASES_A_PROCESS: Final = 200
 
 Case = Callable[[Random, Path], int]
@@ -147,7 +147,7 @@ class Isolation:
 
 
 def _limit(stack: Path) -> None:
-    """Less memory, one core (so that `prepare` starts no processes), no output, a stack at the end."""
+    """Less memory, one core (`prepare` then starts no processes), no output, a stack at the end."""
     silent = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(silent, descriptor)

@@ -19,28 +19,32 @@ from typing import Any
 Damage = Callable[[bytes, Random], bytes]
 
 PARTS = (
-    b"", b'"', b"'", b"[", b"]", b"{", b"}", b",", b":", b"\\", b"\n", b"\r", b"\r\n", b"\t", b"\0",
-    b"\x1b[2J", b"\x7f", b"\x80", b"\xff", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xef\xbb\xbf",
-    b"&#0;", b"&#x110000;", b"&" * 9, b"<", b"</script>", b"<!--", b"null", b"NaN", b"-Infinity",
-    b"1e999", b"-1", b"9" * 25, b"9" * 5000, b"1/0", b"1,000,000", b"\\ud800", b"\\u0000", b"MMMMM",
-    b"c(", b"[" * 300, b"{" * 300, b"(" * 300, b" " * 200, b"-" * 200, b"- " * 100, b"*a", b"&a",
-    b"<<: *a", b"!!python/object:os.system", b"---\n", b"%YAML 9.9\n", b"../", b"\xc2\xa0", b"\xc2\x85",
-    "\u2028\u200f\u202e".encode(), "½⅓".encode(), "e\u0301".encode() * 20, b"PK\x03\x04", b"\x93NUMPY",
+    b"", b'"', b"'", b"[", b"]", b"{", b"}", b",", b":", b"\\", b"\n", b"\r", b"\r\n", b"\t",
+    b"\0", b"\x1b[2J", b"\x7f", b"\x80", b"\xff", b"\xed\xa0\x80", b"\xf4\x90\x80\x80",
+    b"\xef\xbb\xbf", b"&#0;", b"&#x110000;", b"&" * 9, b"<", b"</script>", b"<!--", b"null",
+    b"NaN", b"-Infinity", b"1e999", b"-1", b"9" * 25, b"9" * 5000, b"1/0", b"1,000,000",
+    b"\\ud800", b"\\u0000", b"MMMMM", b"c(", b"[" * 300, b"{" * 300, b"(" * 300, b" " * 200,
+    b"-" * 200, b"- " * 100, b"*a", b"&a", b"<<: *a", b"!!python/object:os.system", b"---\n",
+    b"%YAML 9.9\n", b"../", b"\xc2\xa0", b"\xc2\x85", "\u2028\u200f\u202e".encode(), "½⅓".encode(),
+    "e\u0301".encode() * 20, b"PK\x03\x04", b"\x93NUMPY",
 )  # fmt: skip
 """What parsers trip over."""
 
 VALUES: tuple[Any, ...] = (
-    None, True, False, 0, -1, -5, 1, 2, 255, 256, 2**31, 2**32, 2**53 + 1, 2**63, -(2**63) - 1, 2**64, 10**30,
-    0.5, -0.0, 1e30, 1e308, 5e-324, float("nan"), float("inf"), float("-inf"), "", " ", "0", "-5", "1e999",
-    "NaN", "\0", "\x1b[31mred", "\u202e", "\ud800", "../../etc/passwd", "/etc/passwd", "a/b", ".", "..",
-    "C:\\x", "line\nbreak", "x" * 300, "ß" * 4097, "é́", [], {}, [[]], [None], {"": None}, [0] * 1000,
-    "os:system", "hf:nothing", "s3://", "${HOME}", "%s%n", "trained:512", "trained:-1", "3 epochs",
+    None, True, False, 0, -1, -5, 1, 2, 255, 256, 2**31, 2**32, 2**53 + 1, 2**63, -(2**63) - 1,
+    2**64, 10**30, 0.5, -0.0, 1e30, 1e308, 5e-324, float("nan"), float("inf"), float("-inf"), "",
+    " ", "0", "-5", "1e999", "NaN", "\0", "\x1b[31mred", "\u202e", "\ud800", "../../etc/passwd",
+    "/etc/passwd", "a/b", ".", "..", "C:\\x", "line\nbreak", "x" * 300, "ß" * 4097, "é́", [], {},
+    [[]], [None], {"": None}, [0] * 1000, "os:system", "hf:nothing", "s3://", "${HOME}", "%s%n",
+    "trained:512", "trained:-1", "3 epochs",
 )  # fmt: skip
 """What stands in the place of a value."""
 
 
 class Raw(str):
     """JSON text that is written as it is."""
+
+    __slots__ = ()
 
 
 class Pairs(list[tuple[str, Any]]):
@@ -50,14 +54,14 @@ class Pairs(list[tuple[str, Any]]):
 
 
 RAW = (
-    Raw("9" * 4400), Raw("-" + "9" * 400), Raw("1e" + "9" * 30), Raw("0." + "3" * 5000), Raw("tru"), Raw("'a'"),
-    Raw("01"), Raw("0x10"), Raw("[" * 2000), Raw("[" * 2000 + "]" * 2000),
+    Raw("9" * 4400), Raw("-" + "9" * 400), Raw("1e" + "9" * 30), Raw("0." + "3" * 5000),
+    Raw("tru"), Raw("'a'"), Raw("01"), Raw("0x10"), Raw("[" * 2000), Raw("[" * 2000 + "]" * 2000),
     Raw('{"a":' * 900 + "1" + "}" * 900), Raw('"\\x"'), Raw('"\\ud83d"'), Raw('"' + "\x01" + '"'),
 )  # fmt: skip
 
 
 def of_bytes(data: bytes, chance: Random) -> bytes:
-    """Bits flipped, bytes inserted, cut out, doubled or moved, the end cut off; one to thirty times."""
+    """Bits flipped, bytes inserted, cut out, doubled or moved, the end cut off; up to 30 times."""
     found = bytearray(data)
     for _ in range(chance.choice((1, 1, 1, 2, 3, 8, 30))):
         at = chance.randrange(len(found) + 1)
@@ -93,7 +97,7 @@ def enlarged(data: bytes, chance: Random, *, size: int = 200_000) -> bytes:
 
 
 def of_json(data: bytes, chance: Random) -> bytes:
-    """A JSON document with values replaced, moved, doubled, nested or left out, or its bytes damaged."""
+    """A JSON document with values replaced, moved, doubled or left out, or its bytes damaged."""
     if chance.random() < 0.25:
         return of_bytes(data, chance)
     try:
@@ -152,7 +156,7 @@ def _change(holder: Any, key: Any, chance: Random, places: list[tuple[Any, Any]]
 
 
 def _value(chance: Random, now: Any) -> Any:
-    """Something in the place of `now`: a neighbour in value, another type, or what breaks parsers."""
+    """Something in place of `now`: a neighbour in value, another type, what breaks parsers."""
     kind = chance.randrange(8)
     if kind == 0 and isinstance(now, int | float):
         return chance.choice(
@@ -181,7 +185,7 @@ def _places(tree: Any) -> Any:
         yield from _places(inner)
 
 
-def dumped(tree: Any, depth: int = 0) -> str:
+def dumped(tree: Any) -> str:
     """JSON text of a tree that may hold `Raw` and `Pairs`; NaN and lone surrogates are written."""
     if isinstance(tree, Raw):
         return str(tree)
@@ -215,13 +219,18 @@ def of_yaml(data: bytes, chance: Random) -> bytes:
         at = chance.randrange(len(lines))
         part = chance.choice(PARTS).strip(b"\n")
         name, colon, value = lines[at].partition(b": ")
-        lines[at] = chance.choice(
-            (
-                name + colon + part + b"\n", name + colon + b"&a [*a]\n", lines[at] * 2, b" " + lines[at],
-                name + b":\n" + b"".join(b" " * d + b"a:\n" for d in range(1, 200)), b"\t" + lines[at],
-                part + colon + value, name + colon + b"!!binary " + value,
-            )
-        )  # fmt: skip
+        nested = b"".join(b" " * d + b"a:\n" for d in range(1, 200))
+        changed = (
+            name + colon + part + b"\n",
+            name + colon + b"&a [*a]\n",
+            name + b":\n" + nested,
+            name + colon + b"!!binary " + value,
+            part + colon + value,
+            lines[at] * 2,
+            b" " + lines[at],
+            b"\t" + lines[at],
+        )
+        lines[at] = chance.choice(changed)
         return b"".join(lines)
     return of_bytes(data, chance)
 

@@ -1,7 +1,7 @@
 """Valid files that are damaged: sources of every format, and a store, a run and models of Toque's.
 
-Made by the package's own commands and the libraries that users write such files with; small, so that
-a case takes milliseconds. Nothing is fetched.
+Made by the package's own commands and the libraries that users write such files with; small, so
+that a case takes milliseconds. Nothing is fetched.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 STEPS = ["Rinse the lentils in cold water.", "Simmer them until soft, then serve with rice."]
-N_RECORDS = 8
+N_RECORDS = 24
 RUN = """
 run_dir: {folder}/run
 seed: 5
@@ -62,7 +62,7 @@ def sources() -> dict[str, bytes]:
         "csv": _table(records, ","),
         "tsv": _table(records, "\t"),
         "foodcom": _r_table(records),
-        "html": _page(records[0]),
+        "html": _page(records),
         "mealmaster": _mealmaster() * N_RECORDS,
         "text": ("\n\n".join(["Of lentils", *STEPS * 3]) + "\n").encode() * 5,
         **_arrays(),
@@ -73,8 +73,9 @@ def sources() -> dict[str, bytes]:
 def _marked_up(r: dict[str, Any]) -> dict[str, Any]:
     steps = [{"@type": "HowToStep", "text": step} for step in r["directions"]]
     return {
-        "@context": "https://schema.org", "@type": "Recipe", "name": r["title"], "totalTime": "PT1H30M",
-        "recipeYield": ["4", "4 servings"], "recipeIngredient": r["ingredients"],
+        "@context": "https://schema.org", "@type": "Recipe", "name": r["title"],
+        "totalTime": "PT1H30M", "recipeYield": ["4", "4 servings"],
+        "recipeIngredient": r["ingredients"],
         "recipeInstructions": [{"@type": "HowToSection", "name": "Soup", "itemListElement": steps}],
         "nutrition": {"@type": "NutritionInformation", "calories": "120 kcal", "fatContent": "3 g"},
     }  # fmt: skip
@@ -112,24 +113,28 @@ def _r_table(records: list[dict[str, Any]]) -> bytes:
     return text.getvalue().encode()
 
 
-def _page(r: dict[str, Any]) -> bytes:
+def _page(records: list[dict[str, Any]]) -> bytes:
+    """A page with all but one of the recipes as JSON-LD, and that one as microdata."""
+    r, graph = records[0], {"@graph": [_marked_up(r) for r in records[1:]]}
     items = "".join(f"<li itemprop='recipeIngredient'>{i}</li>" for i in r["ingredients"])
     steps = "".join(f"<p itemprop='recipeInstructions'>{s}</p>" for s in STEPS)
     return (
-        "<!doctype html><html><head><title>Soup &amp; more</title><script type='application/ld+json'>"
-        f"{json.dumps({'@graph': [_marked_up(r)]})}</script></head><body><div itemscope "
-        f"itemtype='http://schema.org/Recipe'><b itemprop='name'>Pot</b><ul>{items}</ul>{steps}"
-        "<time itemprop='totalTime' datetime='PT20M'>20 min</time></div></body></html>"
+        "<!doctype html><html><head><title>Soup &amp; more</title>"
+        f"<script type='application/ld+json'>{json.dumps(graph)}</script></head><body>"
+        f"<div itemscope itemtype='http://schema.org/Recipe'><b itemprop='name'>{r['title']}</b>"
+        f"<ul>{items}</ul>{steps}<time itemprop='totalTime' datetime='PT20M'>20 min</time></div>"
+        "</body></html>"
     ).encode()
 
 
 def _mealmaster() -> bytes:
     rows = [
-        "MMMMM----- Recipe via Meal-Master (tm) v8.05", "", "      Title: Pot", " Categories: Soup, Easy",
-        "      Yield: 4 servings", "", "      1 c  Lentils                              2 ts Salt",
+        "MMMMM----- Recipe via Meal-Master (tm) v8.05", "", "      Title: Pot",
+        " Categories: Soup, Easy", "      Yield: 4 servings", "",
+        "      1 c  Lentils                              2 ts Salt",
         "      1 lb Tomatoes; peeled,                    1/2 c  Oil", "           -and cut", "",
-        "MMMMM--------------------------DRESSING-------------------------------", "    1/2 c  Vinegar", "",
-        "  " + STEPS[0], "  " + STEPS[1] * 3, "", "MMMMM", "",
+        "MMMMM--------------------------DRESSING-------------------------------",
+        "    1/2 c  Vinegar", "", "  " + STEPS[0], "  " + STEPS[1] * 3, "", "MMMMM", "",
     ]  # fmt: skip
     return "\n".join(rows).encode()
 

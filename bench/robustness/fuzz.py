@@ -46,8 +46,10 @@ def measure(a: argparse.Namespace) -> harness.Result | dict[str, Any]:
         if a.case:
             area, _, number = a.case.partition(":")
             folder = Path(a.inside or work / "case").resolve()
-            return {"records": isolation.one_case(
-                areas[area].case, area=area, seed=a.seed, number=int(number), folder=folder)}  # fmt: skip
+            met = isolation.one_case(
+                areas[area].case, area=area, seed=a.seed, number=int(number), folder=folder
+            )
+            return {"records": met}
         names = a.area or list(areas)
         told = _turns({area: areas[area] for area in names}, a, work)
     findings = [f for one in told.values() for f in one.findings]

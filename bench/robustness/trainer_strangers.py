@@ -196,7 +196,7 @@ def _never_room(work: Path) -> dict[str, Any]:
 
 @scenario("57")
 def _strangers_code(work: Path) -> dict[str, Any]:
-    """A model folder whose config names code in it; the question is answered by nobody, and by y."""
+    """A model folder whose config names code in it; nobody answers the question, or `y` does."""
     folder = work / "model"
     folder.mkdir()
     auto = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
@@ -281,9 +281,10 @@ def _hostile_models(work: Path) -> dict[str, Any]:
     )
     found = {}
     for name, change in (
-        ("n_layer -3", {"n_layer": -3}), ("n_embd as a list", {"n_embd": [8]}), ("n_head 0", {"n_head": 0}),
-        ("n_head 3", {"n_head": 3}), ("vocab_size -1", {"vocab_size": -1}),
-        ("2,000 layers", {"n_layer": 2000}), ("quantized", {"quantization_config": {"quant_method": "gptq", "bits": 4}}),
+        ("n_layer -3", {"n_layer": -3}), ("n_embd as a list", {"n_embd": [8]}),
+        ("n_head 0", {"n_head": 0}), ("n_head 3", {"n_head": 3}),
+        ("vocab_size -1", {"vocab_size": -1}), ("2,000 layers", {"n_layer": 2000}),
+        ("quantized", {"quantization_config": {"quant_method": "gptq", "bits": 4}}),
     ):  # fmt: skip
         folder = work / name.replace(" ", "-")
         shutil.copytree(good, folder)

@@ -166,3 +166,15 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
         archive.writestr("ids.npy", bytes(1 << 22))
     with pytest.raises(DataError, match="decompression bomb"):
         documents_of(path)
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["{'descr': '<u2', 'shape': (3,", "{'descr': '<u2', b'shape': (3,)}", "(" * 2000, "{}"],
+)
+def test_a_header_that_is_no_literal_is_refused(tmp_path, header):
+    text = header.encode() + b"\n"
+    start = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little")
+    (tmp_path / "a.npy").write_bytes(start + text + bytes(6))
+    with pytest.raises(DataError, match="the array array has no readable header"):
+        documents_of(tmp_path / "a.npy")

@@ -82,7 +82,10 @@ def _facts(
     seconds = sum(float(e.get("seconds") or 0) for e in steps)
     pairs = [("until", str(start.get("stop_after", "-")))]
     if steps:
-        pairs += [("steps", f"{steps[-1]['step']:,}"), ("epochs", f"{steps[-1].get('epoch', 0):.2f}")]
+        pairs += [
+            ("steps", f"{steps[-1]['step']:,}"),
+            ("epochs", f"{steps[-1].get('epoch', 0):.2f}"),
+        ]
     if losses:
         best, step = min(losses)
         pairs.append(("lowest held-out loss", f"{best:.4f} at step {step:,}"))

@@ -51,7 +51,7 @@ def _inside(folder: Path, name: Any, listed_in: str) -> Path:
         DataError: it is not there, or `name` is not the plain name of something in the folder.
     """
     plain = isinstance(name, str) and "\0" not in name and 0 < len(name) < _LONGEST_NAME
-    if not plain or Path(name).name != name or not (folder / name).exists():
+    if not plain or name == ".." or Path(name).name != name or not (folder / name).exists():
         shown = f"{name!r}"[:80]
         raise DataError(
             f"{folder} is a saved dataset, and its {listed_in} lists {shown}, which is not in the "

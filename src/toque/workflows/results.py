@@ -62,7 +62,9 @@ class TrainedRun:
     @property
     def losses(self) -> list[tuple[int, float]]:
         """Step and training loss of every update that was logged."""
-        return [(e["step"], e["loss"]) for e in self.history if "loss" in e and e["event"] == "step"]
+        return [
+            (e["step"], e["loss"]) for e in self.history if "loss" in e and e["event"] == "step"
+        ]
 
 
 Model = TrainedRun | str | Path

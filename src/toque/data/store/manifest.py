@@ -190,8 +190,8 @@ def _check_columns(manifest: StoreManifest, path: Path) -> None:
     wrong = {name: kind for name, kind in manifest.columns.items() if kind not in _COLUMN_TYPES}
     if wrong:
         raise DataError(
-            f"{path} has columns of other types than {', '.join(_COLUMN_TYPES)}: {wrong}. The store "
-            "is damaged: prepare the data again."
+            f"{path} has columns of other types than {', '.join(_COLUMN_TYPES)}: {wrong}. The "
+            "store is damaged: prepare the data again."
         )
     ends = {e.file: e.bytes for e in manifest.shards if e.file.endswith("_ends.npy")}
     for entry in manifest.shards:

@@ -95,7 +95,7 @@ def _cut_short(path: Path, left: str) -> DataError:
 
 
 def mapped_array(path: Path) -> NDArray[np.generic]:
-    """The numbers in a `.npy` file, one dimension, mapped read-only; nothing of a claimed size is made.
+    """The numbers in a `.npy` file of one dimension, mapped read-only; no claimed size is made.
 
     Raises:
         DataError: no `.npy`, of something else than numbers, or of another size than it claims.

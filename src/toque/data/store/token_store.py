@@ -177,8 +177,8 @@ def _numbers(path: Path, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
     found = mapped_array(path)
     if found.dtype != dtype or len(found) != count:
         raise DataError(
-            f"{path} holds {len(found):,} numbers of {found.dtype} where the store has {count:,} rows "
-            f"and writes {dtype}. The store is damaged; prepare the data again."
+            f"{path} holds {len(found):,} numbers of {found.dtype} where the store has {count:,} "
+            f"rows and writes {dtype}. The store is damaged; prepare the data again."
         )
     return found
 
