@@ -57,7 +57,7 @@ def command(*words: str, allowed: set[int] = _CODES["any"]) -> tuple[int, str]:
         raise Unwell(f"toque {words[0]} ended with {code}: {said[-500:]!r}")
     if code:
         check_paragraph(said.rpartition("toque: ")[2].removesuffix("\n"))
-    elif found := _CONTROL.search(out.getvalue()):
+    elif words[0] != "generate" and (found := _CONTROL.search(out.getvalue())):
         raise Unwell(f"toque {words[0]} prints the control character {found[0]!r} of a file")
     return code, said
 

@@ -12,6 +12,7 @@ from toque.data.prepare.pipeline import prepare
 from toque.data.tokenizer.codec import load_codec
 from toque.errors import DataError
 from toque.sources import token_arrays as token_files
+from toque.sources.npz_stream import is_array_file
 from toque.sources.records import Source
 from toque.sources.token_arrays import TokenReader
 
@@ -178,3 +179,14 @@ def test_a_header_that_is_no_literal_is_refused(tmp_path, header):
     (tmp_path / "a.npy").write_bytes(start + text + bytes(6))
     with pytest.raises(DataError, match="the array array has no readable header"):
         documents_of(tmp_path / "a.npy")
+
+
+def test_an_archive_of_a_newer_format_is_no_token_file(tmp_path):
+    path = saved(tmp_path, ids=FLAT)
+    data = bytearray(path.read_bytes())
+    at = data.index(b"PK\x01\x02")
+    data[at + 6] = 200  # the version a reader needs
+    path.write_bytes(data)
+    assert not is_array_file(path)
+    with pytest.raises(DataError, match="zip file version"):
+        documents_of(path)

@@ -41,7 +41,7 @@ def is_array_file(path: Path) -> bool:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
         return bool(names) and all(name.endswith(".npy") for name in names)
-    except (OSError, zipfile.BadZipFile):
+    except (OSError, zipfile.BadZipFile, NotImplementedError):  # the last: of a newer zip format
         return False
 
 
