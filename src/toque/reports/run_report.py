@@ -92,7 +92,10 @@ def _facts(
     seconds = sum(float(e.get("seconds") or 0) for e in steps)
     pairs = [("until", str(start.get("stop_after", "-")))]
     if steps:
-        pairs += [("steps", f"{steps[-1]['step']:,}"), ("epochs", f"{steps[-1]['epoch']:.2f}")]
+        pairs += [
+            ("steps", f"{steps[-1]['step']:,}"),
+            ("epochs", f"{steps[-1].get('epoch', 0):.2f}"),
+        ]
     if losses:
         best, step = min(losses)
         pairs.append(("lowest held-out loss", f"{best:.4f} at step {step:,}"))
@@ -186,7 +189,8 @@ def _shown(prompt: str, own: Sequence[Event]) -> Shown:
     gap = max(1, -(-len(own) // _MOST_TEXTS))
     texts: list[Passage] = []
     for sample in own[::-1][::gap]:
-        metrics = sample.get("metrics") or {}
+        metrics = sample.get("metrics")
+        metrics = metrics if isinstance(metrics, dict) else {}
         told = ", ".join(f"{name} {written(value)}" for name, value in metrics.items())
         texts.append(Passage(str(sample.get("text", "")), f"step {sample.get('step')}", told))
     if own[-1].get("reference"):

@@ -59,13 +59,14 @@ def report(path: Model, *, out: str | Path | None = None) -> Page:
     target = folder / _PAGE if out is None else Path(out)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(target, html.encode())
+        page = html.encode("utf-8", "replace")  # JSON can hold halves of characters
+        atomic_write(target, page)
     except OSError as error:
         raise ConfigError(
             f"{target} cannot be written: {error.strerror}. Name another file with "
             f"{argument('out')}."
         ) from error
-    return Page(target, len(html.encode()))
+    return Page(target, len(page))
 
 
 def _store_page(folder: Path) -> str:
