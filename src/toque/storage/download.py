@@ -28,6 +28,7 @@ from toque.storage.bucket import Bucket, RemoteFile, open_bucket
 from toque.storage.bucket_errors import SOURCES, SourceBucketError
 from toque.storage.cache_folder import CACHE_VARIABLE, cache_folder
 from toque.storage.checksums import md5_of, sha256_of
+from toque.storage.json_files import decode_json
 from toque.storage.located import Located
 from toque.storage.locks import file_lock
 from toque.storage.progress import ProgressSink
@@ -186,7 +187,7 @@ class _Session:
         part = place.with_name(f".{place.name}{PARTIAL}")
         record = None
         with suppress(OSError, msgspec.DecodeError):
-            record = msgspec.json.decode(record_path.read_bytes(), type=_Record)
+            record = decode_json(record_path.read_bytes(), _Record)
         known = record is not None and (record.tag, record.bytes) == (file.tag, file.bytes)
         if record is not None and record.sha256 is not None and place.is_file():
             if known and place.stat().st_size == file.bytes and sha256_of(place) == record.sha256:

@@ -312,7 +312,7 @@ class CheckpointStore:
                     for stem, named in tensors.items()
                 ]
                 text = json.dumps(state, indent=1, allow_nan=False).encode()
-                files.append(writer.write(STATE, lambda path: path.write_bytes(text)))
+                files.append(writer.put(STATE, text))
                 manifest = Manifest(
                     format=FORMAT,
                     step=step,
@@ -324,7 +324,7 @@ class CheckpointStore:
                     files=tuple(files),
                     metrics=metrics,
                 )
-                writer.write(MANIFEST, lambda path: path.write_bytes(manifest.to_json()))
+                writer.put(MANIFEST, manifest.to_json())
         except OSError as error:
             raise SaveError(
                 f"Step {step} could not be saved in {parent}: {error.strerror or error}. What was "
