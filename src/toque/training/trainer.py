@@ -284,7 +284,8 @@ class Trainer:
 
     def _start(self, leftovers: list[str]) -> RunStart:
         removed = [f"removed what a killed save left: {', '.join(leftovers)}"] if leftovers else []
-        notes = (*self.runtime.warnings, *self.notes, *removed)
+        held = self.checkpoints.notes if self._ranks.is_main else ()
+        notes = (*self.runtime.warnings, *held, *self.notes, *removed)
         return RunStart(self.progress, self.schedule.stop_after, notes)
 
     def _end(self, error: BaseException | None) -> RunEnd:
