@@ -155,7 +155,7 @@ def elsewhere(lease, **changes):
     lease.write_text(json.dumps(record))
 
 
-def test_fault_66_a_lease_of_another_machine_is_watched_until_it_is_stale(no_flock, tmp_path):
+def test_fault_66_a_lease_of_another_machine_is_watched_until_it_is_stale(no_flock):
     no_flock.mkdir()
     path = no_flock / ".lock.lease"
     elsewhere(path)
@@ -178,16 +178,16 @@ def test_fault_66_of_two_that_take_a_stale_lease_over_one_gets_it(no_flock):
     leases = [Lease(path, heartbeat=0.05, stale=0.3, settle=0.2) for _ in range(6)]
     refused = []
 
-    class Busy(Exception):
+    class BusyError(Exception):
         pass
 
     def busy(_holder):
-        raise Busy
+        raise BusyError
 
     def take(lease):
         try:
             lease.take(busy)
-        except Busy:
+        except BusyError:
             refused.append(lease)
 
     threads = [threading.Thread(target=take, args=(lease,)) for lease in leases]

@@ -25,7 +25,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from toque.errors import DataError
+from toque.errors import DataError, ToqueError
 from toque.storage.checksums import sha256_of
 from toque.storage.no_follow import open_new, write_new
 
@@ -223,24 +223,30 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def disk_faults(folder: Path, what: str, *, setting: str = "data.store") -> Iterator[None]:
+def disk_faults(
+    folder: Path,
+    what: str,
+    *,
+    setting: str = "data.store",
+    error: type[ToqueError] = DataError,
+) -> Iterator[None]:
     """Turn a full disk or a missing permission under `folder`, that `setting` names, into words.
 
     Raises:
-        DataError: naming the folder, what is missing and that a new start continues.
+        ToqueError: `error`, naming the folder, what is missing and that a new start continues.
     """
     try:
         yield
-    except OSError as error:
-        if error.errno in _FULL:
-            raise DataError(
-                f"The disk of {folder} is full ({error.strerror}) while {what}. Nothing already "
+    except OSError as fault:
+        if fault.errno in _FULL:
+            raise error(
+                f"The disk of {folder} is full ({fault.strerror}) while {what}. Nothing already "
                 f"finished is lost: make space, or point {setting} elsewhere, and run the same "
                 "command again; it continues where it stopped."
-            ) from error
-        if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
-            raise DataError(
-                f"{error.filename or folder} cannot be written ({error.strerror}) while {what}. "
+            ) from fault
+        if fault.errno in {errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP}:
+            raise error(
+                f"{fault.filename or folder} cannot be written ({fault.strerror}) while {what}. "
                 f"Change the permissions, or point {setting} at a folder of yours."
-            ) from error
+            ) from fault
         raise

@@ -31,6 +31,7 @@ from toque.storage.checksums import md5_of, sha256_of
 from toque.storage.json_files import decode_json
 from toque.storage.located import Located
 from toque.storage.locks import file_lock
+from toque.storage.no_follow import open_append
 from toque.storage.progress import ProgressSink
 from toque.storage.retry import MismatchError, Retry
 
@@ -226,8 +227,8 @@ class _Session:
         """Append the bytes that `part` lacks."""
         if part.exists() and part.stat().st_size > file.bytes:
             part.unlink()
-        with part.open("ab") as out:
-            start = at = self.there[file.address] = out.tell()
+        with os.fdopen(open_append(part), "ab") as out:
+            start = at = self.there[file.address] = part.stat().st_size
             while at < file.bytes:
                 at += out.write(self._range(file, at, min(at + CHUNK_BYTES, file.bytes)))
                 self.there[file.address] = at

@@ -1,4 +1,4 @@
-"""JSON files: decoding that fails in one way, and JSON lines that are appended whole or not at all."""
+"""JSON files: decoding that fails in one way, and lines that are appended whole or not at all."""
 
 from __future__ import annotations
 

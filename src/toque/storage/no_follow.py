@@ -87,7 +87,7 @@ def refuse_links(folder: Path, refuse: Callable[[str], Exception]) -> None:
         refuse: makes the error to raise of a sentence that names the link.
     """
     for place in _not_plain(folder):
-        what = f"a symbolic link to {os.readlink(place)}" if place.is_symlink() else "no plain file"
+        what = f"a symbolic link to {place.readlink()}" if place.is_symlink() else "no plain file"
         raise refuse(
             f"{place} is {what}. Such a folder may come from anyone, and writing through a link "
             "would overwrite what it leads to, so links inside a run or a store are refused. "

@@ -58,7 +58,7 @@ def this_machine() -> str | None:
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        processes = os.readlink("/proc/self/ns/pid")
+        processes = str(Path("/proc/self/ns/pid").readlink())
     except OSError:
         return None
     text = f"{boot} {processes} {socket.gethostname()}"

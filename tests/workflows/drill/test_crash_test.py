@@ -149,7 +149,12 @@ def test_the_whole_drill_of_an_adapter_whose_checkpoints_are_some_kilobytes(tmp_
     write_cookbook(tmp_path / "a.jsonl", n=60, seed=3)
     (tmp_path / "run.yaml").write_text(RUN)
     (tmp_path / "adapted.yaml").write_text(ADAPTED)
-    for words in ("prepare run.yaml", "train run.yaml", "prepare adapted.yaml", "train adapted.yaml"):
+    for words in (
+        "prepare run.yaml",
+        "train run.yaml",
+        "prepare adapted.yaml",
+        "train adapted.yaml",
+    ):
         subprocess.run([sys.executable, "-m", "toque", *words.split()], cwd=tmp_path, check=True)
     done = subprocess.run(
         [sys.executable, "-m", "toque", "drill", "adapted", "--kills", "2", "--steps", "8"],

@@ -37,6 +37,7 @@ from toque.sources.files import SourceFile, find_files
 from toque.sources.records import Source, SupportsTasks
 from toque.storage.atomic import atomic_folder, atomic_write, disk_faults, sweep
 from toque.storage.locks import Held, file_lock
+from toque.storage.no_follow import refuse_links
 from toque.storage.progress import ProgressSink, no_progress
 
 CODE_VERSION = 2
@@ -94,6 +95,7 @@ def prepare(
     started = time.perf_counter()
     progress = progress or no_progress
     progress(0, 0, "hashing the sources")
+    refuse_links(Path(store), DataError)
     plan = _plan(sources, Path(store), settings)
     found = _reusable(plan, progress, replace=replace)
     if found is not None:

@@ -144,6 +144,7 @@ def _observers(
             run / "samples.jsonl",
             writing_in(model, runtime),
             reporter=reporter if config.evaluation.prompts else SILENT,  # asked for by name
+            warn=warn,
         ),
     ]
     if config.train.early_stopping is not None:

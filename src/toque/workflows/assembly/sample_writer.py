@@ -42,6 +42,7 @@ class SampleWriter(Callback):
         path: samples.jsonl.
         context: in which the model can write.
         reporter: who is shown the texts as well.
+        warn: called when a text could not be written; the run goes on.
     """
 
     sampler: Sampler
@@ -49,12 +50,15 @@ class SampleWriter(Callback):
     path: Path
     context: WritingContext
     reporter: Reporter = SILENT
+    warn: Callable[[Progress, str], None] = lambda _at, _message: None
 
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> None:
         """Write texts with the weights just evaluated."""
         with self.context():
             samples = self.sampler(self.model)
-        append_samples(self.path, samples, step=at.step)
+        refused = append_samples(self.path, samples, step=at.step)
+        if refused is not None:
+            self.warn(at, refused)
         for sample in samples:
             self.reporter.notice(shown(sample, step=at.step))
 
