@@ -71,7 +71,10 @@ def adapter_tensors(model: PreTrainedModel, name: str = ADAPTER) -> dict[str, Te
 
 
 def write_adapter(model: PreTrainedModel, folder: Path, *, base_hash: str) -> None:
-    """Write the two files of the adapter into `folder`, which exists; equal adapters are equal files."""
+    """Write the two files of the adapter into `folder`, which exists.
+
+    Equal adapters are equal files.
+    """
     config: Any = copy.deepcopy(model.peft_config[ADAPTER])
     config.inference_mode = True
     for name, value in vars(config).items():
