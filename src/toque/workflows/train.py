@@ -81,7 +81,9 @@ def _train(
         )
     if ranks.is_main:
         write_config(resolved)
-    run = assemble(config, store, ranks, watchers=watchers, uploads=uploads, reporter=reporter)
+    run = assemble(
+        config, store, ranks, watchers=watchers, uploads=uploads, reporter=reporter, found=found
+    )
     reporter.notice(run.banner)
     trainer = run.trainer
     if found is not None:
