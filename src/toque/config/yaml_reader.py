@@ -49,7 +49,7 @@ class _TooDeep(yaml.YAMLError):
 class _Loader(yaml.SafeLoader):
     """The safe loader with the scalar rules of YAML 1.2; only its `compose` is used."""
 
-    def fetch_flow_collection_start(self, TokenClass: Any) -> None:  # noqa: N803 - PyYAML's name
+    def fetch_flow_collection_start(self, TokenClass: Any) -> None:  # PyYAML names it so
         """`[` or `{`."""
         if self.flow_level >= MAX_DEPTH:
             raise _TooDeep

@@ -9,12 +9,13 @@ from transformers import PreTrainedModel
 
 from toque.config import RunConfig
 from toque.data.store.token_store import TokenStore
+from toque.errors import CheckpointError
 from toque.evaluation.text_samples import append_samples
 from toque.models.loading.export import save_adapter, save_model
 from toque.models.lora.files import WEIGHTS
 from toque.models.lora.layers import is_adapted
 from toque.reporter import Reporter, counting
-from toque.storage.atomic import atomic_write
+from toque.storage.atomic import atomic_write, disk_faults
 from toque.training.checkpoint.resume import broadcast_checkpoint
 from toque.version import __version__
 from toque.workflows.assembly.distributed_eval import sample_on_all_ranks
@@ -44,8 +45,11 @@ def finish(run: Run, reporter: Reporter) -> None:
     if not runtime.ranks.is_main:
         return
     result = evaluation_of(setup, losses, samples, step=step, reporter=reporter)
-    atomic_write(folder / "evaluation.json", result.to_json().encode())
-    append_samples(folder / "samples.jsonl", samples, step=step)
+    with disk_faults(folder, "writing the scores", setting="run_dir", error=CheckpointError):
+        atomic_write(folder / "evaluation.json", result.to_json().encode())
+    refused = append_samples(folder / "samples.jsonl", samples, step=step)
+    if refused is not None:
+        reporter.notice(f"warning: {refused}")
     card = model_card(config, step=step, metrics=result.metrics)
     with reporter.working("writing the finished model"):
         kept = keep_model(model, store, folder / "model", card=card, base_hash=trainer.base_sha256)

@@ -9,6 +9,7 @@ from toque.config import Resolved
 from toque.data.store.token_store import TokenStore
 from toque.errors import CheckpointError, Interrupted, ToqueError, argument
 from toque.reporter import SILENT, LogReporter, Reporter
+from toque.storage.no_follow import refuse_links
 from toque.training.checkpoint.resume import broadcast_checkpoint
 from toque.training.checkpoint.upload import Uploads
 from toque.training.distributed.collectives import Ranks
@@ -44,6 +45,7 @@ def train(
     build_text_scores(config.config)  # a metric that cannot be imported is refused now
     with joined(strategy=config.config.train.strategy) as ranks:
         config = on_this_machine(config)
+        refuse_links(Path(config.config.run_dir), CheckpointError)
         # Every rank computes; the first also speaks, writes and uploads.
         reporter = reporter if ranks.is_main else SILENT
         watchers = build_watchers(config.config, callbacks) if ranks.is_main else None
@@ -90,7 +92,9 @@ def _train(
         )
     if ranks.is_main:
         write_config(resolved)
-    run = assemble(config, store, ranks, watchers=watchers, uploads=uploads, reporter=reporter)
+    run = assemble(
+        config, store, ranks, watchers=watchers, uploads=uploads, reporter=reporter, found=found
+    )
     reporter.notice(run.banner)
     trainer = run.trainer
     if found is not None:

@@ -16,6 +16,7 @@ from toque.models.lora.files import base_sha256
 from toque.models.lora.layers import hold_frozen, is_adapted
 from toque.reporter import SILENT, Reporter, counting
 from toque.training.callbacks import Callback, EarlyStopping
+from toque.training.checkpoint.store import Checkpoint
 from toque.training.checkpoint.upload import UploadProgress, Uploads
 from toque.training.distributed.collectives import Ranks
 from toque.training.observers.console import ConsoleProgress
@@ -67,6 +68,7 @@ def assemble(
     watchers: Watchers | None,
     uploads: Uploads | None,
     reporter: Reporter,
+    found: Checkpoint | None = None,
 ) -> Run:
     """Build everything a run consists of, and measure how it is best computed on this machine.
 
@@ -77,6 +79,7 @@ def assemble(
         watchers: the observers that `observe` asks for; None but on the first rank.
         uploads: copies checkpoints to a bucket; None without checkpoint.upload.
         reporter: told of progress.
+        found: the checkpoint that will be continued from, which holds how it was computed.
 
     Raises:
         ConfigError: settings that do not fit each other, the model or the data.
@@ -95,7 +98,7 @@ def assemble(
     use_fast_dropout(model)
     stream = build_stream(config, store, model, rank=ranks.rank, ranks=ranks.world_size)
     setup = Setup(config, store, model, stream, runtime)
-    tuned = fit_to_machine(setup, reporter=reporter)
+    tuned = fit_to_machine(setup, found, reporter=reporter)
     heldout = build_heldout(setup)
     looks = own_prompts(config, store, encoder=family.is_encoder_decoder) or held_out_prompts(
         store, LOOKS
@@ -153,6 +156,7 @@ def _observers(
             writing_in(model, runtime),
             reporter=reporter,
             show=bool(config.evaluation.prompts),  # asked for by name
+            warn=warn,
         ),
     ]
     if config.train.early_stopping is not None:
