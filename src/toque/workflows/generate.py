@@ -7,6 +7,7 @@ from pathlib import Path
 
 from toque.errors import ConfigError, argument
 from toque.models.loading.provenance import Provenance, form_named, provenance_of
+from toque.reporter import SILENT, Reporter, counting
 from toque.workflows.assembly.provenance import provenance_in, writes_recipes
 from toque.workflows.prompt_files import read_prompts
 from toque.workflows.results import Model, Written, folder_of
@@ -24,6 +25,7 @@ def generate(
     max_new_tokens: int | None = None,
     seed: int = 0,
     raw: bool = False,
+    reporter: Reporter = SILENT,
 ) -> list[Written]:
     """Write texts for prompts.
 
@@ -39,6 +41,7 @@ def generate(
         max_new_tokens: longest text; what the model was trained on when None.
         seed: the same seed writes the same texts.
         raw: send prompts as they are, not in the form the model was trained on.
+        reporter: hears of progress.
 
     Raises:
         ConfigError: no prompt, or a number out of range.
@@ -60,27 +63,30 @@ def generate(
     each = [
         [t for t in _texts(prompts, file, record, raw=raw) for _ in range(n)] for _, record in asked
     ]
-    # With torch, which answering a mistake does without.
-    from toque.models.generation.engine import generate as generate_ids
-    from toque.models.lora.files import load_adapter
-    from toque.workflows.open_model import open_model
+    with reporter.working(f"reading {folder}"):
+        # With torch, which answering a mistake does without.
+        from toque.models.generation.engine import generate as generate_ids
+        from toque.models.lora.files import load_adapter
+        from toque.workflows.open_model import open_model
 
-    opened = open_model(folder)
+        opened = open_model(folder)
     texts = []
     for i, ((adapter, record), typed) in enumerate(zip(asked, each, strict=True)):
         if adapter is not None:
             load_adapter(opened.model, Path(adapter), name=f"adapter_{i}")
-        written = generate_ids(
-            opened.model,
-            [opened.prompt_ids(text, form_named(record.form)) for text in typed],
-            max_new_tokens=max_new_tokens or record.max_new_tokens,
-            eos_id=opened.codec.eos_id,
-            pad_id=opened.codec.pad_id,
-            strategy="sample" if temperature > 0 else "greedy",
-            temperature=temperature or 1.0,
-            top_p=top_p,
-            seed=seed,
-        )
+        with counting(reporter, "writing", "texts") as count:
+            written = generate_ids(
+                opened.model,
+                [opened.prompt_ids(text, form_named(record.form)) for text in typed],
+                max_new_tokens=max_new_tokens or record.max_new_tokens,
+                eos_id=opened.codec.eos_id,
+                pad_id=opened.codec.pad_id,
+                strategy="sample" if temperature > 0 else "greedy",
+                temperature=temperature or 1.0,
+                top_p=top_p,
+                seed=seed,
+                on_progress=count,
+            )
         by = None if adapter is None else str(adapter)
         texts += [
             Written(prompt, opened.codec.decode(found), len(found), by)

@@ -38,7 +38,8 @@ from toque.errors import DataError, argument
 from toque.sources.files import SourceFile, find_files
 from toque.sources.records import Source, SupportsTasks
 from toque.storage.atomic import atomic_folder, atomic_write, disk_faults, sweep
-from toque.storage.locks import file_lock
+from toque.storage.locks import Held, file_lock
+from toque.storage.no_follow import refuse_links
 from toque.storage.progress import ProgressSink, no_progress
 
 CODE_VERSION = 2
@@ -53,6 +54,9 @@ class PrepareResult:
     store: TokenStore
     report: Report
     reused: bool
+    older_reader: bool = False
+    """Whether an earlier version of a reader wrote it: the same records would be read otherwise
+    now, and stay as they are until the store is made anew."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,7 @@ def prepare(
     started = time.perf_counter()
     progress = progress or no_progress
     progress(0, 0, "hashing the sources")
+    refuse_links(Path(store), DataError)
     plan = _plan(sources, Path(store), settings)
     found = _reusable(plan, progress, replace=replace)
     if found is not None:
@@ -124,6 +129,8 @@ def prepare(
         job.store.mkdir(parents=True, exist_ok=True)
         with _store_lock(job.store) as lock:
             _begin(job)
+            if lock.note is not None:
+                progress(0, 0, lock.note)
             codec = _tokenizer(plan, progress)
             limits = LengthLimits(job.settings, [])
             if job.settings.open_limits:
@@ -131,7 +138,7 @@ def prepare(
                 limits = choose_limits(plan.files, codec, job.settings)
             chosen = limits.settings
             job = dataclasses.replace(job, settings=chosen)
-            writing = ShardWriting(job, plan.files, ForkedState(codec, lock))
+            writing = ShardWriting(job, plan.files, ForkedState(codec, lock.descriptor))
             shards = writing.write(progress, workers=workers, engine=engine)
             # Shards carry the fingerprint of what was asked, the store that of what was chosen.
             job = dataclasses.replace(job, fingerprint=plan.fingerprint(chosen))
@@ -183,7 +190,9 @@ def _reusable(plan: _Plan, progress: ProgressSink, *, replace: bool) -> PrepareR
             )
         return None
     manifest = read_manifest(folder)
-    if not _is_of(manifest, plan):
+    same = _is_of(manifest, plan)
+    older = not same and not replace and _is_of(manifest, plan, older_readers=True)
+    if not (same or older):
         if not replace:
             raise DataError(
                 f"{folder} holds a token store made from something else: "
@@ -195,6 +204,12 @@ def _reusable(plan: _Plan, progress: ProgressSink, *, replace: bool) -> PrepareR
     try:
         check_files(folder, [*manifest.shards, *manifest.files], verify=False)
     except DataError as error:
+        if older:
+            raise DataError(
+                f"{error} An earlier release wrote this store, and this one would read its sources "
+                "otherwise. Restore it from a copy, or run prepare with "
+                f"{argument('replace=True')} to make it anew."
+            ) from error
         progress(0, 0, f"repairing the store: {error}")
         return None
     if report is None:
@@ -202,18 +217,35 @@ def _reusable(plan: _Plan, progress: ProgressSink, *, replace: bool) -> PrepareR
     if (folder / BUILDING).exists():  # killed after the manifest was written
         with _store_lock(folder):
             _remove_leftovers(folder, len({entry.file.split("/")[1] for entry in manifest.shards}))
-    return PrepareResult(TokenStore(folder, manifest), report, reused=True)
+    return PrepareResult(TokenStore(folder, manifest), report, reused=True, older_reader=older)
 
 
-def _is_of(manifest: StoreManifest, plan: _Plan) -> bool:
-    """Whether a store is the planned one, though its tokenizer may have been saved again since."""
+def _is_of(manifest: StoreManifest, plan: _Plan, *, older_readers: bool = False) -> bool:
+    """Whether a store is the planned one, though its tokenizer may have been saved again since.
+
+    Args:
+        manifest: of the store.
+        plan: what is asked for.
+        older_readers: whether it may be of an earlier version of its readers. What a release wrote
+            stays usable, and a run on it can be continued: only `replace` reads anew.
+    """
+    changed: dict[str, object] = {}
+    if older_readers:
+        there, here = manifest.settings.get("reader_versions"), plan.recorded["reader_versions"]
+        if not isinstance(there, list) or len(there) != len(here):
+            return False
+        pairs = zip(there, here, strict=True)
+        if not all(isinstance(old, int) and old <= new for old, new in pairs):
+            return False
+        changed = {"reader_versions": there}
     settings = plan.job.settings.filled_from(manifest.settings)
-    if manifest.fingerprint == plan.fingerprint(settings):
+    if manifest.fingerprint == plan.fingerprint(settings, **changed):
         return True
     digest = manifest.settings.get("tokenizer_sha256")
     if plan.tokenizer is None or digest == plan.recorded["tokenizer_sha256"]:
         return False
-    only_tokenizer = manifest.fingerprint == plan.fingerprint(settings, tokenizer_sha256=digest)
+    changed["tokenizer_sha256"] = digest
+    only_tokenizer = manifest.fingerprint == plan.fingerprint(settings, **changed)
     return only_tokenizer and not _tokenizer_differences(plan)
 
 
@@ -260,8 +292,8 @@ def _differences(manifest: StoreManifest, plan: _Plan) -> list[str]:
 
 
 @contextmanager
-def _store_lock(store: Path) -> Iterator[int]:
-    """Hold the store's lock, so that two commands do not write one store; yields its descriptor.
+def _store_lock(store: Path) -> Iterator[Held]:
+    """Hold the store's lock, so that two commands do not write one store.
 
     Raises:
         DataError: another process holds it.
@@ -273,8 +305,8 @@ def _store_lock(store: Path) -> Iterator[int]:
             "another data.store."
         )
 
-    with file_lock(store / ".lock", refuse) as descriptor:
-        yield descriptor
+    with file_lock(store / ".lock", refuse) as lock:
+        yield lock
 
 
 def _begin(job: Job) -> None:

@@ -21,6 +21,7 @@ from tokenizers import AddedToken, Tokenizer
 from toque.data.tokenizer.char_fallbacks import Rewriter
 from toque.data.tokenizer.folder import TokenizerFolder, read_folder, tokenizer_faults
 from toque.data.tokenizer.word_cache import Encoded, WordTable, kind_of
+from toque.storage.no_follow import write_new
 
 NEWLINE = "<newline>"
 _EXTRA = re.compile(r"<extra_id_(\d+)>")
@@ -170,10 +171,10 @@ class Codec:
         return self._tokenizer.get_vocab()
 
     def save(self, folder: Path) -> None:
-        """Write a Hugging Face tokenizer folder that AutoTokenizer reads."""
+        """Write a Hugging Face tokenizer folder that AutoTokenizer reads; there is none yet."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in self.files().items():
-            (folder / name).write_text(text, encoding="utf-8")
+            write_new(folder / name, text.encode())
 
     @property
     def tokenizer_json(self) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import shutil
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -24,8 +23,8 @@ _TOKENIZER_FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
-    "chat_template.jinja",
 )
+_CHAT = "chat_template.jinja"
 
 
 def save_model(
@@ -98,12 +97,14 @@ def _write_folder(
     try:
         with atomic_folder(folder) as writer:
             write(writer.folder)
-            for name in _TOKENIZER_FILES:
+            # What stands beside an older tokenizer.json would speak of that one.
+            copied = (_CHAT,) if "tokenizer.json" in files else (*_TOKENIZER_FILES, _CHAT)
+            for name in copied:
                 if (codec_folder / name).exists():
-                    shutil.copyfile(codec_folder / name, writer.folder / name)
+                    writer.put(name, (codec_folder / name).read_bytes())
             for place, text in files.items():
                 (writer.folder / place).parent.mkdir(exist_ok=True)
-                (writer.folder / place).write_text(text, encoding="utf-8")
+                writer.put(place, text.encode())
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
             f"The model could not be written to {folder}: {error}. "
