@@ -185,7 +185,7 @@ def _without_prefix(line: str, found: Counter[str]) -> list[str]:
     prefix = _PREFIX.match(line)
     if prefix:
         found[BEFORE_FOOD] += 1
-        return [part for text in line[prefix.end() :].split(";") if (part := text.strip())]
+        return [food for text in line[prefix.end() :].split(";") if (food := text.strip())]
     part = _PART_PREFIX.match(line)
     if part and words_of(part[1])[-1] in SECTION_NOUNS:
         found[BEFORE_FOOD] += 1
