@@ -14,6 +14,7 @@ from toque.reports.curves import Points, points, rates, smoothed, thinned
 from toque.reports.parts import Figure, Grid, Passage, Shown
 from toque.reports.score_tables import score_grids, written
 from toque.reports.svg_charts import Frame, Series, lines
+from toque.storage.json_files import decode_json
 from toque.version import __version__
 
 Event = Mapping[str, Any]
@@ -92,7 +93,10 @@ def _facts(
     seconds = sum(float(e.get("seconds") or 0) for e in steps)
     pairs = [("until", str(start.get("stop_after", "-")))]
     if steps:
-        pairs += [("steps", f"{steps[-1]['step']:,}"), ("epochs", f"{steps[-1]['epoch']:.2f}")]
+        pairs += [
+            ("steps", f"{steps[-1]['step']:,}"),
+            ("epochs", f"{steps[-1].get('epoch', 0):.2f}"),
+        ]
     if losses:
         best, step = min(losses)
         pairs.append(("lowest held-out loss", f"{best:.4f} at step {step:,}"))
@@ -186,7 +190,8 @@ def _shown(prompt: str, own: Sequence[Event]) -> Shown:
     gap = max(1, -(-len(own) // _MOST_TEXTS))
     texts: list[Passage] = []
     for sample in own[::-1][::gap]:
-        metrics = sample.get("metrics") or {}
+        metrics = sample.get("metrics")
+        metrics = metrics if isinstance(metrics, dict) else {}
         told = ", ".join(f"{name} {written(value)}" for name, value in metrics.items())
         texts.append(Passage(str(sample.get("text", "")), f"step {sample.get('step')}", told))
     if own[-1].get("reference"):
@@ -252,6 +257,6 @@ def _text(path: Path) -> str:
 def _json(text: str) -> dict[str, Any]:
     """The object; empty where a file is missing, or a line is being written right now."""
     try:
-        return msgspec.json.decode(text, type=dict[str, Any])
+        return decode_json(text, dict[str, Any])
     except msgspec.DecodeError:
         return {}

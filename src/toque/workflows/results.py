@@ -9,6 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from toque.errors import CheckpointError
+
 
 @dataclass(frozen=True)
 class TrainedRun:
@@ -33,12 +35,22 @@ class TrainedRun:
 
     @cached_property
     def metrics(self) -> dict[str, float]:
-        """The final scores by name; empty when the run was interrupted before them."""
+        """The final scores by name; empty when the run was interrupted before them.
+
+        Raises:
+            CheckpointError: evaluation.json is damaged.
+        """
         path = self.folder / "evaluation.json"
-        if not path.exists():
+        try:
+            record = json.loads(path.read_bytes())
+            return {**record["heldout"], **record["generated"]}
+        except FileNotFoundError:
             return {}
-        record = json.loads(path.read_text(encoding="utf-8"))
-        return {**record["heldout"], **record["generated"]}
+        except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"{path} cannot be read as a run's scores: {error}. Write it again with `toque "
+                f"evaluate {self.folder}`."
+            ) from error
 
     @cached_property
     def history(self) -> list[dict[str, Any]]:
@@ -50,7 +62,9 @@ class TrainedRun:
     @property
     def losses(self) -> list[tuple[int, float]]:
         """Step and training loss of every update that was logged."""
-        return [(e["step"], e["loss"]) for e in self.history if e["event"] == "step"]
+        return [
+            (e["step"], e["loss"]) for e in self.history if "loss" in e and e["event"] == "step"
+        ]
 
 
 Model = TrainedRun | str | Path

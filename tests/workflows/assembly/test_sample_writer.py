@@ -30,7 +30,7 @@ def test_texts_are_kept_and_shown_when_there_is_where(tmp_path, with_console):
     out = io.StringIO()
     reporter = ConsoleReporter(Console(file=out, width=30)) if with_console else SILENT
     path = tmp_path / "samples.jsonl"
-    writer = SampleWriter(lambda _: SAMPLES, None, path, nullcontext, reporter=reporter)
+    writer = SampleWriter(lambda *_: SAMPLES, None, path, nullcontext, reporter=reporter, show=True)
     writer.on_evaluate(Progress(step=1000), {})
     kept = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(k["step"], k["prompt"]) for k in kept] == [(1000, "a pasta dish"), (1000, "breakfast")]

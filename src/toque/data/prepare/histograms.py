@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -27,6 +28,12 @@ class Histogram(msgspec.Struct, frozen=True):
 
     edges: list[float]
     counts: list[int]
+
+    def __post_init__(self) -> None:
+        """Refuse bins that are none: a report is read from a file, too."""
+        rising = all(a < b for a, b in pairwise(self.edges))
+        if len(self.edges) != len(self.counts) + bool(self.counts) or not rising:
+            raise ValueError("edges that do not enclose the bins")
 
     @classmethod
     def of(cls, values: NDArray[np.generic]) -> Histogram:

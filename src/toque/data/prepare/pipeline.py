@@ -36,7 +36,8 @@ from toque.errors import DataError, argument
 from toque.sources.files import SourceFile, find_files
 from toque.sources.records import Source, SupportsTasks
 from toque.storage.atomic import atomic_folder, atomic_write, disk_faults, sweep
-from toque.storage.locks import file_lock
+from toque.storage.locks import Held, file_lock
+from toque.storage.no_follow import refuse_links
 from toque.storage.progress import ProgressSink, no_progress
 
 CODE_VERSION = 2
@@ -97,6 +98,7 @@ def prepare(
     started = time.perf_counter()
     progress = progress or no_progress
     progress(0, 0, "hashing the sources")
+    refuse_links(Path(store), DataError)
     plan = _plan(sources, Path(store), settings)
     found = _reusable(plan, progress, replace=replace)
     if found is not None:
@@ -106,8 +108,10 @@ def prepare(
         job.store.mkdir(parents=True, exist_ok=True)
         with _store_lock(job.store) as lock:
             _begin(job)
+            if lock.note is not None:
+                progress(0, 0, lock.note)
             codec = _tokenizer(plan, progress)
-            writing = ShardWriting(job, plan.files, ForkedState(codec, lock))
+            writing = ShardWriting(job, plan.files, ForkedState(codec, lock.descriptor))
             shards = writing.write(progress, workers=workers, engine=engine)
             ending = StoreFinalizer(job, plan.recorded, codec, plan.files, shards, writing.not_read)
             report = ending.finish(seconds=time.perf_counter() - started)
@@ -227,8 +231,8 @@ def _differences(manifest: StoreManifest, plan: _Plan) -> list[str]:
 
 
 @contextmanager
-def _store_lock(store: Path) -> Iterator[int]:
-    """Hold the store's lock, so that two commands do not write one store; yields its descriptor.
+def _store_lock(store: Path) -> Iterator[Held]:
+    """Hold the store's lock, so that two commands do not write one store.
 
     Raises:
         DataError: another process holds it.
@@ -240,8 +244,8 @@ def _store_lock(store: Path) -> Iterator[int]:
             "another data.store."
         )
 
-    with file_lock(store / ".lock", refuse) as descriptor:
-        yield descriptor
+    with file_lock(store / ".lock", refuse) as lock:
+        yield lock
 
 
 def _begin(job: Job) -> None:
