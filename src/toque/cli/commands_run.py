@@ -5,6 +5,7 @@ Everything heavy is imported inside a command, so `--help` and a mistyped key an
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Sequence
 from json import dumps
@@ -40,19 +41,35 @@ def train(
     *overrides: Overrides,
     start: Annotated[str | None, Parameter(name="--from")] = None,
     no_upload: bool = False,
+    no_prepare: bool = False,
 ) -> None:
     """Train, or continue: a run folder that holds a whole checkpoint continues exactly.
+
+    A store that is absent is prepared first.
 
     Args:
         config: YAML file or preset; a run's own config.yaml will do.
         overrides: settings to change, as section.field=value.
         start: begin a new run from this checkpoint's weights.
         no_upload: leave checkpoint.upload alone in this session; nothing is fetched either.
+        no_prepare: refuse to begin when the store is absent, instead of preparing it.
     """
     resolved = load(config, overrides)  # a mistyped key is answered before torch loads
+    prints = reporter()
+    if not no_prepare and not (Path(resolved.config.data.store) / "manifest.json").exists():
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as for `prepare`
+        from toque.workflows.prepare import prepare_before_torch
+
+        prepare_before_torch(resolved.config, reporter=prints)
     from toque.workflows.train import train as workflow
 
-    run = workflow(resolved, start=start, upload=not no_upload, reporter=reporter())
+    run = workflow(
+        resolved,
+        start=start,
+        upload=not no_upload,
+        prepare=not no_prepare,
+        reporter=prints,
+    )
     if run.interrupted:
         again = shlex.join(["toque", "train", config, *without_secrets(overrides)])
         raise Interrupted(

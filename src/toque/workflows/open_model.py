@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from toque.config import RunConfig, load_config
 from toque.data.prepare.example_rows import prompt_ids
+from toque.data.store.held_store import refuse_replaced
 from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.codec import Codec, load_codec
 from toque.data.tokenizer.folder import resolve_tokenizer
@@ -17,7 +18,7 @@ from toque.models.loading.pretrained import load_model, load_with_adapter
 from toque.models.lora.files import is_adapter_folder, merged
 from toque.training.checkpoint.store import CheckpointStore
 from toque.workflows.assembly.batches import build_language_model
-from toque.workflows.run_folder import load_weights
+from toque.workflows.run_folder import load_weights, refuse_another_store
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,8 @@ def _from_checkpoint(folder: Path, config: RunConfig) -> OpenedModel:
             f"(train.save_every={config.train.save_every}), or name a finished run."
         )
     store = TokenStore.open(config.data.store)
+    refuse_another_store(folder, found, store)
+    refuse_replaced(store)  # its tokenizer is what it says
     model = build_language_model(config, store)
     load_weights(model, found)
     model.train(mode=False)

@@ -28,6 +28,7 @@ from toque.data.prepare.settings import PrepareSettings
 from toque.data.prepare.shards import Engine, ShardWriting, read_sidecar
 from toque.data.prepare.tokenizer_sample import learn_tokenizer
 from toque.data.prepare.worker import SIDECAR, Job, shard_folder
+from toque.data.store.held_store import LOCK
 from toque.data.store.manifest import FORMAT, NAME, StoreManifest, read_manifest
 from toque.data.store.token_store import TokenStore, check_files
 from toque.data.tokenizer.codec import Codec, load_codec
@@ -36,7 +37,7 @@ from toque.errors import DataError, argument
 from toque.sources.files import SourceFile, find_files
 from toque.sources.records import Source, SupportsTasks
 from toque.storage.atomic import atomic_folder, atomic_write, disk_faults, sweep
-from toque.storage.locks import file_lock
+from toque.storage.locks import file_lock, is_shared
 from toque.storage.progress import ProgressSink, no_progress
 
 CODE_VERSION = 2
@@ -143,6 +144,12 @@ def _reusable(plan: _Plan, progress: ProgressSink, *, replace: bool) -> PrepareR
         DataError: another store, or other files, are in the way.
     """
     folder = plan.job.store
+    in_the_way = next((p for p in (folder, *folder.parents) if p.exists()), folder)
+    if not in_the_way.is_dir() and (in_the_way.exists() or in_the_way.is_symlink()):
+        raise DataError(
+            f"data.store is {folder}, and {in_the_way} is a file: a store is a folder. Choose "
+            "another data.store, e.g. stores/mine."
+        )
     if not folder.is_dir():
         return None
     if not (folder / NAME).is_file():
@@ -170,7 +177,7 @@ def _reusable(plan: _Plan, progress: ProgressSink, *, replace: bool) -> PrepareR
     if report is None:
         return None
     if (folder / BUILDING).exists():  # killed after the manifest was written
-        with _store_lock(folder):
+        with suppress(DataError), _store_lock(folder):  # whoever holds it leaves it for another day
             _remove_leftovers(folder, len({entry.file.split("/")[1] for entry in manifest.shards}))
     return PrepareResult(TokenStore(folder, manifest), report, reused=True)
 
@@ -203,14 +210,20 @@ def _store_lock(store: Path) -> Iterator[int]:
     Raises:
         DataError: another process holds it.
     """
+    lock = store / LOCK
 
     def refuse(holder: str) -> None:
+        if is_shared(lock):
+            raise DataError(
+                f"{store} cannot be replaced now: a run trains on it, in another process or in "
+                "this one. Wait for it to end, stop it, or choose another data.store."
+            )
         raise DataError(
             f"Another process is preparing {store} (id {holder}). Wait for it to end, or choose "
             "another data.store."
         )
 
-    with file_lock(store / ".lock", refuse) as descriptor:
+    with file_lock(lock, refuse) as descriptor:
         yield descriptor
 
 

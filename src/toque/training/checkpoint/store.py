@@ -19,7 +19,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -65,6 +65,8 @@ class RunIdentity:
 
     config_sha256: str = ""
     data_fingerprint: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The configuration, as JSON says it."""
     versions: Mapping[str, str] = field(
         default_factory=lambda: {
             "torch": str(torch.__version__),
@@ -175,6 +177,7 @@ class CheckpointStore:
         keep_best: how many models with the lowest evaluation loss to keep apart; 0 for none.
         identity: of the run, written into every manifest.
         after: called after every system call of a save with its name; for tests.
+        held: whether the caller holds `run_lock` already.
     """
 
     folder: Path
@@ -182,6 +185,7 @@ class CheckpointStore:
     keep_best: int = 1
     identity: RunIdentity = field(default_factory=RunIdentity)
     after: AfterStage = no_hook
+    held: bool = False
 
     @property
     def best_folder(self) -> Path:
@@ -195,7 +199,7 @@ class CheckpointStore:
         Raises:
             CheckpointError: another process trains here, or the folder cannot be written.
         """
-        with run_lock(self.folder):
+        with nullcontext() if self.held else run_lock(self.folder):
             yield sweep(self.folder) + sweep(self.best_folder)
 
     def save(
@@ -323,6 +327,7 @@ class CheckpointStore:
                     versions=dict(self.identity.versions),
                     files=tuple(files),
                     metrics=metrics,
+                    settings=dict(self.identity.settings),
                 )
                 writer.write(MANIFEST, lambda path: path.write_bytes(manifest.to_json()))
         except OSError as error:

@@ -127,10 +127,35 @@ def check_positions(model: PreTrainedModel, lengths: Lengths) -> None:
         )
 
 
+def refuse_unsplit(config: RunConfig, store: TokenStore) -> None:
+    """Refuse a store that lacks examples to train on, or to hold out.
+
+    Raises:
+        ConfigError: with the cause: too few different records, or nothing held out on purpose.
+    """
+    splits, asked = store.manifest.splits, store.manifest.settings.get("validation_fraction")
+    if splits.train and splits.validation:
+        return
+    n = store.manifest.examples
+    if asked == 0:
+        raise ConfigError(
+            f"The store {store.path} was prepared with data.validation_fraction=0: none of its "
+            f"{n:,} examples is held out, so nothing can be evaluated. Prepare it with a share "
+            "above 0, e.g. 0.1."
+        )
+    which = "training" if not splits.train else "held-out"
+    raise ConfigError(
+        f"The store {store.path} has no {which} example: its {n:,} are of one record, or of "
+        "copies of one, and a record is never on both sides of the split. Add to data.sources "
+        "(data.max_examples may leave some out) until there are at least two different ones."
+    )
+
+
 def build_stream(
     config: RunConfig, store: TokenStore, model: PreTrainedModel, *, rank: int = 0, ranks: int = 1
 ) -> BatchStream:
     """Training batches by position."""
+    refuse_unsplit(config, store)
     rows = store.rows("train")
     spans = spans_of(config, store, encoder=model.config.is_encoder_decoder)
     lengths = Lengths.of(store, rows, encoder=model.config.is_encoder_decoder, spans=spans)

@@ -20,6 +20,7 @@ from toque.training.checkpoint.upload import UploadProgress, Uploads
 from toque.training.distributed.collectives import Ranks
 from toque.training.observers.console import ConsoleProgress
 from toque.training.observers.metrics_log import MetricsLog
+from toque.training.observers.store_watch import StoreWatch
 from toque.training.runtime import Runtime
 from toque.training.signals import Interrupt
 from toque.training.trainer import Trainer
@@ -110,6 +111,7 @@ def assemble(
     callbacks: list[Callback] = [Interrupt(silent=reporter is SILENT, same_for_seconds=again)]
     if watchers is not None:
         callbacks += [
+            StoreWatch(store),
             ConsoleProgress(log_every=config.observe.log_every, reporter=reporter),
             *_observers(setup, tuned, sampler, watchers, warn, reporter),
         ]
