@@ -60,6 +60,6 @@ def refuse_replaced(store: TokenStore) -> None:
     raise DataError(
         f"The store {store.path} was replaced while this run trained on it (it began with "
         f"{store.fingerprint[:12]}): {now}. Nothing was saved since it was last seen whole. Put "
-        "the store back, or prepare the same data again, and start the same command: the run goes on "
-        "from its newest checkpoint. Or begin a new run: run_dir=runs/another."
+        "the store back, or prepare the same data again, and start the same command: the run goes "
+        "on from its newest checkpoint. Or begin a new run: run_dir=runs/another."
     )

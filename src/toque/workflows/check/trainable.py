@@ -22,11 +22,11 @@ def refuse_untrainable(config: RunConfig, store: TokenStore) -> None:
     start = Path(config.model.start_from).expanduser()
     if config.model.start_from != "scratch" and not (start / "config.json").is_file():
         return
-    from toque.workflows.assembly.batches import build_stream, refuse_unsplit  # with torch
+    from toque.workflows.assembly.batches import build_stream, refuse_empty  # with torch
     from toque.workflows.forecast import in_outline
 
     try:
-        refuse_unsplit(config, store)
+        refuse_empty(store, "validation")
         with in_outline(config, store) as model:
             outline = model
         build_stream(config, store, outline)
