@@ -67,7 +67,7 @@ def train(
     """
     settings = configure(config)
     if prepare:
-        prepare_before_torch(settings, reporter=reporter)
+        prepare_before_torch(settings, start=start, reporter=reporter)
     from toque.workflows.train import train as workflow
 
     return workflow(

@@ -17,6 +17,7 @@ from cyclopts import Parameter
 from toque.cli.commands_data import Overrides, load, reporter
 from toque.cli.launch import without_secrets
 from toque.errors import ConfigError, Interrupted
+from toque.workflows.results import existing_folder
 
 if TYPE_CHECKING:
     from toque.workflows.results import Answer, Written
@@ -60,7 +61,7 @@ def train(
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as for `prepare`
         from toque.workflows.prepare import prepare_before_torch
 
-        prepare_before_torch(resolved.config, reporter=prints)
+        prepare_before_torch(resolved.config, start=start, reporter=prints)
     from toque.workflows.train import train as workflow
 
     run = workflow(
@@ -87,7 +88,7 @@ def evaluate(run_or_model: str, config: str | None = None, /, *overrides: Overri
     """
     if config is not None and "=" in config and not Path(config).exists():
         overrides, config = (config, *overrides), None
-    own = Path(run_or_model) / "config.yaml"
+    own = existing_folder(run_or_model) / "config.yaml"
     if config is None and not own.exists():
         raise ConfigError(
             f"{run_or_model} is not a run folder, so it does not say what to evaluate on. Name a "

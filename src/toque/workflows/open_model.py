@@ -14,6 +14,7 @@ from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.codec import Codec, load_codec
 from toque.data.tokenizer.folder import resolve_tokenizer
 from toque.errors import CheckpointError, DataError
+from toque.models.loading.hub import resolve_folder
 from toque.models.loading.pretrained import load_model, load_with_adapter
 from toque.models.lora.files import is_adapter_folder, merged
 from toque.training.checkpoint.store import CheckpointStore
@@ -77,6 +78,7 @@ def open_model(folder: Path) -> OpenedModel:
             "(adapter_config.json). Name a run folder such as runs/cookbook, or a Hugging Face "
             "model folder."
         )
+    model = resolve_folder(str(model), setting="the model to open")
     loaded = load_with_adapter(model) if adapted else load_model(str(model))
     return OpenedModel(loaded, load_codec(resolve_tokenizer(str(model))), config, None)
 

@@ -12,6 +12,7 @@ from toque.reporter import SILENT, Reporter
 from toque.workflows.assembly.data import is_prepared, prepare_settings, sources_of
 from toque.workflows.check.trainable import refuse_untrainable
 from toque.workflows.configure import Configured, configure
+from toque.workflows.results import Model, refuse_absent_start
 
 
 def prepare(
@@ -77,14 +78,23 @@ def prepare_if_absent(config: RunConfig, *, reporter: Reporter = SILENT) -> None
     )
 
 
-def prepare_before_torch(config: RunConfig, *, reporter: Reporter = SILENT) -> None:
+def prepare_before_torch(
+    config: RunConfig, *, start: Model | None = None, reporter: Reporter = SILENT
+) -> None:
     """`prepare_if_absent` for a process that trains alone and has not loaded torch yet.
 
     Its workers are then forked, and begin at once. Of several ranks one prepares, once they have
     met.
 
-    Raises: what `prepare` does.
+    Args:
+        config: the run's.
+        start: what the run begins with; refused here when it is absent.
+        reporter: hears of progress.
+
+    Raises: what `prepare` does; CheckpointError for the start.
     """
+    if start is not None:
+        refuse_absent_start(start)
     if os.environ.get("WORLD_SIZE", "1") == "1":
         prepare_if_absent(config, reporter=reporter)
 

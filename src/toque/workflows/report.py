@@ -13,7 +13,7 @@ from toque.reports.run_report import run_content
 from toque.reports.store_report import store_content
 from toque.storage.atomic import atomic_write
 from toque.training.observers.metrics_reader import METRICS, read_metrics
-from toque.workflows.results import Model, folder_of
+from toque.workflows.results import Model, existing_folder
 
 _PAGE = "report.html"
 
@@ -41,7 +41,7 @@ def report(path: Model, *, out: str | Path | None = None) -> Page:
         ConfigError: neither a store nor a run, or `out` cannot be written.
         DataError: the store is unfinished or damaged.
     """
-    folder = folder_of(path)
+    folder = existing_folder(path)
     if (folder / METRICS).is_file():
         html = render(RUN, run_content(folder, read_metrics(folder / METRICS)))
     elif (folder / "config.yaml").is_file():

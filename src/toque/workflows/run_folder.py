@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -27,7 +27,7 @@ from toque.storage.atomic import atomic_write
 from toque.training.checkpoint.state_tensors import load_model_tensors
 from toque.training.checkpoint.store import Checkpoint, CheckpointStore, run_lock, verify_checkpoint
 from toque.units import Progress
-from toque.workflows.results import Model, folder_of
+from toque.workflows.results import Model, folder_of, refuse_absent_start
 
 _OWN_FILES: Final = ("config.yaml", "resources.json", "checkpoints/.lock")
 """What a session writes before its first update."""
@@ -40,18 +40,18 @@ def claimed_folder(run: Path) -> Iterator[None]:
     Raises:
         CheckpointError: another process trains there, or it cannot be written.
     """
-    new = not run.exists()
+    new = [folder for folder in (run, *run.parents) if not folder.exists()]
     with run_lock(run / "checkpoints"):
         try:
             yield
         except ToqueError:
             if new:
-                _remove_unused(run)
+                _remove_unused(run, new)
             raise
 
 
-def _remove_unused(run: Path) -> None:
-    """Remove a run's folder that holds nothing but what a session begins with."""
+def _remove_unused(run: Path, new: Sequence[Path]) -> None:
+    """Remove the folders made for a run when they hold nothing but what a session begins with."""
     held = {p.relative_to(run).as_posix() for p in run.rglob("*") if not p.is_dir()}
     if held <= {*_OWN_FILES, *(f for f in held if f.startswith("resources-rank"))}:
         with suppress(OSError):
@@ -59,7 +59,8 @@ def _remove_unused(run: Path) -> None:
                 (run / name).unlink()
             for folder in sorted((p for p in run.rglob("*") if p.is_dir()), reverse=True):
                 folder.rmdir()
-            run.rmdir()
+            for folder in new:
+                folder.rmdir()
 
 
 def checkpoint_to_continue(
@@ -181,16 +182,10 @@ def start_folder(start: Model) -> Path:
     Raises:
         CheckpointError: no checkpoint there, or none that can be used.
     """
+    refuse_absent_start(start)
     path = folder_of(start)
-    if (path / "manifest.json").exists():
-        return path
-    newest = CheckpointStore(path / "checkpoints").newest_valid() if path.exists() else None
-    if newest is None:
-        raise CheckpointError(
-            f"{argument(f'start={path}')}: no checkpoint there. Name a folder such as "
-            "runs/cookbook/checkpoints/step-00000200, or a run."
-        )
-    return newest.path
+    newest = CheckpointStore(path / "checkpoints").newest_valid()
+    return path if newest is None else newest.path
 
 
 def load_start(model: nn.Module, start: Model) -> None:

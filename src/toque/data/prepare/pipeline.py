@@ -144,11 +144,12 @@ def _reusable(plan: _Plan, progress: ProgressSink, *, replace: bool) -> PrepareR
         DataError: another store, or other files, are in the way.
     """
     folder = plan.job.store
-    in_the_way = next((p for p in (folder, *folder.parents) if p.exists()), folder)
-    if not in_the_way.is_dir() and (in_the_way.exists() or in_the_way.is_symlink()):
+    there = next((p for p in (folder, *folder.parents) if p.exists() or p.is_symlink()), None)
+    if there is not None and not there.is_dir():
+        what = "is a file" if there.exists() else "is a link to nothing"
         raise DataError(
-            f"data.store is {folder}, and {in_the_way} is a file: a store is a folder. Choose "
-            "another data.store, e.g. stores/mine."
+            f"data.store is {folder}, and {there} {what}: a store is a folder. Choose another "
+            "data.store, e.g. stores/mine."
         )
     if not folder.is_dir():
         return None
