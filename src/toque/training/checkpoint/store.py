@@ -65,14 +65,14 @@ class RunIdentity:
 
     config_sha256: str = ""
     data_fingerprint: str = ""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """The configuration, as JSON says it."""
     versions: Mapping[str, str] = field(
         default_factory=lambda: {
             "torch": str(torch.__version__),
             "python": platform.python_version(),
         }
     )
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The configuration, as JSON says it."""
 
 
 @dataclass(frozen=True)
