@@ -18,7 +18,7 @@ HELP = """Train language models that write recipes, and any other text, on the m
 CONFIG is a YAML file or a preset's name (`toque presets`). Settings are changed at the end of the
 line: `toque train my.yaml train.stop_after="1 epoch" optim.peak_lr=1e-3`.
 
-Start here: `toque demo`, then `toque prepare my.yaml` and `toque train my.yaml`.
+Start here: `toque demo`, then `toque train my.yaml`, which prepares the data first.
 
 Exit codes: 0 done; 1 `check` or `drill` failed, or a process of a shared run was lost; 2 wrong
 usage or config; 3 data; 4 checkpoint; 5 loss not finite; 75 interrupted, saved and resumable.
