@@ -267,6 +267,27 @@ def test_fault_50_a_config_that_is_not_the_checkpoints_is_noticed(go, own):
     assert load_config(config).config.optim.peak_lr == 1e-2
 
 
+V010 = Path(__file__).parents[1] / "golden" / "v0.1.0"
+
+
+def test_fault_50_a_run_of_release_010_whose_config_was_overwritten_is_told(
+    tmp_path, monkeypatch, capfd
+):
+    """Its checkpoints hold only a hash of the settings: enough to say so, not to refuse."""
+    shutil.copytree(V010, tmp_path / "v")
+    monkeypatch.chdir(tmp_path / "v")
+    shutil.copytree("run", "as-it-was")
+    assert main(["train", "my.yaml"]) == 0
+    assert "is not the file that step 3 was saved under" not in capfd.readouterr().err
+    shutil.rmtree("run")
+    Path("as-it-was").rename("run")
+    config = Path("run/config.yaml")
+    config.write_text(config.read_text().replace("keep_last: ", "keep_last: 1"))
+    assert main(["train", "my.yaml"]) == 0
+    said = " ".join(capfd.readouterr().err.split())
+    assert "run/config.yaml is not the file that step 3 was saved under" in said
+
+
 def test_fault_51_stopped_early_continued_and_killed_at_the_final_model(own):
     short = ["train.evaluate_every=1 steps", "train.stop_after=6 steps"]
     stopping = [*short, "train.early_stopping={patience: 1, min_delta: 100}"]
@@ -304,8 +325,7 @@ def test_fault_56_a_disk_on_which_the_first_save_can_never_fit(go, own, monkeypa
     real = shutil.disk_usage
 
     def small(path):
-        found = real(path)
-        return type(found)(found.total, found.total - 40_000, 40_000)
+        return real(path)._replace(free=40_000)
 
     monkeypatch.setattr(shutil, "disk_usage", small)
     code, said = go()
@@ -313,6 +333,42 @@ def test_fault_56_a_disk_on_which_the_first_save_can_never_fit(go, own, monkeypa
     assert "40.0 kB" in said
     assert "train.keep_best" in said
     assert not (own / "run").exists()
+
+
+def test_fault_56_a_disk_that_is_full_when_a_run_continues(own, monkeypatch):
+    resolved = load_config(str(own / "run.yaml"), [f"run_dir={own / 'run'}"])
+    stop = At(3, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert train(resolved, callbacks=[stop]).interrupted
+    real = shutil.disk_usage
+
+    def full(path):
+        return real(path)._replace(free=0)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", full)
+        with pytest.raises(CheckpointError, match=r"has 0 bytes free"):
+            train(resolved)
+    assert (own / "run" / "config.yaml").exists()  # what was there stays
+    run = train(resolved)
+    assert run.reason == "finished"
+    with monkeypatch.context() as patch:  # nothing more is saved, so nothing is refused
+        patch.setattr(shutil, "disk_usage", full)
+        assert train(resolved).step == run.step
+
+
+def test_fault_56_fewer_bytes_are_enough_without_best_models(go, monkeypatch):
+    real = shutil.disk_usage
+    free = 300_000  # a checkpoint, and not the best model besides
+
+    def small(path):
+        return real(path)._replace(free=free)
+
+    monkeypatch.setattr(shutil, "disk_usage", small)
+    words = [SHORT, "train.save_every=10 steps"]
+    code, said = go(*words)
+    assert code == 4, said
+    code, said = go(*words, "train.keep_best=0")
+    assert code == 0, said
 
 
 @pytest.mark.parametrize("n", [1, 3])

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from toque.config import RunConfig, load_config
 from toque.data.prepare.example_rows import prompt_ids
-from toque.data.store.held_store import refuse_replaced
+from toque.data.store.held_store import check_tokenizer
 from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.codec import Codec, load_codec
 from toque.data.tokenizer.folder import resolve_tokenizer
@@ -93,7 +93,7 @@ def _from_checkpoint(folder: Path, config: RunConfig) -> OpenedModel:
         )
     store = TokenStore.open(config.data.store)
     refuse_another_store(folder, found, store)
-    refuse_replaced(store)  # its tokenizer is what it says
+    check_tokenizer(store)
     model = build_language_model(config, store)
     load_weights(model, found)
     model.train(mode=False)

@@ -37,6 +37,16 @@ def held_store(folder: Path) -> Iterator[None]:
         yield
 
 
+def check_tokenizer(store: TokenStore) -> None:
+    """Compare the files of the store's tokenizer with its manifest.
+
+    Raises:
+        DataError: naming a file that is missing or changed.
+    """
+    words = [entry for entry in store.manifest.files if entry.file.startswith("tokenizer/")]
+    check_files(store.path, words, verify=True)
+
+
 def refuse_replaced(store: TokenStore) -> None:
     """Look whether the folder of an open store still holds it: its manifest and its tokenizer.
 
@@ -50,9 +60,8 @@ def refuse_replaced(store: TokenStore) -> None:
         same = (
             found.fingerprint == store.fingerprint and found.tokenizer == store.manifest.tokenizer
         )
-        words = [entry for entry in store.manifest.files if entry.file.startswith("tokenizer/")]
         if same:
-            check_files(store.path, words, verify=True)
+            check_tokenizer(store)
             return
         now = f"it holds another one now ({found.fingerprint[:12]})"
     except DataError as error:
