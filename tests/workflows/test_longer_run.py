@@ -201,3 +201,12 @@ def told(at: Progress, old: str, new: str, **optim) -> str | None:
 )
 def test_what_may_be_longer(at, old, new, optim, may):
     assert (told(at, old, new, **optim) is not None) == may
+
+
+def test_stages_of_a_curriculum_keep_their_length():
+    stages = [{"from": "0 %", "max_difficulty": "easy"}, {"from": "50 %"}]
+
+    def config(length: str) -> toque.RunConfig:
+        return toque.configure(train={"stop_after": length}, curriculum={"stages": stages})
+
+    assert lengthened(config("300 steps"), config("400 steps"), Progress(300)) is None
