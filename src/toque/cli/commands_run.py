@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from toque.cli.commands_data import Overrides, load, reporter
+from toque.cli.commands_data import Overrides, is_first, load, loading, reporter
 from toque.cli.launch import without_secrets
 from toque.errors import ConfigError, Interrupted
 from toque.workflows.results import existing_folder
@@ -59,10 +59,12 @@ def train(
     prints = reporter()
     if not no_prepare and not (Path(resolved.config.data.store) / "manifest.json").exists():
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as for `prepare`
-        from toque.workflows.prepare import prepare_before_torch
+        with loading():
+            from toque.workflows.prepare import prepare_before_torch
 
         prepare_before_torch(resolved.config, start=start, reporter=prints)
-    from toque.workflows.train import train as workflow
+    with loading():
+        from toque.workflows.train import train as workflow
 
     run = workflow(
         resolved,
@@ -75,6 +77,12 @@ def train(
         again = shlex.join(["toque", "train", config, *without_secrets(overrides)])
         raise Interrupted(
             f"Stopped by a signal and saved at step {run.step}. Continue with: {again}"
+        )
+    if is_first():
+        folder = shlex.quote(str(run.folder))
+        reporter().notice(
+            f"`toque report {folder}` makes a page of the run; `toque generate {folder} --prompt "
+            '"..."` writes with its model.'
         )
 
 
@@ -153,6 +161,7 @@ def generate(
             top_p=top_p,
             seed=seed,
             raw=raw,
+            reporter=reporter(),
         )
     elif adapter:
         raise ConfigError(
@@ -162,9 +171,21 @@ def generate(
     else:
         from toque.workflows.classify import classify
 
-        texts = classify(run_or_model, prompts, file=file, task=task, choices=chosen, raw=raw)
+        texts = classify(
+            run_or_model,
+            prompts,
+            file=file,
+            task=task,
+            choices=chosen,
+            raw=raw,
+            reporter=reporter(),
+        )
     for each in texts:
         print(dumps(each.record(), ensure_ascii=False) if json else each, flush=True)
+    from toque.workflows.results import hint_of
+
+    if said := hint_of(texts):
+        reporter().notice(said)
 
 
 def export(
@@ -183,7 +204,9 @@ def export(
     """
     from toque.workflows.export import export as workflow
 
-    print(workflow(run_or_model, to=to, form=form))
+    with reporter().working(f"writing {to}, reading it back and comparing"):
+        made = workflow(run_or_model, to=to, form=form)
+    print(made)
 
 
 def drill(
@@ -233,7 +256,8 @@ def check(config: str, /, *overrides: Overrides, examples: int = 16) -> None:
     settings = load(config, overrides).config
     from toque.workflows.check.run import check as workflow
 
-    found = workflow(settings, examples=examples)
+    with reporter().working("computing one update in every way"):
+        found = workflow(settings, examples=examples)
     print(found)
     found.raise_if_failed()
 

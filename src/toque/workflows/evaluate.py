@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from toque.errors import ConfigError
+from toque.errors import CheckpointError, ConfigError
 from toque.reporter import SILENT, Reporter
-from toque.storage.atomic import atomic_write
+from toque.storage.atomic import atomic_write, disk_faults
+from toque.storage.no_follow import refuse_links
 from toque.workflows.configure import Configured, configure
 from toque.workflows.results import Model, existing_folder
 
@@ -33,15 +34,19 @@ def evaluate(
     """
     folder = existing_folder(run_or_model)
     own = folder / "config.yaml"
+    if own.exists():
+        refuse_links(folder, CheckpointError)
     if config is None and not own.exists():
         raise ConfigError(
             f"{folder} is not a run folder, so it does not say what to evaluate on. Give a "
             "configuration: evaluate(model, config)."
         )
     settings = configure(own if config is None else config)
-    from toque.workflows.score import score_model  # with torch
+    with reporter.working("loading torch"):
+        from toque.workflows.score import score_model
 
     result = score_model(folder, settings, reporter)
     if own.exists():
-        atomic_write(folder / "evaluation.json", result.to_json().encode())
+        with disk_faults(folder, "writing the scores", setting="run_dir", error=CheckpointError):
+            atomic_write(folder / "evaluation.json", result.to_json().encode())
     return result

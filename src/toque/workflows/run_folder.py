@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +21,7 @@ from toque.config import (
 )
 from toque.config.dump import values_sha256
 from toque.config.longer_run import lengthened
+from toque.config.resolve import DEFAULT, FORMER_DEFAULTS, leaves
 from toque.config.yaml_reader import read_yaml
 from toque.data.store.token_store import TokenStore
 from toque.errors import CheckpointError, ToqueError, argument
@@ -31,6 +33,32 @@ from toque.workflows.results import Model, folder_of, refuse_absent_start
 
 _OWN_FILES: Final = ("config.yaml", "resources.json", "checkpoints/.lock")
 """What a session writes before its first update."""
+
+
+def former_defaults(resolved: Resolved) -> dict[str, str]:
+    """Settings left at their default, where the run in the folder began with an earlier one."""
+    own = Path(resolved.config.run_dir) / "config.yaml"
+    if not own.exists():
+        return {}
+    begun = dict(leaves(load_config(str(own)).config.model_dump(mode="json")))
+    return {
+        name: value
+        for name, value in FORMER_DEFAULTS.items()
+        if resolved.origins[name] == DEFAULT and begun[tuple(name.split("."))] == value
+    }
+
+
+def with_values(resolved: Resolved, values: Mapping[str, str]) -> Resolved:
+    """The configuration with some settings as the run's own config.yaml has them."""
+    config = resolved.config
+    for name, value in values.items():
+        section, field = name.split(".")
+        changed = load_config("demo", [f"{name}={value}"]).config
+        part = getattr(config, section).model_copy(
+            update={field: getattr(getattr(changed, section), field)}
+        )
+        config = config.model_copy(update={section: part})
+    return replace(resolved, config=config)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from toque.data.store.held_store import held_store
 from toque.data.store.token_store import TokenStore
 from toque.errors import CheckpointError, Interrupted, ToqueError, argument
 from toque.reporter import SILENT, LogReporter, Reporter
+from toque.storage.no_follow import refuse_links
 from toque.training.checkpoint.resume import broadcast_checkpoint
 from toque.training.checkpoint.upload import Uploads
 from toque.training.distributed.collectives import Ranks
@@ -28,8 +29,10 @@ from toque.workflows.results import Model, TrainedRun
 from toque.workflows.run_folder import (
     checkpoint_to_continue,
     claimed_folder,
+    former_defaults,
     load_start,
     start_folder,
+    with_values,
     write_config,
 )
 
@@ -50,6 +53,7 @@ def train(
     build_text_scores(config.config)  # a metric that cannot be imported is refused now
     with joined(strategy=config.config.train.strategy) as ranks:
         config = on_this_machine(config)
+        refuse_links(Path(config.config.run_dir), CheckpointError)
         # Every rank computes; the first also speaks, writes and uploads.
         reporter = reporter if ranks.is_main else SILENT
         watchers = build_watchers(config.config, callbacks) if ranks.is_main else None
@@ -77,7 +81,8 @@ def _hold_store(
             prepare_if_absent(config, reporter=reporter)
         if is_prepared(config):
             stack.enter_context(held_store(Path(config.data.store)))
-        opened.append(open_store(config))
+        with reporter.working(f"hashing {config.data.store}"):
+            opened.append(open_store(config))
 
     opened: list[TokenStore] = []
     while_others_wait(ranks, look)
@@ -108,6 +113,10 @@ def _train(
     *,
     start: Model | None,
 ) -> TrainedRun:
+    kept = ranks.broadcast(former_defaults(resolved) if ranks.is_main else {})
+    for name, value in kept.items():
+        reporter.notice(f"note: {name} was {value} by default when this run began, and stays so")
+    resolved = with_values(resolved, kept)
     config, folder = resolved.config, Path(resolved.config.run_dir)
     say = reporter.notice
     found = broadcast_checkpoint(lambda: checkpoint_to_continue(config, store, say), ranks)
@@ -116,7 +125,9 @@ def _train(
             f"{folder} already holds a run at step {found.step}, and {argument('start')} begins a "
             "new one. Choose another folder: run_dir=runs/another."
         )
-    run = assemble(config, store, ranks, watchers=watchers, uploads=uploads, reporter=reporter)
+    run = assemble(
+        config, store, ranks, watchers=watchers, uploads=uploads, reporter=reporter, found=found
+    )
     reporter.notice(run.banner)
     trainer = run.trainer
     if found is not None:
