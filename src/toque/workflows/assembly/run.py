@@ -21,6 +21,7 @@ from toque.training.checkpoint.upload import UploadProgress, Uploads
 from toque.training.distributed.collectives import Ranks
 from toque.training.observers.console import ConsoleProgress
 from toque.training.observers.metrics_log import MetricsLog
+from toque.training.observers.store_watch import StoreWatch
 from toque.training.runtime import Runtime
 from toque.training.signals import Interrupt
 from toque.training.trainer import Trainer
@@ -119,6 +120,7 @@ def assemble(
         with reporter.working("estimating how long it will take"):
             time_left = time_left_of(setup, tuned, heldout, sampler, reporter)
         callbacks += [
+            StoreWatch(store),
             ConsoleProgress(
                 log_every=config.observe.log_every, reporter=reporter, time_left=time_left
             ),
