@@ -46,6 +46,7 @@ def train(
     start: Model | None = None,
     callbacks: Sequence[object] = (),
     upload: bool = True,
+    trust_code: bool = False,
     reporter: Reporter = SILENT,
 ) -> TrainedRun:
     """Train, or continue a run that was interrupted; prepare first where that was not done.
@@ -55,6 +56,8 @@ def train(
         start: a run or checkpoint whose weights a new run begins with.
         callbacks: objects that watch the run, besides those of observe.callbacks.
         upload: fetch from checkpoint.upload and copy to it, if there is one.
+        trust_code: where `config` is a run's own config.yaml, import the metrics and callbacks it
+            names.
         reporter: hears of progress.
 
     Raises:
@@ -64,6 +67,8 @@ def train(
         NonFiniteError: the loss is not a number.
     """
     settings = configure(config)
+    if trust_code:
+        settings = settings.with_foreign_code({})
     if settings.data.sources:
         prepare(settings, reporter=reporter)
     from toque.workflows.train import train as workflow

@@ -40,6 +40,7 @@ def train(
     *overrides: Overrides,
     start: Annotated[str | None, Parameter(name="--from")] = None,
     no_upload: bool = False,
+    trust_code: bool = False,
 ) -> None:
     """Train, or continue: a run folder that holds a whole checkpoint continues exactly.
 
@@ -48,25 +49,35 @@ def train(
         overrides: settings to change, as section.field=value.
         start: begin a new run from this checkpoint's weights.
         no_upload: leave checkpoint.upload alone in this session; nothing is fetched either.
+        trust_code: where CONFIG is a run's own, import the metrics and callbacks it names.
     """
-    resolved = load(config, overrides)  # a mistyped key is answered before torch loads
+    # A mistyped key is answered before torch loads.
+    resolved = load(config, overrides, trust_code=trust_code or None)
     from toque.workflows.train import train as workflow
 
     run = workflow(resolved, start=start, upload=not no_upload, reporter=reporter())
     if run.interrupted:
-        again = shlex.join(["toque", "train", config, *without_secrets(overrides)])
+        flags = ["--trust-code"] if trust_code else []
+        again = shlex.join(["toque", "train", config, *without_secrets(overrides), *flags])
         raise Interrupted(
             f"Stopped by a signal and saved at step {run.step}. Continue with: {again}"
         )
 
 
-def evaluate(run_or_model: str, config: str | None = None, /, *overrides: Overrides) -> None:
+def evaluate(
+    run_or_model: str,
+    config: str | None = None,
+    /,
+    *overrides: Overrides,
+    trust_code: bool = False,
+) -> None:
     """Score a run or a model folder on held-out data and write evaluation.json.
 
     Args:
         run_or_model: run folder, or a Hugging Face model folder.
         config: YAML file or preset; a run's own is the default.
         overrides: settings to change, as section.field=value.
+        trust_code: import the metrics that the run's own config.yaml names.
     """
     if config is not None and "=" in config and not Path(config).exists():
         overrides, config = (config, *overrides), None
@@ -76,7 +87,8 @@ def evaluate(run_or_model: str, config: str | None = None, /, *overrides: Overri
             f"{run_or_model} is not a run folder, so it does not say what to evaluate on. Name a "
             "configuration after it: toque evaluate MODEL my.yaml."
         )
-    settings = load(config or str(own), overrides).config
+    unless_own = None if config else False
+    settings = load(config or str(own), overrides, trust_code=trust_code or unless_own).config
     from toque.workflows.evaluate import evaluate as workflow
 
     print(workflow(run_or_model, settings, reporter=reporter()))
@@ -228,6 +240,7 @@ def ablate(
     steps: int | None = None,
     budget: str | None = None,
     out: Path = Path("runs/ablation"),
+    trust_code: bool = False,
 ) -> None:
     """Measure what each improvement is worth on your data: on and off, over several seeds.
 
@@ -241,10 +254,18 @@ def ablate(
         steps: updates of each run; the configuration's length when left out.
         budget: time for all runs together instead, e.g. "90 minutes".
         out: folder of the runs and the results.
+        trust_code: where CONFIG is a run's own, import the metrics and callbacks it names.
     """
     from toque.workflows.ablate.run import ablate as workflow
 
     found = workflow(
-        config, overrides, out=out, seeds=seeds, steps=steps, budget=budget, reporter=reporter()
+        config,
+        overrides,
+        out=out,
+        seeds=seeds,
+        steps=steps,
+        budget=budget,
+        trust_code=trust_code,
+        reporter=reporter(),
     )
     print(found)

@@ -17,6 +17,7 @@ from toque.workflows.assembly.data import open_store
 from toque.workflows.assembly.metrics import build_text_scores
 from toque.workflows.assembly.observers import Watchers, build_watchers
 from toque.workflows.assembly.run import assemble
+from toque.workflows.assembly.user_objects import refuse_foreign_code
 from toque.workflows.bucket_run import on_this_machine, uploading
 from toque.workflows.final_model import finish
 from toque.workflows.results import Model, TrainedRun, folder_of
@@ -35,6 +36,7 @@ def train(
 
     Arguments and errors are those of `toque.api.train`.
     """
+    refuse_foreign_code(config.config)
     build_text_scores(config.config)  # a metric that cannot be imported is refused now
     with joined(strategy=config.config.train.strategy) as ranks:
         config = on_this_machine(config)
