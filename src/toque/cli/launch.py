@@ -18,13 +18,22 @@ def one_of_several() -> bool:
     return os.environ.get("WORLD_SIZE", "1") != "1"
 
 
+def verb_of(words: Sequence[str]) -> str:
+    """The command's name; empty where there is none.
+
+    >>> verb_of(["train", "my.yaml"])
+    'train'
+    """
+    return next((word for word in words if not word.startswith("-")), "")
+
+
 def refuse_repeating(words: Sequence[str]) -> None:
     """Refuse to do the same work in every process.
 
     Raises:
         ConfigError: the command is not one that several processes share.
     """
-    verb = next((word for word in words if not word.startswith("-")), "")
+    verb = verb_of(words)
     if one_of_several() and verb and verb not in SHARED_VERBS:
         raise ConfigError(
             f"`toque {verb}` was started as one of {os.environ['WORLD_SIZE']} processes "
@@ -51,9 +60,7 @@ def leave(code: int) -> NoReturn:
     Threads of gloo may abort an interpreter that is shutting down, long after everything is done
     and saved (measured: 1 exit in 8), which would turn success into failure.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    os._exit(code)  # the streams are flushed already
 
 
 def without_secrets(words: Sequence[str]) -> list[str]:

@@ -14,11 +14,11 @@ from toque.models.flops import ParameterCounts, parameter_counts
 from toque.models.forward.fast_dropout import use_fast_dropout
 from toque.models.lora.files import base_sha256
 from toque.models.lora.layers import hold_frozen, is_adapted
-from toque.reporter import SILENT, Reporter
+from toque.reporter import SILENT, Losing, Reporter
 from toque.training.callbacks import Callback, EarlyStopping
 from toque.training.checkpoint.upload import UploadProgress, Uploads
 from toque.training.distributed.collectives import Ranks
-from toque.training.observers.console import ConsoleProgress
+from toque.training.observers.console import ConsoleLoss, ConsoleProgress
 from toque.training.observers.metrics_log import MetricsLog
 from toque.training.runtime import Runtime
 from toque.training.signals import Interrupt
@@ -146,6 +146,8 @@ def _observers(
             reporter=reporter if config.evaluation.prompts else SILENT,  # asked for by name
         ),
     ]
+    if isinstance(reporter, Losing):
+        callbacks.append(ConsoleLoss(reporter, warn=warn))
     if config.train.early_stopping is not None:
         callbacks.append(EarlyStopping(**dict(config.train.early_stopping)))
     return [*callbacks, *watchers.callbacks(warn), *feeds]
