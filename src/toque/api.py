@@ -8,6 +8,7 @@ importing this.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from toque.reporter import SILENT, Reporter
@@ -66,11 +67,13 @@ def train(
         CheckpointError: the run folder belongs to another run, or is in use.
         NonFiniteError: the loss is not a number.
     """
+    began = time.monotonic()
     settings = configure(config)
     if trust_code:
         settings = settings.with_foreign_code({})
     if settings.data.sources:
         prepare(settings, reporter=reporter)
+    from toque.training.time_limit import CommandClock
     from toque.workflows.train import train as workflow
 
     return workflow(
@@ -78,5 +81,6 @@ def train(
         start=start,
         callbacks=callbacks,
         upload=upload,
+        clock=CommandClock(began=began),
         reporter=reporter,
     )

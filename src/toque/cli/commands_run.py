@@ -6,6 +6,7 @@ Everything heavy is imported inside a command, so `--help` and a mistyped key an
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Sequence
 from json import dumps
 from pathlib import Path
@@ -51,11 +52,19 @@ def train(
         no_upload: leave checkpoint.upload alone in this session; nothing is fetched either.
         trust_code: where CONFIG is a run's own, import the metrics and callbacks it names.
     """
+    began = time.monotonic()
     # A mistyped key is answered before torch loads.
     resolved = load(config, overrides, trust_code=trust_code or None)
+    from toque.training.time_limit import CommandClock
     from toque.workflows.train import train as workflow
 
-    run = workflow(resolved, start=start, upload=not no_upload, reporter=reporter())
+    run = workflow(
+        resolved,
+        start=start,
+        upload=not no_upload,
+        clock=CommandClock(began=began),
+        reporter=reporter(),
+    )
     if run.interrupted:
         flags = ["--trust-code"] if trust_code else []
         again = shlex.join(["toque", "train", config, *without_secrets(overrides), *flags])

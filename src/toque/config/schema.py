@@ -191,7 +191,8 @@ class TrainConfig(Config):
     """The loop: how long, how much at a time, when to evaluate and save."""
 
     stop_after: RunLength = Duration(3, "epochs")
-    """Length of the whole run."""
+    """Length of the whole run. Minutes and seconds are those of its updates; "10 minutes total" is
+    the time of the whole command, reading, measuring, evaluating and writing included."""
     batch: BatchSize = Duration(16384, "tokens")
     """What one update sees. Changing it changes the result."""
     micro_batch_rows: Annotated[int, Field(ge=1)] | Auto = "auto"

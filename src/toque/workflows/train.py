@@ -13,6 +13,7 @@ from toque.training.checkpoint.resume import broadcast_checkpoint
 from toque.training.checkpoint.upload import Uploads
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.launch import joined
+from toque.training.time_limit import CommandClock
 from toque.workflows.assembly.data import open_store
 from toque.workflows.assembly.metrics import build_text_scores
 from toque.workflows.assembly.observers import Watchers, build_watchers
@@ -30,12 +31,14 @@ def train(
     start: Model | None = None,
     callbacks: Sequence[object] = (),
     upload: bool = True,
+    clock: CommandClock | None = None,
     reporter: Reporter = SILENT,
 ) -> TrainedRun:
     """Train from the beginning, or continue from the run folder's newest whole checkpoint.
 
-    Arguments and errors are those of `toque.api.train`.
+    Arguments and errors are those of `toque.api.train`; `clock` runs since the command began.
     """
+    clock = clock or CommandClock()
     refuse_foreign_code(config.config)
     build_text_scores(config.config)  # a metric that cannot be imported is refused now
     with joined(strategy=config.config.train.strategy) as ranks:
@@ -45,7 +48,7 @@ def train(
         watchers = build_watchers(config.config, callbacks) if ranks.is_main else None
         store, on = open_store(config.config), upload and ranks.is_main
         with uploading(config.config, say=reporter.notice, on=on) as uploads:
-            run = _train(config, store, ranks, watchers, uploads, reporter, start=start)
+            run = _train(config, store, ranks, watchers, uploads, clock, reporter, start=start)
             if uploads is not None and not run.interrupted:
                 uploads.finished()
     return run
@@ -68,6 +71,7 @@ def _train(
     ranks: Ranks,
     watchers: Watchers | None,
     uploads: Uploads | None,
+    clock: CommandClock,
     reporter: Reporter,
     *,
     start: Model | None,
@@ -81,7 +85,9 @@ def _train(
         )
     if ranks.is_main:
         write_config(resolved)
-    run = assemble(config, store, ranks, watchers=watchers, uploads=uploads, reporter=reporter)
+    run = assemble(
+        config, store, ranks, watchers=watchers, uploads=uploads, clock=clock, reporter=reporter
+    )
     reporter.notice(run.banner)
     trainer = run.trainer
     if found is not None:

@@ -191,12 +191,14 @@ def _length(
     if budget is None:
         return []
     whole = Duration.parse(budget)
-    if whole.unit != "minutes" or whole.amount <= 0:
+    if whole.seconds is None or whole.amount <= 0:
         raise ConfigError(
             f"{argument('budget')} is {budget!r}. Give a time, such as {argument(_EXAMPLE)}."
         )
     each = (
-        whole.amount * SHARE_FOR_TRAINING / len(plan_ablation(config, overrides, seeds=seeds).runs)
+        whole.in_minutes().amount
+        * SHARE_FOR_TRAINING
+        / len(plan_ablation(config, overrides, seeds=seeds).runs)
     )
     return [f"train.stop_after={each:.4g} minutes"]
 

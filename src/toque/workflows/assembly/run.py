@@ -22,6 +22,7 @@ from toque.training.observers.console import ConsoleLoss, ConsoleProgress
 from toque.training.observers.metrics_log import MetricsLog
 from toque.training.runtime import Runtime
 from toque.training.signals import Interrupt
+from toque.training.time_limit import CommandClock
 from toque.training.trainer import Trainer
 from toque.units import Cursor, Progress
 from toque.version import __version__
@@ -40,6 +41,7 @@ from toque.workflows.assembly.mixture import mixture_in_words
 from toque.workflows.assembly.observers import Watchers
 from toque.workflows.assembly.sample_writer import SampleWriter, writing_in
 from toque.workflows.assembly.setup import Setup
+from toque.workflows.assembly.time_limit import Length, length_of
 from toque.workflows.assembly.trainer import about_run, build_trainer, flops_of
 
 LOOKS = 2
@@ -65,6 +67,7 @@ def assemble(
     *,
     watchers: Watchers | None,
     uploads: Uploads | None,
+    clock: CommandClock,
     reporter: Reporter,
 ) -> Run:
     """Build everything a run consists of, and measure how it is best computed on this machine.
@@ -75,6 +78,7 @@ def assemble(
         ranks: the processes that share it.
         watchers: the observers that `observe` asks for; None but on the first rank.
         uploads: copies checkpoints to a bucket; None without checkpoint.upload.
+        clock: runs since the command began.
         reporter: told of progress.
 
     Raises:
@@ -97,6 +101,8 @@ def assemble(
     with reporter.working("finding out how to compute on this machine"):
         tuned = fit_to_machine(setup)
     heldout = build_heldout(setup)
+    with reporter.working("finding out how long evaluating and writing take"):
+        length = length_of(setup, heldout, clock)
     looks = own_prompts(config, store, encoder=family.is_encoder_decoder) or held_out_prompts(
         store, LOOKS
     )
@@ -113,10 +119,12 @@ def assemble(
             ConsoleProgress(log_every=config.observe.log_every, reporter=reporter),
             *_observers(setup, tuned, sampler, watchers, warn, reporter),
         ]
+    if length.limit is not None:
+        callbacks.append(length.limit)  # after those that write at an evaluation
     if uploads is not None:
         callbacks.append(UploadProgress(uploads, Path(config.run_dir), warn))
-    trainer = build_trainer(setup, tuned, lambda: heldout(model), callbacks, base_hash)
-    return Run(setup, trainer, sampler, _banner(setup, tuned))
+    trainer = build_trainer(setup, tuned, lambda: heldout(model), callbacks, base_hash, length)
+    return Run(setup, trainer, sampler, _banner(setup, tuned, length))
 
 
 def _observers(
@@ -153,7 +161,7 @@ def _observers(
     return [*callbacks, *watchers.callbacks(warn), *feeds]
 
 
-def _banner(setup: Setup, tuned: Fitted) -> str:
+def _banner(setup: Setup, tuned: Fitted, expected: Length) -> str:
     config, store, stream, runtime = setup.config, setup.store, setup.stream, setup.runtime
     counts = parameter_counts(setup.model)
     splits, tokens = store.manifest.splits, store.manifest.tokens
@@ -174,7 +182,7 @@ def _banner(setup: Setup, tuned: Fitted) -> str:
         f"{mixture_in_words(config, stream.plan)}"
         f"{stages_in_words(config, stream.plan)}"
         f"{augmentation_in_words(config, store, encoder=shape.source > 0)}"
-        f"{length}; run folder {config.run_dir}"
+        f"{length}{expected.line}; run folder {config.run_dir}"
     )
 
 
