@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from toque.cli.commands_data import Overrides, load, reporter
-from toque.cli.launch import without_secrets
+from toque.cli.launch import suit_waiting_to_machine, without_secrets
 from toque.errors import ConfigError, Interrupted
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ def demo(*overrides: Overrides, n: int = 4000) -> None:
         n: recipes to write into the cookbook.
     """
     resolved = load("demo", overrides)
+    suit_waiting_to_machine(reporter().notice)
     from toque.workflows.demo import demo as workflow
 
     workflow(resolved, n=n, reporter=reporter())
@@ -55,6 +56,7 @@ def train(
     began = time.monotonic()
     # A mistyped key is answered before torch loads.
     resolved = load(config, overrides, trust_code=trust_code or None)
+    suit_waiting_to_machine(reporter().notice)
     from toque.training.time_limit import CommandClock
     from toque.workflows.train import train as workflow
 
@@ -98,6 +100,7 @@ def evaluate(
         )
     unless_own = None if config else False
     settings = load(config or str(own), overrides, trust_code=trust_code or unless_own).config
+    suit_waiting_to_machine(reporter().notice)
     from toque.workflows.evaluate import evaluate as workflow
 
     print(workflow(run_or_model, settings, reporter=reporter()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from toque.errors import ConfigError, Interrupted, ToqueError
@@ -52,6 +52,24 @@ def speaks(error: ToqueError) -> bool:
         return os.environ.get("RANK", "0") == "0"
     met = "toque.training.distributed.launch" in sys.modules
     return not error.said_by_another and (met or os.environ.get("LOCAL_RANK", "0") == "0")
+
+
+def suit_waiting_to_machine(say: Callable[[str], None]) -> None:
+    """Before torch is loaded: beside busy programs its threads sleep while they wait.
+
+    Args:
+        say: takes a sentence where something was changed.
+    """
+    from toque.training.processor_use import PASSIVE, usable_cores, wait_without_spinning
+
+    if one_of_several() or "torch" in sys.modules:
+        return
+    others = wait_without_spinning(os.environ)
+    if others is not None:
+        say(
+            f"other programs keep {others:.1f} of {len(usable_cores())} cores busy: torch's "
+            f"threads wait without spinning ({PASSIVE})"
+        )
 
 
 def leave(code: int) -> NoReturn:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from toque.config import RunConfig
 from toque.data.store.token_store import TokenStore
 from toque.evaluation.text_samples import Sampler
@@ -18,6 +20,7 @@ from toque.reporter import SILENT, Losing, Reporter
 from toque.training.callbacks import Callback, EarlyStopping
 from toque.training.checkpoint.upload import UploadProgress, Uploads
 from toque.training.distributed.collectives import Ranks
+from toque.training.observers.busy_machine import BusyMachine
 from toque.training.observers.console import ConsoleLoss, ConsoleProgress
 from toque.training.observers.metrics_log import MetricsLog
 from toque.training.runtime import Runtime
@@ -154,6 +157,8 @@ def _observers(
             reporter=reporter if config.evaluation.prompts else SILENT,  # asked for by name
         ),
     ]
+    if runtime.device.type == "cpu":
+        callbacks.append(BusyMachine(warn, threads=torch.get_num_threads()))
     if isinstance(reporter, Losing):
         callbacks.append(ConsoleLoss(reporter, warn=warn))
     if config.train.early_stopping is not None:
