@@ -145,6 +145,7 @@ def generate(
     """
     prompts, chosen = prompt or [], choices or []
     texts: Sequence[Written | Answer]
+    suit_waiting_to_machine(reporter().notice)
     if task is None and not chosen:
         from toque.workflows.generate import generate as workflow
 
@@ -268,6 +269,7 @@ def ablate(
         out: folder of the runs and the results.
         trust_code: where CONFIG is a run's own, import the metrics and callbacks it names.
     """
+    suit_waiting_to_machine(reporter().notice)
     from toque.workflows.ablate.run import ablate as workflow
 
     found = workflow(
