@@ -47,7 +47,8 @@ def measure(a: argparse.Namespace) -> harness.Result:
         (work / "run.yaml").write_text(CONFIG)
         _toque(work, {}, "cookbook", "--n", "600", "--out", "a.jsonl")
         _toque(work, {}, "prepare", "run.yaml")
-        busy = [subprocess.Popen([sys.executable, "-c", BURN]) for _ in range(a.busy)]
+        burn = [sys.executable, "-c", BURN]
+        busy = [subprocess.Popen(burn) for _ in range(a.busy)]  # noqa: S603 - our own program
         try:
             result = harness.paired(
                 lambda n: _train(work, f"ours-{n}", ours, a.steps),
@@ -80,7 +81,7 @@ def _train(work: Path, run: str, waiting: dict[str, str], steps: int) -> dict[st
 def _toque(work: Path, waiting: dict[str, str], *words: str) -> None:
     environment = {k: v for k, v in os.environ.items() if k not in ("OMP_WAIT_POLICY", *SPINNING)}
     environment |= {"HF_HUB_OFFLINE": "1", "TOQUE_CACHE": str(work / "cache"), **waiting}
-    subprocess.run(
+    subprocess.run(  # noqa: S603 - our own command
         [sys.executable, "-m", "toque", *words],
         cwd=work,
         env=environment,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from toque.cli.commands_data import Overrides, load, reporter
+from toque.cli.commands_data import Overrides, is_first, load, loading, reporter
 from toque.cli.launch import suit_waiting_to_machine, without_secrets
 from toque.errors import ConfigError, Interrupted
 
@@ -57,8 +57,9 @@ def train(
     # A mistyped key is answered before torch loads.
     resolved = load(config, overrides, trust_code=trust_code or None)
     suit_waiting_to_machine(reporter().notice)
-    from toque.training.time_limit import CommandClock
-    from toque.workflows.train import train as workflow
+    with loading():
+        from toque.training.time_limit import CommandClock
+        from toque.workflows.train import train as workflow
 
     run = workflow(
         resolved,
@@ -72,6 +73,12 @@ def train(
         again = shlex.join(["toque", "train", config, *without_secrets(overrides), *flags])
         raise Interrupted(
             f"Stopped by a signal and saved at step {run.step}. Continue with: {again}"
+        )
+    if is_first():
+        folder = shlex.quote(str(run.folder))
+        reporter().notice(
+            f"`toque report {folder}` makes a page of the run; `toque generate {folder} --prompt "
+            '"..."` writes with its model.'
         )
 
 
@@ -160,6 +167,7 @@ def generate(
             top_p=top_p,
             seed=seed,
             raw=raw,
+            reporter=reporter(),
         )
     elif adapter:
         raise ConfigError(
@@ -169,9 +177,21 @@ def generate(
     else:
         from toque.workflows.classify import classify
 
-        texts = classify(run_or_model, prompts, file=file, task=task, choices=chosen, raw=raw)
+        texts = classify(
+            run_or_model,
+            prompts,
+            file=file,
+            task=task,
+            choices=chosen,
+            raw=raw,
+            reporter=reporter(),
+        )
     for each in texts:
         print(dumps(each.record(), ensure_ascii=False) if json else each, flush=True)
+    from toque.workflows.results import hint_of
+
+    if said := hint_of(texts):
+        reporter().notice(said)
 
 
 def export(
@@ -190,7 +210,9 @@ def export(
     """
     from toque.workflows.export import export as workflow
 
-    print(workflow(run_or_model, to=to, form=form))
+    with reporter().working(f"writing {to}, reading it back and comparing"):
+        made = workflow(run_or_model, to=to, form=form)
+    print(made)
 
 
 def drill(
@@ -240,7 +262,8 @@ def check(config: str, /, *overrides: Overrides, examples: int = 16) -> None:
     settings = load(config, overrides).config
     from toque.workflows.check.run import check as workflow
 
-    found = workflow(settings, examples=examples)
+    with reporter().working("computing one update in every way"):
+        found = workflow(settings, examples=examples)
     print(found)
     found.raise_if_failed()
 

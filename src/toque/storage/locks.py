@@ -1,4 +1,9 @@
-"""File locks (flock): one process at a time; the system releases them however a process ends."""
+"""File locks: one process at a time, by flock or, where a file system has none, by a lease.
+
+The system releases a flock however its process ends. A lease, a file that its holder renews, is
+the other means: some network file systems have no flock, and running without any lock there would
+let two runs write one folder.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +13,45 @@ import fcntl
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from toque.storage.lease import HEARTBEAT, Lease
+from toque.storage.no_follow import open_no_follow
+
 _UNSUPPORTED: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""Answers of network file systems that have no locks; there, nothing is locked."""
+"""Answers of network file systems that have no locks."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """A lock that this process holds."""
+
+    descriptor: int
+    """Of the lock file; a forked process that must not hold the lock closes it."""
+    lease: Lease | None = None
+    """What holds it where the file system has no flock."""
+    note: str | None = None
+    """A sentence for the user in that case."""
+
+    def is_mine(self) -> bool:
+        """Whether nobody has taken it over; only a lease can be."""
+        return self.lease is None or self.lease.is_mine()
+
+
+_HELD: Final[dict[Path, Held]] = {}
+"""The locks of this process, by the file's absolute path."""
+
+
+def held(path: Path) -> Held | None:
+    """The lock on `path` that this process holds; None when it holds none."""
+    return _HELD.get(path.absolute())
 
 
 @contextmanager
-def file_lock(path: Path, on_busy: Callable[[str], None]) -> Iterator[int]:
-    """Hold the lock file `path`, made with its folder when missing; yields its descriptor.
+def file_lock(path: Path, on_busy: Callable[[str], None]) -> Iterator[Held]:
+    """Hold the lock file `path`, made with its folder when missing.
 
     Args:
         path: the file; the holder's process id is written into it.
@@ -25,21 +59,42 @@ def file_lock(path: Path, on_busy: Callable[[str], None]) -> Iterator[int]:
             or returns to wait until the lock is free.
 
     Raises:
-        OSError: the file cannot be opened.
+        OSError: the file cannot be opened, or is a symbolic link.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = open_no_follow(path, os.O_RDWR | os.O_CREAT)
+    lease: Lease | None = None
     try:
-        _lock(descriptor, on_busy)
-        with contextlib.suppress(OSError):  # the id is a courtesy; a full disk may refuse it
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
-        yield descriptor
+        refused = _lock(descriptor, on_busy)
+        if refused is not None:
+            lease = Lease(path.with_name(f"{path.name}.lease"))
+            lease.take(on_busy)
+        elif os.fstat(descriptor).st_nlink == 1:  # with another name it is not ours alone
+            with contextlib.suppress(OSError):  # the id is a courtesy; a full disk may refuse it
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        _HELD[path.absolute()] = lock = Held(descriptor, lease, _note(path, refused))
+        try:
+            yield lock
+        finally:
+            del _HELD[path.absolute()]
     finally:
+        if lease is not None:
+            lease.release()
         os.close(descriptor)
 
 
-def _lock(descriptor: int, on_busy: Callable[[str], None]) -> None:
+def _note(path: Path, refused: OSError | None) -> str | None:
+    if refused is None:
+        return None
+    return (
+        f"the file system of {path.parent} has no file locks ({refused.strerror}), so the folder "
+        f"is held by {path.name}.lease, which is renewed every {HEARTBEAT:.0f} seconds"
+    )
+
+
+def _lock(descriptor: int, on_busy: Callable[[str], None]) -> OSError | None:
+    """Take the flock; the answer of a file system that has none."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -49,3 +104,5 @@ def _lock(descriptor: int, on_busy: Callable[[str], None]) -> None:
     except OSError as error:
         if error.errno not in _UNSUPPORTED:
             raise
+        return error
+    return None

@@ -34,10 +34,7 @@ from toque.units import Cursor, Progress
 
 @dataclass
 class Trainer:
-    """Updates a model until `schedule.stop_after`. Everything it holds arrives built.
-
-    `Progress.seconds` counts updates and waiting for their data, not evaluating or saving.
-    """
+    """Updates a model until `schedule.stop_after`. Everything it holds arrives built."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -186,11 +183,12 @@ class Trainer:
         self.runtime.seed(self.seed, step)  # dropout depends on the step alone
         self.model.train()
         loss_sum = torch.zeros((), device=self.runtime.device)
-        for rows in micro_batches:
+        for done, rows in enumerate(micro_batches, start=1):
             with self.runtime.autocast():
                 loss = self.loss_fn(self.model, rows.to(self.runtime.device))  # [] nats, summed
             self.runtime.backward(loss / n_targets)
             loss_sum += loss.detach()
+            self.callbacks.on_micro_batch(self.progress, done, len(micro_batches))
         return loss_sum
 
     def _check_updates(self) -> None:
@@ -257,11 +255,12 @@ class Trainer:
     def _save(self, *, final: bool) -> None:
         self._check_updates()
         self._ranks.assert_in_sync("before a save", self.model, self.progress, self.cursor)
+        layout = self.oom_fallback.for_checkpoint(self._ranks)
         if not self._ranks.is_main:
             return
         self.callbacks.on_before_save(self.progress)
         tensors = resume.trainer_tensors(self.model, self.optimizer, self.average)
-        self._saves.save(self.progress, tensors, self.state_dict(), final=final)
+        self._saves.save(self.progress, tensors, self.state_dict() | layout, final=final)
 
     def state_dict(self) -> State:
         """The JSON of a checkpoint."""
@@ -285,7 +284,7 @@ class Trainer:
 
     def _start(self, leftovers: list[str]) -> RunStart:
         removed = [f"removed what a killed save left: {', '.join(leftovers)}"] if leftovers else []
-        notes = (*self.runtime.warnings, *self.notes, *removed)
+        notes = (*self.runtime.warnings, *self.checkpoints.notes, *self.notes, *removed)
         return RunStart(self.progress, self.schedule.stop_after, notes)
 
     def _end(self, error: BaseException | None) -> RunEnd:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from toque.config import load_config
-from toque.errors import ConfigError
+from toque.errors import CheckpointError, ConfigError
 from toque.reporter import SILENT, Reporter
-from toque.storage.atomic import atomic_write
+from toque.storage.atomic import atomic_write, disk_faults
+from toque.storage.no_follow import refuse_links
 from toque.workflows.configure import Configured, configure
 from toque.workflows.results import Model, folder_of
 
@@ -39,6 +40,8 @@ def evaluate(
     """
     folder = folder_of(run_or_model)
     own = folder / "config.yaml"
+    if own.exists():
+        refuse_links(folder, CheckpointError)
     if config is None and not own.exists():
         raise ConfigError(
             f"{folder} is not a run folder, so it does not say what to evaluate on. Give a "
@@ -47,9 +50,11 @@ def evaluate(
     settings = configure(load_config(own, trust_code=False).config if config is None else config)
     if trust_code:
         settings = settings.with_foreign_code({})
-    from toque.workflows.score import score_model  # with torch
+    with reporter.working("loading torch"):
+        from toque.workflows.score import score_model
 
     result = score_model(folder, settings, reporter)
     if own.exists():
-        atomic_write(folder / "evaluation.json", result.to_json().encode())
+        with disk_faults(folder, "writing the scores", setting="run_dir", error=CheckpointError):
+            atomic_write(folder / "evaluation.json", result.to_json().encode())
     return result

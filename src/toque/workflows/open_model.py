@@ -15,6 +15,7 @@ from toque.data.tokenizer.folder import resolve_tokenizer
 from toque.errors import CheckpointError, DataError
 from toque.models.loading.pretrained import load_model, load_with_adapter
 from toque.models.lora.files import is_adapter_folder, merged
+from toque.storage.no_follow import refuse_links
 from toque.training.checkpoint.store import CheckpointStore
 from toque.workflows.assembly.batches import build_language_model
 from toque.workflows.run_folder import load_weights
@@ -66,6 +67,7 @@ def open_model(folder: Path) -> OpenedModel:
     """
     config, model = None, folder
     if (folder / "config.yaml").exists():
+        refuse_links(folder, CheckpointError)
         config, model = load_config(folder / "config.yaml").config, folder / "model"
         if not (model / "config.json").exists() and not is_adapter_folder(model):
             return _from_checkpoint(folder, config)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+from toque.errors import CheckpointError
 
 
 @dataclass(frozen=True)
@@ -33,12 +35,22 @@ class TrainedRun:
 
     @cached_property
     def metrics(self) -> dict[str, float]:
-        """The final scores by name; empty when the run was interrupted before them."""
+        """The final scores by name; empty when the run was interrupted before them.
+
+        Raises:
+            CheckpointError: evaluation.json is damaged.
+        """
         path = self.folder / "evaluation.json"
-        if not path.exists():
+        try:
+            record = json.loads(path.read_bytes())
+            return {**record["heldout"], **record["generated"]}
+        except FileNotFoundError:
             return {}
-        record = json.loads(path.read_text(encoding="utf-8"))
-        return {**record["heldout"], **record["generated"]}
+        except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"{path} cannot be read as a run's scores: {error}. Write it again with `toque "
+                f"evaluate {self.folder}`."
+            ) from error
 
     @cached_property
     def history(self) -> list[dict[str, Any]]:
@@ -50,7 +62,9 @@ class TrainedRun:
     @property
     def losses(self) -> list[tuple[int, float]]:
         """Step and training loss of every update that was logged."""
-        return [(e["step"], e["loss"]) for e in self.history if e["event"] == "step"]
+        return [
+            (e["step"], e["loss"]) for e in self.history if "loss" in e and e["event"] == "step"
+        ]
 
 
 Model = TrainedRun | str | Path
@@ -90,6 +104,18 @@ class Written:
         """For people."""
         heading = f"[{self.adapter}] {self.prompt}" if self.adapter is not None else self.prompt
         return f"{heading}\n\n{self.text}\n"
+
+
+def hint_of(texts: Sequence[Written | Answer]) -> str:
+    """A sentence when the recipes among the texts are still poor, and what to do; else ""."""
+    from toque.cooking.scoring.recipe_scores import hint
+
+    scores = [
+        score
+        for text in texts
+        if isinstance(text, Written) and (score := text.metrics.get("recipe_score")) is not None
+    ]
+    return hint(sum(scores) / len(scores)) if scores else ""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from toque.config import Resolved
 from toque.data.store.token_store import TokenStore
 from toque.errors import CheckpointError, Interrupted, ToqueError, argument
 from toque.reporter import SILENT, LogReporter, Reporter
+from toque.storage.no_follow import refuse_links
 from toque.training.checkpoint.resume import broadcast_checkpoint
 from toque.training.checkpoint.upload import Uploads
 from toque.training.distributed.collectives import Ranks
@@ -22,7 +23,13 @@ from toque.workflows.assembly.user_objects import refuse_foreign_code
 from toque.workflows.bucket_run import on_this_machine, uploading
 from toque.workflows.final_model import finish
 from toque.workflows.results import Model, TrainedRun, folder_of
-from toque.workflows.run_folder import checkpoint_to_continue, load_start, write_config
+from toque.workflows.run_folder import (
+    checkpoint_to_continue,
+    former_defaults,
+    load_start,
+    with_values,
+    write_config,
+)
 
 
 def train(
@@ -43,10 +50,12 @@ def train(
     build_text_scores(config.config)  # a metric that cannot be imported is refused now
     with joined(strategy=config.config.train.strategy) as ranks:
         config = on_this_machine(config)
+        refuse_links(Path(config.config.run_dir), CheckpointError)
         # Every rank computes; the first also speaks, writes and uploads.
         reporter = reporter if ranks.is_main else SILENT
         watchers = build_watchers(config.config, callbacks) if ranks.is_main else None
-        store, on = open_store(config.config), upload and ranks.is_main
+        with reporter.working(f"hashing {config.config.data.store}"):
+            store, on = open_store(config.config), upload and ranks.is_main
         with uploading(config.config, say=reporter.notice, on=on) as uploads:
             run = _train(config, store, ranks, watchers, uploads, clock, reporter, start=start)
             if uploads is not None and not run.interrupted:
@@ -76,6 +85,10 @@ def _train(
     *,
     start: Model | None,
 ) -> TrainedRun:
+    kept = ranks.broadcast(former_defaults(resolved) if ranks.is_main else {})
+    for name, value in kept.items():
+        reporter.notice(f"note: {name} was {value} by default when this run began, and stays so")
+    resolved = with_values(resolved, kept)
     config, folder = resolved.config, Path(resolved.config.run_dir)
     found = broadcast_checkpoint(lambda: checkpoint_to_continue(config, store), ranks)
     if start is not None and found is not None:
@@ -86,7 +99,14 @@ def _train(
     if ranks.is_main:
         write_config(resolved)
     run = assemble(
-        config, store, ranks, watchers=watchers, uploads=uploads, clock=clock, reporter=reporter
+        config,
+        store,
+        ranks,
+        watchers=watchers,
+        uploads=uploads,
+        clock=clock,
+        reporter=reporter,
+        found=found,
     )
     reporter.notice(run.banner)
     trainer = run.trainer

@@ -48,7 +48,7 @@ def _is_store(path: Path) -> bool:
         return True
     try:
         found = json.loads((path / "manifest.json").read_bytes())
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return isinstance(found, dict) and "shards" in found
 

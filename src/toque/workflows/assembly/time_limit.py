@@ -12,6 +12,7 @@ from typing import Final
 from toque.config import RunConfig
 from toque.errors import ConfigError
 from toque.evaluation.heldout_loss import HeldOut
+from toque.reporter import Reporter, clock_text
 from toque.training.time_limit import CommandClock, TimeLimit
 from toque.units import Duration
 from toque.workflows.assembly.evaluation import build_sampler, held_out_prompts
@@ -51,10 +52,10 @@ class Length:
     limit: TimeLimit | None = None
     """Where the setting means the whole command; on the first rank alone."""
     line: str = ""
-    """What is expected, for people; empty where the run is not measured by the clock."""
+    """What is expected, for people; empty where the setting means training alone."""
 
 
-def length_of(setup: Setup, heldout: HeldOut, clock: CommandClock) -> Length:
+def length_of(setup: Setup, heldout: HeldOut, clock: CommandClock, reporter: Reporter) -> Length:
     """The length that train.stop_after asks for; every rank is given the same.
 
     Raises:
@@ -62,20 +63,17 @@ def length_of(setup: Setup, heldout: HeldOut, clock: CommandClock) -> Length:
     """
     asked, ranks = setup.config.train.stop_after, setup.runtime.ranks
     whole = asked.seconds
-    if whole is None:
+    if whole is None or not asked.total:
         return Length(asked)
-    after = measure_end(setup, heldout)
+    with reporter.working("finding out how long evaluating and writing take"):
+        after = measure_end(setup, heldout)
     spent, after = ranks.broadcast((clock.seconds(), after))
-    if not asked.total:
-        return Length(
-            asked, None, f"; evaluating and writing after it take about {_clock(after.seconds)}"
-        )
     clock = replace(clock, began=clock.now() - spent)
     limit = TimeLimit(whole, clock, after.evaluating, after.ending)
     stop_after = ranks.broadcast(limit.stop_after)
     told = (
-        f"{_clock(spent)} of it went into reading and measuring, and evaluating and writing will "
-        f"take about {_clock(after.seconds)}"
+        f"{clock_text(spent)} of it went into reading and measuring, and evaluating and writing "
+        f"will take about {clock_text(after.seconds)}"
     )
     if stop_after.amount <= 0:
         raise ConfigError(
@@ -86,7 +84,7 @@ def length_of(setup: Setup, heldout: HeldOut, clock: CommandClock) -> Length:
     return Length(
         stop_after,
         limit if ranks.is_main else None,
-        f": {told}; about {_clock(60 * stop_after.amount)} of training",
+        f": {told}; about {clock_text(60 * stop_after.amount)} of training",
     )
 
 
@@ -134,12 +132,3 @@ def _seconds_a_byte(run: Path) -> float:
     except OSError:
         return 0.0
     return (time.perf_counter() - began) / _PROBE_BYTES
-
-
-def _clock(seconds: float) -> str:
-    """Minutes and seconds for people.
-
-    >>> _clock(75)
-    '1:15'
-    """
-    return f"{round(seconds) // 60}:{round(seconds) % 60:02}"

@@ -78,6 +78,7 @@ def build_trainer(
                 run, rank=runtime.ranks.rank
             ),
             callbacks=observers,
+            resources=resources,
         ),
         guard=UpdateGuard(runtime, observers, skip, run_folder=run),
         notes=list(fitted.warnings),
