@@ -105,15 +105,21 @@ def own_prompts(config: RunConfig, store: TokenStore, *, encoder: bool) -> list[
     ]
 
 
-def build_sampler(config: RunConfig, store: TokenStore, prompts: Sequence[Prompt]) -> Sampler:
-    """Greedy texts for `prompts`, scored by the recipe metrics."""
+def build_sampler(
+    config: RunConfig,
+    store: TokenStore,
+    prompts: Sequence[Prompt],
+    *,
+    max_new_tokens: int | None = None,
+) -> Sampler:
+    """Greedy texts for `prompts`, scored; of data.max_target_tokens unless told otherwise."""
     codec = store.codec()
     return Sampler(
         prompts=prompts,
         codec=codec,
         generate=partial(
             generate,
-            max_new_tokens=config.data.max_target_tokens,
+            max_new_tokens=max_new_tokens or config.data.max_target_tokens,
             eos_id=codec.eos_id,
             pad_id=codec.pad_id,
         ),
