@@ -19,6 +19,7 @@ from toque.workflows.drill.run import drill
 from toque.workflows.evaluate import evaluate
 from toque.workflows.export import export
 from toque.workflows.generate import generate
+from toque.workflows.init.run import init
 from toque.workflows.prepare import prepare
 from toque.workflows.report import report
 from toque.workflows.results import Model, TrainedRun
@@ -33,6 +34,7 @@ __all__ = [
     "evaluate",
     "export",
     "generate",
+    "init",
     "prepare",
     "report",
     "train",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from toque.cli.commands_data import Overrides, load, reporter
+from toque.cli.commands_data import Overrides, is_first, load, loading, reporter
 from toque.cli.launch import without_secrets
 from toque.errors import ConfigError, Interrupted
 
@@ -50,13 +50,20 @@ def train(
         no_upload: leave checkpoint.upload alone in this session; nothing is fetched either.
     """
     resolved = load(config, overrides)  # a mistyped key is answered before torch loads
-    from toque.workflows.train import train as workflow
+    with loading():
+        from toque.workflows.train import train as workflow
 
     run = workflow(resolved, start=start, upload=not no_upload, reporter=reporter())
     if run.interrupted:
         again = shlex.join(["toque", "train", config, *without_secrets(overrides)])
         raise Interrupted(
             f"Stopped by a signal and saved at step {run.step}. Continue with: {again}"
+        )
+    if is_first():
+        folder = shlex.quote(str(run.folder))
+        reporter().notice(
+            f"`toque report {folder}` makes a page of the run; `toque generate {folder} --prompt "
+            '"..."` writes with its model.'
         )
 
 
@@ -135,6 +142,7 @@ def generate(
             top_p=top_p,
             seed=seed,
             raw=raw,
+            reporter=reporter(),
         )
     elif adapter:
         raise ConfigError(
@@ -144,9 +152,21 @@ def generate(
     else:
         from toque.workflows.classify import classify
 
-        texts = classify(run_or_model, prompts, file=file, task=task, choices=chosen, raw=raw)
+        texts = classify(
+            run_or_model,
+            prompts,
+            file=file,
+            task=task,
+            choices=chosen,
+            raw=raw,
+            reporter=reporter(),
+        )
     for each in texts:
         print(dumps(each.record(), ensure_ascii=False) if json else each, flush=True)
+    from toque.workflows.results import hint_of
+
+    if said := hint_of(texts):
+        reporter().notice(said)
 
 
 def export(
@@ -165,7 +185,9 @@ def export(
     """
     from toque.workflows.export import export as workflow
 
-    print(workflow(run_or_model, to=to, form=form))
+    with reporter().working(f"writing {to}, reading it back and comparing"):
+        made = workflow(run_or_model, to=to, form=form)
+    print(made)
 
 
 def drill(
@@ -215,7 +237,8 @@ def check(config: str, /, *overrides: Overrides, examples: int = 16) -> None:
     settings = load(config, overrides).config
     from toque.workflows.check.run import check as workflow
 
-    found = workflow(settings, examples=examples)
+    with reporter().working("computing one update in every way"):
+        found = workflow(settings, examples=examples)
     print(found)
     found.raise_if_failed()
 

@@ -184,11 +184,12 @@ class Trainer:
         self.runtime.seed(self.seed, step)  # dropout depends on the step alone
         self.model.train()
         loss_sum = torch.zeros((), device=self.runtime.device)
-        for rows in micro_batches:
+        for done, rows in enumerate(micro_batches, start=1):
             with self.runtime.autocast():
                 loss = self.loss_fn(self.model, rows.to(self.runtime.device))  # [] nats, summed
             self.runtime.backward(loss / n_targets)
             loss_sum += loss.detach()
+            self.callbacks.on_micro_batch(self.progress, done, len(micro_batches))
         return loss_sum
 
     def _check_updates(self) -> None:

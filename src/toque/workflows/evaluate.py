@@ -39,7 +39,8 @@ def evaluate(
             "configuration: evaluate(model, config)."
         )
     settings = configure(own if config is None else config)
-    from toque.workflows.score import score_model  # with torch
+    with reporter.working("loading torch"):
+        from toque.workflows.score import score_model
 
     result = score_model(folder, settings, reporter)
     if own.exists():

@@ -13,7 +13,7 @@ from toque.evaluation.text_samples import append_samples
 from toque.models.loading.export import save_adapter, save_model
 from toque.models.lora.files import WEIGHTS
 from toque.models.lora.layers import is_adapted
-from toque.reporter import Reporter
+from toque.reporter import Reporter, counting
 from toque.storage.atomic import atomic_write
 from toque.training.checkpoint.resume import broadcast_checkpoint
 from toque.version import __version__
@@ -39,16 +39,16 @@ def finish(run: Run, reporter: Reporter) -> None:
     losses = trainer.evaluator()
     prompts = held_out_prompts(store, config.evaluation.generate)
     scored = build_sampler(config, store, prompts) if prompts else run.sampler
-    writing = f"writing {len(scored.prompts)} held-out recipes"
-    with reporter.working(writing), writing_in(model, runtime)():
-        samples = sample_on_all_ranks(scored, model, runtime.ranks)
+    with counting(reporter, "writing", "texts") as count, writing_in(model, runtime)():
+        samples = sample_on_all_ranks(scored, model, runtime.ranks, count)
     if not runtime.ranks.is_main:
         return
-    result = evaluation_of(setup, losses, samples, step=step)
+    result = evaluation_of(setup, losses, samples, step=step, reporter=reporter)
     atomic_write(folder / "evaluation.json", result.to_json().encode())
     append_samples(folder / "samples.jsonl", samples, step=step)
     card = model_card(config, step=step, metrics=result.metrics)
-    kept = keep_model(model, store, folder / "model", card=card, base_hash=trainer.base_sha256)
+    with reporter.working("writing the finished model"):
+        kept = keep_model(model, store, folder / "model", card=card, base_hash=trainer.base_sha256)
     reporter.notice(str(result))
     reporter.notice(f"{kept} (step {step}, lowest held-out loss).")
 

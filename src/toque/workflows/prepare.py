@@ -48,6 +48,11 @@ def prepare(
 
 def in_a_line(result: PrepareResult, engine: str) -> str:
     """What was done."""
+    if result.older_reader:
+        return (
+            f"Reused {result.store.path}, which an earlier release wrote: this one reads the same "
+            "sources otherwise. Make the store anew, or choose another data.store, to have that."
+        )
     if result.reused:
         return f"Reused {result.store.path}."
     return f"Prepared {result.store.path}{' with data.engine=ray' if engine == 'ray' else ''}."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -104,6 +104,18 @@ class Written:
         """For people."""
         heading = f"[{self.adapter}] {self.prompt}" if self.adapter is not None else self.prompt
         return f"{heading}\n\n{self.text}\n"
+
+
+def hint_of(texts: Sequence[Written | Answer]) -> str:
+    """A sentence when the recipes among the texts are still poor, and what to do; else ""."""
+    from toque.cooking.scoring.recipe_scores import hint
+
+    scores = [
+        score
+        for text in texts
+        if isinstance(text, Written) and (score := text.metrics.get("recipe_score")) is not None
+    ]
+    return hint(sum(scores) / len(scores)) if scores else ""
 
 
 @dataclass(frozen=True)

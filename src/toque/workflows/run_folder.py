@@ -2,16 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from torch import nn
 
 from toque.config import Difference, Resolved, RunConfig, differences, load_config, resolved_yaml
+from toque.config.resolve import DEFAULT, FORMER_DEFAULTS, leaves
 from toque.data.store.token_store import TokenStore
 from toque.errors import CheckpointError, argument
 from toque.storage.atomic import atomic_write
 from toque.training.checkpoint.state_tensors import load_model_tensors
 from toque.training.checkpoint.store import Checkpoint, CheckpointStore, run_lock, verify_checkpoint
+
+
+def former_defaults(resolved: Resolved) -> dict[str, str]:
+    """Settings left at their default, where the run in the folder began with an earlier one."""
+    own = Path(resolved.config.run_dir) / "config.yaml"
+    if not own.exists():
+        return {}
+    begun = dict(leaves(load_config(str(own)).config.model_dump(mode="json")))
+    return {
+        name: value
+        for name, value in FORMER_DEFAULTS.items()
+        if resolved.origins[name] == DEFAULT and begun[tuple(name.split("."))] == value
+    }
+
+
+def with_values(resolved: Resolved, values: Mapping[str, str]) -> Resolved:
+    """The configuration with some settings as the run's own config.yaml has them."""
+    config = resolved.config
+    for name, value in values.items():
+        section, field = name.split(".")
+        changed = load_config("demo", [f"{name}={value}"]).config
+        part = getattr(config, section).model_copy(
+            update={field: getattr(getattr(changed, section), field)}
+        )
+        config = config.model_copy(update={section: part})
+    return replace(resolved, config=config)
 
 
 def checkpoint_to_continue(config: RunConfig, store: TokenStore) -> Checkpoint | None:

@@ -20,7 +20,13 @@ from toque.workflows.assembly.run import assemble
 from toque.workflows.bucket_run import on_this_machine, uploading
 from toque.workflows.final_model import finish
 from toque.workflows.results import Model, TrainedRun, folder_of
-from toque.workflows.run_folder import checkpoint_to_continue, load_start, write_config
+from toque.workflows.run_folder import (
+    checkpoint_to_continue,
+    former_defaults,
+    load_start,
+    with_values,
+    write_config,
+)
 
 
 def train(
@@ -41,7 +47,8 @@ def train(
         # Every rank computes; the first also speaks, writes and uploads.
         reporter = reporter if ranks.is_main else SILENT
         watchers = build_watchers(config.config, callbacks) if ranks.is_main else None
-        store, on = open_store(config.config), upload and ranks.is_main
+        with reporter.working(f"hashing {config.config.data.store}"):
+            store, on = open_store(config.config), upload and ranks.is_main
         with uploading(config.config, say=reporter.notice, on=on) as uploads:
             run = _train(config, store, ranks, watchers, uploads, reporter, start=start)
             if uploads is not None and not run.interrupted:
@@ -70,6 +77,10 @@ def _train(
     *,
     start: Model | None,
 ) -> TrainedRun:
+    kept = ranks.broadcast(former_defaults(resolved) if ranks.is_main else {})
+    for name, value in kept.items():
+        reporter.notice(f"note: {name} was {value} by default when this run began, and stays so")
+    resolved = with_values(resolved, kept)
     config, folder = resolved.config, Path(resolved.config.run_dir)
     found = broadcast_checkpoint(lambda: checkpoint_to_continue(config, store), ranks)
     if start is not None and found is not None:

@@ -51,6 +51,9 @@ class PrepareResult:
     store: TokenStore
     report: Report
     reused: bool
+    older_reader: bool = False
+    """Whether an earlier version of a reader wrote it: the same records would be read otherwise
+    now, and stay as they are until the store is made anew."""
 
 
 @dataclass(frozen=True)
@@ -128,12 +131,31 @@ def _plan(sources: Sequence[Source], store: Path, settings: PrepareSettings) -> 
         "code_version": CODE_VERSION,
         "reader_versions": [source.reader.version for source in sources],
     }
+    readers = {file.source: file.reader for file in files}
+    digest = _fingerprint(files, recorded, learnt=learnt)
+    return _Plan(Job(store, digest, readers, settings), files, tokenizer, recorded)
+
+
+def _fingerprint(files: Sequence[SourceFile], recorded: dict[str, Any], *, learnt: bool) -> str:
     # The paths of the tokenizer and the sources do not change the store.
     counted = recorded | ({} if learnt else {"tokenizer": None})
     inputs = [FORMAT, counted, [[f.sha256, f.reader.recorded_name, f.source] for f in files]]
-    digest = hashlib.sha256(msgspec.json.encode(inputs, order="deterministic")).hexdigest()
-    readers = {file.source: file.reader for file in files}
-    return _Plan(Job(store, digest, readers, settings), files, tokenizer, recorded)
+    return hashlib.sha256(msgspec.json.encode(inputs, order="deterministic")).hexdigest()
+
+
+def _of_older_reader(manifest: StoreManifest, plan: _Plan) -> bool:
+    """Whether a store is the requested one but for an earlier version of its readers.
+
+    What a release wrote stays usable, and a run on it can be continued: only `replace` reads anew.
+    """
+    there, here = manifest.settings.get("reader_versions"), plan.recorded["reader_versions"]
+    if not isinstance(there, list) or len(there) != len(here):
+        return False
+    if not all(isinstance(old, int) and old <= new for old, new in zip(there, here, strict=True)):
+        return False
+    recorded = plan.recorded | {"reader_versions": there}
+    learnt = plan.tokenizer is None
+    return _fingerprint(plan.files, recorded, learnt=learnt) == manifest.fingerprint
 
 
 def _reusable(plan: _Plan, progress: ProgressSink, *, replace: bool) -> PrepareResult | None:
@@ -153,7 +175,9 @@ def _reusable(plan: _Plan, progress: ProgressSink, *, replace: bool) -> PrepareR
             )
         return None
     manifest = read_manifest(folder)
-    if manifest.fingerprint != plan.job.fingerprint:
+    same = manifest.fingerprint == plan.job.fingerprint
+    older = not same and not replace and _of_older_reader(manifest, plan)
+    if not (same or older):
         if not replace:
             raise DataError(
                 f"{folder} holds a token store made from something else: "
@@ -165,6 +189,12 @@ def _reusable(plan: _Plan, progress: ProgressSink, *, replace: bool) -> PrepareR
     try:
         check_files(folder, [*manifest.shards, *manifest.files], verify=False)
     except DataError as error:
+        if older:
+            raise DataError(
+                f"{error} An earlier release wrote this store, and this one would read its sources "
+                "otherwise. Restore it from a copy, or run prepare with "
+                f"{argument('replace=True')} to make it anew."
+            ) from error
         progress(0, 0, f"repairing the store: {error}")
         return None
     if report is None:
@@ -172,7 +202,7 @@ def _reusable(plan: _Plan, progress: ProgressSink, *, replace: bool) -> PrepareR
     if (folder / BUILDING).exists():  # killed after the manifest was written
         with _store_lock(folder):
             _remove_leftovers(folder, len({entry.file.split("/")[1] for entry in manifest.shards}))
-    return PrepareResult(TokenStore(folder, manifest), report, reused=True)
+    return PrepareResult(TokenStore(folder, manifest), report, reused=True, older_reader=older)
 
 
 def _differences(manifest: StoreManifest, plan: _Plan) -> list[str]:
