@@ -5,6 +5,7 @@ Everything heavy is imported inside a command, so `--help` and a mistyped key an
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Sequence
 from json import dumps
@@ -16,6 +17,7 @@ from cyclopts import Parameter
 from toque.cli.commands_data import Overrides, is_first, load, loading, reporter
 from toque.cli.launch import without_secrets
 from toque.errors import ConfigError, Interrupted
+from toque.workflows.results import existing_folder
 
 if TYPE_CHECKING:
     from toque.workflows.results import Answer, Written
@@ -40,20 +42,37 @@ def train(
     *overrides: Overrides,
     start: Annotated[str | None, Parameter(name="--from")] = None,
     no_upload: bool = False,
+    no_prepare: bool = False,
 ) -> None:
     """Train, or continue: a run folder that holds a whole checkpoint continues exactly.
+
+    A store that is absent is prepared first.
 
     Args:
         config: YAML file or preset; a run's own config.yaml will do.
         overrides: settings to change, as section.field=value.
         start: begin a new run from this checkpoint's weights.
         no_upload: leave checkpoint.upload alone in this session; nothing is fetched either.
+        no_prepare: refuse to begin when the store is absent, instead of preparing it.
     """
     resolved = load(config, overrides)  # a mistyped key is answered before torch loads
+    prints = reporter()
+    if not no_prepare and not (Path(resolved.config.data.store) / "manifest.json").exists():
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as for `prepare`
+        with loading():
+            from toque.workflows.prepare import prepare_before_torch
+
+        prepare_before_torch(resolved.config, start=start, reporter=prints)
     with loading():
         from toque.workflows.train import train as workflow
 
-    run = workflow(resolved, start=start, upload=not no_upload, reporter=reporter())
+    run = workflow(
+        resolved,
+        start=start,
+        upload=not no_upload,
+        prepare=not no_prepare,
+        reporter=prints,
+    )
     if run.interrupted:
         again = shlex.join(["toque", "train", config, *without_secrets(overrides)])
         raise Interrupted(
@@ -77,7 +96,7 @@ def evaluate(run_or_model: str, config: str | None = None, /, *overrides: Overri
     """
     if config is not None and "=" in config and not Path(config).exists():
         overrides, config = (config, *overrides), None
-    own = Path(run_or_model) / "config.yaml"
+    own = existing_folder(run_or_model) / "config.yaml"
     if config is None and not own.exists():
         raise ConfigError(
             f"{run_or_model} is not a run folder, so it does not say what to evaluate on. Name a "
@@ -163,6 +182,10 @@ def generate(
         )
     for each in texts:
         print(dumps(each.record(), ensure_ascii=False) if json else each, flush=True)
+    from toque.workflows.results import hint_of
+
+    if said := hint_of(texts):
+        reporter().notice(said)
 
 
 def export(

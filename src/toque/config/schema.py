@@ -96,7 +96,8 @@ class DataConfig(Config):
     sources: Annotated[
         tuple[SourceConfig, ...], AsTuple, Allowed("a list such as [{path: recipes.jsonl.gz}]")
     ] = ()
-    """Raw files. May stay empty when the store exists already."""
+    """Raw files; `train` refuses other ones than the store was prepared from. May stay empty when
+    the store exists already."""
     store: Annotated[str, Field(min_length=1), Allowed("a folder")] = "stores/cookbook"
     """Folder of the prepared, tokenised data."""
     tasks: Annotated[

@@ -257,11 +257,12 @@ class Trainer:
     def _save(self, *, final: bool) -> None:
         self._check_updates()
         self._ranks.assert_in_sync("before a save", self.model, self.progress, self.cursor)
+        layout = self.oom_fallback.for_checkpoint(self._ranks)
         if not self._ranks.is_main:
             return
         self.callbacks.on_before_save(self.progress)
         tensors = resume.trainer_tensors(self.model, self.optimizer, self.average)
-        self._saves.save(self.progress, tensors, self.state_dict(), final=final)
+        self._saves.save(self.progress, tensors, self.state_dict() | layout, final=final)
 
     def state_dict(self) -> State:
         """The JSON of a checkpoint."""
@@ -285,7 +286,7 @@ class Trainer:
 
     def _start(self, leftovers: list[str]) -> RunStart:
         removed = [f"removed what a killed save left: {', '.join(leftovers)}"] if leftovers else []
-        notes = (*self.runtime.warnings, *self.notes, *removed)
+        notes = (*self.runtime.warnings, *self.checkpoints.notes, *self.notes, *removed)
         return RunStart(self.progress, self.schedule.stop_after, notes)
 
     def _end(self, error: BaseException | None) -> RunEnd:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from toque.errors import ConfigError
+from toque.errors import CheckpointError, ConfigError
 from toque.reporter import SILENT, Reporter
-from toque.storage.atomic import atomic_write
+from toque.storage.atomic import atomic_write, disk_faults
+from toque.storage.no_follow import refuse_links
 from toque.workflows.configure import Configured, configure
-from toque.workflows.results import Model, folder_of
+from toque.workflows.results import Model, existing_folder
 
 if TYPE_CHECKING:
     from toque.workflows.score import Evaluation
@@ -31,8 +32,10 @@ def evaluate(
         ConfigError: no run folder and no configuration.
         DataError: no prepared store, or one of another tokenizer.
     """
-    folder = folder_of(run_or_model)
+    folder = existing_folder(run_or_model)
     own = folder / "config.yaml"
+    if own.exists():
+        refuse_links(folder, CheckpointError)
     if config is None and not own.exists():
         raise ConfigError(
             f"{folder} is not a run folder, so it does not say what to evaluate on. Give a "
@@ -44,5 +47,6 @@ def evaluate(
 
     result = score_model(folder, settings, reporter)
     if own.exists():
-        atomic_write(folder / "evaluation.json", result.to_json().encode())
+        with disk_faults(folder, "writing the scores", setting="run_dir", error=CheckpointError):
+            atomic_write(folder / "evaluation.json", result.to_json().encode())
     return result

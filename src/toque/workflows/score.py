@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from toque.config import RunConfig
+from toque.cooking.scoring.recipe_scores import hint
 from toque.evaluation.bootstrap import RESAMPLES, SEED, Estimate
 from toque.evaluation.text_samples import Sample
 from toque.evaluation.text_scores import Scores
@@ -24,7 +25,7 @@ from toque.workflows.open_model import open_model
 
 DIGITS = 6
 """Digits after the point in evaluation.json."""
-SHOWN_SLICES = ("rougeL", "bleu", "recipe_score")
+SHOWN_SLICES = ("recipe_score", "rougeL", "bleu")
 """Scores of the printed table of slices; evaluation.json holds all."""
 
 
@@ -93,6 +94,8 @@ class Evaluation:
         if self.texts.n_texts:
             lines.append(f"{self.texts.n_texts} written texts, with 95 % intervals:")
             lines += [_line(name, e, self.texts.n_texts) for name, e in self.texts.overall.items()]
+        if (score := self.texts.overall.get("recipe_score")) and (said := hint(score.value)):
+            lines.append(said)
         lines += self._slice_lines()
         lines += [f"{name} failed: {error}" for name, error in self.texts.failed.items()]
         return "\n".join(lines)
@@ -129,7 +132,10 @@ def score_model(folder: Path, config: RunConfig, reporter: Reporter) -> Evaluati
     """Score the model of a run or model folder on the data of `config`."""
     build_text_scores(config)  # a metric that cannot be imported is refused now
     with reporter.working(f"reading {folder} and {config.data.store}"):
-        opened, store = open_model(folder), open_store(config)
+        opened = open_model(folder)
+        # A run's own sources were compared when it began, and may have changed since.
+        own = opened.config is not None and opened.config.data.sources == config.data.sources
+        store = open_store(config, sources=not own)
     opened.check_tokenizer(store)
     runtime = Runtime.detect(precision=config.train.precision, fp16_is_safe=False)
     model = opened.model.to(runtime.device)  # type: ignore[arg-type]

@@ -311,3 +311,28 @@ def test_micro_batches_leave_the_line_to_the_update_they_make():
         progress.on_step(info(step))
     lines = [text.split("  ")[0] for text, _ in heard.progressed if "(" not in text]
     assert lines == ["step 1: 1 of 2 micro-batches", "step 1", "step 2", "step 3"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"event": "step"}',
+        '{"event": "step", "step": -5}',
+        '{"event": "step", "step": true}',
+        '{"event": "step", "step": 2, "epoch": "1"}',
+        '{"event": "step", "step": 2, "tokens": 1.5}',
+        '{"event": "step", "step": 2, "seconds": 1e999}',
+        '{"event": "evaluation", "step": 2, "metrics": [1]}',
+        '{"event": "evaluation", "step": 2, "metrics": {"loss": [1]}}',
+        '{"event": "start"}',
+        '{"event": "start", "step": 0, "parameters": 3}',
+        '{"event": {"a": 1}, "step": 2}',
+        '{"event": "step", "step": ' + "9" * 5000 + "}",
+        "[" * 100_000,
+    ],
+)
+def test_events_of_another_form_are_left_out(tmp_path, line):
+    path = tmp_path / "metrics.jsonl"
+    whole = '{"event": "step", "step": 1, "epoch": 0.5, "loss": NaN}'
+    path.write_text(f"{whole}\n{line}\n")
+    assert [(e["step"], e["loss"]) for e in read_metrics(path)] == [(1, None)]

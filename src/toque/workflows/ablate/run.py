@@ -23,6 +23,7 @@ from toque.reporter import SILENT, Reporter
 from toque.reports.html import ABLATION, render
 from toque.reports.parts import Grid
 from toque.storage.atomic import atomic_write
+from toque.storage.no_follow import open_append
 from toque.training.observers.metrics_reader import METRICS, read_metrics
 from toque.units import Duration
 from toque.version import __version__
@@ -250,7 +251,7 @@ def _train(resolved: Resolved, log: Path, environment: dict[str, str], tells: Co
     from toque.workflows.train import train_in_child
 
     os.environ.update(environment)
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    file = open_append(log)
     for standard in (1, 2):
         os.dup2(file, standard)
     code = train_in_child(resolved, log)

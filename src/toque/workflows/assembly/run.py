@@ -16,10 +16,12 @@ from toque.models.lora.files import base_sha256
 from toque.models.lora.layers import hold_frozen, is_adapted
 from toque.reporter import SILENT, Reporter, counting
 from toque.training.callbacks import Callback, EarlyStopping
+from toque.training.checkpoint.store import Checkpoint
 from toque.training.checkpoint.upload import UploadProgress, Uploads
 from toque.training.distributed.collectives import Ranks
 from toque.training.observers.console import ConsoleProgress
 from toque.training.observers.metrics_log import MetricsLog
+from toque.training.observers.store_watch import StoreWatch
 from toque.training.runtime import Runtime
 from toque.training.signals import Interrupt
 from toque.training.trainer import Trainer
@@ -67,6 +69,7 @@ def assemble(
     watchers: Watchers | None,
     uploads: Uploads | None,
     reporter: Reporter,
+    found: Checkpoint | None = None,
 ) -> Run:
     """Build everything a run consists of, and measure how it is best computed on this machine.
 
@@ -77,6 +80,7 @@ def assemble(
         watchers: the observers that `observe` asks for; None but on the first rank.
         uploads: copies checkpoints to a bucket; None without checkpoint.upload.
         reporter: told of progress.
+        found: the checkpoint that will be continued from, which holds how it was computed.
 
     Raises:
         ConfigError: settings that do not fit each other, the model or the data.
@@ -95,7 +99,7 @@ def assemble(
     use_fast_dropout(model)
     stream = build_stream(config, store, model, rank=ranks.rank, ranks=ranks.world_size)
     setup = Setup(config, store, model, stream, runtime)
-    tuned = fit_to_machine(setup, reporter=reporter)
+    tuned = fit_to_machine(setup, found, reporter=reporter)
     heldout = build_heldout(setup)
     looks = own_prompts(config, store, encoder=family.is_encoder_decoder) or held_out_prompts(
         store, LOOKS
@@ -116,6 +120,7 @@ def assemble(
         with reporter.working("estimating how long it will take"):
             time_left = time_left_of(setup, tuned, heldout, sampler, reporter)
         callbacks += [
+            StoreWatch(store),
             ConsoleProgress(
                 log_every=config.observe.log_every, reporter=reporter, time_left=time_left
             ),
@@ -153,6 +158,7 @@ def _observers(
             writing_in(model, runtime),
             reporter=reporter,
             show=bool(config.evaluation.prompts),  # asked for by name
+            warn=warn,
         ),
     ]
     if config.train.early_stopping is not None:

@@ -43,6 +43,7 @@ class SampleWriter(Callback):
         context: in which the model can write.
         reporter: who hears how far it is.
         show: whether the reporter is shown the texts as well.
+        warn: called when a text could not be written; the run goes on.
     """
 
     sampler: Sampler
@@ -51,25 +52,28 @@ class SampleWriter(Callback):
     context: WritingContext
     reporter: Reporter = SILENT
     show: bool = False
+    warn: Callable[[Progress, str], None] = lambda _at, _message: None
 
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> None:
         """Write texts with the weights just evaluated."""
         with self.context(), counting(self.reporter, "writing", "texts") as count:
             samples = self.sampler(self.model, count)
-        append_samples(self.path, samples, step=at.step)
+        refused = append_samples(self.path, samples, step=at.step)
+        if refused is not None:
+            self.warn(at, refused)
         for sample in samples if self.show else ():
             self.reporter.notice(shown(sample, step=at.step))
 
 
 def shown(sample: Sample, *, step: int) -> str:
-    """A text with its prompt and its quality, indented so that it stands apart.
+    """A text with its prompt and its recipe score, indented so that it stands apart.
 
-    >>> print(shown(Sample("toast", "Bread.", 2, None, {"overall_quality": 0.5}), step=10))
-    step 10  toast  (overall quality 0.50)
+    >>> print(shown(Sample("toast", "Bread.", 2, None, {"recipe_score": 0.5}), step=10))
+    step 10  toast  (recipe score 0.50)
         Bread.
     """
-    quality = sample.metrics.get("overall_quality")
-    said = f"  (overall quality {quality:.2f})" if quality is not None else ""
+    score = sample.metrics.get("recipe_score")
+    said = f"  (recipe score {score:.2f})" if score is not None else ""
     lines = [line for line in sample.text.splitlines() if line.strip()] or ["(nothing)"]
     if len(lines) > MOST_LINES:
         lines[MOST_LINES:] = [f"... ({len(lines) - MOST_LINES} more lines in samples.jsonl)"]
