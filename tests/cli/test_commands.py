@@ -145,3 +145,12 @@ def test_generated_texts_as_json(kitchen, capsys):
         *("soup", "soup", "cake", "cake")
     ]
     assert all({"text", "tokens", "metrics"} < f.keys() for f in found)
+
+
+@pytest.mark.usefixtures("kitchen")
+def test_preparing_names_its_parts_in_a_pipe(capsys):
+    assert main(["prepare", "run.yaml", "data.store=store2"]) == 0
+    assert capsys.readouterr().err.splitlines() == [
+        "learning a tokenizer of 512 entries",
+        "finding duplicates, splitting and writing the report",
+    ]

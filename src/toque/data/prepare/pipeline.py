@@ -98,7 +98,7 @@ def prepare(
     """
     started = time.perf_counter()
     progress = progress or no_progress
-    progress(0, 0, "hashing the sources")
+    progress(0, 1, "hashing the sources")
     refuse_links(Path(store), DataError)
     plan = _plan(sources, Path(store), settings)
     found = _reusable(plan, progress, replace=replace)
@@ -115,6 +115,7 @@ def prepare(
             writing = ShardWriting(job, plan.files, ForkedState(codec, lock.descriptor))
             shards = writing.write(progress, workers=workers, engine=engine)
             ending = StoreFinalizer(job, plan.recorded, codec, plan.files, shards, writing.not_read)
+            progress(0, 0, "finding duplicates, splitting and writing the report")
             report = ending.finish(seconds=time.perf_counter() - started)
             _remove_leftovers(job.store, len(shards))
     return PrepareResult(TokenStore.open(job.store), report, reused=False)
