@@ -49,17 +49,17 @@ class _TooDeep(yaml.YAMLError):
 class _Loader(yaml.SafeLoader):
     """The safe loader with the scalar rules of YAML 1.2; only its `compose` is used."""
 
-    def fetch_flow_collection_start(self, TokenClass: Any) -> None:  # PyYAML names it so
+    def fetch_flow_collection_start(self, TokenClass: Any) -> None:
         """`[` or `{`."""
         if self.flow_level >= MAX_DEPTH:
             raise _TooDeep
-        super().fetch_flow_collection_start(TokenClass)  # type: ignore[no-untyped-call]
+        super().fetch_flow_collection_start(TokenClass)
 
     def add_indent(self, column: int) -> bool:
         """A block that is indented further."""
         if len(self.indents) >= MAX_DEPTH:
             raise _TooDeep
-        return bool(super().add_indent(column))  # type: ignore[no-untyped-call]
+        return bool(super().add_indent(column))
 
 
 _Loader.yaml_implicit_resolvers = {}
@@ -115,8 +115,8 @@ def _value(node: yaml.Node, path: Path, document: Document, above: tuple[int, ..
     document.lines.setdefault(path, line)
     if id(node) in above or len(document.lines) > MAX_NODES:
         raise ConfigError(
-            f"{document.name}:{line}: an alias (*name) here repeats itself without end, or more than "
-            f"{MAX_NODES:,} values stand before this. Write out what an alias stands for; no "
+            f"{document.name}:{line}: an alias (*name) here repeats itself without end, or more "
+            f"than {MAX_NODES:,} values stand before this. Write out what an alias stands for; no "
             "configuration has so many values."
         )
     above = (*above, id(node))

@@ -10,13 +10,13 @@ from toque.data.tokenizer.folder import is_toques
 from toque.errors import CheckpointError, ConfigError, argument
 from toque.models.loading.card_usage import with_usage
 from toque.models.loading.hub import resolve_folder
-from toque.workflows.assembly.provenance import (
+from toque.workflows.asking.provenance import (
     UNKNOWN,
     example_prompt,
     model_files,
     provenance_in,
 )
-from toque.workflows.results import Model, folder_of
+from toque.workflows.results import Model, existing_folder
 
 if TYPE_CHECKING:
     from toque.models.loading.verify_export import Exported
@@ -41,7 +41,7 @@ def export(run_or_model: Model, to: str | Path, *, form: str = "hf") -> Exported
         raise ConfigError(
             f"{argument('form')} is {form!r}. Use hf, the only format of this version."
         )
-    source = given = folder_of(run_or_model)
+    source = given = existing_folder(run_or_model)
     if (source / "config.yaml").exists():
         source = source / "model"
         if not source.exists():

@@ -8,9 +8,9 @@ from pathlib import Path
 from toque.errors import ConfigError, argument
 from toque.models.loading.provenance import Provenance, form_named, provenance_of
 from toque.reporter import SILENT, Reporter, counting
-from toque.workflows.assembly.provenance import provenance_in, writes_recipes
+from toque.workflows.asking.provenance import provenance_in, writes_recipes
 from toque.workflows.prompt_files import read_prompts
-from toque.workflows.results import Model, Written, folder_of
+from toque.workflows.results import Model, Written, existing_folder
 
 
 def generate(
@@ -54,7 +54,7 @@ def generate(
             f"{name_n} is {n}, {name_t} {temperature:g} and {name_p} {top_p:g}. "
             f"Allowed: {name_n} from 1, {name_t} from 0, {name_p} above 0 and up to 1."
         )
-    folder = folder_of(run_or_model)
+    folder = existing_folder(run_or_model)
     own = provenance_in(folder)
     # An adapter is asked in its own form, which its base may never have seen.
     asked: list[tuple[str | Path | None, Provenance]] = [

@@ -10,19 +10,21 @@ from transformers import PreTrainedModel
 from toque.config import RunConfig, load_config
 from toque.data.prepare.example_rows import prompt_ids
 from toque.data.prepare.settings import FamilyKind
+from toque.data.store.held_store import check_tokenizer
 from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.codec import Codec, load_codec
 from toque.data.tokenizer.folder import resolve_tokenizer
 from toque.data.tokenizer.sameness import tokenizer_differences
 from toque.errors import CheckpointError, DataError
+from toque.models.loading.hub import resolve_folder
 from toque.models.loading.pretrained import load_model, load_with_adapter
 from toque.models.loading.provenance import Form, Provenance, form_named
 from toque.models.lora.files import is_adapter_folder, merged
 from toque.storage.no_follow import refuse_links
 from toque.training.checkpoint.store import CheckpointStore
+from toque.workflows.asking.provenance import provenance_in, provenance_of_run
 from toque.workflows.assembly.batches import build_language_model
-from toque.workflows.assembly.provenance import provenance_in, provenance_of_run
-from toque.workflows.run_folder import load_weights
+from toque.workflows.run_folder import load_weights, refuse_another_store
 
 _COMPARED = 32
 """Rows of a store whose texts two tokenizers are compared by."""
@@ -92,6 +94,7 @@ def open_model(folder: Path) -> OpenedModel:
             "(adapter_config.json). Name a run folder such as runs/cookbook, or a Hugging Face "
             "model folder."
         )
+    model = resolve_folder(str(model), setting="the model to open")
     loaded = load_with_adapter(model) if adapted else load_model(str(model))
     codec = load_codec(resolve_tokenizer(str(model)))
     return OpenedModel(loaded, codec, config, None, provenance_in(folder))
@@ -106,6 +109,8 @@ def _from_checkpoint(folder: Path, config: RunConfig) -> OpenedModel:
             f"(train.save_every={config.train.save_every}), or name a finished run."
         )
     store = TokenStore.open(config.data.store)
+    refuse_another_store(folder, found, store)
+    check_tokenizer(store)
     model = build_language_model(config, store)
     load_weights(model, found)
     model.train(mode=False)

@@ -76,11 +76,11 @@ def files_of_model(
 
     Returns:
         The texts by their place in the model folder, and whether plain transformers reads the
-        tokenizer as Toque does; if not, its files are left as they are.
+        tokenizer as Toque does; if not, its files are as in a store.
     """
     portable = portable_files(codec, begin=begin, end=end)
     if portable is None:
-        return record.files(), False
+        return {**codec.files(), **record.files()}, False
     digest = hashlib.sha256(portable["tokenizer.json"].encode()).hexdigest()
     own = {f"{FOLDER}/{name}": text for name, text in codec.files().items()}
     record = msgspec.structs.replace(record, tokenizer_json_sha256=digest)

@@ -29,7 +29,7 @@ _CHAT = "chat_template.jinja"
 
 def save_model(
     model: PreTrainedModel,
-    codec_folder: Path,
+    codec_folder: Path | None,
     folder: Path,
     *,
     card: str,
@@ -44,7 +44,7 @@ def save_model(
 
     Args:
         model: A transformers model, adapters merged.
-        codec_folder: A tokenizer folder; its tokenizer files are copied.
+        codec_folder: A tokenizer folder, whose files are copied; None where `files` has them.
         folder: Where to; a model that is already there is replaced at the last moment.
         card: The text of README.md.
         files: Texts of further files, by their place in the folder; they replace copied ones.
@@ -60,7 +60,7 @@ def save_model(
 
 def save_adapter(
     model: PreTrainedModel,
-    codec_folder: Path,
+    codec_folder: Path | None,
     folder: Path,
     *,
     card: str,
@@ -71,7 +71,7 @@ def save_adapter(
 
     Args:
         model: With an adapter attached.
-        codec_folder: A tokenizer folder; its tokenizer files are copied.
+        codec_folder: A tokenizer folder, whose files are copied; None where `files` has them.
         folder: Where to; a model or adapter that is already there is replaced.
         card: The text of README.md.
         base_hash: `base_sha256` of the weights it was trained beside.
@@ -85,7 +85,7 @@ def save_adapter(
 
 
 def _write_folder(
-    folder: Path, write: Callable[[Path], None], codec_folder: Path, files: Mapping[str, str]
+    folder: Path, write: Callable[[Path], None], codec_folder: Path | None, files: Mapping[str, str]
 ) -> None:
     marks = ("config.json", "adapter_config.json")
     held = any((folder / mark).exists() for mark in marks)
@@ -100,7 +100,7 @@ def _write_folder(
             # What stands beside an older tokenizer.json would speak of that one.
             copied = (_CHAT,) if "tokenizer.json" in files else (*_TOKENIZER_FILES, _CHAT)
             for name in copied:
-                if (codec_folder / name).exists():
+                if codec_folder is not None and (codec_folder / name).exists():
                     writer.put(name, (codec_folder / name).read_bytes())
             for place, text in files.items():
                 (writer.folder / place).parent.mkdir(exist_ok=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Final, Literal
 
@@ -18,7 +19,7 @@ from toque.errors import ConfigError, DataError, argument
 from toque.models.loading.config_json import read_config_json
 from toque.models.loading.hub import resolve_folder
 from toque.sources.detect import UnknownFormatError, is_columnar
-from toque.sources.files import located, named
+from toque.sources.files import SourceFile, find_files, located, named
 from toque.sources.hf_datasets import PREFIX, dataset_files, saved_files
 from toque.sources.npz_stream import is_array_file
 from toque.sources.pickle_guard import refuse_pickle
@@ -29,6 +30,7 @@ from toque.storage.bucket import is_remote
 from toque.storage.download import fetch, listing
 from toque.storage.located import Located
 from toque.storage.progress import ProgressSink, no_progress
+from toque.workflows.assembly.store_sources import source_differences
 
 _POSITIONS: Final = {"gpt2": 1024, "neox": 2048, "llama": 2048}
 """Positions of a model from scratch whose shape does not say, by family; T5 has no limit."""
@@ -157,19 +159,24 @@ def _room(config: RunConfig) -> int | None:
     return None if positions is None or model.family == "t5" else positions + 1
 
 
-def open_store(config: RunConfig) -> TokenStore:
+def open_store(config: RunConfig, *, sources: bool = True) -> TokenStore:
     """The prepared store, every file hashed, checked against the configuration.
 
+    Args:
+        config: the run's.
+        sources: whether to compare its sources with those the store was prepared from.
+
     Raises:
-        DataError: not prepared, damaged, or prepared with other settings.
+        DataError: not prepared, damaged, or prepared with other settings or from other sources.
     """
     folder = Path(config.data.store)
-    if not (folder / "manifest.json").exists():
+    if not is_prepared(config):
         raise DataError(
-            f"{folder} holds no prepared store. Run `toque prepare` with this configuration first; "
-            "training never prepares data by itself."
+            f"{folder} holds no prepared store. Run `toque prepare` with this configuration first."
         )
     store = TokenStore.open(folder, verify=True)
+    if sources:
+        refuse_other_sources(config, store.manifest)
     wrong = settings_differences(store, prepare_settings(config))
     if wrong:
         raise DataError(
@@ -180,9 +187,36 @@ def open_store(config: RunConfig) -> TokenStore:
     return store
 
 
+def is_prepared(config: RunConfig) -> bool:
+    """Whether the store is there, whole or not; an unfinished one is not."""
+    return (Path(config.data.store) / "manifest.json").exists()
+
+
+def refuse_other_sources(config: RunConfig, manifest: StoreManifest) -> None:
+    """Refuse a configuration that names other sources than the store's.
+
+    Raises:
+        DataError: naming what differs.
+    """
+
+    def read(source: SourceConfig) -> list[SourceFile]:
+        data = config.data.model_copy(update={"sources": (source,)})
+        return find_files(sources_of(config.model_copy(update={"data": data})))
+
+    wrong = source_differences(manifest, config.data.sources, read)
+    if wrong:
+        raise DataError(
+            f"The store {config.data.store} was not prepared from what data.sources names: "
+            f"{'; '.join(wrong)}. Prepare these with another data.store (or "
+            f"{argument('replace=True')}), or go on with the store as it is: data.sources=[]."
+        )
+
+
 def settings_differences(store: TokenStore, asked: PrepareSettings) -> list[str]:
     """The settings a store was prepared with that differ from `asked`, in words."""
-    there = store.manifest.settings
+    # A setting that an older release did not record had what is its default now.
+    unsaid = {f.name: f.default for f in fields(asked) if f.default is not MISSING}
+    there = json.loads(json.dumps(unsaid)) | store.manifest.settings
     wanted = asked.as_recorded()
     for name in asked.open_limits:
         wanted[name] = there.get(name) if is_chosen(name, there) else "auto"
