@@ -11,6 +11,7 @@ from typing import Final, Literal
 from toque.config import RunConfig, SourceConfig
 from toque.cooking.schemas import TextRecordsError, reader_for
 from toque.data.prepare.settings import TRAINED, PrepareSettings, is_chosen
+from toque.data.store.manifest import StoreManifest
 from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.codec import load_codec
 from toque.data.tokenizer.folder import resolve_tokenizer
