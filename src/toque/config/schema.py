@@ -116,10 +116,11 @@ class DataConfig(Config):
     task_temperature: Annotated[float, Field(ge=1, le=100)] | None = None
     """Mix tasks by (their examples)^(1/T) instead (Raffel et al. 2020): 1 as they are, 100 nearly
     equal shares; an epoch stays as long. null: by task_weights."""
-    max_prompt_tokens: Annotated[int, Field(ge=8)] = 256
-    """Longest prompt, in tokens."""
-    max_target_tokens: Annotated[int, Field(ge=8)] = 512
-    """Longest target, in tokens."""
+    max_prompt_tokens: Annotated[int, Field(ge=8)] | Auto = "auto"
+    """Longest prompt, in tokens. auto: what 99 % of a sample's prompts fit in, within the model's
+    positions and 2048; the data report says what was chosen. Documents are split at 256 and 512."""
+    max_target_tokens: Annotated[int, Field(ge=8)] | Auto = "auto"
+    """Longest target, in tokens. auto: as of prompts."""
     on_overlong: Literal["auto", "error", "drop", "truncate", "split"] = "auto"
     """What happens to an example that is longer; what was done is counted and printed.
     auto: recipes are truncated, documents are split."""

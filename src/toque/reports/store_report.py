@@ -105,6 +105,8 @@ def warnings_of(report: Report) -> list[str]:
         found.append(
             f"{share:.0%} of the records were dropped; the reasons and examples are below."
         )
+    if (notice := report.unknown_notice()) is not None:
+        found.append(notice)
     if report.leaked_bodies:
         found.append(
             f"{report.leaked_bodies:,} held-out examples have a body that is also trained on."

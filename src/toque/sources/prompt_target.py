@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import xxhash
@@ -18,6 +19,8 @@ from toque.sources.excerpts import PER_REASON, shortened
 from toque.sources.json_records import decode_line, line_of, typed_records
 from toque.sources.records import Block, BlockExamples, Example
 
+PAIRS: Final = "toque.cooking.formats:pairs="
+"""Beginning of its recorded names."""
 NO_PROMPT, NO_TARGET = "no prompt", "no target"
 _CONTROLS = bytes([*range(9), 11, 12, *range(14, 32), 127])
 _ASCII = bytes(range(128))
@@ -89,7 +92,7 @@ class PairReader:
     @property
     def recorded_name(self) -> str:
         """See `RecordReader`."""
-        return f"toque.cooking.formats:pairs={json.dumps(self._columns, sort_keys=True)}"
+        return f"{PAIRS}{json.dumps(self._columns, sort_keys=True)}"
 
     @property
     def _columns(self) -> dict[str, str]:

@@ -6,11 +6,15 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from toque.sources.blocks import unpack
 from toque.sources.detect import READ, layout_with
 from toque.sources.plain_text import NO_TEXT, clean_document
 from toque.sources.records import Block, BlockExamples, Example, document_example
+
+DOCUMENTS: Final = "toque.cooking.formats:text="
+"""Beginning of its recorded names."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +27,7 @@ class DocumentReader:
     @property
     def recorded_name(self) -> str:
         """See `RecordReader`."""
-        return f"toque.cooking.formats:text={self.column}"
+        return f"{DOCUMENTS}{self.column}"
 
     def blocks(self, path: Path) -> Iterator[Block]:
         """Blocks of `path` by its layout.

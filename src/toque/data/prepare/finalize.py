@@ -15,7 +15,13 @@ from toque.data.prepare.dedup_and_split import Columns, Division, divide
 from toque.data.prepare.histograms import Histogram
 from toque.data.prepare.minhash import Clusters
 from toque.data.prepare.near_duplicates import NEAR, clusters_of
-from toque.data.prepare.report import Lengths, Report, SourceReport, reasons_in_words
+from toque.data.prepare.report import (
+    MOST_UNKNOWN,
+    Lengths,
+    Report,
+    SourceReport,
+    reasons_in_words,
+)
 from toque.data.prepare.shards import NOT_READ
 from toque.data.prepare.survey import StoreSurvey
 from toque.data.prepare.worker import Job, ShardResult, file_entry, read_column, shard_folder
@@ -54,6 +60,8 @@ class StoreFinalizer:
     """In group order."""
     not_read: int = 0
     """Bytes of the sources left unread because `max_examples` were found."""
+    limits: Sequence[str] = ()
+    """Sentences on the limits that were chosen from the data."""
 
     def finish(self, *, seconds: float) -> Report:
         """Write the split, the report and, last, the manifest.
@@ -81,6 +89,11 @@ class StoreFinalizer:
         notes[NOT_READ] = self.not_read
         notes["comparisons of near-duplicates cut short"] = alike.unchecked if alike else 0
         report = self._report(division, dropped, lines, notes, read=read, seconds=seconds)
+        if report.unknown_share > MOST_UNKNOWN:
+            raise DataError(
+                f"{report.unknown_notice()} Above {MOST_UNKNOWN:.0%} no store is written: nothing "
+                "of use can be learnt from such texts."
+            )
         with atomic_file(store / "split.npy") as file:
             write_array(file, division.split)
         report.write(store)
@@ -206,6 +219,7 @@ class StoreFinalizer:
             cut=dict(self._summed("cut")),
             unknown=dict(self._summed("unknown")),
             lost_characters=dict(self._summed("lost_characters").most_common(10)),
+            lost_in_all=self._summed("lost_characters").total(),
             leaked_bodies=division.leaked_bodies,
             leaked_titles=division.leaked_titles,
             split_rule=f"by a hash of the body, {_DOCUMENTS}",
@@ -214,6 +228,7 @@ class StoreFinalizer:
             columns=look.columns(),
             kept_examples=look.kept(),
             dropped_examples=look.dropped(division.dropped),
+            limits=list(self.limits),
             seconds=round(seconds, 2),
         )
 

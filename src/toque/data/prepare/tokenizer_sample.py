@@ -39,7 +39,7 @@ def learn_tokenizer(
 
 def sample(files: Sequence[SourceFile]) -> Iterator[str]:
     """Prompts and targets of at most MAX_EXAMPLES examples and MAX_CHARACTERS characters."""
-    chosen = list(_spread(files))
+    chosen = list(spread_blocks(files))
     for file, block in chosen:
         examples = file.reader.examples(block).examples
         characters = MAX_CHARACTERS // len(chosen)
@@ -50,13 +50,15 @@ def sample(files: Sequence[SourceFile]) -> Iterator[str]:
                 characters -= len(text)
 
 
-def _spread(files: Sequence[SourceFile]) -> Iterator[tuple[SourceFile, Block]]:
-    """The blocks that hold one of _BLOCKS evenly spaced positions of all plain bytes."""
+def spread_blocks(
+    files: Sequence[SourceFile], n: int = _BLOCKS
+) -> Iterator[tuple[SourceFile, Block]]:
+    """The blocks that hold one of `n` evenly spaced positions of all plain bytes."""
     total = sum(map(plain_bytes, files))
     at, wanted = 0, 0
     for file in files:
         for block in blocks_of(file):
             at += len(block.payload)
-            if at * _BLOCKS > wanted * total:
+            if at * n > wanted * total:
                 yield file, block
-                wanted = at * _BLOCKS // total + 1
+                wanted = at * n // total + 1

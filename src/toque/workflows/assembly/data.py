@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import MISSING, asdict, fields
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from toque.config import RunConfig, SourceConfig
 from toque.cooking.schemas import TextRecordsError, reader_for
-from toque.data.prepare.settings import TRAINED, PrepareSettings
+from toque.data.prepare.settings import TRAINED, PrepareSettings, is_chosen
 from toque.data.store.manifest import StoreManifest
 from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.codec import load_codec
 from toque.data.tokenizer.folder import resolve_tokenizer
+from toque.data.tokenizer.sameness import tokenizer_differences
 from toque.errors import ConfigError, DataError, argument
+from toque.models.loading.config_json import read_config_json
+from toque.models.loading.hub import resolve_folder
 from toque.sources.detect import UnknownFormatError, is_columnar
 from toque.sources.files import SourceFile, find_files, located, named
 from toque.sources.hf_datasets import PREFIX, dataset_files, saved_files
@@ -30,21 +33,21 @@ from toque.storage.located import Located
 from toque.storage.progress import ProgressSink, no_progress
 from toque.workflows.assembly.store_sources import source_differences
 
+_POSITIONS: Final = {"gpt2": 1024, "neox": 2048, "llama": 2048}
+"""Positions of a model from scratch whose shape does not say, by family; T5 has no limit."""
+
 
 def family_kind(config: RunConfig) -> Literal["decoder", "encoder-decoder"]:
     """Kind of the model's family; of `auto`, from the checkpoint's config.json."""
     family = config.model.family
     if family == "auto":
-        from toque.models.loading.hub import resolve_folder
-
-        file = resolve_folder(config.model.start_from) / "config.json"
-        try:
-            encoder = bool(json.loads(file.read_text()).get("is_encoder_decoder"))
-        except (OSError, ValueError) as error:
+        folder = resolve_folder(config.model.start_from)
+        if not (folder / "config.json").is_file():
             raise ConfigError(
-                f"model.start_from is {config.model.start_from}, and its config.json cannot be "
-                f"read: {error}. Name a whole Hugging Face model folder."
-            ) from error
+                f"model.start_from is {config.model.start_from}, which has no config.json. Name a "
+                "whole Hugging Face model folder."
+            )
+        encoder = bool(read_config_json(folder).get("is_encoder_decoder"))
         return "encoder-decoder" if encoder else "decoder"
     return "encoder-decoder" if family == "t5" else "decoder"
 
@@ -123,11 +126,14 @@ def _reader_of(source: SourceConfig, file: Located) -> RecordReader:
 def prepare_settings(config: RunConfig) -> PrepareSettings:
     """The settings that decide what a store holds."""
     data = config.data
+    prompt = None if data.max_prompt_tokens == "auto" else data.max_prompt_tokens
+    target = None if data.max_target_tokens == "auto" else data.max_target_tokens
     return PrepareSettings(
         family_kind=family_kind(config),
         tokenizer=config.model.tokenizer_source,
-        max_prompt_tokens=data.max_prompt_tokens,
-        max_target_tokens=data.max_target_tokens,
+        max_prompt_tokens=prompt,
+        max_target_tokens=target,
+        room=_room(config) if None in (prompt, target) else None,
         on_overlong=data.on_overlong,
         validation_fraction=data.validation_fraction,
         max_examples=data.max_examples,
@@ -135,6 +141,23 @@ def prepare_settings(config: RunConfig) -> PrepareSettings:
         min_quality=data.min_quality,
         tasks=data.tasks,
     )
+
+
+def _room(config: RunConfig) -> int | None:
+    """Tokens that a prompt and its target may have together; None without a limit."""
+    model = config.model
+    if model.start_from == "scratch":
+        usual = _POSITIONS.get(model.family)
+        shape: Mapping[str, object] = model.shape
+    else:
+        shape = read_config_json(resolve_folder(model.start_from))
+        usual = None
+        if shape.get("model_type") == "t5":
+            return None
+    named = (shape.get(name) for name in ("n_positions", "max_position_embeddings"))
+    positions = next((n for n in named if isinstance(n, int)), usual)
+    # The last token of a target is never read, so it needs no position.
+    return None if positions is None or model.family == "t5" else positions + 1
 
 
 def open_store(config: RunConfig, *, sources: bool = True) -> TokenStore:
@@ -155,7 +178,7 @@ def open_store(config: RunConfig, *, sources: bool = True) -> TokenStore:
     store = TokenStore.open(folder, verify=True)
     if sources:
         refuse_other_sources(config, store.manifest)
-    wrong = settings_differences(store.manifest, prepare_settings(config))
+    wrong = settings_differences(store, prepare_settings(config))
     if wrong:
         raise DataError(
             f"The store {folder} was prepared with other settings: {'; '.join(wrong)}. Run "
@@ -190,25 +213,31 @@ def refuse_other_sources(config: RunConfig, manifest: StoreManifest) -> None:
         )
 
 
-def settings_differences(manifest: StoreManifest, asked: PrepareSettings) -> list[str]:
+def settings_differences(store: TokenStore, asked: PrepareSettings) -> list[str]:
     """The settings a store was prepared with that differ from `asked`, in words."""
     # A setting that an older release did not record had what is its default now.
     unsaid = {f.name: f.default for f in fields(asked) if f.default is not MISSING}
-    there = json.loads(json.dumps(unsaid)) | manifest.settings
+    there = json.loads(json.dumps(unsaid)) | store.manifest.settings
+    wanted = asked.as_recorded()
+    for name in asked.open_limits:
+        wanted[name] = there.get(name) if is_chosen(name, there) else "auto"
     return [
         f"{name} was {there.get(name)} and is {value}"
-        for name, value in json.loads(json.dumps(asdict(asked))).items()
+        for name, value in json.loads(json.dumps(wanted)).items()
         # Tokenizers are compared by content; the folder they lie in may differ.
         if there.get(name) != value and name != "tokenizer"
-    ] + _tokenizer_difference(manifest, asked)
+    ] + _tokenizer_difference(store, asked)
 
 
-def _tokenizer_difference(manifest: StoreManifest, asked: PrepareSettings) -> list[str]:
-    there = str(manifest.settings.get("tokenizer"))
+def _tokenizer_difference(store: TokenStore, asked: PrepareSettings) -> list[str]:
+    there = str(store.manifest.settings.get("tokenizer"))
     if there == asked.tokenizer:
         return []
+    how = ""
     if asked.trained_vocab_size is None:  # a run's finished model holds what its store learnt
-        theirs = load_codec(resolve_tokenizer(asked.tokenizer))
-        if theirs.sha256 == manifest.tokenizer.sha256:
+        asked_for = load_codec(resolve_tokenizer(asked.tokenizer))
+        found = tokenizer_differences(store.codec(), asked_for)
+        if not found:
             return []
-    return [f"the tokenizer was {there} and is {asked.tokenizer}"]
+        how = f" ({'; '.join(found)}, where one is the store's)"
+    return [f"the tokenizer was {there} and is {asked.tokenizer}{how}"]
