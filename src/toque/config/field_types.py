@@ -45,21 +45,26 @@ def _is_batch(value: Duration) -> bool:
     return value.amount > 0 and value.amount.is_integer() and value.unit in ("tokens", "examples")
 
 
+_PYTHON_NAME = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")
+_FROM_ENVIRONMENT = re.compile(r"env:[A-Za-z_]\w*")
+_BLANK = re.compile(r"\s")
+
+
 def _is_tokenizer(value: str) -> bool:
     kind, _, size = value.partition(":")
     return kind != "trained" or (size.isdecimal() and 512 <= int(size) <= 500_000)
 
 
 def _is_python_name(value: str) -> bool:
-    return re.fullmatch(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*", value) is not None
+    return _PYTHON_NAME.fullmatch(value) is not None
 
 
 def _is_address(value: str) -> bool:
-    if re.fullmatch(r"env:[A-Za-z_]\w*", value):
+    if _FROM_ENVIRONMENT.fullmatch(value):
         return True
     parts = urlsplit(value)
     return (
-        parts.scheme in ("http", "https") and bool(parts.hostname) and not re.search(r"\s", value)
+        parts.scheme in ("http", "https") and bool(parts.hostname) and not _BLANK.search(value)
     )
 
 

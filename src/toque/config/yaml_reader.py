@@ -26,13 +26,14 @@ _FLOAT = re.compile(
     r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?"
     r"|[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
 )
+_NOT_PYTHON = re.compile(r"_|\.(?=inf|nan)")
 _BOOL = re.compile(r"true|True|TRUE|false|False|FALSE")
 _NULL = re.compile(r"~|null|Null|NULL|")
 _TAG = "tag:yaml.org,2002:"
 _READ: Mapping[str, Callable[[str], Any]] = {
     "str": str,
     "int": lambda text: int(text.replace("_", "")),
-    "float": lambda text: float(re.sub(r"_|\.(?=inf|nan)", "", text)),
+    "float": lambda text: float(_NOT_PYTHON.sub("", text)),
     "bool": lambda text: {"true": True, "false": False}[text.lower()],
     "null": lambda _: None,
 }

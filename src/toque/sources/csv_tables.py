@@ -10,8 +10,8 @@ import csv
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
+from typing import Final
 
 from toque.errors import DataError
 from toque.sources.blocks import (
@@ -24,7 +24,7 @@ from toque.sources.blocks import (
 )
 from toque.sources.decompress import CHUNK_BYTES, chunks
 from toque.sources.lines import count_lines
-from toque.sources.records import Block
+from toque.sources.records import Block, attempted
 
 UNCLOSED = "unclosed quote"
 WRONG_COUNT = "wrong number of fields"
@@ -106,7 +106,6 @@ def _share_fitting(rows: bytes, delimiter: str, n_columns: int, *, quoted: bool)
     return n_right / n_rows if n_rows else 0.0
 
 
-@lru_cache(maxsize=16)
 def _row_pattern(delimiter: str, *, quoted: bool) -> re.Pattern[bytes]:
     d = re.escape(delimiter).encode()
     plain = rb"[^" + d + rb"\r\n]*+"
@@ -116,13 +115,16 @@ def _row_pattern(delimiter: str, *, quoted: bool) -> re.Pattern[bytes]:
     return re.compile(field + rb"(?:" + d + field + rb")*+", re.DOTALL)
 
 
+_ROWS: Final = {(d, q): _row_pattern(d, quoted=q) for d in _DELIMITERS for q in _BOTH}
+
+
 def row_end(text: bytes, at: int, delimiter: str, *, quoted: bool, last: bool) -> int | None:
     """End of the row that begins at `at`, including its line break.
 
     None if `text` ends first; -1 if a quote is opened and not closed in it. `last`: `text` reaches
     the end of the file.
     """
-    match = _row_pattern(delimiter, quoted=quoted).match(text, at)
+    match = _ROWS[delimiter, quoted].match(text, at)
     if match is None:
         return -1
     end = match.end()
@@ -239,7 +241,7 @@ def table_records(contents: Contents) -> Numbered:
         else:
             row = text[at:end]
             if row.strip():
-                values = _row_values(row, delimiter, quoted=quoted)
+                values = attempted(_row_values, row, delimiter, quoted=quoted)
                 if isinstance(values, list) and len(values) != len(columns):
                     values = WRONG_COUNT
                     if count_lines(row) > 1 and len(row) <= _MAX_RESPLIT:

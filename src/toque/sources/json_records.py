@@ -29,7 +29,7 @@ from toque.sources.blocks import (
 from toque.sources.decompress import CHUNK_BYTES, chunks
 from toque.sources.json_stream import DamagedJsonError, Depth, JsonSplitter, Piece, value_end
 from toque.sources.lines import LONG_LINE, count_lines, runs_of_lines
-from toque.sources.records import Block
+from toque.sources.records import Block, attempted
 
 MAX_CUT_BYTES = 1 << 20
 """A file that ends inside a record loses that record. If more than this is left, the brackets went
@@ -66,7 +66,7 @@ def _side_by_side(lines: list[bytes]) -> bool:
 
 
 _ENTRY = re.compile(
-    rb'\s*,?\s*"((?:[^"\\]++|\\.)*+)"\s*:\s*([{\["\w+-])\s*([{\["\w+-]?)', re.DOTALL
+    rb'\s*+(?:,\s*+)?"((?:[^"\\]++|\\.)*+)"\s*:\s*([{\["\w+-])\s*([{\["\w+-]?)', re.DOTALL
 )
 
 
@@ -110,7 +110,7 @@ def sample_records(start: bytes, form: JsonForm, *, whole: bool) -> list[dict[st
         texts = (piece.text for piece in JsonSplitter(_DEPTHS[form]).pieces([start]) if piece.whole)
     with suppress(DamagedJsonError):  # reading the file will report it
         for text in islice(texts, 5 * _SAMPLE):
-            value = _decoded(text) if text is not None else ""
+            value = attempted(_decoded, text) if text is not None else ""
             if isinstance(value, dict) and value:
                 found.append(value)
             if len(found) == _SAMPLE:
@@ -168,7 +168,7 @@ def json_records(contents: Contents) -> Numbered:
     """The records of a block of either kind."""
     for number, line in _numbered_lines(contents):
         if line.strip():
-            yield number, TOO_LONG if line == LONG_LINE else _decoded(line)
+            yield number, TOO_LONG if line == LONG_LINE else attempted(_decoded, line)
 
 
 def typed_records(

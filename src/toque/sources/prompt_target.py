@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import xxhash
@@ -16,7 +17,7 @@ from toque.sources.blocks import Contents, Raw, unpack
 from toque.sources.detect import READ, layout_with
 from toque.sources.excerpts import PER_REASON, shortened
 from toque.sources.json_records import decode_line, line_of, typed_records
-from toque.sources.records import Block, BlockExamples, Example
+from toque.sources.records import Block, BlockExamples, Example, attempted
 
 NO_PROMPT, NO_TARGET = "no prompt", "no target"
 _CONTROLS = bytes([*range(9), 11, 12, *range(14, 32), 127])
@@ -70,10 +71,9 @@ class PairReader:
         for number, record in records:
             read += 1
             if isinstance(record, dict):
-                prompt, target = (_text(record.get(n), notes) for n in (self.prompt, self.target))
-                found = _example(Pair(prompt, target))
+                found = attempted(self._example_of, record, notes)
             else:
-                found = _example(record)
+                found = attempted(_example, record)
             if isinstance(found, Example):
                 examples.append(found)
                 continue
@@ -85,6 +85,10 @@ class PairReader:
                 texts[number] = shortened(str(whole))
             numbers.append(number)
         return BlockExamples(examples, read, len(examples), dropped, dict(notes), texts)
+
+    def _example_of(self, record: Mapping[str, Any], notes: Counter[str]) -> Example | str:
+        prompt, target = (_text(record.get(name), notes) for name in (self.prompt, self.target))
+        return _example(Pair(prompt, target))
 
     @property
     def recorded_name(self) -> str:

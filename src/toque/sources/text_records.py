@@ -10,7 +10,13 @@ from pathlib import Path
 from toque.sources.blocks import unpack
 from toque.sources.detect import READ, layout_with
 from toque.sources.plain_text import NO_TEXT, clean_document
-from toque.sources.records import Block, BlockExamples, Example, document_example
+from toque.sources.records import (
+    Block,
+    BlockExamples,
+    Example,
+    attempted,
+    document_example,
+)
 
 
 @dataclass(frozen=True)
@@ -45,12 +51,17 @@ class DocumentReader:
         contents = unpack(block)
         for number, raw in READ[contents.kind](contents):
             value = None if isinstance(raw, str) else raw.get(self.column)
-            text = value if isinstance(value, str) else ""
-            text = clean_document(text.encode("utf-8", "replace"), notes)
-            if text.strip():
-                examples.append(document_example(text))
+            found: Example | str = raw if isinstance(raw, str) else NO_TEXT
+            if isinstance(value, str) and value.strip():
+                found = attempted(_example, value, notes)
+            if isinstance(found, Example):
+                examples.append(found)
             else:
-                reason = raw if isinstance(raw, str) else NO_TEXT
-                dropped.setdefault(reason, []).append(number)
+                dropped.setdefault(found, []).append(number)
         read = len(examples) + sum(map(len, dropped.values()))
         return BlockExamples(examples, read, len(examples), dropped, dict(notes))
+
+
+def _example(text: str, notes: Counter[str]) -> Example | str:
+    text = clean_document(text.encode("utf-8", "replace"), notes)
+    return document_example(text) if text.strip() else NO_TEXT

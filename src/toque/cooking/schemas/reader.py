@@ -24,7 +24,14 @@ from toque.sources.detect import READ
 from toque.sources.excerpts import PER_REASON, shortened
 from toque.sources.json_records import line_of
 from toque.sources.prompt_target import PairReader
-from toque.sources.records import Block, BlockExamples, Example, RecordReader
+from toque.sources.records import (
+    Block,
+    BlockExamples,
+    Example,
+    RecordReader,
+    attempted,
+    survivors,
+)
 from toque.sources.text_records import DocumentReader
 
 _READ = {**READ, "page": page_records, "mealmaster": mealmaster_records}
@@ -83,7 +90,11 @@ class RecipeReader:
         read = kept = 0
         for number, recipe, raw in self.recipes(block, notes):
             read += 1
-            found = examples_of(recipe, notes, self.tasks) if isinstance(recipe, Recipe) else recipe
+            found: list[Example] | str = (
+                attempted(examples_of, recipe, notes, self.tasks)
+                if isinstance(recipe, Recipe)
+                else recipe
+            )
             if isinstance(found, list):
                 kept += 1
                 examples += found
@@ -118,14 +129,17 @@ class RecipeReader:
             if isinstance(raw, str):
                 yield number, raw, raw
                 continue
-            for record in records_of(raw, columns, notes):
-                yield number, record if isinstance(record, str) else recipe_of(record, notes), raw
+            for record in survivors(records_of(raw, columns, notes)):
+                if isinstance(record, str):
+                    yield number, record, raw
+                else:
+                    yield number, attempted(recipe_of, record, notes), raw
 
 
 def _shown(block: Block, number: int, raw: Raw) -> str:
     """A dropped record as the report shows it: its fields, or its bytes if they cannot be read."""
     if not isinstance(raw, str):
-        return shortened(json.dumps(raw, ensure_ascii=False, default=str))
+        return shortened(attempted(json.dumps, raw, ensure_ascii=False, default=str))
     contents = unpack(block)
     if contents.kind not in ("json-lines", "json"):
         return ""

@@ -1,0 +1,139 @@
+"""Every regular expression takes linear time, whatever text it is given (fault 55).
+
+The texts are made from the patterns themselves, so a new pattern is tried without a line here.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pkgutil
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import toque
+from fixtures.hostile_texts import hostile_texts
+
+SRC = Path(toque.__file__).parent
+SMALLEST, LARGEST = 1 << 6, 1 << 15
+"""Characters."""
+FLOOR_SECONDS = 0.004
+"""Less is noise."""
+MOST_GROWTH = 2.5
+
+
+def modules() -> list[str]:
+    found = pkgutil.walk_packages([str(SRC)], "toque.")
+    return sorted(m.name for m in found if not m.name.endswith("__main__"))
+
+
+def patterns() -> dict[str, tuple[re.Pattern[Any], frozenset[str]]]:
+    """Every compiled pattern that a module holds, by where it is, and how it is used there."""
+    found: dict[str, tuple[re.Pattern[Any], frozenset[str]]] = {}
+    for name in modules():
+        for attribute, value in vars(importlib.import_module(name)).items():
+            for pattern in _inside(value):
+                where = f"{name}.{attribute} {pattern.pattern[:30]!r}"
+                found[where] = (pattern, ways_of(name, attribute))
+    return found
+
+
+def _inside(value: object, depth: int = 0) -> Iterator[re.Pattern[Any]]:
+    if isinstance(value, re.Pattern):
+        yield value
+    elif depth < 5 and isinstance(value, Mapping):
+        for item in value.values():
+            yield from _inside(item, depth + 1)
+    elif depth < 5 and isinstance(value, tuple | list | set | frozenset):
+        for item in value:
+            yield from _inside(item, depth + 1)
+
+
+def seconds(work: Callable[[], object], *, times: int = 1) -> float:
+    """Processor seconds, the least of several."""
+    taken = []
+    for _ in range(times):
+        before = time.process_time()
+        work()
+        taken.append(time.process_time() - before)
+    return min(taken)
+
+
+def superlinear(
+    work: Callable[[Any], object], text_of: Callable[[int], Any], *, largest: int = LARGEST
+) -> str:
+    """How a work's time grows where it more than doubles with its text; "" where it does not.
+
+    The text is doubled until the time can be measured; growth is believed when it is seen at two
+    doublings, each measured again.
+    """
+    size, before = SMALLEST, 0.0
+    while size <= largest:
+        text = text_of(size)
+        now = seconds(lambda text=text: work(text))
+        if before > FLOOR_SECONDS and now > MOST_GROWTH * before:
+            shorter, longer = text_of(size // 2), text_of(2 * size)
+            first = seconds(lambda: work(shorter), times=3)
+            second = seconds(lambda text=text: work(text), times=3)
+            if second > MOST_GROWTH * first and (
+                second > 1.0 or seconds(lambda: work(longer), times=2) > MOST_GROWTH * second
+            ):
+                return f"{first:.4f} s, then {second:.4f} s at {size} characters of {text[:40]!r}"
+        if now > 1.0:
+            return f"{now:.2f} s for {size} characters of {text[:40]!r}"
+        size, before = 2 * size, now
+    return ""
+
+
+def ways_of(module: str, attribute: str) -> frozenset[str]:
+    """The methods that a module calls on a pattern it names; all of them when it does not say."""
+    tree = ast.parse((SRC.parent / (module.replace(".", "/") + ".py")).read_text())
+    called = {
+        node.func.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and isinstance(node.func.value, ast.Name)
+        and node.func.value.id == attribute
+    }
+    read = sum(isinstance(n, ast.Name) and n.id == attribute for n in ast.walk(tree)) - 1
+    calls = sum(
+        isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id == attribute
+        for n in ast.walk(tree)
+    )
+    return frozenset(called) if called and calls == read else WAYS
+
+
+WAYS = frozenset({"match", "fullmatch", "finditer"})
+
+
+def work_of(pattern: re.Pattern[Any], ways: frozenset[str]) -> Callable[[str], object]:
+    """The ways a pattern is used, one after the other."""
+
+    def work(text: str) -> object:
+        given: Any = text.encode("utf-8", "replace") if isinstance(pattern.pattern, bytes) else text
+        found: list[object] = [getattr(pattern, way)(given) for way in ways & {"match", "fullmatch"}]
+        if "search" in ways:
+            found.append(pattern.search(given))
+        if ways - {"match", "fullmatch", "search"}:
+            found.append(sum(1 for _ in pattern.finditer(given)))
+        return found
+
+    return work
+
+
+PATTERNS = patterns()
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_fault_55_every_pattern_takes_linear_time(name: str) -> None:
+    pattern, ways = PATTERNS[name]
+    work = work_of(pattern, ways)
+    for text_of in hostile_texts(pattern):
+        growth = superlinear(work, text_of)
+        assert not growth, f"{pattern.pattern!r} ({', '.join(sorted(ways))}): {growth}"
