@@ -137,3 +137,42 @@ def test_fault_55_every_pattern_takes_linear_time(name: str) -> None:
     for text_of in hostile_texts(pattern):
         growth = superlinear(work, text_of)
         assert not growth, f"{pattern.pattern!r} ({', '.join(sorted(ways))}): {growth}"
+
+
+BUILT_AT_RUN_TIME = {
+    "toque.data.tokenizer.char_fallbacks": "one character, or one of a vocabulary's special tokens"
+}
+"""Modules that compile a pattern while running, and what is in it."""
+
+
+def test_patterns_are_compiled_where_they_can_be_found() -> None:
+    wrong = []
+    for file in sorted(SRC.rglob("*.py")):
+        module = ".".join(file.relative_to(SRC.parent).with_suffix("").parts)
+        tree = ast.parse(file.read_text())
+        at_import = _called_at_import(tree)
+        in_functions = {
+            call
+            for function in ast.walk(tree)
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            and getattr(function, "name", "") not in at_import
+            for call in ast.walk(function)
+        }
+        wrong += [
+            f"{module}:{node.lineno} {ast.unparse(node)[:60]}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and ast.unparse(node.func.value) == "re"
+            and (node.func.attr not in ("compile", "escape") or node in in_functions)
+            and node.func.attr != "escape"
+            and module not in BUILT_AT_RUN_TIME
+        ]
+    assert wrong == [], "give the pattern a name on the module's own level"
+
+
+def _called_at_import(tree: ast.Module) -> set[str]:
+    """Functions that a module calls while it is imported: what they compile is in a name."""
+    assigned = (s for s in tree.body if isinstance(s, ast.Assign | ast.AnnAssign))
+    calls = (node for s in assigned for node in ast.walk(s) if isinstance(node, ast.Call))
+    return {call.func.id for call in calls if isinstance(call.func, ast.Name)}

@@ -32,12 +32,14 @@ from toque.data.store.manifest import (
 )
 from toque.data.store.token_store import LEFT_OUT, SPLIT_CODES
 from toque.data.tokenizer.codec import Codec
+from toque.data.tokenizer.train import MAX_WORD_CHARS, WORDS_CUT
 from toque.errors import DataError
 from toque.sources.files import SourceFile
 from toque.sources.records import NO_LABEL, examples_note, missing_note
 from toque.storage.atomic import atomic_write, save_array, sync_folder
 
 _SHOWN = 10
+LONG_WORDS = f"words over {MAX_WORD_CHARS:,} characters, cut where the tokenizer was learnt"
 _DOCUMENTS = "documents by a hash of the document and piece number // 16"
 
 
@@ -79,6 +81,8 @@ class StoreFinalizer:
         assert read == division.records + sum(dropped.values()), "records were lost uncounted"
         notes = self._summed("notes")
         notes[NOT_READ] = self.not_read
+        if settings.trained_vocab_size is not None:
+            notes[LONG_WORDS] = int(self.codec.settings.get(WORDS_CUT, 0))
         notes["comparisons of near-duplicates cut short"] = alike.unchecked if alike else 0
         report = self._report(division, dropped, lines, notes, read=read, seconds=seconds)
         save_array(store / "split.npy", division.split)

@@ -14,7 +14,7 @@ from toque.errors import DataError
 from toque.models.loading.hub import resolve_folder
 from toque.storage.checksums import sha256_of
 
-_KEPT = ("model_max_length", "chat_template")
+_KEPT = ("model_max_length", "chat_template", "toque_words_cut")
 """Settings of a `tokenizer_config.json` worth carrying into the store and the trained model."""
 _ENDS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<eos>", "[SEP]")
 
