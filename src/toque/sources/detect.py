@@ -25,6 +25,9 @@ def _unreadable_records(contents: Contents) -> Numbered:
     yield contents.first, str(contents.meta["reason"])
 
 
+_SEEN_BYTES = 8192
+_CONTROLS = bytes([*range(9), 11, *range(14, 27), *range(28, 32), 127])
+
 READ: Mapping[str, Callable[[Contents], Numbered]] = {
     "json-lines": json_records,
     "json": json_records,
@@ -169,6 +172,20 @@ def shown_names(names: Sequence[str]) -> str:
 def first_line(start: bytes) -> bytes:
     """The beginning of a file's first line that is not blank, for errors."""
     return next(line for line in start.splitlines() if line.strip())[:60]
+
+
+def is_binary(start: bytes) -> bool:
+    """Whether bytes are no text of any kind: a picture, a program, random bytes.
+
+    NUL, which no text holds, or more control characters than damage explains. Parquet, Arrow and
+    token arrays are known before; JSON is, too, and may hold damage.
+
+    >>> is_binary(b"PNG\\0"), is_binary("crème\tfraîche".encode("latin-1"))
+    (True, False)
+    """
+    start = start[:_SEEN_BYTES]
+    controls = len(start) - len(start.translate(None, _CONTROLS))
+    return b"\0" in start or controls > 1 + len(start) // 50
 
 
 def is_columnar(path: Path) -> bool:

@@ -210,10 +210,14 @@ class Source:
 
     Attributes:
         path: a file, a glob pattern, or a folder (every file in it except hidden ones).
-        reader: reads all of its files.
+        reader: reads its files.
         files: the files, when they are not simply those `path` names on this machine.
+        readers: by name, the readers of files that are of another kind.
+        left_out: by name, why a file of the folder or pattern is not read.
     """
 
     path: str
     reader: RecordReader
     files: tuple[Located, ...] | None = None
+    readers: Mapping[str, RecordReader] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,8 @@ class StoreFinalizer:
     """In group order."""
     not_read: int = 0
     """Bytes of the sources left unread because `max_examples` were found."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Files beside those that were read, with the reason."""
 
     def finish(self, *, seconds: float) -> Report:
         """Write the split, the report and, last, the manifest.
@@ -81,6 +83,7 @@ class StoreFinalizer:
         assert read == division.records + sum(dropped.values()), "records were lost uncounted"
         notes = self._summed("notes")
         notes[NOT_READ] = self.not_read
+        notes.update(f"files left out: {why}" for why in self.left_out.values())
         if settings.trained_vocab_size is not None:
             notes[LONG_WORDS] = int(self.codec.settings.get(WORDS_CUT, 0))
         notes["comparisons of near-duplicates cut short"] = alike.unchecked if alike else 0
@@ -198,6 +201,7 @@ class StoreFinalizer:
             kept=division.records,
             dropped=dict(dropped.most_common()),
             lines=lines,
+            left_out=dict(self.left_out),
             notes={what: n for what, n in sorted(notes.items()) if n},
             examples=len(targets),
             train=int((division.split == SPLIT_CODES["train"]).sum()),

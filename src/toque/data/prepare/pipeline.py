@@ -34,7 +34,7 @@ from toque.data.tokenizer.codec import Codec, load_codec
 from toque.data.tokenizer.folder import hash_of_folder, resolve_tokenizer
 from toque.errors import DataError, argument
 from toque.sources.files import SourceFile, find_files
-from toque.sources.records import Source, SupportsTasks
+from toque.sources.records import RecordReader, Source, SupportsTasks
 from toque.storage.atomic import atomic_folder, atomic_write, disk_faults, sweep
 from toque.storage.locks import file_lock
 from toque.storage.progress import ProgressSink, no_progress
@@ -63,6 +63,8 @@ class _Plan:
     """None: it is to be trained."""
     recorded: dict[str, Any]
     """The settings as the manifest records them."""
+    left_out: dict[str, str]
+    """Files of the sources that are not read, with the reason."""
 
 
 def prepare(
@@ -106,7 +108,9 @@ def prepare(
             codec = _tokenizer(plan, progress)
             writing = ShardWriting(job, plan.files, ForkedState(codec, lock))
             shards = writing.write(progress, workers=workers, engine=engine)
-            ending = StoreFinalizer(job, plan.recorded, codec, plan.files, shards, writing.not_read)
+            ending = StoreFinalizer(
+                job, plan.recorded, codec, plan.files, shards, writing.not_read, plan.left_out
+            )
             report = ending.finish(seconds=time.perf_counter() - started)
             _remove_leftovers(job.store, len(shards))
     return PrepareResult(TokenStore.open(job.store), report, reused=False)
@@ -114,9 +118,11 @@ def prepare(
 
 def _plan(sources: Sequence[Source], store: Path, settings: PrepareSettings) -> _Plan:
     sources = [
-        dataclasses.replace(source, reader=source.reader.for_tasks(settings.tasks))
-        if isinstance(source.reader, SupportsTasks)
-        else source
+        dataclasses.replace(
+            source,
+            reader=_for_tasks(source.reader, settings.tasks),
+            readers={n: _for_tasks(r, settings.tasks) for n, r in source.readers.items()},
+        )
         for source in sources
     ]
     files = find_files(sources)
@@ -126,14 +132,31 @@ def _plan(sources: Sequence[Source], store: Path, settings: PrepareSettings) -> 
         "tasks": list(settings.tasks),
         "tokenizer_sha256": None if tokenizer is None else hash_of_folder(tokenizer),
         "code_version": CODE_VERSION,
-        "reader_versions": [source.reader.version for source in sources],
+        "reader_versions": [version for source in sources for version in _versions(source)],
     }
     # The paths of the tokenizer and the sources do not change the store.
     counted = recorded | ({} if learnt else {"tokenizer": None})
     inputs = [FORMAT, counted, [[f.sha256, f.reader.recorded_name, f.source] for f in files]]
     digest = hashlib.sha256(msgspec.json.encode(inputs, order="deterministic")).hexdigest()
-    readers = {file.source: file.reader for file in files}
-    return _Plan(Job(store, digest, readers, settings), files, tokenizer, recorded)
+    readers = {number: source.reader for number, source in enumerate(sources)}
+    others = {
+        (number, name): reader
+        for number, source in enumerate(sources)
+        for name, reader in source.readers.items()
+    }
+    left_out = {name: why for source in sources for name, why in source.left_out.items()}
+    job = Job(store, digest, readers, settings, others)
+    return _Plan(job, files, tokenizer, recorded, left_out)
+
+
+def _for_tasks(reader: RecordReader, tasks: tuple[str, ...]) -> RecordReader:
+    return reader.for_tasks(tasks) if isinstance(reader, SupportsTasks) else reader
+
+
+def _versions(source: Source) -> list[int]:
+    """The version of a source's reader, and those of the files of another kind."""
+    others = sorted({(r.recorded_name, r.version) for r in source.readers.values()})
+    return [source.reader.version, *(version for _, version in others)]
 
 
 def _reusable(plan: _Plan, progress: ProgressSink, *, replace: bool) -> PrepareResult | None:

@@ -85,6 +85,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     dropped_examples: list[Excerpt]
     seconds: float
     """Of this start only; shards kept from an earlier one are not counted."""
+    left_out: dict[str, str] = {}
+    """Files of a folder or pattern that were not read, with the reason."""
 
     @property
     def lost(self) -> int:
@@ -128,6 +130,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
                 ("source", "schema", "read", "kept"),
                 [(s.path, s.schema or "-", s.read, s.kept) for s in self.sources],
             ),
+            *_table(("file left out", "because"), list(self.left_out.items())),
             *self._dropped(),
             *_table(
                 ("tokens per example", "mean", "half below", "90 %", "99 %", "longest"),

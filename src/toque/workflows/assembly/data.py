@@ -8,26 +8,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
-from toque.config import RunConfig, SourceConfig
-from toque.cooking.schemas import TextRecordsError, reader_for
+from toque.config import RunConfig
 from toque.data.prepare.settings import TRAINED, PrepareSettings
 from toque.data.store.manifest import StoreManifest
 from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.codec import load_codec
 from toque.data.tokenizer.folder import resolve_tokenizer
 from toque.errors import ConfigError, DataError, argument
-from toque.sources.detect import UnknownFormatError, is_columnar
-from toque.sources.files import located, named
+from toque.sources.files import located
 from toque.sources.hf_datasets import PREFIX, dataset_files, saved_files
-from toque.sources.npz_stream import is_array_file
-from toque.sources.pickle_guard import refuse_pickle
-from toque.sources.plain_text import TextReader
-from toque.sources.records import RecordReader, Source
+from toque.sources.records import Source
 from toque.sources.token_arrays import TokenReader
 from toque.storage.bucket import is_remote
 from toque.storage.download import fetch, listing
 from toque.storage.located import Located
 from toque.storage.progress import ProgressSink, no_progress
+from toque.workflows.assembly.file_kinds import judged
 
 
 def family_kind(config: RunConfig) -> Literal["decoder", "encoder-decoder"]:
@@ -79,14 +75,14 @@ def sources_of(
             files = tuple(fetch(*remote, progress=progress, say=say))
         else:
             files = _local_files(source.path)
-        reader = _reader_of(source, files[0])
-        if isinstance(reader, TokenReader) and config.model.tokenizer_source.startswith(TRAINED):
+        found = judged(source, files, say)
+        if any(isinstance(r, TokenReader) for r in (found.reader, *found.readers.values())) and config.model.tokenizer_source.startswith(TRAINED):
             raise ConfigError(
                 f"{source.path} holds token ids, and model.tokenizer is "
                 f"{config.model.tokenizer_source}: no tokenizer can be learnt from ids. Name the "
                 "tokenizer the file was written with in model.tokenizer."
             )
-        sources.append(Source(source.path, reader, files))
+        sources.append(found)
     return sources
 
 
@@ -97,26 +93,6 @@ def _local_files(path: str) -> tuple[Located, ...]:
     if saved is not None:
         return tuple(Located(str(file), file) for file in saved)
     return located(path)
-
-
-def _reader_of(source: SourceConfig, file: Located) -> RecordReader:
-    """The reader by the file's content, not by its name; an unknown format is plain text."""
-    refuse_pickle(file.path, file.name)
-    columns = {str(part): name for part, name in source.columns.items()}
-    if source.format == "tokens" or (source.format == "auto" and is_array_file(file.path)):
-        return TokenReader()
-    with named(file.path, file.name):
-        if source.format == "text" and not columns:
-            return reader_for({"text": "text"}) if is_columnar(file.path) else TextReader()
-        reader = reader_for(columns)
-        if source.format == "auto":
-            try:
-                reader.schema(file.path)
-            except UnknownFormatError:
-                return TextReader()
-            except TextRecordsError as found:
-                return reader_for(found.columns)
-    return reader
 
 
 def prepare_settings(config: RunConfig) -> PrepareSettings:
