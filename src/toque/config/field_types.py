@@ -6,6 +6,7 @@ the annotation, so they cannot disagree with what is checked.
 
 from __future__ import annotations
 
+import codecs
 import re
 import types
 from collections.abc import Sequence
@@ -120,6 +121,21 @@ MetricName = Annotated[
     Allowed(f"{', '.join(METRIC_GROUPS)} or module:function"),
 ]
 """A metric of written texts: one that comes with Toque, or a function of the user's."""
+
+def _is_encoding(value: str) -> bool:
+    """Whether Python can read text in it: "rot13" and "base64" are no encodings of text."""
+    try:
+        "".encode(value)
+        codecs.getincrementaldecoder(value)
+    except (LookupError, ValueError):
+        return False
+    return True
+
+
+EncodingName = Annotated[
+    str, Predicate(_is_encoding), Allowed("utf-8, latin-1, cp1252 or another that Python knows")
+]
+"""A character encoding."""
 
 PythonName = Annotated[str, Predicate(_is_python_name), Allowed("module:name")]
 """Something of the user's own, importable."""

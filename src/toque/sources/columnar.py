@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from toque.errors import DataError
-from toque.sources.blocks import MAX_RECORD_BYTES, TOO_LONG, Contents, Numbered, pack
+from toque.sources.blocks import MAX_RECORD_BYTES, NOT_UTF_8, TOO_LONG, Contents, Numbered, pack
 from toque.sources.decompress import CHUNK_BYTES
 from toque.sources.records import Block, attempted
 
@@ -30,7 +30,7 @@ class _Bad:
     reason: str
 
 
-_NOT_TEXT = _Bad("not UTF-8")
+_NOT_TEXT = _Bad(NOT_UTF_8)
 
 
 def columnar_format(start: bytes) -> str:

@@ -16,13 +16,14 @@ from typing import Final
 from toque.errors import DataError
 from toque.sources.blocks import (
     MAX_RECORD_BYTES,
+    NOT_UTF_8,
     TOO_LONG,
     Contents,
     Numbered,
     pack,
     unreadable,
 )
-from toque.sources.decompress import CHUNK_BYTES, chunks
+from toque.sources.decompress import CHUNK_BYTES, UTF_8, chunks
 from toque.sources.lines import count_lines
 from toque.sources.records import Block, attempted
 
@@ -139,14 +140,14 @@ def row_end(text: bytes, at: int, delimiter: str, *, quoted: bool, last: bool) -
     return end + 1
 
 
-def table_blocks(path: Path, dialect: Dialect) -> Iterator[Block]:
+def table_blocks(path: Path, dialect: Dialect, *, encoding: str = UTF_8) -> Iterator[Block]:
     """Blocks of about a mebibyte of whole rows, without the header row.
 
     Raises:
         DataError: the file cannot be read, or its quotes are damaged throughout.
     """
     cutter = _RowCutter(path, dialect)
-    for chunk in chunks(path):
+    for chunk in chunks(path, encoding=encoding):
         yield from cutter.feed(chunk)
     yield from cutter.cut(last=True)
 
@@ -259,7 +260,7 @@ def _row_values(row: bytes, delimiter: str, *, quoted: bool) -> list[str] | str:
     try:
         text = row.decode()
     except UnicodeDecodeError:
-        return "not UTF-8"
+        return NOT_UTF_8
     fields = _fields(text, delimiter, quoted=quoted)
     return UNCLOSED if fields is None else fields
 

@@ -12,13 +12,20 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
-
-from toque.sources.decompress import opened
-from toque.sources.records import Block, BlockExamples, Example, attempted, document_example
+from toque.sources.decompress import UTF_8, InUtf8, opened
+from toque.sources.records import (
+    Block,
+    BlockExamples,
+    Example,
+    attempted,
+    document_example,
+    in_encoding,
+)
 
 PART_BYTES = 4 << 20
 NO_TEXT = "no text"
+LOST_BYTES = "bytes that are not UTF-8"
+"""The note that counts them; each costs a character."""
 _MARK = "\ufeff"
 _START = re.compile(r"\*\*\*\s*+START OF ", re.IGNORECASE)
 _END = re.compile(r"^\*\*\*\s*+END OF .*", re.DOTALL | re.MULTILINE | re.IGNORECASE)
@@ -32,7 +39,12 @@ class TextReader:
     """Reads text files, plain or compressed with gzip or zstd; each is one document."""
 
     version: int = 1
-    recorded_name: ClassVar[str] = "toque.data.text:text_reader"
+    encoding: str = UTF_8
+
+    @property
+    def recorded_name(self) -> str:
+        """See `RecordReader`."""
+        return in_encoding("toque.data.text:text_reader", self.encoding)
 
     def blocks(self, path: Path) -> Iterator[Block]:
         """The file whole, or in parts of about PART_BYTES that end with a paragraph or line.
@@ -40,7 +52,8 @@ class TextReader:
         Raises:
             DataError: the file is missing, unreadable or damaged.
         """
-        with opened(path) as (stream, _):
+        with opened(path) as (plain, _):
+            stream = plain if self.encoding == UTF_8 else InUtf8(plain, self.encoding)
             first_line, rest = 1, b""
             while True:
                 data = rest + stream.read(PART_BYTES)
@@ -80,7 +93,7 @@ def clean_document(data: bytes, notes: Counter[str]) -> str:
         text = data.decode()
     except UnicodeDecodeError:
         text = data.decode(errors="replace")
-        notes["bytes that are not UTF-8"] += text.count("\ufffd")
+        notes[LOST_BYTES] += text.count("\ufffd")
     text = text.removeprefix(_MARK).replace("\r\n", "\n").replace("\r", "\n")
     text, n_controls = _CONTROLS.subn("", text)
     if n_controls:

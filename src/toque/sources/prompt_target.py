@@ -14,10 +14,11 @@ import msgspec
 import xxhash
 
 from toque.sources.blocks import Contents, Raw, unpack
+from toque.sources.decompress import UTF_8
 from toque.sources.detect import READ, layout_with
 from toque.sources.excerpts import PER_REASON, shortened
 from toque.sources.json_records import decode_line, line_of, typed_records
-from toque.sources.records import Block, BlockExamples, Example, attempted
+from toque.sources.records import Block, BlockExamples, Example, attempted, in_encoding
 
 NO_PROMPT, NO_TARGET = "no prompt", "no target"
 _CONTROLS = bytes([*range(9), 11, 12, *range(14, 32), 127])
@@ -43,6 +44,7 @@ class PairReader:
     prompt: str
     target: str
     version: int = 1
+    encoding: str = UTF_8
 
     def blocks(self, path: Path) -> Iterator[Block]:
         """Blocks of `path` by its layout.
@@ -50,11 +52,12 @@ class PairReader:
         Raises:
             DataError: the file is of no known kind, lacks a field, or is damaged.
         """
-        return layout_with(path, self._columns).blocks((self.prompt, self.target))
+        layout = layout_with(path, self._columns, encoding=self.encoding)
+        return layout.blocks((self.prompt, self.target))
 
     def schema(self, path: Path) -> str:
         """The file's layout, for the report."""
-        return f"{layout_with(path, self._columns).name} pairs"
+        return f"{layout_with(path, self._columns, encoding=self.encoding).name} pairs"
 
     def examples(self, block: Block) -> BlockExamples:
         """One example for each record that has both texts."""
@@ -93,7 +96,8 @@ class PairReader:
     @property
     def recorded_name(self) -> str:
         """See `RecordReader`."""
-        return f"toque.cooking.formats:pairs={json.dumps(self._columns, sort_keys=True)}"
+        columns = json.dumps(self._columns, sort_keys=True)
+        return in_encoding(f"toque.cooking.formats:pairs={columns}", self.encoding)
 
     @property
     def _columns(self) -> dict[str, str]:

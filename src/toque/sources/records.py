@@ -17,8 +17,10 @@ import msgspec
 import xxhash
 
 from toque.errors import ToqueError
+from toque.sources.decompress import UTF_8
 from toque.storage.located import Located
 
+_ENCODING = ";encoding="
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
 _NOT_THE_RECORDS = (ToqueError, MemoryError)
@@ -202,6 +204,24 @@ class SupportsTasks(Protocol):
             ConfigError: an unknown task.
         """
         ...
+
+
+def in_encoding(recorded_name: str, encoding: str) -> str:
+    """A reader's recorded name, with the encoding it reads if that is not UTF-8.
+
+    >>> in_encoding("reader", "utf-8"), in_encoding("reader", "latin-1")
+    ('reader', 'reader;encoding=latin-1')
+    """
+    return recorded_name if encoding == UTF_8 else f"{recorded_name}{_ENCODING}{encoding}"
+
+
+def encoding_in(recorded_name: str) -> str:
+    """The encoding that a recorded name names.
+
+    >>> encoding_in("reader"), encoding_in("reader;encoding=latin-1")
+    ('utf-8', 'latin-1')
+    """
+    return recorded_name.rpartition(_ENCODING)[2] if _ENCODING in recorded_name else UTF_8
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from toque.sources.blocks import unpack
-from toque.sources.detect import READ, layout_with
+from toque.sources.decompress import UTF_8
+from toque.sources.detect import READ, Layout, layout_with
 from toque.sources.plain_text import NO_TEXT, clean_document
 from toque.sources.records import (
     Block,
@@ -16,6 +17,7 @@ from toque.sources.records import (
     Example,
     attempted,
     document_example,
+    in_encoding,
 )
 
 
@@ -25,11 +27,12 @@ class DocumentReader:
 
     column: str
     version: int = 1
+    encoding: str = UTF_8
 
     @property
     def recorded_name(self) -> str:
         """See `RecordReader`."""
-        return f"toque.cooking.formats:text={self.column}"
+        return in_encoding(f"toque.cooking.formats:text={self.column}", self.encoding)
 
     def blocks(self, path: Path) -> Iterator[Block]:
         """Blocks of `path` by its layout.
@@ -37,11 +40,14 @@ class DocumentReader:
         Raises:
             DataError: the file is of no known kind, has no such field, or is damaged.
         """
-        return layout_with(path, {"text": self.column}).blocks((self.column,))
+        return self._layout(path).blocks((self.column,))
 
     def schema(self, path: Path) -> str:
         """The file's layout, for the report."""
-        return f"{layout_with(path, {'text': self.column}).name} documents"
+        return f"{self._layout(path).name} documents"
+
+    def _layout(self, path: Path) -> Layout:
+        return layout_with(path, {"text": self.column}, encoding=self.encoding)
 
     def examples(self, block: Block) -> BlockExamples:
         """One document for each record with text, cleaned like a text file."""

@@ -24,7 +24,7 @@ from toque.sources.blocks import (
     pack,
     unreadable,
 )
-from toque.sources.decompress import chunks
+from toque.sources.decompress import UTF_8, chunks
 from toque.sources.records import Block, survivors
 
 NO_RECIPE = "no recipe in page"
@@ -52,10 +52,10 @@ def is_page(start: bytes) -> bool:
     return _LOOKS_LIKE_PAGE.match(start) is not None
 
 
-def page_blocks(path: Path) -> Iterator[Block]:
+def page_blocks(path: Path, *, encoding: str = UTF_8) -> Iterator[Block]:
     """The page whole, in one block."""
     text = b""
-    for chunk in chunks(path):
+    for chunk in chunks(path, encoding=encoding):
         text += chunk
         if len(text) > MAX_RECORD_BYTES:
             yield unreadable(path, 1, TOO_LONG)

@@ -21,7 +21,7 @@ from toque.sources.blocks import (
     pack,
     unreadable,
 )
-from toque.sources.decompress import chunks
+from toque.sources.decompress import UTF_8, chunks
 from toque.sources.lines import count_lines, runs_of_lines
 from toque.sources.records import Block, attempted
 
@@ -55,10 +55,10 @@ def is_mealmaster(start: bytes) -> bool:
     return _HEADER.search(start) is not None
 
 
-def mealmaster_blocks(path: Path) -> Iterator[Block]:
+def mealmaster_blocks(path: Path, *, encoding: str = UTF_8) -> Iterator[Block]:
     """Blocks of about a mebibyte of whole recipes; text before the first header is ignored."""
     pending, line = b"", 1
-    for run in runs_of_lines(chunks(path)):
+    for run in runs_of_lines(chunks(path, encoding=encoding)):
         buffer = pending + run
         starts = [match.start() for match in _HEADER.finditer(buffer)]
         cut = starts[-1] if starts else 0

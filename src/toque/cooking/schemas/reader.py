@@ -20,6 +20,7 @@ from toque.cooking.schemas.mealmaster import mealmaster_records
 from toque.cooking.schemas.normalize import recipe_of
 from toque.errors import ConfigError
 from toque.sources.blocks import Raw, unpack
+from toque.sources.decompress import UTF_8
 from toque.sources.detect import READ
 from toque.sources.excerpts import PER_REASON, shortened
 from toque.sources.json_records import line_of
@@ -30,6 +31,7 @@ from toque.sources.records import (
     Example,
     RecordReader,
     attempted,
+    in_encoding,
     survivors,
 )
 from toque.sources.text_records import DocumentReader
@@ -46,18 +48,21 @@ class RecipeReader:
             own names are not known.
         tasks: the tasks each recipe gives examples of.
         version: raised when the same bytes would give other examples.
+        encoding: of text files.
     """
 
     columns: Mapping[str, str] = field(default_factory=dict)
     tasks: tuple[Task, ...] = ("write",)
     version: int = 3
+    encoding: str = UTF_8
 
     @property
     def recorded_name(self) -> str:
         """See `RecordReader`; the tasks are recorded among the settings."""
         if not self.columns:
-            return "toque.cooking.formats:recipe_reader"
-        return f"toque.cooking.formats:columns={json.dumps(dict(self.columns), sort_keys=True)}"
+            return in_encoding("toque.cooking.formats:recipe_reader", self.encoding)
+        columns = json.dumps(dict(self.columns), sort_keys=True)
+        return in_encoding(f"toque.cooking.formats:columns={columns}", self.encoding)
 
     def for_tasks(self, tasks: tuple[str, ...]) -> Self:
         """The same reader for these tasks.
@@ -79,7 +84,7 @@ class RecipeReader:
         Raises:
             DataError: the file is of no known kind, lacks a part of a recipe, or is damaged.
         """
-        return recognise(path, self.columns).blocks()
+        return recognise(path, self.columns, encoding=self.encoding).blocks()
 
     def examples(self, block: Block) -> BlockExamples:
         """The examples of each usable recipe, and why the others were dropped."""
@@ -119,7 +124,7 @@ class RecipeReader:
             UnknownFormatError: the file is of no known kind; it may be plain text.
             DataError: it lacks a part of a recipe, or is damaged.
         """
-        return recognise(path, self.columns).schema
+        return recognise(path, self.columns, encoding=self.encoding).schema
 
     def recipes(self, block: Block, notes: Counter[str]) -> Iterator[tuple[int, Recipe | str, Raw]]:
         """Each record's number, its cleaned recipe or the reason why there is none, and itself."""
@@ -146,20 +151,20 @@ def _shown(block: Block, number: int, raw: Raw) -> str:
     return shortened(line_of(contents, number))
 
 
-def reader_for(columns: Mapping[str, str]) -> RecordReader:
+def reader_for(columns: Mapping[str, str], *, encoding: str = UTF_8) -> RecordReader:
     """The reader for these columns, as the user has named them; without any, that of recipes.
 
     Raises:
         ConfigError: `columns` has an unknown key.
     """
     if "text" in columns and len(columns) == 1:
-        return DocumentReader(columns["text"])
+        return DocumentReader(columns["text"], encoding=encoding)
     if columns.keys() == {"prompt", "target"}:
-        return PairReader(columns["prompt"], columns["target"])
+        return PairReader(columns["prompt"], columns["target"], encoding=encoding)
     unknown = sorted(columns.keys() - set(ROLES))
     if unknown:
         raise ConfigError(
             f"columns of a source names {', '.join(unknown)}; it can name "
             f"{', '.join(ROLES)}; for documents text alone; for any other task prompt and target."
         )
-    return RecipeReader(dict(columns))
+    return RecipeReader(dict(columns), encoding=encoding)

@@ -24,7 +24,7 @@ from toque.data.prepare.finalize import StoreFinalizer
 from toque.data.prepare.near_duplicates import NEAR
 from toque.data.prepare.process_pool import ForkedState
 from toque.data.prepare.report import Report
-from toque.data.prepare.settings import PrepareSettings
+from toque.data.prepare.settings import DEFAULT_BAD_SHARE, PrepareSettings
 from toque.data.prepare.shards import Engine, ShardWriting, read_sidecar
 from toque.data.prepare.tokenizer_sample import learn_tokenizer
 from toque.data.prepare.worker import SIDECAR, Job, shard_folder
@@ -42,6 +42,8 @@ from toque.storage.progress import ProgressSink, no_progress
 CODE_VERSION = 2
 """Raised when the same inputs and settings would give other rows: older stores are not reused."""
 BUILDING = "building.json"
+_NOT_COMPARED = {"tokenizer", "tokenizer_sha256", "max_bad_share"}
+"""Recorded settings that are compared otherwise, or change no row."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,9 @@ def _plan(sources: Sequence[Source], store: Path, settings: PrepareSettings) -> 
     }
     # The paths of the tokenizer and the sources do not change the store.
     counted = recorded | ({} if learnt else {"tokenizer": None})
+    # The share of bad records decides whether there is a store, never what is in it: a store made
+    # under another limit is the same, with the fingerprint it has had since 0.1.0.
+    counted |= {"max_bad_share": DEFAULT_BAD_SHARE}
     inputs = [FORMAT, counted, [[f.sha256, f.reader.recorded_name, f.source] for f in files]]
     digest = hashlib.sha256(msgspec.json.encode(inputs, order="deterministic")).hexdigest()
     readers = {number: source.reader for number, source in enumerate(sources)}
@@ -192,10 +197,22 @@ def _reusable(plan: _Plan, progress: ProgressSink, *, replace: bool) -> PrepareR
         return None
     if report is None:
         return None
+    if float(manifest.settings.get("max_bad_share", 1.0)) > plan.job.settings.max_bad_share:
+        _refuse_bad_sources(plan, manifest)
     if (folder / BUILDING).exists():  # killed after the manifest was written
         with _store_lock(folder):
             _remove_leftovers(folder, len({entry.file.split("/")[1] for entry in manifest.shards}))
     return PrepareResult(TokenStore(folder, manifest), report, reused=True)
+
+
+def _refuse_bad_sources(plan: _Plan, manifest: StoreManifest) -> None:
+    """Refuse to reuse a store that was made when more bad records were allowed."""
+    folder = plan.job.store
+    names = sorted({entry.file.split("/")[1] for entry in manifest.shards})
+    shards = [read_sidecar(folder / "shards" / name / SIDECAR) for name in names]
+    known = [shard for shard in shards if shard is not None]
+    codec = load_codec(folder / "tokenizer")
+    StoreFinalizer(plan.job, plan.recorded, codec, plan.files, known).refuse_bad_sources()
 
 
 def _differences(manifest: StoreManifest, plan: _Plan) -> list[str]:
@@ -208,7 +225,7 @@ def _differences(manifest: StoreManifest, plan: _Plan) -> list[str]:
         found.append(f"its tokenizer is {there.get('tokenizer')}, not {asked}{same_name}")
     found += [
         f"{name} is {there.get(name)} there and {here.get(name)} here"
-        for name in sorted((set(there) | set(here)) - {"tokenizer", "tokenizer_sha256"})
+        for name in sorted((set(there) | set(here)) - _NOT_COMPARED)
         if there.get(name) != here.get(name)
     ]
     known = {entry.sha256 for entry in manifest.sources}

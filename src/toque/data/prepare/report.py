@@ -14,6 +14,10 @@ from toque.sources.excerpts import Excerpt
 from toque.storage.atomic import atomic_write
 
 JSON_NAME, MARKDOWN_NAME = "report.json", "report.md"
+ENCODING_HINT = (
+    "Many bytes are not UTF-8: the files may be in an older encoding. Set data.encoding=cp1252, "
+    "which most Western European exports are in, or data.encoding=latin-1."
+)
 BEYOND = "beyond max_examples"
 """The reason for dropping valid records beyond `max_examples`."""
 

@@ -11,6 +11,8 @@ FamilyKind = Literal["decoder", "encoder-decoder"]
 OnOverlong = Literal["error", "drop", "truncate", "split", "auto"]
 Dedup = Literal["none", "exact", "near"]
 TRAINED = "trained:"
+DEFAULT_BAD_SHARE = 0.5
+"""Over half of the records unusable: the file is likely of another format."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +33,7 @@ class PrepareSettings:
     min_quality: float = 0.0
     dedup: Dedup = "exact"
     tasks: tuple[str, ...] = ("write",)
-    max_bad_share: float = 0.5
+    max_bad_share: float = DEFAULT_BAD_SHARE
 
     def __post_init__(self) -> None:
         """Refuse impossible values."""

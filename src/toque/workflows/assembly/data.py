@@ -17,7 +17,7 @@ from toque.data.tokenizer.folder import resolve_tokenizer
 from toque.errors import ConfigError, DataError, argument
 from toque.sources.files import located
 from toque.sources.hf_datasets import PREFIX, dataset_files, saved_files
-from toque.sources.records import Source
+from toque.sources.records import Source, encoding_in
 from toque.sources.token_arrays import TokenReader
 from toque.storage.bucket import is_remote
 from toque.storage.download import fetch, listing
@@ -75,7 +75,7 @@ def sources_of(
             files = tuple(fetch(*remote, progress=progress, say=say))
         else:
             files = _local_files(source.path)
-        found = judged(source, files, say)
+        found = judged(source, files, encoding=config.data.encoding, say=say)
         if any(isinstance(r, TokenReader) for r in (found.reader, *found.readers.values())) and config.model.tokenizer_source.startswith(TRAINED):
             raise ConfigError(
                 f"{source.path} holds token ids, and model.tokenizer is "
@@ -109,6 +109,7 @@ def prepare_settings(config: RunConfig) -> PrepareSettings:
         dedup=data.dedup,
         min_quality=data.min_quality,
         tasks=data.tasks,
+        max_bad_share=data.max_bad_share,
     )
 
 
@@ -126,6 +127,7 @@ def open_store(config: RunConfig) -> TokenStore:
         )
     store = TokenStore.open(folder, verify=True)
     wrong = settings_differences(store.manifest, prepare_settings(config))
+    wrong += _encoding_difference(store.manifest, config.data.encoding)
     if wrong:
         raise DataError(
             f"The store {folder} was prepared with other settings: {'; '.join(wrong)}. Run "
@@ -141,9 +143,17 @@ def settings_differences(manifest: StoreManifest, asked: PrepareSettings) -> lis
     return [
         f"{name} was {there.get(name)} and is {value}"
         for name, value in json.loads(json.dumps(asdict(asked))).items()
-        # Tokenizers are compared by content; the folder they lie in may differ.
-        if there.get(name) != value and name != "tokenizer"
+        # Tokenizers are compared by content; the folder they lie in may differ. The allowed share of
+        # bad records decides whether there is a store, never what is in it.
+        if there.get(name) != value and name not in ("tokenizer", "max_bad_share")
     ] + _tokenizer_difference(manifest, asked)
+
+
+def _encoding_difference(manifest: StoreManifest, asked: str) -> list[str]:
+    tokens = TokenReader().recorded_name  # which have no encoding
+    there = {encoding_in(s.reader) for s in manifest.sources if s.reader != tokens}
+    others = sorted(there - {asked})
+    return [f"data.encoding was {others[0]} and is {asked}"] if others else []
 
 
 def _tokenizer_difference(manifest: StoreManifest, asked: PrepareSettings) -> list[str]:

@@ -29,15 +29,19 @@ PLAIN_TEXT = "plain text beside files of records"
 _SHOWN = 5
 
 
-def judged(source: SourceConfig, files: Sequence[Located], say: Callable[[str], None]) -> Source:
+def judged(
+    source: SourceConfig, files: Sequence[Located], *, encoding: str, say: Callable[[str], None]
+) -> Source:
     """The source with the reader of each of its files, and those left out, which `say` names.
+
+    `encoding` is that of all text.
 
     Raises:
         DataError: a file cannot be used, or none is left.
     """
     if len(files) == 1:
-        return Source(source.path, _reader_of(source, files[0]), tuple(files))
-    kinds = {file.name: _kind_of(source, file) for file in files}
+        return Source(source.path, _reader_of(source, files[0], encoding), tuple(files))
+    kinds = {file.name: _kind_of(source, file, encoding) for file in files}
     if source.format == "auto" and any(_is_records(kind) for kind in kinds.values()):
         for name, kind in kinds.items():
             if isinstance(kind, TextReader):
@@ -62,28 +66,28 @@ def judged(source: SourceConfig, files: Sequence[Located], say: Callable[[str], 
     )
 
 
-def _kind_of(source: SourceConfig, file: Located) -> RecordReader | str:
+def _kind_of(source: SourceConfig, file: Located, encoding: str) -> RecordReader | str:
     """The reader of a file among others, or why it is left out."""
-    if is_pickle(file.path) or _is_binary(file):
+    if is_pickle(file.path) or _is_binary(file, encoding):
         return NO_TEXT
     if source.format in ("auto", "recipes") and is_documentation(file.name):
-        return TextReader() if source.format == "auto" else DOCUMENTATION
-    return _reader_of(source, file)
+        return TextReader(encoding=encoding) if source.format == "auto" else DOCUMENTATION
+    return _reader_of(source, file, encoding)
 
 
 def _is_records(kind: RecordReader | str) -> bool:
     return not isinstance(kind, TextReader | str)
 
 
-def _is_binary(file: Located) -> bool:
+def _is_binary(file: Located, encoding: str) -> bool:
     if is_array_file(file.path) or is_columnar(file.path):
         return False
     with named(file.path, file.name):
-        start, _ = head(file.path)
+        start, _ = head(file.path, encoding=encoding)
     return start.lstrip()[:1] not in (b"{", b"[") and is_binary(start)
 
 
-def _reader_of(source: SourceConfig, file: Located) -> RecordReader:
+def _reader_of(source: SourceConfig, file: Located, encoding: str) -> RecordReader:
     """The reader by the file's content, not by its name; an unknown format is plain text."""
     refuse_pickle(file.path, file.name)
     columns = {str(part): name for part, name in source.columns.items()}
@@ -91,17 +95,19 @@ def _reader_of(source: SourceConfig, file: Located) -> RecordReader:
         return TokenReader()
     with named(file.path, file.name):
         if source.format == "text" and not columns:
-            return reader_for({"text": "text"}) if is_columnar(file.path) else TextReader()
-        reader = reader_for(columns)
+            if is_columnar(file.path):
+                return reader_for({"text": "text"}, encoding=encoding)
+            return TextReader(encoding=encoding)
+        reader = reader_for(columns, encoding=encoding)
         if source.format == "auto":
             try:
                 reader.schema(file.path)
             except UnknownFormatError:
-                if _is_binary(file):
+                if _is_binary(file, encoding):
                     raise _refusal(file) from None
-                return TextReader()
+                return TextReader(encoding=encoding)
             except TextRecordsError as found:
-                return reader_for(found.columns)
+                return reader_for(found.columns, encoding=encoding)
     return reader
 
 
