@@ -52,7 +52,13 @@ def on_recipe(label: Callable[[Any], object]) -> Callable[[str], object]:
 
 
 def record(text: str) -> object:
-    raw = {"title": text, "ingredients": [text], "directions": [text], "tags": text, "minutes": text}
+    raw = {
+        "title": text,
+        "ingredients": [text],
+        "directions": [text],
+        "tags": text,
+        "minutes": text,
+    }
     return recipe_of(raw, Counter())
 
 
@@ -73,9 +79,12 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "nutrition": on_recipe(nutrition_of),
     "parse_text": parse_text,
     "scores of a text": lambda text: text_metrics(
-        "Generate recipe for: Egg using ingredients: egg", f"Ingredients:\n- 1 {text}\n\nSteps:\n{text}"
+        "Generate recipe for: Egg using ingredients: egg",
+        f"Ingredients:\n- 1 {text}\n\nSteps:\n{text}",
     ),
-    "plain text": lambda text: TextReader().examples(Block(0, "f", 1, text.encode("utf-8", "replace"))),
+    "plain text": lambda text: TextReader().examples(
+        Block(0, "f", 1, text.encode("utf-8", "replace"))
+    ),
 }
 
 

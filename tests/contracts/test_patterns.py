@@ -83,7 +83,8 @@ def superlinear(
             first = seconds(lambda: work(shorter), times=3)
             second = seconds(lambda text=text: work(text), times=3)
             if second > MOST_GROWTH * first and (
-                second > MOST_SECONDS / 4 or seconds(lambda: work(longer), times=2) > MOST_GROWTH * second
+                second > MOST_SECONDS / 4
+                or seconds(lambda: work(longer), times=2) > MOST_GROWTH * second
             ):
                 return f"{first:.4f} s, then {second:.4f} s at {size} characters of {text[:40]!r}"
         if now > MOST_SECONDS:
@@ -119,7 +120,9 @@ def work_of(pattern: re.Pattern[Any], ways: frozenset[str]) -> Callable[[str], o
 
     def work(text: str) -> object:
         given: Any = text.encode("utf-8", "replace") if isinstance(pattern.pattern, bytes) else text
-        found: list[object] = [getattr(pattern, way)(given) for way in ways & {"match", "fullmatch"}]
+        found: list[object] = [
+            getattr(pattern, way)(given) for way in ways & {"match", "fullmatch"}
+        ]
         if "search" in ways:
             found.append(pattern.search(given))
         if ways - {"match", "fullmatch", "search"}:
@@ -143,9 +146,7 @@ def test_fault_55_every_pattern_takes_linear_time_up_to_a_megabyte(name: str) ->
     assert not slow_growth(*PATTERNS[name], most=12, largest=HUGE)
 
 
-def slow_growth(
-    pattern: re.Pattern[Any], ways: frozenset[str], *, most: int, largest: int
-) -> str:
+def slow_growth(pattern: re.Pattern[Any], ways: frozenset[str], *, most: int, largest: int) -> str:
     """The first hostile text whose time grows too fast, in words; "" when there is none."""
     work = work_of(pattern, ways)
     for text_of in hostile_texts(pattern, most=most):

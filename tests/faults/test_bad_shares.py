@@ -12,13 +12,20 @@ from toque.cli import main
 from toque.data.prepare.report import Report
 from toque.data.store.manifest import read_manifest
 
-STEPS = ["Rincez les lentilles à l'eau froide.", "Mijotez doucement, servez avec de la crème fraîche."]
+STEPS = [
+    "Rincez les lentilles à l'eau froide.",
+    "Mijotez doucement, servez avec de la crème fraîche.",
+]
 
 
 def lines(n: int) -> list[str]:
     return [
         json.dumps(
-            {"title": f"Soupe à l'oignon {i}", "ingredients": [f"{i} oignons", "crème"], "directions": STEPS},
+            {
+                "title": f"Soupe à l'oignon {i}",
+                "ingredients": [f"{i} oignons", "crème"],
+                "directions": STEPS,
+            },
             ensure_ascii=False,
         )
         for i in range(1, n + 1)
@@ -36,7 +43,10 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
                 {
                     "run_dir": str(tmp_path / "run"),
                     "model": {"family": "gpt2", "tokenizer": "trained:512"},
-                    "data": {"sources": [{"path": str(tmp_path / "a")}], "store": f"{tmp_path}/store"},
+                    "data": {
+                        "sources": [{"path": str(tmp_path / "a")}],
+                        "store": f"{tmp_path}/store",
+                    },
                 }
             )
         )
@@ -48,7 +58,7 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
 
 
 def test_more_than_half_bad_is_refused_until_the_share_is_raised(tmp_path: Path, run: Run) -> None:
-    (tmp_path / "a").write_text("\n".join([*lines(20), *["{\"title\": }"] * 30]))
+    (tmp_path / "a").write_text("\n".join([*lines(20), *['{"title": }'] * 30]))
     code, _, err = run()
     assert code == 3
     assert "30 of the 50 records in a cannot be used, more than the share of 0.5" in err

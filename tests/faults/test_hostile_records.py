@@ -105,9 +105,7 @@ def test_fault_54_a_text_that_cannot_be_scored_costs_its_score() -> None:
     scores.add([good, bad, good])
     found = scores.result(resamples=10)
     assert found.overall["recipe_score"].n == 2
-    assert found.failed == {
-        "recipe": "left out 1 of 3 texts: 1 raised ValueError in toque.x.y"
-    }
+    assert found.failed == {"recipe": "left out 1 of 3 texts: 1 raised ValueError in toque.x.y"}
 
 
 def test_fields_are_cut_at_a_stated_length_and_counted(tmp_path: Path) -> None:

@@ -26,7 +26,11 @@ NOTES = "Remember to buy lentils, and to call the baker about the bread of last 
 
 
 def record(n: int) -> dict[str, object]:
-    return {"title": f"Pot {n}", "ingredients": [f"{n} cups lentils", "1/2 lemon"], "directions": STEPS}
+    return {
+        "title": f"Pot {n}",
+        "ingredients": [f"{n} cups lentils", "1/2 lemon"],
+        "directions": STEPS,
+    }
 
 
 def recipes(folder: Path, name: str = "m.jsonl", first: int = 1) -> None:
@@ -118,7 +122,10 @@ def test_fault_53_files_of_several_kinds_are_each_read_by_their_own_reader(
 ) -> None:
     folder = tmp_path / "dump"
     recipes(folder)
-    pairs = [{"question": f"Is dish {n} hot, or has it long gone cold?", "answer": "Yes."} for n in range(4)]
+    pairs = [
+        {"question": f"Is dish {n} hot, or has it long gone cold?", "answer": "Yes."}
+        for n in range(4)
+    ]
     (folder / "qa.jsonl").write_text("\n".join(map(json.dumps, pairs)))
     (folder / "b.json.gz").write_bytes(gzip.compress(json.dumps([record(50)]).encode()))
     code, _, err = prepared(folder)

@@ -64,9 +64,7 @@ def _is_address(value: str) -> bool:
     if _FROM_ENVIRONMENT.fullmatch(value):
         return True
     parts = urlsplit(value)
-    return (
-        parts.scheme in ("http", "https") and bool(parts.hostname) and not _BLANK.search(value)
-    )
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and not _BLANK.search(value)
 
 
 def _public(value: str | None) -> str | None:
@@ -121,6 +119,7 @@ MetricName = Annotated[
     Allowed(f"{', '.join(METRIC_GROUPS)} or module:function"),
 ]
 """A metric of written texts: one that comes with Toque, or a function of the user's."""
+
 
 def _is_encoding(value: str) -> bool:
     """Whether Python can read text in it: "rot13" and "base64" are no encodings of text."""

@@ -83,9 +83,7 @@ class Sampler:
         text = self.codec.decode(ids)
         found = attempted(self.metrics, prompt.text, text)  # whatever a model writes
         metrics, failed = ({}, found) if isinstance(found, str) else (dict(found), "")
-        return Sample(
-            prompt.text, text, len(ids), prompt.reference, metrics, prompt.slices, failed
-        )
+        return Sample(prompt.text, text, len(ids), prompt.reference, metrics, prompt.slices, failed)
 
 
 def append_samples(path: Path, samples: Sequence[Sample], *, step: int) -> None:

@@ -108,9 +108,7 @@ class InUtf8:
         return found
 
 
-def head(
-    path: Path, size: int = HEAD_BYTES, *, encoding: str = UTF_8
-) -> tuple[bytes, bool]:
+def head(path: Path, size: int = HEAD_BYTES, *, encoding: str = UTF_8) -> tuple[bytes, bool]:
     """The first decompressed bytes of a file and whether they are the whole of it.
 
     Raises:

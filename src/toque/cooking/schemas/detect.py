@@ -49,9 +49,7 @@ def recognise(path: Path, columns: Mapping[str, str], *, encoding: str = UTF_8) 
         return Recognised("web-page", lambda: page_blocks(path, encoding=encoding))
     if layout is None and is_mealmaster(start):
         return Recognised("mealmaster", lambda: mealmaster_blocks(path, encoding=encoding))
-    layout = layout or table_layout(
-        path, start, whole=whole, n_known=_n_parts, encoding=encoding
-    )
+    layout = layout or table_layout(path, start, whole=whole, n_known=_n_parts, encoding=encoding)
     if layout is None:
         raise _unknown(path, start)
     if layout.name in ("csv", "tsv"):

@@ -76,7 +76,9 @@ def sources_of(
         else:
             files = _local_files(source.path)
         found = judged(source, files, encoding=config.data.encoding, say=say)
-        if any(isinstance(r, TokenReader) for r in (found.reader, *found.readers.values())) and config.model.tokenizer_source.startswith(TRAINED):
+        if any(
+            isinstance(r, TokenReader) for r in (found.reader, *found.readers.values())
+        ) and config.model.tokenizer_source.startswith(TRAINED):
             raise ConfigError(
                 f"{source.path} holds token ids, and model.tokenizer is "
                 f"{config.model.tokenizer_source}: no tokenizer can be learnt from ids. Name the "
