@@ -35,7 +35,7 @@ UNITS = (
     "&#1", "&#x1", "&amp;", "<", "<a", "<a ", "< ", "</", "<br", "<p ", "</p>", "for the ", "for thh", "let rise ",
     "1 to ", "1 or 1", "1-", "hours ", "1 h", "1 m", "finely ", "large ", "lean ", "or ", "and 1/2 ", "half a ",
     "plus 1 ", "x 1 ", "fl ", "of ", "salt, ", "Step 1", "2. ", "2) ", "Ingredients: ", "ingredients ", "é",
-    "½", "°", "\u200b", "\ufffd", "\ufffd1", "'", "\"", "['", "\\", "c(", "{", "MMMMM", "-----", "MMMMM-- a",
+    "½", "°", "\u200b", "\ufffd", "\ufffd1", "'", '"', "['", "\\", "c(", "{", "MMMMM", "-----", "MMMMM-- a",
     "----- a ", "Title: ", "*** START OF ", "***", "*** ", "\r", "\x85",
 )  # fmt: skip
 ENDS = ("", "x")

@@ -51,8 +51,8 @@ class _Loader(yaml.SafeLoader):
 
 _Loader.yaml_implicit_resolvers = {}
 
-for _name in _SCALARS:
-    _Loader.add_implicit_resolver(_TAG + _name, _SCALARS[_name], None)
+for _name, _scalar in _SCALARS.items():
+    _Loader.add_implicit_resolver(_TAG + _name, _scalar, None)
 
 
 def dotted(path: Path) -> str:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
 from toque.sources.decompress import UTF_8, InUtf8, opened
 from toque.sources.records import (
     Block,

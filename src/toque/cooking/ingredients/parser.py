@@ -42,7 +42,6 @@ from toque.cooking.ingredients.vocabulary import (
     UNSAID,
 )
 
-
 MAX_CHARS = 2000
 """Characters of a line that are read. The longest of 90,000 real recipes has 604; a longer text is
 no ingredient, and its food stands at its beginning."""
