@@ -6,9 +6,11 @@ that writes somewhere; `toque.cli.console.ConsoleReporter` is the one of the com
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 
 class Reporter(Protocol):
@@ -34,6 +36,15 @@ class Reporter(Protocol):
         """Take what is being done for as long as the context lasts."""
 
 
+@runtime_checkable
+class Losing(Protocol):
+    """A reporter that can fail to show what it is told, and then drops it."""
+
+    @property
+    def lost(self) -> str | None:
+        """Why, in words; None while nothing was lost."""
+
+
 class Silent:
     """Says nothing."""
 
@@ -50,6 +61,51 @@ class Silent:
         return nullcontext()
 
 
+@contextmanager
+def counting(reporter: Reporter, doing: str, things: str) -> Iterator[Count]:
+    """Tell of a part of the work by its count, until the context ends.
+
+    >>> with counting(SILENT, "evaluating", "held-out examples") as count:
+    ...     count(34, 293)
+    """
+
+    def count(done: int, total: int, share: float | None = None) -> None:
+        text = f"{doing} {done:,} of {total:,} {things}"
+        if share is None:
+            reporter.progress(text, done=done, total=total)
+        else:
+            reporter.progress(text, done=round(1000 * share), total=1000)
+
+    try:
+        yield count
+    finally:
+        reporter.progress("")
+
+
+class Count(Protocol):
+    """Called as things get done."""
+
+    def __call__(self, done: int, total: int, share: float | None = None, /) -> None:
+        """Take how many of how many are done, and of all the work the share, where it differs."""
+
+
+def uncounted(done: int, total: int, share: float | None = None, /) -> None:
+    """A count that nobody hears."""
+
+
+def clock_text(seconds: float) -> str:
+    """Hours, minutes and seconds for people.
+
+    >>> clock_text(75), clock_text(4000)
+    ('1:15', '1:06:40')
+    """
+    whole = round(seconds)
+    hours, minutes = whole // 3600, whole // 60 % 60
+    if hours:
+        return f"{hours}:{minutes:02}:{whole % 60:02}"
+    return f"{minutes}:{whole % 60:02}"
+
+
 SILENT: Final[Reporter] = Silent()
 
 
@@ -61,7 +117,7 @@ class LogReporter(Silent):
 
     def line(self, text: str) -> None:
         """Append it."""
-        with self.path.open("a", encoding="utf-8") as file:
+        with open(self.path, "a", encoding="utf-8", opener=_itself) as file:
             file.write(f"{text}\n")
 
     notice = line
@@ -70,3 +126,8 @@ class LogReporter(Silent):
         """Append it if it is to be kept."""
         if keep:
             self.line(text)
+
+
+def _itself(path: str, flags: int) -> int:
+    """A descriptor of the file, never of what a link leads to."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)

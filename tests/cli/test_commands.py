@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from conftest import REPOSITORY
 from toque.cli import main
 
 RUN = """
@@ -37,6 +39,7 @@ def kitchen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 COMMANDS = {
     "prepare run.yaml": ("Reused store.", ""),
     "train run.yaml": ("", "continuing from step 3"),
+    "train run.yaml seed=17": ("", "`toque generate run --prompt"),
     "evaluate run": ("held-out loss", ""),
     "evaluate run evaluation.generate=0": ("held-out loss", ""),
     "evaluate run run.yaml": ("1 written texts", ""),
@@ -52,6 +55,7 @@ COMMANDS = {
     "show-batch run.yaml --most 1": ("more; --most shows more of them.", ""),
     "presets": ("demo ", ""),
     "cookbook --out b.jsonl --n 3": ("3 synthetic recipes in b.jsonl", ""),
+    "cookbook c.jsonl --n 3": ("3 synthetic recipes in c.jsonl", ""),
 }
 REFUSED = {
     "train run.yaml --from run": "--from begins a new one",
@@ -100,6 +104,36 @@ def test_a_refusal_names_the_flag(words, capsys):
     assert REFUSED[words] in err
     assert "\0" not in err
     assert out == ""
+
+
+MISTYPED = {
+    "": "trian run.yaml",
+    "train": "train",
+    "generate": "generate run --promt soup",
+    "cookbook": "cookbook --n many --out c.jsonl",
+    "report": "report run out.html",
+}
+
+
+@pytest.mark.parametrize("verb", MISTYPED)
+def test_wrong_usage_is_one_paragraph_like_every_error(verb, capsys):
+    """No box drawn around it, and the words to type next."""
+    assert main(MISTYPED[verb].split()) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("toque: ")
+    assert err.count("\n") == 1
+    assert f"`toque {verb} --help`".replace("  ", " ") in err
+
+
+def test_help_lists_every_exit_code(capsys):
+    assert main(["--help"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    page = (REPOSITORY / "docs" / "reference" / "exit-codes.md").read_text()
+    codes = [line.split("|")[1].strip() for line in page.splitlines() if line.startswith("| ")]
+    for code in codes:
+        if code.isdecimal():
+            assert re.search(rf"\b{code} [a-z`]", said), code
 
 
 def test_generated_texts_as_json(kitchen, capsys):

@@ -27,10 +27,12 @@ ELSEWHERE = {
     "StepInfo": "a record",
     "self.lr_at": "a function of progress",
     "self.check_reached": "adapters only, once",
+    "self.count_seconds": "a limit on the whole command only",
     "step_if": "one if: on the device for fused AdamW, else on the host",
     "self.noise.add": "optim.gradient_noise only",
     "self.skip_step.limits": "optim.outliers only",
     "self.oom_fallback.run": "calls forward_backward",
+    "self.callbacks.on_micro_batch": "observers only",
     "self._ranks.all_reduce_sum": "several ranks only",
 }
 """Calls that leave the five files -> why a reader need not follow them."""

@@ -11,6 +11,7 @@ import pkgutil
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,14 +78,14 @@ def superlinear(
     size, before = SMALLEST, 0.0
     while size <= largest:
         text = text_of(size)
-        now = seconds(lambda text=text: work(text))
+        now = seconds(partial(work, text))
         if before > FLOOR_SECONDS and now > MOST_GROWTH * before:
             shorter, longer = text_of(size // 2), text_of(2 * size)
-            first = seconds(lambda: work(shorter), times=3)
-            second = seconds(lambda text=text: work(text), times=3)
+            first = seconds(partial(work, shorter), times=3)
+            second = seconds(partial(work, text), times=3)
             if second > MOST_GROWTH * first and (
                 second > MOST_SECONDS / 4
-                or seconds(lambda: work(longer), times=2) > MOST_GROWTH * second
+                or seconds(partial(work, longer), times=2) > MOST_GROWTH * second
             ):
                 return f"{first:.4f} s, then {second:.4f} s at {size} characters of {text[:40]!r}"
         if now > MOST_SECONDS:

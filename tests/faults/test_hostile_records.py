@@ -30,11 +30,13 @@ HOSTILE = {
     "brackets in a row": record(5, ingredients=["1 cup rice" + " (a)" * 2000]),
     "a character of 5,000 digits": record(6, directions=[*STEPS, "Bake at 350&#" + "9" * 5000]),
     "5,000 digits": record(7, ingredients=["9" * 5000 + " 1/2 cups rice", "9" * 5000 + " eggs"]),
-    "5,000 digits of hours": record(8, minutes="9" * 5000 + " hours", cook_time="P" + "9" * 5000 + "D"),
+    "5,000 digits of hours": record(
+        8, minutes="9" * 5000 + " hours", cook_time="P" + "9" * 5000 + "D"
+    ),
     "deep": record(9, nutrition=json.loads("[" * 900 + "]" * 900)),
     "deep tags": record(10, tags=json.loads("[" * 900 + '"a"' + "]" * 900)),
     "a field of a megabyte": record(11, title="Pot " + "a" * (1 << 20)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", HOSTILE)

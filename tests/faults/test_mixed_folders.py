@@ -70,9 +70,14 @@ def test_fault_53_documentation_and_pictures_stay_beside_the_recipes(
     recipes(folder)
     table(folder / "z.csv")
     for name, text in (
-        ("README.md", README), ("A-README", README), ("LICENSE", LICENCE), ("CHANGELOG.txt", README),
-        ("about.md", README), ("notes.txt", NOTES), ("LICENSE-html.html", "<html>law</html>"),
-    ):  # fmt: skip
+        ("README.md", README),
+        ("A-README", README),
+        ("LICENSE", LICENCE),
+        ("CHANGELOG.txt", README),
+        ("about.md", README),
+        ("notes.txt", NOTES),
+        ("LICENSE-html.html", "<html>law</html>"),
+    ):
         (folder / name).write_text(text)
     noise = random.Random(3)
     (folder / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + noise.randbytes(500))

@@ -193,7 +193,7 @@ def is_binary(start: bytes) -> bool:
     NUL, which no text holds, or more control characters than damage explains. Parquet, Arrow and
     token arrays are known before; JSON is, too, and may hold damage.
 
-    >>> is_binary(b"PNG\\0"), is_binary("crème\tfraîche".encode("latin-1"))
+    >>> is_binary(bytes(4)), is_binary("crème fraîche".encode("latin-1"))
     (True, False)
     """
     start = start[:_SEEN_BYTES]

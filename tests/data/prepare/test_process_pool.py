@@ -123,15 +123,24 @@ def test_ctrl_c_ends_the_workers_at_once_and_the_store_goes_on(
 
     def started(*, stuck: bool) -> subprocess.Popen[str]:
         script.write_text(
-            STUCK.format(here=str(HERE), path=str(path), store=str(store), there=str(there),
-                stuck=stuck, settings=json.dumps(asked))
-        )  # fmt: skip
+            STUCK.format(
+                here=str(HERE),
+                path=str(path),
+                store=str(store),
+                there=str(there),
+                stuck=stuck,
+                settings=json.dumps(asked),
+            )
+        )
         paths = os.pathsep.join([str(Path(toque.__file__).parents[1]), *sys.path])
         env = {**os.environ, "PYTHONPATH": paths, "OPENBLAS_NUM_THREADS": "1"}
         return subprocess.Popen(
-            [sys.executable, str(script)], env=env, text=True, stdout=subprocess.PIPE,
+            [sys.executable, str(script)],
+            env=env,
+            text=True,
+            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-        )  # fmt: skip
+        )
 
     process = started(stuck=True)
     while not (there.exists() and there.read_text()) and process.poll() is None:
@@ -156,8 +165,13 @@ def test_ctrl_c_is_answered_while_a_library_works() -> None:
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
-        [sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=120, check=False
-    )  # fmt: skip
+        [sys.executable, "-c", script],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert "KeyboardInterrupt" in done.stderr
     assert done.returncode in (1, 130, -signal.SIGINT)
 

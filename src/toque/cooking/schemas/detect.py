@@ -37,6 +37,7 @@ def recognise(path: Path, columns: Mapping[str, str], *, encoding: str = UTF_8) 
         path: the file, plain or compressed.
         columns: "title", "ingredients", "steps" to the fields that hold them, where the user
             has named them.
+        encoding: of text files.
 
     Raises:
         UnknownFormatError: it is of no known kind.

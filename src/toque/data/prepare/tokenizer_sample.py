@@ -39,8 +39,8 @@ def learn_tokenizer(
         hint = f" {ENCODING_HINT}" if 2 * dropped[NOT_UTF_8] > dropped.total() else ""
         raise DataError(
             f"No tokenizer can be learnt: none of the {len(files)} source files gives an example. "
-            f"Of the records looked at: {reasons_in_words(dropped, lines)}.{hint} Look at a line of "
-            "them, and at the format of data.sources."
+            f"Of the records looked at: {reasons_in_words(dropped, lines)}.{hint} Look at a line "
+            "of them, and at the format of data.sources."
         )
     kind: Kind = "bpe" if family_kind == "decoder" else "unigram"
     return train_codec(texts, vocab_size=vocab_size, kind=kind)
