@@ -18,6 +18,7 @@ from toque.config.field_types import (
     AsTuple,
     Auto,
     BatchSize,
+    EncodingName,
     Fraction,
     Interval,
     MetricName,
@@ -131,6 +132,12 @@ class DataConfig(Config):
     are found. null for all."""
     min_quality: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Leave out recipes whose quality score is below this."""
+    max_bad_share: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Share of a source's records that may be unusable; with more, the source is refused: its
+    format is likely another one. What is dropped is counted by reason in any case."""
+    encoding: EncodingName = "utf-8"
+    """Character encoding of text, JSON, CSV and web pages. Old exports may be latin-1 or cp1252:
+    then many of their bytes are not UTF-8, which the data report counts."""
     dedup: Literal["none", "exact", "near"] = "exact"
     """exact: of equal recipes, apart from case and spacing, only one is kept. near: of recipes and
     documents that share most of their wording, too."""

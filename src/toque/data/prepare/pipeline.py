@@ -25,7 +25,7 @@ from toque.data.prepare.length_limits import LengthLimits, choose_limits
 from toque.data.prepare.near_duplicates import NEAR
 from toque.data.prepare.process_pool import ForkedState
 from toque.data.prepare.report import Report
-from toque.data.prepare.settings import LIMITS, PrepareSettings
+from toque.data.prepare.settings import DEFAULT_BAD_SHARE, LIMITS, PrepareSettings
 from toque.data.prepare.shards import Engine, ShardWriting, read_sidecar
 from toque.data.prepare.tokenizer_sample import learn_tokenizer
 from toque.data.prepare.worker import SIDECAR, Job, shard_folder
@@ -37,7 +37,7 @@ from toque.data.tokenizer.folder import hash_of_folder, resolve_tokenizer
 from toque.data.tokenizer.sameness import tokenizer_differences
 from toque.errors import DataError, argument
 from toque.sources.files import SourceFile, find_files
-from toque.sources.records import Source, SupportsTasks
+from toque.sources.records import RecordReader, Source, SupportsTasks
 from toque.storage.atomic import atomic_folder, atomic_write, disk_faults, sweep
 from toque.storage.locks import Held, file_lock, is_shared
 from toque.storage.no_follow import refuse_links
@@ -46,6 +46,8 @@ from toque.storage.progress import ProgressSink, no_progress
 CODE_VERSION = 2
 """Raised when the same inputs and settings would give other rows: older stores are not reused."""
 BUILDING = "building.json"
+_NOT_COMPARED = {"tokenizer", "tokenizer_sha256", "chosen", "room", "max_bad_share"}
+"""Recorded settings that are compared otherwise, or change no row."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,8 @@ class _Plan:
     """The settings as the manifest records them."""
     inputs: list[Any]
     """What a fingerprint covers besides settings: content and reader of every source file."""
+    left_out: dict[str, str]
+    """Files of the sources that are not read, with the reason."""
 
     def fingerprint(self, settings: PrepareSettings, **changed: object) -> str:
         """Of a store with these settings, whose limits are the same whoever chose them."""
@@ -80,6 +84,9 @@ class _Plan:
         learnt = settings.trained_vocab_size is not None
         counted = recorded | ({} if learnt else {"tokenizer": None})
         counted |= {"room": settings.room} if settings.open_limits else {}
+        # The share of bad records decides whether there is a store, never what is in it: one made
+        # under another limit is the same, with the fingerprint it has had since 0.1.0.
+        counted |= {"max_bad_share": DEFAULT_BAD_SHARE}
         inputs = [FORMAT, counted, self.inputs]
         data = msgspec.json.encode(inputs, order="deterministic")
         return hashlib.sha256(data).hexdigest()
@@ -143,9 +150,15 @@ def prepare(
             shards = writing.write(progress, workers=workers, engine=engine)
             # Shards carry the fingerprint of what was asked, the store that of what was chosen.
             job = dataclasses.replace(job, fingerprint=plan.fingerprint(chosen))
-            recorded = plan.recorded_with(chosen)
             ending = StoreFinalizer(
-                job, recorded, codec, plan.files, shards, writing.not_read, limits.sentences
+                job,
+                plan.recorded_with(chosen),
+                codec,
+                plan.files,
+                shards,
+                writing.not_read,
+                limits.sentences,
+                plan.left_out,
             )
             progress(0, 0, "finding duplicates, splitting and writing the report")
             report = ending.finish(seconds=time.perf_counter() - started)
@@ -155,9 +168,11 @@ def prepare(
 
 def _plan(sources: Sequence[Source], store: Path, settings: PrepareSettings) -> _Plan:
     sources = [
-        dataclasses.replace(source, reader=source.reader.for_tasks(settings.tasks))
-        if isinstance(source.reader, SupportsTasks)
-        else source
+        dataclasses.replace(
+            source,
+            reader=_for_tasks(source.reader, settings.tasks),
+            readers={n: _for_tasks(r, settings.tasks) for n, r in source.readers.items()},
+        )
         for source in sources
     ]
     files = find_files(sources)
@@ -166,13 +181,30 @@ def _plan(sources: Sequence[Source], store: Path, settings: PrepareSettings) -> 
     recorded = settings.as_recorded() | {
         "tokenizer_sha256": None if tokenizer is None else hash_of_folder(tokenizer),
         "code_version": CODE_VERSION,
-        "reader_versions": [source.reader.version for source in sources],
+        "reader_versions": [version for source in sources for version in _versions(source)],
     }
     inputs = [[f.sha256, f.reader.recorded_name, f.source] for f in files]
-    readers = {file.source: file.reader for file in files}
-    plan = _Plan(Job(store, "", readers, settings), files, tokenizer, recorded, inputs)
-    job = dataclasses.replace(plan.job, fingerprint=plan.fingerprint(settings))
+    readers = {number: source.reader for number, source in enumerate(sources)}
+    others = {
+        (number, name): reader
+        for number, source in enumerate(sources)
+        for name, reader in source.readers.items()
+    }
+    left_out = {name: why for source in sources for name, why in source.left_out.items()}
+    job = Job(store, "", readers, settings, others)
+    plan = _Plan(job, files, tokenizer, recorded, inputs, left_out)
+    job = dataclasses.replace(job, fingerprint=plan.fingerprint(settings))
     return dataclasses.replace(plan, job=job)
+
+
+def _for_tasks(reader: RecordReader, tasks: tuple[str, ...]) -> RecordReader:
+    return reader.for_tasks(tasks) if isinstance(reader, SupportsTasks) else reader
+
+
+def _versions(source: Source) -> list[int]:
+    """The version of a source's reader, and those of the files of another kind."""
+    others = sorted({(r.recorded_name, r.version) for r in source.readers.values()})
+    return [source.reader.version, *(version for _, version in others)]
 
 
 def _reusable(plan: _Plan, progress: ProgressSink, *, replace: bool) -> PrepareResult | None:
@@ -223,6 +255,8 @@ def _reusable(plan: _Plan, progress: ProgressSink, *, replace: bool) -> PrepareR
         return None
     if report is None:
         return None
+    if float(manifest.settings.get("max_bad_share", 1.0)) > plan.job.settings.max_bad_share:
+        _refuse_bad_sources(plan, manifest)
     if (folder / BUILDING).exists():  # killed after the manifest was written
         with suppress(DataError), _store_lock(folder):  # whoever holds it leaves it for another day
             _remove_leftovers(folder, len({entry.file.split("/")[1] for entry in manifest.shards}))
@@ -269,6 +303,16 @@ def _tokenizer_differences(plan: _Plan) -> list[str]:
     return tokenizer_differences(there, load_codec(plan.tokenizer))
 
 
+def _refuse_bad_sources(plan: _Plan, manifest: StoreManifest) -> None:
+    """Refuse to reuse a store that was made when more bad records were allowed."""
+    folder = plan.job.store
+    names = sorted({entry.file.split("/")[1] for entry in manifest.shards})
+    shards = [read_sidecar(folder / "shards" / name / SIDECAR) for name in names]
+    known = [shard for shard in shards if shard is not None]
+    codec = load_codec(folder / "tokenizer")
+    StoreFinalizer(plan.job, plan.recorded, codec, plan.files, known).refuse_bad_sources()
+
+
 def _differences(manifest: StoreManifest, plan: _Plan) -> list[str]:
     """How an existing store differs from the requested one, in words."""
     there, here = manifest.settings, msgspec.to_builtins(plan.recorded)
@@ -286,10 +330,9 @@ def _differences(manifest: StoreManifest, plan: _Plan) -> list[str]:
             found.append(f"its tokenizer {is_not}{how}")
     wish = msgspec.to_builtins(plan.job.settings.filled_from(there).as_recorded())
     here |= {name: "auto" if wish[name] is None else wish[name] for name in LIMITS}
-    apart = {"tokenizer", "tokenizer_sha256", "chosen", "room"}
     found += [
         f"{name} is {there.get(name)} there and {here.get(name)} here"
-        for name in sorted((set(there) | set(here)) - apart)
+        for name in sorted((set(there) | set(here)) - _NOT_COMPARED)
         if there.get(name) != here.get(name)
     ]
     known = {entry.sha256 for entry in manifest.sources}

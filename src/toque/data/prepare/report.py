@@ -18,6 +18,10 @@ from toque.storage.json_files import decode_json
 JSON_NAME, MARKDOWN_NAME = "report.json", "report.md"
 NOTED_UNKNOWN, MOST_UNKNOWN = 0.005, 0.25
 """Shares of unknown tokens that a person is told about, and that no store may have."""
+ENCODING_HINT = (
+    "Many bytes are not UTF-8: the files may be in an older encoding. Set data.encoding=cp1252, "
+    "which most Western European exports are in, or data.encoding=latin-1."
+)
 BEYOND = "beyond max_examples"
 """The reason for dropping valid records beyond `max_examples`."""
 
@@ -93,6 +97,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Sentences on the limits that were chosen from the data."""
     lost_in_all: int = 0
     """Characters without a stand-in, those not among the `lost_characters` too."""
+    left_out: dict[str, str] = {}
+    """Files of a folder or pattern that were not read, with the reason."""
 
     @property
     def lost(self) -> int:
@@ -136,6 +142,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
                 ("source", "schema", "read", "kept"),
                 [(s.path, s.schema or "-", s.read, s.kept) for s in self.sources],
             ),
+            *_table(("file left out", "because"), list(self.left_out.items())),
             *self._dropped(),
             *_table(
                 ("tokens per example", "mean", "half below", "90 %", "99 %", "longest"),

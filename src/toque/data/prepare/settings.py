@@ -15,6 +15,8 @@ TRAINED = "trained:"
 USUAL_PROMPT, USUAL_TARGET = 256, 512
 """Limits where nothing else decides; the settings' defaults of release 0.1.0."""
 LIMITS = {"max_prompt_tokens": USUAL_PROMPT, "max_target_tokens": USUAL_TARGET}
+DEFAULT_BAD_SHARE = 0.5
+"""Over half of the records unusable: the file is likely of another format."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +41,7 @@ class PrepareSettings:
     min_quality: float = 0.0
     dedup: Dedup = "exact"
     tasks: tuple[str, ...] = ("write",)
-    max_bad_share: float = 0.5
+    max_bad_share: float = DEFAULT_BAD_SHARE
 
     def __post_init__(self) -> None:
         """Refuse impossible values."""

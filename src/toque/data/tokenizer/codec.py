@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import AddedToken, Tokenizer
@@ -87,6 +88,11 @@ class Codec:
                 break_id=self.newline_id,
                 vocab_size=self.vocab_size,
             )
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """What its folder's tokenizer_config.json says beside the classes and special tokens."""
+        return self._settings
 
     def normalise(self, text: str) -> str:
         """`text` with what this vocabulary cannot hold replaced: 1½ -> 1 1/2, ñ -> n, { -> (.

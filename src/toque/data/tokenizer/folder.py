@@ -18,7 +18,7 @@ from toque.models.loading.hub import resolve_folder
 from toque.models.loading.provenance import FOLDER, tokenizer_files_in
 from toque.storage.checksums import sha256_of
 
-_KEPT = ("model_max_length", "chat_template")
+_KEPT = ("model_max_length", "chat_template", "toque_words_cut")
 """Settings of a `tokenizer_config.json` worth carrying into the store and the trained model."""
 MOST_GAPS = 1 << 16
 """Ids without an entry that a vocabulary may have, besides as many as its entries."""

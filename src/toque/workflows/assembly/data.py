@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Final, Literal
 
 from toque.config import RunConfig, SourceConfig
-from toque.cooking.schemas import TextRecordsError, reader_for
 from toque.data.prepare.settings import TRAINED, PrepareSettings, is_chosen
 from toque.data.store.manifest import StoreManifest
 from toque.data.store.token_store import TokenStore
@@ -19,18 +18,15 @@ from toque.data.tokenizer.sameness import tokenizer_differences
 from toque.errors import ConfigError, DataError, argument
 from toque.models.loading.config_json import read_config_json
 from toque.models.loading.hub import resolve_folder
-from toque.sources.detect import UnknownFormatError, is_columnar
-from toque.sources.files import SourceFile, find_files, located, named
+from toque.sources.files import SourceFile, find_files, located
 from toque.sources.hf_datasets import PREFIX, dataset_files, saved_files
-from toque.sources.npz_stream import is_array_file
-from toque.sources.pickle_guard import refuse_pickle
-from toque.sources.plain_text import TextReader
-from toque.sources.records import RecordReader, Source
+from toque.sources.records import Source, encoding_in
 from toque.sources.token_arrays import TokenReader
 from toque.storage.bucket import is_remote
 from toque.storage.download import fetch, listing
 from toque.storage.located import Located
 from toque.storage.progress import ProgressSink, no_progress
+from toque.workflows.assembly.file_kinds import judged
 from toque.workflows.assembly.store_sources import source_differences
 
 _POSITIONS: Final = {"gpt2": 1024, "neox": 2048, "llama": 2048}
@@ -83,14 +79,16 @@ def sources_of(
             files = tuple(fetch(*remote, progress=progress, say=say))
         else:
             files = _local_files(source.path)
-        reader = _reader_of(source, files[0])
-        if isinstance(reader, TokenReader) and config.model.tokenizer_source.startswith(TRAINED):
+        found = judged(source, files, encoding=config.data.encoding, say=say)
+        if any(
+            isinstance(r, TokenReader) for r in (found.reader, *found.readers.values())
+        ) and config.model.tokenizer_source.startswith(TRAINED):
             raise ConfigError(
                 f"{source.path} holds token ids, and model.tokenizer is "
                 f"{config.model.tokenizer_source}: no tokenizer can be learnt from ids. Name the "
                 "tokenizer the file was written with in model.tokenizer."
             )
-        sources.append(Source(source.path, reader, files))
+        sources.append(found)
     return sources
 
 
@@ -101,26 +99,6 @@ def _local_files(path: str) -> tuple[Located, ...]:
     if saved is not None:
         return tuple(Located(str(file), file) for file in saved)
     return located(path)
-
-
-def _reader_of(source: SourceConfig, file: Located) -> RecordReader:
-    """The reader by the file's content, not by its name; an unknown format is plain text."""
-    refuse_pickle(file.path, file.name)
-    columns = {str(part): name for part, name in source.columns.items()}
-    if source.format == "tokens" or (source.format == "auto" and is_array_file(file.path)):
-        return TokenReader()
-    with named(file.path, file.name):
-        if source.format == "text" and not columns:
-            return reader_for({"text": "text"}) if is_columnar(file.path) else TextReader()
-        reader = reader_for(columns)
-        if source.format == "auto":
-            try:
-                reader.schema(file.path)
-            except UnknownFormatError:
-                return TextReader()
-            except TextRecordsError as found:
-                return reader_for(found.columns)
-    return reader
 
 
 def prepare_settings(config: RunConfig) -> PrepareSettings:
@@ -140,6 +118,7 @@ def prepare_settings(config: RunConfig) -> PrepareSettings:
         dedup=data.dedup,
         min_quality=data.min_quality,
         tasks=data.tasks,
+        max_bad_share=data.max_bad_share,
     )
 
 
@@ -176,9 +155,10 @@ def open_store(config: RunConfig, *, sources: bool = True) -> TokenStore:
             f"{folder} holds no prepared store. Run `toque prepare` with this configuration first."
         )
     store = TokenStore.open(folder, verify=True)
-    if sources:
+    wrong = _encoding_difference(store.manifest, config.data.encoding)
+    if sources and not wrong:
         refuse_other_sources(config, store.manifest)
-    wrong = settings_differences(store, prepare_settings(config))
+    wrong += settings_differences(store, prepare_settings(config))
     if wrong:
         raise DataError(
             f"The store {folder} was prepared with other settings: {'; '.join(wrong)}. Run "
@@ -224,9 +204,17 @@ def settings_differences(store: TokenStore, asked: PrepareSettings) -> list[str]
     return [
         f"{name} was {there.get(name)} and is {value}"
         for name, value in json.loads(json.dumps(wanted)).items()
-        # Tokenizers are compared by content; the folder they lie in may differ.
-        if there.get(name) != value and name != "tokenizer"
+        # Tokenizers are compared by content; the folder they lie in may differ. The allowed share
+        # of bad records decides whether there is a store, never what is in it.
+        if there.get(name) != value and name not in ("tokenizer", "max_bad_share")
     ] + _tokenizer_difference(store, asked)
+
+
+def _encoding_difference(manifest: StoreManifest, asked: str) -> list[str]:
+    tokens = TokenReader().recorded_name  # which have no encoding
+    there = {encoding_in(s.reader) for s in manifest.sources if s.reader != tokens}
+    others = sorted(there - {asked})
+    return [f"data.encoding was {others[0]} and is {asked}"] if others else []
 
 
 def _tokenizer_difference(store: TokenStore, asked: PrepareSettings) -> list[str]:
