@@ -139,7 +139,7 @@ def read_manifest(folder: Path) -> StoreManifest:
         data = path.read_bytes()
         found = decode_json(data, object)
         version = found.get("format") if isinstance(found, dict) else None
-        if not isinstance(version, int) or version > FORMAT:
+        if not isinstance(found, dict) or not isinstance(version, int) or version > FORMAT:
             raise DataError(
                 f"{path} is of format {version!r}; this toque reads up to {FORMAT}. Use the toque "
                 "that wrote it or a newer one, or prepare the data again."
