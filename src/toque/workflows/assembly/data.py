@@ -11,6 +11,7 @@ from typing import Literal
 from toque.config import RunConfig, SourceConfig
 from toque.cooking.schemas import TextRecordsError, reader_for
 from toque.data.prepare.settings import TRAINED, PrepareSettings
+from toque.data.prepare.source_differences import source_differences
 from toque.data.store.manifest import StoreManifest
 from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.codec import load_codec
@@ -28,7 +29,6 @@ from toque.storage.bucket import is_remote
 from toque.storage.download import fetch, listing
 from toque.storage.located import Located
 from toque.storage.progress import ProgressSink, no_progress
-from toque.workflows.assembly.store_sources import source_differences
 
 
 def family_kind(config: RunConfig) -> Literal["decoder", "encoder-decoder"]:
@@ -176,12 +176,13 @@ def refuse_other_sources(config: RunConfig, manifest: StoreManifest) -> None:
     Raises:
         DataError: naming what differs.
     """
+    asked = config.data.sources
 
-    def read(source: SourceConfig) -> list[SourceFile]:
-        data = config.data.model_copy(update={"sources": (source,)})
+    def read(number: int) -> list[SourceFile]:
+        data = config.data.model_copy(update={"sources": (asked[number],)})
         return find_files(sources_of(config.model_copy(update={"data": data})))
 
-    wrong = source_differences(manifest, config.data.sources, read)
+    wrong = source_differences(manifest, [source.path for source in asked], read)
     if wrong:
         raise DataError(
             f"The store {config.data.store} was not prepared from what data.sources names: "
