@@ -212,8 +212,7 @@ class CheckpointStore:
             CheckpointError: another process trains here, or the folder cannot be written.
         """
         with nullcontext() if self.held else run_lock(self.folder):
-            run = self.folder.parent
-            yield sweep(self.folder) + sweep(self.best_folder) + sweep_files(run)
+            yield sweep(self.folder) + sweep(self.best_folder) + sweep_files(self.folder.parent)
 
     def save(
         self, step: int, tensors: Mapping[str, NamedTensors], state: Mapping[str, Any]
