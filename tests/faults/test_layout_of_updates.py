@@ -89,7 +89,7 @@ def test_fault_52_resources_that_are_lost_or_flipped_change_no_bit(kitchen, tmp_
     assert run(kitchen, tmp_path / "mould", words, stop_at=7).interrupted
     measured_otherwise(tmp_path / "cache")
     for harm, said in (
-        (lambda file: None, ""),
+        (Path.exists, ""),
         (Path.unlink, "resources.json cannot be read or is gone"),
         (lambda file: flipped(file, '"micro_batch_rows": '), "cannot be read or is gone"),
         (lambda file: file.write_text("{}"), "cannot be read or is gone"),
@@ -154,7 +154,9 @@ def test_fault_52_nonsense_in_the_checkpoint_is_refused(kitchen, tmp_path, words
     newest = store.newest_valid()
     state = newest.state()
     held = state["resources"]
-    state["resources"] = {**held, **nonsense} if nonsense and isinstance(nonsense, dict) else nonsense
+    state["resources"] = (
+        {**held, **nonsense} if nonsense and isinstance(nonsense, dict) else nonsense
+    )
     tensors = {n: newest.tensors(n) for n in ("model", "optimizer")}
     store.identity = type(store.identity)(
         newest.manifest.config_sha256, newest.manifest.data_fingerprint

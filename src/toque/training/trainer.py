@@ -246,8 +246,7 @@ class Trainer:
             if loss is not None and (self.best is None or loss < self.best.loss):
                 self.best = Best(self.progress.step, loss)
             if self._ranks.is_main:
-                tensors = partial(model_tensors, self.model)
-                at = self.progress
+                tensors, at = partial(model_tensors, self.model), self.progress
                 self._saves.save_best(at, tensors, progress=asdict(at), metrics=metrics)
             wants = self._ranks.any_rank(self.callbacks.on_evaluate(self.progress, metrics))
         self._apply_requests(wants)
@@ -278,6 +277,7 @@ class Trainer:
         at, notes = resume.TrainerState.load(
             checkpoint, self._stateful, self._ranks, versions=versions, base=self.base_sha256
         )
+        at.refuse_other_data(self.batches, where=str(checkpoint.path))
         resume.load_tensors(checkpoint, self.model, self.optimizer, self.average)
         self.progress, self.cursor, self.best = at.progress, at.cursor, at.best
         self.owes_evaluation = at.owes_evaluation

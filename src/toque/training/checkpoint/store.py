@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -38,6 +39,7 @@ from toque.storage.atomic import (
     sweep,
     sweep_files,
 )
+from toque.storage.json_files import decode_json
 from toque.storage.locks import Held, file_lock, held
 from toque.training.checkpoint.manifest import (
     FORMAT,
@@ -117,12 +119,11 @@ class Checkpoint:
         """
         path = self._listed(STATE)
         try:
-            state = json.loads(path.read_bytes())
-        except ValueError as error:
-            raise CheckpointError(f"{path} is not JSON: {error}.") from error
-        if not isinstance(state, dict):
-            raise CheckpointError(f"{path} holds no JSON object.")
-        return state
+            return decode_json(path.read_bytes(), dict[str, Any])
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+        except msgspec.DecodeError as error:
+            raise CheckpointError(f"{path} is not a JSON object: {error}.") from error
 
     def _listed(self, name: str) -> Path:
         names = [entry.file for entry in self.manifest.files]
