@@ -146,7 +146,10 @@ def _usage(argument: Argument) -> str:
     name = argument.names[0]
     kind = argument.field_info.kind
     if kind is inspect.Parameter.VAR_POSITIONAL:
-        return "[section.field=value ...]"
+        overrides = argument.field_info.name == "overrides"
+        return f"[{'section.field=value' if overrides else name} ...]"
+    if kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
+        return argument.field_info.name.upper()
     if not name.startswith("-"):
         return name if argument.required else f"[{name}]"
     spelt = name if _is_flag(argument) else f"{name} {name.strip('-').upper().replace('-', '_')}"
@@ -155,7 +158,8 @@ def _usage(argument: Argument) -> str:
 
 def _row(argument: Argument, help_of: dict[str, str]) -> str:
     default = argument.field_info.default
-    shown = "" if default in (inspect.Parameter.empty, None, False) else f"`{default}`"
+    unsaid = default is inspect.Parameter.empty or default is None or default is False
+    shown = "" if unsaid else f"`{default}`"
     shown = "required" if argument.required else shown
     text = help_of[argument.field_info.name]
     return f"| `{argument.names[0]}` | {shown} | {_inline(text)} |"
@@ -221,7 +225,11 @@ def _fields(node: ast.ClassDef) -> Iterator[str]:
             if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
                 text = str(after.value.value)
             yield _field(statement.target.id, statement.annotation, text)
-        elif isinstance(statement, ast.FunctionDef) and statement.decorator_list:
+        elif (
+            isinstance(statement, ast.FunctionDef)
+            and statement.decorator_list
+            and not statement.name.startswith("_")
+        ):
             text = (ast.get_docstring(statement) or "").splitlines()[0]
             yield _field(statement.name, statement.returns, text)
 

@@ -24,6 +24,7 @@ import labelled_recipes
 
 from toque.cooking.ingredients.parser import parse_line
 from toque.cooking.labels.nutrition import class_of, estimate, traffic_lights
+from toque.cooking.labels.recipe_features import read
 from toque.cooking.recipe import NUTRITION_CLASSES, Recipe
 
 FILES = ("epicurious_nutrition.jsonl.gz", "foodcom_RAW_recipes.csv")
@@ -67,7 +68,7 @@ def names_only(recipe: Recipe) -> Recipe:
 def compare(recipe: Recipe) -> tuple[str, str] | None:
     """The class by the source's figures and by the estimate; None when either is unknown."""
     lights = traffic_lights(recipe.nutrition or {})
-    guessed = estimate(recipe).lights
+    guessed = estimate(read(recipe)).lights
     ours = class_of({name: guessed[name] for name in lights if name in guessed})
     theirs = class_of(lights)
     if len(lights) < 2 or ours is None or theirs is None:

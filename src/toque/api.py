@@ -19,7 +19,8 @@ from toque.workflows.drill.run import drill
 from toque.workflows.evaluate import evaluate
 from toque.workflows.export import export
 from toque.workflows.generate import generate
-from toque.workflows.prepare import prepare
+from toque.workflows.init.run import init
+from toque.workflows.prepare import prepare, prepare_before_torch
 from toque.workflows.report import report
 from toque.workflows.results import Model, TrainedRun
 from toque.workflows.verify import verify
@@ -33,6 +34,7 @@ __all__ = [
     "evaluate",
     "export",
     "generate",
+    "init",
     "prepare",
     "report",
     "train",
@@ -46,26 +48,28 @@ def train(
     start: Model | None = None,
     callbacks: Sequence[object] = (),
     upload: bool = True,
+    prepare: bool = True,
     reporter: Reporter = SILENT,
 ) -> TrainedRun:
-    """Train, or continue a run that was interrupted; prepare first where that was not done.
+    """Train, or continue a run; prepare its data first where that was not done.
 
     Args:
         config: what `configure` takes.
         start: a run or checkpoint whose weights a new run begins with.
         callbacks: objects that watch the run, besides those of observe.callbacks.
         upload: fetch from checkpoint.upload and copy to it, if there is one.
+        prepare: prepare the store where it is absent; otherwise that is an error.
         reporter: hears of progress.
 
     Raises:
         ConfigError: the configuration cannot be used.
-        DataError: the data cannot.
+        DataError: the data cannot, or the store was prepared from other data or settings.
         CheckpointError: the run folder belongs to another run, or is in use.
         NonFiniteError: the loss is not a number.
     """
     settings = configure(config)
-    if settings.data.sources:
-        prepare(settings, reporter=reporter)
+    if prepare:
+        prepare_before_torch(settings, start=start, reporter=reporter)
     from toque.workflows.train import train as workflow
 
     return workflow(
@@ -73,5 +77,6 @@ def train(
         start=start,
         callbacks=callbacks,
         upload=upload,
+        prepare=prepare,
         reporter=reporter,
     )

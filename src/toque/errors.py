@@ -10,7 +10,9 @@ ToqueError
 └── Interrupted       75  stopped by a signal, saved and resumable
 
 A message is one paragraph: what was found, where, what is allowed, what to do. Arguments in it are
-marked by `argument`, so that Python reads "n is 0" and the command line puts the flag instead.
+marked by `argument`, so that Python reads "n is 0" and the command line puts the flag instead. What
+it quotes may come from anyone's file: control characters, which a terminal would obey, are written
+out, and line breaks are spaces.
 """
 
 from __future__ import annotations
@@ -20,6 +22,12 @@ from collections.abc import Callable
 from typing import ClassVar
 
 _MARKED = re.compile("\0([^\0]*)\0")
+_LINE_BREAKS = re.compile(r"[ \t]*[\r\n\v\f\x85\u2028\u2029][\s]*")
+_UNPRINTABLE = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+_LONGEST = 4000
+"""Characters of a message; a library may quote a whole file in its own."""
 
 
 def argument(name: str) -> str:
@@ -44,7 +52,19 @@ class ToqueError(Exception):
         >>> ConfigError(f"{argument('n')} is 0.").message(lambda name: f"The flag of {name}")
         'The flag of n is 0.'
         """
-        return _MARKED.sub(lambda found: name(found[1]), super().__str__())
+        return _in_a_paragraph(_MARKED.sub(lambda found: name(found[1]), super().__str__()))
+
+
+def _in_a_paragraph(text: str) -> str:
+    r"""Text for a terminal: one line, nothing in it that a terminal would obey, not endless.
+
+    >>> _in_a_paragraph("a file named \x1b[2J is\n  damaged")
+    'a file named \\x1b[2J is damaged'
+    """
+    if len(text) > _LONGEST:
+        text = f"{text[: _LONGEST - 500]} … {text[-480:]}"
+    text = _LINE_BREAKS.sub(" ", text)
+    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 class CheckFailed(ToqueError):

@@ -7,7 +7,8 @@ that writes somewhere; `toque.cli.console.ConsoleReporter` is the one of the com
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -49,6 +50,51 @@ class Silent:
     def working(self, text: str) -> AbstractContextManager[object]:
         """Drop it."""
         return nullcontext()
+
+
+@contextmanager
+def counting(reporter: Reporter, doing: str, things: str) -> Iterator[Count]:
+    """Tell of a part of the work by its count, until the context ends.
+
+    >>> with counting(SILENT, "evaluating", "held-out examples") as count:
+    ...     count(34, 293)
+    """
+
+    def count(done: int, total: int, share: float | None = None) -> None:
+        text = f"{doing} {done:,} of {total:,} {things}"
+        if share is None:
+            reporter.progress(text, done=done, total=total)
+        else:
+            reporter.progress(text, done=round(1000 * share), total=1000)
+
+    try:
+        yield count
+    finally:
+        reporter.progress("")
+
+
+class Count(Protocol):
+    """Called as things get done."""
+
+    def __call__(self, done: int, total: int, share: float | None = None, /) -> None:
+        """Take how many of how many are done, and of all the work the share, where it differs."""
+
+
+def uncounted(done: int, total: int, share: float | None = None, /) -> None:
+    """A count that nobody hears."""
+
+
+def clock_text(seconds: float) -> str:
+    """Hours, minutes and seconds for people.
+
+    >>> clock_text(75), clock_text(4000)
+    ('1:15', '1:06:40')
+    """
+    whole = round(seconds)
+    hours, minutes = whole // 3600, whole // 60 % 60
+    if hours:
+        return f"{hours}:{minutes:02}:{whole % 60:02}"
+    return f"{minutes}:{whole % 60:02}"
 
 
 SILENT: Final[Reporter] = Silent()

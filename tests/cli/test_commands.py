@@ -37,6 +37,7 @@ def kitchen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 COMMANDS = {
     "prepare run.yaml": ("Reused store.", ""),
     "train run.yaml": ("", "continuing from step 3"),
+    "train run.yaml seed=17": ("", "`toque generate run --prompt"),
     "evaluate run": ("held-out loss", ""),
     "evaluate run evaluation.generate=0": ("held-out loss", ""),
     "evaluate run run.yaml": ("1 written texts", ""),
@@ -52,6 +53,7 @@ COMMANDS = {
     "show-batch run.yaml --most 1": ("more; --most shows more of them.", ""),
     "presets": ("demo ", ""),
     "cookbook --out b.jsonl --n 3": ("3 synthetic recipes in b.jsonl", ""),
+    "cookbook c.jsonl --n 3": ("3 synthetic recipes in c.jsonl", ""),
 }
 REFUSED = {
     "train run.yaml --from run": "--from begins a new one",

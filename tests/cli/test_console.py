@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import time
 
 import pytest
 from rich.console import Console
@@ -48,3 +49,69 @@ def test_on_a_terminal_progress_is_drawn_in_one_place(total):
     told.progress("again")  # what is over can begin anew
     told.progress("")
     assert "again" in out.getvalue()
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_in_a_pipe_a_long_part_is_told_after_two_seconds_and_every_half_minute():
+    clock, out = Clock(), io.StringIO()
+    console = Console(file=out, force_terminal=False, width=60, color_system=None)
+    told = ConsoleReporter(console, clock=clock)
+    for second in range(100):
+        clock.now = float(second)
+        told.progress(f"evaluating {second} of 200 examples", done=second, total=200)
+    told.progress("")
+    assert out.getvalue().splitlines() == [
+        "evaluating 2 of 200 examples  1%  3:18 left",
+        "evaluating 32 of 200 examples  16%  2:48 left",
+        "evaluating 62 of 200 examples  31%  2:18 left",
+        "evaluating 92 of 200 examples  46%  1:48 left",
+    ]
+    told.progress("writing 0 of 9 texts", total=9)  # another part, short
+    clock.now += 1.9
+    told.progress("writing 9 of 9 texts", done=9, total=9)
+    told.progress("")
+    told.progress("choosing for 0 of 9 prompts", total=9)
+    clock.now += 8.0
+    told.progress("choosing for 8 of 9 prompts", done=8, total=9)  # over in a second
+    assert len(out.getvalue().splitlines()) == 4
+
+
+def test_in_a_pipe_kept_lines_put_the_others_off():
+    clock, out = Clock(), io.StringIO()
+    told = ConsoleReporter(
+        Console(file=out, force_terminal=False, width=60, color_system=None), clock=clock
+    )
+    for second in range(61):
+        clock.now = float(second)
+        told.progress(f"step {second}", keep=second % 20 == 0)
+    assert out.getvalue().split() == ["step", "0", "step", "20", "step", "40", "step", "60"]
+
+
+def test_in_a_pipe_what_is_under_way_for_long_is_said_once():
+    told, out = reporter(terminal=False)
+    told.patience = 0.0
+    with told.working("measuring"):
+        for _ in range(10_000):
+            if out.getvalue():
+                break
+            time.sleep(0.001)
+    assert out.getvalue() == "measuring ...\n"
+
+
+def test_a_spinner_takes_the_place_of_what_is_live():
+    told, out = reporter(terminal=True)
+    told.progress("step 1")
+    with told.working("writing"):
+        told.notice("a sentence")
+    told.progress("step 2")
+    told.progress("")
+    assert "writing" in out.getvalue()

@@ -273,3 +273,15 @@ def test_tokenizer_auto_is_resolved():
     scratch = resolve_values({}).config.model
     folder = resolve_values({"model": {"start_from": "dir", "family": "auto"}}).config.model
     assert (scratch.tokenizer_source, folder.tokenizer_source) == ("trained:8192", "dir")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['"\\e[2Jseed": 3', '"line\\nbreak": 3', 'data: {store: ["\\u202e"]}', f"seed: {'x' * 90_000}"],
+)
+def test_what_a_file_holds_reaches_no_terminal_as_it_is(tmp_path, text):
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        load_config(tmp_path / "a.yaml")
+    assert str(refused.value).isprintable()
+    assert len(str(refused.value)) < 5000

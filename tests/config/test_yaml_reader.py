@@ -61,3 +61,11 @@ def test_an_alias_may_repeat_a_value_but_not_without_end():
     rows += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
     with pytest.raises(ConfigError, match="alias"):
         read_yaml("\n".join(rows), "f")
+
+
+@pytest.mark.parametrize("text", ["[" * 60, "{a: " * 60, "- " * 60, "? " * 60, "[" * 60 + "]" * 60])
+def test_nesting_is_refused_while_it_is_read(text):
+    # PyYAML asks at each token about every list and mapping around it: deep and long is quadratic.
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        read_yaml(text + "1, " * 10, "f")
+    assert read_yaml("[" * 40 + "]" * 40, "f").value

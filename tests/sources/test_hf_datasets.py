@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from toque.cooking.schemas import RecipeReader, TextRecordsError, reader_for
@@ -156,3 +157,43 @@ def test_damaged_folders_are_refused(tmp_path, read_file):
     with pytest.raises(DataError, match="cannot be read"):
         saved_files(folder)
     assert saved_files(tmp_path) is None
+
+
+def test_offsets_that_point_outside_are_refused(tmp_path, read_file):
+    (file,) = saved_files(saved(tmp_path / "d", rows(3))) or []
+    data = file.read_bytes()
+    offsets = np.array([0, 5, 10, 15], "<i4").tobytes()  # of the three titles
+    assert data.count(offsets) == 1
+    hostile = np.array([0, 5, 1 << 30, (1 << 30) + 5], "<i4").tobytes()
+    file.write_bytes(data.replace(offsets, hostile))  # pyarrow would read there, and crash
+    with pytest.raises(DataError, match="is a damaged or truncated Arrow file"):
+        read_file(file)
+
+
+def test_text_that_is_not_utf8_costs_its_rows(tmp_path, read_file):
+    (file,) = saved_files(saved(tmp_path / "d", rows(3))) or []
+    file.write_bytes(file.read_bytes().replace(b"Pot 1", b"Pot \xff"))
+    assert read_file(file).counts == {"not UTF-8": 1}
+
+
+def test_a_columns_name_that_is_not_utf8_is_refused(tmp_path):
+    (file,) = saved_files(saved(tmp_path / "d", rows(3))) or []
+    data = file.read_bytes()
+    schema = data.index(b"title\0")
+    file.write_bytes(data[:schema] + b"titl\xff" + data[schema + 5 :])
+    with pytest.raises(DataError, match="is a damaged or truncated Arrow file"):
+        RecipeReader().schema(file)
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "..", "a/b", "", "nul\0", 3, {"a": [1]}, None])
+@pytest.mark.parametrize("listed_in", ["state.json", "dataset_dict.json"])
+def test_names_in_a_saved_folders_lists_are_plain(tmp_path, name, listed_in):
+    folder = saved(tmp_path / "d", rows(3))
+    if listed_in == "state.json":
+        held = json.loads((folder / "state.json").read_text())
+        held["_data_files"] = [{"filename": name}]
+    else:
+        held = {"splits": [name]}
+    (folder / listed_in).write_text(json.dumps(held))
+    with pytest.raises(DataError, match=f"its {listed_in} lists"):
+        saved_files(folder)

@@ -12,6 +12,7 @@ from toque.data.prepare.pipeline import prepare
 from toque.data.tokenizer.codec import load_codec
 from toque.errors import DataError
 from toque.sources import token_arrays as token_files
+from toque.sources.npz_stream import is_array_file
 from toque.sources.records import Source
 from toque.sources.token_arrays import TokenReader
 
@@ -165,4 +166,27 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("ids.npy", bytes(1 << 22))
     with pytest.raises(DataError, match="decompression bomb"):
+        documents_of(path)
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["{'descr': '<u2', 'shape': (3,", "{'descr': '<u2', b'shape': (3,)}", "(" * 2000, "{}"],
+)
+def test_a_header_that_is_no_literal_is_refused(tmp_path, header):
+    text = header.encode() + b"\n"
+    start = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little")
+    (tmp_path / "a.npy").write_bytes(start + text + bytes(6))
+    with pytest.raises(DataError, match="the array array has no readable header"):
+        documents_of(tmp_path / "a.npy")
+
+
+def test_an_archive_of_a_newer_format_is_no_token_file(tmp_path):
+    path = saved(tmp_path, ids=FLAT)
+    data = bytearray(path.read_bytes())
+    at = data.index(b"PK\x01\x02")
+    data[at + 6] = 200  # the version a reader needs
+    path.write_bytes(data)
+    assert not is_array_file(path)
+    with pytest.raises(DataError, match="zip file version"):
         documents_of(path)

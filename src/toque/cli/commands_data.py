@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,6 +35,16 @@ def reporter() -> Reporter:
     return ConsoleReporter()
 
 
+def is_first() -> bool:
+    """Whether this process is the one of its siblings that speaks."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def loading() -> AbstractContextManager[object]:
+    """For the seconds that importing torch takes."""
+    return reporter().working("loading torch") if is_first() else nullcontext()
+
+
 def prepare(config: str, /, *overrides: Overrides, replace: bool = False) -> None:
     """Turn raw data into a token store, once, and print the data report.
 
@@ -48,13 +59,15 @@ def prepare(config: str, /, *overrides: Overrides, replace: bool = False) -> Non
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     settings = load(config, overrides).config
     from toque.cli.tables import print_report
-    from toque.workflows.prepare import in_a_line
-    from toque.workflows.prepare import prepare as workflow
+    from toque.workflows.check.trainable import refuse_untrainable
+    from toque.workflows.prepare import in_a_line, prepared
 
-    result = workflow(settings, replace=replace, reporter=reporter())
+    result = prepared(settings, replace=replace, reporter=reporter())
     print_report(result.report)
     made = in_a_line(result, settings.data.engine)
-    print(f"{made} `toque report {result.store.path}` makes a page of this.")
+    print(f"{made} `toque report {result.store.path}` makes a page of this.", flush=True)
+    if not result.reused:
+        refuse_untrainable(settings, result.store)  # after the report, which says why
 
 
 def show(config: str, /, *overrides: Overrides, plot: bool = False) -> None:
@@ -69,7 +82,9 @@ def show(config: str, /, *overrides: Overrides, plot: bool = False) -> None:
 
     own = Path(config) / "config.yaml"
     resolved = load(str(own) if own.exists() else config, overrides)
-    print(workflow(resolved, plot=plot))
+    with loading():
+        shown = workflow(resolved, plot=plot)
+    print(shown)
 
 
 def show_batch(config: str, /, *overrides: Overrides, step: int = 1, most: int = 4) -> None:
@@ -82,9 +97,11 @@ def show_batch(config: str, /, *overrides: Overrides, step: int = 1, most: int =
         most: examples to show.
     """
     settings = load(config, overrides).config
-    from toque.workflows.show_batch import show_batch as workflow
+    with loading():
+        from toque.workflows.show_batch import show_batch as workflow
 
-    shown = workflow(settings, step=step, most=most)
+    with reporter().working("reading the store"):
+        shown = workflow(settings, step=step, most=most)
     print(shown)
     if shown.left:
         print(f"\n{shown.left:,} more; --most shows more of them.")
@@ -98,7 +115,7 @@ def presets() -> None:
         print(f"{name:24}{summary}")
 
 
-def cookbook(*, out: Path, n: int = 20_000, seed: int = 17) -> None:
+def cookbook(out: Path, *, n: int = 20_000, seed: int = 17) -> None:
     """Write synthetic recipes from the embedded grammar, as JSON lines.
 
     Args:
@@ -121,7 +138,9 @@ def report(path: Path, /, *, out: Path | None = None) -> None:
     """
     from toque.workflows.report import report as workflow
 
-    print(workflow(path, out=out))
+    with reporter().working(f"making a page of {path}"):
+        page = workflow(path, out=out)
+    print(page)
 
 
 def verify(path: Path, /) -> None:
@@ -132,4 +151,6 @@ def verify(path: Path, /) -> None:
     """
     from toque.workflows.verify import verify as workflow
 
-    print(workflow(path))
+    with reporter().working(f"hashing every file of {path}"):
+        found = workflow(path)
+    print(found)

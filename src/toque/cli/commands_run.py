@@ -5,6 +5,7 @@ Everything heavy is imported inside a command, so `--help` and a mistyped key an
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Sequence
 from json import dumps
@@ -13,9 +14,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from toque.cli.commands_data import Overrides, load, reporter
+from toque.cli.commands_data import Overrides, is_first, load, loading, reporter
 from toque.cli.launch import without_secrets
 from toque.errors import ConfigError, Interrupted
+from toque.workflows.results import existing_folder
 
 if TYPE_CHECKING:
     from toque.workflows.results import Answer, Written
@@ -40,23 +42,47 @@ def train(
     *overrides: Overrides,
     start: Annotated[str | None, Parameter(name="--from")] = None,
     no_upload: bool = False,
+    no_prepare: bool = False,
 ) -> None:
     """Train, or continue: a run folder that holds a whole checkpoint continues exactly.
+
+    A store that is absent is prepared first.
 
     Args:
         config: YAML file or preset; a run's own config.yaml will do.
         overrides: settings to change, as section.field=value.
         start: begin a new run from this checkpoint's weights.
         no_upload: leave checkpoint.upload alone in this session; nothing is fetched either.
+        no_prepare: refuse to begin when the store is absent, instead of preparing it.
     """
     resolved = load(config, overrides)  # a mistyped key is answered before torch loads
-    from toque.workflows.train import train as workflow
+    prints = reporter()
+    if not no_prepare and not (Path(resolved.config.data.store) / "manifest.json").exists():
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as for `prepare`
+        with loading():
+            from toque.workflows.prepare import prepare_before_torch
 
-    run = workflow(resolved, start=start, upload=not no_upload, reporter=reporter())
+        prepare_before_torch(resolved.config, start=start, reporter=prints)
+    with loading():
+        from toque.workflows.train import train as workflow
+
+    run = workflow(
+        resolved,
+        start=start,
+        upload=not no_upload,
+        prepare=not no_prepare,
+        reporter=prints,
+    )
     if run.interrupted:
         again = shlex.join(["toque", "train", config, *without_secrets(overrides)])
         raise Interrupted(
             f"Stopped by a signal and saved at step {run.step}. Continue with: {again}"
+        )
+    if is_first():
+        folder = shlex.quote(str(run.folder))
+        reporter().notice(
+            f"`toque report {folder}` makes a page of the run; `toque generate {folder} --prompt "
+            '"..."` writes with its model.'
         )
 
 
@@ -70,7 +96,7 @@ def evaluate(run_or_model: str, config: str | None = None, /, *overrides: Overri
     """
     if config is not None and "=" in config and not Path(config).exists():
         overrides, config = (config, *overrides), None
-    own = Path(run_or_model) / "config.yaml"
+    own = existing_folder(run_or_model) / "config.yaml"
     if config is None and not own.exists():
         raise ConfigError(
             f"{run_or_model} is not a run folder, so it does not say what to evaluate on. Name a "
@@ -135,6 +161,7 @@ def generate(
             top_p=top_p,
             seed=seed,
             raw=raw,
+            reporter=reporter(),
         )
     elif adapter:
         raise ConfigError(
@@ -144,9 +171,21 @@ def generate(
     else:
         from toque.workflows.classify import classify
 
-        texts = classify(run_or_model, prompts, file=file, task=task, choices=chosen, raw=raw)
+        texts = classify(
+            run_or_model,
+            prompts,
+            file=file,
+            task=task,
+            choices=chosen,
+            raw=raw,
+            reporter=reporter(),
+        )
     for each in texts:
         print(dumps(each.record(), ensure_ascii=False) if json else each, flush=True)
+    from toque.workflows.results import hint_of
+
+    if said := hint_of(texts):
+        reporter().notice(said)
 
 
 def export(
@@ -165,7 +204,9 @@ def export(
     """
     from toque.workflows.export import export as workflow
 
-    print(workflow(run_or_model, to=to, form=form))
+    with reporter().working(f"writing {to}, reading it back and comparing"):
+        made = workflow(run_or_model, to=to, form=form)
+    print(made)
 
 
 def drill(
@@ -215,7 +256,8 @@ def check(config: str, /, *overrides: Overrides, examples: int = 16) -> None:
     settings = load(config, overrides).config
     from toque.workflows.check.run import check as workflow
 
-    found = workflow(settings, examples=examples)
+    with reporter().working("computing one update in every way"):
+        found = workflow(settings, examples=examples)
     print(found)
     found.raise_if_failed()
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Final
 
 from rich.console import Console
@@ -12,9 +14,15 @@ from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextC
 from rich.progress import TimeRemainingColumn as TimeLeft
 from rich.text import Text
 
+from toque.reporter import clock_text
+
 _BAR_SECONDS: Final = 0.1
 _LINE_SECONDS: Final = 0.25
 """Between two drawings of what is live."""
+_PATIENCE_SECONDS: Final = 2.0
+"""What takes longer is told where nothing can be drawn, too."""
+_AGAIN_SECONDS: Final = 30.0
+"""Between two lines about what is under way, where nothing can be drawn."""
 _FLAGS: Final = {
     "start": "--from",
     "form": "--format",
@@ -38,16 +46,26 @@ def flag(name: str) -> str:
 class ConsoleReporter:
     """Lines on standard output; notices and what is under way on standard error.
 
+    What is under way is drawn on a terminal. In a pipe or a file a line tells of it after two
+    seconds, and another every half minute.
+
     Args:
         console: where notices and progress go; standard error unless given.
+        clock: seconds that pass.
     """
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(
+        self, console: Console | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._console = console or Console(stderr=True)
+        self._clock = clock
+        self.patience = _PATIENCE_SECONDS
+        self._began: float | None = None
+        self._due = 0.0
         self._live: Live | None = None
         self._bar: Progress | None = None
         self._task = TaskID(0)
-        self._drawn = 0.0
+        self._drawn = float("-inf")
 
     def line(self, text: str) -> None:
         """Print on standard output at once."""
@@ -59,20 +77,44 @@ class ConsoleReporter:
         self._console.print(Text(text), soft_wrap=True)
 
     def progress(self, text: str, *, done: int = 0, total: int = 0, keep: bool = False) -> None:
-        """Draw on a terminal, a bar where a total is known; elsewhere print what is to be kept."""
+        """Draw on a terminal, a bar where a total is known; elsewhere print a line now and then."""
         if not text:
             self._stop()
         elif not self._console.is_terminal:
-            if keep:
-                self.notice(text)
+            self._print_when_due(text, done, total, keep=keep)
         elif total or self._bar is not None:
             self._draw_bar(text, done, total)
         else:
             self._draw_line(text)
 
     def working(self, text: str) -> AbstractContextManager[object]:
-        """Show a spinner on a terminal."""
-        return self._console.status(text)
+        """Show a spinner on a terminal; elsewhere print a line if it takes long."""
+        self._stop()
+        return self._console.status(text) if self._console.is_terminal else self._awaited(text)
+
+    @contextmanager
+    def _awaited(self, text: str) -> Iterator[None]:
+        timer = threading.Timer(self.patience, self.notice, (f"{text} ...",))
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()  # only a process of one thread can be forked
+
+    def _print_when_due(self, text: str, done: int, total: int, *, keep: bool) -> None:
+        now = self._clock()
+        if self._began is None:
+            self._began, self._due = now, now + self.patience
+        if not keep and now < self._due:
+            return
+        if total and done:
+            left = (now - self._began) * (total - done) / done
+            if left < self.patience and not keep:
+                return  # it will be over before the line is read
+            text = f"{text}  {done / total:.0%}  {clock_text(left)} left"
+        self.notice(text)
+        self._due = now + _AGAIN_SECONDS
 
     def _draw_line(self, text: str) -> None:
         if self._live is None:
@@ -100,7 +142,7 @@ class ConsoleReporter:
         )
 
     def _late(self, seconds: float) -> bool:
-        now = time.monotonic()
+        now = self._clock()
         late = now - self._drawn >= seconds
         self._drawn = now if late else self._drawn
         return late
@@ -109,5 +151,5 @@ class ConsoleReporter:
         for live in (self._live, self._bar):
             if live is not None:
                 live.stop()
-        self._live = self._bar = None
-        self._drawn = 0.0
+        self._live = self._bar = self._began = None
+        self._drawn = float("-inf")

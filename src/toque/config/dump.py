@@ -61,7 +61,11 @@ def differences(old: RunConfig, new: RunConfig) -> list[Difference]:
 
 def config_sha256(config: RunConfig) -> str:
     """Hash of every value; equal for equal configurations, on every machine."""
-    values = config.model_dump(mode="json")
+    return values_sha256(config.model_dump(mode="json"))
+
+
+def values_sha256(values: Any) -> str:
+    """Hash of a configuration's values as they stand in its file, whatever today's settings are."""
     canonical = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(canonical.encode("ascii")).hexdigest()
 

@@ -25,6 +25,10 @@ RETIRED: Mapping[str, Mapping[str, Any]] = {"observe": {"profile": None, "system
 """Settings that 0.1.0 wrote into every run's config.yaml and that never did anything: with the one
 value they could have, they are passed over, so that its runs still open."""
 
+FORMER_DEFAULTS: Mapping[str, str] = {"optim.warmup": "100 steps"}
+"""Defaults that an earlier release had, as its runs' config.yaml has them: a run begun with one
+keeps it, unless its configuration names another value."""
+
 
 @dataclass(frozen=True)
 class Resolved:

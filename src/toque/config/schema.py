@@ -96,7 +96,8 @@ class DataConfig(Config):
     sources: Annotated[
         tuple[SourceConfig, ...], AsTuple, Allowed("a list such as [{path: recipes.jsonl.gz}]")
     ] = ()
-    """Raw files. May stay empty when the store exists already."""
+    """Raw files; `train` refuses other ones than the store was prepared from. May stay empty when
+    the store exists already."""
     store: Annotated[str, Field(min_length=1), Allowed("a folder")] = "stores/cookbook"
     """Folder of the prepared, tokenised data."""
     tasks: Annotated[
@@ -157,8 +158,9 @@ class OptimConfig(Config):
     """Of cosine_restarts; null: 1000 steps, then each twice as long."""
     cooldown: Interval | None = None
     """Of wsd, the time it takes at the end of the run; null: 20 %."""
-    warmup: AnyDuration = Duration(100, "steps")
-    """Time in which the rate rises linearly to the peak."""
+    warmup: AnyDuration = Duration(3, "%")
+    """Time in which the rate rises linearly to the peak; a share of the run, so that the shortest
+    run reaches it."""
     min_lr: Annotated[float, Field(ge=0)] = 0.0
     """Learning rate the decay falls to."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01

@@ -21,6 +21,9 @@ Path = tuple[str | int, ...]
 MAX_NODES = 20_000
 """A configuration has about a hundred; aliases can make a small file grow without end."""
 
+MAX_DEPTH = 50
+"""Lists and mappings within each other; settings need five."""
+
 _INT = re.compile(r"[-+]?[0-9][0-9_]*")
 _FLOAT = re.compile(
     r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?"
@@ -39,8 +42,24 @@ _READ: Mapping[str, Callable[[str], Any]] = {
 """What a scalar means, by its tag."""
 
 
+class _TooDeep(yaml.YAMLError):
+    """Lists and mappings within each other beyond any use, where PyYAML takes quadratic time."""
+
+
 class _Loader(yaml.SafeLoader):
     """The safe loader with the scalar rules of YAML 1.2; only its `compose` is used."""
+
+    def fetch_flow_collection_start(self, TokenClass: Any) -> None:  # PyYAML names it so
+        """`[` or `{`."""
+        if self.flow_level >= MAX_DEPTH:
+            raise _TooDeep
+        super().fetch_flow_collection_start(TokenClass)  # type: ignore[no-untyped-call]
+
+    def add_indent(self, column: int) -> bool:
+        """A block that is indented further."""
+        if len(self.indents) >= MAX_DEPTH:
+            raise _TooDeep
+        return bool(super().add_indent(column))  # type: ignore[no-untyped-call]
 
 
 _Loader.yaml_implicit_resolvers = {}
@@ -82,10 +101,10 @@ def read_yaml(text: str, name: str) -> Document:
     document = Document(name)
     try:
         node = yaml.compose(text, Loader=_Loader)
+    except _TooDeep as error:
+        raise ConfigError(f"{name} is nested too deeply. Settings need five levels.") from error
     except yaml.YAMLError as error:
         raise ConfigError(_not_yaml(error, text, name)) from error
-    except RecursionError as error:
-        raise ConfigError(f"{name} is nested too deeply. Settings need three levels.") from error
     if node is not None:
         document.value = _value(node, (), document, ())
     return document
@@ -96,8 +115,9 @@ def _value(node: yaml.Node, path: Path, document: Document, above: tuple[int, ..
     document.lines.setdefault(path, line)
     if id(node) in above or len(document.lines) > MAX_NODES:
         raise ConfigError(
-            f"{document.name}:{line}: an alias (*name) here repeats itself without end. "
-            "Write the values out."
+            f"{document.name}:{line}: an alias (*name) here repeats itself without end, or more than "
+            f"{MAX_NODES:,} values stand before this. Write out what an alias stands for; no "
+            "configuration has so many values."
         )
     above = (*above, id(node))
     if isinstance(node, yaml.MappingNode):

@@ -5,7 +5,8 @@ Columns of an example, all numbers:
 * quality: `quality.quality_of`, in [0, 1]; filtered by `data.min_quality`.
 * difficulty: 0 easy, 1 medium, 2 hard. difficulty_from: 0 by our rule, 1 the source's own label.
 * nutrition: 0 Healthy, 1 Moderate, 2 Indulgent, 255 unknown. nutrition_from: 0 estimated from
-  the ingredients, 1 from the nutrients the source gives, 2 the source's own label.
+  the ingredients, 1 from the nutrients the source gives, 2 the source's own label. Nothing is
+  estimated of a recipe that is not in English.
   nutrition_coverage: how much of an estimate rests on measured, known foods; see `nutrition`.
 * cuisine: the number of its class in `cuisines.CUISINES`, 255 unknown.
 * n_ingredients, n_steps.
@@ -77,10 +78,15 @@ def labels_of(reading: Reading, notes: Counter[str]) -> dict[str, int | float]:
     """The columns of a recipe; the source's own labels take precedence over ours."""
     recipe = reading.recipe
     quality = quality_of(reading)
-    if quality.parts["language"] < 1.0 and (language := language_of(reading)) != "English":
+    language = language_of(reading) if quality.parts["language"] < 1.0 else "English"
+    is_english = language == "English"
+    if not is_english:
         notes[f"recipes in {language} (labels know English only)"] += 1
     if recipe.difficulty is None:
-        difficulty, difficulty_from = difficulty_of(reading).level, BY_RULE
+        report = difficulty_of(reading)
+        # Of a foreign text the counts of ingredients and steps alone can be trusted.
+        difficulty = report.level if is_english else report.by_bounds
+        difficulty_from = BY_RULE
     else:
         difficulty, difficulty_from = recipe.difficulty, 1
         notes["difficulty as the source says"] += 1
@@ -89,6 +95,8 @@ def labels_of(reading: Reading, notes: Counter[str]) -> dict[str, int | float]:
         found = nutrition_of(reading)
         nutrition, coverage = found.klass, found.coverage
         nutrition_from = BY_RULE if found.estimated else BY_FIGURES
+        if found.estimated and not is_english:
+            nutrition, coverage = None, 0.0
     notes[_ORIGINS[nutrition_from if nutrition else UNKNOWN]] += 1
     cuisine = cuisine_of(recipe.tags)
     return {

@@ -13,6 +13,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+WIDEST: Final = 100
+"""Columns of a terminal that a confusion table may take; a wider one is told in a line a class."""
+MOST_MISTAKES: Final = 3
+"""Wrong answers named in such a line."""
+_Row = tuple[str, str, str, str, str]
 OTHER: Final = "(other)"
 """The column of answers that name no class."""
 
@@ -55,14 +60,51 @@ class ClassScores:
         return float(np.array(list(self.f1.values()))[present].mean())
 
     def table(self) -> str:
-        """The confusion table as text: a row per true class, a column per answer."""
+        """The confusion table as text: a row per true class, a column per answer.
+
+        If it would be wider than `WIDEST`, a line per class instead, with its commonest mistakes.
+        """
         names = [*self.classes, OTHER] if self.confusion[:, -1].any() else list(self.classes)
         width = max(len(name) for name in names) + 2
+        if width * (len(names) + 1) + 4 > WIDEST:
+            heads, rows = class_rows([*self.classes, OTHER], self.confusion.tolist())
+            return "\n".join(
+                f"{row[0]:<{width}}{row[1]:>7}{row[2]:>7}{row[3]:>9}   {row[4]}".rstrip()
+                for row in (heads, *rows)
+            )
         lines = ["true \\ answer".ljust(width + 4) + "".join(f"{n:>{width}}" for n in names)]
         for name, row in zip(self.classes, self.confusion.tolist(), strict=True):
             cells = "".join(f"{count:>{width}}" for count in row[: len(names)])
             lines.append(name.ljust(width + 4) + cells)
         return "\n".join(lines)
+
+
+def class_rows(names: Sequence[str], confusion: Sequence[Sequence[int]]) -> tuple[_Row, list[_Row]]:
+    """A confusion table in a row per true class: how many, how many right, F1, commonest mistakes.
+
+    Args:
+        names: of the answers, one a column.
+        confusion: counts, a row per true class in the order of `names`, a column per answer.
+
+    Returns:
+        The heads and the rows; classes that neither occur nor are answered are left out.
+
+    >>> class_rows(["Thai", "Greek"], [[3, 1], [0, 2]])[1]
+    [('Thai', '4', '3', '0.857', 'Greek 1'), ('Greek', '2', '2', '0.800', '')]
+    """
+    answered = [sum(row[at] for row in confusion) for at in range(len(names))]
+    rows: list[_Row] = []
+    for at, counts in enumerate(confusion):
+        n_true = sum(counts)
+        if not n_true + answered[at]:
+            continue
+        wrong = sorted(((-n, i) for i, n in enumerate(counts) if n and i != at))
+        told = ", ".join(f"{names[i]} {-n:,}" for n, i in wrong[:MOST_MISTAKES])
+        more = -sum(n for n, _ in wrong[MOST_MISTAKES:])
+        f1 = 2 * counts[at] / (n_true + answered[at])
+        told += f", others {more:,}" if more else ""
+        rows.append((names[at], f"{n_true:,}", f"{counts[at]:,}", f"{f1:.3f}", told))
+    return ("true class", "of it", "right", "F1", "taken for"), rows
 
 
 def class_scores(

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from toque.batch import Batch, DecoderBatch
 from toque.data.loader.collate import Layout
 from toque.data.loader.packing import RowShape
+from toque.reporter import Count, uncounted
 
 LogProbabilities = Callable[[nn.Module, Batch], Tensor]
 """(model, batch) -> log-probability of every label, 0 where there is none, shaped as the labels."""
@@ -66,6 +67,7 @@ class Chooser:
         model: nn.Module,
         prompts: Sequence[NDArray[np.generic]],
         answers: Sequence[NDArray[np.generic]],
+        on_progress: Count = uncounted,
     ) -> NDArray[np.float64]:
         """[prompts, answers] probabilities; each row sums to 1.
 
@@ -75,6 +77,7 @@ class Chooser:
             model: one of the families, on `device`.
             prompts: ids as stored.
             answers: ids of each, with the end token.
+            on_progress: called with (prompts done, all prompts).
         """
         examples = _Answered(prompts, answers)
         layout = Layout(
@@ -89,6 +92,7 @@ class Chooser:
         order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), i))
         was_training = model.training
         model.eval()
+        on_progress(0, len(prompts))
         try:
             with torch.no_grad():
                 for some in self._groups([len(prompts[i]) for i in order], len(answers)):
@@ -99,6 +103,7 @@ class Chooser:
                         found = self.log_probabilities(model, batch)
                     each = _sums(found.float(), batch).reshape(len(chosen), len(answers))
                     scores[chosen] = each.double().cpu().numpy()
+                    on_progress(some.stop, len(prompts))
         finally:
             model.train(was_training)
         likely = np.exp(scores - scores.max(axis=1, keepdims=True))

@@ -17,6 +17,7 @@ from toque.batch import Batch
 from toque.data.loader.collate import Layout
 from toque.data.loader.packing import RowShape, pack
 from toque.keyed_random import key_of, permute
+from toque.reporter import Count, uncounted
 
 SUBSET_KEY = key_of(0x746F717565)
 """Draws the held-out subset: the same for every run and seed, so that runs can be compared."""
@@ -48,16 +49,22 @@ class HeldOut:
     share: tuple[int, int] = (0, 1)
     total: Callable[[Sequence[float]], Sequence[float]] = tuple
 
-    def __call__(self, model: nn.Module) -> dict[str, float]:
+    def __call__(self, model: nn.Module, on_progress: Count = uncounted) -> dict[str, float]:
         """`loss` in nats per target token, `perplexity`, and `target_tokens`.
 
         The loss is sum(w_i nats_i) / sum(w_i tokens_i) with the weights w_i of the rows i.
         Draws nothing at random and leaves the model in the mode it was in.
+
+        Args:
+            model: on `device`.
+            on_progress: called with (examples done, all examples), over all ranks about.
         """
         was_training = model.training
         model.eval()
         nats, weighed, targets = 0.0, 0.0, 0
         rank, ranks = self.share
+        n_examples, done = sum(map(len, self.rows)), 0
+        on_progress(0, n_examples)
         try:
             with torch.no_grad():
                 for weight, rows in self._batches()[rank::ranks]:
@@ -66,6 +73,8 @@ class HeldOut:
                         nats += weight * float(self.loss_sum(model, batch.to(self.device)))
                     weighed += weight * batch.n_targets
                     targets += batch.n_targets
+                    done += ranks * sum(map(len, rows))
+                    on_progress(min(done, n_examples), n_examples)
         finally:
             model.train(was_training)
         nats, weighed, n_targets = self.total((nats, weighed, targets))

@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from toque.data.tokenizer.codec import Codec
+from toque.reporter import Count, uncounted
 from toque.storage.json_files import append_json_lines
 
 TextMetrics = Callable[[str, str], Mapping[str, float]]
@@ -66,11 +67,12 @@ class Sampler:
     generate: Generate
     metrics: TextMetrics
 
-    def __call__(self, model: nn.Module) -> list[Sample]:
-        """One sample for each prompt, in their order."""
+    def __call__(self, model: nn.Module, on_progress: Count = uncounted) -> list[Sample]:
+        """One sample for each prompt, in their order; `on_progress` is `generate`'s."""
         if not self.prompts:
             return []
-        written = self.generate(model, [prompt.ids for prompt in self.prompts])
+        ids = [prompt.ids for prompt in self.prompts]
+        written = self.generate(model, ids, on_progress=on_progress)
         return [self._sample(p, ids) for p, ids in zip(self.prompts, written, strict=True)]
 
     def _sample(self, prompt: Prompt, ids: Sequence[int]) -> Sample:

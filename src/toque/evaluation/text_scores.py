@@ -77,12 +77,12 @@ class TextScores:
     def _add_part(self, samples: Sequence[Sample]) -> None:
         texts = [sample.text for sample in samples]
         before, self.n_texts = self.n_texts, self.n_texts + len(samples)
-        for name, rows in self._columns(texts, [sample.reference for sample in samples]).items():
-            self._rows[name].append((before, rows))
-        if "recipe" in self.groups:
+        if "recipe" in self.groups:  # the domain's scores come first in every table
             for name in dict.fromkeys(name for sample in samples for name in sample.metrics):
                 values = [sample.metrics.get(name, np.nan) for sample in samples]
                 self._rows[name].append((before, np.array(values, float)[:, None]))
+        for name, rows in self._columns(texts, [sample.reference for sample in samples]).items():
+            self._rows[name].append((before, rows))
         for sample in samples:
             for slicing, label in sample.slices.items():
                 self._labels[slicing].append(label)

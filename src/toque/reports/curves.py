@@ -10,6 +10,8 @@ MOST_POINTS: Final = 600
 """Points of a drawn line: about one a pixel."""
 _SMOOTHED_OVER: Final = 0.02
 """Share of a run that the smoothed loss looks back on."""
+_SMOOTHED_OF_PAST: Final = 0.1
+"""Largest share of what has passed that it looks back on: early losses fall fast."""
 
 Points = tuple[list[float], list[float | None]]
 """(xs, ys)."""
@@ -43,22 +45,22 @@ def thinned(curve: Points, most: int = MOST_POINTS) -> Points:
 
 
 def smoothed(curve: Points) -> Points:
-    """An exponential mean over about a fiftieth of the run, corrected for its start.
+    """An exponential mean over a fiftieth of the run, and at its start over a tenth of the past.
 
-    The correction is Adam's (Kingma and Ba 2015, section 3): the mean of n values divided by
-    1 - decay**n, so that the first points are not drawn towards 0.
+    It begins at the first value. With the whole window from the beginning it would be the mean of
+    all values so far, far above a loss that falls by half within the first updates.
     """
     xs, ys = curve
-    decay = 1.0 - 1.0 / max(2.0, _SMOOTHED_OVER * len(xs))
-    mean, weight = 0.0, 0.0
+    widest = max(2.0, _SMOOTHED_OVER * len(xs))
+    mean, n_seen = 0.0, 0
     out: list[float | None] = []
     for y in ys:
         if y is None:
             out.append(None)
             continue
-        mean = decay * mean + (1 - decay) * y
-        weight = decay * weight + (1 - decay)
-        out.append(mean / weight)
+        n_seen += 1
+        mean += (y - mean) / min(widest, max(1.0, _SMOOTHED_OF_PAST * n_seen))
+        out.append(mean)
     return xs, out
 
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from toque.cooking.scoring.recipe_scores import hint
 from toque.data.prepare.report import Report
 from toque.reports.curves import Points, points, rates, smoothed, thinned
 from toque.reports.parts import Figure, Grid, Passage, Shown
@@ -40,15 +41,17 @@ def run_content(folder: Path, events: Sequence[Event]) -> dict[str, Any]:
     scored = [e for e in events if e["event"] == "evaluation"]
     samples = list(filter(None, map(_json, _text(folder / "samples.jsonl").splitlines())))
     written = _by_prompt(samples)
+    evaluation = _json(_text(folder / "evaluation.json"))
     return {
         "title": folder.resolve().name,
         "sentence": _state(events),
         "facts": _facts(events, steps, scored),
         "warnings": [str(e.get("message")) for e in events if e["event"] == "warning"],
+        "hint": _hint(evaluation),
         "loss": _loss(steps, scored),
         "plots": _plots(steps, scored),
         "evaluations": _evaluations(scored),
-        "final": score_grids(_json(_text(folder / "evaluation.json"))),
+        "final": score_grids(evaluation),
         "samples": [_shown(prompt, own) for prompt, own in written[-_MOST_SAMPLES:]],
         "samples_note": f"The last {_MOST_SAMPLES} of {len(written):,} prompts in samples.jsonl."
         if len(written) > _MOST_SAMPLES
@@ -59,6 +62,13 @@ def run_content(folder: Path, events: Sequence[Event]) -> dict[str, Any]:
         "config": _text(folder / "config.yaml"),
         "made_by": f"Written by toque {__version__} from the files in {folder}.",
     }
+
+
+def _hint(evaluation: Mapping[str, Any]) -> str:
+    """A sentence when the texts of the final evaluation are still poor."""
+    generated = evaluation.get("generated")
+    score = generated.get("recipe_score") if isinstance(generated, dict) else None
+    return hint(score) if isinstance(score, int | float) else ""
 
 
 def _state(events: Sequence[Event]) -> str:
@@ -83,14 +93,20 @@ def _facts(
     seconds = sum(float(e.get("seconds") or 0) for e in steps)
     pairs = [("until", str(start.get("stop_after", "-")))]
     if steps:
-        pairs += [("steps", f"{steps[-1]['step']:,}"), ("epochs", f"{steps[-1]['epoch']:.2f}")]
+        pairs += [
+            ("steps", f"{steps[-1]['step']:,}"),
+            ("epochs", f"{steps[-1].get('epoch', 0):.2f}"),
+        ]
     if losses:
         best, step = min(losses)
         pairs.append(("lowest held-out loss", f"{best:.4f} at step {step:,}"))
     if tokens and seconds:
         pairs += [("tokens", f"{tokens:,}"), ("tokens/s", f"{tokens / seconds:,.0f}")]
     if parameters := start.get("parameters"):
-        pairs.append(("parameters", f"{parameters.get('total', 0) / 1e6:,.1f} M"))
+        total, trained = parameters.get("total", 0), parameters.get("trainable", 0)
+        pairs.append(("parameters", f"{total / 1e6:,.1f} M"))
+        if 0 < trained < total:  # an adapter's
+            pairs.append(("trainable", f"{trained:,} ({trained / total:.2%})"))
     pairs.append(("training time", _clock(seconds)))
     return pairs
 
@@ -174,7 +190,8 @@ def _shown(prompt: str, own: Sequence[Event]) -> Shown:
     gap = max(1, -(-len(own) // _MOST_TEXTS))
     texts: list[Passage] = []
     for sample in own[::-1][::gap]:
-        metrics = sample.get("metrics") or {}
+        metrics = sample.get("metrics")
+        metrics = metrics if isinstance(metrics, dict) else {}
         told = ", ".join(f"{name} {written(value)}" for name, value in metrics.items())
         texts.append(Passage(str(sample.get("text", "")), f"step {sample.get('step')}", told))
     if own[-1].get("reference"):

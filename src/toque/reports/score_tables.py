@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from toque.evaluation.classification import class_rows
 from toque.reports.parts import Grid
 
 _NONE: Final = "-"
+_MOST_COLUMNS: Final = 6
+"""Classes of a confusion table with a column for each; more are told in a row a class."""
 
 
 def score_grids(evaluation: Mapping[str, Any]) -> list[tuple[str, Grid]]:
@@ -24,6 +27,9 @@ def score_grids(evaluation: Mapping[str, Any]) -> list[tuple[str, Grid]]:
         step = evaluation.get("step")
         title = "Final evaluation" + ("" if step is None else f", step {written(step)}")
         grids.append((title, Grid(heads, rows, frozenset({1, 2, 3}), note)))
+    if tasks := _tasks(evaluation):
+        grids.append(("Tasks", tasks))
+    grids += _confusions(evaluation)
     for slicing, parts in _mapping(evaluation, "slices").items():
         if isinstance(parts, Mapping) and parts:
             grids.append((f"By {slicing.replace('_', ' ')}", _sliced(parts)))
@@ -61,6 +67,41 @@ def _generated(evaluation: Mapping[str, Any]) -> list[tuple[str, ...]]:
         )
         for name, value in _mapping(evaluation, "generated").items()
     ]
+
+
+def _tasks(evaluation: Mapping[str, Any]) -> Grid | None:
+    """One row a task; accuracy and what goes with it where answers are classes."""
+    names = ("examples", "loss", "accuracy", "majority", "macro_f1", "ece")
+    heads = ("task", "examples", "loss", "accuracy", "most frequent class", "macro-F1", "ECE")
+    found = {task: own for task, own in _mapping(evaluation, "tasks").items() if _is_mapping(own)}
+    rows = [
+        (_named(task), *(_NONE if n not in own else written(own[n]) for n in names))
+        for task, own in found.items()
+    ]
+    note = "The accuracy of always answering the most frequent class stands beside the model's."
+    return Grid(heads, rows, frozenset(range(1, len(heads))), note) if rows else None
+
+
+def _confusions(evaluation: Mapping[str, Any]) -> list[tuple[str, Grid]]:
+    """What the answers of each class task were: a table that fits, or a row a class."""
+    grids = []
+    for task, own in _mapping(evaluation, "tasks").items():
+        if not _is_mapping(own) or not own.get("classes"):
+            continue
+        names, confusion = list(own["classes"]), own.get("confusion") or []
+        if len(names) <= _MOST_COLUMNS:
+            heads: Sequence[str] = ("true class", *(f"answered {name}" for name in names))
+            rows = [(name, *map(written, row)) for name, row in zip(names, confusion, strict=False)]
+            grid = Grid(heads, rows, frozenset(range(1, len(heads))))
+        else:
+            heads, rows = class_rows(names, confusion)
+            grid = Grid(heads, rows, frozenset({1, 2, 3}))
+        grids.append((f"Answers to {_named(task)}", grid))
+    return grids
+
+
+def _is_mapping(value: object) -> bool:
+    return isinstance(value, Mapping)
 
 
 def _sliced(parts: Mapping[str, Any]) -> Grid:

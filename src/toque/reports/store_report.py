@@ -8,6 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
+from toque.cooking.labels.cuisines import CUISINES
 from toque.cooking.recipe import DIFFICULTIES, NUTRITION_CLASSES
 from toque.data.prepare.histograms import ColumnReport, Histogram
 from toque.data.prepare.report import Lengths, Report, SourceReport
@@ -28,12 +29,18 @@ _NAMES: Final = {
     ),
     "n_ingredients": ("Ingredients", "ingredients of a recipe"),
     "n_steps": ("Steps", "steps of a recipe"),
+    "cuisine": ("Cuisine", ""),
 }
 """Column to the caption of its plot and the name of its axis."""
 _LABELS: Final[Mapping[str, Sequence[str]]] = {
     "difficulty": DIFFICULTIES,
     "nutrition": NUTRITION_CLASSES,
+    "cuisine": CUISINES,
 }
+_RANKED: Final = frozenset({"cuisine"})
+"""Labels without an order of their own: the commonest first."""
+_MOST_NAMED: Final = 8
+"""Classes named in a terminal's line; the others are summed."""
 _ORIGINS: Final = {
     "difficulty": ("by rule", "as the source says"),
     "nutrition": ("estimated from ingredients", "from given figures", "as the source says"),
@@ -58,7 +65,11 @@ def store_content(folder: Path, report: Report) -> dict[str, Any]:
             _histogram("Target lengths", report.target_histogram, "tokens"),
         ],
         "losses": report.losses(),
-        "column_plots": [_column(column) for column in report.columns if column.known],
+        "column_plots": [
+            _column(column)
+            for column in report.columns
+            if column.known and (_is_counted(column) or column.name not in _LABELS)
+        ],
         "split": report.splitting(),
         "notes": notes_grid(report),
         "kept": [_shown(excerpt) for excerpt in report.kept_examples],
@@ -175,16 +186,40 @@ def labels_grid(report: Report) -> Grid:
     rows = []
     for column in report.columns:
         title, _ = _NAMES.get(column.name, (column.name, ""))
-        labels = _LABELS.get(column.name, ())
-        if column.values:
-            told = ", ".join(
-                f"{_label(value, labels)} {count / column.known:.1%}"
-                for value, count in column.values.items()
-            )
+        if _is_counted(column):
+            told = _shares(column)
+        elif column.name in _LABELS:  # a mean of codes would say nothing
+            told = "not counted by name in this store, which an earlier release wrote"
         else:
             told = f"mean {column.mean:.3g}, from {column.least:.4g} to {column.most:.4g}"
         rows.append((title, f"{column.known:,}", told))
     return Grid(("column", "examples", "values"), rows, frozenset({1}))
+
+
+def _is_counted(column: ColumnReport) -> bool:
+    """Whether a column's values are shown one by one: names, or few of them."""
+    return bool(column.values) and (column.histogram is None or column.name in _LABELS)
+
+
+def _values(column: ColumnReport) -> list[tuple[str, int]]:
+    """Values with their rows: in their order, or the commonest first and the unknown last."""
+    found = list(column.values.items())
+    if column.name in _RANKED:
+        found.sort(key=lambda item: (item[0] == _UNKNOWN, -item[1], item[0]))
+    return found
+
+
+def _shares(column: ColumnReport) -> str:
+    """The names of a column with their shares, in a line."""
+    labels, values = _LABELS.get(column.name, ()), _values(column)
+    unknown = [item for item in values if item[0] == _UNKNOWN and labels]
+    named = [item for item in values if item not in unknown]
+    shown = named if len(named) <= _MOST_NAMED + 1 else named[:_MOST_NAMED]
+    told = [(_label(value, labels), count) for value, count in shown]
+    if rest := named[len(shown) :]:
+        told.append((f"{len(rest)} others", sum(count for _, count in rest)))
+    told += [(_label(value, labels), count) for value, count in unknown]
+    return ", ".join(f"{name} {count / column.known:.1%}" for name, count in told)
 
 
 def notes_grid(report: Report) -> Grid:
@@ -201,7 +236,7 @@ def _histogram(title: str, shape: Histogram, unit: str, note: str = "") -> Figur
 def _column(column: ColumnReport) -> Figure:
     title, unit = _NAMES.get(column.name, (column.name, column.name))
     note = f"{column.missing:,} examples have none." if column.missing else ""
-    if column.histogram is not None:
+    if column.histogram is not None and not _is_counted(column):
         mean = f"Mean {column.mean:.3g}, from {column.least:.4g} to {column.most:.4g}."
         return _histogram(title, column.histogram, unit or title, f"{mean} {note}".strip())
     labels = _LABELS.get(column.name, ())
@@ -213,7 +248,7 @@ def _column(column: ColumnReport) -> Figure:
             _label(value, labels),
             [*(part.get(value, 0) for part in parts), unknown.get(value, 0)] if parts else [count],
         )
-        for value, count in column.values.items()
+        for value, count in _values(column)
     ]
     named = [_origin(column.name, kind) for kind in origins]
     drawn = bars(title, rows, of="examples", parts_named=named if parts else ())

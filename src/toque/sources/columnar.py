@@ -52,6 +52,7 @@ def columnar_blocks(path: Path, columns: Sequence[str]) -> Iterator[Block]:
     first_row = 1
     with _opened(path) as (arrow, _, batches):
         for batch in batches(list(columns)):
+            _check(batch, arrow)
             for part in _parts_of(batch):
                 yield pack(path, first_row, "parquet", _serialised(part, arrow))
                 first_row += part.num_rows
@@ -80,7 +81,7 @@ def _opened(path: Path) -> Iterator[tuple[Any, Any, Callable[[list[str]], Iterat
             else:
                 batches = reader = arrow.ipc.open_stream(source)
             yield arrow, reader.schema, lambda columns: (b.select(columns) for b in batches)
-    except (arrow.ArrowException, OSError) as error:
+    except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:  # the last: of names
         why = (str(error) or type(error).__name__).splitlines()[0]
         kind, to_do = "Arrow", "Save or fetch it again."
         if is_parquet:
@@ -119,6 +120,25 @@ def _decoded(cell: bytes) -> Any:
         return cell.decode()
     except UnicodeDecodeError:
         return _NOT_TEXT
+
+
+def _check(batch: Any, arrow: Any) -> None:
+    """Refuse offsets and sizes that point outside their buffers: pyarrow reads on and crashes.
+
+    Parquet is decoded, and so checked, as it is read; an Arrow file is memory as it stands there.
+    Text that is not UTF-8 is no danger; its rows are dropped one by one.
+
+    Raises:
+        ArrowInvalid: naming what is wrong.
+    """
+    for column in batch.columns:
+        kind = column.type
+        if arrow.types.is_string(kind):
+            column.view(arrow.binary()).validate(full=True)
+        elif arrow.types.is_large_string(kind):
+            column.view(arrow.large_binary()).validate(full=True)
+        else:
+            column.validate(full=True)
 
 
 def _parts_of(batch: Any) -> Iterator[Any]:

@@ -14,6 +14,8 @@ from toque.errors import DataError
 from toque.storage.located import Located
 
 PREFIX = "hf:"
+_LONGEST_NAME = 200
+"""Of a file; a file system would refuse one of 256 bytes with an error of its own."""
 
 
 def saved_files(folder: Path) -> list[Path] | None:
@@ -26,7 +28,7 @@ def saved_files(folder: Path) -> list[Path] | None:
     if isinstance(splits, list) and splits:
         if len(splits) > 1:
             raise several_splits(str(folder), splits, sign="/")
-        return saved_files(folder / str(splits[0]))
+        return saved_files(_inside(folder, splits[0], "dataset_dict.json"))
     if not (folder / "dataset_info.json").is_file() or not (folder / "state.json").is_file():
         return None
     listed = _json(folder / "state.json").get("_data_files")
@@ -38,13 +40,24 @@ def saved_files(folder: Path) -> list[Path] | None:
     files = []
     for entry in listed:
         name = entry.get("filename") if isinstance(entry, dict) else None
-        if not isinstance(name, str) or Path(name).name != name or not (folder / name).is_file():
-            raise DataError(
-                f"{folder} is a saved dataset, and its state.json lists the file {name!r}, which "
-                "is not in the folder. Copy the folder whole, or save it again."
-            )
-        files.append(folder / name)
+        files.append(_inside(folder, name, "state.json"))
     return files
+
+
+def _inside(folder: Path, name: Any, listed_in: str) -> Path:
+    """A file or folder of a saved dataset; its lists may come from anyone.
+
+    Raises:
+        DataError: it is not there, or `name` is not the plain name of something in the folder.
+    """
+    plain = isinstance(name, str) and "\0" not in name and 0 < len(name) < _LONGEST_NAME
+    if not plain or name == ".." or Path(name).name != name or not (folder / name).exists():
+        shown = f"{name!r}"[:80]
+        raise DataError(
+            f"{folder} is a saved dataset, and its {listed_in} lists {shown}, which is not in the "
+            "folder. Copy the folder whole, or save it again."
+        )
+    return folder / name
 
 
 def several_splits(name: str, splits: list[Any], *, sign: str) -> DataError:
@@ -115,9 +128,9 @@ def _not_loaded(path: str, name: str, error: Exception) -> DataError:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
     try:
+        if not path.is_file():
+            return {}
         found = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(

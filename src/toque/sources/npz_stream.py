@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toque.errors import DataError
+from toque.storage.npy_header import read_header
 
 _NPY = b"\x93NUMPY"
 _ZIP = b"PK\x03\x04"
@@ -40,7 +41,7 @@ def is_array_file(path: Path) -> bool:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
         return bool(names) and all(name.endswith(".npy") for name in names)
-    except (OSError, zipfile.BadZipFile):
+    except (OSError, zipfile.BadZipFile, NotImplementedError):  # the last: of a newer zip format
         return False
 
 
@@ -100,8 +101,8 @@ class ArrayFile:
         """
         with self._opened(name) as (file, n_bytes):
             try:
-                shape, fortran, dtype = _header(file)
-            except (ValueError, EOFError, SyntaxError) as error:
+                shape, fortran, dtype = read_header(file)
+            except ValueError as error:
                 raise DataError(
                     f"{self.path}: the array {name} has no readable header ({error}). It is "
                     "damaged; fetch or write it again."
@@ -185,12 +186,3 @@ def array_file(path: Path, *, how: str) -> Iterator[ArrayFile]:
             f"The token file {path} cannot be read: {error}. It may be cut short or damaged; fetch "
             "or write it again."
         ) from error
-
-
-def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
-    version = np.lib.format.read_magic(file)
-    if version == (1, 0):
-        return np.lib.format.read_array_header_1_0(file)
-    if version == (2, 0):
-        return np.lib.format.read_array_header_2_0(file)
-    raise ValueError(f"version {version} of the format")

@@ -23,6 +23,9 @@ class Callback:
     def on_before_step(self, at: Progress) -> None:
         """An update begins."""
 
+    def on_micro_batch(self, at: Progress, done: int, total: int) -> None:
+        """So many of an update's micro-batches are computed."""
+
     def on_step(self, info: StepInfo) -> Requests | None:
         """An update is done; not yet evaluated or saved."""
 
@@ -84,6 +87,11 @@ class Callbacks:
         """Call every callback; so do the methods below."""
         for callback in self._callbacks:
             callback.on_before_step(at)
+
+    def on_micro_batch(self, at: Progress, done: int, total: int) -> None:
+        """So many of an update's micro-batches are computed."""
+        for callback in self._callbacks:
+            callback.on_micro_batch(at, done, total)
 
     def on_before_evaluate(self, at: Progress) -> None:
         """An evaluation begins."""

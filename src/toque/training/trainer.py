@@ -184,11 +184,12 @@ class Trainer:
         self.runtime.seed(self.seed, step)  # dropout depends on the step alone
         self.model.train()
         loss_sum = torch.zeros((), device=self.runtime.device)
-        for rows in micro_batches:
+        for done, rows in enumerate(micro_batches, start=1):
             with self.runtime.autocast():
                 loss = self.loss_fn(self.model, rows.to(self.runtime.device))  # [] nats, summed
             self.runtime.backward(loss / n_targets)
             loss_sum += loss.detach()
+            self.callbacks.on_micro_batch(self.progress, done, len(micro_batches))
         return loss_sum
 
     def _check_updates(self) -> None:
@@ -280,8 +281,7 @@ class Trainer:
         at.refuse_other_data(self.batches, where=str(checkpoint.path))
         resume.load_tensors(checkpoint, self.model, self.optimizer, self.average)
         self.progress, self.cursor, self.best = at.progress, at.cursor, at.best
-        self.owes_evaluation = at.owes_evaluation
-        self.notes += notes
+        self.owes_evaluation, self.notes = at.owes_evaluation, self.notes + notes
 
     def _start(self, leftovers: list[str]) -> RunStart:
         removed = [f"removed what a killed save left: {', '.join(leftovers)}"] if leftovers else []

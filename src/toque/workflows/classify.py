@@ -11,8 +11,9 @@ import numpy as np
 
 from toque.cooking.prompts import CLASSES, Task
 from toque.errors import ConfigError, argument
+from toque.reporter import SILENT, Reporter, counting
 from toque.workflows.prompt_files import read_prompts
-from toque.workflows.results import Answer, Model, folder_of
+from toque.workflows.results import Answer, Model, existing_folder, folder_of
 
 
 def classify(
@@ -23,6 +24,7 @@ def classify(
     task: str | None = None,
     choices: Sequence[str] = (),
     raw: bool = False,
+    reporter: Reporter = SILENT,
 ) -> list[Answer]:
     """Choose one of a few answers for each prompt, with the probability of each.
 
@@ -33,6 +35,7 @@ def classify(
         task: nutrition, difficulty or cuisine.
         choices: answers of your own instead, two or more.
         raw: send prompts as they are, not in the form the model was trained on.
+        reporter: hears of progress.
 
     Raises:
         ConfigError: no prompt, a task the run did not learn, or fewer than two choices.
@@ -40,13 +43,14 @@ def classify(
     """
     answers = _allowed(task, choices)
     asked = read_prompts(prompts, file, task=cast("Task | None", task), raw=raw)
-    # With torch, which answering a mistake does without.
-    from toque.evaluation.constrained_choice import Chooser
-    from toque.models.forward.loss import log_probabilities
-    from toque.workflows.assembly.task_scores import answer_ids
-    from toque.workflows.open_model import open_model
+    with reporter.working(f"reading {folder_of(run_or_model)}"):
+        # With torch, which answering a mistake does without.
+        from toque.evaluation.constrained_choice import Chooser
+        from toque.models.forward.loss import log_probabilities
+        from toque.workflows.assembly.task_scores import answer_ids
+        from toque.workflows.open_model import open_model
 
-    opened = open_model(folder_of(run_or_model))
+        opened = open_model(existing_folder(run_or_model))
     learnt = None if opened.config is None else opened.config.data.tasks
     if task is not None and learnt is not None and task not in learnt:
         raise ConfigError(
@@ -65,7 +69,8 @@ def classify(
         start_id=getattr(model.config, "decoder_start_token_id", None) or 0,
     )
     ids = [np.array(opened.prompt_ids(prompt), np.int64) for prompt in asked]
-    shares = choose(model, ids, [answer_ids(codec, answer) for answer in answers])
+    with counting(reporter, "choosing for", "prompts") as count:
+        shares = choose(model, ids, [answer_ids(codec, answer) for answer in answers], count)
     return [
         Answer(prompt, answers[int(row.argmax())], dict(zip(answers, row.tolist(), strict=True)))
         for prompt, row in zip(asked, shares, strict=True)

@@ -29,15 +29,17 @@ def demo(resolved: Resolved, *, n: int = 4000, reporter: Reporter = SILENT) -> T
     reporter.line(f"1/4  {cookbook}: synthetic recipes from the embedded grammar")
     prepared = in_a_line(prepare(config, reporter=reporter), config.data.engine)
     reporter.line(f"2/4  {prepared} Its report: {config.data.store}/report.md")
-    from toque.workflows.generate import generate  # torch, after processes have been forked
-    from toque.workflows.train import train
+    with reporter.working("loading torch"):  # after processes have been forked
+        from toque.workflows.generate import generate
+        from toque.workflows.train import train
 
     run = train(resolved, reporter=reporter)
     if run.interrupted:
         reporter.line("Stopped and saved; `toque demo` continues.")
         return run
     reporter.line(
-        f"3/4  trained {run.step} steps\n4/4  three recipes for dishes it has not seen:\n"
+        f"3/4  trained {run.step:,} steps and scored\n"
+        "4/4  three recipes for dishes it has not seen:\n"
     )
     asked = [
         "Chickpea and Olive Oil Hummus: chickpeas, olive oil, lemon juice, garlic",
@@ -47,12 +49,15 @@ def demo(resolved: Resolved, *, n: int = 4000, reporter: Reporter = SILENT) -> T
         ),
         "Fried Rice with Peas and Carrots: rice, eggs, peas, carrots, garlic, soy sauce",
     ]
-    for text in generate(run.folder, asked, temperature=0.0, top_p=1.0, seed=config.seed):
+    texts = generate(
+        run.folder, asked, temperature=0.0, top_p=1.0, seed=config.seed, reporter=reporter
+    )
+    for text in texts:
         reporter.line(str(text))
     minutes = (time.perf_counter() - started) / 60
     reporter.line(
         f"Done in {minutes:.1f} minutes. The run folder is {run.folder}: model/, "
         "evaluation.json, samples.jsonl, metrics.jsonl.\n"
-        "Your turn: toque prepare my.yaml && toque train my.yaml"
+        "Your turn: `toque init RECIPES` writes a configuration for a file or folder of yours."
     )
     return run

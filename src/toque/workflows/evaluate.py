@@ -9,7 +9,7 @@ from toque.reporter import SILENT, Reporter
 from toque.storage.atomic import atomic_write, disk_faults
 from toque.storage.no_follow import refuse_links
 from toque.workflows.configure import Configured, configure
-from toque.workflows.results import Model, folder_of
+from toque.workflows.results import Model, existing_folder
 
 if TYPE_CHECKING:
     from toque.workflows.score import Evaluation
@@ -32,7 +32,7 @@ def evaluate(
         ConfigError: no run folder and no configuration.
         DataError: no prepared store, or one of another tokenizer.
     """
-    folder = folder_of(run_or_model)
+    folder = existing_folder(run_or_model)
     own = folder / "config.yaml"
     if own.exists():
         refuse_links(folder, CheckpointError)
@@ -42,7 +42,8 @@ def evaluate(
             "configuration: evaluate(model, config)."
         )
     settings = configure(own if config is None else config)
-    from toque.workflows.score import score_model  # with torch
+    with reporter.working("loading torch"):
+        from toque.workflows.score import score_model
 
     result = score_model(folder, settings, reporter)
     if own.exists():

@@ -15,7 +15,7 @@ from toque.reports.store_report import store_content
 from toque.storage.atomic import atomic_write
 from toque.storage.no_follow import refuse_links
 from toque.training.observers.metrics_reader import METRICS, read_metrics
-from toque.workflows.results import Model, folder_of
+from toque.workflows.results import Model, existing_folder
 
 _PAGE = "report.html"
 
@@ -44,7 +44,7 @@ def report(path: Model, *, out: str | Path | None = None) -> Page:
         DataError: the store is unfinished or damaged, or holds a link.
         CheckpointError: the run's folder holds a link.
     """
-    folder = folder_of(path)
+    folder = existing_folder(path)
     is_run = any(os.path.lexists(folder / name) for name in (METRICS, "config.yaml"))
     refuse_links(folder, CheckpointError if is_run else DataError)
     if (folder / METRICS).is_file():
@@ -64,13 +64,14 @@ def report(path: Model, *, out: str | Path | None = None) -> Page:
     target = folder / _PAGE if out is None else Path(out)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(target, html.encode())
+        page = html.encode("utf-8", "replace")  # JSON can hold halves of characters
+        atomic_write(target, page)
     except OSError as error:
         raise ConfigError(
             f"{target} cannot be written: {error.strerror}. Name another file with "
             f"{argument('out')}."
         ) from error
-    return Page(target, len(html.encode()))
+    return Page(target, len(page))
 
 
 def _store_page(folder: Path) -> str:

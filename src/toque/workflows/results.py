@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+from toque.errors import CheckpointError, ConfigError, argument
 
 
 @dataclass(frozen=True)
@@ -33,12 +36,22 @@ class TrainedRun:
 
     @cached_property
     def metrics(self) -> dict[str, float]:
-        """The final scores by name; empty when the run was interrupted before them."""
+        """The final scores by name; empty when the run was interrupted before them.
+
+        Raises:
+            CheckpointError: evaluation.json is damaged.
+        """
         path = self.folder / "evaluation.json"
-        if not path.exists():
+        try:
+            record = json.loads(path.read_bytes())
+            return {**record["heldout"], **record["generated"]}
+        except FileNotFoundError:
             return {}
-        record = json.loads(path.read_text(encoding="utf-8"))
-        return {**record["heldout"], **record["generated"]}
+        except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"{path} cannot be read as a run's scores: {error}. Write it again with `toque "
+                f"evaluate {self.folder}`."
+            ) from error
 
     @cached_property
     def history(self) -> list[dict[str, Any]]:
@@ -50,7 +63,9 @@ class TrainedRun:
     @property
     def losses(self) -> list[tuple[int, float]]:
         """Step and training loss of every update that was logged."""
-        return [(e["step"], e["loss"]) for e in self.history if e["event"] == "step"]
+        return [
+            (e["step"], e["loss"]) for e in self.history if "loss" in e and e["event"] == "step"
+        ]
 
 
 Model = TrainedRun | str | Path
@@ -60,6 +75,37 @@ Model = TrainedRun | str | Path
 def folder_of(model: Model) -> Path:
     """The folder to open."""
     return model.folder if isinstance(model, TrainedRun) else Path(model)
+
+
+def existing_folder(model: Model) -> Path:
+    """The folder to open, or a name that may be the hub's.
+
+    Raises:
+        ConfigError: it can only be a folder of this machine, and there is none.
+    """
+    folder = folder_of(model)
+    is_local = str(folder).startswith(("/", "~", ".")) or folder.parent != Path()
+    if folder.exists() or not is_local or not folder.parent.is_dir():
+        return folder
+    beside = sorted(p.name for p in folder.parent.iterdir() if p.is_dir())
+    near = difflib.get_close_matches(folder.name, beside, n=3) or beside[:3]
+    hint = f" Beside it: {', '.join(str(folder.with_name(name)) for name in near)}." if near else ""
+    raise ConfigError(f"There is no folder {folder}.{hint} Name a run or a model folder.")
+
+
+def refuse_absent_start(start: Model) -> None:
+    """Refuse to begin a run from a folder that holds no checkpoint, before anything is done.
+
+    Raises:
+        CheckpointError: neither a checkpoint folder nor a run with one.
+    """
+    path = folder_of(start)
+    own = path / "manifest.json"
+    if not own.exists() and not any(path.glob("checkpoints/step-*/manifest.json")):
+        raise CheckpointError(
+            f"{argument(f'start={path}')}: no checkpoint there. Name a folder such as "
+            "runs/cookbook/checkpoints/step-00000200, or a run."
+        )
 
 
 @dataclass(frozen=True)
@@ -90,6 +136,18 @@ class Written:
         """For people."""
         heading = f"[{self.adapter}] {self.prompt}" if self.adapter is not None else self.prompt
         return f"{heading}\n\n{self.text}\n"
+
+
+def hint_of(texts: Sequence[Written | Answer]) -> str:
+    """A sentence when the recipes among the texts are still poor, and what to do; else ""."""
+    from toque.cooking.scoring.recipe_scores import hint
+
+    scores = [
+        score
+        for text in texts
+        if isinstance(text, Written) and (score := text.metrics.get("recipe_score")) is not None
+    ]
+    return hint(sum(scores) / len(scores)) if scores else ""
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from toque.config import RunConfig
+from toque.cooking.scoring.recipe_scores import hint
 from toque.evaluation.bootstrap import RESAMPLES, SEED, Estimate
 from toque.evaluation.text_samples import Sample
 from toque.evaluation.text_scores import Scores
-from toque.reporter import Reporter
+from toque.reporter import SILENT, Reporter, counting
 from toque.training.runtime import Runtime
 from toque.workflows.assembly.batches import build_stream
 from toque.workflows.assembly.data import open_store
@@ -24,7 +25,7 @@ from toque.workflows.open_model import open_model
 
 DIGITS = 6
 """Digits after the point in evaluation.json."""
-SHOWN_SLICES = ("rougeL", "bleu", "recipe_score")
+SHOWN_SLICES = ("recipe_score", "rougeL", "bleu")
 """Scores of the printed table of slices; evaluation.json holds all."""
 
 
@@ -93,6 +94,8 @@ class Evaluation:
         if self.texts.n_texts:
             lines.append(f"{self.texts.n_texts} written texts, with 95 % intervals:")
             lines += [_line(name, e, self.texts.n_texts) for name, e in self.texts.overall.items()]
+        if (score := self.texts.overall.get("recipe_score")) and (said := hint(score.value)):
+            lines.append(said)
         lines += self._slice_lines()
         lines += [f"{name} failed: {error}" for name, error in self.texts.failed.items()]
         return "\n".join(lines)
@@ -128,20 +131,30 @@ def _with_intervals(found: Mapping[str, Estimate]) -> dict[str, Any]:
 def score_model(folder: Path, config: RunConfig, reporter: Reporter) -> Evaluation:
     """Score the model of a run or model folder on the data of `config`."""
     build_text_scores(config)  # a metric that cannot be imported is refused now
-    opened, store = open_model(folder), open_store(config)
+    with reporter.working(f"reading {folder} and {config.data.store}"):
+        opened = open_model(folder)
+        # A run's own sources were compared when it began, and may have changed since.
+        own = opened.config is not None and opened.config.data.sources == config.data.sources
+        store = open_store(config, sources=not own)
     opened.check_tokenizer(store)
     runtime = Runtime.detect(precision=config.train.precision, fp16_is_safe=False)
     model = opened.model.to(runtime.device)  # type: ignore[arg-type]
     setup = Setup(config, store, model, build_stream(config, store, model), runtime)
-    losses = build_heldout(setup)(model)
+    with counting(reporter, "evaluating", "held-out examples") as count:
+        losses = build_heldout(setup)(model, count)
     prompts = held_out_prompts(store, config.evaluation.generate)
-    with reporter.working(f"writing {len(prompts)} held-out recipes"):
-        samples = build_sampler(config, store, prompts)(model)
-    return evaluation_of(setup, losses, samples, step=opened.step)
+    with counting(reporter, "writing", "texts") as count:
+        samples = build_sampler(config, store, prompts)(model, count)
+    return evaluation_of(setup, losses, samples, step=opened.step, reporter=reporter)
 
 
 def evaluation_of(
-    setup: Setup, losses: Mapping[str, float], samples: Sequence[Sample], *, step: int | None
+    setup: Setup,
+    losses: Mapping[str, float],
+    samples: Sequence[Sample],
+    *,
+    step: int | None,
+    reporter: Reporter = SILENT,
 ) -> Evaluation:
     """Score the texts and the tasks, and put them beside the held-out losses of the same model."""
     store, heldout, held_out = setup.store, build_heldout(setup), dict(losses)
@@ -151,5 +164,7 @@ def evaluation_of(
         bits = bits_per_byte(losses["loss"], int(losses["target_tokens"]), n_bytes)
         held_out |= {"bits_per_byte": bits, "target_bytes": n_bytes}
     scores = build_text_scores(setup.config)
-    scores.add(samples)
-    return Evaluation(step, held_out, scores.result(), score_tasks(setup))
+    with reporter.working(f"scoring {len(samples):,} texts"):
+        scores.add(samples)
+        of_texts = scores.result()
+    return Evaluation(step, held_out, of_texts, score_tasks(setup, reporter))

@@ -300,3 +300,57 @@ def test_agreement_with_given_figures(shared):
                 agree += class_of({name: guessed[name] for name in given}) == class_of(given)
     assert total > 1500
     assert agree / total >= 0.65
+
+
+# Refined dishes
+
+
+@pytest.mark.parametrize(
+    "ingredients",
+    [
+        ("1 cup shortening", "4 cups confectioners' sugar", "1 teaspoon vanilla extract",
+         "2 tablespoons milk"),
+        ("shortening", "powdered sugar", "vanilla extract", "milk"),
+        ("2 cups sugar", "1 cup light corn syrup", "2 cups peanuts"),
+        ("1 cup sugar", "1 cup water"),
+        ("1/2 cup butter", "1 tablespoon parsley"),
+        ("1/2 cup olive oil", "1/4 cup vinegar", "1 teaspoon mustard"),
+        ("2 ounces gin", "1/2 ounce dry vermouth"),
+        ("2 ounces white rum", "1/2 ounce lime juice", "6 mint leaves"),
+        ("1 bottle red wine", "1/2 cup brandy", "1 orange"),
+        ("1 cup semisweet chocolate chips", "24 pretzels"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("servings", [None, 60])
+def test_sugar_fat_sweets_and_alcohol_are_no_healthy_dish(ingredients, servings):
+    assert classed(dish(*ingredients, servings=servings)).klass in {"Moderate", "Indulgent"}
+
+
+@pytest.mark.parametrize(
+    "ingredients",
+    [
+        ("1 head lettuce", "3 tomatoes", "3 tablespoons olive oil", "1 tablespoon vinegar"),
+        ("lettuce", "tomato", "olive oil", "vinegar"),
+        ("2 pounds potatoes", "1/4 cup olive oil"),
+        ("1 cup raisins", "1 cup almonds", "1 cup walnuts"),
+        ("3 cups oats", "1/2 cup honey", "1/4 cup oil", "1 cup almonds"),
+        ("1 quart water", "1 teaspoon honey", "1 tea bag"),
+        ("2 apples", "1 banana", "1 tablespoon honey"),
+    ],
+)
+def test_a_dish_with_some_of_them_is_judged_by_its_lights(ingredients):
+    found = classed(dish(*ingredients, servings=6))
+    assert found.klass == class_of(found.lights) == "Healthy"
+
+
+def test_figures_of_a_frosting_by_the_spoon_do_not_make_it_healthy():
+    spoon = {"energy_kcal": 90.0, "fat_g": 4.0, "saturated_fat_g": 1.0, "sugar_g": 14.0}
+    frosting = dish("shortening", "confectioners' sugar", "milk", nutrition=spoon)
+    found = classed(frosting)
+    assert (class_of(found.lights), found.klass, found.estimated) == ("Healthy", "Moderate", False)
+    # Where the figures deny it, they are right: the sugar is a substitute, the fat is left behind.
+    lean = spoon | {"fat_g": 0.5, "sugar_g": 1.0}
+    assert classed(replace(frosting, nutrition=lean)).klass == "Healthy"
+    # Fruit is sweet, and not refined.
+    fruit = dish("apple", "banana", "grape", nutrition=spoon | {"fat_g": 0.0, "sugar_g": 20.0})
+    assert classed(fruit).klass == "Healthy"

@@ -81,7 +81,9 @@ def test_food_com_fields_are_the_cells(recipes, readings):
         rows = list(csv.DictReader(file))
     for row, recipe in zip(rows, readings("foodcom_RAW_recipes.csv").recipes, strict=True):
         assert recipe.ingredients == tuple(
-            " ".join(i.split()) for i in ast.literal_eval(row["ingredients"])
+            " ".join(i.split())
+            for i in ast.literal_eval(row["ingredients"])
+            if i != "aluminum foil"  # the one tool of the file
         )
         assert recipe.minutes == (int(row["minutes"]) or None)
         assert recipe.tags == tuple(t for t in ast.literal_eval(row["tags"]) if t)

@@ -1,4 +1,4 @@
-"""Forty made-up recipes, eight good ones and four broken versions of each, ranked by their score.
+"""Made-up recipes, eight good ones and eight broken versions of each, ranked by their score.
 
 How bad a fault is, a cook would say: 0 good; 1 a slip (an ingredient nobody asked for, one that no
 step uses, the numbers gone); 2 a recipe that cannot be followed as it stands (steps missing, absurd
@@ -8,13 +8,15 @@ amounts); 3 hardly a recipe; 4 none.
 from __future__ import annotations
 
 import math
+import re
 from itertools import combinations
 
 import pytest
 
 from toque.cooking.prompts import write_prompt
 from toque.cooking.recipe import Recipe, to_text
-from toque.cooking.scoring.recipe_scores import text_metrics
+from toque.cooking.scoring.dish import foods_of_title
+from toque.cooking.scoring.recipe_scores import POOR, hint, text_metrics
 
 GOOD = [
     Recipe(
@@ -116,10 +118,36 @@ def of_another(recipe: Recipe) -> str:
     return to_text(other)
 
 
+def one_step_again(recipe: Recipe) -> str:
+    return to_text(Recipe(recipe.title, recipe.ingredients, recipe.steps[:1] * 12))
+
+
+def one_ingredient_again(recipe: Recipe) -> str:
+    return to_text(Recipe(recipe.title, recipe.ingredients[:1] * 12, recipe.steps))
+
+
+def in_a_loop(recipe: Recipe) -> str:
+    """Lines of the right form that differ in their numbers alone; repetition is about 0.97."""
+    food = recipe.ingredients[0].split()[-1]
+    lines = tuple(f"{n} cups {food}" for n in range(1, 40))
+    steps = tuple(f"Add the {food} to the {food} and stir for {n} minutes." for n in range(1, 40))
+    return to_text(Recipe(recipe.title, lines, steps))
+
+
+def without_its_food(recipe: Recipe) -> str:
+    """A fine recipe of the same dish, but for what the title promises."""
+    (food,) = foods_of_title(recipe.title)
+    lines = tuple(line for line in recipe.ingredients if food not in line)
+    steps = tuple(re.sub(rf"\b{food}\w*", "dough", step) for step in recipe.steps)
+    return to_text(Recipe(recipe.title, lines, steps))
+
+
 FAULTS = {
     invented: 1, unnumbered: 1, unused: 2, absurd: 2, of_another: 2, without_steps: 3,
-    stuttering: 3, chatter: 4,
+    stuttering: 3, chatter: 4, one_step_again: 3, one_ingredient_again: 3, in_a_loop: 4,
+    without_its_food: 2,
 }  # fmt: skip
+DEGENERATE = (one_step_again, one_ingredient_again, in_a_loop)
 EVEN = (invented, unused, without_steps, chatter)
 ODD = (unnumbered, absurd, of_another, stuttering)
 
@@ -137,6 +165,18 @@ def forty() -> list[tuple[str, str, int, float]]:
             (recipe.title, name, bad, text_metrics(prompt, text)["recipe_score"])
             for name, bad, text in versions
         ]
+    return found
+
+
+def degenerate() -> list[tuple[str, str, int, float]]:
+    """The same of texts that repeat themselves, and of dishes without the food of their title."""
+    found = []
+    for recipe in GOOD:
+        faults = (*DEGENERATE, without_its_food) if foods_of_title(recipe.title) else DEGENERATE
+        for fault in faults:
+            prompt = write_prompt(recipe.title, recipe.ingredients)
+            score = text_metrics(prompt, fault(recipe))["recipe_score"]
+            found.append((recipe.title, fault.__name__, FAULTS[fault], score))
     return found
 
 
@@ -170,6 +210,62 @@ def test_worse_faults_score_lower_on_the_whole(bad):
     worse = [score for _, _, b, score in scored if b == bad]
     better = [score for _, _, b, score in scored if b == bad - 1]
     assert sum(worse) / len(worse) < sum(better) / len(better)
+
+
+def test_degenerate_texts_are_ranked_as_a_cook_would_rank_them_too():
+    scored = forty() + degenerate()
+    assert len(scored) == 40 + 8 * 3 + 6
+    assert kendall_tau_b([(-bad, score) for _, _, bad, score in scored]) >= 0.85
+    worst_good = min(score for _, _, bad, score in scored if bad == 0)
+    assert all(score < worst_good for _, _, bad, score in scored if bad > 0)
+
+
+@pytest.mark.parametrize("fault", DEGENERATE)
+def test_text_that_repeats_itself_scores_low_however_fine_its_form(fault):
+    for recipe in GOOD:
+        text = fault(recipe)
+        scores = text_metrics(write_prompt(recipe.title, recipe.ingredients), text)
+        assert scores["recipe_score"] < 0.25, (recipe.title, scores)
+        assert scores["format_correctness"] == 1.0  # the checklist's rules see nothing wrong
+
+
+def test_muffins_without_blueberries():
+    muffins = Recipe(
+        "Blueberry Muffins",
+        ("2 cups flour", "1 cup sugar", "2 eggs", "1 cup milk"),
+        ("Mix the flour, sugar, eggs and milk in a bowl.", "Bake in cups for 20 minutes."),
+    )
+    asked = "Generate recipe for: Blueberry Muffins using ingredients: flour, sugar, eggs, milk"
+    scores = text_metrics(asked, to_text(muffins))
+    assert scores["overall_quality"] == 1.0
+    assert scores["title_kept"] == 0.0
+    assert scores["recipe_score"] <= 0.5
+    assert next(iter(scores)) == "recipe_score"  # what is printed first
+    with_them = Recipe(
+        muffins.title,
+        (*muffins.ingredients, "1 cup blueberries"),
+        (muffins.steps[0], "Fold in the blueberries.", muffins.steps[1]),
+    )
+    assert text_metrics(asked.replace("milk", "milk, blueberries"), to_text(with_them))[
+        "recipe_score"
+    ] == pytest.approx(1.0)
+
+
+def test_text_without_steps_or_ingredients_scores_low():
+    for recipe in GOOD:
+        prompt = write_prompt(recipe.title, recipe.ingredients)
+        steps = "\n".join(f"{n}. {step}" for n, step in enumerate(recipe.steps, 1))
+        for text in (without_steps(recipe), f"Instructions:\n{steps}"):
+            assert text_metrics(prompt, text)["recipe_score"] < 0.4, text
+        for text in ("", recipe.title, chatter(recipe)):
+            assert text_metrics(prompt, text)["recipe_score"] == 0.0, text
+
+
+def test_a_hint_says_what_to_do_while_texts_are_poor():
+    assert hint(POOR) == hint(1.0) == ""
+    said = hint(0.314)
+    assert "0.31" in said
+    assert "model.start_from" in said
 
 
 def test_tau_by_hand():

@@ -1,4 +1,7 @@
-"""Every kind of reader: its recorded name and the store's fingerprint stay as 0.1.0 wrote them."""
+"""Every kind of reader: its recorded name and the store's fingerprint stay as 0.1.0 wrote them.
+
+A version that was raised since is given as 0.1.0 had it.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +11,24 @@ from pathlib import Path
 import pytest
 
 from toque.cooking.schemas import RecipeReader
-from toque.data.prepare.pipeline import _plan
+from toque.data.prepare.pipeline import PrepareResult, _plan, prepare
 from toque.data.prepare.settings import PrepareSettings
+from toque.errors import DataError
 from toque.sources.plain_text import TextReader
 from toque.sources.prompt_target import PairReader
 from toque.sources.records import RecordReader, Source
 from toque.sources.text_records import DocumentReader
 from toque.sources.token_arrays import TokenReader
+from toque.workflows.prepare import in_a_line
 
 READERS: list[tuple[RecordReader, str, str]] = [
     (
-        RecipeReader(),
+        RecipeReader(version=3),
         "toque.cooking.formats:recipe_reader",
         "f0b2b8b414e6a77cee546211f46a14adf0c15e354837841e876027d9053f0bed",
     ),
     (
-        RecipeReader({"title": "Naïve: name", "steps": "how, exactly"}),
+        RecipeReader({"title": "Naïve: name", "steps": "how, exactly"}, version=3),
         'toque.cooking.formats:columns={"steps": "how, exactly", "title": "Na\\u00efve: name"}',
         "a228fe6e74b624fa45260e7d0d776e88d5d4cba2dca8b8b58ac01fe62deff5d9",
     ),
@@ -69,3 +74,42 @@ def test_a_reader_travels_to_a_worker_as_it_is(
 ) -> None:
     del name, fingerprint
     assert pickle.loads(pickle.dumps(reader)) == reader  # noqa: S301 - our own bytes
+
+
+SOUP = (
+    b'{"title": "Pea Soup", "ingredients": ["2 cups peas", "1 onion", "Garnish: mint"], '
+    b'"directions": ["Boil the peas and the onion for ten minutes.", "Blend and serve it hot."]}\n'
+)
+
+
+def test_a_store_of_an_older_reader_is_reused_and_said_to_be(tmp_path: Path) -> None:
+    path, store = tmp_path / "soups.jsonl", tmp_path / "s"
+    path.write_bytes(b"".join(SOUP.replace(b"ten", b"%d" % n) for n in range(40)))
+    settings = PrepareSettings(family_kind="decoder", tokenizer="trained:300")
+
+    def prepared(version: int, *, replace: bool = False) -> PrepareResult:
+        sources = [Source(str(path), RecipeReader(version=version))]
+        return prepare(sources, store=store, settings=settings, workers=1, replace=replace)
+
+    first = prepared(3)
+    before = (store / "manifest.json").read_bytes()
+    later = prepared(4)
+    assert (first.older_reader, later.reused, later.older_reader) == (False, True, True)
+    assert (store / "manifest.json").read_bytes() == before
+    assert "earlier release" in in_a_line(later, "local")
+    assert "earlier release" not in in_a_line(prepared(3), "local")
+    with pytest.raises(DataError, match="made from something else"):  # a newer one than ours
+        prepared(2)
+    anew = prepared(4, replace=True)
+    assert (anew.reused, anew.older_reader) == (False, False)
+    assert (store / "manifest.json").read_bytes() != before
+
+
+def test_a_damaged_store_of_an_older_reader_is_not_made_anew_unasked(tmp_path: Path) -> None:
+    path, store = tmp_path / "soups.jsonl", tmp_path / "s"
+    path.write_bytes(b"".join(SOUP.replace(b"ten", b"%d" % n) for n in range(40)))
+    settings = PrepareSettings(family_kind="decoder", tokenizer="trained:300")
+    prepare([Source(str(path), RecipeReader(version=3))], store=store, settings=settings, workers=1)
+    next(store.glob("shards/*/target_ids.bin"), next(store.glob("shards/*/*.npy"))).unlink()
+    with pytest.raises(DataError, match=r"earlier release .* anew"):
+        prepare([Source(str(path), RecipeReader())], store=store, settings=settings, workers=1)

@@ -163,7 +163,7 @@ def test_modes_are_restored_and_dropout_is_off(tiny):
         generate(model, [[]], max_new_tokens=8, **IDS)
 
 
-def test_progress_counts_to_all(tiny):
+def test_progress_counts_texts_and_tokens_to_all(tiny):
     model = tiny("t5")
     make_eager_to_end(model)
     seen = []
@@ -172,13 +172,16 @@ def test_progress_counts_to_all(tiny):
         prompts(),
         max_new_tokens=20,
         batch_rows=4,
-        on_progress=lambda done, whole: seen.append((done, whole)),
+        on_progress=lambda *progress: seen.append(progress),
         **IDS,
     )
-    counts = [done for done, _ in seen]
-    assert counts == sorted(set(counts))
-    assert seen[-1] == (7, 7)
-    assert {whole for _, whole in seen} == {7}
+    assert seen[0] == (0, 7, 0.0)
+    assert seen[-1] == (7, 7, 1.0)
+    assert {whole for _, whole, _ in seen} == {7}
+    shares = [share for _, _, share in seen]
+    assert shares == sorted(set(shares))  # told of every token, not of every text alone
+    assert len(seen) > 1 + len({done for done, _, _ in seen})
+    assert [done for done, _, _ in seen] == sorted(done for done, _, _ in seen)
 
 
 def test_nothing_to_do(tiny):

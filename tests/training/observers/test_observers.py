@@ -4,6 +4,7 @@ import io
 import json
 import math
 import resource
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from toque.training.events import Best, RunEnd, RunStart, Saved, StepInfo
 from toque.training.observers.console import ConsoleProgress
 from toque.training.observers.metrics_log import MetricsLog
 from toque.training.observers.metrics_reader import read_metrics
+from toque.training.observers.time_left import TimeLeft
 from toque.training.peak_flops import Peak
 from toque.units import Duration, Progress
 
@@ -202,3 +204,135 @@ def test_one_live_line_on_a_terminal():
     assert "\x1b" in text
     assert "evaluation  loss 2.0000" in text
     assert "early stopping at step 4" in text
+
+
+class Heard:
+    """A reporter that keeps what it was told."""
+
+    def __init__(self):
+        self.progressed, self.notices = [], []
+
+    def notice(self, text):
+        self.notices.append(text)
+
+    def progress(self, text, *, done=0, total=0, keep=False):
+        self.progressed.append((text, keep))
+
+
+def test_the_live_line_is_of_now_and_not_of_the_last_logged_step():
+    heard, now = Heard(), iter(float(second) for second in range(100))
+    progress = ConsoleProgress(
+        log_every=Duration(50, "steps"), reporter=heard, clock=lambda: next(now)
+    )
+    progress.on_fit_start(RunStart(Progress(), STOP))
+    for step in range(1, 5):
+        progress.on_step(info(step, loss=9.0 - step, seconds=0.5 * step))
+    assert [text.split("  ")[:5] for text, _ in heard.progressed] == [
+        [f"step {step}", f"epoch {step / 10:.2f}", f"loss {9 - step:.4f}", "lr 1.00e-03", speed]
+        for step, speed in zip(
+            (1, 2, 3, 4),
+            # Over the updates since the last logged line, the first of which is the first.
+            ("200 tokens/s", "100 tokens/s", "80 tokens/s", "67 tokens/s"),
+            strict=True,
+        )
+    ]
+    assert [keep for _, keep in heard.progressed] == [True, False, False, False]
+
+
+def test_the_loss_is_read_for_a_line_that_can_be_seen():
+    class Read(float):
+        n = 0
+
+        def __float__(self):
+            Read.n += 1
+            return 2.0
+
+    heard = Heard()
+    progress = ConsoleProgress(
+        log_every=Duration(50, "steps"),
+        reporter=heard,
+        clock=lambda: 7.0,  # no time passes
+    )
+    progress.on_fit_start(RunStart(Progress(), STOP))
+    for step in range(1, 60):
+        progress.on_step(replace(info(step), loss=Read()))
+    assert len(heard.progressed) == Read.n == 2  # the first and the logged one
+
+
+def test_the_time_left_is_until_the_command_ends():
+    heard = Heard()
+    clock = iter([0.0, 5.0, 9.0, 14.0, 18.0])
+    time_left = TimeLeft(
+        STOP, Duration(50, "steps"), training_seconds=50.0, final_seconds=30.0, n_texts=2,
+        evaluation_seconds=1.0,
+    )  # fmt: skip
+    progress = ConsoleProgress(
+        log_every=Duration(50, "steps"), reporter=heard, clock=lambda: next(clock),
+        time_left=time_left,
+    )  # fmt: skip
+    progress.on_fit_start(RunStart(Progress(), STOP))
+    (said,) = heard.notices
+    assert said.startswith("about 1:22 in all: 0:50 of training, 0:02 for 2 evaluations, and up to")
+    assert said.endswith("0:30 to score the model and write 2 texts at the end")
+    progress.on_step(info(50))
+    assert heard.progressed[-1][0].endswith("50%  0:56 left")  # 25 + 1 + 30
+    progress.on_before_evaluate(Progress(step=50))
+    progress.on_before_step(Progress(step=50))  # the evaluation took 5 seconds
+    progress.on_step(info(60))
+    assert heard.progressed[-1][0].endswith("60%  0:55 left")  # 20 + 5 + 30
+
+
+def test_a_long_update_is_shown_by_its_micro_batches():
+    heard, now = Heard(), iter(float(second) for second in range(100))
+    progress = ConsoleProgress(
+        log_every=Duration(50, "steps"), reporter=heard, clock=lambda: next(now)
+    )
+    progress.on_fit_start(RunStart(Progress(), STOP))
+    progress.on_micro_batch(Progress(), 1, 4)
+    assert heard.progressed == [("step 1: 1 of 4 micro-batches", False)]
+    progress.on_step(info(1))
+    progress.on_micro_batch(Progress(step=1), 3, 4)
+    line, _ = heard.progressed[-1]
+    assert line.startswith("step 1  epoch 0.10  loss 2.0000")
+    assert line.endswith("left  (step 2: 3 of 4 micro-batches)")
+
+
+def test_micro_batches_leave_the_line_to_the_update_they_make():
+    heard, now = Heard(), [0.0]
+    progress = ConsoleProgress(
+        log_every=Duration(50, "steps"), reporter=heard, clock=lambda: now[0]
+    )
+    progress.on_fit_start(RunStart(Progress(), STOP))
+    for step in (1, 2, 3):
+        for done in (1, 2):
+            now[0] += 3.0
+            progress.on_micro_batch(Progress(step=step - 1), done, 2)
+        now[0] += 0.1  # clipping and the optimizer
+        progress.on_step(info(step))
+    lines = [text.split("  ")[0] for text, _ in heard.progressed if "(" not in text]
+    assert lines == ["step 1: 1 of 2 micro-batches", "step 1", "step 2", "step 3"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"event": "step"}',
+        '{"event": "step", "step": -5}',
+        '{"event": "step", "step": true}',
+        '{"event": "step", "step": 2, "epoch": "1"}',
+        '{"event": "step", "step": 2, "tokens": 1.5}',
+        '{"event": "step", "step": 2, "seconds": 1e999}',
+        '{"event": "evaluation", "step": 2, "metrics": [1]}',
+        '{"event": "evaluation", "step": 2, "metrics": {"loss": [1]}}',
+        '{"event": "start"}',
+        '{"event": "start", "step": 0, "parameters": 3}',
+        '{"event": {"a": 1}, "step": 2}',
+        '{"event": "step", "step": ' + "9" * 5000 + "}",
+        "[" * 100_000,
+    ],
+)
+def test_events_of_another_form_are_left_out(tmp_path, line):
+    path = tmp_path / "metrics.jsonl"
+    whole = '{"event": "step", "step": 1, "epoch": 0.5, "loss": NaN}'
+    path.write_text(f"{whole}\n{line}\n")
+    assert [(e["step"], e["loss"]) for e in read_metrics(path)] == [(1, None)]

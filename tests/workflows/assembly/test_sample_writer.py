@@ -14,7 +14,13 @@ from toque.units import Progress
 from toque.workflows.assembly.sample_writer import SampleWriter
 
 SAMPLES = [
-    Sample("a pasta dish", "Ingredients:\n- pasta", 5, None, {"overall_quality": 0.75}),
+    Sample(
+        "a pasta dish",
+        "Ingredients:\n- pasta",
+        5,
+        None,
+        {"recipe_score": 0.75, "overall_quality": 1.0},
+    ),
     Sample("breakfast", "", 0, None, {}),
 ]
 
@@ -24,12 +30,12 @@ def test_texts_are_kept_and_shown_when_there_is_where(tmp_path, with_console):
     out = io.StringIO()
     reporter = ConsoleReporter(Console(file=out, width=30)) if with_console else SILENT
     path = tmp_path / "samples.jsonl"
-    writer = SampleWriter(lambda _: SAMPLES, None, path, nullcontext, reporter=reporter)
+    writer = SampleWriter(lambda *_: SAMPLES, None, path, nullcontext, reporter=reporter, show=True)
     writer.on_evaluate(Progress(step=1000), {})
     kept = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(k["step"], k["prompt"]) for k in kept] == [(1000, "a pasta dish"), (1000, "breakfast")]
     expected = (
-        "step 1,000  a pasta dish  (overall quality 0.75)\n"
+        "step 1,000  a pasta dish  (recipe score 0.75)\n"
         "    Ingredients:\n"
         "    - pasta\n"
         "step 1,000  breakfast\n"

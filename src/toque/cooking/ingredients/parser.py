@@ -17,6 +17,7 @@ from toque.cooking.ingredients.amounts import (
 )
 from toque.cooking.ingredients.fast_path import plain_line
 from toque.cooking.ingredients.numbers import plain
+from toque.cooking.ingredients.rewriting import rewritten
 from toque.cooking.ingredients.segments import (
     ENDS,
     SPECIAL_WORDS,
@@ -63,7 +64,7 @@ class _Line:
     __slots__ = ("amounts", "name", "remarks", "sizes", "tokens")
 
     def __init__(self, text: str) -> None:
-        self.tokens = Tokens(text)
+        self.tokens = Tokens(rewritten(text))
         self.amounts: list[Amount] = []
         self.sizes: list[str] = []
         self.remarks: list[tuple[RemarkKind, str]] = []

@@ -20,6 +20,12 @@ WORDS: Final[dict[str, float]] = {
 
 _TOKEN: Final = re.compile(rf"[^\W\d_]+(?:['-](?=[^\W\d_])[^\W\d_]+)*'?|{NUMBER}|\S")
 _KINDS: Final = dict.fromkeys("abcdefghijklmnopqrstuvwxyz", "W") | dict.fromkeys("123456789", "N")
+_BRANDS: Final[dict[str, frozenset[str]]] = {
+    "big red": frozenset({"", "soda", "pop", "drink", "cola", "gum", "soft", ",", "("}),
+    "big mac": frozenset({"sauce", "style"}),
+}
+"""Names that begin with a size, and what may follow them: not "big red onions"."""
+_BRAND_OPENERS: Final = frozenset(name.partition(" ")[0] for name in _BRANDS)
 CLOSING: Final = {"(": ")", "[": "]"}
 """Opening brackets and their closing ones."""
 
@@ -29,6 +35,19 @@ def _kind(word: str) -> str:
     if word[0].isalpha() or word == "00":  # "00 flour"
         return "W"
     return "N" if word[-1].isdecimal() else "P"  # "²" is a digit but not a number
+
+
+def _with_brands(words: list[str]) -> list[str]:
+    """The words, a brand's first one capitalised and so no size.
+
+    >>> _with_brands(["big", "red", "soda"]), _with_brands(["big", "red", "onion"])
+    (['Big', 'red', 'soda'], ['big', 'red', 'onion'])
+    """
+    pairs = zip(words, [*words[1:], ""], [*words[2:], "", ""], strict=False)
+    return [
+        first.capitalize() if third in _BRANDS.get(f"{first} {second}", ()) else first
+        for first, second, third in pairs
+    ]
 
 
 class Tokens:
@@ -43,6 +62,8 @@ class Tokens:
         self.kinds = [_KINDS.get(word[0]) or _kind(word) for word in words]
         if "T" in originals:  # a tablespoon; "t" is a teaspoon
             words = [old if old == "T" else new for old, new in zip(originals, words, strict=True)]
+        if not _BRAND_OPENERS.isdisjoint(words):
+            words = _with_brands(words)
         self.kinds += ("E", "E", "E")
         words += ("", "", "")
         self.words = words

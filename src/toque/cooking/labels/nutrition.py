@@ -8,7 +8,8 @@ are used if the weight of a serving is known. A recipe rarely states it, and the
 distinguishes red from not red.
 
 The class is ours: *Healthy* when no light is red, *Indulgent* when more than half of the known
-lights are red, *Moderate* otherwise.
+lights are red, *Moderate* otherwise. Small servings turn no light red, so a dish of which more than
+half is sugar, fat, sweets or alcohol is Moderate at best: see `mostly_refined`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from toque.cooking.labels.foods import NUTRIENTS
+from toque.cooking.labels.foods import NUTRIENTS, Food
 from toque.cooking.labels.ingredient_facts import TAKEN_UP, LineFacts, Nutrients, scaled
 from toque.cooking.labels.recipe_features import Reading
 from toque.cooking.labels.servings import servings_of
@@ -36,6 +37,20 @@ MIN_LIGHTS: Final = 2
 _UNKNOWN_G: Final = 40.0
 """Grams per serving of an ingredient that is neither measured nor in the table."""
 _ENERGY: Final = NUTRIENTS.index("energy_kcal")
+_FAT, _SUGAR = NUTRIENTS.index("fat_g"), NUTRIENTS.index("sugar_g")
+_PROTEIN, _CARBOHYDRATE = NUTRIENTS.index("protein_g"), NUTRIENTS.index("carbohydrate_g")
+_MOST_REFINED: Final = 0.5
+"""Largest share of a Healthy dish's weight, water left out, that is refined."""
+_LEAST_REFINED_G: Final = 15.0
+"""Less sweetens a pot of tea."""
+_MOST_REFINED_NAMES: Final = 0.6
+_LEAST_SERVING: Final = 2.0
+"""Grams of a serving below which a food is a seasoning."""
+_REFINED_ENERGY: Final = 0.6
+"""Given figures agree that a dish is refined when fat and sugar hold so much of its energy."""
+_REFINED: Final = ((25.0, 0.5), (45.0, 2.0), (70.0, 6.0))
+"""Least fat and sugar, and most protein, in 100 g of what is refined; nuts hold more protein."""
+_DRIED_FRUIT: Final = frozenset({"raisin", "dried cranberry", "date"})
 _FRIED: Final = re.compile(r"\bfry|\bfried\b|\bfries\b", re.IGNORECASE)
 _CLAIMS: Final[dict[str, tuple[str, ...]]] = {
     "low-fat": ("fat_g", "saturated_fat_g"),
@@ -82,8 +97,10 @@ def nutrition_of(reading: Reading) -> Nutrition:
     if recipe.nutrition:
         lights = traffic_lights(recipe.nutrition)
         if len(lights) >= MIN_LIGHTS:
+            known = [line for line in reading.lines if line.is_food and line.food is not None]
+            refined = _given_refined(recipe.nutrition) and mostly_refined(known)
             return Nutrition(
-                klass=class_of(lights),
+                klass=_at_best(class_of(lights), refined=refined),
                 per_serving=dict(recipe.nutrition),
                 lights=lights,
                 estimated=False,
@@ -126,6 +143,52 @@ def class_of(lights: Mapping[str, Light]) -> NutritionClass | None:
     return "Indulgent" if 2 * red > len(lights) else "Moderate"
 
 
+def is_refined(food: Food) -> bool:
+    """Whether a food is a sugar, a fat, a sweet or an alcoholic drink.
+
+    Alcohol is the energy that fat, carbohydrate and protein (9, 4 and 4 kcal a gram) leave over.
+
+    >>> from toque.cooking.labels.foods import find_food
+    >>> [is_refined(find_food(x)) for x in ("shortening", "honey", "rum", "walnuts", "raisins")]
+    [True, True, True, False, False]
+    """
+    if food.name in _DRIED_FRUIT:
+        return False
+    figures = food.per_100_g
+    fat, sugar, protein = figures[_FAT], figures[_SUGAR], figures[_PROTEIN]
+    alcohol = figures[_ENERGY] - 9.0 * fat - 4.0 * (figures[_CARBOHYDRATE] + protein)
+    sweet_and_fat = any(fat + sugar >= least and protein < most for least, most in _REFINED)
+    return sugar >= 45.0 or sweet_and_fat or alcohol > max(20.0, 0.4 * figures[_ENERGY])
+
+
+def mostly_refined(known: Iterable[LineFacts]) -> bool:
+    """Whether more than half of a dish's weight is refined; water does not count.
+
+    Args:
+        known: its lines whose food is in the table. If none is measured, most of their names have
+            to be of refined foods, those apart that are used by the pinch.
+    """
+    weights = [(line.grams, line.food) for line in known if line.food is not None]
+    if any(grams for grams, _ in weights):
+        whole = sum(grams for grams, food in weights if food.name != "water")
+        refined = sum(grams for grams, food in weights if is_refined(food))
+        return refined > max(_MOST_REFINED * whole, _LEAST_REFINED_G)
+    foods = {food.name: is_refined(food) for _, food in weights if food.serving_g >= _LEAST_SERVING}
+    return sum(foods.values()) > _MOST_REFINED_NAMES * len(foods)
+
+
+def _given_refined(per_serving: Mapping[str, float]) -> bool:
+    """Whether given figures say that most energy is of fat and sugar."""
+    energy = per_serving.get("energy_kcal", 0.0)
+    told = 9.0 * per_serving.get("fat_g", 0.0) + 4.0 * per_serving.get("sugar_g", 0.0)
+    return energy > 0.0 and told >= _REFINED_ENERGY * energy
+
+
+def _at_best(klass: NutritionClass | None, *, refined: bool) -> NutritionClass | None:
+    """The class, Healthy excluded for what is mostly refined."""
+    return "Moderate" if refined and klass == "Healthy" else klass
+
+
 def estimate(reading: Reading) -> Nutrition:
     """Nutrition estimated from the food table, ignoring the recipe's own figures."""
     recipe = reading.recipe
@@ -150,7 +213,7 @@ def estimate(reading: Reading) -> Nutrition:
         _respect_claims(per_serving, recipe.tags)
     lights = traffic_lights(per_serving)
     return Nutrition(
-        klass=class_of(lights),
+        klass=_at_best(class_of(lights), refined=mostly_refined(known)),
         per_serving=per_serving,
         lights=lights,
         estimated=True,

@@ -28,7 +28,9 @@ _LOST_DEGREE = re.compile(r"(?<=\d)\ufffd{1,2}(?=\s?[FC]\b)")
 _LOST_DASH = re.compile(r"(?<=\d)\ufffd{1,3}(?=\d)")
 _LOST_APOSTROPHE = re.compile(r"(?<=[^\W\d_])(?:\ufffd{3}|\ufffd)(?=(?:s|t|re|ve|ll|d)\b)")
 
-_BULLET = re.compile(r"(?:[-–—*•·▪●□]+\s+|[•·▪●□]+)")
+_SIGNS: Final = "•·▪▫●○◦‣□■▢◻◼◽◾⬜☐☑☒✓✔❏❑❒➢➤►▸◆"
+"""Bullets and the boxes of lists to tick off."""
+_BULLET = re.compile(rf"(?:[-–—*{_SIGNS}]+\s+|[{_SIGNS}]+\s*|\[[ xX]?\]\s*)")
 _STEP_NUMBER = re.compile(
     r"(?:step\s*\d{1,2}\s*(?:[:.)–-]|(?=[A-Z]|$))|\d{1,2}\s*(?:[.:](?!\d)|\))|\(\d{1,2}\))\s*",
     re.IGNORECASE,

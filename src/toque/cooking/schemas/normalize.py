@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, get_args
 
+from toque.cooking.action_verbs import has_action_verb
 from toque.cooking.labels.nutrients import nutrients_of
 from toque.cooking.recipe import DIFFICULTIES, NUTRITION_CLASSES, Recipe
 from toque.cooking.schemas.cleaning import (
@@ -22,13 +23,17 @@ from toque.cooking.schemas.cleaning import (
     clean_title,
     is_plain,
 )
+from toque.cooking.schemas.credits import without_credits
+from toque.cooking.schemas.sections import without_sections
 from toque.cooking.scoring.form import MIN_CHARS
 
 Reason = Literal["no title", "no ingredients", "no steps", "too short"]
 REASONS: tuple[Reason, ...] = get_args(Reason)
 
 MIN_STEP_CHARS = 20
-"""Fewest characters in all steps; less teaches nothing ("Mix.")."""
+"""Fewest characters in all steps, unless they tell how; less teaches nothing ("Mix.")."""
+MIN_STEP_WORDS = 3
+"""Fewest words of steps that are shorter and yet tell how: "Mix and bake." is all a cook needs."""
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _ISO_TIME = re.compile(r"P(?:(\d+)D)?T?(?:(\d+)H)?(?:(\d+)M)?(?:\d+S)?", re.IGNORECASE)
@@ -48,8 +53,8 @@ def recipe_of(record: Mapping[str, Any], notes: Counter[str]) -> Recipe | Reason
     title = title.strip() if plain else clean_title(title, notes)
     if not (title.isalnum() or any(map(str.isalnum, title))):
         return "no title"
-    ingredients = clean_ingredients(lines, notes, plain=plain)
-    directions = clean_steps(steps, notes, plain=plain)
+    ingredients = without_sections(clean_ingredients(lines, notes, plain=plain), notes)
+    directions = without_credits(clean_steps(steps, notes, plain=plain), notes)
     if not ingredients:
         return "no ingredients"
     if not directions:
@@ -57,7 +62,7 @@ def recipe_of(record: Mapping[str, Any], notes: Counter[str]) -> Recipe | Reason
     n_step_chars = sum(map(len, directions))
     n_chars = n_step_chars + sum(map(len, ingredients))
     n_chars += 3 * (len(directions) + len(ingredients)) + _FRAME_CHARS
-    if n_step_chars < MIN_STEP_CHARS or n_chars < MIN_CHARS:
+    if n_chars < MIN_CHARS or (n_step_chars < MIN_STEP_CHARS and not _tells_how(directions)):
         return "too short"
     source, tags, nutrition = map(record.get, ("source", "tags", "nutrition"))
     return Recipe(
@@ -72,6 +77,16 @@ def recipe_of(record: Mapping[str, Any], notes: Counter[str]) -> Recipe | Reason
         difficulty=_label(record.get("difficulty"), DIFFICULTIES),
         nutrition_class=_label(record.get("nutrition_class"), NUTRITION_CLASSES),
     )
+
+
+def _tells_how(steps: tuple[str, ...]) -> bool:
+    """Whether steps that are few characters say what to do, with a cooking verb.
+
+    >>> _tells_how(("Mix; bake 20 min.",)), _tells_how(("Mix.",)), _tells_how(("Ice // rocks",))
+    (True, False, False)
+    """
+    words = " ".join(steps).split()
+    return len(words) >= MIN_STEP_WORDS and any(map(has_action_verb, steps))
 
 
 def _texts(value: Any) -> list[str]:

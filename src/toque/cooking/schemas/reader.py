@@ -43,7 +43,7 @@ class RecipeReader:
 
     columns: Mapping[str, str] = field(default_factory=dict)
     tasks: tuple[Task, ...] = ("write",)
-    version: int = 3
+    version: int = 4
 
     @property
     def recorded_name(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -15,6 +16,8 @@ FEW = 12
 FROM, COVERAGE = "_from", "_coverage"
 """Column `X_from` holds the origin of each row's label `X`, 0 being our own rule; `X_coverage` how
 much of what that rule needs was known."""
+MANY = 40
+"""Up to so many are counted as well, beside a histogram: they may be classes with names."""
 BY_RULE = 0
 _MAX_LABEL = 255
 """Larger integers are amounts, never labels."""
@@ -25,6 +28,12 @@ class Histogram(msgspec.Struct, frozen=True):
 
     edges: list[float]
     counts: list[int]
+
+    def __post_init__(self) -> None:
+        """Refuse bins that are none: a report is read from a file, too."""
+        rising = all(a < b for a, b in pairwise(self.edges))
+        if len(self.edges) != len(self.counts) + bool(self.counts) or not rising:
+            raise ValueError("edges that do not enclose the bins")
 
     @classmethod
     def of(cls, values: NDArray[np.generic]) -> Histogram:
@@ -61,7 +70,7 @@ class ColumnReport(msgspec.Struct, frozen=True, kw_only=True):
     histogram: Histogram | None = None
     """For a column with many values."""
     values: dict[str, int] = {}
-    """Rows per value, for a column with few."""
+    """Rows per value, for a column with at most `MANY` different integers."""
     origins: dict[str, dict[str, int]] = {}
     """The same by the origin of the value; empty if not recorded."""
 
@@ -97,6 +106,7 @@ def _column_report(
     if not len(known):
         return ColumnReport(name=name, known=0, missing=len(numbers), mean=0, least=0, most=0)
     counts = _few(known)
+    named = counts if counts is not None else _few(known, most=MANY)
     origins: dict[str, dict[str, int]] = {}
     if counts and origin is not None:
         kinds = origin[there].astype(np.float64)
@@ -109,7 +119,7 @@ def _column_report(
         least=round(float(known.min()), 4),
         most=round(float(known.max()), 4),
         histogram=None if counts else Histogram.of(known),
-        values=counts or {},
+        values=named or {},
         origins=origins,
     )
 
@@ -140,7 +150,7 @@ def column_reports(
     return reports
 
 
-def _few(values: NDArray[np.float64]) -> dict[str, int] | None:
+def _few(values: NDArray[np.float64], *, most: int = FEW) -> dict[str, int] | None:
     """Rows per value if the values are few integers, else None."""
     if not len(values):
         return {}
@@ -148,6 +158,6 @@ def _few(values: NDArray[np.float64]) -> dict[str, int] | None:
         return None
     counts = np.bincount(values.astype(np.int64))
     different = np.flatnonzero(counts)
-    if len(different) > FEW:
+    if len(different) > most:
         return None
     return {str(value): int(counts[value]) for value in different}

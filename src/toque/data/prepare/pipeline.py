@@ -28,6 +28,7 @@ from toque.data.prepare.settings import PrepareSettings
 from toque.data.prepare.shards import Engine, ShardWriting, read_sidecar
 from toque.data.prepare.tokenizer_sample import learn_tokenizer
 from toque.data.prepare.worker import SIDECAR, Job, shard_folder
+from toque.data.store.held_store import LOCK
 from toque.data.store.manifest import FORMAT, NAME, StoreManifest, read_manifest
 from toque.data.store.token_store import TokenStore, check_files
 from toque.data.tokenizer.codec import Codec, load_codec
@@ -36,7 +37,7 @@ from toque.errors import DataError, argument
 from toque.sources.files import SourceFile, find_files
 from toque.sources.records import Source, SupportsTasks
 from toque.storage.atomic import atomic_folder, atomic_write, disk_faults, sweep
-from toque.storage.locks import Held, file_lock
+from toque.storage.locks import Held, file_lock, is_shared
 from toque.storage.no_follow import refuse_links
 from toque.storage.progress import ProgressSink, no_progress
 
@@ -52,6 +53,9 @@ class PrepareResult:
     store: TokenStore
     report: Report
     reused: bool
+    older_reader: bool = False
+    """Whether an earlier version of a reader wrote it: the same records would be read otherwise
+    now, and stay as they are until the store is made anew."""
 
 
 @dataclass(frozen=True)
@@ -132,12 +136,31 @@ def _plan(sources: Sequence[Source], store: Path, settings: PrepareSettings) -> 
         "code_version": CODE_VERSION,
         "reader_versions": [source.reader.version for source in sources],
     }
+    readers = {file.source: file.reader for file in files}
+    digest = _fingerprint(files, recorded, learnt=learnt)
+    return _Plan(Job(store, digest, readers, settings), files, tokenizer, recorded)
+
+
+def _fingerprint(files: Sequence[SourceFile], recorded: dict[str, Any], *, learnt: bool) -> str:
     # The paths of the tokenizer and the sources do not change the store.
     counted = recorded | ({} if learnt else {"tokenizer": None})
     inputs = [FORMAT, counted, [[f.sha256, f.reader.recorded_name, f.source] for f in files]]
-    digest = hashlib.sha256(msgspec.json.encode(inputs, order="deterministic")).hexdigest()
-    readers = {file.source: file.reader for file in files}
-    return _Plan(Job(store, digest, readers, settings), files, tokenizer, recorded)
+    return hashlib.sha256(msgspec.json.encode(inputs, order="deterministic")).hexdigest()
+
+
+def _of_older_reader(manifest: StoreManifest, plan: _Plan) -> bool:
+    """Whether a store is the requested one but for an earlier version of its readers.
+
+    What a release wrote stays usable, and a run on it can be continued: only `replace` reads anew.
+    """
+    there, here = manifest.settings.get("reader_versions"), plan.recorded["reader_versions"]
+    if not isinstance(there, list) or len(there) != len(here):
+        return False
+    if not all(isinstance(old, int) and old <= new for old, new in zip(there, here, strict=True)):
+        return False
+    recorded = plan.recorded | {"reader_versions": there}
+    learnt = plan.tokenizer is None
+    return _fingerprint(plan.files, recorded, learnt=learnt) == manifest.fingerprint
 
 
 def _reusable(plan: _Plan, progress: ProgressSink, *, replace: bool) -> PrepareResult | None:
@@ -147,6 +170,13 @@ def _reusable(plan: _Plan, progress: ProgressSink, *, replace: bool) -> PrepareR
         DataError: another store, or other files, are in the way.
     """
     folder = plan.job.store
+    there = next((p for p in (folder, *folder.parents) if p.exists() or p.is_symlink()), None)
+    if there is not None and not there.is_dir():
+        what = "is a file" if there.exists() else "is a link to nothing"
+        raise DataError(
+            f"data.store is {folder}, and {there} {what}: a store is a folder. Choose another "
+            "data.store, e.g. stores/mine."
+        )
     if not folder.is_dir():
         return None
     if not (folder / NAME).is_file():
@@ -157,7 +187,9 @@ def _reusable(plan: _Plan, progress: ProgressSink, *, replace: bool) -> PrepareR
             )
         return None
     manifest = read_manifest(folder)
-    if manifest.fingerprint != plan.job.fingerprint:
+    same = manifest.fingerprint == plan.job.fingerprint
+    older = not same and not replace and _of_older_reader(manifest, plan)
+    if not (same or older):
         if not replace:
             raise DataError(
                 f"{folder} holds a token store made from something else: "
@@ -169,14 +201,20 @@ def _reusable(plan: _Plan, progress: ProgressSink, *, replace: bool) -> PrepareR
     try:
         check_files(folder, [*manifest.shards, *manifest.files], verify=False)
     except DataError as error:
+        if older:
+            raise DataError(
+                f"{error} An earlier release wrote this store, and this one would read its sources "
+                "otherwise. Restore it from a copy, or run prepare with "
+                f"{argument('replace=True')} to make it anew."
+            ) from error
         progress(0, 0, f"repairing the store: {error}")
         return None
     if report is None:
         return None
     if (folder / BUILDING).exists():  # killed after the manifest was written
-        with _store_lock(folder):
+        with suppress(DataError), _store_lock(folder):  # whoever holds it leaves it for another day
             _remove_leftovers(folder, len({entry.file.split("/")[1] for entry in manifest.shards}))
-    return PrepareResult(TokenStore(folder, manifest), report, reused=True)
+    return PrepareResult(TokenStore(folder, manifest), report, reused=True, older_reader=older)
 
 
 def _differences(manifest: StoreManifest, plan: _Plan) -> list[str]:
@@ -207,15 +245,21 @@ def _store_lock(store: Path) -> Iterator[Held]:
     Raises:
         DataError: another process holds it.
     """
+    lock = store / LOCK
 
     def refuse(holder: str) -> None:
+        if is_shared(lock):
+            raise DataError(
+                f"{store} cannot be replaced now: a run trains on it, in another process or in "
+                "this one. Wait for it to end, stop it, or choose another data.store."
+            )
         raise DataError(
             f"Another process is preparing {store} (id {holder}). Wait for it to end, or choose "
             "another data.store."
         )
 
-    with file_lock(store / ".lock", refuse) as lock:
-        yield lock
+    with file_lock(lock, refuse) as held:
+        yield held
 
 
 def _begin(job: Job) -> None:

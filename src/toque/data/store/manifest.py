@@ -17,7 +17,10 @@ FORMAT = 1
 NAME = "manifest.json"
 _MOST_BYTES = 1 << 28
 """The manifest of a million files is smaller; a crafted one must not make us read more."""
-
+_SIDES = ("prompt", "target")
+_COLUMN_TYPES = ("float32", "uint8", "uint16", "uint64")
+_END_BYTES = 8
+"""Of an int64 that says where a row ends."""
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -155,6 +158,7 @@ def read_manifest(folder: Path) -> StoreManifest:
             "store again with `toque prepare CONFIG` after removing it."
         ) from error
     _check_names(manifest, path)
+    _check_columns(manifest, path)
     return manifest
 
 
@@ -180,6 +184,25 @@ def _check_names(manifest: StoreManifest, path: Path) -> None:
             f"{path} lists {', '.join(doubled[:5])} more than once. The store is damaged: prepare "
             "the data again."
         )
+
+
+def _check_columns(manifest: StoreManifest, path: Path) -> None:
+    """Refuse columns of anything but numbers, and more rows than the files have room for."""
+    wrong = {name: kind for name, kind in manifest.columns.items() if kind not in _COLUMN_TYPES}
+    if wrong:
+        raise DataError(
+            f"{path} has columns of other types than {', '.join(_COLUMN_TYPES)}: {wrong}. The "
+            "store is damaged: prepare the data again."
+        )
+    ends = {e.file: e.bytes for e in manifest.shards if e.file.endswith("_ends.npy")}
+    for entry in manifest.shards:
+        rooms = [ends.get(f"{entry.file.rpartition('/')[0]}/{side}_ends.npy", 0) for side in _SIDES]
+        if entry.examples * _END_BYTES > min(rooms):
+            raise DataError(
+                f"{path} speaks of {entry.examples:,} rows in {entry.file}, and the files that say "
+                f"where they end have {min(rooms):,} bytes. The store is damaged: prepare the data "
+                "again."
+            )
 
 
 def manifest_bytes(manifest: StoreManifest) -> bytes:

@@ -17,7 +17,7 @@ import stat
 from bisect import bisect_right
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 Split = Literal["train", "validation"]
 SPLIT_CODES: dict[Split, int] = {"train": 0, "validation": 1}
 LEFT_OUT = 255
-SIDES = ("prompt", "target")
 
 
 class TokenStore:
@@ -86,8 +85,12 @@ class TokenStore:
 
     @cached_property
     def split(self) -> NDArray[np.uint8]:
-        """0 train, 1 validation, 255 left out; uint8 [n_rows]."""
-        return np.asarray(mapped_array(self.path / "split.npy"), np.uint8)
+        """0 train, 1 validation, 255 left out; uint8 [n_rows].
+
+        Raises:
+            DataError: it has not one of them for every row.
+        """
+        return _numbers(self.path / "split.npy", np.dtype(np.uint8), self.n_rows)
 
     def rows(self, split: Split) -> NDArray[np.int64]:
         """Rows of a split, ascending."""
@@ -118,21 +121,21 @@ class TokenStore:
         """A per-example column of all rows; NaN where a row's source has no such number.
 
         Raises:
-            DataError: there is no such column; those there are listed.
+            DataError: there is no such column, and those there are listed; or it is damaged.
         """
         if name not in self.manifest.columns:
             raise DataError(
                 f"The store {self.path} has no column {name!r}; it has "
                 f"{', '.join(sorted(self.manifest.columns))}."
             )
-        counts = np.diff(self._starts)
+        dtype, counts = np.dtype(self.manifest.columns[name]), np.diff(self._starts).tolist()
         parts = [
-            mapped_array(self._shard(i) / f"{name}.npy")
+            _numbers(self._shard(i) / f"{name}.npy", dtype, counts[i])
             if f"shards/{shard}/{name}.npy" in self._files
             else np.full(counts[i], np.nan, np.float32)
             for i, shard in enumerate(self._shards)
         ]
-        return np.concatenate([np.empty(0, self.manifest.columns[name]), *parts])
+        return np.concatenate([np.empty(0, dtype), *parts])
 
     def codec(self) -> Codec:
         """The tokenizer of the ids, loaded once."""
@@ -165,6 +168,21 @@ class TokenStore:
         if not 0 <= row < self.n_rows:
             raise IndexError(f"row {row} of a store with {self.n_rows} rows")
         return bisect_right(self._bounds, row) - 1
+
+
+def _numbers(path: Path, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
+    """The `count` numbers of one column in a shard, mapped.
+
+    Raises:
+        DataError: they are others, or not as many.
+    """
+    found = mapped_array(path)
+    if found.dtype != dtype or len(found) != count:
+        raise DataError(
+            f"{path} holds {len(found):,} numbers of {found.dtype} where the store has {count:,} "
+            f"rows and writes {dtype}. The store is damaged; prepare the data again."
+        )
+    return found
 
 
 def check_files(folder: Path, entries: list[FileEntry], *, verify: bool) -> None:

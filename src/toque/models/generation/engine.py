@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, Literal
 
@@ -22,6 +22,7 @@ from toque.models.generation.int8_argmax import WORTHWHILE_STEPS, Int8Argmax, su
 from toque.models.generation.kv_cache import SPARE
 from toque.models.generation.sampling import TokenChooser
 from toque.models.generation.t5 import T5Decoding
+from toque.reporter import Count, uncounted
 
 MOST_ROWS: Final = {"cpu": 160, "cuda": 256}
 """More rows gain nothing on a CPU (measured); the number for CUDA is a guess.
@@ -44,7 +45,7 @@ def generate(
     top_p: float = 1.0,
     seed: int = 0,
     batch_rows: int | None = None,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: Count = uncounted,
 ) -> list[list[int]]:
     """The tokens a model writes after each prompt, without the end token.
 
@@ -67,7 +68,8 @@ def generate(
         seed: With a prompt's number and the position, decides the draws.
         batch_rows: Prompts at a time; None for as many as a quarter of the free memory holds, at
             most MOST_ROWS. Changes speed and memory, not what is written.
-        on_progress: Called with (finished prompts, all prompts).
+        on_progress: Called after every token with (finished prompts, all prompts, share of the
+            work); the share counts tokens, and every answer as the longest until it has ended.
 
     Raises:
         ConfigError: an empty prompt, one that leaves no room, or settings out of range.
@@ -80,7 +82,8 @@ def generate(
     if batch_rows < 1:
         raise ConfigError(f"batch_rows is {batch_rows}; it must be at least 1.")
     answers: list[list[int]] = [[] for _ in prompts]
-    done = 0
+    done, covered, whole = 0, 0, sum(limits)
+    on_progress(0, len(prompts), 0.0)
     with torch.inference_mode(), compile_disabled(model), _evaluating(model):
         family = T5Decoding if family_of(core.config).is_encoder_decoder else CausalDecoding
         rows = family(
@@ -90,10 +93,9 @@ def generate(
             pad_id=pad_id,
         )
         written = _write(rows, core, prompts, answers, limits, chooser, eos_id, batch_rows)
-        for finished in written:
-            done += finished
-            if on_progress is not None:
-                on_progress(done, len(prompts))
+        for finished, tokens in written:
+            done, covered = done + finished, covered + tokens
+            on_progress(done, len(prompts), covered / whole)
     return answers
 
 
@@ -118,8 +120,8 @@ def _write(
     chooser: TokenChooser,
     eos_id: int,
     batch_rows: int,
-) -> Iterator[int]:
-    """Fill the answers; yields how many finish, when some do.
+) -> Iterator[tuple[int, int]]:
+    """Fill the answers; yields after each token (answers finished, tokens nearer to all limits).
 
     Prompts are admitted several at a time: a prefill of one costs about as much as one of a few.
     """
@@ -143,18 +145,20 @@ def _write(
             places = [len(answers[number]) for number in alive]
             tokens = chooser.choose(head(hidden), prompts=alive, positions=places).tolist()
         over: list[int] = []
+        covered = len(alive)
         for row, (number, token) in enumerate(zip(alive, tokens, strict=True)):
+            left = limits[number] - len(answers[number])
             if token != eos_id:
                 answers[number].append(token)
             if token == eos_id or len(answers[number]) == limits[number]:
                 over.append(row)
+                covered += left - 1
         for row in reversed(over):
             rows.drop(row)
             for column in (alive, tokens):
                 column[row] = column[-1]
                 column.pop()
-        if over:
-            yield len(over)
+        yield len(over), covered
 
 
 class _Head:

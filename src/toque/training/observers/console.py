@@ -3,57 +3,98 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Final
 
-from toque.reporter import Reporter
+from toque.reporter import Reporter, clock_text
 from toque.training.callbacks import Callback
 from toque.training.events import RunEnd, RunStart, Saved, StepInfo
 from toque.training.observers.step_window import Window
+from toque.training.observers.time_left import TimeLeft
 from toque.units import Duration, Progress
+
+_LOOK_SECONDS: Final = 0.25
+"""Between two looks at the newest update. On CUDA a look waits for the device."""
 
 
 class ConsoleProgress(Callback):
     """Reports progress, evaluations, warnings and the end.
 
     Args:
-        log_every: how often loss and speed are read; on CUDA reading waits for the device.
+        log_every: how often a line stays.
         reporter: who is told.
+        time_left: what is foreseen of the run's time; None: updates alone are counted.
+        clock: seconds that pass.
     """
 
-    def __init__(self, *, log_every: Duration, reporter: Reporter) -> None:
+    def __init__(
+        self,
+        *,
+        log_every: Duration,
+        reporter: Reporter,
+        time_left: TimeLeft | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self.log_every = log_every
         self._reporter = reporter
+        self._foreseen = time_left
+        self._clock = clock
         self._window = Window()
-        self._stop_after: Duration | None = None
-        self._began, self._fraction_at_start = 0.0, 0.0
-        self._figures = ""
         self._newest_saved: int | None = None
         self._last_loss: float | None = None
+        self._line = ""
+        self._looked = 0.0
+        self._evaluation_began: float | None = None
 
     def on_fit_start(self, start: RunStart) -> None:
-        """Say where the run begins."""
-        self._window = Window()
-        self._figures, self._last_loss = "", None
+        """Say where the run begins, and how long it will take."""
+        self._window, self._line = Window(), ""
+        self._last_loss = self._evaluation_began = None
         self._stop_after = start.stop_after
-        self._began = time.perf_counter()
-        self._fraction_at_start = start.stop_after.fraction(start.progress)
+        self._time_left = self._foreseen or TimeLeft(start.stop_after)
+        self._time_left.start(start.progress)
         self._newest_saved = start.progress.step or None
+        self._looked = self._clock()
         for note in start.notes:
             self._reporter.notice(f"note: {note}")
         if start.progress.step:
             self._reporter.notice(f"continuing from step {start.progress.step:,}")
+        if self._foreseen is not None and (said := self._time_left.in_words(start.progress)):
+            self._reporter.notice(said)
+
+    def on_before_step(self, at: Progress) -> None:
+        """Take the time of an evaluation before it."""
+        if self._evaluation_began is not None:
+            self._time_left.evaluated(self._clock() - self._evaluation_began)
+            self._evaluation_began = None
+
+    def on_micro_batch(self, at: Progress, done: int, total: int) -> None:
+        """Show that a long update goes on."""
+        if done == total or self._clock() - self._looked < _LOOK_SECONDS:
+            return  # the line of the update follows
+        under_way = f"step {at.step + 1:,}: {done} of {total} micro-batches"
+        self._reporter.progress(f"{self._line}  ({under_way})" if self._line else under_way)
 
     def on_step(self, info: StepInfo) -> None:
         """Renew the line."""
         self._window.add(info)
         first = info.before.step == 0
         logged = first or self.log_every.crossed(info.before, info.progress, self._stop_after)
+        now = self._clock()
+        if not logged and now - self._looked < _LOOK_SECONDS:
+            return
+        self._looked = now
+        speed = f"{self._window.tokens_per_second:,.0f} tokens/s"
+        figures = f"loss {float(info.loss):.4f}  lr {info.lr:.2e}  {speed}"
+        parts = (self._place(info.progress), figures, self._left(info.progress))
+        self._line = "  ".join(parts)
+        self._reporter.progress(self._line, keep=logged)
         if logged:
-            speed = f"{self._window.tokens_per_second:,.0f} tokens/s"
-            self._figures = f"loss {float(info.loss):.4f}  lr {info.lr:.2e}  {speed}"
             self._window = Window()
-        parts = (self._place(info.progress), self._figures, self._left(info))
-        self._reporter.progress("  ".join(filter(None, parts)), keep=logged)
+
+    def on_before_evaluate(self, at: Progress) -> None:
+        """Take the time."""
+        self._evaluation_began = self._clock()
 
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> None:
         """One line that stays, with the change since the evaluation before."""
@@ -82,34 +123,16 @@ class ConsoleProgress(Callback):
         best = f", best loss {end.best.loss:.4f} at step {end.best.step:,}" if end.best else ""
         self._reporter.notice(
             f"{end.reason.replace('_', ' ')} at step {end.progress.step:,} after "
-            f"{_clock(end.seconds)}; {saved}{best}"
+            f"{clock_text(end.seconds)}; {saved}{best}"
         )
 
     def _place(self, at: Progress) -> str:
         return f"step {at.step:,}  epoch {at.epoch:.2f}"
 
-    def _left(self, info: StepInfo) -> str:
-        assert self._stop_after is not None
-        done = self._stop_after.fraction(info.progress)
-        gained = done - self._fraction_at_start
-        if gained <= 0:
-            return ""
-        left = (time.perf_counter() - self._began) * (1.0 - done) / gained
+    def _left(self, at: Progress) -> str:
         saved = f"  saved {self._newest_saved:,}" if self._newest_saved else ""
-        return f"{done:.0%}  {_clock(left)} left{saved}"
+        left = clock_text(self._time_left.seconds(at))
+        return f"{self._stop_after.fraction(at):.0%}  {left} left{saved}"
 
 
 _SHOWN = (("loss", ".4f"), ("perplexity", ".2f"))
-
-
-def _clock(seconds: float) -> str:
-    """Hours, minutes and seconds for people.
-
-    >>> _clock(75), _clock(4000)
-    ('1:15', '1:06:40')
-    """
-    whole = round(seconds)
-    hours, minutes = whole // 3600, whole // 60 % 60
-    if hours:
-        return f"{hours}:{minutes:02}:{whole % 60:02}"
-    return f"{minutes}:{whole % 60:02}"

@@ -5,28 +5,75 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+import msgspec
 
 METRICS: Final = "metrics.jsonl"
+
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+_Number = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)] | None
+"""None where it was not finite, which JSON has no word for."""
+
+
+class _Placed(msgspec.Struct):
+    step: _Count
+
+
+class _Start(_Placed):
+    parameters: dict[str, _Number] | None = None
+
+
+class _Step(_Placed):
+    epoch: Annotated[float, msgspec.Meta(ge=0, le=1e300)] = 0.0
+    loss: _Number = None
+    tokens: _Count | None = None
+    seconds: _Number = None
+
+
+class _Evaluation(_Placed):
+    metrics: dict[str, _Number] = {}
+
+
+class _End(_Placed):
+    seconds: _Number = None
+
+
+_FORMS: Final[Mapping[str, type[msgspec.Struct]]] = {
+    "start": _Start,
+    "step": _Step,
+    "evaluation": _Evaluation,
+    "save": _Placed,
+    "end": _End,
+}
+"""What every reader of an event may rely on, where it is there."""
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The events of a run, without those that a continued session undid.
 
-    Lines torn by a kill are left out.
+    Lines torn by a kill are left out, and events of another form: the file may come from anyone.
     """
     events: list[dict[str, Any]] = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue
-        if not isinstance(event, dict) or "event" not in event:
+        event = _event(line)
+        if event is None:
             continue
         if event["event"] == "start":
             events = [e for e in events if _stands(e, event["step"])]
         events.append(event)
     return events
+
+
+def _event(line: str) -> dict[str, Any] | None:
+    try:
+        event = json.loads(line, parse_constant=lambda _: None)
+        if not isinstance(event, dict) or not isinstance(event.get("event"), str):
+            return None
+        msgspec.convert(event, _FORMS.get(event["event"], msgspec.Struct))
+    except (ValueError, RecursionError):  # msgspec's is a ValueError
+        return None
+    return event
 
 
 def _stands(event: Mapping[str, Any], continued_from: int) -> bool:

@@ -18,6 +18,7 @@ from toque.models.forward.compile import compile_blocks, stop_compiling, uncompi
 from toque.models.forward.cross_entropy import logits_bytes
 from toque.models.forward.loss import loss_sum
 from toque.models.forward.packed import output_head
+from toque.reporter import SILENT, Reporter
 from toque.storage.cache_folder import cache_folder
 from toque.training.autotune.cache import MachineCache, Resources, machine_facts
 from toque.training.autotune.earlier import earlier_choices
@@ -42,6 +43,8 @@ _GUESSES: Final = {"cpu": (150.0, 0.15), "cuda": (40.0, 0.25)}
 """Seconds that compiling takes and the share of a step it saves, before either was measured."""
 _TRIAL_PAYS: Final = 5.0
 """Compiling is tried when its guessed saving is this many times its guessed cost."""
+_SHORT_SECONDS: Final = 1.0
+"""A micro-batch that takes less is timed twice."""
 _TURNS: Final = 3
 """Times that both ways are timed, in turn, once compiled."""
 
@@ -54,6 +57,8 @@ class Fitted:
     line: str
     """The choices and their reasons."""
     warnings: tuple[str, ...] = ()
+    update_seconds: float | None = None
+    """Of one update, about; None where that was not measured."""
 
 
 def fit_to_machine(
@@ -61,6 +66,7 @@ def fit_to_machine(
     found: Checkpoint | None = None,
     *,
     free: Callable[[torch.device], int] = free_bytes,
+    reporter: Reporter = SILENT,
 ) -> Fitted:
     """Choose the settings that are `auto`, and prepare the model accordingly.
 
@@ -72,12 +78,14 @@ def fit_to_machine(
             are applied as chosen.
         found: the checkpoint that is continued from; what it says goes before resources.json.
         free: free bytes of a device.
+        reporter: hears what takes time.
 
     Raises:
         ConfigError: not even one row fits; the message lists the bytes by part.
         CheckpointError: the checkpoint says nonsense.
     """
-    fit, ranks, run = _Fit(setup, free), setup.runtime.ranks, Path(setup.config.run_dir)
+    fit, ranks = _Fit(setup, free, reporter), setup.runtime.ranks
+    run = Path(setup.config.run_dir)
     if not ranks.is_main:
         return _as_main_rank(fit, run, ranks, found)
     cache = MachineCache(cache_folder("measured"))
@@ -98,7 +106,8 @@ def fit_to_machine(
             cache.put(key, {name: getattr(chosen, name) for name in names})
     fitted.resources.save(run)
     ranks.broadcast(asdict(replace(fitted.resources, smaller_from={})))
-    return replace(fitted, warnings=(*notes, *fitted.warnings))
+    seconds = fit.update_seconds(fitted.resources)
+    return replace(fitted, warnings=(*notes, *fitted.warnings), update_seconds=seconds)
 
 
 def _as_main_rank(fit: _Fit, run: Path, ranks: Ranks, found: Checkpoint | None) -> Fitted:
@@ -111,7 +120,10 @@ def _as_main_rank(fit: _Fit, run: Path, ranks: Ranks, found: Checkpoint | None) 
 
 
 class _Fit:
-    def __init__(self, setup: Setup, free: Callable[[torch.device], int]) -> None:
+    def __init__(
+        self, setup: Setup, free: Callable[[torch.device], int], reporter: Reporter
+    ) -> None:
+        self.reporter = reporter
         self.config, self.model, self.stream = setup.config, setup.model, setup.stream
         self.runtime, self.free, self.train = setup.runtime, free, setup.config.train
         model, stream = setup.model, setup.stream
@@ -177,13 +189,15 @@ class _Fit:
         if isinstance(asked, int):
             rows, why = asked, "as set"
         elif self.runtime.device.type == "cuda":
-            rows, why = self._largest(), "the most that fit"
+            with self.reporter.working("measuring how many rows at once fit into memory"):
+                rows, why = self._largest(), "the most that fit"
         else:
             most = max(1, room // max(1, each))
             guess = max(1, CPU_MICRO_BATCH_TOKENS // self.row_tokens)
-            rows, seconds = fastest_rows(
-                self.probe.seconds, update_rows=self.update_rows, guess=guess, largest=most
-            )
+            with self.reporter.working("measuring how many rows at once are fastest here"):
+                rows, seconds = fastest_rows(
+                    self.probe.seconds, update_rows=self.update_rows, guess=guess, largest=most
+                )
             why = "the fastest of " + ", ".join(map(str, sorted(seconds)))
         compiled, reason = self._compile_policy(rows, cache)
         self._recompute(recompute)
@@ -191,8 +205,22 @@ class _Fit:
         line = f"{self._words(resources)} ({why}); {reason}"
         return Fitted(resources, line, tuple(self.warnings))
 
+    def update_seconds(self, chosen: Resources) -> float | None:
+        """Seconds of an update's micro-batches; None when memory runs out."""
+        rows = min([chosen.micro_batch_rows, *chosen.smaller_from.values()])
+        try:
+            seconds = self._try(rows)
+            if seconds < _SHORT_SECONDS:
+                seconds = min(seconds, self._try(rows))  # the first loads and chooses kernels
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return None
+        return seconds * self.update_rows / min(rows, self.update_rows)
+
     def _words(self, chosen: Resources) -> str:
-        words = [f"{chosen.micro_batch_rows} rows at once"]
+        n = chosen.micro_batch_rows
+        words = [f"{n} row{'s' * (n > 1)} at once"]
         return ", ".join(words + ["activations recomputed"] * chosen.gradient_checkpointing)
 
     def _fitting(self) -> tuple[bool, int, int]:
@@ -280,7 +308,8 @@ class _Fit:
         compile_blocks(self.model)
         started = time.perf_counter()
         try:
-            self.probe.seconds(rows)
+            with self.reporter.working("compiling the model with torch.compile"):
+                self.probe.seconds(rows)
         except (RuntimeError, OSError, ImportError) as error:
             if is_out_of_memory(error):
                 raise

@@ -7,14 +7,22 @@ from dataclasses import asdict, replace
 from torch import nn
 
 from toque.evaluation.text_samples import Sample, Sampler
+from toque.reporter import Count, uncounted
 from toque.training.distributed.collectives import Ranks
 from toque.training.peak_flops import Peak
 
 
-def sample_on_all_ranks(sampler: Sampler, model: nn.Module, ranks: Ranks) -> list[Sample]:
+def sample_on_all_ranks(
+    sampler: Sampler, model: nn.Module, ranks: Ranks, on_progress: Count = uncounted
+) -> list[Sample]:
     """One sample for each prompt, in their order; each rank writes every n-th of them."""
     own = replace(sampler, prompts=sampler.prompts[ranks.rank :: ranks.world_size])
-    shares = ranks.all_gather([asdict(sample) for sample in own(model)])
+    n = len(sampler.prompts)
+
+    def count(done: int, total: int, share: float | None = None) -> None:
+        on_progress(round(n * done / max(1, total)), n, share)  # the others do about as many
+
+    shares = ranks.all_gather([asdict(sample) for sample in own(model, count)])
     found: list[Sample | None] = [None] * len(sampler.prompts)
     for rank, share in enumerate(shares):
         found[rank :: ranks.world_size] = [Sample(**sample) for sample in share]

@@ -14,13 +14,14 @@ from toque.models.flops import ParameterCounts, parameter_counts
 from toque.models.forward.fast_dropout import use_fast_dropout
 from toque.models.lora.files import base_sha256
 from toque.models.lora.layers import hold_frozen, is_adapted
-from toque.reporter import SILENT, Reporter
+from toque.reporter import SILENT, Reporter, counting
 from toque.training.callbacks import Callback, EarlyStopping
 from toque.training.checkpoint.store import Checkpoint
 from toque.training.checkpoint.upload import UploadProgress, Uploads
 from toque.training.distributed.collectives import Ranks
 from toque.training.observers.console import ConsoleProgress
 from toque.training.observers.metrics_log import MetricsLog
+from toque.training.observers.store_watch import StoreWatch
 from toque.training.runtime import Runtime
 from toque.training.signals import Interrupt
 from toque.training.trainer import Trainer
@@ -41,6 +42,7 @@ from toque.workflows.assembly.mixture import mixture_in_words
 from toque.workflows.assembly.observers import Watchers
 from toque.workflows.assembly.sample_writer import SampleWriter, writing_in
 from toque.workflows.assembly.setup import Setup
+from toque.workflows.assembly.time_ahead import time_left_of
 from toque.workflows.assembly.trainer import about_run, build_trainer, flops_of
 
 LOOKS = 2
@@ -97,13 +99,16 @@ def assemble(
     use_fast_dropout(model)
     stream = build_stream(config, store, model, rank=ranks.rank, ranks=ranks.world_size)
     setup = Setup(config, store, model, stream, runtime)
-    with reporter.working("finding out how to compute on this machine"):
-        tuned = fit_to_machine(setup, found)
+    tuned = fit_to_machine(setup, found, reporter=reporter)
     heldout = build_heldout(setup)
     looks = own_prompts(config, store, encoder=family.is_encoder_decoder) or held_out_prompts(
         store, LOOKS
     )
     sampler = build_sampler(config, store, looks if config.evaluation.generate else [])
+
+    def evaluate() -> dict[str, float]:
+        with counting(reporter, "evaluating", "held-out examples") as count:
+            return heldout(model, count)
 
     def warn(at: Progress, message: str) -> None:
         trainer.callbacks.on_warning(at, message)
@@ -112,13 +117,18 @@ def assemble(
     again = 5.0 if ranks.is_distributed else 0.0
     callbacks: list[Callback] = [Interrupt(silent=reporter is SILENT, same_for_seconds=again)]
     if watchers is not None:
+        with reporter.working("estimating how long it will take"):
+            time_left = time_left_of(setup, tuned, heldout, sampler, reporter)
         callbacks += [
-            ConsoleProgress(log_every=config.observe.log_every, reporter=reporter),
+            StoreWatch(store),
+            ConsoleProgress(
+                log_every=config.observe.log_every, reporter=reporter, time_left=time_left
+            ),
             *_observers(setup, tuned, sampler, watchers, warn, reporter),
         ]
     if uploads is not None:
         callbacks.append(UploadProgress(uploads, Path(config.run_dir), warn))
-    trainer = build_trainer(setup, tuned, lambda: heldout(model), callbacks, base_hash)
+    trainer = build_trainer(setup, tuned, evaluate, callbacks, base_hash)
     return Run(setup, trainer, sampler, _banner(setup, tuned))
 
 
@@ -146,7 +156,8 @@ def _observers(
             model,
             run / "samples.jsonl",
             writing_in(model, runtime),
-            reporter=reporter if config.evaluation.prompts else SILENT,  # asked for by name
+            reporter=reporter,
+            show=bool(config.evaluation.prompts),  # asked for by name
             warn=warn,
         ),
     ]
@@ -162,8 +173,9 @@ def _banner(setup: Setup, tuned: Fitted) -> str:
     shape = stream.layout.shape
     rows = f"{shape.source} + {shape.target}" if shape.source else f"{shape.target}"
     steps = expected_totals(config, stream).get("steps")
-    length = f"until {config.train.stop_after}"
-    if steps and config.train.stop_after.unit != "steps":
+    stop = config.train.stop_after
+    length = f"until {str(stop).removesuffix('s') if stop.amount == 1 else stop}"
+    if steps and stop.unit != "steps":
         length += f", about {steps:,.0f} steps"
     return (
         f"toque {__version__}: {counts.total / 1e6:,.1f} M parameters "

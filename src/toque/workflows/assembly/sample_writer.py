@@ -12,7 +12,7 @@ from torch import nn
 
 from toque.evaluation.text_samples import Sample, Sampler, append_samples
 from toque.models.lora.layers import is_adapted
-from toque.reporter import SILENT, Reporter
+from toque.reporter import SILENT, Reporter, counting
 from toque.training.callbacks import Callback
 from toque.training.runtime import Runtime
 from toque.units import Progress
@@ -41,7 +41,8 @@ class SampleWriter(Callback):
         model: what writes; its weights are those just evaluated.
         path: samples.jsonl.
         context: in which the model can write.
-        reporter: who is shown the texts as well.
+        reporter: who hears how far it is.
+        show: whether the reporter is shown the texts as well.
         warn: called when a text could not be written; the run goes on.
     """
 
@@ -50,28 +51,29 @@ class SampleWriter(Callback):
     path: Path
     context: WritingContext
     reporter: Reporter = SILENT
+    show: bool = False
     warn: Callable[[Progress, str], None] = lambda _at, _message: None
 
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> None:
         """Write texts with the weights just evaluated."""
-        with self.context():
-            samples = self.sampler(self.model)
+        with self.context(), counting(self.reporter, "writing", "texts") as count:
+            samples = self.sampler(self.model, count)
         refused = append_samples(self.path, samples, step=at.step)
         if refused is not None:
             self.warn(at, refused)
-        for sample in samples:
+        for sample in samples if self.show else ():
             self.reporter.notice(shown(sample, step=at.step))
 
 
 def shown(sample: Sample, *, step: int) -> str:
-    """A text with its prompt and its quality, indented so that it stands apart.
+    """A text with its prompt and its recipe score, indented so that it stands apart.
 
-    >>> print(shown(Sample("toast", "Bread.", 2, None, {"overall_quality": 0.5}), step=10))
-    step 10  toast  (overall quality 0.50)
+    >>> print(shown(Sample("toast", "Bread.", 2, None, {"recipe_score": 0.5}), step=10))
+    step 10  toast  (recipe score 0.50)
         Bread.
     """
-    quality = sample.metrics.get("overall_quality")
-    said = f"  (overall quality {quality:.2f})" if quality is not None else ""
+    score = sample.metrics.get("recipe_score")
+    said = f"  (recipe score {score:.2f})" if score is not None else ""
     lines = [line for line in sample.text.splitlines() if line.strip()] or ["(nothing)"]
     if len(lines) > MOST_LINES:
         lines[MOST_LINES:] = [f"... ({len(lines) - MOST_LINES} more lines in samples.jsonl)"]

@@ -17,6 +17,7 @@ from toque.evaluation.classification import ClassScores, class_scores
 from toque.evaluation.constrained_choice import Chooser
 from toque.evaluation.heldout_loss import choose_rows, subset
 from toque.models.forward.loss import log_probabilities
+from toque.reporter import SILENT, Count, Reporter, counting, uncounted
 from toque.workflows.assembly.evaluation import build_heldout
 from toque.workflows.assembly.setup import Setup
 
@@ -72,7 +73,7 @@ class TaskScores:
         return lines
 
 
-def score_tasks(setup: Setup) -> list[TaskScores]:
+def score_tasks(setup: Setup, reporter: Reporter = SILENT) -> list[TaskScores]:
     """Every task of `data.tasks` that has held-out examples; nothing where write is alone.
 
     At most `evaluation.max_examples` of each are looked at, by this process alone: of several
@@ -87,11 +88,11 @@ def score_tasks(setup: Setup) -> list[TaskScores]:
     for number, task in enumerate(TASKS):
         rows = subset(held_out[numbers == number], config.evaluation.max_examples)
         if task in config.data.tasks and len(rows):
-            scores.append(_score(setup, task, rows))
+            scores.append(_score(setup, task, rows, reporter))
     return scores
 
 
-def _score(setup: Setup, task: Task, rows: NDArray[np.int64]) -> TaskScores:
+def _score(setup: Setup, task: Task, rows: NDArray[np.int64], reporter: Reporter) -> TaskScores:
     store, heldout = setup.store, build_heldout(setup)
     packed = choose_rows(
         rows,
@@ -99,11 +100,14 @@ def _score(setup: Setup, task: Task, rows: NDArray[np.int64]) -> TaskScores:
         target_lengths=store.target_lengths,
         shape=heldout.layout.shape,
     )
-    losses = replace(heldout, rows=packed, weights=None, share=(0, 1), total=tuple)(setup.model)
+    alone = replace(heldout, rows=packed, weights=None, share=(0, 1), total=tuple)
+    with counting(reporter, "evaluating", f"examples of the task {task}") as count:
+        losses = alone(setup.model, count)
     scores = TaskScores(task, len(rows), losses["loss"], losses["perplexity"])
     if task not in CLASSES:
         return scores
-    chosen = choose_classes(setup, task, rows)
+    with counting(reporter, "choosing for", f"prompts of the task {task}") as count:
+        chosen = choose_classes(setup, task, rows, count)
     answers = chosen.answers
     right = [a == t for a, t in zip(answers, chosen.truths, strict=True)]
     full = int((store.prompt_lengths[rows] >= setup.config.data.max_prompt_tokens).sum())
@@ -130,7 +134,9 @@ class Chosen:
         return [self.classes[i] for i in self.shares.argmax(axis=1).tolist()]
 
 
-def choose_classes(setup: Setup, task: Task, rows: NDArray[np.int64]) -> Chosen:
+def choose_classes(
+    setup: Setup, task: Task, rows: NDArray[np.int64], on_progress: Count = uncounted
+) -> Chosen:
     """Have the model choose, for each of `rows` of a class task, a class that the store has."""
     store, layout, codec = setup.store, setup.stream.layout, setup.store.codec()
     choose = Chooser(
@@ -143,7 +149,8 @@ def choose_classes(setup: Setup, task: Task, rows: NDArray[np.int64]) -> Chosen:
     )
     classes = classes_of(store, task)
     prompts = [store.prompt(row) for row in rows.tolist()]
-    shares = choose(setup.model, prompts, [answer_ids(codec, name) for name in classes])
+    answers = [answer_ids(codec, name) for name in classes]
+    shares = choose(setup.model, prompts, answers, on_progress)
     return Chosen(classes, shares, [codec.decode(store.target(row)) for row in rows.tolist()])
 
 

@@ -62,8 +62,11 @@ def build_trainer(
             keep_last=train.keep_last,
             keep_best=train.keep_best,
             identity=RunIdentity(
-                config_sha256=config_sha256(config), data_fingerprint=setup.store.fingerprint
+                config_sha256=config_sha256(config),
+                data_fingerprint=setup.store.fingerprint,
+                settings=config.model_dump(mode="json"),
             ),
+            held=True,  # by whoever trains, before anything is written
         ),
         callbacks=observers,
         runtime=runtime,

@@ -1,0 +1,195 @@
+"""Valid files that are damaged: sources of every format, and a store, a run and models of Toque's.
+
+Made by the package's own commands and the libraries that users write such files with; small, so
+that a case takes milliseconds. Nothing is fetched.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+STEPS = ["Rinse the lentils in cold water.", "Simmer them until soft, then serve with rice."]
+N_RECORDS = 24
+RUN = """
+run_dir: {folder}/run
+seed: 5
+model: {{family: gpt2, tokenizer: "trained:512",
+  shape: {{n_embd: 16, n_layer: 1, n_head: 2, n_positions: 512}}}}
+data: {{sources: [{{path: "{folder}/cookbook.jsonl"}}], store: "{folder}/store",
+  max_prompt_tokens: 64, max_target_tokens: 256}}
+optim: {{warmup: "2 steps", peak_lr: 1e-2}}
+train: {{stop_after: "6 steps", batch: "512 tokens", evaluate_every: "3 steps", keep_last: 1,
+  precision: float32, micro_batch_rows: 2, compile: false, save_every: "2 steps"}}
+evaluation: {{max_examples: 2, generate: 2}}
+observe: {{log_every: "1 step"}}
+"""
+
+
+def record(n: int) -> dict[str, Any]:
+    """One recipe, made up."""
+    return {
+        "title": f"Pot {n}",
+        "ingredients": [f"{n} cups lentils", "½ lemon", "2 (14 oz.) cans tomatoes, drained"],
+        "directions": STEPS,
+        "servings": "4",
+    }
+
+
+def sources() -> dict[str, bytes]:
+    """A valid file of every format that `prepare` reads, by the format's name."""
+    records = [record(n) for n in range(N_RECORDS)]
+    lines = "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records).encode()
+    pairs = [{"question": f"How many is {n}?", "answer": f"It is {n}."} for n in range(N_RECORDS)]
+    return {
+        "json": json.dumps(records).encode(),
+        "json-nested": json.dumps({"recipes": {str(n): r for n, r in enumerate(records)}}).encode(),
+        "json-ld": json.dumps([_marked_up(r) for r in records]).encode(),
+        "jsonl": lines,
+        "pairs": "".join(json.dumps(p) + "\n" for p in pairs).encode(),
+        "documents": "".join(
+            json.dumps({"text": " ".join(STEPS) * 3}) + "\n" for _ in records
+        ).encode(),
+        "csv": _table(records, ","),
+        "tsv": _table(records, "\t"),
+        "foodcom": _r_table(records),
+        "html": _page(records),
+        "mealmaster": _mealmaster() * N_RECORDS,
+        "text": ("\n\n".join(["Of lentils", *STEPS * 3]) + "\n").encode() * 5,
+        **_arrays(),
+        **_columnar(records),
+    }
+
+
+def _marked_up(r: dict[str, Any]) -> dict[str, Any]:
+    steps = [{"@type": "HowToStep", "text": step} for step in r["directions"]]
+    return {
+        "@context": "https://schema.org", "@type": "Recipe", "name": r["title"],
+        "totalTime": "PT1H30M", "recipeYield": ["4", "4 servings"],
+        "recipeIngredient": r["ingredients"],
+        "recipeInstructions": [{"@type": "HowToSection", "name": "Soup", "itemListElement": steps}],
+        "nutrition": {"@type": "NutritionInformation", "calories": "120 kcal", "fatContent": "3 g"},
+    }  # fmt: skip
+
+
+def _table(records: list[dict[str, Any]], delimiter: str) -> bytes:
+    text = io.StringIO()
+    writer = csv.writer(text, delimiter=delimiter)
+    writer.writerow(("title", "ingredients", "directions", "NER"))
+    for r in records:
+        writer.writerow(
+            (
+                r["title"] + ', "the" one',
+                json.dumps(r["ingredients"]),
+                json.dumps(r["directions"]),
+                "[]",
+            )
+        )
+    return text.getvalue().encode()
+
+
+def _r_table(records: list[dict[str, Any]]) -> bytes:
+    def vector(items: list[str]) -> str:
+        return "c(" + ", ".join(map(json.dumps, items)) + ")"
+
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(("Name", "TotalTime", "RecipeIngredientQuantities", "RecipeIngredientParts",
+                     "RecipeInstructions", "Calories"))  # fmt: skip
+    for r in records:
+        quantities = vector(["1", "1/2", "2"])
+        writer.writerow(
+            (r["title"], "PT1H5M", quantities, vector(r["ingredients"]), vector(STEPS), 120.5)
+        )
+    return text.getvalue().encode()
+
+
+def _page(records: list[dict[str, Any]]) -> bytes:
+    """A page with all but one of the recipes as JSON-LD, and that one as microdata."""
+    r, graph = records[0], {"@graph": [_marked_up(r) for r in records[1:]]}
+    items = "".join(f"<li itemprop='recipeIngredient'>{i}</li>" for i in r["ingredients"])
+    steps = "".join(f"<p itemprop='recipeInstructions'>{s}</p>" for s in STEPS)
+    return (
+        "<!doctype html><html><head><title>Soup &amp; more</title>"
+        f"<script type='application/ld+json'>{json.dumps(graph)}</script></head><body>"
+        f"<div itemscope itemtype='http://schema.org/Recipe'><b itemprop='name'>{r['title']}</b>"
+        f"<ul>{items}</ul>{steps}<time itemprop='totalTime' datetime='PT20M'>20 min</time></div>"
+        "</body></html>"
+    ).encode()
+
+
+def _mealmaster() -> bytes:
+    rows = [
+        "MMMMM----- Recipe via Meal-Master (tm) v8.05", "", "      Title: Pot",
+        " Categories: Soup, Easy", "      Yield: 4 servings", "",
+        "      1 c  Lentils                              2 ts Salt",
+        "      1 lb Tomatoes; peeled,                    1/2 c  Oil", "           -and cut", "",
+        "MMMMM--------------------------DRESSING-------------------------------",
+        "    1/2 c  Vinegar", "", "  " + STEPS[0], "  " + STEPS[1] * 3, "", "MMMMM", "",
+    ]  # fmt: skip
+    return "\n".join(rows).encode()
+
+
+def _arrays() -> dict[str, bytes]:
+    ids = np.arange(4, 204, dtype=np.uint16)
+    flat, rows, bounded = io.BytesIO(), io.BytesIO(), io.BytesIO()
+    np.save(flat, ids)
+    np.savez(bounded, ids=ids, ends=np.array([50, 120, 200]))
+    mask = np.ones((10, 20), np.uint8)
+    mask[3, 9:] = 0
+    np.savez_compressed(rows, input_ids=ids.reshape(10, 20), attention_mask=mask)
+    return {"npy": flat.getvalue(), "npz": bounded.getvalue(), "npz-rows": rows.getvalue()}
+
+
+def _columnar(records: list[dict[str, Any]]) -> dict[str, bytes]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.Table.from_pylist(records)
+    parquet, file, stream = io.BytesIO(), io.BytesIO(), io.BytesIO()
+    pq.write_table(table, parquet)
+    with pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    with pa.ipc.new_stream(stream, table.schema) as writer:
+        writer.write_table(table)
+    return {
+        "parquet": parquet.getvalue(),
+        "arrow": file.getvalue(),
+        "arrow-stream": stream.getvalue(),
+    }
+
+
+def toque(*words: str) -> None:
+    """One command in a process of its own, so that this one stays without threads."""
+    done = subprocess.run(  # noqa: S603 - our own command
+        [sys.executable, "-m", "toque", *words], capture_output=True, text=True, check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"toque {' '.join(words)} ended with {done.returncode}: {done.stderr}")
+
+
+def make(folder: Path, toque: Callable[..., object] = toque) -> None:
+    """`run.yaml`, `store/`, `run/`, and `half/`, the same run stopped at step 4, below `folder`."""
+    config = folder / "run.yaml"
+    config.write_text(RUN.format(folder=folder))
+    toque("cookbook", "--out", str(folder / "cookbook.jsonl"), "--n", "40", "--seed", "3")
+    toque("prepare", str(config))
+    toque("train", str(config))
+    # Half a run is a whole run that is allowed to go on: continuing trains two more steps.
+    toque(
+        "train",
+        str(config),
+        f"run_dir={folder}/half",
+        "train.stop_after=4 steps",
+        "optim.schedule=constant",
+    )

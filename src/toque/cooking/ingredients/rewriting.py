@@ -1,0 +1,63 @@
+"""Rewriting of an ingredient line before it is tokenised: brackets, can numbers, 10x sugar.
+
+Every function takes time linear in the line; no line comes out longer than a constant factor.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from toque.cooking.ingredients.tokens import CLOSING
+
+_BRACKET: Final = re.compile(r"([()\[\]])")
+_PARTING: Final = frozenset({"(", "; "})
+_OPENING: Final = frozenset(CLOSING)
+_CLOSERS: Final = frozenset(CLOSING.values())
+_NUMBERED: Final = re.compile(
+    r"(?<![\w(#])(?:no\. ?|# ?)(\d{1,4}(?: ?1/2)?)(?![\w/.,%])", re.IGNORECASE
+)
+"""A can by its number ("No. 303", "#10"): a size of the trade, never an amount."""
+_TEN_X: Final = re.compile(
+    r"\b(?:10|6|4) ?-?x,? (?:(?:powdered|confectioners?'?s?|icing) )?sugar\b", re.IGNORECASE
+)
+"""Sugar by its fineness, of which 10x is the usual one."""
+
+
+def rewritten(text: str) -> str:
+    """A line in ASCII punctuation with what would be misread written in another way.
+
+    >>> rewritten("1 lb pasta (such as penne (or rigatoni))"), rewritten("1 cup pasta )")
+    ('1 lb pasta (such as penne ; or rigatoni)', '1 cup pasta')
+    >>> rewritten("1 cup 10x sugar"), rewritten("1 No.2 can peas")
+    ("1 cup confectioners' sugar", '1 (No. 2) can peas')
+    """
+    lower = text.lower()
+    if "x" in lower and "sugar" in lower:
+        text = _TEN_X.sub("confectioners' sugar", text)
+    if "no." in lower or "#" in lower:
+        text = _NUMBERED.sub(r"(No. \1)", text)
+    if not (_OPENING.isdisjoint(text) and _CLOSERS.isdisjoint(text)):
+        text = _level(text)
+    return text
+
+
+def _level(text: str) -> str:
+    """Brackets one deep: inner ones become parts of the outer, strays go.
+
+    So no later step has to recurse, however deep a line is nested.
+    """
+    depth = 0
+    out: list[str] = []
+    for part in filter(None, _BRACKET.split(text)):
+        if part in _OPENING:
+            if not (out and out[-1] in _PARTING):
+                out.append("(" if depth == 0 else "; ")
+            depth += 1
+        elif part in _CLOSERS:
+            depth -= 1
+            out.append(")" if depth == 0 else "")
+            depth = max(depth, 0)
+        else:
+            out.append(part)
+    return " ".join("".join(out).split())

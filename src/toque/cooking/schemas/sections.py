@@ -1,0 +1,195 @@
+"""Section names and equipment among scraped ingredients: removed, each counted with its reason.
+
+Magazines print "Special equipment: a deep-fry thermometer", "Garnish: lemon wedges" and "FILLING"
+in the list of ingredients; a prompt would ask for them as foods. Lines are looked at one by one,
+every pattern is anchored, and no record loses its last ingredient here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Final
+
+from toque.cooking.ingredients.names import head_of_line, ingredient_name, stem
+from toque.cooking.labels.foods import find_food
+from toque.cooking.schemas.credits import is_credit, is_shopping_note
+from toque.cooking.text_keys import words_of
+
+SECTIONS: Final = "section names among the ingredients removed"
+BEFORE_FOOD: Final = "section names before an ingredient removed"
+EQUIPMENT: Final = "equipment among the ingredients removed"
+SHOPPING: Final = "shopping notes among the ingredients removed"
+CREDITS: Final = "credits among the ingredients removed"
+
+_MOST_CHARS: Final = 90
+"""Longest tool; more is a step that was put among the ingredients."""
+_MIN_CAPITALS: Final = 5
+"""Fewest letters of a heading in capitals: "EVOO" is oil."""
+SECTION_NOUNS: Final = frozenset(
+    """
+    assembly base batter brine cake cakes crepes crumble crust custard decoration dough dressing
+    filling fillings frosting garnish garnishes glaze icing layer marinade meatballs pastry
+    presentation ragout rub sauce sauces streusel stuffing topping toppings vinaigrette
+    """.split()  # noqa: SIM905
+)
+"""Parts of a dish, in the words that head their ingredients or steps."""
+_ALWAYS: Final = re.compile(
+    r"(?:(?:optional|suggested|possible|additional|other|serving|dry|wet|main|mix) ){0,3}"
+    r"(?:garnish(?:es)?|accompaniments?|decorations?|toppings|ingredients|add-?ins"
+    r"|mix-?ins|options|(?:to|for) (?:serve|serving|garnish|finish|assemble))(?: (?:ingredients"
+    r"|options))?(?: if desired| \(optional\)|, optional)?\W*",
+    re.IGNORECASE,
+)
+"""A line that names no food even where nothing else has an amount."""
+_PREFIX: Final = re.compile(
+    r"(?:(?:optional|suggested|serving) )?(?:garnish(?:es)?|accompaniments?|decorations?|toppings?"
+    r"|for serving|to serve|for garnish|to garnish|serving suggestions?)"
+    r"(?: if desired| \(optional\))?(?: ?:| -) ?(?=[\w(])",
+    re.IGNORECASE,
+)
+_PART_PREFIX: Final = re.compile(r"([A-Za-z][A-Za-z' -]{2,40}): ?(?=\d|[½¼¾⅓⅔⅛])")
+_TOOLS: Final = re.compile(
+    r"(?:special |optional |additional |suggested |recommended |kitchen ){0,2}"
+    r"(?:equipment|tools|utensils|supplies)(?: needed| required| \(optional\))? ?(?::|-|\Z)",
+    re.IGNORECASE,
+)
+
+_SURELY: Final = frozenset(
+    """
+    blender charcoal cheesecloth colander foil grinder knife mandolin mandoline mixer mortar
+    parchment peeler pestle pushpin ramekin ricer scraper shaker sieve slicer soupspoon spatula
+    strainer thermometer toothpick torch twine umbrella whisk zester
+    """.split()  # noqa: SIM905
+)
+"""Last words of what nobody eats."""
+_WITHOUT_FOOD: Final = frozenset(
+    {"cutter", "liner", "machine", "maker", "mold", "mould", "paper", "skewer", "string"}
+)
+"""The same unless a food is named: "rice paper", "chicken skewers"."""
+_PAIRS: Final[dict[str, frozenset[str]]] = {
+    noun: frozenset(words.split())
+    for noun, words in {
+        "bag": "brown freezer oven paper pastry piping plastic resealable roasting storage top zip "
+        "ziploc ziplock",
+        "bowl": "large medium mixing salad serving small",
+        "brush": "basting pastry",
+        "chip": "applewood cherrywood hickory mesquite wood",
+        "cooker": "pressure slow rice",
+        "cup": "baking muffin paper liner cupcake",
+        "cutter": "biscuit cookie",
+        "jar": "canning glass mason quart pint",
+        "lid": "canning jar",
+        "liner": "cupcake muffin paper",
+        "mill": "food pepper spice",
+        "pan": "baking bundt cake grill loaf muffin pie roasting sauce sheet springform tart tube",
+        "pin": "rolling",
+        "processor": "food",
+        "rack": "cooling roasting wire",
+        "sheet": "baking cookie",
+        "stick": "craft lollipop popsicle wooden",
+        "tin": "cake loaf muffin tart",
+    }.items()
+}
+_TOOL_WORDS: Final = frozenset(
+    form
+    for noun in (_SURELY | _WITHOUT_FOOD | _PAIRS.keys())
+    for form in (noun, noun + "s", noun + "es", noun[:-1] + "ves", noun[:-2] + "ves")
+)
+_SUSPECTS: Final = (
+    _TOOL_WORDS
+    | SECTION_NOUNS
+    | frozenset(
+        """
+        accompaniment accompaniments add adapted available copyright courtesy decorations equipment
+        finish info ingredient ingredients ins options photo photograph serve serving sold supplies
+        tip tools utensils
+        """.split()  # noqa: SIM905
+    )
+)
+"""Every line that is looked at holds one of them or is in capitals; most lists hold none."""
+
+
+def without_sections(lines: tuple[str, ...], notes: Counter[str]) -> tuple[str, ...]:
+    """Clean ingredient lines without headings and equipment; `notes` counts what went.
+
+    >>> notes = Counter()
+    >>> without_sections(("2 eggs", "Garnish: dill; chives", "Special equipment", "a whisk"), notes)
+    ('2 eggs', 'dill', 'chives')
+    >>> notes[EQUIPMENT], notes[BEFORE_FOOD]
+    (2, 1)
+    """
+    if _SUSPECTS.isdisjoint(words_of("\n".join(lines))) and not any(map(str.isupper, lines)):
+        return lines
+    found: Counter[str] = Counter()
+    kept: list[str] = []
+    measured = sum(any(map(str.isdigit, line)) for line in lines) >= 3
+    capitals = 2 * sum(map(str.isupper, lines)) > len(lines)
+    among_tools = False
+    for line, following in zip(lines, (*lines[1:], ""), strict=True):
+        if _TOOLS.match(line):
+            among_tools = among_tools or _TOOLS.fullmatch(line) is not None
+            found[EQUIPMENT] += 1
+        elif _is_tool(line) or (among_tools and find_food(ingredient_name(line)) is None):
+            found[EQUIPMENT] += 1
+        elif _ALWAYS.fullmatch(line) or (
+            following and measured and _is_heading(line, capitals=capitals)
+        ):
+            among_tools = False
+            found[SECTIONS] += 1
+        elif is_shopping_note(line):
+            found[SHOPPING] += 1
+        elif is_credit(line):
+            found[CREDITS] += 1
+        else:
+            among_tools = False
+            kept += _without_prefix(line, found)
+    if not kept:
+        return lines
+    notes.update(found)
+    return tuple(kept)
+
+
+def _is_heading(line: str, *, capitals: bool) -> bool:
+    """Whether a line without a number only names a part of the dish."""
+    if len(line) > 40 or any(map(str.isdigit, line)):
+        return False
+    words = words_of(line)
+    if len(words) == 1 and words[0] in SECTION_NOUNS:
+        return line[:1].isupper()
+    if not line.isupper() or capitals or sum(map(len, words)) < _MIN_CAPITALS:
+        return False
+    return bool(words) and (words[-1] in SECTION_NOUNS or find_food(line) is None)
+
+
+def _is_tool(line: str) -> bool:
+    """Whether a line names a tool, by the last word of what the line's amount is of.
+
+    >>> [_is_tool(x) for x in ("12 bamboo skewers", "a pastry bag", "8 chicken skewers")]
+    [True, True, False]
+    """
+    if len(line) > _MOST_CHARS or _TOOL_WORDS.isdisjoint(words_of(line)):
+        return False
+    name = ingredient_name(line)
+    words = [stem(word) for word in words_of(name)] or [""]
+    last = head_of_line(line)
+    if last in _SURELY:
+        return True
+    at = words.index(last) if last in words else 0
+    if at and words[at - 1] in _PAIRS.get(last, ()):
+        return True
+    ends = {last, words[-1]}  # "wooden or metal skewers"
+    return not ends.isdisjoint(_WITHOUT_FOOD | _SURELY) and find_food(name) is None
+
+
+def _without_prefix(line: str, found: Counter[str]) -> list[str]:
+    """An ingredient without the name of its part: "Garnish: lime wedges"."""
+    prefix = _PREFIX.match(line)
+    if prefix:
+        found[BEFORE_FOOD] += 1
+        return [food for text in line[prefix.end() :].split(";") if (food := text.strip())]
+    part = _PART_PREFIX.match(line)
+    if part and words_of(part[1])[-1] in SECTION_NOUNS:
+        found[BEFORE_FOOD] += 1
+        return [line[part.end() :]]
+    return [line]

@@ -1,0 +1,89 @@
+"""Time left of a run: its updates, the evaluations between them, and what follows the last one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from toque.reporter import clock_text
+from toque.units import Duration, Progress
+
+_WORTH_SAYING_SECONDS: Final = 2.0
+
+
+@dataclass
+class TimeLeft:
+    """Seconds until a training command ends, foreseen and then corrected by what is measured.
+
+    Args:
+        stop_after: the whole run.
+        evaluate_every: time between evaluations; the end always has one.
+        expected: totals of the whole run by unit, as far as they are known.
+        training_seconds: of all updates of the run; 0 where nothing is foreseen.
+        evaluation_seconds: of one evaluation with the texts it writes.
+        final_seconds: after the last update: scoring, writing and saving the finished model.
+        n_texts: texts written at the end.
+    """
+
+    stop_after: Duration
+    evaluate_every: Duration | None = None
+    expected: Mapping[str, float] = field(default_factory=dict)
+    training_seconds: float = 0.0
+    evaluation_seconds: float = 0.0
+    final_seconds: float = 0.0
+    n_texts: int = 0
+
+    def __post_init__(self) -> None:
+        self._began = Progress()
+        self._evaluations: list[float] = []
+
+    def start(self, at: Progress) -> None:
+        """A session begins; updates are measured from here."""
+        self._began = at
+
+    def evaluated(self, seconds: float) -> None:
+        """An evaluation took so long, texts included."""
+        self._evaluations.append(seconds)
+
+    def seconds(self, at: Progress) -> float:
+        """Until the command ends."""
+        of_one = self.evaluation_seconds
+        if self._evaluations:
+            of_one = sum(self._evaluations) / len(self._evaluations)
+        return self._training(at) + self.evaluations(at) * of_one + self.final_seconds
+
+    def evaluations(self, at: Progress) -> int:
+        """How many are still to come, at least the one at the end."""
+        every, whole = self.evaluate_every, self.stop_after
+        if every is None or every.amount <= 0:
+            return 1
+        if every.unit == "%":
+            total = 100.0
+        else:
+            total = whole.amount if every.unit == whole.unit else self.expected.get(every.unit, 0.0)
+        last = math.ceil(total / every.amount - 1e-9)
+        return max(1, last - math.floor(every.measure(at, whole) / every.amount + 1e-9))
+
+    def in_words(self, at: Progress) -> str:
+        """A sentence for the begin of a session; "" when it is over in a moment."""
+        training, total = self._training(at), self.seconds(at)
+        if self.stop_after.reached(at) or total < _WORTH_SAYING_SECONDS:
+            return ""
+        n = self.evaluations(at)
+        scoring = "score the model"
+        if self.n_texts:
+            scoring += f" and write {self.n_texts:,} text{'s' * (self.n_texts > 1)}"
+        return (
+            f"about {clock_text(total)} in all: {clock_text(training)} of training, "
+            f"{clock_text(n * self.evaluation_seconds)} for {n:,} evaluation{'s' * (n > 1)}, and "
+            f"up to {clock_text(self.final_seconds)} to {scoring} at the end"
+        )
+
+    def _training(self, at: Progress) -> float:
+        done = self.stop_after.fraction(at)
+        gained = done - self.stop_after.fraction(self._began)
+        if gained > 0:
+            return (at.seconds - self._began.seconds) * (1.0 - done) / gained
+        return self.training_seconds * (1.0 - done)

@@ -1,0 +1,245 @@
+"""What a page prints beside a recipe is no step and no ingredient, and is counted when it goes."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from toque.cooking.examples import UNKNOWN, examples_of
+from toque.cooking.recipe import Recipe
+from toque.cooking.schemas.fields import records_of
+from toque.cooking.schemas.normalize import recipe_of
+
+LINES = ["2 cups dried peas", "3 cups vegetable broth", "1/2 teaspoon salt", "1 onion, diced"]
+STEPS = ["Boil the peas in the broth for 50 minutes.", "Blend and season with the salt."]
+
+
+def read(**fields) -> tuple[Recipe | str, Counter[str]]:
+    """The recipe of a record, through its schema's adapter, and what was repaired."""
+    notes: Counter[str] = Counter()
+    raw = {"title": "Pea Soup", "ingredients": LINES, "directions": STEPS} | fields
+    (record,) = records_of(raw, (), notes)
+    return record if isinstance(record, str) else recipe_of(record, notes), notes
+
+
+def removed(notes: Counter[str]) -> dict[str, int]:
+    """The notes of this page's rules."""
+    words = ("removed", "joined", "only say", "sub-headings")
+    return {what: n for what, n in notes.items() if n and any(word in what for word in words)}
+
+
+def test_record_without_any_of_it_is_left_alone():
+    recipe, notes = read()
+    assert (recipe.ingredients, recipe.steps) == (tuple(LINES), tuple(STEPS))
+    assert removed(notes) == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("Photograph by Ida Berg", "credits"),
+        ("PHOTOGRAPHS BY IDA BERG; STYLING BY A. ROE", "credits"),
+        ("Photo: Ida Berg", "credits"),
+        ("Food styling by A. Roe", "credits"),
+        ("Adapted from The Pea Book by Ida Berg (Green Press, 1999)", "credits"),
+        ("*Recipe courtesy of Ida Berg, Chef of The Pod", "credits"),
+        ("Recipe by Ida Berg", "credits"),
+        ("Reprinted with permission from Peas Weekly", "credits"),
+        ("This recipe was contributed by Ida Berg of Oslo.", "credits"),
+        ("From the kitchen of Ida Berg", "credits"),
+        ("© 2009 Peas Weekly. All rights reserved.", "credits"),
+        ("Source: Peas Weekly, May 2009", "credits"),
+        ("Note: adapted from Peas Weekly", "credits"),
+        ("Healthy Dish of the Day", "notices of the page"),
+        ("Watch the video", "notices of the page"),
+        ("Print this recipe", "notices of the page"),
+        ("Per serving: 230 calories, 3 g fat, 12 g protein", "nutrition facts"),
+        ("Nutritional analysis per serving: 230 calories, 400 mg sodium", "nutrition facts"),
+        ("*Available at Nordic markets and some supermarkets.", "shopping notes"),
+    ],
+)
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_what_is_no_step_goes_from_anywhere_and_is_counted(line, why, at):
+    steps = [*STEPS[:at], line, *STEPS[at:]]
+    recipe, notes = read(directions=steps)
+    assert recipe.steps == tuple(STEPS)
+    assert removed(notes) == {f"{why} among the steps removed": 1}
+
+
+def test_a_button_that_ends_a_step_goes():
+    recipe, notes = read(directions=[f"{STEPS[0]} Watch Now", STEPS[1]])
+    assert recipe.steps == tuple(STEPS)
+    assert removed(notes) == {"notices of the page among the steps removed": 1}
+
+
+def test_a_credit_that_ends_a_step_goes_and_the_step_stays():
+    recipe, notes = read(directions=[STEPS[0], f"{STEPS[1]} Photograph by Ida Berg"])
+    assert recipe.steps == tuple(STEPS)
+    assert removed(notes) == {"credits among the steps removed": 1}
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "Adapt the heat to your oven and bake until set.",
+        "Recipes like this one want a heavy pot.",
+        "Source a heavy pot and warm it.",
+        "Per serving, ladle 1 cup of soup over the rice.",
+        "Serve the dish of the day in warm bowls, each with a spoon of cream.",
+        "Watch the pot now and stir when it foams.",
+        "Use whatever peas are available at home and boil them.",
+        "Print a leaf on the dough by pressing it down gently.",
+        "Picture a clock and set the slices at twelve and six.",
+        "Garnish.",
+        "For the best colour keep the lid off",
+        "Text on a screen cannot tell you: taste and season.",
+    ],
+)
+def test_steps_that_only_look_like_it_stay(step):
+    recipe, notes = read(directions=[*STEPS, step])
+    assert recipe.steps == (*STEPS, step)
+    assert removed(notes) == {}
+
+
+@pytest.mark.parametrize(
+    "heading",
+    ["Directions", "PREPARATION", "Procedure:", "__Ingredients__", "Zubereitung", "How to make it"],
+)
+def test_heading_words_are_no_steps(heading):
+    recipe, notes = read(directions=[heading, *STEPS])
+    assert recipe.steps == tuple(STEPS)
+    assert removed(notes).popitem()[1] == 1
+
+
+def test_an_announcement_before_a_step_goes():
+    recipe, notes = read(directions=[f"Directions: {STEPS[0]}", STEPS[1]])
+    assert recipe.steps == tuple(STEPS)
+    assert sum(removed(notes).values()) == 1
+
+
+def test_a_part_of_the_dish_opens_the_step_it_names():
+    recipe, notes = read(directions=[STEPS[0], "Lemon Glaze", "Stir the sugar into the juice."])
+    assert recipe.steps == (STEPS[0], "Lemon Glaze: Stir the sugar into the juice.")
+    assert removed(notes) == {"section names joined to their step": 1}
+
+
+@pytest.mark.parametrize(
+    ("lines", "kept", "counts"),
+    [
+        (["Special equipment: a food mill; kitchen string"], [], {"equipment": 1}),
+        (["Special equipment", "a food mill", "A deep-fry thermometer"], [], {"equipment": 3}),
+        (["12 bamboo skewers, soaked", "Kitchen twine", "parchment paper"], [], {"equipment": 3}),
+        (["6 wooden or metal skewers"], [], {"equipment": 1}),
+        (["Ingredient info: Roast pea flour is sold in spring."], [], {"shopping": 1}),
+        (["Garnish", "fresh mint"], ["fresh mint"], {"section names": 1}),
+        (["Accompaniments: lime wedges; rye bread"], ["lime wedges", "rye bread"], {"before": 1}),
+        (["Optional garnish: Mint"], ["Mint"], {"before": 1}),
+        (["Glaze: 1 cup sugar"], ["1 cup sugar"], {"before": 1}),
+        (["Filling", "1 cup ham"], ["1 cup ham"], {"section names": 1}),
+        (["FOR THE SAUCE", "CRUMB TOPPING", "1 cup ham"], ["1 cup ham"],
+         {"section names": 1, "sub-headings": 1}),
+        (["For the sauce:", "1 cup ham"], ["1 cup ham"], {"sub-headings": 1}),
+        (["*available at Nordic markets"], [], {"shopping": 1}),
+        (["Recipe adapted from Peas Weekly"], [], {"credits": 1}),
+    ],
+)  # fmt: skip
+def test_what_is_no_ingredient_is_counted_by_its_reason(lines, kept, counts):
+    recipe, notes = read(ingredients=[*LINES, *lines])
+    assert recipe.ingredients == (*LINES, *kept)
+    found = removed(notes)
+    assert sorted(found.values()) == sorted(counts.values())
+    assert all(any(word in what for what in found) for word in counts), found
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "8 rice paper wrappers",
+        "1 pound chicken skewers",
+        "1 cup EVOO",
+        "EVOO",
+        "2 cinnamon sticks",
+        "1 bunch fresh dill tied with kitchen twine",
+        "1 tablespoon pickling spice, wrapped in cheesecloth",
+        "2 tablespoons pink pepper (available at Nordic markets)",
+        "1 cup ranch dressing",
+        "1 package ice cream cones",
+        "2 lemons, for garnish",
+        "1 (9 inch) pie crust",
+        "Chocolate Frosting",
+        "pan drippings",
+        "Dressing",  # the last line heads nothing
+        "SALT",
+    ],
+)
+def test_foods_that_only_look_like_it_stay(line):
+    recipe, notes = read(ingredients=[*LINES, line])
+    assert recipe.ingredients == (*LINES, line)
+    assert removed(notes) == {}
+
+
+def test_a_list_of_names_alone_has_no_headings():
+    names = ["pork", "Sauce", "Dough", "onion"]
+    recipe, notes = read(ingredients=names, directions=[*STEPS, "Roll the dough out thinly."])
+    assert recipe.ingredients == tuple(names)
+    assert removed(notes) == {}
+
+
+@pytest.mark.parametrize("box", ["▢", "☐", "□", "✓", "[ ]", "[x]", "• ▢"])
+def test_boxes_to_tick_off_are_no_words(box):
+    lines = [f"{box} {line}" for line in LINES]
+    steps = [f"{box} {step}" for step in STEPS]
+    recipe, _ = read(ingredients=lines, directions=steps)
+    if box != "• ▢":  # one sign a line is what pages print
+        assert (recipe.ingredients, recipe.steps) == (tuple(LINES), tuple(STEPS))
+
+
+def test_prompts_ask_for_foods():
+    lines = [*LINES, "Garnish: fresh mint", "Special equipment: a food mill", "▢ 1 cup 10x sugar",
+             "2 cups pasta (such as penne (or rigatoni))"]  # fmt: skip
+    recipe, notes = read(ingredients=lines)
+    (example,) = examples_of(recipe, notes)
+    assert example.prompt.endswith("onion, fresh mint, confectioners' sugar, pasta")
+
+
+@pytest.mark.parametrize(
+    ("steps", "kept"),
+    [
+        (["Mix and bake."], True),  # nine ingredients may need no more words
+        (["Bake at 350°, 20 min"], True),
+        (["Stir. Chill it."], True),
+        (["Mix."], False),
+        (["Ice // rocks"], False),
+        (["very good cake"], False),
+    ],
+)
+def test_few_words_that_tell_how_are_enough(steps, kept):
+    recipe, _ = read(ingredients=[*LINES, "2 cups brown sugar", "1 cup butter"], directions=steps)
+    assert (recipe != "too short") is kept
+
+
+FRENCH = ["Faire cuire les pois dans le bouillon avec l'oignon pendant une heure.",
+          "Mixer la soupe et ajouter le sel avec un peu de crème."]  # fmt: skip
+
+
+def test_no_class_is_estimated_of_another_language():
+    lines = ["500 g beurre", "300 g sugar", "2 oignons"]
+    recipe, notes = read(title="Soupe", ingredients=lines, directions=FRENCH)
+    (columns,) = (e.columns for e in examples_of(recipe, notes))
+    assert columns["nutrition"] == columns["nutrition_from"] == UNKNOWN
+    assert columns["nutrition_coverage"] == 0.0
+    assert notes["recipes in French (labels know English only)"] == 1
+    assert notes["nutrition class unknown"] == 1
+    asked = examples_of(recipe, Counter(), ("nutrition",))
+    assert isinstance(asked, str)  # no example: there is no label
+
+
+def test_figures_and_labels_of_the_source_need_no_language():
+    figures = {"fat_g": 40.0, "saturated_fat_g": 20.0, "sugar_g": 5.0}
+    recipe, notes = read(directions=FRENCH, nutrition=figures)
+    (columns,) = (e.columns for e in examples_of(recipe, notes))
+    assert columns["nutrition"] == 2
+    named, notes = read(directions=FRENCH, nutrition_class="Moderate")
+    (columns,) = (e.columns for e in examples_of(named, notes))
+    assert columns["nutrition"] == 1

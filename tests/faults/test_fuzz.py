@@ -1,0 +1,72 @@
+"""Damaged files of every kind, a few of each: done, or refused in one paragraph with its exit code.
+
+The long version is `bench/robustness/fuzz.py`; what is damaged, how, and what is asked stand in
+`bench/fuzzing/`. A failure names the number that repeats it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from toque.cli import main
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+FOLDERS = ("config", "store", "checkpoint", "dataset", "run", "model", "resume")
+SOURCES = (
+    "json", "json-nested", "json-ld", "jsonl", "pairs", "documents", "csv", "tsv", "foodcom",
+    "html", "mealmaster", "text", "npy", "npz", "npz-rows", "parquet", "arrow", "arrow-stream",
+    "gz", "zst",
+)  # fmt: skip
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def areas(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    pytest.importorskip("datasets")
+    sys.path.insert(0, str(BENCH))
+    try:
+        from fuzzing import entrances, originals
+    finally:
+        sys.path.remove(str(BENCH))
+    work = tmp_path_factory.mktemp("originals")
+
+    def toque(*words: str) -> None:
+        assert main(list(words)) == 0
+
+    originals.make(work, toque)
+    return entrances.areas(work)
+
+
+def test_there_is_a_case_for_every_area(areas: dict[str, Any]) -> None:
+    assert {*FOLDERS, *SOURCES} == set(areas)
+
+
+@pytest.mark.parametrize("area", [*FOLDERS, *SOURCES])
+def test_damage_ends_well_or_in_words(area: str, areas: dict[str, Any], tmp_path: Path) -> None:
+    met = 0
+
+    @settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
+    @given(seed=st.integers(0, 2**32))
+    def one(seed: int) -> None:
+        nonlocal met
+        folder = tmp_path / "case"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        met += areas[area].case(Random(seed), folder)
+
+    one()
+    assert met > 0  # not everything is refused, so the damage reaches what lies behind

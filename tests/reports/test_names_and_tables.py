@@ -1,0 +1,192 @@
+"""Classes by their names, confusion tables that fit, and the order of a page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from toque.cli.tables import print_report
+from toque.cooking.labels.cuisines import CUISINES
+from toque.cooking.schemas import RecipeReader
+from toque.data.prepare.pipeline import prepare
+from toque.data.prepare.report import Report
+from toque.data.prepare.settings import PrepareSettings
+from toque.evaluation.classification import WIDEST, class_scores
+from toque.reports.curves import smoothed
+from toque.reports.html import RUN, STORE, render
+from toque.reports.run_report import run_content
+from toque.reports.score_tables import score_grids
+from toque.reports.store_report import labels_grid, store_content
+from toque.sources.records import Source
+
+N_OF = {"Italian": 30, "Mexican": 12, "Thai": 1}
+"""Recipes of each cuisine in the store; ten more name none, and one each all others."""
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cuisines")
+    tags = [name for name in CUISINES for _ in range(N_OF.get(name, 1))] + ["dinner"] * 10
+    lines = [
+        {"title": f"Dish {n}", "tags": [tag],
+         "ingredients": [f"{n} cups peas", "1 onion", "Garnish: mint", "Equipment: a sieve"],
+         "directions": [f"Boil the peas with the onion for {n} minutes.", "Photograph by Ida Berg"]}
+        for n, tag in enumerate(tags, start=1)
+    ]  # fmt: skip
+    source = folder / "dishes.jsonl"
+    source.write_text("\n".join(map(json.dumps, lines)))
+    settings = PrepareSettings(family_kind="decoder", tokenizer="trained:300")
+    prepare([Source(str(source), RecipeReader())], store=folder / "s", settings=settings, workers=1)
+    return folder / "s"
+
+
+def report_of(store: Path) -> Report:
+    found = Report.read_from(store)
+    assert found is not None
+    return found
+
+
+def test_cuisines_are_told_by_name_the_commonest_first(store: Path) -> None:
+    (told,) = (row[2] for row in labels_grid(report_of(store)).rows if row[0] == "Cuisine")
+    n = sum(N_OF.values()) + len(CUISINES) - len(N_OF) + 10
+    first, second, *_, others, unknown = told.split(", ")
+    assert first == f"Italian {30 / n:.1%}"
+    assert second == f"Mexican {12 / n:.1%}"
+    assert others == f"{len(CUISINES) - 8} others {(len(CUISINES) - 8) / n:.1%}"
+    assert unknown == f"unknown {10 / n:.1%}"
+    assert "mean" not in told
+
+
+def test_cuisines_are_on_the_terminal_and_the_page(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = report_of(store)
+    print_report(report, Console(width=300, highlight=False))
+    assert f"Italian {30 / report.examples:.1%}" in capsys.readouterr().out
+    html = render(STORE, store_content(store, report))
+    assert all(name in html for name in CUISINES)
+
+
+def test_a_store_without_the_counts_says_so_instead_of_a_mean_of_codes(store: Path) -> None:
+    report = report_of(store)
+    old = [
+        msgspec.structs.replace(column, values={}) if column.name == "cuisine" else column
+        for column in report.columns
+    ]
+    report = msgspec.structs.replace(report, columns=old)
+    (told,) = (row[2] for row in labels_grid(report).rows if row[0] == "Cuisine")
+    assert "earlier release" in told
+    assert "Cuisine" not in {
+        figure.title for figure in store_content(store, report)["column_plots"]
+    }
+
+
+def test_what_was_removed_is_counted_in_the_report(store: Path) -> None:
+    notes, n = report_of(store).notes, report_of(store).read
+    assert notes["credits among the steps removed"] == n
+    assert notes["equipment among the ingredients removed"] == n
+    assert notes["section names before an ingredient removed"] == n
+
+
+# Confusion tables
+
+
+def test_a_confusion_table_of_many_classes_fits() -> None:
+    truths = [*CUISINES, "Thai", "Thai", "Thai", "Thai", "Thai"]
+    answers = [*CUISINES, "Greek", "Greek", "Korean", "French", "no idea"]
+    table = class_scores(answers, truths, list(CUISINES)).table().splitlines()
+    assert max(map(len, table)) <= WIDEST
+    assert len(table) == 1 + len(CUISINES)
+    (thai,) = (line for line in table if line.startswith("Thai"))
+    assert thai.split(maxsplit=4) == [
+        "Thai", "6", "1", "0.286", "Greek 2, French 1, Korean 1, others 1",
+    ]  # fmt: skip
+
+
+def test_a_small_one_stays_a_table() -> None:
+    table = class_scores(["easy", "hard"], ["easy", "easy"], ["easy", "medium", "hard"]).table()
+    assert table.splitlines()[1].split() == ["easy", "1", "0", "1"]
+
+
+def evaluation() -> dict[str, object]:
+    """An evaluation.json with a task of many classes, one of few, and one without."""
+    cuisine = class_scores(["Thai", "Greek"], ["Thai", "Thai"], list(CUISINES))
+    return {
+        "heldout": {"loss": 1.5},
+        "generated": {"recipe_score": 0.31, "bleu": 4.0},
+        "tasks": {
+            "write": {"examples": 9, "loss": 1.25, "perplexity": 3.49},
+            "cuisine": {
+                "examples": 2, "loss": 2.0, "accuracy": cuisine.accuracy, "majority": 1.0,
+                "macro_f1": 0.5, "ece": 0.25, "classes": list(CUISINES),
+                "confusion": cuisine.confusion[:, :-1].tolist(),
+            },
+            "difficulty": {
+                "examples": 3, "loss": 1.0, "accuracy": 2 / 3, "majority": 2 / 3,
+                "macro_f1": 0.4, "ece": 0.1, "classes": ["easy", "hard"],
+                "confusion": [[2, 0], [1, 0]],
+            },
+        },
+    }  # fmt: skip
+
+
+def test_task_accuracies_and_answers_are_tables_of_the_run_page() -> None:
+    grids = dict(score_grids(evaluation()))
+    assert [row[:4] for row in grids["Tasks"].rows] == [
+        ("write", "9", "1.2500", "-"),
+        ("cuisine", "2", "2.0000", "0.5000"),
+        ("difficulty", "3", "1.0000", "0.6667"),
+    ]
+    assert grids["Answers to difficulty"].rows == [("easy", "2", "0"), ("hard", "1", "0")]
+    assert [row for row in grids["Answers to cuisine"].rows if row[0] == "Thai"] == [
+        ("Thai", "2", "1", "0.667", "Greek 1")
+    ]
+    assert "Answers to write" not in grids
+
+
+# The page of a run
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> str:
+    counts = {"total": 15_200_000, "non_embedding": 1, "trainable": 304_000}
+    start = {"event": "start", "step": 0, "stop_after": "2 steps", "parameters": counts}
+    step = {"event": "step", "step": 1, "epoch": 0.5, "loss": 3.0, "tokens": 5, "seconds": 1.0}
+    scored = {"event": "evaluation", "step": 1, "epoch": 0.5, "metrics": {"loss": 2.0}}
+    (tmp_path / "evaluation.json").write_text(json.dumps(evaluation()))
+    sample = {"step": 1, "prompt": "toast", "text": "Toast the bread.", "metrics": {}}
+    (tmp_path / "samples.jsonl").write_text(json.dumps(sample))
+    return render(RUN, run_content(tmp_path, [start, step, scored]))
+
+
+def test_texts_stand_before_tables(page: str) -> None:
+    assert 0 < page.index("What it wrote") < page.index("<table>")
+
+
+def test_poor_texts_come_with_a_hint(page: str) -> None:
+    assert "The texts are still poor: their recipe score is 0.31 of 1" in page
+
+
+def test_an_adapter_shows_what_it_trains(page: str) -> None:
+    assert "304,000 (2.00%)" in page
+
+
+def test_a_wide_table_says_that_it_goes_on(page: str) -> None:
+    """It can be scrolled with the keyboard, and a shadow stands at the side that is cut."""
+    assert page.count('<div class="table" role="region" tabindex="0"') == page.count("<table>") > 0
+    style = page[: page.index("</style>")]
+    assert "no-repeat local" in style
+    assert "no-repeat scroll" in style
+
+
+def test_the_smoothed_loss_begins_beside_the_losses() -> None:
+    """A loss falls fastest at first: a mean of all that has passed would lie far above it."""
+    xs = [float(n) for n in range(1, 2001)]
+    raw = [2.0 + 9.0 * 0.97**n for n in range(2000)]
+    ys = smoothed((xs, raw))[1]
+    assert ys[0] == raw[0]
+    assert all(y is not None and y - r < 0.15 * r for y, r in zip(ys, raw, strict=True))

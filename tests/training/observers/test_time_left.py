@@ -1,0 +1,74 @@
+"""Time until a run's command ends: what is foreseen, and what is corrected by measuring."""
+
+from __future__ import annotations
+
+import pytest
+
+from toque.training.observers.time_left import TimeLeft
+from toque.units import Duration, Progress
+
+D = Duration.parse
+
+
+def time_left(stop="100 steps", every="30 steps", **totals):
+    return TimeLeft(
+        stop_after=D(stop),
+        evaluate_every=D(every),
+        expected=totals,
+        training_seconds=200.0,
+        evaluation_seconds=5.0,
+        final_seconds=40.0,
+        n_texts=16,
+    )
+
+
+def at(step, seconds=0.0, epoch=0.0):
+    return Progress(step=step, seconds=seconds, epoch=epoch)
+
+
+def test_before_the_first_update_everything_is_foreseen():
+    time = time_left()
+    time.start(at(0))
+    assert time.evaluations(at(0)) == 4  # at 30, 60, 90, and the end
+    assert time.seconds(at(0)) == 200.0 + 4 * 5.0 + 40.0
+    assert time.in_words(at(0)) == (
+        "about 4:20 in all: 3:20 of training, 0:20 for 4 evaluations, and up to 0:40 to score the "
+        "model and write 16 texts at the end"
+    )
+
+
+def test_a_continued_run_has_less_before_it():
+    time = time_left()
+    time.start(at(60, seconds=999.0))
+    assert time.evaluations(at(60)) == 2
+    assert time.seconds(at(60, seconds=999.0)) == pytest.approx(80.0 + 10.0 + 40.0)
+    time.start(at(100))
+    assert time.in_words(at(100)) == ""
+
+
+def test_what_was_measured_takes_the_place_of_guesses():
+    time = time_left()
+    time.start(at(0))
+    assert time.seconds(at(10, seconds=10.0)) == pytest.approx(90.0 + 4 * 5.0 + 40.0)
+    time.evaluated(11.0)
+    assert time.seconds(at(30, seconds=30.0)) == pytest.approx(70.0 + 3 * 11.0 + 40.0)
+    time.evaluated(13.0)
+    assert time.seconds(at(60, seconds=60.0)) == pytest.approx(40.0 + 2 * 12.0 + 40.0)
+    assert time.seconds(at(100, seconds=100.0)) == 12.0 + 40.0  # the last evaluation is due
+
+
+def test_evaluations_in_another_unit_than_the_run():
+    time = time_left(stop="2 epochs", every="30 steps", steps=90.0, epochs=2.0)
+    time.start(at(0))
+    assert time.evaluations(at(0)) == 3
+    assert time.evaluations(at(45, epoch=1.0)) == 2
+    unknown = time_left(stop="3 minutes", every="30 steps")
+    unknown.start(at(0))
+    assert unknown.evaluations(at(0)) == 1  # the end, which is all that is known
+    assert time_left(every="25 %").evaluations(at(0)) == 4
+
+
+def test_nothing_is_said_of_what_is_over_in_a_moment():
+    time = TimeLeft(D("10 steps"), training_seconds=1.0)
+    time.start(at(0))
+    assert time.in_words(at(0)) == ""
