@@ -63,10 +63,6 @@ class SaveError(CheckpointError):
     """One save did not happen; nothing that was saved before is harmed."""
 
 
-class TakenOverError(CheckpointError):
-    """Another process holds the run now; nothing more may be written to it."""
-
-
 @dataclass(frozen=True)
 class RunIdentity:
     """The identity of a run, as its checkpoints record it."""
@@ -357,7 +353,7 @@ class CheckpointStore:
     def _refuse_taken_over(self) -> None:
         lock = held(self.folder / LOCK)
         if lock is not None and not lock.is_mine():
-            raise TakenOverError(
+            raise CheckpointError(  # no failed save, which a run survives
                 f"Another process has taken {self.folder} over, because this one did not renew its "
                 "lock for too long: it was stopped, or the disk did not answer. Nothing of this "
                 "one is saved any more; what was saved before is intact, and the other goes on."
