@@ -8,6 +8,7 @@ importing this.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from toque.reporter import SILENT, Reporter
@@ -49,6 +50,7 @@ def train(
     callbacks: Sequence[object] = (),
     upload: bool = True,
     prepare: bool = True,
+    trust_code: bool = False,
     reporter: Reporter = SILENT,
 ) -> TrainedRun:
     """Train, or continue a run; prepare its data first where that was not done.
@@ -59,6 +61,8 @@ def train(
         callbacks: objects that watch the run, besides those of observe.callbacks.
         upload: fetch from checkpoint.upload and copy to it, if there is one.
         prepare: prepare the store where it is absent; otherwise that is an error.
+        trust_code: where `config` is a run's own config.yaml, import the metrics and callbacks it
+            names.
         reporter: hears of progress.
 
     Raises:
@@ -67,9 +71,13 @@ def train(
         CheckpointError: the run folder belongs to another run, or is in use.
         NonFiniteError: the loss is not a number.
     """
+    began = time.monotonic()
     settings = configure(config)
+    if trust_code:
+        settings = settings.with_foreign_code({})
     if prepare:
         prepare_before_torch(settings, start=start, reporter=reporter)
+    from toque.training.time_limit import CommandClock
     from toque.workflows.train import train as workflow
 
     return workflow(
@@ -78,5 +86,6 @@ def train(
         callbacks=callbacks,
         upload=upload,
         prepare=prepare,
+        clock=CommandClock(began=began),
         reporter=reporter,
     )

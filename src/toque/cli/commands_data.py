@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 Overrides = Annotated[str, Parameter(help="Settings to change, as section.field=value.")]
 
 
-def load(config: str, overrides: Iterable[str]) -> Resolved:
-    """The configuration that a command line names."""
+def load(config: str, overrides: Iterable[str], *, trust_code: bool | None = None) -> Resolved:
+    """The configuration that a command line names; `trust_code` is `load_config`'s."""
     from toque.config import load_config
 
-    return load_config(config, list(overrides))
+    return load_config(config, list(overrides), trust_code=trust_code)
 
 
 def reporter() -> Reporter:

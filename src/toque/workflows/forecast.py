@@ -176,7 +176,8 @@ def course_of(config: RunConfig, points: int) -> LrCurve:
     from toque.workflows.assembly.optim_and_adapter import learning_rate
 
     stop = config.train.stop_after
-    totals = {stop.unit: stop.amount, **_expected(config)}
+    by_clock = {"seconds": stop.seconds} if stop.seconds is not None else {}
+    totals = {stop.unit: stop.amount, **by_clock, **_expected(config)}
     lr_at = learning_rate(config, {unit: float(amount) for unit, amount in totals.items()})
     rates = [lr_at(_progress(totals, i / (points - 1))) for i in range(points)]
     stages = config.curriculum.stages if config.curriculum is not None else ()
@@ -214,7 +215,7 @@ def _progress(totals: dict[str, float], share: float) -> Progress:
         epoch=at["epochs"],
         examples=round(at["examples"]),
         tokens=round(at["tokens"]),
-        seconds=60 * at["minutes"],
+        seconds=at["seconds"],
     )
 
 

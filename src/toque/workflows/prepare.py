@@ -46,7 +46,8 @@ def prepared(
     """The store of checked settings; whether a model can be trained on it is not looked at."""
 
     def progress(done_bytes: int, total_bytes: int, message: str) -> None:
-        reporter.progress(message, done=done_bytes, total=total_bytes)
+        # What has no count begins a part, which may be long.
+        reporter.progress(message, done=done_bytes, total=total_bytes, keep=not total_bytes)
 
     try:
         return pipeline.prepare(

@@ -17,10 +17,12 @@ from toque.training.checkpoint.upload import Uploads
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.launch import joined
 from toque.training.distributed.main_alone import while_others_wait
+from toque.training.time_limit import CommandClock
 from toque.workflows.assembly.data import is_prepared, open_store
 from toque.workflows.assembly.metrics import build_text_scores
 from toque.workflows.assembly.observers import Watchers, build_watchers
 from toque.workflows.assembly.run import assemble
+from toque.workflows.assembly.user_objects import refuse_foreign_code
 from toque.workflows.bucket_run import on_this_machine, uploading
 from toque.workflows.final_model import finish, is_finished
 from toque.workflows.forecast import refuse_small_disk
@@ -44,12 +46,15 @@ def train(
     callbacks: Sequence[object] = (),
     upload: bool = True,
     prepare: bool = True,
+    clock: CommandClock | None = None,
     reporter: Reporter = SILENT,
 ) -> TrainedRun:
     """Train from the beginning, or continue from the run folder's newest whole checkpoint.
 
-    Arguments and errors are those of `toque.api.train`.
+    Arguments and errors are those of `toque.api.train`; `clock` runs since the command began.
     """
+    clock = clock or CommandClock()
+    refuse_foreign_code(config.config)
     build_text_scores(config.config)  # a metric that cannot be imported is refused now
     with joined(strategy=config.config.train.strategy) as ranks:
         config = on_this_machine(config)
@@ -65,7 +70,7 @@ def train(
                 stack.enter_context(claimed_folder(Path(config.config.run_dir)))
             on = upload and ranks.is_main
             uploads = stack.enter_context(uploading(config.config, say=reporter.notice, on=on))
-            run = _train(config, store, ranks, watchers, uploads, reporter, start=start)
+            run = _train(config, store, ranks, watchers, uploads, clock, reporter, start=start)
             if uploads is not None and not run.interrupted:
                 uploads.finished()
     return run
@@ -109,6 +114,7 @@ def _train(
     ranks: Ranks,
     watchers: Watchers | None,
     uploads: Uploads | None,
+    clock: CommandClock,
     reporter: Reporter,
     *,
     start: Model | None,
@@ -126,7 +132,14 @@ def _train(
             "new one. Choose another folder: run_dir=runs/another."
         )
     run = assemble(
-        config, store, ranks, watchers=watchers, uploads=uploads, reporter=reporter, found=found
+        config,
+        store,
+        ranks,
+        watchers=watchers,
+        uploads=uploads,
+        clock=clock,
+        reporter=reporter,
+        found=found,
     )
     reporter.notice(run.banner)
     trainer = run.trainer
