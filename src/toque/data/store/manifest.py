@@ -137,7 +137,7 @@ def read_manifest(folder: Path) -> StoreManifest:
                 "the store again with `toque prepare CONFIG` after removing it."
             )
         data = path.read_bytes()
-        found = decode_json(data, object)
+        found: Any = decode_json(data, object)
         version = found.get("format") if isinstance(found, dict) else None
         if not isinstance(found, dict) or not isinstance(version, int) or version > FORMAT:
             raise DataError(
