@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 
 class Reporter(Protocol):
@@ -34,6 +34,15 @@ class Reporter(Protocol):
 
     def working(self, text: str) -> AbstractContextManager[object]:
         """Take what is being done for as long as the context lasts."""
+
+
+@runtime_checkable
+class Losing(Protocol):
+    """A reporter that can fail to show what it is told, and then drops it."""
+
+    @property
+    def lost(self) -> str | None:
+        """Why, in words; None while nothing was lost."""
 
 
 class Silent:

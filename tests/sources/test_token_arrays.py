@@ -13,6 +13,7 @@ from toque.data.tokenizer.codec import load_codec
 from toque.errors import DataError
 from toque.sources import token_arrays as token_files
 from toque.sources.npz_stream import is_array_file
+from toque.sources.pickle_guard import is_pickle
 from toque.sources.records import Source
 from toque.sources.token_arrays import TokenReader
 
@@ -181,12 +182,17 @@ def test_a_header_that_is_no_literal_is_refused(tmp_path, header):
         documents_of(tmp_path / "a.npy")
 
 
-def test_an_archive_of_a_newer_format_is_no_token_file(tmp_path):
+@pytest.mark.parametrize(
+    ("at", "value"), [(6, 200), (46, 0xFF)], ids=["a newer format", "a name that is no text"]
+)
+def test_an_archive_that_cannot_be_listed_is_refused(tmp_path, at, value):
     path = saved(tmp_path, ids=FLAT)
     data = bytearray(path.read_bytes())
-    at = data.index(b"PK\x01\x02")
-    data[at + 6] = 200  # the version a reader needs
+    entry = data.index(b"PK\x01\x02")
+    data[entry + 9] |= 8  # its name is UTF-8
+    data[entry + at] = value
     path.write_bytes(data)
     assert not is_array_file(path)
-    with pytest.raises(DataError, match="zip file version"):
+    assert not is_pickle(path)
+    with pytest.raises(DataError, match="cannot be read"):
         documents_of(path)

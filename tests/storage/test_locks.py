@@ -15,7 +15,7 @@ import pytest
 
 from toque.errors import CheckpointError
 from toque.storage.lease import STALE, Lease
-from toque.storage.locks import file_lock
+from toque.storage.locks import file_lock, is_shared, shared_lock
 from toque.training.checkpoint.store import CheckpointStore, run_lock
 
 HOLD = """
@@ -77,6 +77,44 @@ def test_who_does_not_refuse_waits_until_the_lock_is_free(holder, tmp_path):
         assert (tmp_path / "done").exists()
         assert (tmp_path / ".lock").read_text() == str(os.getpid())
     assert seen == [(str(holder.pid), None)]
+
+
+def refuse(holder: str) -> None:
+    raise BlockingIOError(holder)
+
+
+def test_readers_share_a_lock_and_keep_a_writer_away(tmp_path):
+    lock = tmp_path / ".lock"
+    with shared_lock(lock, refuse), shared_lock(lock, refuse):
+        assert is_shared(lock)
+        with pytest.raises(BlockingIOError), file_lock(lock, refuse):
+            pass
+    with file_lock(lock, refuse):
+        assert not is_shared(lock)
+        with pytest.raises(BlockingIOError, match=str(os.getpid())), shared_lock(lock, refuse):
+            pass
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_reader_of_a_folder_of_somebody_else_goes_without(tmp_path):
+    (tmp_path / "theirs").mkdir(mode=0o500)
+    with shared_lock(tmp_path / "theirs" / ".lock", refuse):
+        assert not list((tmp_path / "theirs").iterdir())
+
+
+def test_a_lock_whose_file_was_removed_is_taken_anew(tmp_path):
+    """Who waited for it must not hold a file that nobody else will find."""
+    lock = tmp_path / ".lock"
+    descriptors = []
+
+    def removed(_holder: str) -> None:
+        lock.unlink()
+        os.close(descriptors.pop())  # the holder lets go
+
+    descriptors.append(os.open(lock, os.O_RDWR | os.O_CREAT))
+    fcntl.flock(descriptors[0], fcntl.LOCK_EX)
+    with file_lock(lock, removed) as held:
+        assert os.fstat(held.descriptor).st_ino == lock.stat().st_ino
 
 
 @pytest.fixture

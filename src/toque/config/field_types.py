@@ -6,6 +6,7 @@ the annotation, so they cannot disagree with what is checked.
 
 from __future__ import annotations
 
+import codecs
 import re
 import types
 from collections.abc import Sequence
@@ -37,6 +38,13 @@ def _duration(value: object) -> Duration:
         raise ValueError(str(error)) from error
 
 
+def _part(value: object) -> Duration:
+    found = _duration(value)
+    if found.total:
+        raise ValueError("a total is the length of a whole command")
+    return found
+
+
 def _is_length(value: Duration) -> bool:
     return value.amount > 0 and value.unit != "%"
 
@@ -45,22 +53,25 @@ def _is_batch(value: Duration) -> bool:
     return value.amount > 0 and value.amount.is_integer() and value.unit in ("tokens", "examples")
 
 
+_PYTHON_NAME = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")
+_FROM_ENVIRONMENT = re.compile(r"env:[A-Za-z_]\w*")
+_BLANK = re.compile(r"\s")
+
+
 def _is_tokenizer(value: str) -> bool:
     kind, _, size = value.partition(":")
     return kind != "trained" or (size.isdecimal() and 512 <= int(size) <= 500_000)
 
 
 def _is_python_name(value: str) -> bool:
-    return re.fullmatch(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*", value) is not None
+    return _PYTHON_NAME.fullmatch(value) is not None
 
 
 def _is_address(value: str) -> bool:
-    if re.fullmatch(r"env:[A-Za-z_]\w*", value):
+    if _FROM_ENVIRONMENT.fullmatch(value):
         return True
     parts = urlsplit(value)
-    return (
-        parts.scheme in ("http", "https") and bool(parts.hostname) and not re.search(r"\s", value)
-    )
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and not _BLANK.search(value)
 
 
 def _public(value: str | None) -> str | None:
@@ -72,8 +83,8 @@ def _tuple(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
-_Duration = Annotated[Duration, PlainValidator(_duration), PlainSerializer(str, return_type=str)]
-_UNITS = "steps, epochs, tokens, examples, minutes"
+_Duration = Annotated[Duration, PlainValidator(_part), PlainSerializer(str, return_type=str)]
+_UNITS = "steps, epochs, tokens, examples, minutes, seconds"
 
 AnyDuration = Annotated[
     _Duration, Allowed(f'a number and a unit ({_UNITS} or %), e.g. "200 steps" or "10 %"')
@@ -88,9 +99,11 @@ Interval = Annotated[
 """Something that recurs."""
 
 RunLength = Annotated[
-    _Duration,
+    Duration,
+    PlainValidator(_duration),
+    PlainSerializer(str, return_type=str),
     Predicate(_is_length),
-    Allowed(f'a number above 0 and a unit ({_UNITS}), e.g. "3 epochs"'),
+    Allowed(f'a number above 0 and a unit ({_UNITS}), e.g. "3 epochs" or "10 minutes total"'),
 ]
 """The whole of a run, so not a share of one."""
 
@@ -115,6 +128,22 @@ MetricName = Annotated[
     Allowed(f"{', '.join(METRIC_GROUPS)} or module:function"),
 ]
 """A metric of written texts: one that comes with Toque, or a function of the user's."""
+
+
+def _is_encoding(value: str) -> bool:
+    """Whether Python can read text in it: "rot13" and "base64" are no encodings of text."""
+    try:
+        "".encode(value)
+        codecs.getincrementaldecoder(value)
+    except (LookupError, ValueError):
+        return False
+    return True
+
+
+EncodingName = Annotated[
+    str, Predicate(_is_encoding), Allowed("utf-8, latin-1, cp1252 or another that Python knows")
+]
+"""A character encoding."""
 
 PythonName = Annotated[str, Predicate(_is_python_name), Allowed("module:name")]
 """Something of the user's own, importable."""

@@ -6,9 +6,10 @@ are checked by `toque.config.cross_checks`; `toque.config.resolve` runs both.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, get_args
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from toque.config.base import Config
 from toque.config.field_types import (
@@ -17,6 +18,7 @@ from toque.config.field_types import (
     AsTuple,
     Auto,
     BatchSize,
+    EncodingName,
     Fraction,
     Interval,
     MetricName,
@@ -96,7 +98,8 @@ class DataConfig(Config):
     sources: Annotated[
         tuple[SourceConfig, ...], AsTuple, Allowed("a list such as [{path: recipes.jsonl.gz}]")
     ] = ()
-    """Raw files. May stay empty when the store exists already."""
+    """Raw files; `train` refuses other ones than the store was prepared from. May stay empty when
+    the store exists already."""
     store: Annotated[str, Field(min_length=1), Allowed("a folder")] = "stores/cookbook"
     """Folder of the prepared, tokenised data."""
     tasks: Annotated[
@@ -114,10 +117,11 @@ class DataConfig(Config):
     task_temperature: Annotated[float, Field(ge=1, le=100)] | None = None
     """Mix tasks by (their examples)^(1/T) instead (Raffel et al. 2020): 1 as they are, 100 nearly
     equal shares; an epoch stays as long. null: by task_weights."""
-    max_prompt_tokens: Annotated[int, Field(ge=8)] = 256
-    """Longest prompt, in tokens."""
-    max_target_tokens: Annotated[int, Field(ge=8)] = 512
-    """Longest target, in tokens."""
+    max_prompt_tokens: Annotated[int, Field(ge=8)] | Auto = "auto"
+    """Longest prompt, in tokens. auto: what 99 % of a sample's prompts fit in, within the model's
+    positions and 2048; the data report says what was chosen. Documents are split at 256 and 512."""
+    max_target_tokens: Annotated[int, Field(ge=8)] | Auto = "auto"
+    """Longest target, in tokens. auto: as of prompts."""
     on_overlong: Literal["auto", "error", "drop", "truncate", "split"] = "auto"
     """What happens to an example that is longer; what was done is counted and printed.
     auto: recipes are truncated, documents are split."""
@@ -128,6 +132,12 @@ class DataConfig(Config):
     are found. null for all."""
     min_quality: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Leave out recipes whose quality score is below this."""
+    max_bad_share: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Share of a source's records that may be unusable; with more, the source is refused: its
+    format is likely another one. What is dropped is counted by reason in any case."""
+    encoding: EncodingName = "utf-8"
+    """Character encoding of text, JSON, CSV and web pages. Old exports may be latin-1 or cp1252:
+    then many of their bytes are not UTF-8, which the data report counts."""
     dedup: Literal["none", "exact", "near"] = "exact"
     """exact: of equal recipes, apart from case and spacing, only one is kept. near: of recipes and
     documents that share most of their wording, too."""
@@ -191,7 +201,8 @@ class TrainConfig(Config):
     """The loop: how long, how much at a time, when to evaluate and save."""
 
     stop_after: RunLength = Duration(3, "epochs")
-    """Length of the whole run."""
+    """Length of the whole run. Minutes and seconds are those of its updates; "10 minutes total" is
+    the time of the whole command, reading, measuring, evaluating and writing included."""
     batch: BatchSize = Duration(16384, "tokens")
     """What one update sees. Changing it changes the result."""
     micro_batch_rows: Annotated[int, Field(ge=1)] | Auto = "auto"
@@ -306,3 +317,20 @@ class RunConfig(Config):
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     observe: ObserveConfig = Field(default_factory=ObserveConfig)
+
+    _foreign: dict[str, dict[str, str]] = PrivateAttr(default_factory=dict)
+
+    @property
+    def foreign_code(self) -> Mapping[str, Mapping[str, str]]:
+        """Code that a run's own file names and nobody vouches for.
+
+        By setting: each name, and the file and line where it is written. It goes with every copy of
+        the configuration, and is no part of what is written down.
+        """
+        return self._foreign
+
+    def with_foreign_code(self, names: Mapping[str, Mapping[str, str]]) -> Self:
+        """The same configuration with these names not vouched for; with none, all are."""
+        copy = self.model_copy()
+        copy._foreign = {setting: dict(found) for setting, found in names.items()}  # noqa: SLF001
+        return copy

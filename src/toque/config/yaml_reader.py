@@ -24,18 +24,24 @@ MAX_NODES = 20_000
 MAX_DEPTH = 50
 """Lists and mappings within each other; settings need five."""
 
-_INT = re.compile(r"[-+]?[0-9][0-9_]*")
-_FLOAT = re.compile(
+_INT = r"[-+]?[0-9][0-9_]*"
+_FLOAT = (
     r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?"
     r"|[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
 )
-_BOOL = re.compile(r"true|True|TRUE|false|False|FALSE")
-_NULL = re.compile(r"~|null|Null|NULL|")
+_NOT_PYTHON = re.compile(r"_|\.(?=inf|nan)")
+_BOOL = r"true|True|TRUE|false|False|FALSE"
+_NULL = r"~|null|Null|NULL|"
+_SCALARS = {
+    name: re.compile(rf"\A(?:{text})\Z")
+    for name, text in (("null", _NULL), ("bool", _BOOL), ("int", _INT), ("float", _FLOAT))
+}
+"""How a plain scalar is written, by its tag; the first that matches counts."""
 _TAG = "tag:yaml.org,2002:"
 _READ: Mapping[str, Callable[[str], Any]] = {
     "str": str,
     "int": lambda text: int(text.replace("_", "")),
-    "float": lambda text: float(re.sub(r"_|\.(?=inf|nan)", "", text)),
+    "float": lambda text: float(_NOT_PYTHON.sub("", text)),
     "bool": lambda text: {"true": True, "false": False}[text.lower()],
     "null": lambda _: None,
 }
@@ -49,23 +55,23 @@ class _TooDeep(yaml.YAMLError):
 class _Loader(yaml.SafeLoader):
     """The safe loader with the scalar rules of YAML 1.2; only its `compose` is used."""
 
-    def fetch_flow_collection_start(self, TokenClass: Any) -> None:  # PyYAML names it so
+    def fetch_flow_collection_start(self, TokenClass: Any) -> None:
         """`[` or `{`."""
         if self.flow_level >= MAX_DEPTH:
             raise _TooDeep
-        super().fetch_flow_collection_start(TokenClass)  # type: ignore[no-untyped-call]
+        super().fetch_flow_collection_start(TokenClass)
 
     def add_indent(self, column: int) -> bool:
         """A block that is indented further."""
         if len(self.indents) >= MAX_DEPTH:
             raise _TooDeep
-        return bool(super().add_indent(column))  # type: ignore[no-untyped-call]
+        return bool(super().add_indent(column))
 
 
 _Loader.yaml_implicit_resolvers = {}
 
-for _name, _pattern in (("null", _NULL), ("bool", _BOOL), ("int", _INT), ("float", _FLOAT)):
-    _Loader.add_implicit_resolver(_TAG + _name, re.compile(rf"(?:{_pattern.pattern})\Z"), None)
+for _name, _scalar in _SCALARS.items():
+    _Loader.add_implicit_resolver(_TAG + _name, _scalar, None)
 
 
 def dotted(path: Path) -> str:
@@ -115,8 +121,8 @@ def _value(node: yaml.Node, path: Path, document: Document, above: tuple[int, ..
     document.lines.setdefault(path, line)
     if id(node) in above or len(document.lines) > MAX_NODES:
         raise ConfigError(
-            f"{document.name}:{line}: an alias (*name) here repeats itself without end, or more than "
-            f"{MAX_NODES:,} values stand before this. Write out what an alias stands for; no "
+            f"{document.name}:{line}: an alias (*name) here repeats itself without end, or more "
+            f"than {MAX_NODES:,} values stand before this. Write out what an alias stands for; no "
             "configuration has so many values."
         )
     above = (*above, id(node))

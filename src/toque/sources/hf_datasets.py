@@ -57,7 +57,7 @@ def _inside(folder: Path, name: Any, listed_in: str) -> Path:
             f"{folder} is a saved dataset, and its {listed_in} lists {shown}, which is not in the "
             "folder. Copy the folder whole, or save it again."
         )
-    return folder / name
+    return folder / str(name)
 
 
 def several_splits(name: str, splits: list[Any], *, sign: str) -> DataError:

@@ -6,20 +6,35 @@ anything is allocated. `numpy.load` would hold a whole `.npz` member in memory.
 
 from __future__ import annotations
 
+import lzma
 import math
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from toque.errors import DataError
 from toque.storage.npy_header import read_header
+
+BROKEN_ARCHIVE: Final = (
+    OSError,
+    EOFError,
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    struct.error,
+    NotImplementedError,  # of a newer format, or packed in an unknown way
+    RuntimeError,  # an encrypted member
+    UnicodeDecodeError,  # a member's name
+)
+"""What zipfile raises for an archive that it cannot read."""
 
 _NPY = b"\x93NUMPY"
 _ZIP = b"PK\x03\x04"
@@ -41,7 +56,7 @@ def is_array_file(path: Path) -> bool:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
         return bool(names) and all(name.endswith(".npy") for name in names)
-    except (OSError, zipfile.BadZipFile, NotImplementedError):  # the last: of a newer zip format
+    except BROKEN_ARCHIVE:
         return False
 
 
@@ -180,8 +195,7 @@ def array_file(path: Path, *, how: str) -> Iterator[ArrayFile]:
             raise DataError(
                 f"{path} is no token file: it begins {start!r}. Token files are .npy or .npz. {how}"
             )
-    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, OSError) as error:
-        # zipfile raises RuntimeError for an encrypted member.
+    except BROKEN_ARCHIVE as error:
         raise DataError(
             f"The token file {path} cannot be read: {error}. It may be cut short or damaged; fetch "
             "or write it again."

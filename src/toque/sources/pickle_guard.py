@@ -6,6 +6,7 @@ import zipfile
 from pathlib import Path
 
 from toque.errors import DataError
+from toque.sources.npz_stream import BROKEN_ARCHIVE
 
 _PROTOCOLS = (2, 3, 4, 5)
 """Protocols that begin with their number; older ones are text and obsolete since 2003."""
@@ -22,7 +23,7 @@ def is_pickle(path: Path) -> bool:
         if start == b"PK":
             with zipfile.ZipFile(path) as archive:
                 return any(name.endswith(".pkl") for name in archive.namelist())
-    except (OSError, zipfile.BadZipFile):
+    except BROKEN_ARCHIVE:
         return False  # the reader reports it
     return False
 

@@ -62,10 +62,9 @@ def file_lock(path: Path, on_busy: Callable[[str], None]) -> Iterator[Held]:
         OSError: the file cannot be opened, or is a symbolic link.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = open_no_follow(path, os.O_RDWR | os.O_CREAT)
+    descriptor, refused = _opened_and_locked(path, on_busy)
     lease: Lease | None = None
     try:
-        refused = _lock(descriptor, on_busy)
         if refused is not None:
             lease = Lease(path.with_name(f"{path.name}.lease"))
             lease.take(on_busy)
@@ -84,6 +83,61 @@ def file_lock(path: Path, on_busy: Callable[[str], None]) -> Iterator[Held]:
         os.close(descriptor)
 
 
+@contextmanager
+def shared_lock(path: Path, on_busy: Callable[[str], None]) -> Iterator[None]:
+    """Hold the lock file `path` together with others, against whoever wants it alone.
+
+    Where the file can neither be made nor opened, or the file system knows no locks, nothing is
+    held: a reader has no right to demand more.
+
+    Args:
+        path: the lock file.
+        on_busy: as for `file_lock`; called when somebody holds it alone.
+    """
+    descriptor = _opened_to_share(path)
+    if descriptor is None:
+        yield
+        return
+    try:
+        _lock(descriptor, on_busy, kind=fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def is_shared(path: Path) -> bool:
+    """Whether a lock that is held can be shared: it is held by readers."""
+    try:
+        with shared_lock(path, _refuse):
+            return True
+    except BlockingIOError:
+        return False
+
+
+def _refuse(_holder: str) -> None:
+    raise BlockingIOError
+
+
+def _opened_to_share(path: Path) -> int | None:
+    for flags in (os.O_RDWR | os.O_CREAT, os.O_RDONLY):  # a store may belong to somebody else
+        with contextlib.suppress(OSError):
+            return open_no_follow(path, flags)
+    return None
+
+
+def _opened_and_locked(path: Path, on_busy: Callable[[str], None]) -> tuple[int, OSError | None]:
+    while True:
+        descriptor = open_no_follow(path, os.O_RDWR | os.O_CREAT)
+        try:
+            refused = _lock(descriptor, on_busy)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        if refused is not None or os.fstat(descriptor).st_nlink:
+            return descriptor, refused
+        os.close(descriptor)  # its holder removed the file meanwhile: a lock on nothing
+
+
 def _note(path: Path, refused: OSError | None) -> str | None:
     if refused is None:
         return None
@@ -93,14 +147,16 @@ def _note(path: Path, refused: OSError | None) -> str | None:
     )
 
 
-def _lock(descriptor: int, on_busy: Callable[[str], None]) -> OSError | None:
+def _lock(
+    descriptor: int, on_busy: Callable[[str], None], *, kind: int = fcntl.LOCK_EX
+) -> OSError | None:
     """Take the flock; the answer of a file system that has none."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         holder = os.pread(descriptor, 64, 0).decode("ascii", "replace").strip()
         on_busy(holder or "unknown")
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        fcntl.flock(descriptor, kind)
     except OSError as error:
         if error.errno not in _UNSUPPORTED:
             raise

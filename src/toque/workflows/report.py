@@ -15,7 +15,7 @@ from toque.reports.store_report import store_content
 from toque.storage.atomic import atomic_write
 from toque.storage.no_follow import refuse_links
 from toque.training.observers.metrics_reader import METRICS, read_metrics
-from toque.workflows.results import Model, folder_of
+from toque.workflows.results import Model, existing_folder
 
 _PAGE = "report.html"
 
@@ -44,7 +44,7 @@ def report(path: Model, *, out: str | Path | None = None) -> Page:
         DataError: the store is unfinished or damaged, or holds a link.
         CheckpointError: the run's folder holds a link.
     """
-    folder = folder_of(path)
+    folder = existing_folder(path)
     is_run = any(os.path.lexists(folder / name) for name in (METRICS, "config.yaml"))
     refuse_links(folder, CheckpointError if is_run else DataError)
     if (folder / METRICS).is_file():

@@ -36,6 +36,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[FileEntry, ...]
     metrics: dict[str, float] = {}
     """Of the evaluation that made it one of the best; empty in an ordinary checkpoint."""
+    settings: dict[str, Any] = {}
+    """The configuration it was saved under; empty in those of release 0.1.0."""
     self_sha256: str = ""
     """SHA-256 of this file's bytes with these digits left out."""
 

@@ -19,7 +19,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -77,6 +77,8 @@ class RunIdentity:
             "python": platform.python_version(),
         }
     )
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The configuration, as JSON says it."""
 
 
 @dataclass(frozen=True)
@@ -181,6 +183,7 @@ class CheckpointStore:
         keep_best: how many models with the lowest evaluation loss to keep apart; 0 for none.
         identity: of the run, written into every manifest.
         after: called after every system call of a save with its name; for tests.
+        held: whether the caller holds `run_lock` already.
     """
 
     folder: Path
@@ -188,6 +191,7 @@ class CheckpointStore:
     keep_best: int = 1
     identity: RunIdentity = field(default_factory=RunIdentity)
     after: AfterStage = no_hook
+    held: bool = False
 
     @property
     def best_folder(self) -> Path:
@@ -207,7 +211,7 @@ class CheckpointStore:
         Raises:
             CheckpointError: another process trains here, or the folder cannot be written.
         """
-        with run_lock(self.folder):
+        with nullcontext() if self.held else run_lock(self.folder):
             run = self.folder.parent
             yield sweep(self.folder) + sweep(self.best_folder) + sweep_files(run)
 
@@ -337,6 +341,7 @@ class CheckpointStore:
                     versions=dict(self.identity.versions),
                     files=tuple(files),
                     metrics=metrics,
+                    settings=dict(self.identity.settings),
                 )
                 writer.put(MANIFEST, manifest.to_json())
         except OSError as error:

@@ -361,7 +361,7 @@ class _Fit:
     def _expected_seconds(self, rows: int, seconds: float) -> float:
         """Seconds of the whole run's updates when `rows` rows take `seconds`."""
         stop = self.train.stop_after
-        if stop.unit == "minutes":
-            return stop.amount * 60.0
+        if stop.seconds is not None:
+            return stop.seconds
         steps = expected_totals(self.config, self.stream).get("steps", 0.0)
         return steps * self.update_rows / rows * seconds

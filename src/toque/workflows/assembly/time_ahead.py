@@ -14,6 +14,7 @@ from toque.evaluation.text_samples import Sampler
 from toque.reporter import SILENT, Reporter
 from toque.training.observers.time_left import TimeLeft
 from toque.units import Cursor
+from toque.workflows.asking.provenance import target_limit
 from toque.workflows.assembly.autotune import Fitted
 from toque.workflows.assembly.batches import expected_totals
 from toque.workflows.assembly.evaluation import build_sampler, held_out_prompts
@@ -43,8 +44,8 @@ def time_left_of(
         return None
     config, ranks = setup.config, setup.runtime.ranks
     stop, totals = config.train.stop_after, expected_totals(config, setup.stream)
-    if stop.unit == "minutes":
-        training = 60.0 * stop.amount
+    if stop.seconds is not None:
+        training = stop.seconds
         totals = {"steps": training / fitted.update_seconds} | totals
     else:
         training = totals.get("steps", 0.0) * fitted.update_seconds
@@ -95,7 +96,10 @@ def _writing_seconds(setup: Setup, sampler: Sampler) -> float:
     """
     if not sampler.prompts:
         return 0.0
-    prompts, most = [prompt.ids for prompt in sampler.prompts], setup.config.data.max_target_tokens
+    prompts, most = (
+        [prompt.ids for prompt in sampler.prompts],
+        target_limit(setup.config, setup.store.manifest),
+    )
 
     def timed(tokens: int) -> float:
         started = time.perf_counter()
