@@ -16,7 +16,7 @@ from toque.models.flops import ParameterCounts, parameter_counts
 from toque.models.forward.fast_dropout import use_fast_dropout
 from toque.models.lora.files import base_sha256
 from toque.models.lora.layers import hold_frozen, is_adapted
-from toque.reporter import SILENT, Losing, Reporter, counting
+from toque.reporter import SILENT, Reporter, counting, losing
 from toque.training.callbacks import Callback, EarlyStopping
 from toque.training.checkpoint.store import Checkpoint
 from toque.training.checkpoint.upload import UploadProgress, Uploads
@@ -174,8 +174,8 @@ def _observers(
     ]
     if runtime.device.type == "cpu":
         callbacks.append(BusyMachine(warn, threads=torch.get_num_threads()))
-    if isinstance(reporter, Losing):
-        callbacks.append(ConsoleLoss(reporter, warn=warn))
+    if (shown := losing(reporter)) is not None:
+        callbacks.append(ConsoleLoss(shown, warn=warn))
     if config.train.early_stopping is not None:
         callbacks.append(EarlyStopping(**dict(config.train.early_stopping)))
     return [*callbacks, *watchers.callbacks(warn), *feeds]
