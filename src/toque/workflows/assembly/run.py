@@ -46,8 +46,7 @@ from toque.workflows.assembly.mixture import mixture_in_words
 from toque.workflows.assembly.observers import Watchers
 from toque.workflows.assembly.sample_writer import SampleWriter, writing_in
 from toque.workflows.assembly.setup import Setup
-from toque.workflows.assembly.time_ahead import time_left_of
-from toque.workflows.assembly.time_limit import Length, length_of, with_length
+from toque.workflows.assembly.time_ahead import Length, length_of, time_left_of, with_length
 from toque.workflows.assembly.trainer import about_run, build_trainer, flops_of
 
 LOOKS = 2
