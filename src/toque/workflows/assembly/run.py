@@ -16,7 +16,7 @@ from toque.models.flops import ParameterCounts, parameter_counts
 from toque.models.forward.fast_dropout import use_fast_dropout
 from toque.models.lora.files import base_sha256
 from toque.models.lora.layers import hold_frozen, is_adapted
-from toque.reporter import SILENT, Losing, Reporter, counting
+from toque.reporter import SILENT, Reporter, counting, losing
 from toque.training.callbacks import Callback, EarlyStopping
 from toque.training.checkpoint.store import Checkpoint
 from toque.training.checkpoint.upload import UploadProgress, Uploads
@@ -46,8 +46,7 @@ from toque.workflows.assembly.mixture import mixture_in_words
 from toque.workflows.assembly.observers import Watchers
 from toque.workflows.assembly.sample_writer import SampleWriter, writing_in
 from toque.workflows.assembly.setup import Setup
-from toque.workflows.assembly.time_ahead import time_left_of
-from toque.workflows.assembly.time_limit import Length, length_of, with_length
+from toque.workflows.assembly.time_ahead import Length, length_of, time_left_of, with_length
 from toque.workflows.assembly.trainer import about_run, build_trainer, flops_of
 
 LOOKS = 2
@@ -174,8 +173,8 @@ def _observers(
     ]
     if runtime.device.type == "cpu":
         callbacks.append(BusyMachine(warn, threads=torch.get_num_threads()))
-    if isinstance(reporter, Losing):
-        callbacks.append(ConsoleLoss(reporter, warn=warn))
+    if (shown := losing(reporter)) is not None:
+        callbacks.append(ConsoleLoss(shown, warn=warn))
     if config.train.early_stopping is not None:
         callbacks.append(EarlyStopping(**dict(config.train.early_stopping)))
     return [*callbacks, *watchers.callbacks(warn), *feeds]
