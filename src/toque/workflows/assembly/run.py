@@ -127,7 +127,14 @@ def assemble(
     if watchers is not None:
         with reporter.working("estimating how long it will take"):
             timed = replace(setup, config=with_length(config, length))
-            time_left = time_left_of(timed, tuned, heldout, sampler, reporter)
+            time_left = time_left_of(
+                timed,
+                tuned,
+                heldout,
+                sampler,
+                reporter,
+                counts_evaluations=length.limit is not None,
+            )
         callbacks += [
             StoreWatch(store),
             ConsoleProgress(
