@@ -43,7 +43,13 @@ _PROBE_BYTES: Final = 8 << 20
 
 
 def time_left_of(
-    setup: Setup, fitted: Fitted, heldout: HeldOut, looks: Sampler, reporter: Reporter
+    setup: Setup,
+    fitted: Fitted,
+    heldout: HeldOut,
+    looks: Sampler,
+    reporter: Reporter,
+    *,
+    counts_evaluations: bool = False,
 ) -> TimeLeft | None:
     """The run's time as it can be foreseen; None where nobody hears it or nothing was timed.
 
@@ -53,6 +59,8 @@ def time_left_of(
         heldout: what every evaluation computes.
         looks: what every evaluation writes.
         reporter: who is to hear of it.
+        counts_evaluations: whether the run's length includes the evaluations between updates, as
+            a limit on the whole command does; the one at the end then remains.
     """
     if reporter is SILENT or fitted.update_seconds is None:
         return None
@@ -72,7 +80,7 @@ def time_left_of(
     writing = _writing_seconds(setup, mine)
     return TimeLeft(
         stop,
-        config.train.evaluate_every,
+        None if counts_evaluations else config.train.evaluate_every,
         expected=totals,
         training_seconds=training,
         evaluation_seconds=evaluating + _writing_seconds(setup, looks),
