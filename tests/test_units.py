@@ -20,6 +20,8 @@ from toque.units import UNITS, Duration, Progress
         ("10%", 10, "%"),
         (" 10 % ", 10, "%"),
         ("30 minutes", 30, "minutes"),
+        ("1 second", 1, "seconds"),
+        ("90 seconds", 90, "seconds"),
     ],
 )
 def test_parse(text, amount, unit):
@@ -28,7 +30,18 @@ def test_parse(text, amount, unit):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "3", "epochs", "-3 epochs", "3 days", "3 %s", "three epochs", "3 4 epochs", "nan steps"],
+    [
+        "",
+        "3",
+        "epochs",
+        "-3 epochs",
+        "3 days",
+        "3 %s",
+        "three epochs",
+        "3 4 epochs",
+        "nan steps",
+        "3 steps totally",
+    ],
 )
 def test_what_is_no_duration_is_refused(text):
     with pytest.raises(ConfigError, match="Write a number and a unit"):
@@ -47,7 +60,14 @@ def test_text_reads_back(amount, unit):
 def test_measure_in_each_unit():
     progress = Progress(step=7, epoch=1.25, examples=50, tokens=900, target_tokens=400, seconds=90)
     measured = {unit: Duration(1, unit).measure(progress) for unit in UNITS if unit != "%"}
-    assert measured == {"steps": 7, "epochs": 1.25, "tokens": 900, "examples": 50, "minutes": 1.5}
+    assert measured == {
+        "steps": 7,
+        "epochs": 1.25,
+        "tokens": 900,
+        "examples": 50,
+        "minutes": 1.5,
+        "seconds": 90,
+    }
     assert Duration(1, "%").measure(progress, Duration(28, "steps")) == 25.0
 
 
@@ -87,3 +107,26 @@ def test_reached_and_fraction():
     assert whole.reached(Progress(epoch=4.0))
     assert whole.fraction(Progress(epoch=1.0)) == 0.25
     assert whole.fraction(Progress(epoch=9.0)) == 1.0
+
+
+@pytest.mark.parametrize("text", ["10 minutes total", "90 seconds total", "1 minute TOTAL"])
+def test_a_total_is_the_time_of_a_whole_command(text):
+    found = Duration.parse(text)
+    assert found.total
+    assert Duration.parse(str(found)) == found
+    assert found != Duration(found.amount, found.unit)
+
+
+@pytest.mark.parametrize("text", ["3 epochs total", "10 % total", "5 steps total"])
+def test_only_time_has_a_total(text):
+    with pytest.raises(ConfigError, match="only minutes and seconds can be a total"):
+        Duration.parse(text)
+
+
+def test_seconds_and_minutes_compare():
+    at = Progress(seconds=45.0)
+    assert Duration.parse("45 seconds").reached(at)
+    assert not Duration.parse("46 seconds").reached(at)
+    assert Duration.parse("90 seconds").in_minutes() == Duration.parse("1.5 minutes")
+    assert Duration.parse("2 minutes").seconds == 120.0
+    assert Duration.parse("2 epochs").seconds is None

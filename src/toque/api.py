@@ -8,6 +8,7 @@ importing this.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from toque.reporter import SILENT, Reporter
@@ -20,7 +21,7 @@ from toque.workflows.evaluate import evaluate
 from toque.workflows.export import export
 from toque.workflows.generate import generate
 from toque.workflows.init.run import init
-from toque.workflows.prepare import prepare
+from toque.workflows.prepare import prepare, prepare_before_torch
 from toque.workflows.report import report
 from toque.workflows.results import Model, TrainedRun
 from toque.workflows.verify import verify
@@ -48,26 +49,35 @@ def train(
     start: Model | None = None,
     callbacks: Sequence[object] = (),
     upload: bool = True,
+    prepare: bool = True,
+    trust_code: bool = False,
     reporter: Reporter = SILENT,
 ) -> TrainedRun:
-    """Train, or continue a run that was interrupted; prepare first where that was not done.
+    """Train, or continue a run; prepare its data first where that was not done.
 
     Args:
         config: what `configure` takes.
         start: a run or checkpoint whose weights a new run begins with.
         callbacks: objects that watch the run, besides those of observe.callbacks.
         upload: fetch from checkpoint.upload and copy to it, if there is one.
+        prepare: prepare the store where it is absent; otherwise that is an error.
+        trust_code: where `config` is a run's own config.yaml, import the metrics and callbacks it
+            names.
         reporter: hears of progress.
 
     Raises:
         ConfigError: the configuration cannot be used.
-        DataError: the data cannot.
+        DataError: the data cannot, or the store was prepared from other data or settings.
         CheckpointError: the run folder belongs to another run, or is in use.
         NonFiniteError: the loss is not a number.
     """
+    began = time.monotonic()
     settings = configure(config)
-    if settings.data.sources:
-        prepare(settings, reporter=reporter)
+    if trust_code:
+        settings = settings.with_foreign_code({})
+    if prepare:
+        prepare_before_torch(settings, start=start, reporter=reporter)
+    from toque.training.time_limit import CommandClock
     from toque.workflows.train import train as workflow
 
     return workflow(
@@ -75,5 +85,7 @@ def train(
         start=start,
         callbacks=callbacks,
         upload=upload,
+        prepare=prepare,
+        clock=CommandClock(began=began),
         reporter=reporter,
     )

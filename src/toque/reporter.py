@@ -6,10 +6,11 @@ that writes somewhere; `toque.cli.console.ConsoleReporter` is the one of the com
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 
 class Reporter(Protocol):
@@ -33,6 +34,15 @@ class Reporter(Protocol):
 
     def working(self, text: str) -> AbstractContextManager[object]:
         """Take what is being done for as long as the context lasts."""
+
+
+@runtime_checkable
+class Losing(Protocol):
+    """A reporter that can fail to show what it is told, and then drops it."""
+
+    @property
+    def lost(self) -> str | None:
+        """Why, in words; None while nothing was lost."""
 
 
 class Silent:
@@ -107,7 +117,7 @@ class LogReporter(Silent):
 
     def line(self, text: str) -> None:
         """Append it."""
-        with self.path.open("a", encoding="utf-8") as file:
+        with open(self.path, "a", encoding="utf-8", opener=_itself) as file:
             file.write(f"{text}\n")
 
     notice = line
@@ -116,3 +126,8 @@ class LogReporter(Silent):
         """Append it if it is to be kept."""
         if keep:
             self.line(text)
+
+
+def _itself(path: str, flags: int) -> int:
+    """A descriptor of the file, never of what a link leads to."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from toque.errors import ConfigError
 
-Unit = Literal["steps", "epochs", "tokens", "examples", "minutes", "%"]
+Unit = Literal["steps", "epochs", "tokens", "examples", "minutes", "seconds", "%"]
 UNITS: tuple[str, ...] = get_args(Unit)
-_PATTERN = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:e[0-9]+)?)\s*([a-z]+|%)\s*", re.IGNORECASE)
+SECONDS: Mapping[str, float] = {"minutes": 60.0, "seconds": 1.0}
+"""Units of the clock."""
+_PATTERN = re.compile(
+    r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:e[0-9]+)?)\s*([a-z]+|%)(\s+total)?\s*", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,8 @@ class Progress:
     tokens: int = 0
     target_tokens: int = 0
     seconds: float = 0.0
-    """Seconds spent training, over all sessions of the run."""
+    """Seconds spent on updates, over all sessions of the run; with a limit on the whole command,
+    on the evaluations and saves between them as well."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +66,15 @@ class Duration:
 
     amount: float
     unit: Unit
+    total: bool = False
+    """Of the clock: whether all that a command does counts, and not its training alone."""
 
     @classmethod
     def parse(cls, text: str | Duration) -> Duration:
-        """Read "N unit"; the singular is allowed.
+        """Read "N unit", or "N minutes total"; the singular is allowed.
 
         Raises:
-            ConfigError: the text is not a number and one of the units.
+            ConfigError: the text is not a number and one of the units, or counts what has no total.
         """
         if isinstance(text, Duration):
             return text
@@ -78,12 +86,32 @@ class Duration:
                 f"{text!r} is not a duration. Write a number and a unit, one of "
                 f'{", ".join(UNITS)}, e.g. "200 steps" or "10 %".'
             )
-        amount = float(match.group(1).replace("_", ""))
-        return cls(amount, unit)  # type: ignore[arg-type]  # checked against UNITS above
+        amount, total = float(match.group(1).replace("_", "")), match.group(3) is not None
+        if total and unit not in SECONDS:
+            raise ConfigError(
+                f"{text!r} is not a duration: only {' and '.join(SECONDS)} can be a total, the "
+                'time of the whole command, e.g. "10 minutes total".'
+            )
+        return cls(amount, unit, total)  # type: ignore[arg-type]  # checked against UNITS above
 
     def __str__(self) -> str:
         number = f"{self.amount:g}" if self.amount < 1e6 else f"{self.amount:.0f}"
-        return f"{number} {self.unit}"
+        return f"{number} {self.unit}{' total' if self.total else ''}"
+
+    @property
+    def seconds(self) -> float | None:
+        """Its length by the clock; None where it is not measured by the clock."""
+        return self.amount * SECONDS[self.unit] if self.unit in SECONDS else None
+
+    def in_minutes(self) -> Duration:
+        """The same in minutes where it is seconds, so that the two compare.
+
+        >>> str(Duration.parse("90 seconds").in_minutes())
+        '1.5 minutes'
+        """
+        if self.unit != "seconds":
+            return self
+        return Duration(self.amount / SECONDS["minutes"], "minutes", self.total)
 
     def measure(self, progress: Progress, whole: Duration | None = None) -> float:
         """`progress` in this duration's unit; for "%", per cent of `whole`.
@@ -103,6 +131,7 @@ class Duration:
             "tokens": progress.tokens,
             "examples": progress.examples,
             "minutes": progress.seconds / 60.0,
+            "seconds": progress.seconds,
         }[self.unit]
         return float(value)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from conftest import REPOSITORY
 from toque.cli import main
 
 RUN = """
@@ -104,6 +106,36 @@ def test_a_refusal_names_the_flag(words, capsys):
     assert out == ""
 
 
+MISTYPED = {
+    "": "trian run.yaml",
+    "train": "train",
+    "generate": "generate run --promt soup",
+    "cookbook": "cookbook --n many --out c.jsonl",
+    "report": "report run out.html",
+}
+
+
+@pytest.mark.parametrize("verb", MISTYPED)
+def test_wrong_usage_is_one_paragraph_like_every_error(verb, capsys):
+    """No box drawn around it, and the words to type next."""
+    assert main(MISTYPED[verb].split()) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("toque: ")
+    assert err.count("\n") == 1
+    assert f"`toque {verb} --help`".replace("  ", " ") in err
+
+
+def test_help_lists_every_exit_code(capsys):
+    assert main(["--help"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    page = (REPOSITORY / "docs" / "reference" / "exit-codes.md").read_text()
+    codes = [line.split("|")[1].strip() for line in page.splitlines() if line.startswith("| ")]
+    for code in codes:
+        if code.isdecimal():
+            assert re.search(rf"\b{code} [a-z`]", said), code
+
+
 def test_generated_texts_as_json(kitchen, capsys):
     (kitchen / "prompts.txt").write_text("soup\n\ncake\n")
     words = "generate run --file prompts.txt --n 2 --json --max-new-tokens 4 --temperature 0"
@@ -113,3 +145,12 @@ def test_generated_texts_as_json(kitchen, capsys):
         *("soup", "soup", "cake", "cake")
     ]
     assert all({"text", "tokens", "metrics"} < f.keys() for f in found)
+
+
+@pytest.mark.usefixtures("kitchen")
+def test_preparing_names_its_parts_in_a_pipe(capsys):
+    assert main(["prepare", "run.yaml", "data.store=store2"]) == 0
+    assert capsys.readouterr().err.splitlines() == [
+        "learning a tokenizer of 512 entries",
+        "finding duplicates, splitting and writing the report",
+    ]

@@ -51,6 +51,59 @@ def test_on_a_terminal_progress_is_drawn_in_one_place(total):
     assert "again" in out.getvalue()
 
 
+def test_without_progress_what_stays_is_shown():
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=60, color_system=None)
+    told = ConsoleReporter(console, progress=False)
+    with told.working("measuring"):
+        told.progress("step 1", keep=True)
+    told.notice("warning: look")
+    assert out.getvalue() == "warning: look\n"
+
+
+def test_quiet_shows_the_result_alone(capsys):
+    out = io.StringIO()
+    told = ConsoleReporter(Console(file=out), quiet=True)
+    told.notice("until 3 steps")
+    told.progress("step 1", keep=True)
+    with told.working("measuring"):
+        told.line("a result")
+    assert (capsys.readouterr().out, out.getvalue()) == ("a result\n", "")
+
+
+class Unwritable(io.StringIO):
+    def write(self, text):
+        raise OSError(28, "No space left on device")
+
+
+def test_what_cannot_be_written_is_dropped_and_known(monkeypatch, capsys):
+    told = ConsoleReporter()
+    told.notice("shown")
+    assert told.lost is None
+    monkeypatch.setattr("sys.stderr", Unwritable())
+    told.notice("dropped")
+    told.progress("dropped", keep=True)
+    told.line("a result")
+    assert told.lost == "No space left on device"
+    assert capsys.readouterr().out == "a result\n"
+
+
+def test_live_progress_on_a_terminal_writes_below_what_rich_puts_there(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    told = ConsoleReporter()
+    with told.working("measuring"):
+        told.notice("above")
+    told.progress("step 1")
+    told.progress("")
+    assert "above" in terminal.getvalue()
+    assert "step 1" in terminal.getvalue()
+
+
 class Clock:
     """Seconds that pass when a test says so."""
 

@@ -27,6 +27,7 @@ ELSEWHERE = {
     "StepInfo": "a record",
     "self.lr_at": "a function of progress",
     "self.check_reached": "adapters only, once",
+    "self.count_seconds": "a limit on the whole command only",
     "step_if": "one if: on the device for fused AdamW, else on the host",
     "self.noise.add": "optim.gradient_noise only",
     "self.skip_step.limits": "optim.outliers only",

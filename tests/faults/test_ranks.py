@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -231,3 +232,54 @@ def test_fault_27_ranks_leave_out_the_same_updates_and_go_back_together(kitchen)
     assert end["reason"] in ("finished", "non_finite"), said[-3000:]
     recorded = (kitchen / "outliers" / "skipped_updates.jsonl").read_text().splitlines()
     assert len(recorded) == end["skipped_updates"]
+
+
+def test_48_one_rank_prepares_and_the_others_wait(kitchen, whole):
+    fresh = ("data.store=fresh",)
+    agent = torchrun(kitchen, "prepared", words=fresh)
+    said = ended(agent, within=240)
+    assert agent.returncode == 0, said[-3000:]
+    assert said.count("fresh is not prepared yet") == 1
+    assert hashes(kitchen / "prepared") == hashes(whole)
+    write_cookbook(kitchen / "b.jsonl", n=200, seed=4)
+    agent = torchrun(kitchen, "other", words=(*fresh, "data.sources=[{path: b.jsonl}]"))
+    said = ended(agent, within=240)
+    assert agent.returncode != 0
+    assert said.count("was not prepared from what data.sources names") == 1
+    assert not (kitchen / "other").exists()
+
+
+LONG = """
+import os, sys, time
+from pathlib import Path
+from toque.training.distributed.launch import joined
+from toque.training.distributed.main_alone import while_others_wait
+with joined(strategy="ddp") as ranks:
+    done = Path(sys.argv[1])
+    while_others_wait(ranks, lambda: (time.sleep(9), done.touch()), beat=0.5)
+    assert done.exists()
+    print("went on", flush=True)
+os._exit(0)
+"""
+
+
+def test_48_preparing_may_take_longer_than_ranks_wait_for_each_other(tmp_path):
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", LONG, str(tmp_path / "done")],
+            env=os.environ
+            | shared
+            | {"RANK": str(n), "TOQUE_RANK_TIMEOUT": "4", "PYTHONPATH": os.pathsep.join(sys.path)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for n in (0, 1)
+    ]
+    said = [rank.communicate(timeout=120)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    assert all("went on" in words for words in said)

@@ -6,6 +6,9 @@ import json
 import os
 import shutil
 import signal
+import socket
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -171,16 +174,44 @@ def test_a_lock_left_behind_is_taken_over_and_a_lost_one_is_noticed(remote):
 
 
 def test_a_dead_process_of_this_machine_is_not_waited_for(remote):
-    import socket
-
-    remote.put(
-        LOCK,
-        json.dumps({"id": "x", "host": socket.gethostname(), "pid": 4194999}).encode(),
+    words = "from toque.storage.owner import Owner; print(Owner().record().decode())"
+    path = os.pathsep.join(sys.path)
+    left = subprocess.run(
+        [sys.executable, "-c", words], capture_output=True, check=True, env={"PYTHONPATH": path}
     )
+    remote.put(LOCK, left.stdout.strip())
     with BucketLock(remote, stale=3600.0, settle=0.01):
         held = json.loads(remote.read(LOCK))
-    assert held["id"] != "x"
+    assert held["id"] != json.loads(left.stdout)["id"]
     assert held["pid"] == os.getpid()
+
+
+def test_fault_59_a_living_process_of_another_machine_of_this_name_is_never_taken_over(remote):
+    # A process that this machine does not have, on a machine of the same host name: by version
+    # 0.1.0's lock and by today's, and the holder renews it every 0.2 s.
+    old = {"id": "x", "host": socket.gethostname(), "pid": 4194999, "started": 1.0}
+    for record in (old, {**old, "machine": "another boot", "began": 7}):
+        remote.put(LOCK, json.dumps(record).encode())
+        done = threading.Event()
+
+        def renew(record=record, done=done):
+            beat = 0
+            while not done.wait(0.2):
+                beat += 1
+                remote.put(LOCK, json.dumps({**record, "beat": beat}).encode())
+
+        thread = threading.Thread(target=renew)
+        thread.start()
+        try:
+            with (
+                pytest.raises(CheckpointError, match="in use by another training process"),
+                BucketLock(remote, stale=5.0, settle=0.01),
+            ):
+                pass
+        finally:
+            done.set()
+            thread.join()
+        assert json.loads(remote.read(LOCK))["id"] == "x"
 
 
 def test_another_run_in_the_same_place_is_refused(remote, tmp_path, parts):

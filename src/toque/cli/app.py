@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Mapping
 from typing import Literal
@@ -13,6 +12,7 @@ from toque.cli import launch as several
 from toque.cli.commands_data import cookbook, prepare, presets, report, show, show_batch, verify
 from toque.cli.commands_init import init
 from toque.cli.commands_run import ablate, check, demo, drill, evaluate, export, generate, train
+from toque.cli.streams import WORKING_VERBS, OutputLostError, standard_streams
 from toque.errors import ConfigError, ToqueError
 from toque.version import __version__
 
@@ -23,10 +23,15 @@ line: `toque train my.yaml train.stop_after="1 epoch" optim.peak_lr=1e-3`.
 
 Start here: `toque demo`, then `toque init YOUR-RECIPES` and `toque train my.yaml`.
 
-Exit codes: 0 done; 1 `check` or `drill` failed, or a process of a shared run was lost; 2 wrong
-usage or config; 3 data; 4 checkpoint; 5 loss not finite; 75 interrupted, saved and resumable.
+Exit codes: 0 done; 1 `check` or `drill` failed, a process of a shared run was lost, or a result
+could not be printed; 2 wrong usage or config; 3 data; 4 checkpoint; 5 loss not finite; 75
+interrupted, saved and resumable; 130 stopped by Ctrl-C before there was anything to save.
 `--traceback` after any command shows where an error came from.
 """
+
+OUTPUT_LOST = 1
+STOPPED_UNSAVED = 130
+"""As the shell has it: 128 and the number of SIGINT."""
 
 app = App(
     name="toque",
@@ -77,23 +82,40 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _ended(words: list[str]) -> int:
+    try:
+        with standard_streams(working=several.verb_of(words) in WORKING_VERBS):
+            return _answered(words)
+    except OutputLostError as error:
+        if isinstance(error.__cause__, BrokenPipeError):
+            return 0  # `toque presets | head -1`: the reader has seen enough
+        _say(f"standard output cannot be written: {error.__cause__}. The result is lost.")
+        return OUTPUT_LOST
+
+
+def _answered(words: list[str]) -> int:
     show_traceback = "--traceback" in words
     try:
         several.refuse_repeating(words)
-        app([word for word in words if word != "--traceback"], exit_on_error=False)
-    except CycloptsError:
-        return ConfigError.exit_code  # already printed, with the nearest command or option
+        given = [word for word in words if word != "--traceback"]
+        app(given, exit_on_error=False, print_error=False, verbose=False)
+    except CycloptsError as error:
+        verb = several.verb_of(words)
+        known = f"toque {verb} --help" if error.command_chain else "toque --help"
+        _say(f"{' '.join(str(error).split())} `{known}` shows what can be given.")
+        return ConfigError.exit_code
     except ToqueError as error:
         if show_traceback:
             raise
         if several.speaks(error):
             from toque.cli.console import flag
 
-            print(f"toque: {error.message(flag)}", file=sys.stderr)
+            _say(error.message(flag))
         return error.exit_code
     except KeyboardInterrupt:
-        print("toque: stopped by the keyboard before anything needed saving.", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # `toque presets | head`: the reader has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _say("stopped by the keyboard before anything needed saving.")
+        return STOPPED_UNSAVED
     return 0
+
+
+def _say(text: str) -> None:
+    print(f"toque: {text}", file=sys.stderr)

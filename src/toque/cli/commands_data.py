@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 Overrides = Annotated[str, Parameter(help="Settings to change, as section.field=value.")]
 
 
-def load(config: str, overrides: Iterable[str]) -> Resolved:
-    """The configuration that a command line names."""
+def load(config: str, overrides: Iterable[str], *, trust_code: bool | None = None) -> Resolved:
+    """The configuration that a command line names; `trust_code` is `load_config`'s."""
     from toque.config import load_config
 
-    return load_config(config, list(overrides))
+    return load_config(config, list(overrides), trust_code=trust_code)
 
 
 def reporter() -> Reporter:
@@ -59,13 +59,15 @@ def prepare(config: str, /, *overrides: Overrides, replace: bool = False) -> Non
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     settings = load(config, overrides).config
     from toque.cli.tables import print_report
-    from toque.workflows.prepare import in_a_line
-    from toque.workflows.prepare import prepare as workflow
+    from toque.workflows.check.trainable import refuse_untrainable
+    from toque.workflows.prepare import in_a_line, prepared
 
-    result = workflow(settings, replace=replace, reporter=reporter())
+    result = prepared(settings, replace=replace, reporter=reporter())
     print_report(result.report)
     made = in_a_line(result, settings.data.engine)
-    print(f"{made} `toque report {result.store.path}` makes a page of this.")
+    print(f"{made} `toque report {result.store.path}` makes a page of this.", flush=True)
+    if not result.reused:
+        refuse_untrainable(settings, result.store)  # after the report, which says why
 
 
 def show(config: str, /, *overrides: Overrides, plot: bool = False) -> None:

@@ -5,7 +5,9 @@ Everything heavy is imported inside a command, so `--help` and a mistyped key an
 
 from __future__ import annotations
 
+import os
 import shlex
+import time
 from collections.abc import Sequence
 from json import dumps
 from pathlib import Path
@@ -14,8 +16,9 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from toque.cli.commands_data import Overrides, is_first, load, loading, reporter
-from toque.cli.launch import without_secrets
+from toque.cli.launch import suit_waiting_to_machine, without_secrets
 from toque.errors import ConfigError, Interrupted
+from toque.workflows.results import existing_folder
 
 if TYPE_CHECKING:
     from toque.workflows.results import Answer, Written
@@ -29,6 +32,7 @@ def demo(*overrides: Overrides, n: int = 4000) -> None:
         n: recipes to write into the cookbook.
     """
     resolved = load("demo", overrides)
+    suit_waiting_to_machine(reporter().notice)
     from toque.workflows.demo import demo as workflow
 
     workflow(resolved, n=n, reporter=reporter())
@@ -40,22 +44,47 @@ def train(
     *overrides: Overrides,
     start: Annotated[str | None, Parameter(name="--from")] = None,
     no_upload: bool = False,
+    no_prepare: bool = False,
+    trust_code: bool = False,
 ) -> None:
     """Train, or continue: a run folder that holds a whole checkpoint continues exactly.
+
+    A store that is absent is prepared first.
 
     Args:
         config: YAML file or preset; a run's own config.yaml will do.
         overrides: settings to change, as section.field=value.
         start: begin a new run from this checkpoint's weights.
         no_upload: leave checkpoint.upload alone in this session; nothing is fetched either.
+        no_prepare: refuse to begin when the store is absent, instead of preparing it.
+        trust_code: where CONFIG is a run's own, import the metrics and callbacks it names.
     """
-    resolved = load(config, overrides)  # a mistyped key is answered before torch loads
+    began = time.monotonic()
+    # A mistyped key is answered before torch loads.
+    resolved = load(config, overrides, trust_code=trust_code or None)
+    prints = reporter()
+    if not no_prepare and not (Path(resolved.config.data.store) / "manifest.json").exists():
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as for `prepare`
+        with loading():
+            from toque.workflows.prepare import prepare_before_torch
+
+        prepare_before_torch(resolved.config, start=start, reporter=prints)
+    suit_waiting_to_machine(prints.notice)
     with loading():
+        from toque.training.time_limit import CommandClock
         from toque.workflows.train import train as workflow
 
-    run = workflow(resolved, start=start, upload=not no_upload, reporter=reporter())
+    run = workflow(
+        resolved,
+        start=start,
+        upload=not no_upload,
+        prepare=not no_prepare,
+        clock=CommandClock(began=began),
+        reporter=prints,
+    )
     if run.interrupted:
-        again = shlex.join(["toque", "train", config, *without_secrets(overrides)])
+        flags = ["--trust-code"] if trust_code else []
+        again = shlex.join(["toque", "train", config, *without_secrets(overrides), *flags])
         raise Interrupted(
             f"Stopped by a signal and saved at step {run.step}. Continue with: {again}"
         )
@@ -67,23 +96,32 @@ def train(
         )
 
 
-def evaluate(run_or_model: str, config: str | None = None, /, *overrides: Overrides) -> None:
+def evaluate(
+    run_or_model: str,
+    config: str | None = None,
+    /,
+    *overrides: Overrides,
+    trust_code: bool = False,
+) -> None:
     """Score a run or a model folder on held-out data and write evaluation.json.
 
     Args:
         run_or_model: run folder, or a Hugging Face model folder.
         config: YAML file or preset; a run's own is the default.
         overrides: settings to change, as section.field=value.
+        trust_code: import the metrics that the run's own config.yaml names.
     """
     if config is not None and "=" in config and not Path(config).exists():
         overrides, config = (config, *overrides), None
-    own = Path(run_or_model) / "config.yaml"
+    own = existing_folder(run_or_model) / "config.yaml"
     if config is None and not own.exists():
         raise ConfigError(
             f"{run_or_model} is not a run folder, so it does not say what to evaluate on. Name a "
             "configuration after it: toque evaluate MODEL my.yaml."
         )
-    settings = load(config or str(own), overrides).config
+    unless_own = None if config else False
+    settings = load(config or str(own), overrides, trust_code=trust_code or unless_own).config
+    suit_waiting_to_machine(reporter().notice)
     from toque.workflows.evaluate import evaluate as workflow
 
     print(workflow(run_or_model, settings, reporter=reporter()))
@@ -128,6 +166,7 @@ def generate(
     """
     prompts, chosen = prompt or [], choices or []
     texts: Sequence[Written | Answer]
+    suit_waiting_to_machine(reporter().notice)
     if task is None and not chosen:
         from toque.workflows.generate import generate as workflow
 
@@ -251,6 +290,7 @@ def ablate(
     steps: int | None = None,
     budget: str | None = None,
     out: Path = Path("runs/ablation"),
+    trust_code: bool = False,
 ) -> None:
     """Measure what each improvement is worth on your data: on and off, over several seeds.
 
@@ -264,10 +304,19 @@ def ablate(
         steps: updates of each run; the configuration's length when left out.
         budget: time for all runs together instead, e.g. "90 minutes".
         out: folder of the runs and the results.
+        trust_code: where CONFIG is a run's own, import the metrics and callbacks it names.
     """
+    suit_waiting_to_machine(reporter().notice)
     from toque.workflows.ablate.run import ablate as workflow
 
     found = workflow(
-        config, overrides, out=out, seeds=seeds, steps=steps, budget=budget, reporter=reporter()
+        config,
+        overrides,
+        out=out,
+        seeds=seeds,
+        steps=steps,
+        budget=budget,
+        trust_code=trust_code,
+        reporter=reporter(),
     )
     print(found)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Final
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Final, TextIO, cast
 
 from rich.console import Console
 from rich.live import Live
@@ -14,6 +15,7 @@ from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextC
 from rich.progress import TimeRemainingColumn as TimeLeft
 from rich.text import Text
 
+from toque.cli.streams import ObservedStream
 from toque.reporter import clock_text
 
 _BAR_SECONDS: Final = 0.1
@@ -43,21 +45,38 @@ def flag(name: str) -> str:
     return word if value in ("", "True") else f"{word} {value}"
 
 
+def _standard_error() -> TextIO:
+    """What is below the proxy that rich puts there while something live is drawn."""
+    below: TextIO = getattr(sys.stderr, "rich_proxied_file", sys.stderr)
+    return below
+
+
 class ConsoleReporter:
     """Lines on standard output; notices and what is under way on standard error.
 
     What is under way is drawn on a terminal. In a pipe or a file a line tells of it after two
-    seconds, and another every half minute.
+    seconds, and another every half minute. It is an observer: what cannot be written is dropped,
+    and `lost` says why.
 
     Args:
         console: where notices and progress go; standard error unless given.
+        progress: show what is under way; without it, only what stays.
+        quiet: show the lines of a result alone, neither notices nor progress.
         clock: seconds that pass.
     """
 
     def __init__(
-        self, console: Console | None = None, *, clock: Callable[[], float] = time.monotonic
+        self,
+        console: Console | None = None,
+        *,
+        progress: bool = True,
+        quiet: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._console = console or Console(stderr=True)
+        self._out = ObservedStream(lambda: sys.stdout, drop=True)
+        self._errors = ObservedStream(_standard_error, drop=True)
+        self._console = console or Console(file=cast("TextIO", self._errors))
+        self._shows_progress, self._quiet = progress and not quiet, quiet
         self._clock = clock
         self.patience = _PATIENCE_SECONDS
         self._began: float | None = None
@@ -67,18 +86,25 @@ class ConsoleReporter:
         self._task = TaskID(0)
         self._drawn = float("-inf")
 
+    @property
+    def lost(self) -> str | None:
+        """Why something could not be written; None while everything could."""
+        return self._errors.lost or self._out.lost
+
     def line(self, text: str) -> None:
         """Print on standard output at once."""
-        print(text, flush=True)
+        print(text, file=self._out, flush=True)
 
     def notice(self, text: str) -> None:
         """Print on standard error, above what is live there."""
+        if self._quiet:
+            return
         # As Text: a file's name is not markup, and "[red]" is a possible one.
         self._console.print(Text(text), soft_wrap=True)
 
     def progress(self, text: str, *, done: int = 0, total: int = 0, keep: bool = False) -> None:
         """Draw on a terminal, a bar where a total is known; elsewhere print a line now and then."""
-        if not text:
+        if not text or not self._shows_progress:
             self._stop()
         elif not self._console.is_terminal:
             self._print_when_due(text, done, total, keep=keep)
@@ -90,6 +116,8 @@ class ConsoleReporter:
     def working(self, text: str) -> AbstractContextManager[object]:
         """Show a spinner on a terminal; elsewhere print a line if it takes long."""
         self._stop()
+        if not self._shows_progress:
+            return nullcontext()
         return self._console.status(text) if self._console.is_terminal else self._awaited(text)
 
     @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from toque.errors import ConfigError, Interrupted, ToqueError
@@ -18,13 +18,22 @@ def one_of_several() -> bool:
     return os.environ.get("WORLD_SIZE", "1") != "1"
 
 
+def verb_of(words: Sequence[str]) -> str:
+    """The command's name; empty where there is none.
+
+    >>> verb_of(["train", "my.yaml"])
+    'train'
+    """
+    return next((word for word in words if not word.startswith("-")), "")
+
+
 def refuse_repeating(words: Sequence[str]) -> None:
     """Refuse to do the same work in every process.
 
     Raises:
         ConfigError: the command is not one that several processes share.
     """
-    verb = next((word for word in words if not word.startswith("-")), "")
+    verb = verb_of(words)
     if one_of_several() and verb and verb not in SHARED_VERBS:
         raise ConfigError(
             f"`toque {verb}` was started as one of {os.environ['WORLD_SIZE']} processes "
@@ -45,15 +54,31 @@ def speaks(error: ToqueError) -> bool:
     return not error.said_by_another and (met or os.environ.get("LOCAL_RANK", "0") == "0")
 
 
+def suit_waiting_to_machine(say: Callable[[str], None]) -> None:
+    """Before torch is loaded: beside busy programs its threads sleep while they wait.
+
+    Args:
+        say: takes a sentence where something was changed.
+    """
+    from toque.training.processor_use import PASSIVE, usable_cores, wait_without_spinning
+
+    if one_of_several() or "torch" in sys.modules:
+        return
+    others = wait_without_spinning(os.environ)
+    if others is not None:
+        say(
+            f"other programs keep {others:.1f} of {len(usable_cores())} cores busy: torch's "
+            f"threads wait without spinning ({PASSIVE})"
+        )
+
+
 def leave(code: int) -> NoReturn:
     """End the process at once.
 
     Threads of gloo may abort an interpreter that is shutting down, long after everything is done
     and saved (measured: 1 exit in 8), which would turn success into failure.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    os._exit(code)  # the streams are flushed already
 
 
 def without_secrets(words: Sequence[str]) -> list[str]:

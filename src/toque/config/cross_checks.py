@@ -142,7 +142,7 @@ def _curriculum(config: RunConfig) -> Iterator[Problem]:
     if config.curriculum is None:
         return
     stop_after = config.train.stop_after
-    if stop_after.unit == "minutes":
+    if stop_after.seconds is not None:
         yield Problem(
             ("curriculum", "train.stop_after"),
             f"`train.stop_after` is {str(stop_after)!r} and there is a `curriculum`: by the clock "
@@ -201,4 +201,5 @@ def share_of(point: Duration, whole: Duration) -> float | None:
     """
     if point.unit == "%":
         return point.amount / 100.0
+    point, whole = point.in_minutes(), whole.in_minutes()
     return point.amount / whole.amount if point.unit == whole.unit else None

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from toque.config.foreign_code import HEADER
 from toque.config.resolve import DEFAULT, Resolved, leaves
 from toque.config.schema import RunConfig
 from toque.config.yaml_reader import Path, dotted, read_yaml
@@ -61,7 +62,11 @@ def differences(old: RunConfig, new: RunConfig) -> list[Difference]:
 
 def config_sha256(config: RunConfig) -> str:
     """Hash of every value; equal for equal configurations, on every machine."""
-    values = config.model_dump(mode="json")
+    return values_sha256(config.model_dump(mode="json"))
+
+
+def values_sha256(values: Any) -> str:
+    """Hash of a configuration's values as they stand in its file, whatever today's settings are."""
     canonical = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(canonical.encode("ascii")).hexdigest()
 
@@ -74,10 +79,7 @@ def to_yaml(config: RunConfig) -> str:
 def resolved_yaml(resolved: Resolved) -> str:
     """The same, with the origin of each value that is not a default as a comment."""
     notes = {path: origin for path, origin in resolved.origins.items() if origin != DEFAULT}
-    header = (
-        "# Every setting of this run; a comment says where a value that is no default is from.\n"
-    )
-    return header + "".join(_mapping(resolved.config.model_dump(mode="json"), (), notes))
+    return HEADER + "".join(_mapping(resolved.config.model_dump(mode="json"), (), notes))
 
 
 def _mapping(values: Mapping[str, Any], path: Path, notes: Mapping[str, str]) -> Iterator[str]:

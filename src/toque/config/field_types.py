@@ -37,6 +37,13 @@ def _duration(value: object) -> Duration:
         raise ValueError(str(error)) from error
 
 
+def _part(value: object) -> Duration:
+    found = _duration(value)
+    if found.total:
+        raise ValueError("a total is the length of a whole command")
+    return found
+
+
 def _is_length(value: Duration) -> bool:
     return value.amount > 0 and value.unit != "%"
 
@@ -72,8 +79,8 @@ def _tuple(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
-_Duration = Annotated[Duration, PlainValidator(_duration), PlainSerializer(str, return_type=str)]
-_UNITS = "steps, epochs, tokens, examples, minutes"
+_Duration = Annotated[Duration, PlainValidator(_part), PlainSerializer(str, return_type=str)]
+_UNITS = "steps, epochs, tokens, examples, minutes, seconds"
 
 AnyDuration = Annotated[
     _Duration, Allowed(f'a number and a unit ({_UNITS} or %), e.g. "200 steps" or "10 %"')
@@ -88,9 +95,11 @@ Interval = Annotated[
 """Something that recurs."""
 
 RunLength = Annotated[
-    _Duration,
+    Duration,
+    PlainValidator(_duration),
+    PlainSerializer(str, return_type=str),
     Predicate(_is_length),
-    Allowed(f'a number above 0 and a unit ({_UNITS}), e.g. "3 epochs"'),
+    Allowed(f'a number above 0 and a unit ({_UNITS}), e.g. "3 epochs" or "10 minutes total"'),
 ]
 """The whole of a run, so not a share of one."""
 

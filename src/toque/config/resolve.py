@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from toque.config.cross_checks import impossible
 from toque.config.error_messages import Origin, explain, explain_combination
+from toque.config.foreign_code import foreign_names, is_of_a_run
 from toque.config.schema import RunConfig
 from toque.config.suggestions import nearest, unknown_names
 from toque.config.yaml_reader import Document, dotted, read_yaml
@@ -39,13 +40,17 @@ class Resolved:
     """Dotted path of each value -> "default", "my.yaml:12" or "command line"."""
 
 
-def load_config(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Resolved:
+def load_config(
+    name_or_path: str | Path, overrides: Sequence[str] = (), *, trust_code: bool | None = None
+) -> Resolved:
     """Read a YAML file or a preset and apply overrides. Default < file < override.
 
     Args:
         name_or_path: a file, or the name of a preset; a name without a folder or an ending is a
             preset when there is one. Relative paths inside are relative to the working directory.
         overrides: "section.field=value" texts, the value written as in YAML.
+        trust_code: whether code that the file names may be imported; None: unless the file is a
+            run's own, which may come from anyone.
 
     Raises:
         ConfigError: the file, a name, a value or a combination of values is not usable.
@@ -70,7 +75,18 @@ def load_config(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reso
             ) from error
         overridden = {p for p in overridden if p[: len(path)] != path}
         overridden.update(leaf for leaf, _ in leaves(value, path))
-    return _resolve(given, document, frozenset(overridden))
+    resolved = _resolve(given, document, frozenset(overridden))
+    if trust_code is None:
+        trust_code = document.name != str(name_or_path) or not is_of_a_run(Path(name_or_path))
+    if trust_code:
+        return resolved
+
+    def origin(setting: str) -> str | None:
+        path = tuple(setting.split("."))
+        return None if path in overridden else document.origin(path)
+
+    foreign = foreign_names(resolved.config.model_dump(mode="json"), origin)
+    return replace(resolved, config=resolved.config.with_foreign_code(foreign))
 
 
 def resolve_values(values: Mapping[str, Any], name: str = "values") -> Resolved:

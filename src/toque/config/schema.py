@@ -6,9 +6,10 @@ are checked by `toque.config.cross_checks`; `toque.config.resolve` runs both.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, get_args
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from toque.config.base import Config
 from toque.config.field_types import (
@@ -96,7 +97,8 @@ class DataConfig(Config):
     sources: Annotated[
         tuple[SourceConfig, ...], AsTuple, Allowed("a list such as [{path: recipes.jsonl.gz}]")
     ] = ()
-    """Raw files. May stay empty when the store exists already."""
+    """Raw files; `train` refuses other ones than the store was prepared from. May stay empty when
+    the store exists already."""
     store: Annotated[str, Field(min_length=1), Allowed("a folder")] = "stores/cookbook"
     """Folder of the prepared, tokenised data."""
     tasks: Annotated[
@@ -191,7 +193,8 @@ class TrainConfig(Config):
     """The loop: how long, how much at a time, when to evaluate and save."""
 
     stop_after: RunLength = Duration(3, "epochs")
-    """Length of the whole run."""
+    """Length of the whole run. Minutes and seconds are those of its updates; "10 minutes total" is
+    the time of the whole command, reading, measuring, evaluating and writing included."""
     batch: BatchSize = Duration(16384, "tokens")
     """What one update sees. Changing it changes the result."""
     micro_batch_rows: Annotated[int, Field(ge=1)] | Auto = "auto"
@@ -306,3 +309,20 @@ class RunConfig(Config):
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     observe: ObserveConfig = Field(default_factory=ObserveConfig)
+
+    _foreign: dict[str, dict[str, str]] = PrivateAttr(default_factory=dict)
+
+    @property
+    def foreign_code(self) -> Mapping[str, Mapping[str, str]]:
+        """Code that a run's own file names and nobody vouches for.
+
+        By setting: each name, and the file and line where it is written. It goes with every copy of
+        the configuration, and is no part of what is written down.
+        """
+        return self._foreign
+
+    def with_foreign_code(self, names: Mapping[str, Mapping[str, str]]) -> Self:
+        """The same configuration with these names not vouched for; with none, all are."""
+        copy = self.model_copy()
+        copy._foreign = {setting: dict(found) for setting, found in names.items()}  # noqa: SLF001
+        return copy

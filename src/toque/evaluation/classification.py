@@ -17,6 +17,7 @@ WIDEST: Final = 100
 """Columns of a terminal that a confusion table may take; a wider one is told in a line a class."""
 MOST_MISTAKES: Final = 3
 """Wrong answers named in such a line."""
+_Row = tuple[str, str, str, str, str]
 OTHER: Final = "(other)"
 """The column of answers that name no class."""
 
@@ -78,9 +79,7 @@ class ClassScores:
         return "\n".join(lines)
 
 
-def class_rows(
-    names: Sequence[str], confusion: Sequence[Sequence[int]]
-) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def class_rows(names: Sequence[str], confusion: Sequence[Sequence[int]]) -> tuple[_Row, list[_Row]]:
     """A confusion table in a row per true class: how many, how many right, F1, commonest mistakes.
 
     Args:
@@ -94,7 +93,7 @@ def class_rows(
     [('Thai', '4', '3', '0.857', 'Greek 1'), ('Greek', '2', '2', '0.800', '')]
     """
     answered = [sum(row[at] for row in confusion) for at in range(len(names))]
-    rows = []
+    rows: list[_Row] = []
     for at, counts in enumerate(confusion):
         n_true = sum(counts)
         if not n_true + answered[at]:

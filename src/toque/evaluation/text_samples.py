@@ -12,6 +12,7 @@ from torch import nn
 
 from toque.data.tokenizer.codec import Codec
 from toque.reporter import Count, uncounted
+from toque.storage.json_files import append_json_lines
 
 TextMetrics = Callable[[str, str], Mapping[str, float]]
 """(prompt, text) -> {name: score}; a score that does not apply is left out."""
@@ -80,8 +81,18 @@ class Sampler:
         return Sample(prompt.text, text, len(ids), prompt.reference, metrics, prompt.slices)
 
 
-def append_samples(path: Path, samples: Sequence[Sample], *, step: int) -> None:
-    """Append a JSON line per sample; the folder must exist."""
+def append_samples(path: Path, samples: Sequence[Sample], *, step: int) -> str | None:
+    """Append a JSON line per sample, all or none.
+
+    Returns:
+        A sentence for the user when the file system refused: texts to look at are not worth a run.
+    """
     lines = [json.dumps({"step": step} | s.record(), ensure_ascii=False) for s in samples]
-    with path.open("a", encoding="utf-8") as file:
-        file.write("".join(line + "\n" for line in lines))
+    # A model may write half a surrogate pair, which is no UTF-8.
+    refused = append_json_lines(path, [line.encode("utf-8", "replace") for line in lines])
+    if refused is None:
+        return None
+    return (
+        f"{path} did not take the {len(lines)} texts of step {step}: {refused.strerror}. They are "
+        "lost; nothing else is"
+    )

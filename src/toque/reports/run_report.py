@@ -14,6 +14,7 @@ from toque.reports.curves import Points, points, rates, smoothed, thinned
 from toque.reports.parts import Figure, Grid, Passage, Shown
 from toque.reports.score_tables import score_grids, written
 from toque.reports.svg_charts import Frame, Series, lines
+from toque.storage.json_files import decode_json
 from toque.version import __version__
 
 Event = Mapping[str, Any]
@@ -256,6 +257,6 @@ def _text(path: Path) -> str:
 def _json(text: str) -> dict[str, Any]:
     """The object; empty where a file is missing, or a line is being written right now."""
     try:
-        return msgspec.json.decode(text, type=dict[str, Any])
+        return decode_json(text, dict[str, Any])
     except msgspec.DecodeError:
         return {}

@@ -2,7 +2,9 @@
 
 Everything is written under a temporary name beside its place and fsynced, then renamed, then the
 parent folder is fsynced. A crash leaves the old state or the new one, and at worst a leftover:
-`sweep` removes a folder's, and the next write of the same folder does.
+`sweep` removes a folder's, and the next write of the same folder does. Nothing is ever written
+through a link (`no_follow`): a temporary file has a name that nobody can foresee and is made by
+whoever writes it, and a temporary folder is made anew.
 
 Each system call of a folder's write is followed by `after(stage)`, where tests kill the process.
 """
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,8 +25,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from toque.errors import DataError
+from toque.errors import DataError, ToqueError
 from toque.storage.checksums import sha256_of
+from toque.storage.no_follow import open_new, write_new
 
 AfterStage = Callable[[str], None]
 
@@ -33,6 +37,8 @@ ASIDE_PREFIX: Final = "aside-"
 """Begins the name of a folder that is being replaced by one of the same name."""
 PARTIAL: Final = ".partial"
 """Ending of a file that is being written; a leftover one may be deleted."""
+_LEFTOVER: Final = re.compile(r"\..+\.(?:[0-9a-f]{16}|[0-9]+)\.partial")
+"""Name of a file that `atomic_file` writes; version 0.1.0 put the process id in it."""
 _FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -40,11 +46,13 @@ _FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """A file to write; it appears at `path` when the block ends without an error.
 
-    Its temporary name is hidden, so that no reader of the folder takes it for a finished file.
+    Its temporary name is hidden, so that no reader of the folder takes it for a finished file, and
+    drawn, so that nobody can put a link in its way. A link at `path` itself is replaced, and what
+    it leads to is untouched.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
+    partial = path.with_name(f".{path.name}.{os.urandom(8).hex()}{PARTIAL}")
     try:
-        with partial.open("wb") as file:
+        with os.fdopen(open_new(partial), "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())  # a full disk may show only here
@@ -61,16 +69,21 @@ def atomic_write(path: Path, data: bytes) -> None:
 
 
 def save_array(path: Path, array: NDArray[np.generic]) -> None:
-    """Write a `.npy` file, on the disk when this returns."""
-    with path.open("wb") as file:
-        # Not np.save, nor its write_array: on a full disk they raise an OSError that does not say
-        # so ("1220862 requested and 1089472 written", no errno).
-        array = np.ascontiguousarray(array)
-        header = np.lib.format.header_data_from_array_1_0(array)
-        np.lib.format.write_array_header_1_0(file, header)
-        file.write(array.tobytes())
+    """Write a `.npy` file that did not exist, on the disk when this returns."""
+    with os.fdopen(open_new(path), "wb") as file:
+        write_array(file, array)
         file.flush()
         os.fsync(file.fileno())
+
+
+def write_array(file: BinaryIO, array: NDArray[np.generic]) -> None:
+    """Write an array in the format of `.npy` files."""
+    # Not np.save, nor its write_array: on a full disk they raise an OSError that does not say so
+    # ("1220862 requested and 1089472 written", no errno).
+    array = np.ascontiguousarray(array)
+    header = np.lib.format.header_data_from_array_1_0(array)
+    np.lib.format.write_array_header_1_0(file, header)
+    file.write(array.tobytes())
 
 
 @dataclass(frozen=True)
@@ -92,6 +105,14 @@ class FolderWriter:
 
     folder: Path
     after: AfterStage = no_hook
+
+    def put(self, name: str, data: bytes) -> FileEntry:
+        """Write `data` as the file `name`, and return its size and SHA-256.
+
+        Raises:
+            OSError: the file system refused, most often because it is full.
+        """
+        return self.write(name, lambda path: write_new(path, data))
 
     def write(self, name: str, save: Callable[[Path], object]) -> FileEntry:
         """Have `save` write the file `name`, and return its size and SHA-256.
@@ -168,7 +189,7 @@ def sweep(folder: Path) -> list[str]:
     Returns:
         The names removed.
     """
-    removed = []
+    removed = sweep_files(folder)
     for path in sorted(folder.glob(f"{TEMP_PREFIX}*")):
         shutil.rmtree(path, ignore_errors=True)
         removed.append(path.name)
@@ -182,6 +203,16 @@ def sweep(folder: Path) -> list[str]:
     return removed
 
 
+def sweep_files(folder: Path) -> list[str]:
+    """Remove the unfinished files of killed writers in `folder`; the names removed."""
+    removed = []
+    for path in sorted(folder.glob(f".*{PARTIAL}")):
+        if _LEFTOVER.fullmatch(path.name):
+            path.unlink(missing_ok=True)
+            removed.append(path.name)
+    return removed
+
+
 def sync_folder(folder: Path) -> None:
     """Make renames inside `folder` last through a power cut."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -192,24 +223,30 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def disk_faults(folder: Path, what: str, *, setting: str = "data.store") -> Iterator[None]:
+def disk_faults(
+    folder: Path,
+    what: str,
+    *,
+    setting: str = "data.store",
+    error: type[ToqueError] = DataError,
+) -> Iterator[None]:
     """Turn a full disk or a missing permission under `folder`, that `setting` names, into words.
 
     Raises:
-        DataError: naming the folder, what is missing and that a new start continues.
+        ToqueError: `error`, naming the folder, what is missing and that a new start continues.
     """
     try:
         yield
-    except OSError as error:
-        if error.errno in _FULL:
-            raise DataError(
-                f"The disk of {folder} is full ({error.strerror}) while {what}. Nothing already "
+    except OSError as fault:
+        if fault.errno in _FULL:
+            raise error(
+                f"The disk of {folder} is full ({fault.strerror}) while {what}. Nothing already "
                 f"finished is lost: make space, or point {setting} elsewhere, and run the same "
                 "command again; it continues where it stopped."
-            ) from error
-        if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
-            raise DataError(
-                f"{error.filename or folder} cannot be written ({error.strerror}) while {what}. "
+            ) from fault
+        if fault.errno in {errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP}:
+            raise error(
+                f"{fault.filename or folder} cannot be written ({fault.strerror}) while {what}. "
                 f"Change the permissions, or point {setting} at a folder of yours."
-            ) from error
+            ) from fault
         raise

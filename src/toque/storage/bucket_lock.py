@@ -6,25 +6,17 @@ changed while it was watched, or when its process ran on this machine and is gon
 
 from __future__ import annotations
 
-import json
-import os
-import socket
 import threading
 import time
-import uuid
 from dataclasses import dataclass, field
 from typing import Any, Final, Self, final
 
-import psutil
-
 from toque.storage.bucket import Bucket
 from toque.storage.bucket_errors import BucketError, RunBucketError
+from toque.storage.lease import HEARTBEAT, STALE
+from toque.storage.owner import Owner, died_here, owner_in
 
 LOCK: Final = "lock.json"
-HEARTBEAT: Final = 10.0
-"""Seconds between renewals."""
-STALE: Final = 45.0
-"""Seconds without a renewal after which a lock counts as left behind."""
 _SETTLE: Final = 1.0
 """Seconds after which a taken lock is read again, for stores without preconditions."""
 
@@ -47,11 +39,10 @@ class BucketLock:
     settle: float = _SETTLE
     lost: threading.Event = field(default_factory=threading.Event)
     """Another process has taken the run over; nothing more may be written."""
-    _beats: int = 0
     _closing: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
-        self._me = uuid.uuid4().hex
+        self._me = Owner()
         self._thread = threading.Thread(target=self._renew, name="toque-lock", daemon=True)
 
     def __enter__(self) -> Self:
@@ -62,13 +53,13 @@ class BucketLock:
             BucketError: the store refused or stayed away.
         """
         taken = self.bucket.read(LOCK) is not None
-        if taken or not self.bucket.put(LOCK, self._content(), new=True):
+        if taken or not self.bucket.put(LOCK, self._me.record(), new=True):
             self._watch_until_stale()
-            self.bucket.put(LOCK, self._content())
+            self.bucket.put(LOCK, self._me.record())
         time.sleep(self.settle)
-        holder = _holder(self.bucket.read(LOCK))
-        if holder.get("id") != self._me:
-            raise self._refusal(holder)
+        held = self.bucket.read(LOCK)
+        if not self._me.wrote(held):
+            raise self._refusal(owner_in(held))
         self._thread.start()
         return self
 
@@ -79,33 +70,21 @@ class BucketLock:
         if self.lost.is_set():
             return
         try:
-            if _holder(self.bucket.read(LOCK)).get("id") == self._me:
+            if self._me.wrote(self.bucket.read(LOCK)):
                 self.bucket.remove([LOCK])
         except BucketError:
             return
 
-    def _content(self) -> bytes:
-        self._beats += 1
-        return json.dumps(
-            {
-                "id": self._me,
-                "host": socket.gethostname(),
-                "pid": os.getpid(),
-                "started": psutil.Process().create_time(),
-                "beat": self._beats,
-            }
-        ).encode()
-
     def _watch_until_stale(self) -> None:
         first = self.bucket.read(LOCK)
         began = time.monotonic()
-        while not _died_here(_holder(first)) and time.monotonic() - began < self.stale:
+        while not died_here(owner_in(first)) and time.monotonic() - began < self.stale:
             time.sleep(min(1.0, self.stale / 5))
             now = self.bucket.read(LOCK)
             if now is None:
                 return
             if now != first:
-                raise self._refusal(_holder(now))
+                raise self._refusal(owner_in(now))
 
     def _refusal(self, holder: dict[str, Any]) -> RunBucketError:
         return RunBucketError(
@@ -118,27 +97,10 @@ class BucketLock:
     def _renew(self) -> None:
         while not self._closing.wait(self.heartbeat):
             try:
-                if _holder(self.bucket.read(LOCK)).get("id") not in (self._me, None):
+                held = self.bucket.read(LOCK)
+                if held is not None and not self._me.wrote(held):
                     self.lost.set()
                     return
-                self.bucket.put(LOCK, self._content())
+                self.bucket.put(LOCK, self._me.record())
             except BucketError:
                 continue  # down: whoever comes meanwhile is seen at the next renewal
-
-
-def _holder(content: bytes | None) -> dict[str, Any]:
-    try:
-        found = json.loads(content or b"{}")
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _died_here(holder: dict[str, Any]) -> bool:
-    """Whether its process ran on this machine and does so no longer."""
-    if holder.get("host") != socket.gethostname() or not isinstance(holder.get("pid"), int):
-        return False
-    try:
-        return bool(psutil.Process(holder["pid"]).create_time() != holder.get("started"))
-    except psutil.NoSuchProcess:
-        return True

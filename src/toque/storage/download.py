@@ -28,8 +28,10 @@ from toque.storage.bucket import Bucket, RemoteFile, open_bucket
 from toque.storage.bucket_errors import SOURCES, SourceBucketError
 from toque.storage.cache_folder import CACHE_VARIABLE, cache_folder
 from toque.storage.checksums import md5_of, sha256_of
+from toque.storage.json_files import decode_json
 from toque.storage.located import Located
 from toque.storage.locks import file_lock
+from toque.storage.no_follow import open_append
 from toque.storage.progress import ProgressSink
 from toque.storage.retry import MismatchError, Retry
 
@@ -186,7 +188,7 @@ class _Session:
         part = place.with_name(f".{place.name}{PARTIAL}")
         record = None
         with suppress(OSError, msgspec.DecodeError):
-            record = msgspec.json.decode(record_path.read_bytes(), type=_Record)
+            record = decode_json(record_path.read_bytes(), _Record)
         known = record is not None and (record.tag, record.bytes) == (file.tag, file.bytes)
         if record is not None and record.sha256 is not None and place.is_file():
             if known and place.stat().st_size == file.bytes and sha256_of(place) == record.sha256:
@@ -225,8 +227,8 @@ class _Session:
         """Append the bytes that `part` lacks."""
         if part.exists() and part.stat().st_size > file.bytes:
             part.unlink()
-        with part.open("ab") as out:
-            start = at = self.there[file.address] = out.tell()
+        with os.fdopen(open_append(part), "ab") as out:
+            start = at = self.there[file.address] = part.stat().st_size
             while at < file.bytes:
                 at += out.write(self._range(file, at, min(at + CHUNK_BYTES, file.bytes)))
                 self.there[file.address] = at

@@ -45,3 +45,17 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         doubled = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"its header names {doubled!r} more than once")
     return found
+
+
+def with_sorted_metadata(data: bytes) -> bytes:
+    """The same safetensors file with its metadata in the order of their names.
+
+    The library writes them in another order every time, so that equal tensors are unequal files.
+    """
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    if "__metadata__" in header:
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of eight, as the library has it
+    return len(text).to_bytes(8, "little") + text + data[8 + length :]

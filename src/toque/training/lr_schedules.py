@@ -152,7 +152,7 @@ def _half_wave(done: float) -> float:
 
 
 def _restarting(run: _Run, cycles: Cycles) -> LearningRate:
-    first = _in_units(cycles.first, run.stop_after)
+    first = _in_units(cycles.first, run.stop_after).in_minutes()
     began = _converted(run.warmup, first, run.totals)
 
     def decay(progress: Progress) -> float:

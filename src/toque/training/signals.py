@@ -1,7 +1,12 @@
-"""Signals: SIGTERM and Ctrl-C finish the step, save and stop; a second one exits at once."""
+"""Signals: SIGTERM, SIGHUP and Ctrl-C finish the step, save and stop; a second one exits at once.
+
+A terminal that goes away sends SIGHUP, often twice (the kernel and the shell both do) and followed
+by SIGTERM: none of these is somebody asking twice. Under nohup SIGHUP is ignored and stays so.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -16,7 +21,9 @@ from toque.units import Progress
 
 INTERRUPTED: Final = "interrupted"
 """`RunEnd.reason` after a signal; the command line then exits with 75."""
-_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_AFTER_HANGUP: Final = 5.0
+"""Seconds in which whatever follows a hangup belongs to it."""
 _STANDARD_ERROR: Final = 2
 
 
@@ -42,7 +49,8 @@ class Interrupt(Callback):
         """Set the handlers."""
         self._caught = None
         if threading.current_thread() is threading.main_thread():
-            self._before = {s: signal.signal(s, self._handle) for s in _SIGNALS}
+            handled = [s for s in _SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]
+            self._before = {s: signal.signal(s, self._handle) for s in handled}
 
     def on_step(self, info: StepInfo) -> Requests | None:
         """Ask to stop once a signal has come."""
@@ -65,7 +73,10 @@ class Interrupt(Callback):
     def _handle(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
         if self._caught is not None:
-            if time.monotonic() - self._caught_at < self._same_for_seconds:
+            same_for = self._same_for_seconds
+            if self._caught is signal.SIGHUP:
+                same_for = max(same_for, _AFTER_HANGUP)
+            if number == signal.SIGHUP or time.monotonic() - self._caught_at < same_for:
                 return
             _say(f"\n{name} again: exiting at once. The last checkpoint is whole.\n")
             os._exit(128 + number)  # the shell's convention for death by a signal
@@ -76,4 +87,5 @@ class Interrupt(Callback):
 
 def _say(text: str) -> None:
     # Not print: a handler may interrupt one, and Python's streams are not re-entrant.
-    os.write(_STANDARD_ERROR, text.encode())
+    with contextlib.suppress(OSError):  # nobody may be there to read it
+        os.write(_STANDARD_ERROR, text.encode())

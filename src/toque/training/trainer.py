@@ -34,10 +34,7 @@ from toque.units import Cursor, Progress
 
 @dataclass
 class Trainer:
-    """Updates a model until `schedule.stop_after`. Everything it holds arrives built.
-
-    `Progress.seconds` counts updates and waiting for their data, not evaluating or saving.
-    """
+    """Updates a model until `schedule.stop_after`. Everything it holds arrives built."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -70,6 +67,7 @@ class Trainer:
     owes_evaluation: bool = False
     """An interruption came before an evaluation that was due; continuing begins with it."""
     notes: list[str] = field(default_factory=list)
+    count_seconds: Callable[[float], float] = float  # what `Progress` counts of an update's
 
     def __post_init__(self) -> None:
         self._ranks = self.runtime.ranks
@@ -153,10 +151,11 @@ class Trainer:
         self.runtime.optimizer_step(self.optimizer, lr=lr, only_if=apply)
         # Rates and lengths may be in minutes, which are rank 0's, or ranks would part ways.
         own = (time.perf_counter() - started) if self._ranks.is_main else 0.0
-        seconds, n_computed = self._ranks.all_reduce_sum([own, planned.n_computed])
+        sums = [own, self.count_seconds(own), planned.n_computed]
+        seconds, counted, n_computed = self._ranks.all_reduce_sum(sums)
         return StepInfo(
             before=self.progress,
-            progress=planned.after(self.progress, seconds),
+            progress=planned.after(self.progress, counted),
             loss=loss,
             grad_norm=grad_norm,
             lr=lr,
@@ -247,8 +246,7 @@ class Trainer:
             if loss is not None and (self.best is None or loss < self.best.loss):
                 self.best = Best(self.progress.step, loss)
             if self._ranks.is_main:
-                tensors = partial(model_tensors, self.model)
-                at = self.progress
+                at, tensors = self.progress, partial(model_tensors, self.model)
                 self._saves.save_best(at, tensors, progress=asdict(at), metrics=metrics)
             wants = self._ranks.any_rank(self.callbacks.on_evaluate(self.progress, metrics))
         self._apply_requests(wants)
@@ -257,11 +255,12 @@ class Trainer:
     def _save(self, *, final: bool) -> None:
         self._check_updates()
         self._ranks.assert_in_sync("before a save", self.model, self.progress, self.cursor)
+        layout = self.oom_fallback.for_checkpoint(self._ranks)
         if not self._ranks.is_main:
             return
         self.callbacks.on_before_save(self.progress)
         tensors = resume.trainer_tensors(self.model, self.optimizer, self.average)
-        self._saves.save(self.progress, tensors, self.state_dict(), final=final)
+        self._saves.save(self.progress, tensors, self.state_dict() | layout, final=final)
 
     def state_dict(self) -> State:
         """The JSON of a checkpoint."""
@@ -285,7 +284,7 @@ class Trainer:
 
     def _start(self, leftovers: list[str]) -> RunStart:
         removed = [f"removed what a killed save left: {', '.join(leftovers)}"] if leftovers else []
-        notes = (*self.runtime.warnings, *self.notes, *removed)
+        notes = (*self.runtime.warnings, *self.checkpoints.notes, *self.notes, *removed)
         return RunStart(self.progress, self.schedule.stop_after, notes)
 
     def _end(self, error: BaseException | None) -> RunEnd:

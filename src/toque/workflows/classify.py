@@ -13,7 +13,7 @@ from toque.cooking.prompts import CLASSES, Task
 from toque.errors import ConfigError, argument
 from toque.reporter import SILENT, Reporter, counting
 from toque.workflows.prompt_files import read_prompts
-from toque.workflows.results import Answer, Model, folder_of
+from toque.workflows.results import Answer, Model, existing_folder, folder_of
 
 
 def classify(
@@ -50,7 +50,7 @@ def classify(
         from toque.workflows.assembly.task_scores import answer_ids
         from toque.workflows.open_model import open_model
 
-        opened = open_model(folder_of(run_or_model))
+        opened = open_model(existing_folder(run_or_model))
     learnt = None if opened.config is None else opened.config.data.tasks
     if task is not None and learnt is not None and task not in learnt:
         raise ConfigError(

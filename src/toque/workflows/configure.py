@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from toque.config import Resolved, RunConfig, load_config, resolve_values
+from toque.config.foreign_code import names_of_code
 from toque.config.resolve import DEFAULT, leaves
 from toque.config.yaml_reader import dotted
 
@@ -39,7 +40,13 @@ def configure(base: Configured | None = None, /, **sections: Any) -> RunConfig:
         values = base
     elif base is not None:
         return configure(load_config(base).config, **sections)
-    return resolve_values(_merged(values, sections), "configure").config
+    made = resolve_values(_merged(values, sections), "configure").config
+    if not isinstance(base, RunConfig):
+        return made
+    # A setting that this program gives is the program's; the others are from where they were.
+    given = names_of_code(sections)
+    old = {s: names for s, names in base.foreign_code.items() if s not in given}
+    return made.with_foreign_code({s: old[s] for s in names_of_code(made.model_dump()) if s in old})
 
 
 def with_origins(settings: RunConfig) -> Resolved:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toque.errors import CheckpointError, ConfigError, argument
-from toque.workflows.results import Model, folder_of
+from toque.workflows.results import Model, existing_folder
 
 if TYPE_CHECKING:
     from toque.models.loading.verify_export import Exported
@@ -31,7 +31,7 @@ def export(run_or_model: Model, to: str | Path, *, form: str = "hf") -> Exported
         raise ConfigError(
             f"{argument('form')} is {form!r}. Use hf, the only format of this version."
         )
-    source = given = folder_of(run_or_model)
+    source = given = existing_folder(run_or_model)
     if (source / "config.yaml").exists():
         source = source / "model"
         if not source.exists():

@@ -2,34 +2,63 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
 
 from transformers import PreTrainedModel
 
 from toque.config import RunConfig
+from toque.data.store.held_store import refuse_replaced
+from toque.data.store.manifest import StoreManifest
 from toque.data.store.token_store import TokenStore
+from toque.errors import CheckpointError
 from toque.evaluation.text_samples import append_samples
 from toque.models.loading.export import save_adapter, save_model
 from toque.models.lora.files import WEIGHTS
 from toque.models.lora.layers import is_adapted
 from toque.reporter import Reporter, counting
-from toque.storage.atomic import atomic_write
+from toque.storage.atomic import atomic_write, disk_faults
 from toque.training.checkpoint.resume import broadcast_checkpoint
 from toque.version import __version__
 from toque.workflows.assembly.distributed_eval import sample_on_all_ranks
 from toque.workflows.assembly.evaluation import build_sampler, held_out_prompts
 from toque.workflows.assembly.run import Run
 from toque.workflows.assembly.sample_writer import writing_in
+from toque.workflows.assembly.store_sources import named
 from toque.workflows.run_folder import load_weights
 from toque.workflows.score import evaluation_of
 
+END: Final = "end.json"
+"""File of a run's folder that says which end its model and its scores are of; written last."""
+
+
+def is_finished(folder: Path, step: int) -> bool:
+    """Whether the model and the scores in a run's folder are those of its end at `step`.
+
+    A run that was stopped early and then continued has those of the earlier end until its own are
+    written.
+    """
+    try:
+        ended = json.loads((folder / END).read_bytes())
+    except (OSError, ValueError):
+        return False
+    there = all((folder / name).exists() for name in ("model", "evaluation.json"))
+    return there and isinstance(ended, dict) and ended.get("step") == step
+
 
 def finish(run: Run, reporter: Reporter) -> None:
-    """Score the best model on held-out data and write it, in the folder of the run."""
+    """Score the best model on held-out data and write it, in the folder of the run.
+
+    Raises:
+        DataError: the store was replaced since training began.
+    """
     setup, trainer, step = run.setup, run.trainer, run.trainer.progress.step
     config, store, model, runtime = setup.config, setup.store, setup.model, setup.runtime
     folder = Path(config.run_dir)
+    refuse_replaced(store)
     best = broadcast_checkpoint(trainer.checkpoints.best, runtime.ranks)
     if best is not None:
         load_weights(model, best)
@@ -44,11 +73,18 @@ def finish(run: Run, reporter: Reporter) -> None:
     if not runtime.ranks.is_main:
         return
     result = evaluation_of(setup, losses, samples, step=step, reporter=reporter)
-    atomic_write(folder / "evaluation.json", result.to_json().encode())
-    append_samples(folder / "samples.jsonl", samples, step=step)
-    card = model_card(config, step=step, metrics=result.metrics)
+    refuse_replaced(store)
+    with disk_faults(folder, "writing the scores", setting="run_dir", error=CheckpointError):
+        atomic_write(folder / "evaluation.json", result.to_json().encode())
+    refused = append_samples(folder / "samples.jsonl", samples, step=step)
+    if refused is not None:
+        reporter.notice(f"warning: {refused}")
+    card = model_card(config, store.manifest, step=step, metrics=result.metrics)
     with reporter.working("writing the finished model"):
         kept = keep_model(model, store, folder / "model", card=card, base_hash=trainer.base_sha256)
+    ended = {"step": trainer.progress.step, "model_step": step}
+    with disk_faults(folder, "writing the end", setting="run_dir", error=CheckpointError):
+        atomic_write(folder / END, (json.dumps(ended) + "\n").encode())
     reporter.notice(str(result))
     reporter.notice(f"{kept} (step {step}, lowest held-out loss).")
 
@@ -57,11 +93,14 @@ def keep_model(
     model: PreTrainedModel, store: TokenStore, folder: Path, *, card: str, base_hash: str | None
 ) -> str:
     """Write the finished model, or the adapter alone, and say where it is and how large."""
-    tokenizer = store.path / "tokenizer"
-    if not is_adapted(model):
-        save_model(model, tokenizer, folder, card=card)
-        return f"The model is in {folder}"
-    save_adapter(model, tokenizer, folder, card=card, base_hash=base_hash or "")
+    # The tokenizer trained with, from memory: the store's folder is not ours.
+    with TemporaryDirectory(prefix="toque-tokenizer-") as aside:
+        tokenizer = Path(aside)
+        store.codec().save(tokenizer)
+        if not is_adapted(model):
+            save_model(model, tokenizer, folder, card=card)
+            return f"The model is in {folder}"
+        save_adapter(model, tokenizer, folder, card=card, base_hash=base_hash or "")
     size = (folder / WEIGHTS).stat().st_size / 1e6
     return (
         f"The adapter, {size:,.1f} MB, is in {folder}; `toque export {folder.parent}` merges it "
@@ -69,10 +108,13 @@ def keep_model(
     )
 
 
-def model_card(config: RunConfig, *, step: int, metrics: Mapping[str, float]) -> str:
+def model_card(
+    config: RunConfig, manifest: StoreManifest, *, step: int, metrics: Mapping[str, float]
+) -> str:
     """README.md of the finished model: what it is, how it was made, how good it is."""
     scores = "\n".join(f"| {name} | {value:.4g} |" for name, value in metrics.items())
-    sources = ", ".join(s.path for s in config.data.sources) or config.data.store
+    own = [source.path for source in config.data.sources]  # compared with the store's
+    sources = named(own or [entry.path for entry in manifest.sources]) or config.data.store
     return (
         f"---\nlibrary_name: transformers\ntags: [toque, {config.model.family}]\n---\n\n"
         f"# {Path(config.run_dir).name}\n\nTrained with Toque {__version__} from "

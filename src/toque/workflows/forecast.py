@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from toque.data.store.token_store import TokenStore
+    from toque.training.trainer import Trainer
 
 _WEIGHTS: Final = "model.safetensors"
 
@@ -63,10 +64,40 @@ def space_of(config: RunConfig) -> Space:
     """
     run = Path(config.run_dir)
     sizes = _measured(run) or _outlined(config)
-    there = next(p for p in (run, *run.absolute().parents) if p.is_dir())
     train = config.train
-    free = shutil.disk_usage(there).free
+    free = shutil.disk_usage(_existing(run)).free
     return Space(*sizes[:2], train.keep_last, train.keep_best, free, sizes[2])
+
+
+def refuse_small_disk(trainer: Trainer, config: RunConfig) -> None:
+    """Refuse to train where not even the next save fits; nothing that is made there could be kept.
+
+    Raises:
+        CheckpointError: with the bytes that are needed and those that are free.
+    """
+    from toque.training.checkpoint.state_tensors import bytes_of, model_tensors
+    from toque.training.optim.factory import state_bytes
+
+    if trainer.finished:
+        return
+    weights = bytes_of(model_tensors(trainer.model))
+    averages = weights if trainer.average is not None else 0
+    whole = weights + averages + state_bytes(trainer.optimizer)
+    best = weights if config.train.keep_best else 0
+    folder = Path(config.run_dir)
+    free = shutil.disk_usage(_existing(folder)).free
+    if whole + best <= free:
+        return
+    kept = f" and the best model, {_size(best)} (train.keep_best=0 keeps none)" if best else ""
+    raise CheckpointError(
+        f"The disk of {folder} has {_size(free)} free, and the next save does not fit: a "
+        f"checkpoint, {_size(whole)} (weights, optimizer and averages){kept}. Nothing that "
+        "training makes could be kept, so it does not begin. Make room, or choose another run_dir."
+    )
+
+
+def _existing(folder: Path) -> Path:
+    return next(p for p in (folder, *folder.absolute().parents) if p.is_dir())
 
 
 def _measured(run: Path) -> tuple[int, int, str] | None:
@@ -145,7 +176,8 @@ def course_of(config: RunConfig, points: int) -> LrCurve:
     from toque.workflows.assembly.optim_and_adapter import learning_rate
 
     stop = config.train.stop_after
-    totals = {stop.unit: stop.amount, **_expected(config)}
+    by_clock = {"seconds": stop.seconds} if stop.seconds is not None else {}
+    totals = {stop.unit: stop.amount, **by_clock, **_expected(config)}
     lr_at = learning_rate(config, {unit: float(amount) for unit, amount in totals.items()})
     rates = [lr_at(_progress(totals, i / (points - 1))) for i in range(points)]
     stages = config.curriculum.stages if config.curriculum is not None else ()
@@ -183,7 +215,7 @@ def _progress(totals: dict[str, float], share: float) -> Progress:
         epoch=at["epochs"],
         examples=round(at["examples"]),
         tokens=round(at["tokens"]),
-        seconds=60 * at["minutes"],
+        seconds=at["seconds"],
     )
 
 

@@ -9,7 +9,7 @@ from typing import Final
 from toque.errors import ConfigError, argument
 from toque.reporter import SILENT, Reporter, counting
 from toque.workflows.prompt_files import read_prompts
-from toque.workflows.results import Model, Written, folder_of
+from toque.workflows.results import Model, Written, existing_folder
 
 _DEFAULT_NEW_TOKENS: Final = 256
 """Longest text of a model that is not a run's."""
@@ -55,15 +55,16 @@ def generate(
             f"{name_n} is {n}, {name_t} {temperature:g} and {name_p} {top_p:g}. "
             f"Allowed: {name_n} from 1, {name_t} from 0, {name_p} above 0 and up to 1."
         )
+    model = existing_folder(run_or_model)
     asked = read_prompts(prompts, file, task="write", raw=raw)
     each = [text for text in asked for _ in range(n)]
-    with reporter.working(f"reading {folder_of(run_or_model)}"):
+    with reporter.working(f"reading {model}"):
         # With torch, which answering a mistake does without.
         from toque.models.generation.engine import generate as generate_ids
         from toque.models.lora.files import load_adapter
         from toque.workflows.open_model import open_model
 
-        opened = open_model(folder_of(run_or_model))
+        opened = open_model(model)
     usual = _DEFAULT_NEW_TOKENS if opened.config is None else opened.config.data.max_target_tokens
     ids = [opened.prompt_ids(text) for text in each]
     texts = []

@@ -9,15 +9,18 @@ from transformers import PreTrainedModel
 
 from toque.config import RunConfig, load_config
 from toque.data.prepare.example_rows import prompt_ids
+from toque.data.store.held_store import check_tokenizer
 from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.codec import Codec, load_codec
 from toque.data.tokenizer.folder import resolve_tokenizer
 from toque.errors import CheckpointError, DataError
+from toque.models.loading.hub import resolve_folder
 from toque.models.loading.pretrained import load_model, load_with_adapter
 from toque.models.lora.files import is_adapter_folder, merged
+from toque.storage.no_follow import refuse_links
 from toque.training.checkpoint.store import CheckpointStore
 from toque.workflows.assembly.batches import build_language_model
-from toque.workflows.run_folder import load_weights
+from toque.workflows.run_folder import load_weights, refuse_another_store
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,7 @@ def open_model(folder: Path) -> OpenedModel:
     """
     config, model = None, folder
     if (folder / "config.yaml").exists():
+        refuse_links(folder, CheckpointError)
         config, model = load_config(folder / "config.yaml").config, folder / "model"
         if not (model / "config.json").exists() and not is_adapter_folder(model):
             return _from_checkpoint(folder, config)
@@ -76,6 +80,7 @@ def open_model(folder: Path) -> OpenedModel:
             "(adapter_config.json). Name a run folder such as runs/cookbook, or a Hugging Face "
             "model folder."
         )
+    model = resolve_folder(str(model), setting="the model to open")
     loaded = load_with_adapter(model) if adapted else load_model(str(model))
     return OpenedModel(loaded, load_codec(resolve_tokenizer(str(model))), config, None)
 
@@ -89,6 +94,8 @@ def _from_checkpoint(folder: Path, config: RunConfig) -> OpenedModel:
             f"(train.save_every={config.train.save_every}), or name a finished run."
         )
     store = TokenStore.open(config.data.store)
+    refuse_another_store(folder, found, store)
+    check_tokenizer(store)
     model = build_language_model(config, store)
     load_weights(model, found)
     model.train(mode=False)

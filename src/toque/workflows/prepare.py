@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+from toque.config import RunConfig
 from toque.data.prepare import pipeline
 from toque.data.prepare.pipeline import PrepareResult
 from toque.reporter import SILENT, Reporter
-from toque.workflows.assembly.data import prepare_settings, sources_of
+from toque.workflows.assembly.data import is_prepared, prepare_settings, sources_of
+from toque.workflows.check.trainable import refuse_untrainable
 from toque.workflows.configure import Configured, configure
+from toque.workflows.results import Model, refuse_absent_start
 
 
 def prepare(
     config: Configured, *, replace: bool = False, reporter: Reporter = SILENT
 ) -> PrepareResult:
-    """Turn raw data into the configuration's token store, or reuse it.
+    """Turn raw data into the configuration's token store, or reuse it, and look whether it fits.
 
     Args:
         config: what `configure` takes.
@@ -25,13 +29,25 @@ def prepare(
         The open store, the data report, and whether the store was there already.
 
     Raises:
-        ConfigError: the configuration cannot be used.
+        ConfigError: the configuration cannot be used, or the model that it names cannot be trained
+            on the store; the store is there then.
         DataError: sources that cannot be read, or a store of other data.
     """
     settings = configure(config)
+    result = prepared(settings, replace=replace, reporter=reporter)
+    if not result.reused:
+        refuse_untrainable(settings, result.store)
+    return result
+
+
+def prepared(
+    settings: RunConfig, *, replace: bool = False, reporter: Reporter = SILENT
+) -> PrepareResult:
+    """The store of checked settings; whether a model can be trained on it is not looked at."""
 
     def progress(done_bytes: int, total_bytes: int, message: str) -> None:
-        reporter.progress(message, done=done_bytes, total=total_bytes)
+        # What has no count begins a part, which may be long.
+        reporter.progress(message, done=done_bytes, total=total_bytes, keep=not total_bytes)
 
     try:
         return pipeline.prepare(
@@ -44,6 +60,44 @@ def prepare(
         )
     finally:
         reporter.progress("")
+
+
+def prepare_if_absent(config: RunConfig, *, reporter: Reporter = SILENT) -> None:
+    """Prepare the store of a configuration that names sources, where there is none yet; say so.
+
+    Raises: what `prepare` does.
+    """
+    if is_prepared(config) or not config.data.sources:
+        return
+    reporter.notice(f"{config.data.store} is not prepared yet: preparing it first.")
+    result = prepared(config, reporter=reporter)  # training looks whether it fits
+    splits = result.store.manifest.splits
+    reporter.notice(
+        f"{in_a_line(result, config.data.engine)} {splits.train:,} examples to train on, "
+        f"{splits.validation:,} held out; what was dropped and why is in "
+        f"{result.store.path}/report.md."
+    )
+
+
+def prepare_before_torch(
+    config: RunConfig, *, start: Model | None = None, reporter: Reporter = SILENT
+) -> None:
+    """`prepare_if_absent` for a process that trains alone and has not loaded torch yet.
+
+    Its workers are then forked, and begin at once. Of several ranks one prepares, once they have
+    met.
+
+    Args:
+        config: the run's.
+        start: what the run begins with; refused here when it is absent.
+        reporter: hears of progress.
+
+    Raises: what `prepare` does; CheckpointError for the start.
+    """
+    if start is not None:
+        refuse_absent_start(start)
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        prepare_if_absent(config, reporter=reporter)
 
 
 def in_a_line(result: PrepareResult, engine: str) -> str:

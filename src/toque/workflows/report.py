@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from toque.data.prepare.report import Report
 from toque.data.store.manifest import read_manifest
-from toque.errors import ConfigError, DataError, argument
+from toque.errors import CheckpointError, ConfigError, DataError, argument
 from toque.reports.html import RUN, STORE, render
 from toque.reports.run_report import run_content
 from toque.reports.store_report import store_content
 from toque.storage.atomic import atomic_write
+from toque.storage.no_follow import refuse_links
 from toque.training.observers.metrics_reader import METRICS, read_metrics
-from toque.workflows.results import Model, folder_of
+from toque.workflows.results import Model, existing_folder
 
 _PAGE = "report.html"
 
@@ -39,9 +41,12 @@ def report(path: Model, *, out: str | Path | None = None) -> Page:
 
     Raises:
         ConfigError: neither a store nor a run, or `out` cannot be written.
-        DataError: the store is unfinished or damaged.
+        DataError: the store is unfinished or damaged, or holds a link.
+        CheckpointError: the run's folder holds a link.
     """
-    folder = folder_of(path)
+    folder = existing_folder(path)
+    is_run = any(os.path.lexists(folder / name) for name in (METRICS, "config.yaml"))
+    refuse_links(folder, CheckpointError if is_run else DataError)
     if (folder / METRICS).is_file():
         html = render(RUN, run_content(folder, read_metrics(folder / METRICS)))
     elif (folder / "config.yaml").is_file():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from toque.errors import CheckpointError
+from toque.errors import CheckpointError, ConfigError, argument
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,37 @@ Model = TrainedRun | str | Path
 def folder_of(model: Model) -> Path:
     """The folder to open."""
     return model.folder if isinstance(model, TrainedRun) else Path(model)
+
+
+def existing_folder(model: Model) -> Path:
+    """The folder to open, or a name that may be the hub's.
+
+    Raises:
+        ConfigError: it can only be a folder of this machine, and there is none.
+    """
+    folder = folder_of(model)
+    is_local = str(folder).startswith(("/", "~", ".")) or folder.parent != Path()
+    if folder.exists() or not is_local or not folder.parent.is_dir():
+        return folder
+    beside = sorted(p.name for p in folder.parent.iterdir() if p.is_dir())
+    near = difflib.get_close_matches(folder.name, beside, n=3) or beside[:3]
+    hint = f" Beside it: {', '.join(str(folder.with_name(name)) for name in near)}." if near else ""
+    raise ConfigError(f"There is no folder {folder}.{hint} Name a run or a model folder.")
+
+
+def refuse_absent_start(start: Model) -> None:
+    """Refuse to begin a run from a folder that holds no checkpoint, before anything is done.
+
+    Raises:
+        CheckpointError: neither a checkpoint folder nor a run with one.
+    """
+    path = folder_of(start)
+    own = path / "manifest.json"
+    if not own.exists() and not any(path.glob("checkpoints/step-*/manifest.json")):
+        raise CheckpointError(
+            f"{argument(f'start={path}')}: no checkpoint there. Name a folder such as "
+            "runs/cookbook/checkpoints/step-00000200, or a run."
+        )
 
 
 @dataclass(frozen=True)

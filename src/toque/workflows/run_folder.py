@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from torch import nn
 
-from toque.config import Difference, Resolved, RunConfig, differences, load_config, resolved_yaml
+from toque.config import (
+    Difference,
+    Resolved,
+    RunConfig,
+    differences,
+    load_config,
+    resolve_values,
+    resolved_yaml,
+)
+from toque.config.dump import values_sha256
+from toque.config.longer_run import lengthened
 from toque.config.resolve import DEFAULT, FORMER_DEFAULTS, leaves
+from toque.config.yaml_reader import read_yaml
 from toque.data.store.token_store import TokenStore
-from toque.errors import CheckpointError, argument
+from toque.errors import CheckpointError, ToqueError, argument
 from toque.storage.atomic import atomic_write
 from toque.training.checkpoint.state_tensors import load_model_tensors
 from toque.training.checkpoint.store import Checkpoint, CheckpointStore, run_lock, verify_checkpoint
+from toque.units import Progress
+from toque.workflows.results import Model, folder_of, refuse_absent_start
+
+_OWN_FILES: Final = ("config.yaml", "resources.json", "checkpoints/.lock")
+"""What a session writes before its first update."""
 
 
 def former_defaults(resolved: Resolved) -> dict[str, str]:
@@ -43,29 +61,68 @@ def with_values(resolved: Resolved, values: Mapping[str, str]) -> Resolved:
     return replace(resolved, config=config)
 
 
-def checkpoint_to_continue(config: RunConfig, store: TokenStore) -> Checkpoint | None:
-    """The newest whole checkpoint of the run folder; None where there is not one yet.
+@contextmanager
+def claimed_folder(run: Path) -> Iterator[None]:
+    """Hold a run's folder against other processes; one made for a refused run is removed again.
 
     Raises:
-        CheckpointError: it belongs to another run, or another process trains there.
+        CheckpointError: another process trains there, or it cannot be written.
+    """
+    new = [folder for folder in (run, *run.parents) if not folder.exists()]
+    with run_lock(run / "checkpoints"):
+        try:
+            yield
+        except ToqueError:
+            if new:
+                _remove_unused(run, new)
+            raise
+
+
+def _remove_unused(run: Path, new: Sequence[Path]) -> None:
+    """Remove the folders made for a run when they hold nothing but what a session begins with."""
+    held = {p.relative_to(run).as_posix() for p in run.rglob("*") if not p.is_dir()}
+    if held <= {*_OWN_FILES, *(f for f in held if f.startswith("resources-rank"))}:
+        with suppress(OSError):
+            for name in held:
+                (run / name).unlink()
+            for folder in sorted((p for p in run.rglob("*") if p.is_dir()), reverse=True):
+                folder.rmdir()
+            for folder in new:
+                folder.rmdir()
+
+
+def checkpoint_to_continue(
+    config: RunConfig, store: TokenStore, say: Callable[[str], None]
+) -> Checkpoint | None:
+    """The newest whole checkpoint of the run folder; None where there is not one yet.
+
+    Call it with the folder claimed.
+
+    Args:
+        config: of the session that begins.
+        store: its data.
+        say: called with a sentence about what differs and may differ.
+
+    Raises:
+        CheckpointError: it belongs to another run.
     """
     run = Path(config.run_dir)
-    if not run.exists():
-        return None
-    # Held for a moment: a second run is refused before it has read or written anything.
-    with run_lock(run / "checkpoints"):
-        found = CheckpointStore(run / "checkpoints").newest_valid()
+    found = CheckpointStore(run / "checkpoints").newest_valid()
     if found is None:
         return None
-    if found.manifest.data_fingerprint != store.fingerprint:
-        raise CheckpointError(
-            f"{run} was trained on another store (then {found.manifest.data_fingerprint[:12]}, now "
-            f"{store.fingerprint[:12]}): the data or the tokenizer changed. Set data.store back, "
-            "or begin a new run: run_dir=runs/another."
-        )
-    old = load_config(str(run / "config.yaml"), []).config
+    refuse_another_store(run, found, store)
+    old = _settings_of(found, run, say)
+    longer = lengthened(old, config, _progress_of(found))
     # Where the data lies may change: the fingerprint above holds it to its content.
-    unsafe = [d for d in differences(old, config) if not d.is_safe and not _only_moved(d)]
+    unsafe = [
+        d
+        for d in differences(old, config)
+        if not d.is_safe
+        and not _only_moved(d)
+        and not (longer is not None and d.path == "train.stop_after")
+    ]
+    if not unsafe and longer is not None:
+        say(longer)
     if unsafe:
         listed = "; ".join(f"{d.path}: {d.old} -> {d.new}" for d in unsafe)
         raise CheckpointError(
@@ -74,6 +131,50 @@ def checkpoint_to_continue(config: RunConfig, store: TokenStore) -> Checkpoint |
             f"its weights: run_dir=runs/another {argument(f'start={found.path}')}."
         )
     return found
+
+
+def _progress_of(found: Checkpoint) -> Progress:
+    try:
+        return Progress(**found.manifest.progress)
+    except TypeError as error:
+        raise CheckpointError(
+            f"{found.path} has a progress this Toque cannot read: {error}."
+        ) from error
+
+
+def refuse_another_store(run: Path, found: Checkpoint, store: TokenStore) -> None:
+    """Refuse a store that the checkpoint of a run was not trained on.
+
+    Raises:
+        CheckpointError: their fingerprints differ.
+    """
+    then = found.manifest.data_fingerprint
+    if then != store.fingerprint:
+        raise CheckpointError(
+            f"{run} was trained on another store (then {then[:12]}, now {store.fingerprint[:12]}): "
+            "the data or the tokenizer changed. Set data.store back, or begin a new run: "
+            "run_dir=runs/another."
+        )
+
+
+def _settings_of(found: Checkpoint, run: Path, say: Callable[[str], None]) -> RunConfig:
+    """The settings a checkpoint was saved under.
+
+    It holds them itself. Those of release 0.1.0 hold a hash, and the settings are config.yaml's,
+    which may have changed since.
+    """
+    manifest = found.manifest
+    if manifest.settings:
+        return resolve_values(manifest.settings, f"{found.path}/manifest.json").config
+    own = run / "config.yaml"
+    written = values_sha256(read_yaml(own.read_text(encoding="utf-8"), str(own)).value)
+    if manifest.config_sha256 not in ("", written):
+        say(
+            f"note: {own} is not the file that step {found.step} was saved under (its hash is "
+            "another): a setting that is safe to change was changed since, or the file was "
+            "overwritten. What it says now is what the settings are compared with."
+        )
+    return load_config(str(own), []).config
 
 
 def _only_moved(difference: Difference) -> bool:
@@ -100,26 +201,28 @@ def write_config(resolved: Resolved) -> None:
         ) from error
 
 
-def load_start(model: nn.Module, path: Path) -> None:
-    """Load the weights a new run begins with.
+def start_folder(start: Model) -> Path:
+    """The checkpoint folder whose weights a new run begins with.
 
     Args:
-        model: of the new run.
-        path: a checkpoint folder, or a run folder for its newest.
+        start: a checkpoint folder, or a run for its newest.
+
+    Raises:
+        CheckpointError: no checkpoint there, or none that can be used.
+    """
+    refuse_absent_start(start)
+    path = folder_of(start)
+    newest = CheckpointStore(path / "checkpoints").newest_valid()
+    return path if newest is None else newest.path
+
+
+def load_start(model: nn.Module, start: Model) -> None:
+    """Load the weights a new run begins with.
 
     Raises:
         CheckpointError: no checkpoint there, or a damaged one.
     """
-    folder = path
-    if not (folder / "manifest.json").exists():
-        newest = CheckpointStore(path / "checkpoints").newest_valid() if path.exists() else None
-        if newest is None:
-            raise CheckpointError(
-                f"{argument(f'start={path}')}: no checkpoint there. Name a folder such as "
-                "runs/cookbook/checkpoints/step-00000200, or a run."
-            )
-        folder = newest.path
-    load_weights(model, verify_checkpoint(folder))
+    load_weights(model, verify_checkpoint(start_folder(start)))
 
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:

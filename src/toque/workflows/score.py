@@ -132,7 +132,10 @@ def score_model(folder: Path, config: RunConfig, reporter: Reporter) -> Evaluati
     """Score the model of a run or model folder on the data of `config`."""
     build_text_scores(config)  # a metric that cannot be imported is refused now
     with reporter.working(f"reading {folder} and {config.data.store}"):
-        opened, store = open_model(folder), open_store(config)
+        opened = open_model(folder)
+        # A run's own sources were compared when it began, and may have changed since.
+        own = opened.config is not None and opened.config.data.sources == config.data.sources
+        store = open_store(config, sources=not own)
     opened.check_tokenizer(store)
     runtime = Runtime.detect(precision=config.train.precision, fp16_is_safe=False)
     model = opened.model.to(runtime.device)  # type: ignore[arg-type]

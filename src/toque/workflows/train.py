@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
-from toque.config import Resolved
+from toque.config import Resolved, RunConfig
+from toque.data.store.held_store import held_store
 from toque.data.store.token_store import TokenStore
 from toque.errors import CheckpointError, Interrupted, ToqueError, argument
 from toque.reporter import SILENT, LogReporter, Reporter
+from toque.storage.no_follow import refuse_links
 from toque.training.checkpoint.resume import broadcast_checkpoint
 from toque.training.checkpoint.upload import Uploads
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.launch import joined
-from toque.workflows.assembly.data import open_store
+from toque.training.distributed.main_alone import while_others_wait
+from toque.training.time_limit import CommandClock
+from toque.workflows.assembly.data import is_prepared, open_store
 from toque.workflows.assembly.metrics import build_text_scores
 from toque.workflows.assembly.observers import Watchers, build_watchers
 from toque.workflows.assembly.run import assemble
+from toque.workflows.assembly.user_objects import refuse_foreign_code
 from toque.workflows.bucket_run import on_this_machine, uploading
-from toque.workflows.final_model import finish
-from toque.workflows.results import Model, TrainedRun, folder_of
+from toque.workflows.final_model import finish, is_finished
+from toque.workflows.forecast import refuse_small_disk
+from toque.workflows.prepare import prepare_if_absent
+from toque.workflows.results import Model, TrainedRun
 from toque.workflows.run_folder import (
     checkpoint_to_continue,
+    claimed_folder,
     former_defaults,
     load_start,
+    start_folder,
     with_values,
     write_config,
 )
@@ -35,25 +45,56 @@ def train(
     start: Model | None = None,
     callbacks: Sequence[object] = (),
     upload: bool = True,
+    prepare: bool = True,
+    clock: CommandClock | None = None,
     reporter: Reporter = SILENT,
 ) -> TrainedRun:
     """Train from the beginning, or continue from the run folder's newest whole checkpoint.
 
-    Arguments and errors are those of `toque.api.train`.
+    Arguments and errors are those of `toque.api.train`; `clock` runs since the command began.
     """
+    clock = clock or CommandClock()
+    refuse_foreign_code(config.config)
     build_text_scores(config.config)  # a metric that cannot be imported is refused now
     with joined(strategy=config.config.train.strategy) as ranks:
         config = on_this_machine(config)
+        refuse_links(Path(config.config.run_dir), CheckpointError)
         # Every rank computes; the first also speaks, writes and uploads.
         reporter = reporter if ranks.is_main else SILENT
         watchers = build_watchers(config.config, callbacks) if ranks.is_main else None
-        with reporter.working(f"hashing {config.config.data.store}"):
-            store, on = open_store(config.config), upload and ranks.is_main
-        with uploading(config.config, say=reporter.notice, on=on) as uploads:
-            run = _train(config, store, ranks, watchers, uploads, reporter, start=start)
+        if start is not None:
+            start_folder(start)
+        with ExitStack() as stack:
+            store = _hold_store(config.config, ranks, reporter, stack, prepare=prepare)
+            if ranks.is_main:  # before anything is written there
+                stack.enter_context(claimed_folder(Path(config.config.run_dir)))
+            on = upload and ranks.is_main
+            uploads = stack.enter_context(uploading(config.config, say=reporter.notice, on=on))
+            run = _train(config, store, ranks, watchers, uploads, clock, reporter, start=start)
             if uploads is not None and not run.interrupted:
                 uploads.finished()
     return run
+
+
+def _hold_store(
+    config: RunConfig, ranks: Ranks, reporter: Reporter, stack: ExitStack, *, prepare: bool
+) -> TokenStore:
+    """The store, compared with the configuration, held against replacement until `stack` ends."""
+
+    def look() -> None:
+        if prepare:
+            prepare_if_absent(config, reporter=reporter)
+        if is_prepared(config):
+            stack.enter_context(held_store(Path(config.data.store)))
+        with reporter.working(f"hashing {config.data.store}"):
+            opened.append(open_store(config))
+
+    opened: list[TokenStore] = []
+    while_others_wait(ranks, look)
+    if ranks.is_main:
+        return opened[0]
+    stack.enter_context(held_store(Path(config.data.store)))
+    return open_store(config, sources=False)
 
 
 def train_in_child(config: Resolved, log: Path, *, callbacks: Sequence[object] = ()) -> int:
@@ -73,6 +114,7 @@ def _train(
     ranks: Ranks,
     watchers: Watchers | None,
     uploads: Uploads | None,
+    clock: CommandClock,
     reporter: Reporter,
     *,
     start: Model | None,
@@ -82,25 +124,34 @@ def _train(
         reporter.notice(f"note: {name} was {value} by default when this run began, and stays so")
     resolved = with_values(resolved, kept)
     config, folder = resolved.config, Path(resolved.config.run_dir)
-    found = broadcast_checkpoint(lambda: checkpoint_to_continue(config, store), ranks)
+    say = reporter.notice
+    found = broadcast_checkpoint(lambda: checkpoint_to_continue(config, store, say), ranks)
     if start is not None and found is not None:
         raise CheckpointError(
             f"{folder} already holds a run at step {found.step}, and {argument('start')} begins a "
             "new one. Choose another folder: run_dir=runs/another."
         )
-    if ranks.is_main:
-        write_config(resolved)
-    run = assemble(config, store, ranks, watchers=watchers, uploads=uploads, reporter=reporter)
+    run = assemble(
+        config,
+        store,
+        ranks,
+        watchers=watchers,
+        uploads=uploads,
+        clock=clock,
+        reporter=reporter,
+        found=found,
+    )
     reporter.notice(run.banner)
     trainer = run.trainer
     if found is not None:
         trainer.load(found)
     elif start is not None:
-        load_start(trainer.model, folder_of(start))
-    before = trainer.progress.step
+        load_start(trainer.model, start)
+    if ranks.is_main:
+        refuse_small_disk(trainer, config)
+        write_config(resolved)
     end = trainer.fit()
     result = TrainedRun(folder, end.progress.step, end.reason)
-    unfinished = ranks.broadcast(result.step > before or not result.model.exists())
-    if not result.interrupted and unfinished:
+    if not result.interrupted and not ranks.broadcast(is_finished(folder, end.progress.step)):
         finish(run, reporter)
     return result

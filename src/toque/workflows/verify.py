@@ -9,7 +9,7 @@ from pathlib import Path
 from toque.config import load_config
 from toque.data.store.token_store import TokenStore
 from toque.errors import CheckpointError, ConfigError
-from toque.workflows.results import Model, folder_of
+from toque.workflows.results import Model, existing_folder
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ def verify(path: Model) -> Verified:
         DataError: a store's file is missing or changed; file and cause are named.
         CheckpointError: a checkpoint's is.
     """
-    folder = folder_of(path)
+    folder = existing_folder(path)
     if (folder / "config.yaml").exists():
         return Verified(tuple(_run(folder)))
     if not (folder / "manifest.json").exists():

@@ -50,6 +50,7 @@ def test_record_without_any_of_it_is_left_alone():
         ("From the kitchen of Ida Berg", "credits"),
         ("© 2009 Peas Weekly. All rights reserved.", "credits"),
         ("Source: Peas Weekly, May 2009", "credits"),
+        ("Note: adapted from Peas Weekly", "credits"),
         ("Healthy Dish of the Day", "notices of the page"),
         ("Watch the video", "notices of the page"),
         ("Print this recipe", "notices of the page"),
@@ -64,6 +65,12 @@ def test_what_is_no_step_goes_from_anywhere_and_is_counted(line, why, at):
     recipe, notes = read(directions=steps)
     assert recipe.steps == tuple(STEPS)
     assert removed(notes) == {f"{why} among the steps removed": 1}
+
+
+def test_a_button_that_ends_a_step_goes():
+    recipe, notes = read(directions=[f"{STEPS[0]} Watch Now", STEPS[1]])
+    assert recipe.steps == tuple(STEPS)
+    assert removed(notes) == {"notices of the page among the steps removed": 1}
 
 
 def test_a_credit_that_ends_a_step_goes_and_the_step_stays():
@@ -123,6 +130,8 @@ def test_a_part_of_the_dish_opens_the_step_it_names():
         (["Special equipment: a food mill; kitchen string"], [], {"equipment": 1}),
         (["Special equipment", "a food mill", "A deep-fry thermometer"], [], {"equipment": 3}),
         (["12 bamboo skewers, soaked", "Kitchen twine", "parchment paper"], [], {"equipment": 3}),
+        (["6 wooden or metal skewers"], [], {"equipment": 1}),
+        (["Ingredient info: Roast pea flour is sold in spring."], [], {"shopping": 1}),
         (["Garnish", "fresh mint"], ["fresh mint"], {"section names": 1}),
         (["Accompaniments: lime wedges; rye bread"], ["lime wedges", "rye bread"], {"before": 1}),
         (["Optional garnish: Mint"], ["Mint"], {"before": 1}),
@@ -151,6 +160,7 @@ def test_what_is_no_ingredient_is_counted_by_its_reason(lines, kept, counts):
         "1 cup EVOO",
         "EVOO",
         "2 cinnamon sticks",
+        "1 bunch fresh dill tied with kitchen twine",
         "1 tablespoon pickling spice, wrapped in cheesecloth",
         "2 tablespoons pink pepper (available at Nordic markets)",
         "1 cup ranch dressing",

@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 
 from store_checks import prepared
+from toque.cli import main
 from toque.data.prepare.histograms import Histogram, column_reports
 from toque.data.prepare.report import Report
 from toque.data.prepare.settings import PrepareSettings
+from toque.data.prepare.shards import read_sidecar
+from toque.data.prepare.worker import SIDECAR
 from toque.sources.excerpts import MAX_CHARS, Excerpt, sampled, shortened, spread
 
 Make = Callable[..., PrepareSettings]
@@ -140,3 +143,39 @@ def test_histograms_end_at_round_numbers(values: np.ndarray, edges: tuple[float,
     assert (shape.edges[0], shape.edges[-1]) == edges
     assert sum(shape.counts) == len(values)
     assert len(shape.counts) <= 33
+
+
+def damaged(data: bytes, at: int) -> bytes:
+    """`data` with the high bit of a byte flipped, which is no UTF-8."""
+    return data[:at] + bytes([data[at] ^ 0x80]) + data[at + 1 :]
+
+
+def test_fault_67_a_flipped_high_bit_of_a_report_or_a_shard_is_damage(
+    lines_file: Path, tmp_path: Path, settings_for: Make
+) -> None:
+    store = prepared(lines_file, tmp_path / "s", settings_for()).store.path
+    sidecar = store / "shards" / "00000" / SIDECAR
+    for file, read in (
+        (store / "report.json", lambda: Report.read_from(store)),
+        (sidecar, lambda: read_sidecar(sidecar)),
+    ):
+        data = file.read_bytes()
+        assert read() is not None
+        for at in range(0, len(data), 41):
+            file.write_bytes(damaged(data, at))
+            assert read() is None
+        file.write_bytes(data)
+    prepared(lines_file, store, settings_for())  # with a damaged sidecar, too
+
+
+def test_fault_67_the_page_of_a_store_with_a_flipped_bit_names_the_file(
+    lines_file: Path, tmp_path: Path, settings_for: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = prepared(lines_file, tmp_path / "s", settings_for()).store.path
+    for name in ("report.json", "manifest.json"):
+        data = (store / name).read_bytes()
+        (store / name).write_bytes(damaged(data, 40))
+        assert main(["report", str(store)]) == 3
+        assert name in capsys.readouterr().err.replace("\n", "")
+        (store / name).write_bytes(data)
+    assert main(["report", str(store)]) == 0

@@ -231,3 +231,15 @@ def test_a_store_of_before_the_hash_opens(store: TokenStore) -> None:
     path.write_text(json.dumps(held | {"self_sha257": "0" * 64}, indent=1))
     with pytest.raises(DataError, match="unknown field `self_sha257`"):
         TokenStore.open(store.path)
+
+
+def test_fault_67_a_flipped_high_bit_of_the_manifest_is_found(store: TokenStore) -> None:
+    path = store.path / "manifest.json"
+    data = path.read_bytes()
+    for at in range(0, len(data), 23):  # such a byte is no UTF-8
+        path.write_bytes(data[:at] + bytes([data[at] ^ 0x80]) + data[at + 1 :])
+        with pytest.raises(DataError, match=r"manifest\.json is not a token store's description"):
+            TokenStore.open(store.path)
+    path.write_bytes(b'{"format": 1, "fingerprint": ' + b"[" * 100_000)
+    with pytest.raises(DataError, match=r"manifest\.json is not a token store's description"):
+        TokenStore.open(store.path)

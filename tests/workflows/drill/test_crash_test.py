@@ -129,3 +129,35 @@ def test_the_whole_drill_of_a_run(tmp_path: Path) -> None:
     # Drilled for longer than it lasts, it says so.
     done = toque("drill", "run", "--steps", "40")
     assert (done.returncode, "ends after 16 steps" in done.stderr) == (2, True)
+
+
+ADAPTED = """
+run_dir: adapted
+seed: 5
+model: {family: gpt2, start_from: run/model}
+adapter: {kind: lora, r: 4, dropout: 0.1}
+data: {sources: [{path: a.jsonl}], store: second, max_prompt_tokens: 64, max_target_tokens: 256}
+train: {stop_after: "8 steps", batch: "1024 tokens", precision: float32, compile: false,
+  save_every: "4 steps", evaluate_every: "4 steps"}
+evaluation: {max_examples: 4, generate: 0}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_whole_drill_of_an_adapter_whose_checkpoints_are_some_kilobytes(tmp_path: Path) -> None:
+    write_cookbook(tmp_path / "a.jsonl", n=60, seed=3)
+    (tmp_path / "run.yaml").write_text(RUN)
+    (tmp_path / "adapted.yaml").write_text(ADAPTED)
+    for words in (
+        "prepare run.yaml",
+        "train run.yaml",
+        "prepare adapted.yaml",
+        "train adapted.yaml",
+    ):
+        subprocess.run([sys.executable, "-m", "toque", *words.split()], cwd=tmp_path, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "toque", "drill", "adapted", "--kills", "2", "--steps", "8"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr

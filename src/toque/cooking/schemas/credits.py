@@ -25,13 +25,14 @@ MOST_CHARS: Final = 300
 """Longest credit or note; a longer line is left alone."""
 _OPEN: Final = r"[\W_]{0,4}"
 _CREDIT: Final = re.compile(
-    rf"{_OPEN}(?:"
+    rf"{_OPEN}(?:notes?: )?(?:"
     r"(?:photo(?:s|graphs?|graphy)?|images?|pictures?|illustrations?|text|video)"
     r"(?: and (?:recipe|photos?|photographs?|text|styling))?"
     r"(?: credits?\b| courtesy\b|s? copyright\b| by\b|s? ?:| ?©)"
     r"|(?:food |prop |set )?(?:styling|stylists?|styled) ?(?:by\b|:)"
     r"|recipes? (?:courtesy|credits?|source|by|from|copyright|adapted|reprinted|excerpted|inspired"
     r"|created|contributed|submitted|provided|developed|shared|posted|©)\b(?! hand\b)"
+    r"|(?:\w+ ){0,3}adapted from\b"
     r"|(?:this |the |these )?(?:recipes? )?(?:is |was |were |has been )?"
     r"(?:slightly |loosely |freely |very )?"
     r"(?:adapted (?:slightly |loosely |with permission )?from|adapted by|reprinted (?:from|with|by)"
@@ -63,6 +64,7 @@ _WITHIN: Final = re.compile(
     r"|Excerpted from |Courtesy of |Copyright |©|From the (?:kitchen|book|cookbook) of ))"
 )
 """The end of a sentence before a credit that goes on to the end of the step."""
+_BUTTON: Final = re.compile(r"[.!?)] (?:Watch|WATCH) (?:Now|NOW|the video)\W*\Z")
 _NOTICE: Final = re.compile(
     rf"{_OPEN}(?:(?:[\w'-]+ ){{0,4}}(?:dish|recipe|meal|cocktail|dessert|drink|tip) of the "
     r"(?:day|week|month|year)\b.{0,40}"
@@ -93,10 +95,8 @@ _FOR_SALE: Final = re.compile(
     r"(?:at|in|from|by mail|online|through)\b",
     re.IGNORECASE,
 )
-_OPENS_NOTE: Final = re.compile(
-    rf"{_OPEN}ingredient (?:info|tips?|notes?) ?:|\*|{_OPEN}(?:available|sold|found) ",
-    re.IGNORECASE,
-)
+_INFO: Final = re.compile(rf"{_OPEN}ingredient (?:info|tips?|notes?) ?:", re.IGNORECASE)
+_OPENS_NOTE: Final = re.compile(rf"\*|{_OPEN}(?:available|sold|found) ", re.IGNORECASE)
 _SALE_WORDS: Final = frozenset({"available", "sold", "found", "info", "tip"})
 _BARE: Final = frozenset(
     """
@@ -145,9 +145,13 @@ def is_shopping_note(line: str, *, within: bool = False) -> bool:
     >>> is_shopping_note("*Available at Asian markets."), is_shopping_note("1 yuzu, sold in spring")
     (True, False)
     """
-    if len(line) > MOST_CHARS or _FOR_SALE.search(line) is None:
+    if len(line) > MOST_CHARS:
         return False
-    return (within or _OPENS_NOTE.match(line) is not None) and not has_action_verb(line)
+    if _INFO.match(line):
+        return True
+    if _FOR_SALE.search(line) is None:
+        return False
+    return _OPENS_NOTE.match(line) is not None or (within and not has_action_verb(line))
 
 
 def without_credits(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str, ...]:
@@ -206,7 +210,11 @@ def _without_announcement(step: str, notes: Counter[str]) -> str:
 
 
 def _without_end(step: str, notes: Counter[str]) -> str:
-    """A step without a credit that ends it."""
+    """A step without a credit or a button that ends it."""
+    button = _BUTTON.search(step, max(0, len(step) - _SHORT))
+    if button:
+        notes[NOTICES] += 1
+        return step[: button.start() + 1]
     match = _WITHIN.search(step, max(0, len(step) - MOST_CHARS))
     if match is None:
         return step

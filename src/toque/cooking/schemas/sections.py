@@ -45,7 +45,7 @@ _ALWAYS: Final = re.compile(
 _PREFIX: Final = re.compile(
     r"(?:(?:optional|suggested|serving) )?(?:garnish(?:es)?|accompaniments?|decorations?|toppings?"
     r"|for serving|to serve|for garnish|to garnish|serving suggestions?)"
-    r"(?: if desired| \(optional\))? ?: ?(?=\w)",
+    r"(?: if desired| \(optional\))?(?: ?:| -) ?(?=[\w(])",
     re.IGNORECASE,
 )
 _PART_PREFIX: Final = re.compile(r"([A-Za-z][A-Za-z' -]{2,40}): ?(?=\d|[½¼¾⅓⅔⅛])")
@@ -170,14 +170,16 @@ def _is_tool(line: str) -> bool:
     """
     if len(line) > _MOST_CHARS or _TOOL_WORDS.isdisjoint(words_of(line)):
         return False
+    name = ingredient_name(line)
+    words = [stem(word) for word in words_of(name)] or [""]
     last = head_of_line(line)
     if last in _SURELY:
         return True
-    words = [stem(word) for word in words_of(ingredient_name(line))]
     at = words.index(last) if last in words else 0
     if at and words[at - 1] in _PAIRS.get(last, ()):
         return True
-    return last in _WITHOUT_FOOD and find_food(ingredient_name(line)) is None
+    ends = {last, words[-1]}  # "wooden or metal skewers"
+    return not ends.isdisjoint(_WITHOUT_FOOD | _SURELY) and find_food(name) is None
 
 
 def _without_prefix(line: str, found: Counter[str]) -> list[str]:
@@ -185,7 +187,7 @@ def _without_prefix(line: str, found: Counter[str]) -> list[str]:
     prefix = _PREFIX.match(line)
     if prefix:
         found[BEFORE_FOOD] += 1
-        return [part for text in line[prefix.end() :].split(";") if (part := text.strip())]
+        return [food for text in line[prefix.end() :].split(";") if (food := text.strip())]
     part = _PART_PREFIX.match(line)
     if part and words_of(part[1])[-1] in SECTION_NOUNS:
         found[BEFORE_FOOD] += 1

@@ -100,7 +100,9 @@ def _sides(keys: Keys, validation_fraction: float) -> NDArray[np.uint8]:
     draws = mixed(keys ^ _SPLIT_SALT)
     held_out = draws < np.uint64(min(validation_fraction * 2.0**64, 2.0**64 - 2048))
     different = len(draws) and bool((draws != draws[0]).any())
-    if validation_fraction > 0 and different:
+    if not different:
+        held_out[:] = False  # one recipe, however many copies: there is nothing to hold it out from
+    elif validation_fraction > 0:
         # Even a handful of recipes gets both splits.
         held_out |= draws == draws.min()
         held_out &= draws != draws.max()

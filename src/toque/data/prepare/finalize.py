@@ -35,7 +35,7 @@ from toque.data.tokenizer.codec import Codec
 from toque.errors import DataError
 from toque.sources.files import SourceFile
 from toque.sources.records import NO_LABEL, examples_note, missing_note
-from toque.storage.atomic import atomic_write, save_array, sync_folder
+from toque.storage.atomic import atomic_file, atomic_write, sync_folder, write_array
 
 _SHOWN = 10
 _DOCUMENTS = "documents by a hash of the document and piece number // 16"
@@ -81,7 +81,8 @@ class StoreFinalizer:
         notes[NOT_READ] = self.not_read
         notes["comparisons of near-duplicates cut short"] = alike.unchecked if alike else 0
         report = self._report(division, dropped, lines, notes, read=read, seconds=seconds)
-        save_array(store / "split.npy", division.split)
+        with atomic_file(store / "split.npy") as file:
+            write_array(file, division.split)
         report.write(store)
         manifest = self._manifest(report, n_rows=len(division.split))
         sync_folder(store)

@@ -28,6 +28,7 @@ from toque.data.prepare.settings import PrepareSettings
 from toque.data.prepare.shards import Engine, ShardWriting, read_sidecar
 from toque.data.prepare.tokenizer_sample import learn_tokenizer
 from toque.data.prepare.worker import SIDECAR, Job, shard_folder
+from toque.data.store.held_store import LOCK
 from toque.data.store.manifest import FORMAT, NAME, StoreManifest, read_manifest
 from toque.data.store.token_store import TokenStore, check_files
 from toque.data.tokenizer.codec import Codec, load_codec
@@ -36,7 +37,8 @@ from toque.errors import DataError, argument
 from toque.sources.files import SourceFile, find_files
 from toque.sources.records import Source, SupportsTasks
 from toque.storage.atomic import atomic_folder, atomic_write, disk_faults, sweep
-from toque.storage.locks import file_lock
+from toque.storage.locks import Held, file_lock, is_shared
+from toque.storage.no_follow import refuse_links
 from toque.storage.progress import ProgressSink, no_progress
 
 CODE_VERSION = 2
@@ -96,7 +98,8 @@ def prepare(
     """
     started = time.perf_counter()
     progress = progress or no_progress
-    progress(0, 0, "hashing the sources")
+    progress(0, 1, "hashing the sources")
+    refuse_links(Path(store), DataError)
     plan = _plan(sources, Path(store), settings)
     found = _reusable(plan, progress, replace=replace)
     if found is not None:
@@ -106,10 +109,13 @@ def prepare(
         job.store.mkdir(parents=True, exist_ok=True)
         with _store_lock(job.store) as lock:
             _begin(job)
+            if lock.note is not None:
+                progress(0, 0, lock.note)
             codec = _tokenizer(plan, progress)
-            writing = ShardWriting(job, plan.files, ForkedState(codec, lock))
+            writing = ShardWriting(job, plan.files, ForkedState(codec, lock.descriptor))
             shards = writing.write(progress, workers=workers, engine=engine)
             ending = StoreFinalizer(job, plan.recorded, codec, plan.files, shards, writing.not_read)
+            progress(0, 0, "finding duplicates, splitting and writing the report")
             report = ending.finish(seconds=time.perf_counter() - started)
             _remove_leftovers(job.store, len(shards))
     return PrepareResult(TokenStore.open(job.store), report, reused=False)
@@ -165,6 +171,13 @@ def _reusable(plan: _Plan, progress: ProgressSink, *, replace: bool) -> PrepareR
         DataError: another store, or other files, are in the way.
     """
     folder = plan.job.store
+    there = next((p for p in (folder, *folder.parents) if p.exists() or p.is_symlink()), None)
+    if there is not None and not there.is_dir():
+        what = "is a file" if there.exists() else "is a link to nothing"
+        raise DataError(
+            f"data.store is {folder}, and {there} {what}: a store is a folder. Choose another "
+            "data.store, e.g. stores/mine."
+        )
     if not folder.is_dir():
         return None
     if not (folder / NAME).is_file():
@@ -200,7 +213,7 @@ def _reusable(plan: _Plan, progress: ProgressSink, *, replace: bool) -> PrepareR
     if report is None:
         return None
     if (folder / BUILDING).exists():  # killed after the manifest was written
-        with _store_lock(folder):
+        with suppress(DataError), _store_lock(folder):  # whoever holds it leaves it for another day
             _remove_leftovers(folder, len({entry.file.split("/")[1] for entry in manifest.shards}))
     return PrepareResult(TokenStore(folder, manifest), report, reused=True, older_reader=older)
 
@@ -227,21 +240,27 @@ def _differences(manifest: StoreManifest, plan: _Plan) -> list[str]:
 
 
 @contextmanager
-def _store_lock(store: Path) -> Iterator[int]:
-    """Hold the store's lock, so that two commands do not write one store; yields its descriptor.
+def _store_lock(store: Path) -> Iterator[Held]:
+    """Hold the store's lock, so that two commands do not write one store.
 
     Raises:
         DataError: another process holds it.
     """
+    lock = store / LOCK
 
     def refuse(holder: str) -> None:
+        if is_shared(lock):
+            raise DataError(
+                f"{store} cannot be replaced now: a run trains on it, in another process or in "
+                "this one. Wait for it to end, stop it, or choose another data.store."
+            )
         raise DataError(
             f"Another process is preparing {store} (id {holder}). Wait for it to end, or choose "
             "another data.store."
         )
 
-    with file_lock(store / ".lock", refuse) as descriptor:
-        yield descriptor
+    with file_lock(lock, refuse) as held:
+        yield held
 
 
 def _begin(job: Job) -> None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from toque.data.prepare.histograms import ColumnReport, Histogram, SourceRows
 from toque.sources.excerpts import Excerpt
 from toque.storage.atomic import atomic_write
+from toque.storage.json_files import decode_json
 
 JSON_NAME, MARKDOWN_NAME = "report.json", "report.md"
 BEYOND = "beyond max_examples"
@@ -107,7 +108,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     def read_from(cls, folder: Path) -> Report | None:
         """The report of a store; None if it is missing or damaged."""
         try:
-            return msgspec.json.decode((folder / JSON_NAME).read_bytes(), type=cls)
+            return decode_json((folder / JSON_NAME).read_bytes(), cls)
         except (OSError, msgspec.DecodeError):
             return None
 

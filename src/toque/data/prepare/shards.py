@@ -26,6 +26,7 @@ from toque.errors import DataError
 from toque.sources import files as sources
 from toque.sources.files import SourceFile, blocks_of, plain_bytes
 from toque.sources.records import Block
+from toque.storage.json_files import decode_json
 from toque.storage.progress import ProgressSink
 
 Engine = Literal["local", "ray"]
@@ -177,6 +178,6 @@ def grouped(blocks: Iterator[Block], *, most: int) -> Iterator[tuple[int, list[B
 def read_sidecar(path: Path) -> ShardResult | None:
     """A shard's sidecar; None if it is absent or damaged."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=ShardResult)
+        return decode_json(path.read_bytes(), ShardResult)
     except (OSError, msgspec.DecodeError):
         return None

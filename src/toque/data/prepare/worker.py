@@ -101,9 +101,7 @@ class ShardWorker:
                 files=files,
                 **group_rows.counts(),
             )
-            (writer.folder / SIDECAR).write_bytes(
-                msgspec.json.encode(result, order="deterministic")
-            )
+            writer.put(SIDECAR, msgspec.json.encode(result, order="deterministic"))
         sync_folder(folder)
         return result
 

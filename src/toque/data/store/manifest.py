@@ -10,6 +10,7 @@ import msgspec
 
 from toque.errors import DataError
 from toque.storage.checksums import KEY, seal_of, sealed
+from toque.storage.json_files import decode_json
 
 FORMAT = 1
 """Format version; goes up when older code could not read a newly written store."""
@@ -136,7 +137,7 @@ def read_manifest(folder: Path) -> StoreManifest:
                 "the store again with `toque prepare CONFIG` after removing it."
             )
         data = path.read_bytes()
-        found = msgspec.json.decode(data)
+        found = decode_json(data, object)
         version = found.get("format") if isinstance(found, dict) else None
         if not isinstance(version, int) or version > FORMAT:
             raise DataError(
@@ -150,7 +151,7 @@ def read_manifest(folder: Path) -> StoreManifest:
                 "the file, or write the store again with `toque prepare CONFIG` after removing it."
             )
         kind = StoreManifest if seal == "whole" else _Unsealed
-        manifest = msgspec.json.decode(data, type=kind)
+        manifest = decode_json(data, kind)
     except (msgspec.DecodeError, OSError) as error:
         raise DataError(
             f"{path} is not a token store's description: {error}. The file is damaged; write the "

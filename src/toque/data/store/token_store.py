@@ -28,6 +28,7 @@ from toque.data.store.ragged import Pieces
 from toque.data.store.token_column import TokenColumn
 from toque.errors import DataError
 from toque.storage.checksums import sha256_of
+from toque.storage.no_follow import refuse_links
 
 if TYPE_CHECKING:
     from toque.data.tokenizer.codec import Codec
@@ -57,10 +58,11 @@ class TokenStore:
         """The store at `folder`, every file checked for its size, with `verify` for its hash too.
 
         Raises:
-            DataError: no store there, a newer format, or a file that is missing, cut short or
-                changed; the file and the cause are named.
+            DataError: no store there, a newer format, a link in it, or a file that is missing, cut
+                short or changed; the file and the cause are named.
         """
         folder = Path(folder)
+        refuse_links(folder, DataError)
         manifest = read_manifest(folder)
         check_files(folder, [*manifest.shards, *manifest.files], verify=verify)
         store = cls(folder, manifest)

@@ -21,6 +21,7 @@ from tokenizers import AddedToken, Tokenizer
 from toque.data.tokenizer.char_fallbacks import Rewriter
 from toque.data.tokenizer.folder import TokenizerFolder, read_folder
 from toque.data.tokenizer.word_cache import Encoded, WordTable, kind_of
+from toque.storage.no_follow import write_new
 
 NEWLINE = "<newline>"
 _EXTRA = re.compile(r"<extra_id_(\d+)>")
@@ -139,9 +140,9 @@ class Codec:
         return self._tokenizer.get_vocab()
 
     def save(self, folder: Path) -> None:
-        """Write a Hugging Face tokenizer folder that AutoTokenizer reads."""
+        """Write a Hugging Face tokenizer folder that AutoTokenizer reads; there is none yet."""
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "tokenizer.json").write_text(self._json, encoding="utf-8")
+        write_new(folder / "tokenizer.json", self._json.encode())
         config = {
             **self._settings,
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -149,7 +150,7 @@ class Codec:
             **self._specials.as_config(),
         }
         text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
-        (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
+        write_new(folder / "tokenizer_config.json", text.encode())
 
     def _tokenize(self, texts: list[str]) -> list[list[int]]:
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)

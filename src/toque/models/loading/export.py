@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -81,8 +80,8 @@ def _write_folder(
             write(writer.folder)
             for name in _TOKENIZER_FILES:
                 if (codec_folder / name).exists():
-                    shutil.copyfile(codec_folder / name, writer.folder / name)
-            (writer.folder / "README.md").write_text(card, encoding="utf-8")
+                    writer.put(name, (codec_folder / name).read_bytes())
+            writer.put("README.md", card.encode())
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
             f"The model could not be written to {folder}: {error}. "

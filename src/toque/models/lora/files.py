@@ -5,6 +5,7 @@ The folder holds adapter_config.json, adapter_model.safetensors, the tokenizer's
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import warnings
@@ -13,13 +14,15 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from toque.errors import CheckpointError, ConfigError
 from toque.models.families import vocabulary_rows
 from toque.models.lora.layers import ADAPTER, _peft, is_adapted
+from toque.storage.no_follow import write_new
+from toque.storage.safetensors_header import with_sorted_metadata
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -68,22 +71,19 @@ def adapter_tensors(model: PreTrainedModel, name: str = ADAPTER) -> dict[str, Te
 
 
 def write_adapter(model: PreTrainedModel, folder: Path, *, base_hash: str) -> None:
-    """Write the two files of the adapter into `folder`, which exists."""
-    config: Any = model.peft_config[ADAPTER]
-    inference, config.inference_mode = config.inference_mode, True
-    try:
-        config.save_pretrained(str(folder))
-    finally:
-        config.inference_mode = inference
-    save_file(
-        {key: tensor.contiguous().cpu() for key, tensor in adapter_tensors(model).items()},
-        folder / WEIGHTS,
-        metadata={
-            "format": "pt",
-            BASE_KEY: base_hash,
-            ROWS_KEY: str(vocabulary_rows(model)),
-        },
-    )
+    """Write the two files of the adapter into `folder`, which exists.
+
+    Equal adapters are equal files.
+    """
+    config: Any = copy.deepcopy(model.peft_config[ADAPTER])
+    config.inference_mode = True
+    for name, value in vars(config).items():
+        if isinstance(value, set):  # which peft writes in an order that every process draws anew
+            setattr(config, name, sorted(value))
+    config.save_pretrained(str(folder))
+    tensors = {key: tensor.contiguous().cpu() for key, tensor in adapter_tensors(model).items()}
+    metadata = {"format": "pt", BASE_KEY: base_hash, ROWS_KEY: str(vocabulary_rows(model))}
+    write_new(folder / WEIGHTS, with_sorted_metadata(save(tensors, metadata)))
 
 
 def load_adapter(model: PreTrainedModel, folder: Path, *, name: str = ADAPTER) -> None:

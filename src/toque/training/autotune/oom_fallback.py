@@ -11,8 +11,11 @@ from torch import Tensor
 
 from toque.batch import Batch
 from toque.errors import ConfigError
+from toque.training.autotune.cache import Resources
 from toque.training.autotune.memory import is_out_of_memory
 from toque.training.callbacks import Callbacks
+from toque.training.distributed.collectives import Ranks
+from toque.training.events import State
 from toque.units import Progress
 
 
@@ -26,12 +29,24 @@ class OomFallback:
             computed again after a resume is split as it was, so that its bits are the same.
         remember: keeps `smaller_from` for later sessions.
         callbacks: take the warnings.
+        resources: of which `rows` are; None where a checkpoint need not hold them.
     """
 
     rows: int
     smaller_from: dict[int, int] = field(default_factory=dict)
     remember: Callable[[dict[int, int]], None] | None = None
     callbacks: Callbacks = field(default_factory=Callbacks)
+    resources: Resources | None = None
+
+    def for_checkpoint(self, ranks: Ranks) -> State:
+        """How updates are computed, for a checkpoint: it decides dropout masks and last bits.
+
+        A collective: every rank calls it.
+        """
+        smaller_from = ranks.all_gather(self.smaller_from)
+        if self.resources is None:
+            return {}
+        return {"resources": self.resources.for_checkpoint(smaller_from)}
 
     def rows_at(self, step: int) -> int:
         """Rows of a micro-batch in update `step`."""

@@ -1,9 +1,14 @@
-"""Fetching a run from its bucket onto an empty machine: the newest checkpoint that verifies."""
+"""Fetching a run from its bucket: the newest checkpoint that verifies, and what belongs to it.
+
+Everything is fetched aside, verified, and only then put in the place of what lies here. The
+checkpoint comes last: a start that a broken line ended finds it missing and fetches again.
+"""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from toque.errors import CheckpointError
@@ -19,6 +24,7 @@ from toque.training.checkpoint.manifest import (
     read_manifest,
     verify_files,
 )
+from toque.training.checkpoint.store import verify_checkpoint
 
 Say = Callable[[str], None]
 
@@ -41,21 +47,21 @@ def fetch_run(bucket: Bucket, run: Path, *, say: Say) -> int | None:
     names = bucket.names()
     steps = complete_steps(names, "checkpoints")
     here = _newest_here(run)
-    if here is not None and steps and _step(steps[0]) <= here.step:
+    if here is not None and steps:
         _refuse_another_run(bucket, steps, here)
     reasons: list[str] = []
     for step in steps:
         if here is not None and _step(step) <= here.step:
             return None
         try:
-            manifest = _fetch(bucket, f"checkpoints/{step}", run)
+            with _fetched(bucket, f"checkpoints/{step}", run) as manifest:
+                _fetch_rest(bucket, names, run, say)
         except (NewerFormatError, BucketError):
             raise
         except CheckpointError as error:
             reasons.append(str(error))
             say(f"{bucket.address}/checkpoints/{step} cannot be used: {error}")
             continue
-        _fetch_rest(bucket, names, run, say)
         say(f"fetched step {manifest.step:,} from {bucket.address}")
         return manifest.step
     if not steps:
@@ -78,9 +84,10 @@ def _step(name: str) -> int:
 
 
 def _newest_here(run: Path) -> Manifest | None:
+    """The newest one here that is whole: of a damaged one the bucket may hold a good copy."""
     for path in sorted((run / "checkpoints").glob("step-*"), reverse=True):
         try:
-            return read_manifest(path)
+            return verify_checkpoint(path).manifest
         except NewerFormatError:
             raise
         except CheckpointError:
@@ -119,8 +126,14 @@ def _refuse_another_run(bucket: Bucket, steps: list[str], here: Manifest) -> Non
         raise unread
 
 
-def _fetch(bucket: Bucket, place: str, run: Path) -> Manifest:
-    """One checkpoint, whole and verified, or nothing of it."""
+@contextmanager
+def _fetched(bucket: Bucket, place: str, run: Path) -> Iterator[Manifest]:
+    """One checkpoint, whole and verified; it is put in place when the block ends without an error.
+
+    Raises:
+        CheckpointError: it is damaged or does not fit the disk; what lies here stays.
+        BucketError: the service refused or stayed away; so does it then.
+    """
     target = run / place
     with atomic_folder(target) as writer:
         temp = writer.folder
@@ -137,20 +150,36 @@ def _fetch(bucket: Bucket, place: str, run: Path) -> Manifest:
         for entry in manifest.files:  # only what the manifest lists, and plain names only
             bucket.get_file(f"{place}/{entry.file}", temp / entry.file)
         verify_files(temp, manifest)
-    return manifest
+        yield manifest
 
 
 def _fetch_rest(bucket: Bucket, names: list[str], run: Path, say: Say) -> None:
-    """The best models, which are not needed to continue, and the run's small files."""
+    """The best models, and the run's small files.
+
+    A damaged best model is named and passed over: it is not needed to continue. A line that broke
+    is not passed over, or the run would end with another model than without the fault.
+    """
     for best in complete_steps(names, "best"):
         try:
-            _fetch(bucket, f"best/{best}", run)
-        except NewerFormatError:
+            if not _is_here(bucket, f"best/{best}", run):
+                with _fetched(bucket, f"best/{best}", run):
+                    pass
+        except (NewerFormatError, BucketError):
             raise
         except CheckpointError as error:
-            say(f"{bucket.address}/best/{best} cannot be used: {error}")
-    for name in names:
-        if "/" not in name and name != LOCK and not name.startswith("."):
-            data = bucket.read(name)
-            if data is not None:
-                atomic_write(run / name, data)
+            kept = "; the one here stays" if (run / "best" / best).is_dir() else ""
+            say(f"{bucket.address}/best/{best} cannot be used{kept}: {error}")
+    own = [n for n in names if "/" not in n and n != LOCK and not n.startswith(".")]
+    found = {name: bucket.read(name) for name in own}  # all of them, before one is replaced
+    for name, data in found.items():
+        if data is not None:
+            atomic_write(run / name, data)
+
+
+def _is_here(bucket: Bucket, place: str, run: Path) -> bool:
+    """Whether a whole copy of it lies here already."""
+    try:
+        here = verify_checkpoint(run / place)
+    except CheckpointError:
+        return False
+    return bucket.read(f"{place}/{MANIFEST}") == (here.path / MANIFEST).read_bytes()

@@ -15,6 +15,7 @@ import msgspec
 from toque.errors import CheckpointError
 from toque.storage.atomic import FileEntry
 from toque.storage.checksums import KEY, seal_of, sealed, sha256_of
+from toque.storage.json_files import decode_json
 
 FORMAT: Final = 1
 """Version of the layout on disk; raised when an older Toque could misread a newer checkpoint."""
@@ -35,6 +36,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[FileEntry, ...]
     metrics: dict[str, float] = {}
     """Of the evaluation that made it one of the best; empty in an ordinary checkpoint."""
+    settings: dict[str, Any] = {}
+    """The configuration it was saved under; empty in those of release 0.1.0."""
     self_sha256: str = ""
     """SHA-256 of this file's bytes with these digits left out."""
 
@@ -78,7 +81,7 @@ def parse_manifest(text: bytes, place: str) -> Manifest:
         CheckpointError: it is damaged, or names what no checkpoint may name.
     """
     try:
-        version = msgspec.json.decode(text, type=_Version).format
+        version = decode_json(text, _Version).format
         if version > FORMAT:
             raise NewerFormatError(
                 f"{place} has format {version}; this Toque reads up to {FORMAT}. Install a newer "
@@ -87,7 +90,7 @@ def parse_manifest(text: bytes, place: str) -> Manifest:
         if version not in READERS:
             raise CheckpointError(f"{place} has format {version}, which no Toque ever wrote.")
         manifest = READERS[version](text)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except msgspec.DecodeError as error:
         raise CheckpointError(f"{place} is not a checkpoint's manifest: {error}.") from error
     _check_names(manifest, place)
     seal = seal_of(text)
@@ -99,7 +102,7 @@ def parse_manifest(text: bytes, place: str) -> Manifest:
 
 
 def _read_1(text: bytes) -> Manifest:
-    return msgspec.json.decode(text, type=Manifest)
+    return decode_json(text, Manifest)
 
 
 READERS: Final[Mapping[int, Callable[[bytes], Manifest]]] = {1: _read_1}

@@ -19,7 +19,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -36,8 +36,9 @@ from toque.storage.atomic import (
     no_hook,
     remove_folder,
     sweep,
+    sweep_files,
 )
-from toque.storage.locks import file_lock
+from toque.storage.locks import Held, file_lock, held
 from toque.training.checkpoint.manifest import (
     FORMAT,
     MANIFEST,
@@ -50,6 +51,7 @@ from toque.training.checkpoint.state_tensors import bytes_of, read_tensors, writ
 from toque.training.events import Saved
 
 STATE: Final = "state.json"
+LOCK: Final = ".lock"
 _STEP_FOLDER: Final = re.compile(rf"(?:{ASIDE_PREFIX})?step-([0-9]{{8,}})")
 
 NamedTensors = Mapping[str, Tensor]
@@ -57,6 +59,10 @@ NamedTensors = Mapping[str, Tensor]
 
 class SaveError(CheckpointError):
     """One save did not happen; nothing that was saved before is harmed."""
+
+
+class TakenOverError(CheckpointError):
+    """Another process holds the run now; nothing more may be written to it."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,8 @@ class RunIdentity:
             "python": platform.python_version(),
         }
     )
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The configuration, as JSON says it."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +149,7 @@ def verify_checkpoint(folder: Path) -> Checkpoint:
 
 
 @contextmanager
-def run_lock(folder: Path) -> Iterator[None]:
+def run_lock(folder: Path) -> Iterator[Held]:
     """Hold `folder`, which is made when missing, for this process.
 
     Raises:
@@ -156,13 +164,13 @@ def run_lock(folder: Path) -> Iterator[None]:
 
     with ExitStack() as stack:
         try:
-            stack.enter_context(file_lock(folder / ".lock", refuse))
+            lock = stack.enter_context(file_lock(folder / LOCK, refuse))
         except OSError as error:
             raise CheckpointError(
                 f"{folder} cannot be written: {error.strerror}. Checkpoints are kept there; choose "
                 "another run_dir, or give yourself the right to write."
             ) from error
-        yield
+        yield lock
 
 
 @dataclass
@@ -175,6 +183,7 @@ class CheckpointStore:
         keep_best: how many models with the lowest evaluation loss to keep apart; 0 for none.
         identity: of the run, written into every manifest.
         after: called after every system call of a save with its name; for tests.
+        held: whether the caller holds `run_lock` already.
     """
 
     folder: Path
@@ -182,11 +191,18 @@ class CheckpointStore:
     keep_best: int = 1
     identity: RunIdentity = field(default_factory=RunIdentity)
     after: AfterStage = no_hook
+    held: bool = False
 
     @property
     def best_folder(self) -> Path:
         """`best` beside `folder`."""
         return self.folder.parent / "best"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences about how the run is held against other processes, if unusually."""
+        lock = held(self.folder / LOCK)
+        return (lock.note,) if lock is not None and lock.note is not None else ()
 
     @contextmanager
     def claimed(self) -> Iterator[list[str]]:
@@ -195,8 +211,9 @@ class CheckpointStore:
         Raises:
             CheckpointError: another process trains here, or the folder cannot be written.
         """
-        with run_lock(self.folder):
-            yield sweep(self.folder) + sweep(self.best_folder)
+        with nullcontext() if self.held else run_lock(self.folder):
+            run = self.folder.parent
+            yield sweep(self.folder) + sweep(self.best_folder) + sweep_files(run)
 
     def save(
         self, step: int, tensors: Mapping[str, NamedTensors], state: Mapping[str, Any]
@@ -303,6 +320,7 @@ class CheckpointStore:
     ) -> Saved:
         started = time.perf_counter()
         target = parent / _name(step)
+        self._refuse_taken_over()
         try:
             parent.mkdir(parents=True, exist_ok=True)
             _refuse_full_disk(parent, sum(map(bytes_of, tensors.values())))
@@ -312,7 +330,7 @@ class CheckpointStore:
                     for stem, named in tensors.items()
                 ]
                 text = json.dumps(state, indent=1, allow_nan=False).encode()
-                files.append(writer.write(STATE, lambda path: path.write_bytes(text)))
+                files.append(writer.put(STATE, text))
                 manifest = Manifest(
                     format=FORMAT,
                     step=step,
@@ -323,8 +341,9 @@ class CheckpointStore:
                     versions=dict(self.identity.versions),
                     files=tuple(files),
                     metrics=metrics,
+                    settings=dict(self.identity.settings),
                 )
-                writer.write(MANIFEST, lambda path: path.write_bytes(manifest.to_json()))
+                writer.put(MANIFEST, manifest.to_json())
         except OSError as error:
             raise SaveError(
                 f"Step {step} could not be saved in {parent}: {error.strerror or error}. What was "
@@ -333,6 +352,15 @@ class CheckpointStore:
         return Saved(
             target, step, sum(entry.bytes for entry in files), time.perf_counter() - started
         )
+
+    def _refuse_taken_over(self) -> None:
+        lock = held(self.folder / LOCK)
+        if lock is not None and not lock.is_mine():
+            raise TakenOverError(
+                f"Another process has taken {self.folder} over, because this one did not renew its "
+                "lock for too long: it was stopped, or the disk did not answer. Nothing of this "
+                "one is saved any more; what was saved before is intact, and the other goes on."
+            )
 
     def _prune(self, step: int) -> None:
         # Steps beyond the present one were found damaged when the run continued: they neither

@@ -23,6 +23,8 @@ from torch import Tensor
 
 from toque.batch import Batch
 from toque.errors import NonFiniteError
+from toque.storage.atomic import atomic_write
+from toque.storage.json_files import append_json_lines
 from toque.training.callbacks import Callbacks
 from toque.training.guards.nan_tracer import NonFiniteOrigin
 from toque.training.guards.skip_step import SkipStep, finite_or_none
@@ -217,14 +219,12 @@ class UpdateGuard:
         if self.run_folder is None or not self.runtime.ranks.is_main:
             return None
         path = self.run_folder / name
-        appended = path.suffix == ".jsonl"
-        text = json.dumps(record, indent=None if appended else 1) + "\n"
         # On a full disk the record is lost; the message says the same.
-        with (
-            contextlib.suppress(OSError),
-            path.open("a" if appended else "w", encoding="utf-8") as file,
-        ):
-            file.write(text)
+        if path.suffix == ".jsonl":
+            refused = append_json_lines(path, [json.dumps(record).encode()])
+            return path if refused is None else None
+        with contextlib.suppress(OSError):
+            atomic_write(path, (json.dumps(record, indent=1) + "\n").encode())
             return path
         return None
 

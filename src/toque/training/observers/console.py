@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from toque.reporter import Reporter, clock_text
+from toque.reporter import Losing, Reporter, clock_text
 from toque.training.callbacks import Callback
 from toque.training.events import RunEnd, RunStart, Saved, StepInfo
 from toque.training.observers.step_window import Window
@@ -133,6 +133,41 @@ class ConsoleProgress(Callback):
         saved = f"  saved {self._newest_saved:,}" if self._newest_saved else ""
         left = clock_text(self._time_left.seconds(at))
         return f"{self._stop_after.fraction(at):.0%}  {left} left{saved}"
+
+
+class ConsoleLoss(Callback):
+    """Warns, once, that what was told could not be shown; the run goes on.
+
+    Args:
+        reporter: who is told.
+        warn: takes the warning.
+    """
+
+    def __init__(self, reporter: Losing, *, warn: Callable[[Progress, str], None]) -> None:
+        self._reporter, self._warn, self._warned = reporter, warn, False
+
+    def on_step(self, info: StepInfo) -> None:
+        """Look."""
+        self._look(info.progress)
+
+    def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> None:
+        """Look."""
+        self._look(at)
+
+    def on_fit_end(self, end: RunEnd) -> None:
+        """Look a last time."""
+        self._look(end.progress)
+
+    def _look(self, at: Progress) -> None:
+        lost = self._reporter.lost
+        if lost is None or self._warned:
+            return
+        self._warned = True
+        self._warn(
+            at,
+            f"the console cannot be written ({lost}): what it would have shown is dropped where it "
+            "fails. The run goes on; its figures are in this file",
+        )
 
 
 _SHOWN = (("loss", ".4f"), ("perplexity", ".2f"))

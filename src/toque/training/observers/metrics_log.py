@@ -9,15 +9,14 @@ leaves out what earlier sessions wrote beyond that step.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from toque.errors import CheckpointError
+from toque.storage.json_files import JsonLines
 from toque.training.callbacks import Callback
 from toque.training.events import RunEnd, RunStart, Saved, StepInfo
 from toque.training.observers.step_window import Window
@@ -50,12 +49,12 @@ class MetricsLog(Callback):
     dropped_records: int = 0
     _window: Window = field(default_factory=Window)
     _stop_after: Duration | None = None
-    _file: _Lines | None = None
+    _file: JsonLines | None = None
     _peak_doubted: bool = False
 
     def on_fit_start(self, start: RunStart) -> None:
         """Open the file and write the start event."""
-        self._file = _Lines(self.path)
+        self._file = _opened(self.path)
         self._stop_after = start.stop_after
         self._window = Window()
         peak = self.peak
@@ -163,49 +162,22 @@ class MetricsLog(Callback):
 
     def _write(self, event: str, **fields: Any) -> None:
         record = {"event": event, **fields}
-        if self._file is not None and not self._file.append(record):
+        if self._file is not None and self._file.append([_line(record)]) is not None:
             self.dropped_records += 1
         for copy in self.copies:
             copy(record)
 
 
-class _Lines:
-    """A JSON Lines file; each line is handed to the system before the next."""
+def _opened(path: Path) -> JsonLines:
+    try:
+        return JsonLines(path)
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be written: {error.strerror}. The run's figures are kept there; "
+            "choose another run_dir, or give yourself the right to write."
+        ) from error
 
-    def __init__(self, path: Path) -> None:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        except OSError as error:
-            raise CheckpointError(
-                f"{path} cannot be written: {error.strerror}. The run's figures are kept there; "
-                "choose another run_dir, or give yourself the right to write."
-            ) from error
-        size = os.fstat(self._descriptor).st_size
-        # A killed writer may have left half a line; ours must not be appended to it.
-        self._torn = size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
 
-    def append(self, record: Mapping[str, Any]) -> bool:
-        """Write one line; False when the file system refused."""
-        # Parsed once to put null for NaN and infinities, which JSON does not have.
-        record = json.loads(json.dumps(record), parse_constant=lambda _name: None)
-        text = json.dumps(record).encode() + b"\n"
-        if self._torn:
-            text = b"\n" + text
-        before = os.fstat(self._descriptor).st_size
-        try:
-            written = os.write(self._descriptor, text)
-        except OSError:
-            return False
-        if written < len(text):  # the disk is full: no line is better than half a line
-            was_torn, self._torn = self._torn, True
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._descriptor, before)
-                self._torn = was_torn
-            return False
-        self._torn = False
-        return True
-
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self._descriptor)
+def _line(record: Mapping[str, Any]) -> bytes:
+    # Parsed once to put null for NaN and infinities, which JSON does not have.
+    return json.dumps(json.loads(json.dumps(record), parse_constant=lambda _name: None)).encode()

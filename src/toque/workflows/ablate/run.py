@@ -23,10 +23,12 @@ from toque.reporter import SILENT, Reporter
 from toque.reports.html import ABLATION, render
 from toque.reports.parts import Grid
 from toque.storage.atomic import atomic_write
+from toque.storage.no_follow import open_append
 from toque.training.observers.metrics_reader import METRICS, read_metrics
 from toque.units import Duration
 from toque.version import __version__
 from toque.workflows.ablate.plan import Plan, Variant, paired, plan_ablation
+from toque.workflows.assembly.user_objects import refuse_foreign_code
 from toque.workflows.configure import Configured, configure, with_origins
 
 SHARE_FOR_TRAINING: Final = 0.7
@@ -96,6 +98,7 @@ def ablate(
     steps: int | None = None,
     budget: str | None = None,
     out: str | Path = "runs/ablation",
+    trust_code: bool = False,
     reporter: Reporter = SILENT,
 ) -> Ablation:
     """Measure what each improvement is worth on your data: on and off, over several seeds.
@@ -107,6 +110,8 @@ def ablate(
         steps: updates of each run; the configuration's length when None.
         budget: time for all runs together instead, e.g. "90 minutes".
         out: folder of the runs and the results; runs that are done there are not done again.
+        trust_code: where `config` is a run's own config.yaml, import the metrics and callbacks it
+            names.
         reporter: hears of each run.
 
     Raises:
@@ -114,7 +119,7 @@ def ablate(
         Interrupted: a run was stopped by a signal; the same call goes on.
     """
     out = Path(out)
-    config = str(config) if isinstance(config, str | Path) else _written(config, out)
+    config = _named(config, overrides, out, trust_code=trust_code)
     words = [*overrides, *_length(config, overrides, seeds=seeds, steps=steps, budget=budget)]
     plan = plan_ablation(config, words, seeds=seeds)
     for name, why in plan.left_out.items():
@@ -122,7 +127,7 @@ def ablate(
     _prepare(config, words)
     results, runs = {}, plan.runs
     for i, (key, variant) in enumerate(runs.items(), start=1):
-        results[key] = _done(out, key) or _run(config, variant, out)
+        results[key] = _done(out, key) or _run(config, variant, out, trust_code=trust_code)
         reporter.line(
             f"{i}/{len(runs)}  seed {variant.seed}  {variant.name}: {_in_words(results[key])}"
         )
@@ -187,20 +192,33 @@ def _length(
     if budget is None:
         return []
     whole = Duration.parse(budget)
-    if whole.unit != "minutes" or whole.amount <= 0:
+    if whole.seconds is None or whole.amount <= 0:
         raise ConfigError(
             f"{argument('budget')} is {budget!r}. Give a time, such as {argument(_EXAMPLE)}."
         )
     each = (
-        whole.amount * SHARE_FOR_TRAINING / len(plan_ablation(config, overrides, seeds=seeds).runs)
+        whole.in_minutes().amount
+        * SHARE_FOR_TRAINING
+        / len(plan_ablation(config, overrides, seeds=seeds).runs)
     )
     return [f"train.stop_after={each:.4g} minutes"]
 
 
-def _written(config: Configured, out: Path) -> str:
-    """A file of the configuration: each run reads it with changes of its own."""
+def _named(config: Configured, overrides: Sequence[str], out: Path, *, trust_code: bool) -> str:
+    """A file of the configuration: each run reads it with changes of its own.
+
+    Raises:
+        ConfigError: it names code that nobody vouches for.
+    """
+    if isinstance(config, str | Path):
+        if not trust_code:
+            refuse_foreign_code(load_config(config, overrides).config)
+        return str(config)
+    settings = configure(config)
+    if not trust_code:
+        refuse_foreign_code(settings)
     out.mkdir(parents=True, exist_ok=True)
-    atomic_write(out / "ablation.yaml", resolved_yaml(with_origins(configure(config))).encode())
+    atomic_write(out / "ablation.yaml", resolved_yaml(with_origins(settings)).encode())
     return str(out / "ablation.yaml")
 
 
@@ -212,12 +230,13 @@ def _prepare(config: str, overrides: Sequence[str]) -> None:
         prepare(resolved)
 
 
-def _run(config: str, variant: Variant, out: Path) -> Result:
+def _run(config: str, variant: Variant, out: Path, *, trust_code: bool) -> Result:
     """Train in a process of its own, whose memory and failures are its own."""
     run, log = out / "runs" / variant.key, out / "logs" / f"{variant.key}.txt"
     for folder in (run.parent, log.parent):
         folder.mkdir(parents=True, exist_ok=True)
-    resolved = load_config(config, [*variant.overrides, f"run_dir={run}"])
+    words = [*variant.overrides, f"run_dir={run}"]
+    resolved = load_config(config, words, trust_code=trust_code or None)
     processes = get_context("forkserver")
     processes.set_forkserver_preload(list(_PRELOAD))
     hears, tells = processes.Pipe(duplex=False)
@@ -250,7 +269,7 @@ def _train(resolved: Resolved, log: Path, environment: dict[str, str], tells: Co
     from toque.workflows.train import train_in_child
 
     os.environ.update(environment)
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    file = open_append(log)
     for standard in (1, 2):
         os.dup2(file, standard)
     code = train_in_child(resolved, log)

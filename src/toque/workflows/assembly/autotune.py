@@ -21,6 +21,7 @@ from toque.models.forward.packed import output_head
 from toque.reporter import SILENT, Reporter
 from toque.storage.cache_folder import cache_folder
 from toque.training.autotune.cache import MachineCache, Resources, machine_facts
+from toque.training.autotune.earlier import earlier_choices
 from toque.training.autotune.memory import free_bytes, in_words, is_out_of_memory
 from toque.training.autotune.micro_batch import (
     HEADROOM,
@@ -30,6 +31,7 @@ from toque.training.autotune.micro_batch import (
     largest_rows,
 )
 from toque.training.autotune.worst_batch import WorstBatch
+from toque.training.checkpoint.store import Checkpoint
 from toque.training.distributed.collectives import Ranks
 from toque.training.optim.factory import build_optimizer, state_bytes
 from toque.units import Cursor
@@ -61,6 +63,7 @@ class Fitted:
 
 def fit_to_machine(
     setup: Setup,
+    found: Checkpoint | None = None,
     *,
     free: Callable[[torch.device], int] = free_bytes,
     reporter: Reporter = SILENT,
@@ -73,22 +76,24 @@ def fit_to_machine(
     Args:
         setup: explicit settings are obeyed; to the model, gradient checkpointing and torch.compile
             are applied as chosen.
+        found: the checkpoint that is continued from; what it says goes before resources.json.
         free: free bytes of a device.
         reporter: hears what takes time.
 
     Raises:
         ConfigError: not even one row fits; the message lists the bytes by part.
+        CheckpointError: the checkpoint says nonsense.
     """
     fit, ranks = _Fit(setup, free, reporter), setup.runtime.ranks
     run = Path(setup.config.run_dir)
     if not ranks.is_main:
-        return _as_main_rank(fit, run, ranks)
+        return _as_main_rank(fit, run, ranks, found)
     cache = MachineCache(cache_folder("measured"))
     key = fit.cache_key()
-    known = Resources.load(run)
-    if known is None or known.machine != key:
-        found = cache.get(key)
-        known = Resources(machine=key, **found) if found is not None else None
+    known, notes = earlier_choices(run, found, key)
+    if known is None:
+        equal = cache.get(key)
+        known = Resources(machine=key, **equal) if equal is not None else None
         if known is not None and not fit.has_room(known):
             known = None  # the machine has less free memory than it had then
     if known is not None:
@@ -101,14 +106,15 @@ def fit_to_machine(
             cache.put(key, {name: getattr(chosen, name) for name in names})
     fitted.resources.save(run)
     ranks.broadcast(asdict(replace(fitted.resources, smaller_from={})))
-    return replace(fitted, update_seconds=fit.update_seconds(fitted.resources))
+    seconds = fit.update_seconds(fitted.resources)
+    return replace(fitted, warnings=(*notes, *fitted.warnings), update_seconds=seconds)
 
 
-def _as_main_rank(fit: _Fit, run: Path, ranks: Ranks) -> Fitted:
+def _as_main_rank(fit: _Fit, run: Path, ranks: Ranks, found: Checkpoint | None) -> Fitted:
     """Rank 0's choices; where memory ran out is each rank's own."""
     chosen = Resources(**ranks.broadcast())
-    own = Resources.load(run, rank=ranks.rank)
-    if own is not None and own.machine == chosen.machine:
+    own, _ = earlier_choices(run, found, chosen.machine, rank=ranks.rank)
+    if own is not None:
         chosen = replace(chosen, smaller_from=own.smaller_from)
     return fit.again(chosen)
 
@@ -355,7 +361,7 @@ class _Fit:
     def _expected_seconds(self, rows: int, seconds: float) -> float:
         """Seconds of the whole run's updates when `rows` rows take `seconds`."""
         stop = self.train.stop_after
-        if stop.unit == "minutes":
-            return stop.amount * 60.0
+        if stop.seconds is not None:
+            return stop.seconds
         steps = expected_totals(self.config, self.stream).get("steps", 0.0)
         return steps * self.update_rows / rows * seconds

@@ -15,7 +15,7 @@ from toque.data.loader.epoch_plan import WINDOW_EXAMPLES, EpochPlan
 from toque.data.loader.mixture import Mixture
 from toque.data.loader.packing import RowShape, choose_shape
 from toque.data.loader.span_corruption import SpanCorruption
-from toque.data.store.token_store import TokenStore
+from toque.data.store.token_store import Split, TokenStore
 from toque.errors import ConfigError
 from toque.models.families import max_positions, vocabulary_rows
 from toque.models.loading.from_scratch import build_model
@@ -127,10 +127,34 @@ def check_positions(model: PreTrainedModel, lengths: Lengths) -> None:
         )
 
 
+def refuse_empty(store: TokenStore, split: Split) -> None:
+    """Refuse a store without an example to train on, or to hold out.
+
+    Raises:
+        ConfigError: with the cause: too few different records, or nothing held out on purpose.
+    """
+    if getattr(store.manifest.splits, split):
+        return
+    n, asked = store.manifest.examples, store.manifest.settings.get("validation_fraction")
+    if asked == 0:
+        raise ConfigError(
+            f"The store {store.path} was prepared with data.validation_fraction=0: none of its "
+            f"{n:,} examples is held out, so nothing can be evaluated. Prepare it with a share "
+            "above 0, e.g. 0.1."
+        )
+    which = "training" if split == "train" else "held-out"
+    raise ConfigError(
+        f"The store {store.path} has no {which} example: its {n:,} are of one record, or of "
+        "copies of one, and a record is never on both sides of the split. Add to data.sources "
+        "(data.max_examples may leave some out) until there are at least two different ones."
+    )
+
+
 def build_stream(
     config: RunConfig, store: TokenStore, model: PreTrainedModel, *, rank: int = 0, ranks: int = 1
 ) -> BatchStream:
     """Training batches by position."""
+    refuse_empty(store, "train")
     rows = store.rows("train")
     spans = spans_of(config, store, encoder=model.config.is_encoder_decoder)
     lengths = Lengths.of(store, rows, encoder=model.config.is_encoder_decoder, spans=spans)

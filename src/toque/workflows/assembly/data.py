@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import Literal
 
@@ -17,7 +17,7 @@ from toque.data.tokenizer.codec import load_codec
 from toque.data.tokenizer.folder import resolve_tokenizer
 from toque.errors import ConfigError, DataError, argument
 from toque.sources.detect import UnknownFormatError, is_columnar
-from toque.sources.files import located, named
+from toque.sources.files import SourceFile, find_files, located, named
 from toque.sources.hf_datasets import PREFIX, dataset_files, saved_files
 from toque.sources.npz_stream import is_array_file
 from toque.sources.pickle_guard import refuse_pickle
@@ -28,6 +28,7 @@ from toque.storage.bucket import is_remote
 from toque.storage.download import fetch, listing
 from toque.storage.located import Located
 from toque.storage.progress import ProgressSink, no_progress
+from toque.workflows.assembly.store_sources import source_differences
 
 
 def family_kind(config: RunConfig) -> Literal["decoder", "encoder-decoder"]:
@@ -136,19 +137,24 @@ def prepare_settings(config: RunConfig) -> PrepareSettings:
     )
 
 
-def open_store(config: RunConfig) -> TokenStore:
+def open_store(config: RunConfig, *, sources: bool = True) -> TokenStore:
     """The prepared store, every file hashed, checked against the configuration.
 
+    Args:
+        config: the run's.
+        sources: whether to compare its sources with those the store was prepared from.
+
     Raises:
-        DataError: not prepared, damaged, or prepared with other settings.
+        DataError: not prepared, damaged, or prepared with other settings or from other sources.
     """
     folder = Path(config.data.store)
-    if not (folder / "manifest.json").exists():
+    if not is_prepared(config):
         raise DataError(
-            f"{folder} holds no prepared store. Run `toque prepare` with this configuration first; "
-            "training never prepares data by itself."
+            f"{folder} holds no prepared store. Run `toque prepare` with this configuration first."
         )
     store = TokenStore.open(folder, verify=True)
+    if sources:
+        refuse_other_sources(config, store.manifest)
     wrong = settings_differences(store.manifest, prepare_settings(config))
     if wrong:
         raise DataError(
@@ -159,9 +165,36 @@ def open_store(config: RunConfig) -> TokenStore:
     return store
 
 
+def is_prepared(config: RunConfig) -> bool:
+    """Whether the store is there, whole or not; an unfinished one is not."""
+    return (Path(config.data.store) / "manifest.json").exists()
+
+
+def refuse_other_sources(config: RunConfig, manifest: StoreManifest) -> None:
+    """Refuse a configuration that names other sources than the store's.
+
+    Raises:
+        DataError: naming what differs.
+    """
+
+    def read(source: SourceConfig) -> list[SourceFile]:
+        data = config.data.model_copy(update={"sources": (source,)})
+        return find_files(sources_of(config.model_copy(update={"data": data})))
+
+    wrong = source_differences(manifest, config.data.sources, read)
+    if wrong:
+        raise DataError(
+            f"The store {config.data.store} was not prepared from what data.sources names: "
+            f"{'; '.join(wrong)}. Prepare these with another data.store (or "
+            f"{argument('replace=True')}), or go on with the store as it is: data.sources=[]."
+        )
+
+
 def settings_differences(manifest: StoreManifest, asked: PrepareSettings) -> list[str]:
     """The settings a store was prepared with that differ from `asked`, in words."""
-    there = manifest.settings
+    # A setting that an older release did not record had what is its default now.
+    unsaid = {f.name: f.default for f in fields(asked) if f.default is not MISSING}
+    there = json.loads(json.dumps(unsaid)) | manifest.settings
     return [
         f"{name} was {there.get(name)} and is {value}"
         for name, value in json.loads(json.dumps(asdict(asked))).items()

@@ -15,12 +15,11 @@ from toque.data.loader.packing import choose_shape
 from toque.data.prepare.example_rows import prompt_ids
 from toque.data.prepare.settings import FamilyKind
 from toque.data.store.token_store import TokenStore
-from toque.errors import ConfigError
 from toque.evaluation.heldout_loss import HeldOut, choose_rows, subset
 from toque.evaluation.text_samples import Prompt, Sampler
 from toque.models.forward.loss import loss_sum
 from toque.models.generation.engine import generate
-from toque.workflows.assembly.batches import CPU_MICRO_BATCH_TOKENS, Lengths
+from toque.workflows.assembly.batches import CPU_MICRO_BATCH_TOKENS, Lengths, refuse_empty
 from toque.workflows.assembly.metrics import slices_of
 from toque.workflows.assembly.mixture import held_out_weights
 from toque.workflows.assembly.setup import Setup
@@ -38,11 +37,7 @@ def build_heldout(setup: Setup) -> HeldOut:
     config, store, runtime = setup.config, setup.store, setup.runtime
     trained, rows = setup.stream.layout, store.rows("validation")
     encoder = trained.shape.source > 0
-    if len(rows) == 0:
-        raise ConfigError(
-            "The store has no held-out example, so nothing can be evaluated. Prepare with a "
-            "data.validation_fraction above 0."
-        )
+    refuse_empty(store, "validation")
     spans = spans_of(config, store, encoder=encoder)
     lengths = Lengths.of(store, rows, encoder=encoder, spans=spans)
     shape = choose_shape(*lengths.sample(), encoder=encoder)
@@ -110,15 +105,21 @@ def own_prompts(config: RunConfig, store: TokenStore, *, encoder: bool) -> list[
     ]
 
 
-def build_sampler(config: RunConfig, store: TokenStore, prompts: Sequence[Prompt]) -> Sampler:
-    """Greedy texts for `prompts`, scored by the recipe metrics."""
+def build_sampler(
+    config: RunConfig,
+    store: TokenStore,
+    prompts: Sequence[Prompt],
+    *,
+    max_new_tokens: int | None = None,
+) -> Sampler:
+    """Greedy texts for `prompts`, scored; of data.max_target_tokens unless told otherwise."""
     codec = store.codec()
     return Sampler(
         prompts=prompts,
         codec=codec,
         generate=partial(
             generate,
-            max_new_tokens=config.data.max_target_tokens,
+            max_new_tokens=max_new_tokens or config.data.max_target_tokens,
             eos_id=codec.eos_id,
             pad_id=codec.pad_id,
         ),

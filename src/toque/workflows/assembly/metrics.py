@@ -22,17 +22,17 @@ def build_text_scores(config: RunConfig) -> TextScores:
     """What `evaluation.metrics` asks for, nothing added up yet.
 
     Raises:
-        ConfigError: a function of the user's cannot be imported.
+        ConfigError: a function of the user's cannot be imported, or must not be.
     """
     asked = config.evaluation.metrics
     names = ("auto",) if asked == "auto" else asked
     groups = [name for name in GROUPS if name in names or "auto" in names]
-    return TextScores(groups, {name: _imported(name) for name in names if ":" in name})
+    return TextScores(groups, {name: _imported(config, name) for name in names if ":" in name})
 
 
-def _imported(path: str) -> UserMetric:
+def _imported(config: RunConfig, path: str) -> UserMetric:
     wanted = "a function of the predictions and the references that returns {name: score}"
-    found = imported(path, setting="evaluation.metrics", wanted=wanted)
+    found = imported(config, path, setting="evaluation.metrics", wanted=wanted)
     if not callable(found):
         raise ConfigError(
             f"evaluation.metrics names {path}, which is a {type(found).__name__} and no function "

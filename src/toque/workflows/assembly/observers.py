@@ -58,7 +58,7 @@ def build_watchers(config: RunConfig, own: Sequence[object] = ()) -> Watchers:
             that is not set, a tracker that is not installed.
     """
     observe, folder = config.observe, Path(config.run_dir)
-    objects = [(path, _made(path)) for path in observe.callbacks]
+    objects = [(path, _made(config, path)) for path in observe.callbacks]
     objects += [(type(item).__name__, item) for item in own]
     for name, item in objects:
         _check(name, item)
@@ -67,9 +67,9 @@ def build_watchers(config: RunConfig, own: Sequence[object] = ()) -> Watchers:
     return Watchers(objects, _address(observe.webhook), trackers, folder.name)
 
 
-def _made(path: str) -> object:
+def _made(config: RunConfig, path: str) -> object:
     setting, wanted = "observe.callbacks", f"a class with any of {', '.join(METHODS)}"
-    found = imported(path, setting=setting, wanted=wanted)
+    found = imported(config, path, setting=setting, wanted=wanted)
     if not isinstance(found, type):
         raise ConfigError(
             f"{setting} names {path}, which is a {type(found).__name__} and no class. Name "

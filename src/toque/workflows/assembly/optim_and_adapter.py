@@ -48,11 +48,11 @@ def learning_rate(config: RunConfig, expected: dict[str, float]) -> LearningRate
         optim.schedule,
         peak_lr=optim.peak_lr,
         min_lr=optim.min_lr,
-        warmup=optim.warmup,
-        stop_after=config.train.stop_after,
+        warmup=optim.warmup.in_minutes(),
+        stop_after=config.train.stop_after.in_minutes(),
         expected=expected,
         cycles=Cycles(**dict(optim.cycles or {})),
-        cooldown=optim.cooldown or Duration(20, "%"),
+        cooldown=(optim.cooldown or Duration(20, "%")).in_minutes(),
     )
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import torch
 
 from toque.config import RunConfig
 from toque.data.store.token_store import TokenStore
@@ -14,14 +16,18 @@ from toque.models.flops import ParameterCounts, parameter_counts
 from toque.models.forward.fast_dropout import use_fast_dropout
 from toque.models.lora.files import base_sha256
 from toque.models.lora.layers import hold_frozen, is_adapted
-from toque.reporter import SILENT, Reporter, counting
+from toque.reporter import SILENT, Losing, Reporter, counting
 from toque.training.callbacks import Callback, EarlyStopping
+from toque.training.checkpoint.store import Checkpoint
 from toque.training.checkpoint.upload import UploadProgress, Uploads
 from toque.training.distributed.collectives import Ranks
-from toque.training.observers.console import ConsoleProgress
+from toque.training.observers.busy_machine import BusyMachine
+from toque.training.observers.console import ConsoleLoss, ConsoleProgress
 from toque.training.observers.metrics_log import MetricsLog
+from toque.training.observers.store_watch import StoreWatch
 from toque.training.runtime import Runtime
 from toque.training.signals import Interrupt
+from toque.training.time_limit import CommandClock
 from toque.training.trainer import Trainer
 from toque.units import Cursor, Progress
 from toque.version import __version__
@@ -41,6 +47,7 @@ from toque.workflows.assembly.observers import Watchers
 from toque.workflows.assembly.sample_writer import SampleWriter, writing_in
 from toque.workflows.assembly.setup import Setup
 from toque.workflows.assembly.time_ahead import time_left_of
+from toque.workflows.assembly.time_limit import Length, length_of, with_length
 from toque.workflows.assembly.trainer import about_run, build_trainer, flops_of
 
 LOOKS = 2
@@ -66,7 +73,9 @@ def assemble(
     *,
     watchers: Watchers | None,
     uploads: Uploads | None,
+    clock: CommandClock,
     reporter: Reporter,
+    found: Checkpoint | None = None,
 ) -> Run:
     """Build everything a run consists of, and measure how it is best computed on this machine.
 
@@ -76,7 +85,9 @@ def assemble(
         ranks: the processes that share it.
         watchers: the observers that `observe` asks for; None but on the first rank.
         uploads: copies checkpoints to a bucket; None without checkpoint.upload.
+        clock: runs since the command began.
         reporter: told of progress.
+        found: the checkpoint that will be continued from, which holds how it was computed.
 
     Raises:
         ConfigError: settings that do not fit each other, the model or the data.
@@ -95,8 +106,9 @@ def assemble(
     use_fast_dropout(model)
     stream = build_stream(config, store, model, rank=ranks.rank, ranks=ranks.world_size)
     setup = Setup(config, store, model, stream, runtime)
-    tuned = fit_to_machine(setup, reporter=reporter)
+    tuned = fit_to_machine(setup, found, reporter=reporter)
     heldout = build_heldout(setup)
+    length = length_of(setup, heldout, clock, reporter)
     looks = own_prompts(config, store, encoder=family.is_encoder_decoder) or held_out_prompts(
         store, LOOKS
     )
@@ -114,17 +126,21 @@ def assemble(
     callbacks: list[Callback] = [Interrupt(silent=reporter is SILENT, same_for_seconds=again)]
     if watchers is not None:
         with reporter.working("estimating how long it will take"):
-            time_left = time_left_of(setup, tuned, heldout, sampler, reporter)
+            timed = replace(setup, config=with_length(config, length))
+            time_left = time_left_of(timed, tuned, heldout, sampler, reporter)
         callbacks += [
+            StoreWatch(store),
             ConsoleProgress(
                 log_every=config.observe.log_every, reporter=reporter, time_left=time_left
             ),
             *_observers(setup, tuned, sampler, watchers, warn, reporter),
         ]
+    if length.limit is not None:
+        callbacks.append(length.limit)  # after those that write at an evaluation
     if uploads is not None:
         callbacks.append(UploadProgress(uploads, Path(config.run_dir), warn))
-    trainer = build_trainer(setup, tuned, evaluate, callbacks, base_hash)
-    return Run(setup, trainer, sampler, _banner(setup, tuned))
+    trainer = build_trainer(setup, tuned, evaluate, callbacks, base_hash, length)
+    return Run(setup, trainer, sampler, _banner(setup, tuned, length))
 
 
 def _observers(
@@ -153,14 +169,19 @@ def _observers(
             writing_in(model, runtime),
             reporter=reporter,
             show=bool(config.evaluation.prompts),  # asked for by name
+            warn=warn,
         ),
     ]
+    if runtime.device.type == "cpu":
+        callbacks.append(BusyMachine(warn, threads=torch.get_num_threads()))
+    if isinstance(reporter, Losing):
+        callbacks.append(ConsoleLoss(reporter, warn=warn))
     if config.train.early_stopping is not None:
         callbacks.append(EarlyStopping(**dict(config.train.early_stopping)))
     return [*callbacks, *watchers.callbacks(warn), *feeds]
 
 
-def _banner(setup: Setup, tuned: Fitted) -> str:
+def _banner(setup: Setup, tuned: Fitted, expected: Length) -> str:
     config, store, stream, runtime = setup.config, setup.store, setup.stream, setup.runtime
     counts = parameter_counts(setup.model)
     splits, tokens = store.manifest.splits, store.manifest.tokens
@@ -182,7 +203,7 @@ def _banner(setup: Setup, tuned: Fitted) -> str:
         f"{mixture_in_words(config, stream.plan)}"
         f"{stages_in_words(config, stream.plan)}"
         f"{augmentation_in_words(config, store, encoder=shape.source > 0)}"
-        f"{length}; run folder {config.run_dir}"
+        f"{length}{expected.line}; run folder {config.run_dir}"
     )
 
 

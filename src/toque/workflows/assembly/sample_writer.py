@@ -43,6 +43,7 @@ class SampleWriter(Callback):
         context: in which the model can write.
         reporter: who hears how far it is.
         show: whether the reporter is shown the texts as well.
+        warn: called when a text could not be written; the run goes on.
     """
 
     sampler: Sampler
@@ -51,12 +52,15 @@ class SampleWriter(Callback):
     context: WritingContext
     reporter: Reporter = SILENT
     show: bool = False
+    warn: Callable[[Progress, str], None] = lambda _at, _message: None
 
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> None:
         """Write texts with the weights just evaluated."""
         with self.context(), counting(self.reporter, "writing", "texts") as count:
             samples = self.sampler(self.model, count)
-        append_samples(self.path, samples, step=at.step)
+        refused = append_samples(self.path, samples, step=at.step)
+        if refused is not None:
+            self.warn(at, refused)
         for sample in samples if self.show else ():
             self.reporter.notice(shown(sample, step=at.step))
 

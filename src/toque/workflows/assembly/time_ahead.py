@@ -43,8 +43,8 @@ def time_left_of(
         return None
     config, ranks = setup.config, setup.runtime.ranks
     stop, totals = config.train.stop_after, expected_totals(config, setup.stream)
-    if stop.unit == "minutes":
-        training = 60.0 * stop.amount
+    if stop.seconds is not None:
+        training = stop.seconds
         totals = {"steps": training / fitted.update_seconds} | totals
     else:
         training = totals.get("steps", 0.0) * fitted.update_seconds

@@ -35,6 +35,7 @@ from toque.workflows.assembly.autotune import Fitted
 from toque.workflows.assembly.batches import expected_totals
 from toque.workflows.assembly.optim_and_adapter import learning_rate, weight_average
 from toque.workflows.assembly.setup import Setup
+from toque.workflows.assembly.time_limit import Length, with_length
 
 
 def build_trainer(
@@ -43,6 +44,7 @@ def build_trainer(
     evaluator: Callable[[], dict[str, float]],
     callbacks: Sequence[Callback],
     base_hash: str | None,
+    length: Length,
 ) -> Trainer:
     """The loop with everything it holds; `base_hash` is of the weights beside an adapter."""
     config, model, stream, runtime = setup.config, setup.model, setup.stream, setup.runtime
@@ -50,24 +52,28 @@ def build_trainer(
     resources = fitted.resources
     observers, noise, outliers = Callbacks(callbacks), optim.gradient_noise, optim.outliers
     skip = SkipStep(**dict(outliers)) if outliers else None
+    by_length, limit = with_length(config, length), length.limit
     return Trainer(
         model=model,
         optimizer=build_optimizer(model, name=optim.name, weight_decay=optim.weight_decay),
         batches=stream,
         loss_fn=partial(loss_sum, smoothing=optim.label_smoothing),
-        lr_at=learning_rate(config, expected_totals(config, stream)),
+        lr_at=learning_rate(by_length, expected_totals(config, stream)),
         evaluator=evaluator,
         checkpoints=CheckpointStore(
             run / "checkpoints",
             keep_last=train.keep_last,
             keep_best=train.keep_best,
             identity=RunIdentity(
-                config_sha256=config_sha256(config), data_fingerprint=setup.store.fingerprint
+                config_sha256=config_sha256(config),
+                data_fingerprint=setup.store.fingerprint,
+                settings=config.model_dump(mode="json"),
             ),
+            held=True,  # by whoever trains, before anything is written
         ),
         callbacks=observers,
         runtime=runtime,
-        schedule=Schedule(train.stop_after, train.evaluate_every, train.save_every),
+        schedule=Schedule(length.stop_after, train.evaluate_every, train.save_every),
         oom_fallback=OomFallback(
             rows=resources.micro_batch_rows,
             smaller_from=dict(resources.smaller_from),
@@ -75,16 +81,18 @@ def build_trainer(
                 run, rank=runtime.ranks.rank
             ),
             callbacks=observers,
+            resources=resources,
         ),
         guard=UpdateGuard(runtime, observers, skip, run_folder=run),
         notes=list(fitted.warnings),
         max_grad_norm=optim.max_grad_norm,
         seed=config.seed,
         noise=GradientNoise(**dict(noise), seed=config.seed) if noise else None,
-        average=weight_average(config),
+        average=weight_average(by_length),
         check_reached=refuse_unreached if is_adapted(model) else None,
         base_sha256=base_hash,
         background_saves=True,
+        count_seconds=float if limit is None else limit.count_seconds,
     )
 
 

@@ -6,6 +6,7 @@ left alone: the same weights, optimizer and losses, bit for bit.
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import signal
@@ -24,12 +25,16 @@ from toque.workflows.drill.sessions import (
     events,
     facts_of,
     kill_and_continue,
-    newest_bytes,
     newest_checkpoint,
     newest_step,
     steps_done,
 )
-from toque.workflows.drill.tiny_disk import NoTinyDiskError, mount_tiny_disk, resize_tiny_disk
+from toque.workflows.drill.tiny_disk import (
+    NoTinyDiskError,
+    mount_tiny_disk,
+    pages_of,
+    resize_tiny_disk,
+)
 
 INTERRUPTED: Final = Interrupted.exit_code
 REFUSED: Final = CheckpointError.exit_code
@@ -284,7 +289,7 @@ class Drill:
     def _full_disk(self) -> Outcome:
         self._report("a full disk")
         run = self._fresh("full")
-        size = newest_bytes(self.scratch / "interrupted")
+        size = pages_of(newest_checkpoint(self.scratch / "interrupted"))
         log = self.scratch / "full.log"
         session = Session(lambda: self._on_a_tiny_disk(run, size, LogReporter(log)), log)
         self._sessions.append(session)
@@ -307,7 +312,8 @@ class Drill:
         disk, wrong = run / "checkpoints", []
         disk.mkdir()
         try:
-            mount_tiny_disk(disk, int(1.5 * size) + (64 << 10))
+            # Half a checkpoint of room beside the first, however small: an adapter's is some kB.
+            mount_tiny_disk(disk, size + size // 2 + 2 * os.sysconf("SC_PAGE_SIZE"))
         except NoTinyDiskError as error:
             log.line(f"no small disk can be made here: {error}")
             return _NO_TINY_DISK

@@ -35,6 +35,7 @@ _QUIET: Final = (
     "checkpoint.upload=null",
     "evaluation.max_examples=8",
     "evaluation.generate=0",
+    "evaluation.metrics=auto",  # the run may be anyone's, and its metrics code
     "evaluation.prompts=[]",
     "observe.log_every=1 step",
     "observe.trackers=[]",

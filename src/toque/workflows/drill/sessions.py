@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from toque.storage.checksums import sha256_of
+from toque.storage.no_follow import open_append
 
 _STANDARD: Final = (1, 2)
 """Output and errors."""
@@ -94,7 +95,7 @@ class Session:
 def _be_the_session(body: Body, log: Path) -> None:
     code = 1
     try:
-        file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+        file = open_append(log)
         for standard in _STANDARD:
             os.dup2(file, standard)
         code = body()

@@ -45,6 +45,12 @@ def mount_tiny_disk(folder: Path, size: int) -> None:
         raise NoTinyDiskError(f"the kernel refuses a tmpfs: {_last_error()}")
 
 
+def pages_of(folder: Path) -> int:
+    """Bytes that the files of `folder` take on such a disk: whole pages of memory."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    return sum(-(-file.stat().st_size // page) * page for file in folder.glob("*"))
+
+
 def resize_tiny_disk(folder: Path, size: int) -> None:
     """Give the disk at `folder` another size.
 

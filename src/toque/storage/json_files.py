@@ -1,0 +1,88 @@
+"""JSON files: decoding that fails in one way, and lines that are appended whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar, final
+
+import msgspec
+
+from toque.storage.no_follow import open_append
+
+Kind = TypeVar("Kind")
+
+
+def decode_json(text: bytes | str, kind: type[Kind]) -> Kind:
+    """The value in `text`, of the form `kind`.
+
+    msgspec raises three unrelated errors for what cannot be decoded: its own, a UnicodeDecodeError
+    for bytes that are no UTF-8 (one flipped high bit), and a RecursionError for deep nesting. Bytes
+    of members that `kind` does not have it passes over unseen, so they are decoded here.
+
+    Raises:
+        msgspec.DecodeError: for each of them.
+    """
+    try:
+        return msgspec.json.decode(text if isinstance(text, str) else text.decode(), type=kind)
+    except UnicodeDecodeError as error:
+        raise msgspec.DecodeError(f"byte {error.start:,} is not UTF-8") from error
+    except RecursionError as error:
+        raise msgspec.DecodeError("it is nested too deeply") from error
+
+
+@final
+class JsonLines:
+    """A file of JSON lines to append to; what is appended is handed to the system at once.
+
+    A killed writer may have left half a line at the end; the next one is not appended to it.
+
+    Raises:
+        OSError: the file cannot be opened, or is a symbolic link.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._descriptor = open_append(path)
+        size = os.fstat(self._descriptor).st_size
+        self._torn = size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
+
+    def append(self, lines: Sequence[bytes]) -> OSError | None:
+        """Write the lines, all or none of them; the error of a file system that refused."""
+        text = b"".join(line + b"\n" for line in lines)
+        if self._torn:
+            text = b"\n" + text
+        before = os.fstat(self._descriptor).st_size
+        refused: OSError | None = None
+        written = 0
+        try:
+            while written < len(text):
+                written += os.write(self._descriptor, text[written:])
+        except OSError as error:
+            refused = error
+        if refused is not None and written:  # no line is better than half a line
+            was_torn, self._torn = self._torn, True
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, before)
+                self._torn = was_torn
+        elif refused is None and text:
+            self._torn = False
+        return refused
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+
+def append_json_lines(path: Path, lines: Sequence[bytes]) -> OSError | None:
+    """Append to `path`, all lines or none; the error of a file system that refused, if it did."""
+    try:
+        file = JsonLines(path)
+    except OSError as error:
+        return error
+    try:
+        return file.append(lines)
+    finally:
+        file.close()

@@ -1,0 +1,113 @@
+"""No-follow opening: files of run and store folders, never written through a link.
+
+Such a folder may come from a stranger. A symbolic link in it that is named as a file Toque writes
+(metrics.jsonl, .lock, report.html) would otherwise make any file of the user its target, and a link
+in place of a folder would move everything written there.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+LINK: Final = "it is a symbolic link, and nothing is written through one"
+_LEFT_ALONE: Final = frozenset({"wandb"})
+"""Folders of other programs, which link inside them; Toque writes nothing there."""
+_MODE: Final = 0o666
+
+
+def open_no_follow(path: Path, flags: int) -> int:
+    """A descriptor of `path` itself, closed on exec; see `os.open` for `flags`.
+
+    Raises:
+        OSError: as of `os.open`; ELOOP, saying so, when it is a symbolic link.
+    """
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, LINK, str(path)) from error
+        raise
+
+
+def open_new(path: Path) -> int:
+    """A descriptor to write a file that did not exist.
+
+    Raises:
+        FileExistsError: something is there already, a link that leads nowhere included.
+    """
+    return open_no_follow(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+
+
+def open_append(path: Path) -> int:
+    """A descriptor to append to `path` and to read it; the file is made when missing.
+
+    One that has a second name elsewhere (a hard link) is copied first, so that the other stays as
+    it is.
+
+    Raises:
+        OSError: it cannot be opened, or is a link or no plain file.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
+    descriptor = open_no_follow(path, flags)
+    found = os.fstat(descriptor)
+    if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
+        return descriptor
+    try:
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "it is not a plain file", str(path))
+        copy = path.with_name(f".{path.name}.{os.urandom(8).hex()}.partial")
+        write_new(copy, os.pread(descriptor, found.st_size, 0))
+        copy.replace(path)
+    finally:
+        os.close(descriptor)
+    return open_no_follow(path, flags)
+
+
+def write_new(path: Path, data: bytes) -> None:
+    """Write a file that did not exist, in a folder that is not in use yet.
+
+    Raises:
+        FileExistsError: something is there already.
+        OSError: the file system refused.
+    """
+    with os.fdopen(open_new(path), "wb") as file:
+        file.write(data)
+
+
+def refuse_links(folder: Path, refuse: Callable[[str], Exception]) -> None:
+    """Refuse links and devices inside `folder`, which may itself be one.
+
+    Args:
+        folder: of a run or a store; nothing is wrong with one that is absent.
+        refuse: makes the error to raise of a sentence that names the link.
+    """
+    for place in _not_plain(folder):
+        what = f"a symbolic link to {place.readlink()}" if place.is_symlink() else "no plain file"
+        raise refuse(
+            f"{place} is {what}. Such a folder may come from anyone, and writing through a link "
+            "would overwrite what it leads to, so links inside a run or a store are refused. "
+            "Remove it, or put what it leads to in its place."
+        )
+
+
+def _not_plain(folder: Path) -> list[Path]:
+    """The first entries below `folder` that are neither files nor folders of their own."""
+    found, waiting = list[Path](), [folder]
+    while waiting and not found:
+        here = waiting.pop()
+        try:
+            entries = sorted(os.scandir(here), key=lambda entry: entry.name)
+        except OSError:
+            continue  # absent, or not ours to read: whoever opens it says so
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                if entry.name not in _LEFT_ALONE:
+                    waiting.append(Path(entry.path))
+            elif not entry.is_file(follow_symlinks=False):
+                found.append(Path(entry.path))
+    return found

@@ -1,0 +1,94 @@
+"""Writers: files are opened for writing in storage/ alone, where no link is followed."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent.parent.parent / "src" / "toque"
+WRITING_CALLS = {"write_text", "write_bytes", "copyfile", "copy", "copy2", "copytree", "move"}
+WRITING_FLAGS = {"O_WRONLY", "O_RDWR", "O_CREAT"}
+LIBRARIES = {"save_file", "save_pretrained", "savez", "mkstemp", "NamedTemporaryFile"}
+ALLOWED = {
+    # Into a folder that `atomic_folder` has just made, where nothing can lie in the way.
+    "training/checkpoint/state_tensors.py: save_file",
+    "models/loading/export.py: save_file",
+    "models/loading/export.py: save_pretrained",
+    "models/lora/files.py: save_pretrained",
+    "training/checkpoint/upload.py: copy2",
+    # Of the drill's own scratch folder, and of a copy it has made there.
+    "workflows/drill/run.py: copy",
+    "workflows/drill/crash_test.py: copytree",
+    "workflows/drill/crash_test.py: write_bytes",
+    "workflows/drill/crash_test.py: open",
+    # The kernel's files.
+    "workflows/drill/tiny_disk.py: write_text",
+    # Below storage/; it opens the file itself and no link.
+    "reporter.py: open",
+    # Standard output, after its reader has gone.
+    "cli/app.py: O_WRONLY",
+}
+
+
+def calls(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            called = node.func
+            yield (
+                called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", ""),
+                node,
+            )
+
+
+def mode_of(call: ast.Call) -> str:
+    """The mode of an `open`; "" for one of another kind, as of a tracker or a store."""
+    words = [*call.args, *(k.value for k in call.keywords if k.arg == "mode")]
+    texts = [w.value for w in words if isinstance(w, ast.Constant) and isinstance(w.value, str)]
+    return next((text for text in texts if text and set(text) <= set("rwaxbt+")), "")
+
+
+def writers(file: Path) -> set[str]:
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    found = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr in WRITING_FLAGS
+    }
+    for name, call in calls(tree):
+        owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+        if name in WRITING_CALLS | LIBRARIES:
+            copies_data = name in {"copy", "move"} and getattr(owner, "id", "") != "shutil"
+            if not copies_data:
+                found.add(name)
+        elif name in {"open", "fdopen"} and set(mode_of(call)) & set("wax+"):
+            found.add(name)
+    return found
+
+
+def test_only_storage_opens_files_for_writing() -> None:
+    files = {f.relative_to(PACKAGE).as_posix(): f for f in PACKAGE.rglob("*.py")}
+    found = {
+        f"{name}: {writer}"
+        for name, file in files.items()
+        if not name.startswith("storage/")
+        for writer in writers(file)
+    }
+    assert sorted(found - ALLOWED) == []
+    assert sorted(ALLOWED - found) == []
+
+
+def test_such_a_call_would_be_found(tmp_path: Path) -> None:
+    file = tmp_path / "module.py"
+    for text, name in (
+        ("path.open('a', encoding='utf-8')", "open"),
+        ("open(path, mode='w')", "open"),
+        ("path.write_text('x')", "write_text"),
+        ("os.open(path, os.O_RDWR)", "O_RDWR"),
+        ("shutil.copy(a, b)", "copy"),
+        ("save_file(tensors, path)", "save_file"),
+    ):
+        file.write_text(text)
+        assert writers(file) == {name}, text
+    file.write_text("path.open('rb'); TokenStore.open(folder); found.copy(); open(path)")
+    assert writers(file) == set()

@@ -1,0 +1,152 @@
+"""Folders of strangers: links in a run or a store, where Toque would write or read."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from toque.cli import main
+from toque.storage.atomic import atomic_file, atomic_write, sweep_files
+from toque.storage.json_files import append_json_lines
+from toque.storage.no_follow import LINK, open_append, write_new
+
+SECRET = b"alias ls='ls -l'\n"
+
+
+@pytest.fixture(scope="module")
+def run(kitchen, tmp_path_factory) -> Path:
+    """A run of three updates, and its store."""
+    folder = tmp_path_factory.mktemp("stranger")
+    words = [f"run_dir={folder / 'run'}", "train.stop_after=3 steps"]
+    assert main(["train", str(kitchen / "run.yaml"), *words]) == 0
+    return folder / "run"
+
+
+@pytest.fixture
+def victim(tmp_path) -> Path:
+    """A file of the user's, elsewhere."""
+    path = tmp_path / "home" / ".bashrc"
+    path.parent.mkdir()
+    path.write_bytes(SECRET)
+    return path
+
+
+def said(capfd) -> str:
+    return " ".join(capfd.readouterr().err.split())
+
+
+def linked(run: Path, tmp_path: Path, name: str, to: Path) -> Path:
+    """A copy of the run in which `name` is a link."""
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    place = copy / name
+    if place.is_dir():
+        shutil.rmtree(place)
+    else:
+        place.unlink(missing_ok=True)
+    place.symlink_to(to)
+    return copy
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "metrics.jsonl",
+        "samples.jsonl",
+        "resources.json",
+        "evaluation.json",
+        "report.html",
+        "checkpoints/.lock",
+        "checkpoints/.lock.lease",
+        f".report.html.{os.getpid()}.partial",
+        "skipped_updates.jsonl",
+    ],
+)
+def test_fault_58_a_link_in_a_run_is_refused_and_what_it_leads_to_is_untouched(
+    run, kitchen, tmp_path, victim, name, capfd
+):
+    copy = linked(run, tmp_path, name, victim)
+    train = ["train", str(kitchen / "run.yaml"), f"run_dir={copy}", "train.stop_after=3 steps"]
+    for words in (train, ["evaluate", str(copy)], ["report", str(copy)]):
+        assert main(words) == 4
+        text = said(capfd)
+        assert f"{copy / name} is a symbolic link to {victim}" in text
+        assert "Remove it" in text
+    assert victim.read_bytes() == SECRET
+    assert [p.name for p in victim.parent.iterdir()] == [victim.name]
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "best", "model", "outbox"])
+def test_fault_58_a_linked_folder_in_a_run_is_refused(run, kitchen, tmp_path, victim, name, capfd):
+    copy = linked(run, tmp_path, name, victim.parent)
+    (victim.parent / "temp-of-mine").mkdir()
+    words = ["train", str(kitchen / "run.yaml"), f"run_dir={copy}", "train.stop_after=3 steps"]
+    assert main(words) == 4
+    assert f"{copy / name} is a symbolic link" in said(capfd)
+    assert sorted(p.name for p in victim.parent.iterdir()) == [".bashrc", "temp-of-mine"]
+
+
+@pytest.mark.parametrize("name", [".lock", "split.npy", "report.json", "shards", "tokenizer"])
+def test_fault_58_a_link_in_a_store_is_refused(kitchen, tmp_path, victim, name, capfd):
+    to = victim.parent if name in ("shards", "tokenizer") else victim
+    store = linked(kitchen / "store", tmp_path, name, to)
+    config = [str(kitchen / "run.yaml"), f"data.store={store}"]
+    for words in (
+        ["prepare", *config, "--replace"],
+        ["train", *config, f"run_dir={tmp_path / 'new'}"],
+        ["report", str(store)],
+    ):
+        assert main(words) == 3
+        assert f"{store / name} is a symbolic link" in said(capfd)
+    assert victim.read_bytes() == SECRET
+    assert not (tmp_path / "new").exists()
+
+
+def test_fault_58_the_folder_itself_may_be_a_link_and_other_programs_may_link(
+    run, kitchen, tmp_path
+):
+    copy = tmp_path / "disk"
+    shutil.copytree(run, copy)
+    (copy / "wandb").mkdir()
+    (copy / "wandb" / "latest-run").symlink_to(tmp_path)
+    (tmp_path / "run").symlink_to(copy)
+    words = [f"run_dir={tmp_path / 'run'}", "train.stop_after=3 steps"]
+    assert main(["train", str(kitchen / "run.yaml"), *words]) == 0
+
+
+def test_fault_58_a_link_that_comes_after_the_look_is_not_written_through(tmp_path, victim):
+    link = tmp_path / "metrics.jsonl"
+    link.symlink_to(victim)
+    refused = append_json_lines(link, [b"{}"])
+    assert refused is not None
+    assert refused.strerror == LINK
+    with pytest.raises(FileExistsError):
+        write_new(link, b"{}")
+    atomic_write(link, b"{}")  # takes the link's place
+    assert victim.read_bytes() == SECRET
+    assert (link.is_symlink(), link.read_bytes()) == (False, b"{}")
+
+
+def test_fault_58_temporary_names_cannot_be_foreseen_and_leftovers_are_swept(tmp_path):
+    names = set()
+    for _ in range(3):
+        with atomic_file(tmp_path / "a.json") as file:
+            file.write(b"1")
+            names |= {p.name for p in tmp_path.iterdir() if p.name != "a.json"}
+    assert len(names) == 3
+    for name in (*names, f".config.yaml.{os.getpid()}.partial", ".mine.partial"):
+        (tmp_path / name).write_bytes(b"half")
+    assert len(sweep_files(tmp_path)) == 4
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".mine.partial", "a.json"]
+
+
+def test_fault_58_a_file_with_a_second_name_is_copied_before_it_is_appended_to(tmp_path, victim):
+    path = tmp_path / "metrics.jsonl"
+    os.link(victim, path)
+    os.write(descriptor := open_append(path), b"{}\n")
+    os.close(descriptor)
+    assert victim.read_bytes() == SECRET
+    assert path.read_bytes() == SECRET + b"{}\n"

@@ -1,0 +1,124 @@
+"""A limit on the whole command, by a clock that moves only when something is done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from toque.training.callbacks import Callback
+from toque.training.lr_schedules import make_schedule
+from toque.training.schedule import Schedule
+from toque.training.time_limit import CommandClock, TimeLimit
+from toque.units import Duration
+
+READING, UPDATE, SAVING, ENDING = 60.0, 2.0, 5.0, 40.0
+
+
+@dataclass
+class Watch:
+    """Seconds that go by as the run does what takes them."""
+
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Work(Callback):
+    """Takes the time of an update where one begins, and of a save where one ends."""
+
+    def __init__(self, watch):
+        self.watch = watch
+
+    def on_before_step(self, at):
+        self.watch.now += UPDATE
+
+    def on_save(self, at, saved):
+        self.watch.now += SAVING
+
+
+def command(make_run, watch, *, total, expected=10.0, evaluating=10.0, **more):
+    """One command: reading and measuring, then training; the run and its limit."""
+    began = watch.now
+    watch.now += READING
+    limit = TimeLimit(total, CommandClock(watch, began), expected, ENDING)
+
+    def evaluate(_model):
+        watch.now += evaluating
+        return {"loss": 1.0}
+
+    run = make_run(callbacks=(Work(watch), limit), evaluator=evaluate, **more)
+    run.trainer.schedule = Schedule(
+        limit.stop_after, Duration.parse("50 steps"), Duration.parse("100 steps")
+    )
+    run.trainer.count_seconds = limit.count_seconds
+    run.trainer.lr_at = make_schedule(
+        "cosine", peak_lr=1e-2, warmup=Duration(5, "%"), stop_after=limit.stop_after
+    )
+    return run, limit
+
+
+def finish(watch, evaluating=10.0):
+    """What a command does after training: the best weights are scored, and all is written."""
+    watch.now += evaluating + ENDING - SAVING  # the last save was made by the loop
+
+
+@pytest.mark.parametrize("total", [240.0, 600.0])
+def test_reading_evaluating_and_writing_fit_into_the_limit(make_run, total):
+    watch = Watch()
+    run, limit = command(make_run, watch, total=total)
+    end = run.trainer.fit()
+    finish(watch)
+    assert end.reason == "finished"
+    assert watch.now <= total
+    assert total - watch.now < 2 * (UPDATE + SAVING)  # and no more is left over than an update
+    assert limit.stop_after.seconds == total - READING - 20.0 - ENDING
+    # Evaluations and saves between the updates count: the rate has come down when it ends.
+    steps = run.recorder.steps
+    assert steps[-1].lr < 0.01 * max(step.lr for step in steps)
+    assert steps[0].progress.seconds == UPDATE
+    assert run.recorder.evaluations[-1][0] == end.progress.step
+
+
+def test_evaluations_that_take_longer_than_measured_end_training_earlier(make_run):
+    watch = Watch()
+    run, _ = command(make_run, watch, total=600.0, expected=10.0, evaluating=50.0)
+    run.trainer.fit()
+    finish(watch, evaluating=50.0)
+    assert watch.now <= 600.0
+
+
+def test_a_run_that_came_to_its_limit_is_done(make_run):
+    watch = Watch()
+    run, _ = command(make_run, watch, total=240.0)
+    done = run.trainer.fit().progress.step
+    again, _ = command(make_run, watch, total=240.0)
+    watch.now -= READING / 2  # what was measured once is read the second time
+    assert again.trainer.fit().progress.step == done
+    longer, _ = command(make_run, watch, total=480.0)
+    assert longer.trainer.fit().progress.step > done
+
+
+class KillAt(Callback):
+    def __init__(self, step):
+        self.step = step
+
+    def on_step(self, info):
+        if info.progress.step == self.step:
+            raise KeyboardInterrupt
+
+
+def test_a_continued_command_keeps_to_the_limit_too(make_run):
+    watch = Watch()
+    run, limit = command(make_run, watch, total=600.0)
+    run.trainer.callbacks._callbacks += (KillAt(120),)
+    with pytest.raises(KeyboardInterrupt):
+        run.trainer.fit()
+    began = watch.now
+    again, _ = command(make_run, watch, total=600.0)
+    assert again.trainer.progress.step == 100
+    end = again.trainer.fit()
+    finish(watch)
+    assert watch.now - began <= 600.0
+    assert end.progress.seconds <= limit.stop_after.seconds + UPDATE
