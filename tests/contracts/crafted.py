@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from crafted_models import model_cases
 
 from toque.cooking.cookbook.generate import write_cookbook
 from toque.data.store.token_store import TokenStore
@@ -30,6 +31,8 @@ from toque.training.checkpoint.store import CheckpointStore, verify_checkpoint
 
 MORE_BYTES = 400 << 20
 """Address space the process may still take while it opens what was crafted."""
+MORE_SECONDS = 240
+"""Processor time for all of them; ten thousand layers alone would take as long."""
 ONE = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
 TWICE = json.dumps({"w": ONE})[:-1] + ', "w": ' + json.dumps(ONE) + "}"
 HEADERS: dict[str, tuple[str, bytes, int | None]] = {
@@ -235,7 +238,8 @@ def models(work: Path) -> Mapping[str, Callable[[], object]]:
 
 
 def limited() -> None:
-    """Leave the process `MORE_BYTES` of address space beyond what it has."""
+    """Leave the process `MORE_BYTES` of address space beyond what it has, and minutes of time."""
+    resource.setrlimit(resource.RLIMIT_CPU, (MORE_SECONDS, MORE_SECONDS))
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * os.sysconf("SC_PAGE_SIZE") + MORE_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -244,7 +248,7 @@ def limited() -> None:
 def main() -> None:
     """Make, open, tell."""
     work = Path(sys.argv[1])
-    cases = {**checkpoints(work), **stores(work), **models(work)}
+    cases = {**checkpoints(work), **stores(work), **models(work), **model_cases(work)}
     limited()
     said = {}
     for name, opened in cases.items():

@@ -103,7 +103,7 @@ def test_every_setting_a_text_of_the_program_names_exists() -> None:
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("raise data.max_bad_share", ["data.max_bad_share"]),
+        ("raise data.max_good_share", ["data.max_good_share"]),
         (
             "`data.sources[].weight` and data.sources.0.path",
             ["data.sources.weight", "data.sources.path"],
@@ -122,5 +122,5 @@ def test_names_are_found_in_a_text(text: str, found: list[str]) -> None:
 def test_a_name_inside_a_mapping_exists_and_an_invented_one_does_not() -> None:
     assert exists("model.shape.hidden_size")
     assert exists("optim.averaging")
-    assert not exists("data.max_bad_share")
+    assert not exists("data.max_good_share")
     assert not exists("optim.averaging.decay.rate")

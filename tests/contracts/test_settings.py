@@ -57,6 +57,8 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "data.validation_fraction": ("0.3", "store"),
     "data.max_examples": ("20", "store"),
     "data.min_quality": ("1.0", "store"),
+    "data.max_bad_share": ("0.0", "refusal"),
+    "data.encoding": ("latin-1", "store"),
     "data.dedup": ("none", "store"),
     "span_corruption": ("{}", "losses"),
     "span_corruption.density": ("0.3", "losses"),
@@ -219,7 +221,8 @@ def kitchen(tmp_path_factory: pytest.TempPathFactory) -> Path:
         one = [f"{' '.join(steps)} Nobody in house {n} says how."]
         poor.append({"title": f"Rusk {n}", "ingredients": foods, "directions": one})
     more = "".join(json.dumps(record) + "\n" for record in poor)
-    (folder / "a.jsonl").write_text(lines + lines.splitlines()[0] + "\n" + more)
+    broken = '{"title": }\n'
+    (folder / "a.jsonl").write_text(lines + lines.splitlines()[0] + "\n" + more + broken)
     write_cookbook(folder / "b.jsonl", n=60, seed=4)
     watch = (
         "class AtThree:\n  def on_step_end(self, s):\n    return 'stop' if s.step > 2 else None\n"

@@ -133,7 +133,8 @@ def build_in_outline(config: RunConfig) -> None:
             seed=config.seed,
         )
     limit = max_positions(built.config)
-    longest = data.max_prompt_tokens + data.max_target_tokens - 1
+    limits = data.max_prompt_tokens, data.max_target_tokens
+    longest = sum(side for side in limits if side != "auto") - 1  # the rest is chosen to fit
     if limit is not None and not built.config.is_encoder_decoder and longest > limit:
         raise ConfigError(f"an example of {longest} tokens does not fit {limit} positions")
 

@@ -6,6 +6,7 @@ the annotation, so they cannot disagree with what is checked.
 
 from __future__ import annotations
 
+import codecs
 import re
 import types
 from collections.abc import Sequence
@@ -52,22 +53,25 @@ def _is_batch(value: Duration) -> bool:
     return value.amount > 0 and value.amount.is_integer() and value.unit in ("tokens", "examples")
 
 
+_PYTHON_NAME = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")
+_FROM_ENVIRONMENT = re.compile(r"env:[A-Za-z_]\w*")
+_BLANK = re.compile(r"\s")
+
+
 def _is_tokenizer(value: str) -> bool:
     kind, _, size = value.partition(":")
     return kind != "trained" or (size.isdecimal() and 512 <= int(size) <= 500_000)
 
 
 def _is_python_name(value: str) -> bool:
-    return re.fullmatch(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*", value) is not None
+    return _PYTHON_NAME.fullmatch(value) is not None
 
 
 def _is_address(value: str) -> bool:
-    if re.fullmatch(r"env:[A-Za-z_]\w*", value):
+    if _FROM_ENVIRONMENT.fullmatch(value):
         return True
     parts = urlsplit(value)
-    return (
-        parts.scheme in ("http", "https") and bool(parts.hostname) and not re.search(r"\s", value)
-    )
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and not _BLANK.search(value)
 
 
 def _public(value: str | None) -> str | None:
@@ -124,6 +128,22 @@ MetricName = Annotated[
     Allowed(f"{', '.join(METRIC_GROUPS)} or module:function"),
 ]
 """A metric of written texts: one that comes with Toque, or a function of the user's."""
+
+
+def _is_encoding(value: str) -> bool:
+    """Whether Python can read text in it: "rot13" and "base64" are no encodings of text."""
+    try:
+        "".encode(value)
+        codecs.getincrementaldecoder(value)
+    except (LookupError, ValueError):
+        return False
+    return True
+
+
+EncodingName = Annotated[
+    str, Predicate(_is_encoding), Allowed("utf-8, latin-1, cp1252 or another that Python knows")
+]
+"""A character encoding."""
 
 PythonName = Annotated[str, Predicate(_is_python_name), Allowed("module:name")]
 """Something of the user's own, importable."""

@@ -18,6 +18,7 @@ from toque.config.field_types import (
     AsTuple,
     Auto,
     BatchSize,
+    EncodingName,
     Fraction,
     Interval,
     MetricName,
@@ -116,10 +117,11 @@ class DataConfig(Config):
     task_temperature: Annotated[float, Field(ge=1, le=100)] | None = None
     """Mix tasks by (their examples)^(1/T) instead (Raffel et al. 2020): 1 as they are, 100 nearly
     equal shares; an epoch stays as long. null: by task_weights."""
-    max_prompt_tokens: Annotated[int, Field(ge=8)] = 256
-    """Longest prompt, in tokens."""
-    max_target_tokens: Annotated[int, Field(ge=8)] = 512
-    """Longest target, in tokens."""
+    max_prompt_tokens: Annotated[int, Field(ge=8)] | Auto = "auto"
+    """Longest prompt, in tokens. auto: what 99 % of a sample's prompts fit in, within the model's
+    positions and 2048; the data report says what was chosen. Documents are split at 256 and 512."""
+    max_target_tokens: Annotated[int, Field(ge=8)] | Auto = "auto"
+    """Longest target, in tokens. auto: as of prompts."""
     on_overlong: Literal["auto", "error", "drop", "truncate", "split"] = "auto"
     """What happens to an example that is longer; what was done is counted and printed.
     auto: recipes are truncated, documents are split."""
@@ -130,6 +132,12 @@ class DataConfig(Config):
     are found. null for all."""
     min_quality: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Leave out recipes whose quality score is below this."""
+    max_bad_share: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Share of a source's records that may be unusable; with more, the source is refused: its
+    format is likely another one. What is dropped is counted by reason in any case."""
+    encoding: EncodingName = "utf-8"
+    """Character encoding of text, JSON, CSV and web pages. Old exports may be latin-1 or cp1252:
+    then many of their bytes are not UTF-8, which the data report counts."""
     dedup: Literal["none", "exact", "near"] = "exact"
     """exact: of equal recipes, apart from case and spacing, only one is kept. near: of recipes and
     documents that share most of their wording, too."""

@@ -23,18 +23,24 @@ MAX_DEPTH = 50
 MAX_NODES = 20_000
 """A configuration has about a hundred; aliases can make a small file grow without end."""
 
-_INT = re.compile(r"[-+]?[0-9][0-9_]*")
-_FLOAT = re.compile(
+_INT = r"[-+]?[0-9][0-9_]*"
+_FLOAT = (
     r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?"
     r"|[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
 )
-_BOOL = re.compile(r"true|True|TRUE|false|False|FALSE")
-_NULL = re.compile(r"~|null|Null|NULL|")
+_NOT_PYTHON = re.compile(r"_|\.(?=inf|nan)")
+_BOOL = r"true|True|TRUE|false|False|FALSE"
+_NULL = r"~|null|Null|NULL|"
+_SCALARS = {
+    name: re.compile(rf"\A(?:{text})\Z")
+    for name, text in (("null", _NULL), ("bool", _BOOL), ("int", _INT), ("float", _FLOAT))
+}
+"""How a plain scalar is written, by its tag; the first that matches counts."""
 _TAG = "tag:yaml.org,2002:"
 _READ: Mapping[str, Callable[[str], Any]] = {
     "str": str,
     "int": lambda text: int(text.replace("_", "")),
-    "float": lambda text: float(re.sub(r"_|\.(?=inf|nan)", "", text)),
+    "float": lambda text: float(_NOT_PYTHON.sub("", text)),
     "bool": lambda text: {"true": True, "false": False}[text.lower()],
     "null": lambda _: None,
 }
@@ -63,8 +69,8 @@ class _Loader(yaml.SafeLoader):
 
 _Loader.yaml_implicit_resolvers = {}
 
-for _name, _pattern in (("null", _NULL), ("bool", _BOOL), ("int", _INT), ("float", _FLOAT)):
-    _Loader.add_implicit_resolver(_TAG + _name, re.compile(rf"(?:{_pattern.pattern})\Z"), None)
+for _name, _scalar in _SCALARS.items():
+    _Loader.add_implicit_resolver(_TAG + _name, _scalar, None)
 
 
 def dotted(path: Path) -> str:

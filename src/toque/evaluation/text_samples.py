@@ -12,6 +12,7 @@ from torch import nn
 
 from toque.data.tokenizer.codec import Codec
 from toque.reporter import Count, uncounted
+from toque.sources.records import attempted
 from toque.storage.json_files import append_json_lines
 
 TextMetrics = Callable[[str, str], Mapping[str, float]]
@@ -40,6 +41,8 @@ class Sample:
     reference: str | None
     metrics: Mapping[str, float]
     slices: Mapping[str, str] = field(default_factory=dict)
+    failed: str = ""
+    """What the domain's metrics raised on it, in words; `metrics` is then empty."""
 
     def record(self) -> dict[str, Any]:
         """As written to samples.jsonl."""
@@ -48,7 +51,11 @@ class Sample:
             "text": self.text,
             "tokens": self.tokens,
             "metrics": {name: round(score, 4) for name, score in self.metrics.items()},
-        } | ({} if self.reference is None else {"reference": self.reference})
+        } | {
+            name: value
+            for name, value in (("reference", self.reference), ("failed", self.failed or None))
+            if value is not None
+        }
 
 
 @dataclass(frozen=True)
@@ -77,8 +84,9 @@ class Sampler:
 
     def _sample(self, prompt: Prompt, ids: Sequence[int]) -> Sample:
         text = self.codec.decode(ids)
-        metrics = dict(self.metrics(prompt.text, text))
-        return Sample(prompt.text, text, len(ids), prompt.reference, metrics, prompt.slices)
+        found = attempted(self.metrics, prompt.text, text)  # whatever a model writes
+        metrics, failed = ({}, found) if isinstance(found, str) else (dict(found), "")
+        return Sample(prompt.text, text, len(ids), prompt.reference, metrics, prompt.slices, failed)
 
 
 def append_samples(path: Path, samples: Sequence[Sample], *, step: int) -> str | None:

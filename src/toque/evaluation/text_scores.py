@@ -6,7 +6,7 @@ kept only for the user's own metrics, which take all of them at once.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -63,6 +63,7 @@ class TextScores:
     def __post_init__(self) -> None:
         self.n_texts = 0
         self.failed: dict[str, str] = {}
+        self._unscored: Counter[str] = Counter()
         self._rows: dict[str, list[tuple[int, Floats]]] = defaultdict(list)
         self._labels: dict[str, list[str]] = defaultdict(list)
         self._texts: tuple[list[str], list[str]] = ([], [])
@@ -81,6 +82,7 @@ class TextScores:
             for name in dict.fromkeys(name for sample in samples for name in sample.metrics):
                 values = [sample.metrics.get(name, np.nan) for sample in samples]
                 self._rows[name].append((before, np.array(values, float)[:, None]))
+            self._unscored.update(sample.failed for sample in samples if sample.failed)
         for name, rows in self._columns(texts, [sample.reference for sample in samples]).items():
             self._rows[name].append((before, rows))
         for sample in samples:
@@ -134,6 +136,11 @@ class TextScores:
                 found = estimates(measures, rows, resamples=resamples)
                 slices.setdefault(slicing, {})[label] = found
                 sizes.setdefault(slicing, {})[label] = len(rows)
+        if self._unscored:
+            reasons = "; ".join(f"{n} {reason}" for reason, n in self._unscored.most_common())
+            self.failed["recipe"] = (
+                f"left out {self._unscored.total()} of {self.n_texts} texts: {reasons}"
+            )
         return Scores(self.n_texts, overall, slices, sizes, self.failed)
 
     def _measure(self, name: str, parts: Sequence[tuple[int, Floats]]) -> PerText:

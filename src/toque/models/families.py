@@ -45,6 +45,8 @@ FAMILIES: dict[str, Family] = {
         Family("llama", False, ("llama", "mistral", "qwen2", "qwen3"), LlamaConfig),
     )
 }
+MODEL_TYPES = frozenset(name for family in FAMILIES.values() for name in family.model_types)
+"""`model_type` values of all families."""
 
 
 def family_named(name: str) -> Family:
@@ -72,10 +74,16 @@ def family_of(config: PretrainedConfig) -> Family:
         if model_type in family.model_types:
             _refuse_sliding_window(config)
             return family
+    raise unknown_type(model_type)
+
+
+def unknown_type(model_type: object, *, has_code: bool = False) -> ConfigError:
+    """The error about a model of no family here; `has_code` where its folder names code to load."""
     known = ", ".join(t for family in FAMILIES.values() for t in family.model_types)
-    raise ConfigError(
-        f'The model\'s config.json says model_type "{model_type}", which no family here covers. '
-        f"Model types that work: {known}."
+    code = " It brings code of its own (auto_map), which is never run here." if has_code else ""
+    return ConfigError(
+        f'The model\'s config.json says model_type "{model_type}", which no family here covers.'
+        f"{code} Model types that work: {known}."
     )
 
 

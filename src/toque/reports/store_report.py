@@ -11,10 +11,12 @@ from typing import Any, Final
 from toque.cooking.labels.cuisines import CUISINES
 from toque.cooking.recipe import DIFFICULTIES, NUTRITION_CLASSES
 from toque.data.prepare.histograms import ColumnReport, Histogram
-from toque.data.prepare.report import Lengths, Report, SourceReport
+from toque.data.prepare.report import ENCODING_HINT, Lengths, Report, SourceReport
 from toque.reports.parts import Figure, Grid, Passage, Shown
 from toque.reports.svg_charts import bars, histogram
+from toque.sources.blocks import NOT_UTF_8
 from toque.sources.excerpts import Excerpt
+from toque.sources.plain_text import LOST_BYTES
 from toque.version import __version__
 
 MOST_FILES: Final = 30
@@ -90,6 +92,10 @@ def _facts(report: Report) -> list[tuple[str, str]]:
     ]
 
 
+MANY_LOST_BYTES = 100
+"""In plain text; fewer are damage."""
+
+
 def warnings_of(report: Report) -> list[str]:
     """What a person should look at before training on the store."""
     found = []
@@ -105,6 +111,11 @@ def warnings_of(report: Report) -> list[str]:
         found.append(
             f"{share:.0%} of the records were dropped; the reasons and examples are below."
         )
+    if (notice := report.unknown_notice()) is not None:
+        found.append(notice)
+    not_text = report.dropped.get(NOT_UTF_8, 0)
+    if not_text > 0.01 * report.read or report.notes.get(LOST_BYTES, 0) > MANY_LOST_BYTES:
+        found.append(ENCODING_HINT)
     if report.leaked_bodies:
         found.append(
             f"{report.leaked_bodies:,} held-out examples have a body that is also trained on."

@@ -21,6 +21,8 @@ MAX_RECORD_BYTES = 8 << 20
 """Longer than any recipe; a longer record is counted as dropped and never held in memory."""
 
 TOO_LONG = "too long"
+NOT_UTF_8 = "not UTF-8"
+"""The reasons for dropping a record that is too long, or whose bytes are no text."""
 _MARK = b"\0toque "
 
 Raw = dict[str, Any] | str

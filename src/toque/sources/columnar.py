@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from toque.errors import DataError
-from toque.sources.blocks import MAX_RECORD_BYTES, TOO_LONG, Contents, Numbered, pack
+from toque.sources.blocks import MAX_RECORD_BYTES, NOT_UTF_8, TOO_LONG, Contents, Numbered, pack
 from toque.sources.decompress import CHUNK_BYTES
-from toque.sources.records import Block
+from toque.sources.records import Block, attempted
 
 _PARQUET = b"PAR1"
 _ARROW_FILE = b"ARROW1"
@@ -20,8 +21,16 @@ _ARROW_STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _MAX_SCHEMA = 64 << 20
 _BATCH_ROWS = 512
 """Rows read from Parquet at a time."""
-_NOT_TEXT = object()
-"""A cell whose bytes are not UTF-8."""
+
+
+@dataclass(frozen=True)
+class _Bad:
+    """A cell that cannot be read, and the reason for dropping its row."""
+
+    reason: str
+
+
+_NOT_TEXT = _Bad(NOT_UTF_8)
 
 
 def columnar_format(start: bytes) -> str:
@@ -97,8 +106,9 @@ def columnar_records(contents: Contents) -> Numbered:
     for row in range(table.num_rows):
         number = contents.first + row
         record = {name: column[row] for name, column in values.items()}
-        if any(value is _NOT_TEXT for value in record.values()):
-            yield number, "not UTF-8"
+        bad = next((value for value in record.values() if isinstance(value, _Bad)), None)
+        if bad is not None:
+            yield number, bad.reason
         elif sum(len(v) for v in record.values() if isinstance(v, str)) > MAX_RECORD_BYTES:
             yield number, TOO_LONG
         else:
@@ -112,7 +122,17 @@ def _cells(column: Any, arrow: Any) -> list[Any]:
         if not arrow.types.is_string(column.type):
             return [_NOT_TEXT] * len(column)
         values = column.cast(arrow.binary()).to_pylist()
+    except (ArithmeticError, ValueError):  # a date after the year 9999, say: find the row it is in
+        values = [_cell(attempted(_read_cell, cell)) for cell in column]
     return [_decoded(v) if isinstance(v, bytes) else v for v in values]
+
+
+def _read_cell(cell: Any) -> tuple[Any]:
+    return (cell.as_py(),)  # in a tuple: a text is no reason
+
+
+def _cell(read: tuple[Any] | str) -> Any:
+    return _Bad(read) if isinstance(read, str) else read[0]
 
 
 def _decoded(cell: bytes) -> Any:

@@ -10,21 +10,22 @@ import csv
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
+from typing import Final
 
 from toque.errors import DataError
 from toque.sources.blocks import (
     MAX_RECORD_BYTES,
+    NOT_UTF_8,
     TOO_LONG,
     Contents,
     Numbered,
     pack,
     unreadable,
 )
-from toque.sources.decompress import CHUNK_BYTES, chunks
+from toque.sources.decompress import CHUNK_BYTES, UTF_8, chunks
 from toque.sources.lines import count_lines
-from toque.sources.records import Block
+from toque.sources.records import Block, attempted
 
 UNCLOSED = "unclosed quote"
 WRONG_COUNT = "wrong number of fields"
@@ -106,7 +107,6 @@ def _share_fitting(rows: bytes, delimiter: str, n_columns: int, *, quoted: bool)
     return n_right / n_rows if n_rows else 0.0
 
 
-@lru_cache(maxsize=16)
 def _row_pattern(delimiter: str, *, quoted: bool) -> re.Pattern[bytes]:
     d = re.escape(delimiter).encode()
     plain = rb"[^" + d + rb"\r\n]*+"
@@ -116,13 +116,16 @@ def _row_pattern(delimiter: str, *, quoted: bool) -> re.Pattern[bytes]:
     return re.compile(field + rb"(?:" + d + field + rb")*+", re.DOTALL)
 
 
+_ROWS: Final = {(d, q): _row_pattern(d, quoted=q) for d in _DELIMITERS for q in _BOTH}
+
+
 def row_end(text: bytes, at: int, delimiter: str, *, quoted: bool, last: bool) -> int | None:
     """End of the row that begins at `at`, including its line break.
 
     None if `text` ends first; -1 if a quote is opened and not closed in it. `last`: `text` reaches
     the end of the file.
     """
-    match = _row_pattern(delimiter, quoted=quoted).match(text, at)
+    match = _ROWS[delimiter, quoted].match(text, at)
     if match is None:
         return -1
     end = match.end()
@@ -137,14 +140,14 @@ def row_end(text: bytes, at: int, delimiter: str, *, quoted: bool, last: bool) -
     return end + 1
 
 
-def table_blocks(path: Path, dialect: Dialect) -> Iterator[Block]:
+def table_blocks(path: Path, dialect: Dialect, *, encoding: str = UTF_8) -> Iterator[Block]:
     """Blocks of about a mebibyte of whole rows, without the header row.
 
     Raises:
         DataError: the file cannot be read, or its quotes are damaged throughout.
     """
     cutter = _RowCutter(path, dialect)
-    for chunk in chunks(path):
+    for chunk in chunks(path, encoding=encoding):
         yield from cutter.feed(chunk)
     yield from cutter.cut(last=True)
 
@@ -239,7 +242,7 @@ def table_records(contents: Contents) -> Numbered:
         else:
             row = text[at:end]
             if row.strip():
-                values = _row_values(row, delimiter, quoted=quoted)
+                values = attempted(_row_values, row, delimiter, quoted=quoted)
                 if isinstance(values, list) and len(values) != len(columns):
                     values = WRONG_COUNT
                     if count_lines(row) > 1 and len(row) <= _MAX_RESPLIT:
@@ -257,7 +260,7 @@ def _row_values(row: bytes, delimiter: str, *, quoted: bool) -> list[str] | str:
     try:
         text = row.decode()
     except UnicodeDecodeError:
-        return "not UTF-8"
+        return NOT_UTF_8
     fields = _fields(text, delimiter, quoted=quoted)
     return UNCLOSED if fields is None else fields
 

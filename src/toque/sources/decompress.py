@@ -5,6 +5,7 @@ Other kinds (UTF-16, archives, other compressions) are refused with the command 
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import importlib
 import zlib
@@ -15,6 +16,7 @@ from typing import IO, cast
 
 from toque.errors import DataError
 
+UTF_8 = "utf-8"
 CHUNK_BYTES = 1 << 20
 HEAD_BYTES = 1 << 18
 """Decompressed bytes used for format detection."""
@@ -26,10 +28,12 @@ MIN_BOMB_BYTES = 256 << 20
 
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
+_NO_TEXT = (b"PAR1", b"ARROW1", b"\xff\xff\xff\xff", b"PK\x03\x04")
+"""What begins Parquet, Arrow and archives, which have no encoding."""
 _UTF8_MARK = b"\xef\xbb\xbf"
 _NOT_READ = {
-    b"\xff\xfe": "UTF-16 text. Convert it first: iconv -f UTF-16 -t UTF-8",
-    b"\xfe\xff": "UTF-16 text. Convert it first: iconv -f UTF-16 -t UTF-8",
+    b"\xff\xfe": "UTF-16 text. Set data.encoding=utf-16, or convert it: iconv -f UTF-16 -t UTF-8",
+    b"\xfe\xff": "UTF-16 text. Set data.encoding=utf-16, or convert it: iconv -f UTF-16 -t UTF-8",
     b"PK\x03\x04": "a ZIP archive. Unpack it first: unzip",
     b"BZh": "compressed with bzip2. Decompress it first: bunzip2",
     b"\xfd7zXZ": "compressed with xz. Decompress it first: unxz",
@@ -38,8 +42,10 @@ _NOT_READ = {
 }
 
 
-def chunks(path: Path, size: int = CHUNK_BYTES) -> Iterator[bytes]:
-    """The decompressed bytes of a file, without a byte-order mark.
+def chunks(path: Path, size: int = CHUNK_BYTES, *, encoding: str = UTF_8) -> Iterator[bytes]:
+    """The decompressed bytes of a file, in UTF-8 and without a byte-order mark.
+
+    Bytes that `encoding` does not know stay as they are, so that they are counted as not UTF-8.
 
     Raises:
         DataError: missing, unreadable, damaged, a bomb, or of a kind that is not read.
@@ -47,7 +53,11 @@ def chunks(path: Path, size: int = CHUNK_BYTES) -> Iterator[bytes]:
     with opened(path) as (stream, packed_bytes):
         plain_bytes = 0
         chunk = stream.read(size)
-        _refuse_other_kinds(path, chunk)
+        if encoding == UTF_8 or chunk.startswith(_NO_TEXT):
+            _refuse_other_kinds(path, chunk)
+            recoded = _unchanged
+        else:
+            recoded = _Recoding(encoding)
         chunk = chunk.removeprefix(_UTF8_MARK)
         while chunk:
             plain_bytes += len(chunk)
@@ -58,18 +68,54 @@ def chunks(path: Path, size: int = CHUNK_BYTES) -> Iterator[bytes]:
                     "that well: it is damaged or a decompression bomb. Take it out of "
                     "data.sources, or decompress it yourself if you trust it."
                 )
-            yield chunk
+            yield recoded(chunk)
             chunk = stream.read(size)
+        if rest := recoded(b""):
+            yield rest
 
 
-def head(path: Path, size: int = HEAD_BYTES) -> tuple[bytes, bool]:
+def _unchanged(chunk: bytes) -> bytes:
+    return chunk
+
+
+class _Recoding:
+    """Bytes of another encoding to UTF-8, chunk by chunk; an empty chunk is the end."""
+
+    def __init__(self, encoding: str) -> None:
+        self._decoder = codecs.getincrementaldecoder(encoding)(errors="surrogateescape")
+
+    def __call__(self, chunk: bytes) -> bytes:
+        text = self._decoder.decode(chunk, final=not chunk)
+        return text.encode("utf-8", "surrogateescape").removeprefix(_UTF8_MARK)
+
+
+class InUtf8:
+    """A stream of another encoding, read as UTF-8."""
+
+    def __init__(self, stream: IO[bytes], encoding: str) -> None:
+        self._stream = stream
+        self._recoded = _Recoding(encoding)
+        self._waiting = b""
+        self._ended = False
+
+    def read(self, n_bytes: int) -> bytes:
+        """The next bytes; fewer than asked for at the end only."""
+        while len(self._waiting) < n_bytes and not self._ended:
+            chunk = self._stream.read(max(n_bytes, CHUNK_BYTES))
+            self._ended = not chunk
+            self._waiting += self._recoded(chunk)
+        found, self._waiting = self._waiting[:n_bytes], self._waiting[n_bytes:]
+        return found
+
+
+def head(path: Path, size: int = HEAD_BYTES, *, encoding: str = UTF_8) -> tuple[bytes, bool]:
     """The first decompressed bytes of a file and whether they are the whole of it.
 
     Raises:
         DataError: as `chunks`; also when the file is empty.
     """
     start = b""
-    for chunk in chunks(path, size):
+    for chunk in chunks(path, size, encoding=encoding):
         start += chunk
         if len(start) > size:
             break

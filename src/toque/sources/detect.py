@@ -16,7 +16,7 @@ from toque.sources.columnar import (
     columns_of,
 )
 from toque.sources.csv_tables import dialect_of, table_blocks, table_records
-from toque.sources.decompress import head
+from toque.sources.decompress import UTF_8, head, opened
 from toque.sources.json_records import form_of, json_blocks, json_records, sample_records
 from toque.sources.records import Block
 
@@ -24,6 +24,9 @@ from toque.sources.records import Block
 def _unreadable_records(contents: Contents) -> Numbered:
     yield contents.first, str(contents.meta["reason"])
 
+
+_SEEN_BYTES = 8192
+_CONTROLS = bytes([*range(9), 11, *range(14, 27), *range(28, 32), 127])
 
 READ: Mapping[str, Callable[[Contents], Numbered]] = {
     "json-lines": json_records,
@@ -61,13 +64,16 @@ class Layout:
     """Whether most of a table's first rows have as many fields as its header."""
 
 
-def structured_layout(path: Path, start: bytes, *, whole: bool) -> Layout | None:
+def structured_layout(
+    path: Path, start: bytes, *, whole: bool, encoding: str = UTF_8
+) -> Layout | None:
     """The layout of a Parquet, Arrow or JSON file; None for any other.
 
     Args:
         path: the file.
         start: its first decompressed bytes.
         whole: whether `start` is all of them.
+        encoding: of the file; `start` is UTF-8 in any case.
 
     Raises:
         DataError: pyarrow is missing, or the file is damaged.
@@ -90,14 +96,19 @@ def structured_layout(path: Path, start: bytes, *, whole: bool) -> Layout | None
         "json-lines" if lines else "json",
         "a file of JSON lines" if lines else "a JSON file of records",
         tuple(dict.fromkeys(name for record in sample for name in record)),
-        lambda _: json_blocks(path, form),
+        lambda _: json_blocks(path, form, encoding=encoding),
         sample=sample,
         in_dict=form == "dict",
     )
 
 
 def table_layout(
-    path: Path, start: bytes, *, whole: bool, n_known: Callable[[tuple[str, ...]], int]
+    path: Path,
+    start: bytes,
+    *,
+    whole: bool,
+    n_known: Callable[[tuple[str, ...]], int],
+    encoding: str = UTF_8,
 ) -> Layout | None:
     """The layout of a CSV or TSV file; None when its first row is no header.
 
@@ -107,6 +118,7 @@ def table_layout(
         whole: whether `start` is all of them.
         n_known: how many of the wanted columns a header has; the delimiter that gives the most
             is taken.
+        encoding: of the file; `start` is UTF-8 in any case.
 
     Raises:
         DataError: the first row is longer than `start`.
@@ -118,22 +130,26 @@ def table_layout(
         dialect.name,
         "a table of tab-separated values" if dialect.name == "tsv" else "a CSV table",
         dialect.columns,
-        lambda _: table_blocks(path, dialect),
+        lambda _: table_blocks(path, dialect, encoding=encoding),
         fits=dialect.fits,
     )
 
 
-def layout_with(path: Path, columns: Mapping[str, str]) -> Layout:
+def layout_with(path: Path, columns: Mapping[str, str], *, encoding: str = UTF_8) -> Layout:
     """The layout of a file that has the fields `columns` names by their role.
 
     Raises:
         UnknownFormatError: it has no known layout.
         DataError: it cannot be read, or lacks one of the fields.
     """
-    start, whole = head(path)
+    start, whole = head(path, encoding=encoding)
     wanted = set(columns.values())
-    layout = structured_layout(path, start, whole=whole) or table_layout(
-        path, start, whole=whole, n_known=lambda fields: len(wanted.intersection(fields))
+    layout = structured_layout(path, start, whole=whole, encoding=encoding) or table_layout(
+        path,
+        start,
+        whole=whole,
+        n_known=lambda fields: len(wanted.intersection(fields)),
+        encoding=encoding,
     )
     if layout is None:
         raise UnknownFormatError(
@@ -171,11 +187,25 @@ def first_line(start: bytes) -> bytes:
     return next(line for line in start.splitlines() if line.strip())[:60]
 
 
+def is_binary(start: bytes) -> bool:
+    """Whether bytes are no text of any kind: a picture, a program, random bytes.
+
+    NUL, which no text holds, or more control characters than damage explains. Parquet, Arrow and
+    token arrays are known before; JSON is, too, and may hold damage.
+
+    >>> is_binary(bytes(4)), is_binary("crème fraîche".encode("latin-1"))
+    (True, False)
+    """
+    start = start[:_SEEN_BYTES]
+    controls = len(start) - len(start.translate(None, _CONTROLS))
+    return b"\0" in start or controls > 1 + len(start) // 50
+
+
 def is_columnar(path: Path) -> bool:
     """Whether the file is Parquet or Arrow, which cannot be read as plain text.
 
     Raises:
         DataError: it cannot be read.
     """
-    start, _ = head(path, 8)
-    return bool(columnar_format(start))
+    with opened(path) as (stream, _):
+        return bool(columnar_format(stream.read(8)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,12 @@ from toque.storage.located import Located
 GROUP_BYTES = 8 << 20
 """Raw bytes per shard: about 6,000 recipes; small enough to hold several in memory."""
 _GZIP = b"\x1f\x8b"
+_DOCUMENTATION = re.compile(
+    r"(?:readme|licen[cs]e|copying|copyright|notice|change(?:s|log)|history|news|authors|credits"
+    r"|contribut(?:ors|ing)|code[_-]of[_-]conduct|citation|security|install)"
+    r"(?:[_-][\w-]*)?(?:\.(?:md|rst|txt|adoc|html?|cff))?|.*\.(?:md|markdown|rst|adoc)",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
@@ -54,8 +61,18 @@ def find_files(sources: Sequence[Source]) -> list[SourceFile]:
                     f"The source {file.name} is empty (0 bytes). Fetch it again, or take it out of "
                     "data.sources."
                 )
-            files.append(SourceFile(file.path, file.name, number, source.reader, digest, size))
+            reader = source.readers.get(file.name, source.reader)
+            files.append(SourceFile(file.path, file.name, number, reader, digest, size))
     return files
+
+
+def is_documentation(name: str) -> bool:
+    """Whether a file is documentation by its name: README.md, LICENSE, CHANGELOG.txt, notes.rst.
+
+    >>> [is_documentation(name) for name in ("data/README", "LICENSE-MIT.txt", "reader.jsonl")]
+    [True, True, False]
+    """
+    return _DOCUMENTATION.fullmatch(name.rpartition("/")[2]) is not None
 
 
 def located(pattern: str) -> tuple[Located, ...]:

@@ -19,6 +19,7 @@ import msgspec
 from toque.errors import DataError
 from toque.sources.blocks import (
     MAX_RECORD_BYTES,
+    NOT_UTF_8,
     TOO_LONG,
     Contents,
     Numbered,
@@ -26,10 +27,10 @@ from toque.sources.blocks import (
     pack,
     unreadable,
 )
-from toque.sources.decompress import CHUNK_BYTES, chunks
+from toque.sources.decompress import CHUNK_BYTES, UTF_8, chunks
 from toque.sources.json_stream import DamagedJsonError, Depth, JsonSplitter, Piece, value_end
 from toque.sources.lines import LONG_LINE, count_lines, runs_of_lines
-from toque.sources.records import Block
+from toque.sources.records import Block, attempted
 
 MAX_CUT_BYTES = 1 << 20
 """A file that ends inside a record loses that record. If more than this is left, the brackets went
@@ -66,7 +67,7 @@ def _side_by_side(lines: list[bytes]) -> bool:
 
 
 _ENTRY = re.compile(
-    rb'\s*,?\s*"((?:[^"\\]++|\\.)*+)"\s*:\s*([{\["\w+-])\s*([{\["\w+-]?)', re.DOTALL
+    rb'\s*+(?:,\s*+)?"((?:[^"\\]++|\\.)*+)"\s*:\s*([{\["\w+-])\s*([{\["\w+-]?)', re.DOTALL
 )
 
 
@@ -110,7 +111,7 @@ def sample_records(start: bytes, form: JsonForm, *, whole: bool) -> list[dict[st
         texts = (piece.text for piece in JsonSplitter(_DEPTHS[form]).pieces([start]) if piece.whole)
     with suppress(DamagedJsonError):  # reading the file will report it
         for text in islice(texts, 5 * _SAMPLE):
-            value = _decoded(text) if text is not None else ""
+            value = attempted(_decoded, text) if text is not None else ""
             if isinstance(value, dict) and value:
                 found.append(value)
             if len(found) == _SAMPLE:
@@ -118,20 +119,20 @@ def sample_records(start: bytes, form: JsonForm, *, whole: bool) -> list[dict[st
     return found
 
 
-def json_blocks(path: Path, form: JsonForm) -> Iterator[Block]:
+def json_blocks(path: Path, form: JsonForm, *, encoding: str = UTF_8) -> Iterator[Block]:
     """Blocks of about a mebibyte of records.
 
     Raises:
         DataError: the file cannot be read, or its brackets are damaged.
     """
     if form == "lines":
-        yield from _line_blocks(path)
+        yield from _line_blocks(path, encoding)
         return
     splitter = JsonSplitter(_DEPTHS[form])
     texts: list[bytes] = []
     numbers: list[int] = []
     size = n_records = 0
-    for piece in _pieces(path, splitter):
+    for piece in _pieces(path, splitter, encoding):
         n_records += 1
         # A file on one line has one line number, so its records are numbered instead.
         number = piece.line if splitter.line > 1 or form == "objects" else n_records
@@ -155,9 +156,9 @@ def json_blocks(path: Path, form: JsonForm) -> Iterator[Block]:
         )
 
 
-def _pieces(path: Path, splitter: JsonSplitter) -> Iterator[Piece]:
+def _pieces(path: Path, splitter: JsonSplitter, encoding: str) -> Iterator[Piece]:
     try:
-        yield from splitter.pieces(chunks(path))
+        yield from splitter.pieces(chunks(path, encoding=encoding))
     except DamagedJsonError as error:
         raise DataError(
             f"{path} is no JSON from line {splitter.line} on: it holds {error}. Export it again."
@@ -168,7 +169,7 @@ def json_records(contents: Contents) -> Numbered:
     """The records of a block of either kind."""
     for number, line in _numbered_lines(contents):
         if line.strip():
-            yield number, TOO_LONG if line == LONG_LINE else _decoded(line)
+            yield number, TOO_LONG if line == LONG_LINE else attempted(_decoded, line)
 
 
 def typed_records(
@@ -207,9 +208,9 @@ def _numbers(contents: Contents, n_lines: int) -> Sequence[int]:
     return contents.meta.get("numbers") or range(contents.first, contents.first + n_lines)
 
 
-def _line_blocks(path: Path) -> Iterator[Block]:
+def _line_blocks(path: Path, encoding: str) -> Iterator[Block]:
     first_line = 1
-    for run in runs_of_lines(chunks(path)):
+    for run in runs_of_lines(chunks(path, encoding=encoding)):
         if run.strip():
             yield Block(0, str(path), first_line, run)
         first_line += count_lines(run)
@@ -238,7 +239,7 @@ def _decoded(line: bytes) -> Raw:
     try:
         value = decode_line(line)
     except UnicodeDecodeError:
-        return "not UTF-8"
+        return NOT_UTF_8
     except ValueError:
         return "not JSON"
     return value if isinstance(value, dict) else "not an object"

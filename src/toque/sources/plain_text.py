@@ -12,19 +12,27 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
-from toque.sources.decompress import opened
-from toque.sources.records import Block, BlockExamples, document_example
+from toque.sources.decompress import UTF_8, InUtf8, opened
+from toque.sources.records import (
+    Block,
+    BlockExamples,
+    Example,
+    attempted,
+    document_example,
+    in_encoding,
+)
 
 PART_BYTES = 4 << 20
 NO_TEXT = "no text"
+LOST_BYTES = "bytes that are not UTF-8"
+"""The note that counts them; each costs a character."""
 _MARK = "\ufeff"
-_START = re.compile(r"\A.*?\*\*\*\s*START OF .*?\*\*\*[^\n]*\n", re.DOTALL | re.IGNORECASE)
-_END = re.compile(r"^\*\*\*\s*END OF .*", re.DOTALL | re.MULTILINE | re.IGNORECASE)
+_START = re.compile(r"\*\*\*\s*+START OF ", re.IGNORECASE)
+_END = re.compile(r"^\*\*\*\s*+END OF .*", re.DOTALL | re.MULTILINE | re.IGNORECASE)
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _BLANK_LINES = re.compile(r"\n{4,}")
-_TRAILING = re.compile(r"[ \t]+$", re.MULTILINE)
+_TRAILING = re.compile(r"(?<![ \t])[ \t]++$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -32,7 +40,12 @@ class TextReader:
     """Reads text files, plain or compressed with gzip or zstd; each is one document."""
 
     version: int = 1
-    recorded_name: ClassVar[str] = "toque.data.text:text_reader"
+    encoding: str = UTF_8
+
+    @property
+    def recorded_name(self) -> str:
+        """See `RecordReader`."""
+        return in_encoding("toque.data.text:text_reader", self.encoding)
 
     def blocks(self, path: Path) -> Iterator[Block]:
         """The file whole, or in parts of about PART_BYTES that end with a paragraph or line.
@@ -40,7 +53,8 @@ class TextReader:
         Raises:
             DataError: the file is missing, unreadable or damaged.
         """
-        with opened(path) as (stream, _):
+        with opened(path) as (plain, _):
+            stream = plain if self.encoding == UTF_8 else InUtf8(plain, self.encoding)
             first_line, rest = 1, b""
             while True:
                 data = rest + stream.read(PART_BYTES)
@@ -60,10 +74,15 @@ class TextReader:
     def examples(self, block: Block) -> BlockExamples:
         """The block's document, cleaned; an empty one is dropped."""
         notes: Counter[str] = Counter()
-        text = clean_document(block.payload, notes)
-        if not text.strip():
-            return BlockExamples([], 1, 0, {NO_TEXT: [block.first_line]}, dict(notes))
-        return BlockExamples([document_example(text, ends=block.last)], 1, 1, {}, dict(notes))
+        found = attempted(_example, block, notes)
+        if isinstance(found, str):
+            return BlockExamples([], 1, 0, {found: [block.first_line]}, dict(notes))
+        return BlockExamples([found], 1, 1, {}, dict(notes))
+
+
+def _example(block: Block, notes: Counter[str]) -> Example | str:
+    text = clean_document(block.payload, notes)
+    return document_example(text, ends=block.last) if text.strip() else NO_TEXT
 
 
 def clean_document(data: bytes, notes: Counter[str]) -> str:
@@ -75,16 +94,23 @@ def clean_document(data: bytes, notes: Counter[str]) -> str:
         text = data.decode()
     except UnicodeDecodeError:
         text = data.decode(errors="replace")
-        notes["bytes that are not UTF-8"] += text.count("\ufffd")
+        notes[LOST_BYTES] += text.count("\ufffd")
     text = text.removeprefix(_MARK).replace("\r\n", "\n").replace("\r", "\n")
     text, n_controls = _CONTROLS.subn("", text)
     if n_controls:
         notes["control characters removed"] += n_controls
     n_lines = text.count("\n")
-    text = _END.sub("", _START.sub("", text, count=1), count=1)
+    text = _END.sub("", text[_licence_end(text) :], count=1)
     if text.count("\n") < n_lines:
         notes["lines of Project Gutenberg's licence"] += n_lines - text.count("\n")
     return _BLANK_LINES.sub("\n\n\n", _TRAILING.sub("", text)).strip("\n")
+
+
+def _licence_end(text: str) -> int:
+    """Where the line ends that announces the start of a book; 0 when there is none."""
+    start = _START.search(text)
+    closing = text.find("***", start.end()) if start else -1
+    return text.find("\n", closing + 3) + 1 if closing >= 0 else 0
 
 
 def _last_break(data: bytes) -> int:

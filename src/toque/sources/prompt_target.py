@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, Final
 
 import msgspec
 import xxhash
 
 from toque.sources.blocks import Contents, Raw, unpack
+from toque.sources.decompress import UTF_8
 from toque.sources.detect import READ, layout_with
 from toque.sources.excerpts import PER_REASON, shortened
 from toque.sources.json_records import decode_line, line_of, typed_records
-from toque.sources.records import Block, BlockExamples, Example
+from toque.sources.records import Block, BlockExamples, Example, attempted, in_encoding
 
+PAIRS: Final = "toque.cooking.formats:pairs="
+"""Beginning of its recorded names."""
 NO_PROMPT, NO_TARGET = "no prompt", "no target"
 _CONTROLS = bytes([*range(9), 11, 12, *range(14, 32), 127])
 _ASCII = bytes(range(128))
@@ -42,6 +46,7 @@ class PairReader:
     prompt: str
     target: str
     version: int = 1
+    encoding: str = UTF_8
 
     def blocks(self, path: Path) -> Iterator[Block]:
         """Blocks of `path` by its layout.
@@ -49,11 +54,12 @@ class PairReader:
         Raises:
             DataError: the file is of no known kind, lacks a field, or is damaged.
         """
-        return layout_with(path, self._columns).blocks((self.prompt, self.target))
+        layout = layout_with(path, self._columns, encoding=self.encoding)
+        return layout.blocks((self.prompt, self.target))
 
     def schema(self, path: Path) -> str:
         """The file's layout, for the report."""
-        return f"{layout_with(path, self._columns).name} pairs"
+        return f"{layout_with(path, self._columns, encoding=self.encoding).name} pairs"
 
     def examples(self, block: Block) -> BlockExamples:
         """One example for each record that has both texts."""
@@ -70,10 +76,9 @@ class PairReader:
         for number, record in records:
             read += 1
             if isinstance(record, dict):
-                prompt, target = (_text(record.get(n), notes) for n in (self.prompt, self.target))
-                found = _example(Pair(prompt, target))
+                found = attempted(self._example_of, record, notes)
             else:
-                found = _example(record)
+                found = attempted(_example, record)
             if isinstance(found, Example):
                 examples.append(found)
                 continue
@@ -86,10 +91,15 @@ class PairReader:
             numbers.append(number)
         return BlockExamples(examples, read, len(examples), dropped, dict(notes), texts)
 
+    def _example_of(self, record: Mapping[str, Any], notes: Counter[str]) -> Example | str:
+        prompt, target = (_text(record.get(name), notes) for name in (self.prompt, self.target))
+        return _example(Pair(prompt, target))
+
     @property
     def recorded_name(self) -> str:
         """See `RecordReader`."""
-        return f"toque.cooking.formats:pairs={json.dumps(self._columns, sort_keys=True)}"
+        columns = json.dumps(self._columns, sort_keys=True)
+        return in_encoding(f"{PAIRS}{columns}", self.encoding)
 
     @property
     def _columns(self) -> dict[str, str]:

@@ -7,15 +7,25 @@ so worker processes start fast.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from types import TracebackType
+from typing import ParamSpec, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 import xxhash
 
+from toque.errors import ToqueError
+from toque.sources.decompress import UTF_8
 from toque.storage.located import Located
+
+_ENCODING = ";encoding="
+_T = TypeVar("_T")
+_P = ParamSpec("_P")
+_NOT_THE_RECORDS = (ToqueError, MemoryError)
+"""What no record is dropped for: refusals of the whole source, and a machine without memory, which
+would make the store's rows depend on the machine."""
 
 NO_LABEL = "no label"
 """Prefix of the reason for dropping a valid record that has no label for any requested task."""
@@ -86,6 +96,52 @@ def document_example(text: str = "", *, ids: bytes = b"", ends: bool = True) -> 
     )
 
 
+def attempted(make: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T | str:
+    """What `make` gives, or the reason for dropping the record it was given, which raised.
+
+    Every reader makes rows of a record through this or `survivors`: one record, whatever it holds,
+    costs itself only, and a mistake of ours shows as a count with its place.
+
+    >>> attempted(int, "12"), attempted(int, "twelve")
+    (12, 'raised ValueError in toque.sources.records.attempted')
+    """
+    try:
+        return make(*args, **kwargs)
+    except _NOT_THE_RECORDS:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever a stranger's record raises
+        return _reason(error)
+
+
+def survivors(records: Iterator[_T]) -> Iterator[_T | str]:
+    """The records of a source's record; one that raises ends them, with the reason in its place."""
+    while True:
+        try:
+            record = next(records)
+        except StopIteration:
+            return
+        except _NOT_THE_RECORDS:
+            raise
+        except Exception as error:  # noqa: BLE001 - as above
+            yield _reason(error)
+            return
+        yield record
+
+
+def _reason(error: Exception) -> str:
+    """The exception's type, and the last of our functions it came from."""
+    place, at = "", error.__traceback__
+    while at is not None:
+        place, at = _place(at) or place, at.tb_next
+    return f"raised {type(error).__name__} in {place}"
+
+
+def _place(at: TracebackType) -> str:
+    module = str(at.tb_frame.f_globals.get("__name__", ""))
+    ours = module.partition(".")[0] == __name__.partition(".")[0]
+    return f"{module}.{at.tb_frame.f_code.co_qualname}" if ours else ""
+
+
 @dataclass(frozen=True)
 class BlockExamples:
     """The examples of one block. `read == kept + sum of the dropped`, always."""
@@ -150,16 +206,38 @@ class SupportsTasks(Protocol):
         ...
 
 
+def in_encoding(recorded_name: str, encoding: str) -> str:
+    """A reader's recorded name, with the encoding it reads if that is not UTF-8.
+
+    >>> in_encoding("reader", "utf-8"), in_encoding("reader", "latin-1")
+    ('reader', 'reader;encoding=latin-1')
+    """
+    return recorded_name if encoding == UTF_8 else f"{recorded_name}{_ENCODING}{encoding}"
+
+
+def encoding_in(recorded_name: str) -> str:
+    """The encoding that a recorded name names.
+
+    >>> encoding_in("reader"), encoding_in("reader;encoding=latin-1")
+    ('utf-8', 'latin-1')
+    """
+    return recorded_name.rpartition(_ENCODING)[2] if _ENCODING in recorded_name else UTF_8
+
+
 @dataclass(frozen=True)
 class Source:
     """Files of one kind.
 
     Attributes:
         path: a file, a glob pattern, or a folder (every file in it except hidden ones).
-        reader: reads all of its files.
+        reader: reads its files.
         files: the files, when they are not simply those `path` names on this machine.
+        readers: by name, the readers of files that are of another kind.
+        left_out: by name, why a file of the folder or pattern is not read.
     """
 
     path: str
     reader: RecordReader
     files: tuple[Located, ...] | None = None
+    readers: Mapping[str, RecordReader] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)

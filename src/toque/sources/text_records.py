@@ -6,11 +6,23 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from toque.sources.blocks import unpack
-from toque.sources.detect import READ, layout_with
+from toque.sources.decompress import UTF_8
+from toque.sources.detect import READ, Layout, layout_with
 from toque.sources.plain_text import NO_TEXT, clean_document
-from toque.sources.records import Block, BlockExamples, Example, document_example
+from toque.sources.records import (
+    Block,
+    BlockExamples,
+    Example,
+    attempted,
+    document_example,
+    in_encoding,
+)
+
+DOCUMENTS: Final = "toque.cooking.formats:text="
+"""Beginning of its recorded names."""
 
 
 @dataclass(frozen=True)
@@ -19,11 +31,12 @@ class DocumentReader:
 
     column: str
     version: int = 1
+    encoding: str = UTF_8
 
     @property
     def recorded_name(self) -> str:
         """See `RecordReader`."""
-        return f"toque.cooking.formats:text={self.column}"
+        return in_encoding(f"{DOCUMENTS}{self.column}", self.encoding)
 
     def blocks(self, path: Path) -> Iterator[Block]:
         """Blocks of `path` by its layout.
@@ -31,11 +44,14 @@ class DocumentReader:
         Raises:
             DataError: the file is of no known kind, has no such field, or is damaged.
         """
-        return layout_with(path, {"text": self.column}).blocks((self.column,))
+        return self._layout(path).blocks((self.column,))
 
     def schema(self, path: Path) -> str:
         """The file's layout, for the report."""
-        return f"{layout_with(path, {'text': self.column}).name} documents"
+        return f"{self._layout(path).name} documents"
+
+    def _layout(self, path: Path) -> Layout:
+        return layout_with(path, {"text": self.column}, encoding=self.encoding)
 
     def examples(self, block: Block) -> BlockExamples:
         """One document for each record with text, cleaned like a text file."""
@@ -45,12 +61,17 @@ class DocumentReader:
         contents = unpack(block)
         for number, raw in READ[contents.kind](contents):
             value = None if isinstance(raw, str) else raw.get(self.column)
-            text = value if isinstance(value, str) else ""
-            text = clean_document(text.encode("utf-8", "replace"), notes)
-            if text.strip():
-                examples.append(document_example(text))
+            found: Example | str = raw if isinstance(raw, str) else NO_TEXT
+            if isinstance(value, str) and value.strip():
+                found = attempted(_example, value, notes)
+            if isinstance(found, Example):
+                examples.append(found)
             else:
-                reason = raw if isinstance(raw, str) else NO_TEXT
-                dropped.setdefault(reason, []).append(number)
+                dropped.setdefault(found, []).append(number)
         read = len(examples) + sum(map(len, dropped.values()))
         return BlockExamples(examples, read, len(examples), dropped, dict(notes))
+
+
+def _example(text: str, notes: Counter[str]) -> Example | str:
+    text = clean_document(text.encode("utf-8", "replace"), notes)
+    return document_example(text) if text.strip() else NO_TEXT

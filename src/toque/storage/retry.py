@@ -29,10 +29,13 @@ class MismatchError(OSError):
     """What arrived is not what was sent: always worth another try."""
 
 
+_WORD = re.compile(r"\w+")
+
+
 def mentions(error: Exception, *signs: str) -> bool:
     """Whether an error has one of the words or status codes in its text, code or cause."""
     # Whole words: an MD5 with "403" in it is no refusal.
-    words = re.findall(r"\w+", f"{error} {getattr(error, 'code', '')} {error.__cause__ or ''}")
+    words = _WORD.findall(f"{error} {getattr(error, 'code', '')} {error.__cause__ or ''}")
     return any(sign in words for sign in signs)
 
 

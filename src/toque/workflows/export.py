@@ -5,7 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from toque.data.tokenizer.codec import load_codec
+from toque.data.tokenizer.folder import is_toques
 from toque.errors import CheckpointError, ConfigError, argument
+from toque.models.loading.card_usage import with_usage
+from toque.models.loading.hub import resolve_folder
+from toque.workflows.asking.provenance import (
+    UNKNOWN,
+    example_prompt,
+    model_files,
+    provenance_in,
+)
 from toque.workflows.results import Model, existing_folder
 
 if TYPE_CHECKING:
@@ -45,4 +55,27 @@ def export(run_or_model: Model, to: str | Path, *, form: str = "hf") -> Exported
         )
     readme = source / "README.md"
     card = readme.read_text(encoding="utf-8") if readme.exists() else f"# {Path(to).name}\n"
-    return export_model(source, Path(to), card=card)
+    record = provenance_in(given)
+    if record is UNKNOWN and not is_toques(source):  # of another's model nothing is known to add
+        return export_model(source, Path(to), card=card)
+    codec, encoder = load_codec(source), _has_encoder(source)
+    files, portable = model_files(codec, record, encoder=encoder)
+    card = with_usage(
+        card,
+        prompt=example_prompt(record),
+        encoder=encoder,
+        max_new_tokens=record.max_new_tokens,
+        portable=portable,
+    )
+    most = record.max_new_tokens
+    return export_model(source, Path(to), card=card, files=files, max_new_tokens=most)
+
+
+def _has_encoder(source: Path) -> bool:
+    """Whether the model of a folder, or the base of an adapter, is an encoder-decoder."""
+    from toque.models.loading.from_scratch import config_in
+    from toque.models.lora.files import is_adapter_folder, read_config
+
+    if is_adapter_folder(source):
+        source = resolve_folder(str(read_config(source).base_model_name_or_path))
+    return bool(config_in(source).is_encoder_decoder)

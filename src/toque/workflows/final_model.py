@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Final
 
 from transformers import PreTrainedModel
@@ -16,13 +15,21 @@ from toque.data.store.manifest import StoreManifest
 from toque.data.store.token_store import TokenStore
 from toque.errors import CheckpointError
 from toque.evaluation.text_samples import append_samples
+from toque.models.loading.card_usage import adapter_usage, with_usage
 from toque.models.loading.export import save_adapter, save_model
+from toque.models.loading.provenance import Provenance
 from toque.models.lora.files import WEIGHTS
 from toque.models.lora.layers import is_adapted
 from toque.reporter import Reporter, counting
 from toque.storage.atomic import atomic_write, disk_faults
 from toque.training.checkpoint.resume import broadcast_checkpoint
 from toque.version import __version__
+from toque.workflows.asking.provenance import (
+    example_prompt,
+    form_in_words,
+    model_files,
+    provenance_of_run,
+)
 from toque.workflows.assembly.distributed_eval import sample_on_all_ranks
 from toque.workflows.assembly.evaluation import build_sampler, held_out_prompts
 from toque.workflows.assembly.run import Run
@@ -79,9 +86,10 @@ def finish(run: Run, reporter: Reporter) -> None:
     refused = append_samples(folder / "samples.jsonl", samples, step=step)
     if refused is not None:
         reporter.notice(f"warning: {refused}")
-    card = model_card(config, store.manifest, step=step, metrics=result.metrics)
+    record, base = provenance_of_run(config, store.manifest), trainer.base_sha256
+    card = model_card(config, record, store.manifest, step=step, metrics=result.metrics)
     with reporter.working("writing the finished model"):
-        kept = keep_model(model, store, folder / "model", card=card, base_hash=trainer.base_sha256)
+        kept = keep_model(model, store, folder / "model", card=card, record=record, base_hash=base)
     ended = {"step": trainer.progress.step, "model_step": step}
     with disk_faults(folder, "writing the end", setting="run_dir", error=CheckpointError):
         atomic_write(folder / END, (json.dumps(ended) + "\n").encode())
@@ -90,17 +98,29 @@ def finish(run: Run, reporter: Reporter) -> None:
 
 
 def keep_model(
-    model: PreTrainedModel, store: TokenStore, folder: Path, *, card: str, base_hash: str | None
+    model: PreTrainedModel,
+    store: TokenStore,
+    folder: Path,
+    *,
+    card: str,
+    record: Provenance,
+    base_hash: str | None,
 ) -> str:
     """Write the finished model, or the adapter alone, and say where it is and how large."""
     # The tokenizer trained with, from memory: the store's folder is not ours.
-    with TemporaryDirectory(prefix="toque-tokenizer-") as aside:
-        tokenizer = Path(aside)
-        store.codec().save(tokenizer)
-        if not is_adapted(model):
-            save_model(model, tokenizer, folder, card=card)
-            return f"The model is in {folder}"
-        save_adapter(model, tokenizer, folder, card=card, base_hash=base_hash or "")
+    codec, most = store.codec(), record.max_new_tokens
+    encoder = bool(model.config.is_encoder_decoder)
+    files, portable = model_files(codec, record, encoder=encoder)
+    if not is_adapted(model):
+        prompt = example_prompt(record)
+        card = with_usage(
+            card, prompt=prompt, encoder=encoder, max_new_tokens=most, portable=portable
+        )
+        save_model(model, None, folder, card=card, files=files, max_new_tokens=most)
+        return f"The model is in {folder}"
+    save_adapter(
+        model, None, folder, card=adapter_usage(card), base_hash=base_hash or "", files=files
+    )
     size = (folder / WEIGHTS).stat().st_size / 1e6
     return (
         f"The adapter, {size:,.1f} MB, is in {folder}; `toque export {folder.parent}` merges it "
@@ -109,7 +129,12 @@ def keep_model(
 
 
 def model_card(
-    config: RunConfig, manifest: StoreManifest, *, step: int, metrics: Mapping[str, float]
+    config: RunConfig,
+    record: Provenance,
+    manifest: StoreManifest,
+    *,
+    step: int,
+    metrics: Mapping[str, float],
 ) -> str:
     """README.md of the finished model: what it is, how it was made, how good it is."""
     scores = "\n".join(f"| {name} | {value:.4g} |" for name, value in metrics.items())
@@ -120,6 +145,6 @@ def model_card(
         f"# {Path(config.run_dir).name}\n\nTrained with Toque {__version__} from "
         f"{config.model.start_from} on {sources}; weights of step {step}, the lowest held-out "
         "loss. `config.yaml` of the run repeats it.\n\n"
-        "The prompt it was trained on: `Generate recipe for: NAME using ingredients: a, b, c`.\n\n"
+        f"{form_in_words(record)}\n\n"
         f"| held-out metric | value |\n|---|---|\n{scores}\n"
     )

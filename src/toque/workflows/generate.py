@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
 from toque.errors import ConfigError, argument
+from toque.models.loading.provenance import Provenance, form_named, provenance_of
 from toque.reporter import SILENT, Reporter, counting
+from toque.workflows.asking.provenance import provenance_in, writes_recipes
 from toque.workflows.prompt_files import read_prompts
 from toque.workflows.results import Model, Written, existing_folder
-
-_DEFAULT_NEW_TOKENS: Final = 256
-"""Longest text of a model that is not a run's."""
 
 
 def generate(
@@ -33,7 +31,8 @@ def generate(
 
     Args:
         run_or_model: what writes.
-        prompts: "dish" or "dish: a, b, c", one or several.
+        prompts: "dish" or "dish: a, b, c" for a model of recipes; one trained on prompts, texts or
+            tokens of your own gets them as they are. One or several.
         file: more prompts, one a line or as JSON lines.
         adapters: adapter folders; each writes every text.
         n: texts for each prompt; they follow each other.
@@ -47,7 +46,7 @@ def generate(
     Raises:
         ConfigError: no prompt, or a number out of range.
         DataError: a file that cannot be read.
-        CheckpointError: a run without a checkpoint.
+        CheckpointError: a run without a checkpoint, or a damaged record of how it was trained.
     """
     if n < 1 or temperature < 0 or not 0 < top_p <= 1:
         name_n, name_t, name_p = map(argument, ("n", "temperature", "top_p"))
@@ -55,27 +54,31 @@ def generate(
             f"{name_n} is {n}, {name_t} {temperature:g} and {name_p} {top_p:g}. "
             f"Allowed: {name_n} from 1, {name_t} from 0, {name_p} above 0 and up to 1."
         )
-    model = existing_folder(run_or_model)
-    asked = read_prompts(prompts, file, task="write", raw=raw)
-    each = [text for text in asked for _ in range(n)]
-    with reporter.working(f"reading {model}"):
+    folder = existing_folder(run_or_model)
+    own = provenance_in(folder)
+    # An adapter is asked in its own form, which its base may never have seen.
+    asked: list[tuple[str | Path | None, Provenance]] = [
+        (adapter, provenance_of(Path(adapter)) or own) for adapter in adapters
+    ] or [(None, own)]
+    each = [
+        [t for t in _texts(prompts, file, record, raw=raw) for _ in range(n)] for _, record in asked
+    ]
+    with reporter.working(f"reading {folder}"):
         # With torch, which answering a mistake does without.
         from toque.models.generation.engine import generate as generate_ids
         from toque.models.lora.files import load_adapter
         from toque.workflows.open_model import open_model
 
-        opened = open_model(model)
-    usual = _DEFAULT_NEW_TOKENS if opened.config is None else opened.config.data.max_target_tokens
-    ids = [opened.prompt_ids(text) for text in each]
+        opened = open_model(folder)
     texts = []
-    for i, adapter in enumerate(adapters or [None]):
+    for i, ((adapter, record), typed) in enumerate(zip(asked, each, strict=True)):
         if adapter is not None:
             load_adapter(opened.model, Path(adapter), name=f"adapter_{i}")
         with counting(reporter, "writing", "texts") as count:
             written = generate_ids(
                 opened.model,
-                ids,
-                max_new_tokens=max_new_tokens or usual,
+                [opened.prompt_ids(text, form_named(record.form)) for text in typed],
+                max_new_tokens=max_new_tokens or record.max_new_tokens,
                 eos_id=opened.codec.eos_id,
                 pad_id=opened.codec.pad_id,
                 strategy="sample" if temperature > 0 else "greedy",
@@ -84,9 +87,15 @@ def generate(
                 seed=seed,
                 on_progress=count,
             )
-        own = None if adapter is None else str(adapter)
+        by = None if adapter is None else str(adapter)
         texts += [
-            Written(prompt, opened.codec.decode(found), len(found), own)
-            for prompt, found in zip(each, written, strict=True)
+            Written(prompt, opened.codec.decode(found), len(found), by)
+            for prompt, found in zip(typed, written, strict=True)
         ]
     return texts
+
+
+def _texts(
+    prompts: str | Sequence[str], file: str | Path | None, record: Provenance, *, raw: bool
+) -> list[str]:
+    return read_prompts(prompts, file, task="write", raw=raw, recipes=writes_recipes(record))

@@ -9,18 +9,25 @@ from transformers import PreTrainedModel
 
 from toque.config import RunConfig, load_config
 from toque.data.prepare.example_rows import prompt_ids
+from toque.data.prepare.settings import FamilyKind
 from toque.data.store.held_store import check_tokenizer
 from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.codec import Codec, load_codec
 from toque.data.tokenizer.folder import resolve_tokenizer
+from toque.data.tokenizer.sameness import tokenizer_differences
 from toque.errors import CheckpointError, DataError
 from toque.models.loading.hub import resolve_folder
 from toque.models.loading.pretrained import load_model, load_with_adapter
+from toque.models.loading.provenance import Form, Provenance, form_named
 from toque.models.lora.files import is_adapter_folder, merged
 from toque.storage.no_follow import refuse_links
 from toque.training.checkpoint.store import CheckpointStore
+from toque.workflows.asking.provenance import provenance_in, provenance_of_run
 from toque.workflows.assembly.batches import build_language_model
 from toque.workflows.run_folder import load_weights, refuse_another_store
+
+_COMPARED = 32
+"""Rows of a store whose texts two tokenizers are compared by."""
 
 
 @dataclass(frozen=True)
@@ -31,29 +38,36 @@ class OpenedModel:
     codec: Codec
     config: RunConfig | None
     step: int | None
+    provenance: Provenance
+    """What it was trained to be asked."""
 
     @property
     def is_encoder_decoder(self) -> bool:
         """Whether prompts are read on a side of their own."""
         return bool(self.model.config.is_encoder_decoder)
 
-    def prompt_ids(self, prompt: str) -> list[int]:
-        """A prompt as the model reads it."""
-        encoder = self.is_encoder_decoder
-        return prompt_ids(self.codec, prompt, "encoder-decoder" if encoder else "decoder")
+    def prompt_ids(self, prompt: str, form: Form | None = None) -> list[int]:
+        """A prompt as the model reads it, or as one of another form does."""
+        kind: FamilyKind = "encoder-decoder" if self.is_encoder_decoder else "decoder"
+        return prompt_ids(self.codec, prompt, kind, form or form_named(self.provenance.form))
 
     def check_tokenizer(self, store: TokenStore) -> None:
-        """Refuse a store of another tokenizer.
+        """Refuse a store of another tokenizer; one that was saved again is no other.
 
         Raises:
             DataError: the ids would mean other text.
         """
         theirs = store.manifest.tokenizer
-        if theirs.sha256 != self.codec.sha256:
+        if theirs.sha256 == self.codec.sha256:
+            return
+        codec = store.codec()
+        some = [codec.decode(store.target(row)) for row in store.rows("train")[:_COMPARED].tolist()]
+        found = tokenizer_differences(codec, self.codec, some)
+        if found:
             raise DataError(
-                f"The store {store.path} was prepared with the tokenizer {theirs.name} "
-                f"({theirs.vocab_size} entries), and the model has another ({self.codec.name}, "
-                f"{self.codec.vocab_size}). Prepare one with model.tokenizer set to the model's."
+                f"The store {store.path} was prepared with another tokenizer ({theirs.name}) than "
+                f"the model's ({self.codec.name}): {'; '.join(found)}, where one is the store's. "
+                "Prepare a store with model.tokenizer set to the model's folder."
             )
 
 
@@ -82,7 +96,8 @@ def open_model(folder: Path) -> OpenedModel:
         )
     model = resolve_folder(str(model), setting="the model to open")
     loaded = load_with_adapter(model) if adapted else load_model(str(model))
-    return OpenedModel(loaded, load_codec(resolve_tokenizer(str(model))), config, None)
+    codec = load_codec(resolve_tokenizer(str(model)))
+    return OpenedModel(loaded, codec, config, None, provenance_in(folder))
 
 
 def _from_checkpoint(folder: Path, config: RunConfig) -> OpenedModel:
@@ -99,4 +114,5 @@ def _from_checkpoint(folder: Path, config: RunConfig) -> OpenedModel:
     model = build_language_model(config, store)
     load_weights(model, found)
     model.train(mode=False)
-    return OpenedModel(merged(model), store.codec(), config, found.step)
+    record = provenance_of_run(config, store.manifest)
+    return OpenedModel(merged(model), store.codec(), config, found.step, record)

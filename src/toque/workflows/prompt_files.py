@@ -17,7 +17,12 @@ _RECIPE: Final = 'prompts="lentil soup: 200 g lentils, 1 onion"'
 
 
 def read_prompts(
-    prompts: str | Sequence[str], file: str | Path | None, *, task: Task | None, raw: bool
+    prompts: str | Sequence[str],
+    file: str | Path | None,
+    *,
+    task: Task | None,
+    raw: bool,
+    recipes: bool = True,
 ) -> list[str]:
     """Prompts as a model reads them, those of a file after those of the call.
 
@@ -28,11 +33,16 @@ def read_prompts(
             `ingredients` and `steps`.
         task: write, or the task whose question is asked; None for prompts of one's own.
         raw: take all prompts as they are.
+        recipes: whether the model was trained to write recipes; one that was not is sent prompts
+            as they are.
 
     Raises:
         ConfigError: no prompt.
         DataError: a file that cannot be read.
     """
+    wish, example = ("write for", _DISH) if task == "write" else ("answer", _RECIPE)
+    if task == "write" and not recipes:
+        task = None
     asked = [_asked(p, task, raw=raw) for p in ([prompts] if isinstance(prompts, str) else prompts)]
     for where, line in _lines(Path(file)) if file is not None else ():
         if isinstance(line, str):
@@ -50,7 +60,6 @@ def read_prompts(
                 '["..."]} on each line.'
             )
     if not asked:
-        wish, example = ("write for", _DISH) if task == "write" else ("answer", _RECIPE)
         raise ConfigError(
             f"Nothing to {wish}. Give {argument(example)} or {argument('file=prompts.txt')}."
         )

@@ -178,10 +178,13 @@ def _settings_of(found: Checkpoint, run: Path, say: Callable[[str], None]) -> Ru
 
 
 def _only_moved(difference: Difference) -> bool:
-    """Whether the data lies elsewhere and is drawn from as before."""
+    """Whether the data lies elsewhere, or its limits are put otherwise, and is drawn as before."""
     if difference.path.endswith(".weight"):
         return (difference.old or 1.0) == (difference.new or 1.0)
-    return difference.path.startswith(("data.store", "data.sources"))
+    # The fingerprint covers the limits, too, whether they were chosen or given.
+    return difference.path.startswith(
+        ("data.store", "data.sources", "data.max_prompt_tokens", "data.max_target_tokens")
+    )
 
 
 def write_config(resolved: Resolved) -> None:

@@ -262,11 +262,11 @@ def test_an_export_that_computes_something_else_is_refused_and_removed(
 ):
     saved(tiny, kind, base_folder, tmp_path / "adapter")
 
-    def rounding(model, codec_folder, folder, *, card):
+    def rounding(model, codec_folder, folder, **more):
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.copy_(parameter.bfloat16())
-        save_model(model, codec_folder, folder, card=card)
+        save_model(model, codec_folder, folder, **more)
 
     monkeypatch.setattr("toque.models.loading.verify_export.save_model", rounding)
     with pytest.raises(CheckpointError, match="other logits"):

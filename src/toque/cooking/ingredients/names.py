@@ -14,6 +14,7 @@ from toque.cooking.ingredients.tokens import WORDS
 from toque.cooking.ingredients.vocabulary import ADJECTIVES
 
 _AT_WILL = re.compile(r"\b(?:to taste|as needed|as required)\b", re.IGNORECASE)
+_JOINING = re.compile(r"\b(?:of|with|in|or|from)\b")
 _WORD = re.compile(r"[^\W\d_]{2,}")
 
 
@@ -34,9 +35,8 @@ def one_name(name: str) -> str:
     if "," not in name:
         return name
     parts = name.split(",")
-    while len(parts) > 1 and all(word.lower() in ADJECTIVES for word in parts[0].split()):
-        parts.pop(0)
-    return parts[0].strip() or name.replace(",", " ").strip()
+    foods = (p for p in parts if not all(word.lower() in ADJECTIVES for word in p.split()))
+    return next(foods, parts[-1]).strip() or name.replace(",", " ").strip()
 
 
 @lru_cache(maxsize=1 << 16)
@@ -52,7 +52,7 @@ def head_noun(name: str) -> str:
     >>> head_noun("ripe Roma tomatoes"), head_noun("cream of tartar"), head_noun("bay leaves")
     ('tomato', 'cream', 'leaf')
     """
-    words = _WORD.findall(re.split(r"\b(?:of|with|in|or|from)\b", name.casefold(), maxsplit=1)[0])
+    words = _WORD.findall(_JOINING.split(name.casefold(), maxsplit=1)[0])
     words = words or _WORD.findall(name.casefold())
     return stem(words[-1]) if words else ""
 

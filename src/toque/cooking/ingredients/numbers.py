@@ -27,6 +27,10 @@ _GLYPHS = {
 _PLAIN = _MARKS | _GLYPHS
 _SPECIAL = re.compile(f"[{''.join(_PLAIN)}]")
 _FRACTION = re.compile(r"(?:(\d+)(?:\s+|-))?(\d+)/(\d+)")
+_MOST: Final = 1e15
+"""Largest number read: exact in a float, and far beyond any kitchen."""
+_OVER: Final = re.compile(r"\d{16}")
+"""Digits of a larger one; over 4,300 Python refuses to make an integer of them."""
 
 
 def plain(text: str) -> str:
@@ -42,17 +46,19 @@ def plain(text: str) -> str:
 def number(text: str) -> float:
     """The value of a text that matches `NUMBER`.
 
-    >>> number("1 1/2"), number("1,000"), number("1,5"), number(".25")
-    (1.5, 1000.0, 1.5, 0.25)
+    >>> number("1 1/2"), number("1,000"), number("1,5"), number(".25"), number("1,000,000")
+    (1.5, 1000.0, 1.5, 0.25, 1000000.0)
     """
+    if _OVER.match(text):
+        return _MOST
     fraction = _FRACTION.fullmatch(text)
     if fraction:
         whole, top, bottom = fraction.groups()
         return int(whole or 0) + int(top) / int(bottom)
     head, comma, tail = text.partition(",")
-    if comma and len(tail) != 3:
+    if comma and len(tail) < 3:
         return float(f"{head}.{tail}")
-    return float(text.replace(",", ""))
+    return min(float(text.replace(",", "")), _MOST)
 
 
 def read_number(tokens: Tokens, i: int, end: int) -> tuple[Range, int] | None:

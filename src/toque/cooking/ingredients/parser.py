@@ -43,6 +43,10 @@ from toque.cooking.ingredients.vocabulary import (
     UNSAID,
 )
 
+MAX_CHARS = 2000
+"""Characters of a line that are read. The longest of 90,000 real recipes has 604; a longer text is
+no ingredient, and its food stands at its beginning."""
+
 
 @lru_cache(maxsize=1 << 16)
 def parse_line(line: str) -> IngredientLine:
@@ -54,7 +58,7 @@ def parse_line(line: str) -> IngredientLine:
     >>> parse_line("2-3 large garlic cloves, minced (optional)").amounts
     (Amount(quantity=(2.0, 3.0), unit='clove', role='whole'),)
     """
-    text = " ".join(plain(line).split())
+    text = " ".join(plain(line[:MAX_CHARS]).split())
     return plain_line(text) or _Line(text).read()
 
 
@@ -202,11 +206,13 @@ class _Line:
 
     def _bracket(self, i: int, close: int) -> None:
         """Classify the parts of a bracket."""
-        start = i + 1
-        for at in range(start, close + 1):
-            if at == close or self.tokens.words[at] == ";":
-                self._file(start, at)
-                start = at + 1
+        for start, end in self._inside(i, close):
+            self._file(start, end)
+
+    def _inside(self, i: int, close: int) -> list[tuple[int, int]]:
+        """The parts of a bracket: what stands between its semicolons."""
+        ends = [at for at in range(i + 1, close) if self.tokens.words[at] == ";"] + [close]
+        return list(zip([i + 1, *(end + 1 for end in ends)], ends, strict=False))
 
     def _measure(self, i: int, end: int) -> bool:
         """Add a run that consists of measures only."""
@@ -217,17 +223,32 @@ class _Line:
         return bool(measures)
 
     def _file(self, i: int, end: int) -> None:
-        """Classify a run after the name as measures, purpose, preparation or remark."""
+        """Classify a run after the name, and the brackets in it, one after the other."""
+        waiting = [(i, end)]  # no recursion: brackets may be nested by the hundred
+        while waiting:
+            start, end = waiting.pop()
+            bracket = self._first_bracket(start, end)
+            if bracket is None:
+                self._file_plain(start, end)
+                continue
+            at, close = bracket
+            parts = [(start, at), *self._inside(at, close), (close + 1, end)]
+            waiting += reversed(parts)
+
+    def _first_bracket(self, i: int, end: int) -> tuple[int, int] | None:
+        """The first bracket of a run that is no measure in the middle of it, and its end."""
         words, kinds, tokens = self.tokens.words, self.tokens.kinds, self.tokens
         for at in range(i, end):
             if words[at] in CLOSING:
                 close = tokens.closing(at, end)
                 if at > i and close + 1 < end and kinds[at + 1] == "N":
                     continue  # "cut into 3in (7.5cm) pieces"
-                self._file(i, at)
-                self._bracket(at, close)
-                self._file(close + 1, end)
-                return
+                return at, close
+        return None
+
+    def _file_plain(self, i: int, end: int) -> None:
+        """Classify a run without brackets as measures, purpose, preparation or remark."""
+        words, kinds, tokens = self.tokens.words, self.tokens.kinds, self.tokens
         if end - i > 2 and kinds[end - 2] == "N" and words[end - 1] == "ml":
             end -= 2 * self._measure(end - 2, end)  # "..., divided 325 mL"
         text = tokens.stripped(i, end)

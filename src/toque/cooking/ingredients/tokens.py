@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from typing import Final
 
 # "1-1/2 cups" is one and a half to every cook; "15 1/2" too. Other slashes part two measures.
@@ -53,7 +54,7 @@ def _with_brands(words: list[str]) -> list[str]:
 class Tokens:
     """A line's tokens and three ends: kind ("N" number, "W" word, "P" mark, "E" end) and place."""
 
-    __slots__ = ("_originals", "_starts", "kinds", "text", "words")
+    __slots__ = ("_closings", "_originals", "_starts", "kinds", "text", "words")
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -69,6 +70,7 @@ class Tokens:
         self.words = words
         self._originals = originals
         self._starts: list[int] | None = None
+        self._closings: dict[str, list[int]] = {}
 
     @property
     def starts(self) -> list[int]:
@@ -99,10 +101,11 @@ class Tokens:
     def closing(self, i: int, end: int) -> int:
         """Index of the mark that closes the bracket at `i`; `end` if there is none."""
         mark = CLOSING[self.words[i]]
-        for j in range(i + 1, end):
-            if self.words[j] == mark:
-                return j
-        return end
+        if mark not in self._closings:
+            self._closings[mark] = [j for j, word in enumerate(self.words) if word == mark]
+        places = self._closings[mark]
+        at = bisect_right(places, i)
+        return places[at] if at < len(places) and places[at] < end else end
 
     def stripped(self, i: int, j: int) -> str:
         """The text of tokens i to j without marks at its ends; "" when there are none."""

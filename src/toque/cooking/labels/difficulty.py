@@ -95,8 +95,8 @@ _TRIGGERS: Final = _triggers()
 _TRIGGER_WORDS: Final = frozenset(_TRIGGERS)
 # A set of characters first: a search then runs from one of them to the next.
 _TIME: Final = re.compile(
-    r"([0-9]\d*(?:\.\d+)?)(?:\s*(?:-|to|or)\s*(\d+(?:\.\d+)?))?\s*(?:more |additional )?"
-    r"(hours?|hrs?|minutes?|mins?)\b"
+    r"([0-9](?<![0-9][0-9])\d*+(?:\.\d++)?+)(?:\s*+(?:-|to|or)\s*+(\d++(?:\.\d++)?+))?"
+    r"\s*+(?:more |additional )?+(hours?|hrs?|minutes?|mins?)\b"
 )
 
 

@@ -17,7 +17,7 @@ from typing import Final
 from toque.cooking.ingredients.names import stem
 
 _TABLE: Final = Path(__file__).with_name("foods.tsv")
-_WORD: Final = re.compile(r"[^\W\d_]+|\d+%")
+_WORD: Final = re.compile(r"[^\W\d_]+|(?<!\d)\d++%")
 _ALTERNATIVES: Final = re.compile(r",? or |/| and/or |, (?:such as|preferably) |;|:| - ")
 NUTRIENTS: Final = (
     "energy_kcal", "fat_g", "saturated_fat_g", "sugar_g", "sodium_mg", "protein_g",

@@ -34,7 +34,9 @@ _MASS_IN_G: Final = dict.fromkeys(("g", "gram", "grams", "gr"), 1.0) | {
     "oz": 28.35, "ounce": 28.35, "ounces": 28.35,
 }  # fmt: skip
 _AMOUNT: Final = re.compile(r"(\d+(?:[.,]\d+)?)\s*([a-zA-Zµ]*)")
-_MASS: Final = re.compile(r"(\d+(?:[.,]\d+)?)\s*(g|grams?|gr|oz|ounces?)\b", re.IGNORECASE)
+_MASS: Final = re.compile(
+    r"((?<!\d)\d++(?:[.,]\d++)?+)\s*+(g|grams?|gr|oz|ounces?)\b", re.IGNORECASE
+)
 _NOT_FOLDED: Final = re.compile(r"[^a-z0-9]")
 _MIN_SERVING_G: Final = 5.0
 """Smallest serving in grams: exporters write "1 g" for an unknown one."""

@@ -77,7 +77,7 @@ _FUNCTION_WORDS: Final = frozenset(
     """.split()  # noqa: SIM905
 )
 _ENGLISH: Final = _FUNCTION_WORDS | ACTION_VERBS | {word.lower() for word in SPELLINGS}
-_SENTENCE_END: Final = re.compile(r"[.!?][.!?]*\s+")  # a set first: searched faster
+_SENTENCE_END: Final = re.compile(r"[.!?](?<![.!?][.!?])[.!?]*+\s+")  # a set first: searched faster
 
 
 @dataclass(frozen=True, slots=True)

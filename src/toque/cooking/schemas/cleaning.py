@@ -15,8 +15,9 @@ from functools import lru_cache
 from typing import Final
 
 _CLEAN = re.compile(r"[ -%'-;=-~]*")  # ASCII without "&" and "<"
-_LINE_MARKUP = re.compile(r"<\s*/?\s*(?:br|p|li|div|ol|ul|tr|h\d)\b[^<>]*>", re.IGNORECASE)
+_LINE_MARKUP = re.compile(r"<\s*+(?:/\s*+)?(?:br|p|li|div|ol|ul|tr|h\d)\b[^<>]*>", re.IGNORECASE)
 _MARKUP = re.compile(r"<[a-zA-Z/!][^<>]*>")
+_NO_CHARACTER = re.compile(r"&#(?:[xX]0*+[0-9a-fA-F]{7,}+|0*+[0-9]{8,}+);?")
 _BLANKS = re.compile(r"[^\S\n]+")
 _LINE_ENDS = re.compile(r"\r\n?|[\u2028\u2029\x0b\x0c\x85]")
 _INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060\ufeff\ufe0e\ufe0f]")
@@ -30,7 +31,7 @@ _LOST_APOSTROPHE = re.compile(r"(?<=[^\W\d_])(?:\ufffd{3}|\ufffd)(?=(?:s|t|re|ve
 
 _SIGNS: Final = "•·▪▫●○◦‣□■▢◻◼◽◾⬜☐☑☒✓✔❏❑❒➢➤►▸◆"
 """Bullets and the boxes of lists to tick off."""
-_BULLET = re.compile(rf"(?:[-–—*{_SIGNS}]+\s+|[{_SIGNS}]+\s*|\[[ xX]?\]\s*)")
+_BULLET = re.compile(rf"(?:[-–—*{_SIGNS}]++\s++|[{_SIGNS}]++\s*+|\[[ xX]?\]\s*+)")
 _STEP_NUMBER = re.compile(
     r"(?:step\s*\d{1,2}\s*(?:[:.)–-]|(?=[A-Z]|$))|\d{1,2}\s*(?:[.:](?!\d)|\))|\(\d{1,2}\))\s*",
     re.IGNORECASE,
@@ -46,7 +47,7 @@ _BARE_HEADING: Final = re.compile(
     re.IGNORECASE,
 )
 """A line that only announces a step."""
-_MARKDOWN: Final = re.compile(r"(?<![*_])(\*\*|__)(?=[^\s*_])(.+?)(?<=[^\s*_])\1(?![*_])")
+_MARKS: Final = re.compile(r"[*_]++")
 _GLUED: Final = re.compile(r"[.!?](?:(?<=[a-z][a-z].)|(?<=[FC)].))(?=[A-Z][a-z]+ )")
 """The end of a sentence with no blank before the next: "until done.Serve"."""
 _INLINE_NUMBER: Final = re.compile(r"(?:(?<=\s)|\A)(\d{1,2})[.)]\s+(?=[A-Z])")
@@ -54,7 +55,7 @@ _MARKED: Final = frozenset("&<")
 _UNPRINTED: Final = frozenset("\ufffd\ufe0e\ufe0f")
 """Printable characters that need repair."""
 _DIGIT = re.compile(r"\d")
-_FOR_THE = re.compile(r"(?:for )(?:the )?(?:[^\W\d_]+[ '&-]*){1,4}", re.IGNORECASE)
+_FOR_THE = re.compile(r"(?:for )(?:the )?(?:[^\W\d_]++[ '&-]*+){1,4}+", re.IGNORECASE)
 _FOR_A_USE = re.compile(
     r"for (?:garnish|serving|dusting|frying|greasing|rolling|brushing|topping)", re.IGNORECASE
 )
@@ -76,7 +77,7 @@ def clean_text(text: str, notes: Counter[str]) -> str:
 def _repair(text: str, notes: Counter[str]) -> str:
     text = _LINE_ENDS.sub("\n", text)
     if "&" in text:
-        unescaped = html.unescape(html.unescape(text))  # "&amp;frac12;" occurs: escaped twice
+        unescaped = decoded_entities(decoded_entities(text))  # "&amp;frac12;" occurs: escaped twice
         notes["HTML entities decoded"] += unescaped != text
         text = _LINE_ENDS.sub("\n", unescaped)
     if "<" in text:
@@ -95,6 +96,18 @@ def _repair(text: str, notes: Counter[str]) -> str:
     # A surrogate has no UTF-8; json lets "\ud800" through.
     text = text.encode("utf-8", "ignore").decode()
     return unicodedata.normalize("NFC", _INVISIBLE.sub("", text))
+
+
+def decoded_entities(text: str) -> str:
+    """A text with the characters that its HTML entities name.
+
+    Numbers that no character has are the character of what is lost: `html.unescape` would make
+    integers of them, which Python refuses over 4,300 digits.
+
+    >>> decoded_entities("&frac12; &#233; &#99999999999;")
+    '½ é \ufffd'
+    """
+    return html.unescape(_NO_CHARACTER.sub("\ufffd", text))
 
 
 def clean_title(text: str, notes: Counter[str]) -> str:
@@ -210,7 +223,7 @@ def _parted(lines: Iterable[str], notes: Counter[str]) -> Iterable[str]:
     """Steps without Markdown and glued sentences, split at numbers."""
     for line in lines:
         if "**" in line or "__" in line:
-            bare = _MARKDOWN.sub(r"\2", line)
+            bare = _without_markdown(line)
             notes["texts with Markdown"] += bare != line
             line = bare  # noqa: PLW2901
         if _GLUED.search(line):
@@ -221,6 +234,31 @@ def _parted(lines: Iterable[str], notes: Counter[str]) -> Iterable[str]:
             yield from found
         else:
             yield line
+
+
+def _without_markdown(line: str) -> str:
+    """A line without the marks around its bold words.
+
+    >>> _without_markdown("**Bake** it for __20__ minutes ** or so")
+    'Bake it for 20 minutes ** or so'
+    """
+    marks = [m for m in _MARKS.finditer(line) if m[0] in ("**", "__")]
+    closing: list[int | None] = [None] * len(marks)
+    nearest: dict[str, int] = {}
+    for number in range(len(marks) - 1, -1, -1):
+        mark = marks[number]
+        closing[number] = nearest.get(mark[0])
+        if not line[: mark.start()][-1:].isspace() and mark.start():
+            nearest[mark[0]] = number
+    parts, at, number = [], 0, 0
+    while number < len(marks):
+        mark, last = marks[number], closing[number]
+        after = line[mark.end() : mark.end() + 1]
+        number += 1
+        if last is not None and after and not after.isspace():
+            parts += [line[at : mark.start()], line[mark.end() : marks[last].start()]]
+            at, number = marks[last].end(), last + 1
+    return "".join([*parts, line[at:]])
 
 
 def _numbered(line: str) -> list[str]:

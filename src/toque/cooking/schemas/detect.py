@@ -9,7 +9,7 @@ from pathlib import Path
 from toque.cooking.schemas.columns import refuse_cut_schema, schema_of_records, shape_of
 from toque.cooking.schemas.html_pages import is_page, page_blocks
 from toque.cooking.schemas.mealmaster import is_mealmaster, mealmaster_blocks
-from toque.sources.decompress import head
+from toque.sources.decompress import UTF_8, head
 from toque.sources.detect import (
     Layout,
     UnknownFormatError,
@@ -30,26 +30,27 @@ class Recognised:
     blocks: Callable[[], Iterator[Block]]
 
 
-def recognise(path: Path, columns: Mapping[str, str]) -> Recognised:
+def recognise(path: Path, columns: Mapping[str, str], *, encoding: str = UTF_8) -> Recognised:
     """The recipe schema of `path`.
 
     Args:
         path: the file, plain or compressed.
         columns: "title", "ingredients", "steps" to the fields that hold them, where the user
             has named them.
+        encoding: of text files.
 
     Raises:
         UnknownFormatError: it is of no known kind.
         TextRecordsError: its records hold a text, or prompts and answers, instead of recipes.
         DataError: it cannot be read, or lacks a part of a recipe.
     """
-    start, whole = head(path)
-    layout = structured_layout(path, start, whole=whole)
+    start, whole = head(path, encoding=encoding)
+    layout = structured_layout(path, start, whole=whole, encoding=encoding)
     if layout is None and is_page(start):
-        return Recognised("web-page", lambda: page_blocks(path))
+        return Recognised("web-page", lambda: page_blocks(path, encoding=encoding))
     if layout is None and is_mealmaster(start):
-        return Recognised("mealmaster", lambda: mealmaster_blocks(path))
-    layout = layout or table_layout(path, start, whole=whole, n_known=_n_parts)
+        return Recognised("mealmaster", lambda: mealmaster_blocks(path, encoding=encoding))
+    layout = layout or table_layout(path, start, whole=whole, n_known=_n_parts, encoding=encoding)
     if layout is None:
         raise _unknown(path, start)
     if layout.name in ("csv", "tsv"):

@@ -6,7 +6,6 @@ every pattern has bounded cost, nothing is fetched, no code is run.
 
 from __future__ import annotations
 
-import html
 import json
 import re
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from toque.cooking.schemas.cleaning import decoded_entities
 from toque.cooking.schemas.microdata import microdata_recipe
 from toque.cooking.schemas.schema_org import is_full, recipe_nodes
 from toque.sources.blocks import (
@@ -24,8 +24,8 @@ from toque.sources.blocks import (
     pack,
     unreadable,
 )
-from toque.sources.decompress import chunks
-from toque.sources.records import Block
+from toque.sources.decompress import UTF_8, chunks
+from toque.sources.records import Block, survivors
 
 NO_RECIPE = "no recipe in page"
 
@@ -39,7 +39,7 @@ _TAG_BEFORE = re.compile(r"<script\b[^<>]*\btype\s*=\s*[\"']?\Z", re.IGNORECASE)
 _TAG_CHARS = 400
 _MAX_SCRIPTS = 200
 _SCRIPT_END = re.compile(r"</script", re.IGNORECASE)
-_CHARSET = re.compile(rb"<meta\b[^>]*\bcharset\s*=\s*[\"']?([\w-]+)", re.IGNORECASE)
+_CHARSET = re.compile(rb"<meta\b[^<>]*\bcharset\s*=\s*[\"']?([\w-]+)", re.IGNORECASE)
 _WRAPPING = re.compile(
     r"^\s*(?:<!--|//\s*<!\[CDATA\[|<!\[CDATA\[|/\*.*?\*/)|(?:-->|//\s*\]\]>|\]\]>)\s*$"
 )
@@ -52,10 +52,10 @@ def is_page(start: bytes) -> bool:
     return _LOOKS_LIKE_PAGE.match(start) is not None
 
 
-def page_blocks(path: Path) -> Iterator[Block]:
+def page_blocks(path: Path, *, encoding: str = UTF_8) -> Iterator[Block]:
     """The page whole, in one block."""
     text = b""
-    for chunk in chunks(path):
+    for chunk in chunks(path, encoding=encoding):
         text += chunk
         if len(text) > MAX_RECORD_BYTES:
             yield unreadable(path, 1, TOO_LONG)
@@ -65,6 +65,11 @@ def page_blocks(path: Path) -> Iterator[Block]:
 
 def page_records(contents: Contents) -> Numbered:
     """The page's recipes as schema.org nodes; a page without any is one dropped record."""
+    for found in survivors(_nodes(contents)):
+        yield (contents.first, found) if isinstance(found, str) else found
+
+
+def _nodes(contents: Contents) -> Numbered:
     text = page_text(contents.body)
     values: list[Any] = []
     line, counted = contents.first, 0
@@ -112,7 +117,7 @@ def _json_of(script: str) -> Any:
     """The value of a JSON-LD script, after repair of common mistakes; None if it has none."""
     bare = _WRAPPING.sub("", _WRAPPING.sub("", script.strip())).strip().rstrip(";")
     repaired = _BAD_ESCAPE.sub("", _TRAILING_COMMA.sub(r"\1", bare))
-    for text in (bare, repaired, html.unescape(repaired)):
+    for text in (bare, repaired, decoded_entities(repaired)):
         try:
             return json.loads(text, strict=False)  # pages write line breaks into strings
         except (ValueError, RecursionError):

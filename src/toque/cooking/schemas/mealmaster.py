@@ -21,16 +21,16 @@ from toque.sources.blocks import (
     pack,
     unreadable,
 )
-from toque.sources.decompress import chunks
+from toque.sources.decompress import UTF_8, chunks
 from toque.sources.lines import count_lines, runs_of_lines
-from toque.sources.records import Block
+from toque.sources.records import Block, attempted
 
 _HEADER = re.compile(
     rb"^(?:MMMMM|-----)[^\r\n]*(?:meal-?master|recipe (?:extracted )?(?:via|from))",
     re.IGNORECASE | re.MULTILINE,
 )
 _END = re.compile(r"(?:M{5}|-{5})[-\s]*\Z")
-_SECTION = re.compile(r"(?:M{5}|-{5})-*\s*([^-].*?)\s*-*\s*\Z")
+_SECTION = re.compile(r"(?:M{5}|-{5})-*+")
 _FIELD = re.compile(
     r"\s{0,8}(Title|Categories|Category|Servings|Serves|Yield)\s*:\s*(.*)\Z", re.IGNORECASE
 )
@@ -45,7 +45,7 @@ _UNIT_WORDS = {
 }  # fmt: skip
 _NO_PLURAL = frozenset("small medium large ml cl dl l mg cg dg g kg".split())  # noqa: SIM905
 _CELL = re.compile(rf"({_AMOUNT}{{7}}) ([A-Za-z ]{{2}}) (\S.*)")
-_LOOSE = re.compile(rf"\s{{0,10}}(\d{_AMOUNT}*?)\s+({'|'.join(_UNIT_WORDS)})\s+(\S.*)")
+_LOOSE = re.compile(rf"\s{{0,10}}(\d{_AMOUNT}{{0,40}}?)\s++({'|'.join(_UNIT_WORDS)})\s++(\S.*)")
 _SECOND_COLUMNS = (41, 40, 39, 42)
 _PLAIN_CHARS = 50
 
@@ -55,10 +55,10 @@ def is_mealmaster(start: bytes) -> bool:
     return _HEADER.search(start) is not None
 
 
-def mealmaster_blocks(path: Path) -> Iterator[Block]:
+def mealmaster_blocks(path: Path, *, encoding: str = UTF_8) -> Iterator[Block]:
     """Blocks of about a mebibyte of whole recipes; text before the first header is ignored."""
     pending, line = b"", 1
-    for run in runs_of_lines(chunks(path)):
+    for run in runs_of_lines(chunks(path, encoding=encoding)):
         buffer = pending + run
         starts = [match.start() for match in _HEADER.finditer(buffer)]
         cut = starts[-1] if starts else 0
@@ -88,7 +88,7 @@ def mealmaster_records(contents: Contents) -> Numbered:
     for start, end in zip(starts, [*starts[1:], len(text)], strict=True):
         line += count_lines(text[before:start])
         before = start
-        yield line, _record(text[start:end])
+        yield line, attempted(_record, text[start:end])
 
 
 def _record(recipe: bytes) -> dict[str, Any] | str:
@@ -103,11 +103,11 @@ def _record(recipe: bytes) -> dict[str, Any] | str:
         parser.line(line.expandtabs())
     parser.close()
     return {
-        "title": parser.fields.get("title", ""),
+        "title": parser.field("title") or "",
         "ingredients": parser.ingredients,
         "directions": parser.steps,
-        "tags": [t.strip() for t in parser.fields.get("categories", "").split(",") if t.strip()],
-        "servings": parser.fields.get("yield"),
+        "tags": [t.strip() for t in (parser.field("categories") or "").split(",") if t.strip()],
+        "servings": parser.field("yield"),
     }
 
 
@@ -115,7 +115,7 @@ def _record(recipe: bytes) -> dict[str, Any] | str:
 class _Reading:
     """Parser state of one recipe."""
 
-    fields: dict[str, str] = field(default_factory=dict)
+    fields: dict[str, list[str]] = field(default_factory=dict)
     ingredients: list[str] = field(default_factory=list)
     steps: list[str] = field(default_factory=list)
     _left: list[str] = field(default_factory=list)
@@ -135,9 +135,8 @@ class _Reading:
             return
         if not self.ingredients and not self._left and not self._in_steps and self._field(line):
             return
-        section = _SECTION.match(line.strip())
-        if section:
-            self._section(section[1])
+        if section := _section_name(line.strip()):
+            self._section(section)
         elif self._in_steps or not self._ingredient(line):
             self._end_ingredients()
             self._in_steps = True
@@ -148,6 +147,10 @@ class _Reading:
         self._end_ingredients()
         self._end_paragraph()
 
+    def field(self, name: str) -> str | None:
+        """The text of a field with the lines that go on with it; None if it was not there."""
+        return " ".join(self.fields[name]) if name in self.fields else None
+
     def _field(self, line: str) -> bool:
         match = _FIELD.match(line)
         if match:
@@ -155,11 +158,11 @@ class _Reading:
             name = {"category": "categories", "servings": "yield", "serves": "yield"}.get(
                 name, name
             )
-            self.fields.setdefault(name, match[2].strip())
+            self.fields.setdefault(name, [match[2].strip()])
             self._last_field = name
             return True
         if self._last_field in ("title", "categories") and not _CELL.match(line):
-            self.fields[self._last_field] += " " + line.strip()  # a long title goes on
+            self.fields[self._last_field].append(line.strip())  # a long title goes on
             return True
         return False
 
@@ -193,15 +196,15 @@ class _Reading:
 
     def _end_ingredients(self) -> None:
         """Read the columns of a section one after the other; "-" continues the line above."""
-        lines: list[str] = []
+        lines: list[list[str]] = []
         for text in self._left + self._right:
             if text.startswith("-") and lines:
-                lines[-1] = f"{lines[-1]} {text.lstrip('- ')}"
+                lines[-1].append(text.lstrip("- "))
             else:
-                lines.append(text.lstrip("- "))
+                lines.append([text.lstrip("- ")])
         if self._heading and lines:
             self.ingredients.append(self._heading)
-        self.ingredients += lines
+        self.ingredients += map(" ".join, lines)
         self._left, self._right, self._heading = [], [], ""
 
     def _step(self, line: str) -> None:
@@ -215,6 +218,22 @@ class _Reading:
         if self._paragraph:
             self.steps.append(" ".join(self._paragraph))
             self._paragraph = []
+
+
+def _section_name(line: str) -> str:
+    """The name in a line such as "-----FILLING-----"; "" when the line is none.
+
+    >>> _section_name("MMMMM--------- For the sauce --------"), _section_name("-----")
+    ('For the sauce', '')
+    """
+    start = _SECTION.match(line)
+    name = line[start.end() :] if start else ""
+    bare = name.lstrip()
+    if not name or (bare[:1] == "-" and bare == name):
+        return ""
+    if bare[:1] in ("", "-"):  # "----- - x": a name may begin with a blank, never with a dash
+        bare = name[len(name) - len(bare) - 1 :]
+    return bare.rstrip().rstrip("-").rstrip() or bare[0]
 
 
 def _columns(line: str) -> tuple[str, str]:

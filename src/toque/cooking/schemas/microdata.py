@@ -6,11 +6,12 @@ and extruct (under recipe-scrapers) over a minute on 0.3 MB of nested `itemref`.
 
 from __future__ import annotations
 
-import html
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
+
+from toque.cooking.schemas.cleaning import decoded_entities
 
 _KIND = "schema.org/Recipe"
 _INGREDIENTS = ("recipeIngredient", "ingredients")
@@ -92,7 +93,7 @@ class _Reading:
     def text(self, text: str) -> None:
         """Add the text between two tags."""
         if self._items and text:
-            self._add(html.unescape(text).replace("\n", " "))
+            self._add(decoded_entities(text).replace("\n", " "))
 
     def tag(self, name: str, attributes: str, *, closing: bool) -> None:
         """Process a tag."""
@@ -134,7 +135,7 @@ class _Reading:
         if item.name:
             self.found.setdefault(item.name, []).append(text)
         if item.name in _INGREDIENTS:
-            for outer in self._items:
+            for outer in self._items[-_MAX_OPEN:]:
                 outer.n_ingredients += 1
         elif not item.name and item.n_ingredients == 1:
             # The amount often precedes the marked name: "<li>6 cl <a itemprop=...>Malibu".
@@ -152,5 +153,5 @@ class _Reading:
 def _attributes(text: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, double, single, bare in _ATTRIBUTE.findall(text):
-        found.setdefault(name.lower(), html.unescape(double or single or bare))
+        found.setdefault(name.lower(), decoded_entities(double or single or bare))
     return found

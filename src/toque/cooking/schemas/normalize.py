@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, get_args
 
 from toque.cooking.action_verbs import has_action_verb
+from toque.cooking.ingredients.parser import MAX_CHARS
 from toque.cooking.labels.nutrients import nutrients_of
 from toque.cooking.recipe import DIFFICULTIES, NUTRITION_CLASSES, Recipe
 from toque.cooking.schemas.cleaning import (
@@ -36,9 +37,11 @@ MIN_STEP_WORDS = 3
 """Fewest words of steps that are shorter and yet tell how: "Mix and bake." is all a cook needs."""
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
-_ISO_TIME = re.compile(r"P(?:(\d+)D)?T?(?:(\d+)H)?(?:(\d+)M)?(?:\d+S)?", re.IGNORECASE)
-_HOURS = re.compile(r"(\d+(?:\.\d+)?)\s*h", re.IGNORECASE)
-_MINUTE = re.compile(r"(\d+(?:\.\d+)?)\s*m", re.IGNORECASE)
+_ISO_TIME = re.compile(r"P(?:(\d{1,9})D)?T?(?:(\d{1,9})H)?(?:(\d{1,9})M)?(?:\d+S)?", re.IGNORECASE)
+_HOURS = re.compile(r"((?<!\d)\d++(?:\.\d++)?+)\s*+h", re.IGNORECASE)
+_MINUTE = re.compile(r"((?<!\d)\d++(?:\.\d++)?+)\s*+m", re.IGNORECASE)
+_MOST_MINUTES = 1e9
+"""A longer time is no time; the same bound as for every other number of a record."""
 _FRAME_CHARS = 29
 """Characters of the headers in a recipe's text; see `recipe.to_text`."""
 _T = TypeVar("_T", bound=str)
@@ -57,6 +60,9 @@ def recipe_of(record: Mapping[str, Any], notes: Counter[str]) -> Recipe | Reason
     directions = without_credits(clean_steps(steps, notes, plain=plain), notes)
     if not ingredients:
         return "no ingredients"
+    notes[f"ingredient lines over {MAX_CHARS:,} characters, only their beginning parsed"] += sum(
+        len(line) > MAX_CHARS for line in ingredients
+    )
     if not directions:
         return "no steps"
     n_step_chars = sum(map(len, directions))
@@ -134,7 +140,7 @@ def _duration(value: Any) -> int | None:
     hour, minute = _HOURS.search(value), _MINUTE.search(value)
     if hour or minute:
         whole = 60 * float(hour[1] if hour else 0) + float(minute[1] if minute else 0)
-        return round(whole) or None
+        return round(whole) or None if whole < _MOST_MINUTES else None
     return _whole(value)
 
 

@@ -20,11 +20,20 @@ from toque.cooking.schemas.mealmaster import mealmaster_records
 from toque.cooking.schemas.normalize import recipe_of
 from toque.errors import ConfigError
 from toque.sources.blocks import Raw, unpack
+from toque.sources.decompress import UTF_8
 from toque.sources.detect import READ
 from toque.sources.excerpts import PER_REASON, shortened
 from toque.sources.json_records import line_of
 from toque.sources.prompt_target import PairReader
-from toque.sources.records import Block, BlockExamples, Example, RecordReader
+from toque.sources.records import (
+    Block,
+    BlockExamples,
+    Example,
+    RecordReader,
+    attempted,
+    in_encoding,
+    survivors,
+)
 from toque.sources.text_records import DocumentReader
 
 _READ = {**READ, "page": page_records, "mealmaster": mealmaster_records}
@@ -39,18 +48,21 @@ class RecipeReader:
             own names are not known.
         tasks: the tasks each recipe gives examples of.
         version: raised when the same bytes would give other examples.
+        encoding: of text files.
     """
 
     columns: Mapping[str, str] = field(default_factory=dict)
     tasks: tuple[Task, ...] = ("write",)
     version: int = 4
+    encoding: str = UTF_8
 
     @property
     def recorded_name(self) -> str:
         """See `RecordReader`; the tasks are recorded among the settings."""
         if not self.columns:
-            return "toque.cooking.formats:recipe_reader"
-        return f"toque.cooking.formats:columns={json.dumps(dict(self.columns), sort_keys=True)}"
+            return in_encoding("toque.cooking.formats:recipe_reader", self.encoding)
+        columns = json.dumps(dict(self.columns), sort_keys=True)
+        return in_encoding(f"toque.cooking.formats:columns={columns}", self.encoding)
 
     def for_tasks(self, tasks: tuple[str, ...]) -> Self:
         """The same reader for these tasks.
@@ -72,7 +84,7 @@ class RecipeReader:
         Raises:
             DataError: the file is of no known kind, lacks a part of a recipe, or is damaged.
         """
-        return recognise(path, self.columns).blocks()
+        return recognise(path, self.columns, encoding=self.encoding).blocks()
 
     def examples(self, block: Block) -> BlockExamples:
         """The examples of each usable recipe, and why the others were dropped."""
@@ -83,7 +95,11 @@ class RecipeReader:
         read = kept = 0
         for number, recipe, raw in self.recipes(block, notes):
             read += 1
-            found = examples_of(recipe, notes, self.tasks) if isinstance(recipe, Recipe) else recipe
+            found: list[Example] | str = (
+                attempted(examples_of, recipe, notes, self.tasks)
+                if isinstance(recipe, Recipe)
+                else recipe
+            )
             if isinstance(found, list):
                 kept += 1
                 examples += found
@@ -108,7 +124,7 @@ class RecipeReader:
             UnknownFormatError: the file is of no known kind; it may be plain text.
             DataError: it lacks a part of a recipe, or is damaged.
         """
-        return recognise(path, self.columns).schema
+        return recognise(path, self.columns, encoding=self.encoding).schema
 
     def recipes(self, block: Block, notes: Counter[str]) -> Iterator[tuple[int, Recipe | str, Raw]]:
         """Each record's number, its cleaned recipe or the reason why there is none, and itself."""
@@ -118,34 +134,37 @@ class RecipeReader:
             if isinstance(raw, str):
                 yield number, raw, raw
                 continue
-            for record in records_of(raw, columns, notes):
-                yield number, record if isinstance(record, str) else recipe_of(record, notes), raw
+            for record in survivors(records_of(raw, columns, notes)):
+                if isinstance(record, str):
+                    yield number, record, raw
+                else:
+                    yield number, attempted(recipe_of, record, notes), raw
 
 
 def _shown(block: Block, number: int, raw: Raw) -> str:
     """A dropped record as the report shows it: its fields, or its bytes if they cannot be read."""
     if not isinstance(raw, str):
-        return shortened(json.dumps(raw, ensure_ascii=False, default=str))
+        return shortened(attempted(json.dumps, raw, ensure_ascii=False, default=str))
     contents = unpack(block)
     if contents.kind not in ("json-lines", "json"):
         return ""
     return shortened(line_of(contents, number))
 
 
-def reader_for(columns: Mapping[str, str]) -> RecordReader:
+def reader_for(columns: Mapping[str, str], *, encoding: str = UTF_8) -> RecordReader:
     """The reader for these columns, as the user has named them; without any, that of recipes.
 
     Raises:
         ConfigError: `columns` has an unknown key.
     """
     if "text" in columns and len(columns) == 1:
-        return DocumentReader(columns["text"])
+        return DocumentReader(columns["text"], encoding=encoding)
     if columns.keys() == {"prompt", "target"}:
-        return PairReader(columns["prompt"], columns["target"])
+        return PairReader(columns["prompt"], columns["target"], encoding=encoding)
     unknown = sorted(columns.keys() - set(ROLES))
     if unknown:
         raise ConfigError(
             f"columns of a source names {', '.join(unknown)}; it can name "
             f"{', '.join(ROLES)}; for documents text alone; for any other task prompt and target."
         )
-    return RecipeReader(dict(columns))
+    return RecipeReader(dict(columns), encoding=encoding)

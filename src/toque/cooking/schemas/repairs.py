@@ -141,14 +141,17 @@ def rejoined(steps: list[str], notes: Counter[str]) -> list[str]:
         any(_ENDS_SENTENCE.search(step) for step in steps) and steps[0][:1].isupper()
     ):
         return steps
-    found: list[str] = []
+    found: list[list[str]] = []
+    before = ""
     for step in steps:
-        if found and _GOES_ON.match(step) and not _ENDS_SENTENCE.search(found[-1]):
-            found[-1] = f"{found[-1].rstrip()} {step.lstrip()}"
+        if found and _GOES_ON.match(step) and not _ENDS_SENTENCE.search(before):
+            found[-1][-1] = found[-1][-1].rstrip()
+            found[-1].append(step.lstrip())
             notes["sentences split in the middle rejoined"] += 1
         else:
-            found.append(step)
-    return found
+            found.append([step])
+        before = step
+    return list(map(" ".join, found))
 
 
 def untokenised(lines: list[str], notes: Counter[str]) -> list[str]:

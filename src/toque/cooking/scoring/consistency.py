@@ -58,13 +58,14 @@ _MAY_BE_MANY: Final = re.compile(
 )
 _TWO_DIGITS: Final = re.compile(r"\d\d")
 _MEASURE: Final = re.compile(
-    r"(\d\d*(?:\.\d+)?)\s*(°|degrees?\b|minutes?\b|mins?\b|hours?\b|hrs?\b)", re.IGNORECASE
+    r"(\d(?<!\d\d)\d*+(?:\.\d++)?+)\s*+(°|degrees?\b|minutes?\b|mins?\b|hours?\b|hrs?\b)",
+    re.IGNORECASE,
 )
 _COLLECTIVE: Final = re.compile(
     r"\b(?:all|remaining|other|rest of|dry|wet)\b(?: \w+){0,2} ingredients\b|\beverything\b"
     r"|\bingredients (?:in|into|together)\b"
 )
-_NUMBERED: Final = re.compile(r"\n\s*(\d{1,3})[.)](?=\s)")
+_NUMBERED: Final = re.compile(r"\n[^\S\n]*+(\d{1,3})[.)](?=\s)")
 _ENDED: Final = (".", "!", "?", ")", '"', "'", "”", "…")  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from toque.data.prepare.settings import FamilyKind
 from toque.data.tokenizer.codec import Codec
 from toque.errors import DataError
+from toque.models.loading.provenance import Form
 from toque.sources.records import Block, Example
 
 Ids = NDArray[np.uint32]
@@ -105,9 +106,20 @@ def prompt_bounds(codec: Codec, family_kind: FamilyKind) -> tuple[int | None, in
     return codec.bos_id, codec.break_id
 
 
-def prompt_ids(codec: Codec, text: str, family_kind: FamilyKind) -> list[int]:
-    """A prompt encoded as in the store, for generating in the form the model was trained on."""
+def asking_bounds(
+    codec: Codec, family_kind: FamilyKind, form: Form
+) -> tuple[int | None, int | None]:
+    """The tokens that begin and end what a model is asked with.
+
+    A decoder that was trained on documents continues a text, so nothing ends it.
+    """
     begin, end = prompt_bounds(codec, family_kind)
+    return begin, None if form == "documents" and family_kind == "decoder" else end
+
+
+def prompt_ids(codec: Codec, text: str, family_kind: FamilyKind, form: Form) -> list[int]:
+    """A prompt encoded as in the store, for generating in the form the model was trained on."""
+    begin, end = asking_bounds(codec, family_kind, form)
     ids = codec.encode(codec.normalise(text))
     return [i for i in (begin, *ids, end) if i is not None]
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,14 @@ from toque.data.prepare.dedup_and_split import Columns, Division, divide
 from toque.data.prepare.histograms import Histogram
 from toque.data.prepare.minhash import Clusters
 from toque.data.prepare.near_duplicates import NEAR, clusters_of
-from toque.data.prepare.report import Lengths, Report, SourceReport, reasons_in_words
+from toque.data.prepare.report import (
+    MOST_UNKNOWN,
+    ENCODING_HINT,
+    Lengths,
+    Report,
+    SourceReport,
+    reasons_in_words,
+)
 from toque.data.prepare.shards import NOT_READ
 from toque.data.prepare.survey import StoreSurvey
 from toque.data.prepare.worker import Job, ShardResult, file_entry, read_column, shard_folder
@@ -32,12 +40,18 @@ from toque.data.store.manifest import (
 )
 from toque.data.store.token_store import LEFT_OUT, SPLIT_CODES
 from toque.data.tokenizer.codec import Codec
+from toque.data.tokenizer.train import MAX_WORD_CHARS, WORDS_CUT
 from toque.errors import DataError
+from toque.sources.blocks import NOT_UTF_8
 from toque.sources.files import SourceFile
 from toque.sources.records import NO_LABEL, examples_note, missing_note
 from toque.storage.atomic import atomic_file, atomic_write, sync_folder, write_array
 
 _SHOWN = 10
+_NAME_THE_FIELDS = (
+    "Name the right fields in data.sources.columns or the right data.sources.format. "
+)
+LONG_WORDS = f"words over {MAX_WORD_CHARS:,} characters, cut where the tokenizer was learnt"
 _DOCUMENTS = "documents by a hash of the document and piece number // 16"
 
 
@@ -54,6 +68,10 @@ class StoreFinalizer:
     """In group order."""
     not_read: int = 0
     """Bytes of the sources left unread because `max_examples` were found."""
+    limits: Sequence[str] = ()
+    """Sentences on the limits that were chosen from the data."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Files beside those that were read, with the reason."""
 
     def finish(self, *, seconds: float) -> Report:
         """Write the split, the report and, last, the manifest.
@@ -64,7 +82,7 @@ class StoreFinalizer:
         """
         store, settings = self.job.store, self.job.settings
         dropped, lines = self._dropped()
-        self._refuse_bad_sources()
+        self.refuse_bad_sources()
         self._refuse_missing_tasks()
         alike = clusters_of(store, self._folders()) if settings.dedup == "near" else None
         division = divide(self._columns(alike), settings)
@@ -79,8 +97,16 @@ class StoreFinalizer:
         assert read == division.records + sum(dropped.values()), "records were lost uncounted"
         notes = self._summed("notes")
         notes[NOT_READ] = self.not_read
+        notes.update(f"files left out: {why}" for why in self.left_out.values())
+        if settings.trained_vocab_size is not None:
+            notes[LONG_WORDS] = int(self.codec.settings.get(WORDS_CUT, 0))
         notes["comparisons of near-duplicates cut short"] = alike.unchecked if alike else 0
         report = self._report(division, dropped, lines, notes, read=read, seconds=seconds)
+        if report.unknown_share > MOST_UNKNOWN:
+            raise DataError(
+                f"{report.unknown_notice()} Above {MOST_UNKNOWN:.0%} no store is written: nothing "
+                "of use can be learnt from such texts."
+            )
         with atomic_file(store / "split.npy") as file:
             write_array(file, division.split)
         report.write(store)
@@ -120,7 +146,12 @@ class StoreFinalizer:
                     shown += [f"{name}:{n}" for n in numbers[: _SHOWN - len(shown)]]
         return dropped, lines
 
-    def _refuse_bad_sources(self) -> None:
+    def refuse_bad_sources(self) -> None:
+        """Refuse a source of which too many records cannot be used.
+
+        Raises:
+            DataError: with counts by reason, the first lines and what to set.
+        """
         most = self.job.settings.max_bad_share
         for number in sorted({file.source for file in self.files}):
             read = sum(b.read for s in self.shards for b in s.blocks if b.source == number)
@@ -132,8 +163,9 @@ class StoreFinalizer:
             raise DataError(
                 f"{bad:,} of the {read:,} records in {', '.join(paths[:3])} cannot be used, more "
                 f"than the share of {most:g} that is allowed: {reasons_in_words(dropped, lines)}. "
-                "Name the right fields in data.sources.columns or the right data.sources.format, "
-                "or take the records that cannot be used out of the source."
+                + (f"{ENCODING_HINT} " if 2 * dropped[NOT_UTF_8] > bad else _NAME_THE_FIELDS)
+                + f"To use the {read - bad:,} good ones all the same, set "
+                f"data.max_bad_share={_rounded_up(bad / read):g}."
             )
 
     def _refuse_missing_tasks(self) -> None:
@@ -195,6 +227,7 @@ class StoreFinalizer:
             kept=division.records,
             dropped=dict(dropped.most_common()),
             lines=lines,
+            left_out=dict(self.left_out),
             notes={what: n for what, n in sorted(notes.items()) if n},
             examples=len(targets),
             train=int((division.split == SPLIT_CODES["train"]).sum()),
@@ -206,6 +239,7 @@ class StoreFinalizer:
             cut=dict(self._summed("cut")),
             unknown=dict(self._summed("unknown")),
             lost_characters=dict(self._summed("lost_characters").most_common(10)),
+            lost_in_all=self._summed("lost_characters").total(),
             leaked_bodies=division.leaked_bodies,
             leaked_titles=division.leaked_titles,
             split_rule=f"by a hash of the body, {_DOCUMENTS}",
@@ -214,6 +248,7 @@ class StoreFinalizer:
             columns=look.columns(),
             kept_examples=look.kept(),
             dropped_examples=look.dropped(division.dropped),
+            limits=list(self.limits),
             seconds=round(seconds, 2),
         )
 
@@ -249,6 +284,15 @@ class StoreFinalizer:
             settings=self.recorded,
             cut=dict(sorted(report.cut.items())),
         )
+
+
+def _rounded_up(share: float) -> float:
+    """A share with two digits that is not below it.
+
+    >>> _rounded_up(0.501), _rounded_up(1.0)
+    (0.51, 1.0)
+    """
+    return math.ceil(share * 100) / 100
 
 
 def _schema(file: SourceFile) -> str:

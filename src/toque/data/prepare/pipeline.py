@@ -14,17 +14,18 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from toque.data.prepare.finalize import StoreFinalizer
+from toque.data.prepare.length_limits import LengthLimits, choose_limits
 from toque.data.prepare.near_duplicates import NEAR
 from toque.data.prepare.process_pool import ForkedState
 from toque.data.prepare.report import Report
-from toque.data.prepare.settings import PrepareSettings
+from toque.data.prepare.settings import DEFAULT_BAD_SHARE, LIMITS, PrepareSettings
 from toque.data.prepare.shards import Engine, ShardWriting, read_sidecar
 from toque.data.prepare.tokenizer_sample import learn_tokenizer
 from toque.data.prepare.worker import SIDECAR, Job, shard_folder
@@ -33,9 +34,10 @@ from toque.data.store.manifest import FORMAT, NAME, StoreManifest, read_manifest
 from toque.data.store.token_store import TokenStore, check_files
 from toque.data.tokenizer.codec import Codec, load_codec
 from toque.data.tokenizer.folder import hash_of_folder, resolve_tokenizer
+from toque.data.tokenizer.sameness import tokenizer_differences
 from toque.errors import DataError, argument
 from toque.sources.files import SourceFile, find_files
-from toque.sources.records import Source, SupportsTasks
+from toque.sources.records import RecordReader, Source, SupportsTasks
 from toque.storage.atomic import atomic_folder, atomic_write, disk_faults, sweep
 from toque.storage.locks import Held, file_lock, is_shared
 from toque.storage.no_follow import refuse_links
@@ -44,6 +46,8 @@ from toque.storage.progress import ProgressSink, no_progress
 CODE_VERSION = 2
 """Raised when the same inputs and settings would give other rows: older stores are not reused."""
 BUILDING = "building.json"
+_NOT_COMPARED = {"tokenizer", "tokenizer_sha256", "chosen", "room", "max_bad_share"}
+"""Recorded settings that are compared otherwise, or change no row."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,30 @@ class _Plan:
     """None: it is to be trained."""
     recorded: dict[str, Any]
     """The settings as the manifest records them."""
+    inputs: list[Any]
+    """What a fingerprint covers besides settings: content and reader of every source file."""
+    left_out: dict[str, str]
+    """Files of the sources that are not read, with the reason."""
+
+    def fingerprint(self, settings: PrepareSettings, **changed: object) -> str:
+        """Of a store with these settings, whose limits are the same whoever chose them."""
+        recorded = self.recorded | {name: getattr(settings, name) for name in LIMITS} | changed
+        # The paths of the tokenizer and the sources do not change the store.
+        learnt = settings.trained_vocab_size is not None
+        counted = recorded | ({} if learnt else {"tokenizer": None})
+        counted |= {"room": settings.room} if settings.open_limits else {}
+        # The share of bad records decides whether there is a store, never what is in it: one made
+        # under another limit is the same, with the fingerprint it has had since 0.1.0.
+        counted |= {"max_bad_share": DEFAULT_BAD_SHARE}
+        inputs = [FORMAT, counted, self.inputs]
+        data = msgspec.json.encode(inputs, order="deterministic")
+        return hashlib.sha256(data).hexdigest()
+
+    def recorded_with(self, chosen: PrepareSettings) -> dict[str, Any]:
+        """The settings as recorded once the limits are known; those that were chosen are named."""
+        names = self.job.settings.open_limits
+        said = {"chosen": names, "room": chosen.room} if names else {}
+        return self.recorded | {name: getattr(chosen, name) for name in LIMITS} | said
 
 
 def prepare(
@@ -112,9 +140,26 @@ def prepare(
             if lock.note is not None:
                 progress(0, 0, lock.note)
             codec = _tokenizer(plan, progress)
+            limits = LengthLimits(job.settings, [])
+            if job.settings.open_limits:
+                progress(0, 0, "measuring the lengths of a sample")
+                limits = choose_limits(plan.files, codec, job.settings)
+            chosen = limits.settings
+            job = dataclasses.replace(job, settings=chosen)
             writing = ShardWriting(job, plan.files, ForkedState(codec, lock.descriptor))
             shards = writing.write(progress, workers=workers, engine=engine)
-            ending = StoreFinalizer(job, plan.recorded, codec, plan.files, shards, writing.not_read)
+            # Shards carry the fingerprint of what was asked, the store that of what was chosen.
+            job = dataclasses.replace(job, fingerprint=plan.fingerprint(chosen))
+            ending = StoreFinalizer(
+                job,
+                plan.recorded_with(chosen),
+                codec,
+                plan.files,
+                shards,
+                writing.not_read,
+                limits.sentences,
+                plan.left_out,
+            )
             progress(0, 0, "finding duplicates, splitting and writing the report")
             report = ending.finish(seconds=time.perf_counter() - started)
             _remove_leftovers(job.store, len(shards))
@@ -123,45 +168,43 @@ def prepare(
 
 def _plan(sources: Sequence[Source], store: Path, settings: PrepareSettings) -> _Plan:
     sources = [
-        dataclasses.replace(source, reader=source.reader.for_tasks(settings.tasks))
-        if isinstance(source.reader, SupportsTasks)
-        else source
+        dataclasses.replace(
+            source,
+            reader=_for_tasks(source.reader, settings.tasks),
+            readers={n: _for_tasks(r, settings.tasks) for n, r in source.readers.items()},
+        )
         for source in sources
     ]
     files = find_files(sources)
     learnt = settings.trained_vocab_size is not None
     tokenizer = None if learnt else resolve_tokenizer(settings.tokenizer)
-    recorded = asdict(settings) | {
-        "tasks": list(settings.tasks),
+    recorded = settings.as_recorded() | {
         "tokenizer_sha256": None if tokenizer is None else hash_of_folder(tokenizer),
         "code_version": CODE_VERSION,
-        "reader_versions": [source.reader.version for source in sources],
+        "reader_versions": [version for source in sources for version in _versions(source)],
     }
-    readers = {file.source: file.reader for file in files}
-    digest = _fingerprint(files, recorded, learnt=learnt)
-    return _Plan(Job(store, digest, readers, settings), files, tokenizer, recorded)
+    inputs = [[f.sha256, f.reader.recorded_name, f.source] for f in files]
+    readers = {number: source.reader for number, source in enumerate(sources)}
+    others = {
+        (number, name): reader
+        for number, source in enumerate(sources)
+        for name, reader in source.readers.items()
+    }
+    left_out = {name: why for source in sources for name, why in source.left_out.items()}
+    job = Job(store, "", readers, settings, others)
+    plan = _Plan(job, files, tokenizer, recorded, inputs, left_out)
+    job = dataclasses.replace(job, fingerprint=plan.fingerprint(settings))
+    return dataclasses.replace(plan, job=job)
 
 
-def _fingerprint(files: Sequence[SourceFile], recorded: dict[str, Any], *, learnt: bool) -> str:
-    # The paths of the tokenizer and the sources do not change the store.
-    counted = recorded | ({} if learnt else {"tokenizer": None})
-    inputs = [FORMAT, counted, [[f.sha256, f.reader.recorded_name, f.source] for f in files]]
-    return hashlib.sha256(msgspec.json.encode(inputs, order="deterministic")).hexdigest()
+def _for_tasks(reader: RecordReader, tasks: tuple[str, ...]) -> RecordReader:
+    return reader.for_tasks(tasks) if isinstance(reader, SupportsTasks) else reader
 
 
-def _of_older_reader(manifest: StoreManifest, plan: _Plan) -> bool:
-    """Whether a store is the requested one but for an earlier version of its readers.
-
-    What a release wrote stays usable, and a run on it can be continued: only `replace` reads anew.
-    """
-    there, here = manifest.settings.get("reader_versions"), plan.recorded["reader_versions"]
-    if not isinstance(there, list) or len(there) != len(here):
-        return False
-    if not all(isinstance(old, int) and old <= new for old, new in zip(there, here, strict=True)):
-        return False
-    recorded = plan.recorded | {"reader_versions": there}
-    learnt = plan.tokenizer is None
-    return _fingerprint(plan.files, recorded, learnt=learnt) == manifest.fingerprint
+def _versions(source: Source) -> list[int]:
+    """The version of a source's reader, and those of the files of another kind."""
+    others = sorted({(r.recorded_name, r.version) for r in source.readers.values()})
+    return [source.reader.version, *(version for _, version in others)]
 
 
 def _reusable(plan: _Plan, progress: ProgressSink, *, replace: bool) -> PrepareResult | None:
@@ -188,8 +231,8 @@ def _reusable(plan: _Plan, progress: ProgressSink, *, replace: bool) -> PrepareR
             )
         return None
     manifest = read_manifest(folder)
-    same = manifest.fingerprint == plan.job.fingerprint
-    older = not same and not replace and _of_older_reader(manifest, plan)
+    same = _is_of(manifest, plan)
+    older = not same and not replace and _is_of(manifest, plan, older_readers=True)
     if not (same or older):
         if not replace:
             raise DataError(
@@ -212,10 +255,62 @@ def _reusable(plan: _Plan, progress: ProgressSink, *, replace: bool) -> PrepareR
         return None
     if report is None:
         return None
+    if float(manifest.settings.get("max_bad_share", 1.0)) > plan.job.settings.max_bad_share:
+        _refuse_bad_sources(plan, manifest)
     if (folder / BUILDING).exists():  # killed after the manifest was written
         with suppress(DataError), _store_lock(folder):  # whoever holds it leaves it for another day
             _remove_leftovers(folder, len({entry.file.split("/")[1] for entry in manifest.shards}))
     return PrepareResult(TokenStore(folder, manifest), report, reused=True, older_reader=older)
+
+
+def _is_of(manifest: StoreManifest, plan: _Plan, *, older_readers: bool = False) -> bool:
+    """Whether a store is the planned one, though its tokenizer may have been saved again since.
+
+    Args:
+        manifest: of the store.
+        plan: what is asked for.
+        older_readers: whether it may be of an earlier version of its readers. What a release wrote
+            stays usable, and a run on it can be continued: only `replace` reads anew.
+    """
+    changed: dict[str, object] = {}
+    if older_readers:
+        there, here = manifest.settings.get("reader_versions"), plan.recorded["reader_versions"]
+        if not isinstance(there, list) or len(there) != len(here):
+            return False
+        pairs = zip(there, here, strict=True)
+        if not all(isinstance(old, int) and old <= new for old, new in pairs):
+            return False
+        changed = {"reader_versions": there}
+    settings = plan.job.settings.filled_from(manifest.settings)
+    if manifest.fingerprint == plan.fingerprint(settings, **changed):
+        return True
+    digest = manifest.settings.get("tokenizer_sha256")
+    if plan.tokenizer is None or digest == plan.recorded["tokenizer_sha256"]:
+        return False
+    changed["tokenizer_sha256"] = digest
+    only_tokenizer = manifest.fingerprint == plan.fingerprint(settings, **changed)
+    return only_tokenizer and not _tokenizer_differences(plan)
+
+
+def _tokenizer_differences(plan: _Plan) -> list[str]:
+    """How the tokenizer of the existing store differs from the planned one, in words."""
+    if plan.tokenizer is None:
+        return []
+    try:
+        there = load_codec(plan.job.store / "tokenizer")
+    except DataError as error:
+        return [str(error)]
+    return tokenizer_differences(there, load_codec(plan.tokenizer))
+
+
+def _refuse_bad_sources(plan: _Plan, manifest: StoreManifest) -> None:
+    """Refuse to reuse a store that was made when more bad records were allowed."""
+    folder = plan.job.store
+    names = sorted({entry.file.split("/")[1] for entry in manifest.shards})
+    shards = [read_sidecar(folder / "shards" / name / SIDECAR) for name in names]
+    known = [shard for shard in shards if shard is not None]
+    codec = load_codec(folder / "tokenizer")
+    StoreFinalizer(plan.job, plan.recorded, codec, plan.files, known).refuse_bad_sources()
 
 
 def _differences(manifest: StoreManifest, plan: _Plan) -> list[str]:
@@ -223,12 +318,21 @@ def _differences(manifest: StoreManifest, plan: _Plan) -> list[str]:
     there, here = manifest.settings, msgspec.to_builtins(plan.recorded)
     found = []
     digest, asked = here["tokenizer_sha256"], here["tokenizer"]
-    if there.get("tokenizer_sha256") != digest or (not digest and there["tokenizer"] != asked):
-        same_name = " of other content" if there.get("tokenizer") == asked else ""
-        found.append(f"its tokenizer is {there.get('tokenizer')}, not {asked}{same_name}")
+    if (there.get("tokenizer_sha256") or digest) is None:
+        if there["tokenizer"] != asked:
+            found.append(f"its tokenizer is {there['tokenizer']}, not {asked}")
+    elif there.get("tokenizer_sha256") != digest:
+        how = "; ".join(_tokenizer_differences(plan))
+        if how or digest is None:
+            is_not = f"is {there.get('tokenizer')}, not {asked}"
+            is_not = f"{asked} has changed since" if there.get("tokenizer") == asked else is_not
+            how = f" ({how}, where one is the store's)" if how else ""
+            found.append(f"its tokenizer {is_not}{how}")
+    wish = msgspec.to_builtins(plan.job.settings.filled_from(there).as_recorded())
+    here |= {name: "auto" if wish[name] is None else wish[name] for name in LIMITS}
     found += [
         f"{name} is {there.get(name)} there and {here.get(name)} here"
-        for name in sorted((set(there) | set(here)) - {"tokenizer", "tokenizer_sha256"})
+        for name in sorted((set(there) | set(here)) - _NOT_COMPARED)
         if there.get(name) != here.get(name)
     ]
     known = {entry.sha256 for entry in manifest.sources}

@@ -10,11 +10,11 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing import connection, get_context, parent_process
+from multiprocessing import active_children, connection, get_context, parent_process
 from pathlib import Path
 
 from toque.data.prepare.worker import Job, ShardResult, ShardWorker
@@ -50,7 +50,7 @@ def has_one_thread() -> bool:
 
 def write_shards(
     job: Job, groups: Groups, *, workers: int, inherited: ForkedState
-) -> Iterator[ShardResult]:
+) -> Generator[ShardResult, None, None]:
     """Shards as they are finished, in any order.
 
     Raises:
@@ -77,6 +77,7 @@ def _write_in_processes(
 ) -> Iterator[ShardResult]:
     pool: ProcessPoolExecutor | None = None
     running: set[Future[ShardResult]] = set()
+    before = set(active_children())
 
     def finished(*, left: int) -> Iterator[ShardResult]:
         nonlocal running
@@ -90,8 +91,13 @@ def _write_in_processes(
             running.add(pool.submit(_write, number, blocks))
             yield from finished(left=workers + _AHEAD - 1)
         yield from finished(left=0)
+    except (KeyboardInterrupt, GeneratorExit):
+        # Ctrl-C is answered now: a shard under way may take a minute, and is written again.
+        for worker in set(active_children()) - before:
+            worker.kill()
+        raise
     finally:
-        # Also on an error and on Ctrl-C: running shards are finished, queued ones cancelled.
+        # Also on an error: running shards are finished, queued ones cancelled.
         if pool is not None:
             pool.shutdown(wait=True, cancel_futures=True)
 

@@ -8,7 +8,7 @@ a shared file system. Every actor is checked for it before the first block is se
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 from toque.data.prepare.process_pool import Groups
@@ -31,7 +31,9 @@ class RayShardWorker(ShardWorker):
         return "" if folder.is_dir() else str(folder)
 
 
-def write_shards_on_ray(job: Job, groups: Groups, *, workers: int | None) -> Iterator[ShardResult]:
+def write_shards_on_ray(
+    job: Job, groups: Groups, *, workers: int | None
+) -> Generator[ShardResult, None, None]:
     """Shards as they are finished, in any order, by `workers` actors of one core each.
 
     Joins the cluster that RAY_ADDRESS names, or one that this machine belongs to, or starts one

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,6 +16,12 @@ from toque.storage.atomic import atomic_write
 from toque.storage.json_files import decode_json
 
 JSON_NAME, MARKDOWN_NAME = "report.json", "report.md"
+NOTED_UNKNOWN, MOST_UNKNOWN = 0.005, 0.25
+"""Shares of unknown tokens that a person is told about, and that no store may have."""
+ENCODING_HINT = (
+    "Many bytes are not UTF-8: the files may be in an older encoding. Set data.encoding=cp1252, "
+    "which most Western European exports are in, or data.encoding=latin-1."
+)
 BEYOND = "beyond max_examples"
 """The reason for dropping valid records beyond `max_examples`."""
 
@@ -86,6 +93,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     dropped_examples: list[Excerpt]
     seconds: float
     """Of this start only; shards kept from an earlier one are not counted."""
+    limits: list[str] = []
+    """Sentences on the limits that were chosen from the data."""
+    lost_in_all: int = 0
+    """Characters without a stand-in, those not among the `lost_characters` too."""
+    left_out: dict[str, str] = {}
+    """Files of a folder or pattern that were not read, with the reason."""
 
     @property
     def lost(self) -> int:
@@ -129,6 +142,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
                 ("source", "schema", "read", "kept"),
                 [(s.path, s.schema or "-", s.read, s.kept) for s in self.sources],
             ),
+            *_table(("file left out", "because"), list(self.left_out.items())),
             *self._dropped(),
             *_table(
                 ("tokens per example", "mean", "half below", "90 %", "99 %", "longest"),
@@ -158,9 +172,32 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             f"a body that is trained on and {self.leaked_titles:,} a title that is."
         )
 
+    @property
+    def unknown_share(self) -> float:
+        """Share of all tokens, of both sides, that the vocabulary does not hold."""
+        n_all = self.unknown.get("prompt_tokens", 0) + self.unknown.get("target_tokens", 0)
+        return (self.unknown.get("prompt", 0) + self.unknown.get("target", 0)) / max(1, n_all)
+
+    def unknown_notice(self) -> str | None:
+        """What to know about unknown tokens and do about them; None where there are few."""
+        if self.unknown_share < NOTED_UNKNOWN:
+            return None
+        n_lost = max(1, self.lost_in_all)
+        shown = [
+            f"{char!r} ({unicodedata.name(char, 'no name').lower()}) {count / n_lost:.0%}"
+            for char, count in list(self.lost_characters.items())[:5]
+        ]
+        of_which = f" Of the characters lost: {', '.join(shown)}." if shown else ""
+        return (
+            f"{self.unknown_share:.1%} of all tokens are unknown to the vocabulary of "
+            f"{self.tokenizer}: a model reads a gap in their place, and writes <unk>.{of_which} "
+            "Take a tokenizer that holds these characters (GPT-2's holds every byte), "
+            "or learn one from this data: model.tokenizer=trained:8192."
+        )
+
     def losses(self) -> list[str]:
         """Sentences on truncation and characters outside the vocabulary."""
-        sentences = []
+        sentences: list[str] = []
         for side, total in (("prompt", self.prompt_tokens), ("target", self.target_tokens)):
             lost = self.cut.get(f"{side}_tokens", 0)
             share = lost / (total + lost) if total + lost else 0.0
@@ -169,14 +206,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
                 f"({share:.2%} of their side)."
             )
         n_unknown = self.unknown.get("prompt", 0) + self.unknown.get("target", 0)
-        n_all = self.unknown.get("prompt_tokens", 0) + self.unknown.get("target_tokens", 0)
-        share = n_unknown / n_all if n_all else 0.0
+        share = self.unknown_share
         shown = " ".join(f"{c!r} {n}" for c, n in list(self.lost_characters.items())[:10])
         sentences.append(
             f"{n_unknown:,} tokens are unknown to the vocabulary ({share:.4%})"
             + (f"; the characters most often lost: {shown}." if shown else ".")
         )
-        return [" ".join(sentences[:-1]), sentences[-1]]
+        return [*self.limits, " ".join(sentences[:-1]), sentences[-1]]
 
 
 def _table(head: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> list[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, get_args
 
 from toque.errors import ConfigError
 
@@ -11,6 +12,11 @@ FamilyKind = Literal["decoder", "encoder-decoder"]
 OnOverlong = Literal["error", "drop", "truncate", "split", "auto"]
 Dedup = Literal["none", "exact", "near"]
 TRAINED = "trained:"
+USUAL_PROMPT, USUAL_TARGET = 256, 512
+"""Limits where nothing else decides; the settings' defaults of release 0.1.0."""
+LIMITS = {"max_prompt_tokens": USUAL_PROMPT, "max_target_tokens": USUAL_TARGET}
+DEFAULT_BAD_SHARE = 0.5
+"""Over half of the records unusable: the file is likely of another format."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,15 +29,19 @@ class PrepareSettings:
 
     family_kind: FamilyKind
     tokenizer: str
-    max_prompt_tokens: int = 256
-    max_target_tokens: int = 512
+    max_prompt_tokens: int | None = USUAL_PROMPT
+    """None: chosen from the data (`length_limits`)."""
+    max_target_tokens: int | None = USUAL_TARGET
+    room: int | None = None
+    """Tokens that a prompt and its target may have together, for limits that are chosen; no
+    setting, and not recorded where none is."""
     on_overlong: OnOverlong = "auto"
     validation_fraction: float = 0.1
     max_examples: int | None = None
     min_quality: float = 0.0
     dedup: Dedup = "exact"
     tasks: tuple[str, ...] = ("write",)
-    max_bad_share: float = 0.5
+    max_bad_share: float = DEFAULT_BAD_SHARE
 
     def __post_init__(self) -> None:
         """Refuse impossible values."""
@@ -46,7 +56,7 @@ class PrepareSettings:
             ("max_prompt_tokens", self.max_prompt_tokens),
             ("max_target_tokens", self.max_target_tokens),
         ):
-            if number < 4:
+            if number is not None and number < 4:
                 raise ConfigError(
                     f"data.{name} is {number}; fewer than 4 tokens hold no text beside the "
                     "special ones. A usual value is 256."
@@ -61,6 +71,36 @@ class PrepareSettings:
                 f"data.max_examples is {self.max_examples}; give a positive number, or null for "
                 "all."
             )
+
+    @property
+    def open_limits(self) -> list[str]:
+        """The limits that are chosen from the data, by name."""
+        return [name for name in LIMITS if getattr(self, name) is None]
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """Longest prompt and target, once both are known."""
+        assert self.max_prompt_tokens is not None and self.max_target_tokens is not None  # noqa: PT018
+        return self.max_prompt_tokens, self.max_target_tokens
+
+    def as_recorded(self) -> dict[str, Any]:
+        """The settings as manifests record them and fingerprints cover them."""
+        values = {**asdict(self), "tasks": list(self.tasks)}
+        del values["room"]
+        return values
+
+    def filled_from(self, there: Mapping[str, Any]) -> PrepareSettings:
+        """These settings with the limits of a store in place of open ones.
+
+        They stand where a store's limits were chosen for the same room, or are those that release
+        0.1.0 took when none were given.
+        """
+        found: dict[str, Any] = {
+            name: there.get(name)
+            for name in self.open_limits
+            if is_chosen(name, there) and ("room" not in there or there["room"] == self.room)
+        }
+        return replace(self, **found)
 
     @property
     def trained_vocab_size(self) -> int | None:
@@ -78,3 +118,8 @@ class PrepareSettings:
                 'vocabulary, e.g. "trained:8192".'
             )
         return int(size)
+
+
+def is_chosen(name: str, there: Mapping[str, Any]) -> bool:
+    """Whether a store's limit was chosen from its data, or is release 0.1.0's default."""
+    return name in there.get("chosen", ()) or there.get(name) == LIMITS[name]

@@ -26,9 +26,9 @@ from toque.data.prepare.minhash import signatures
 from toque.data.prepare.near_duplicates import NEAR
 from toque.data.prepare.settings import PrepareSettings
 from toque.data.tokenizer.codec import Codec
-from toque.errors import ConfigError, DataError
+from toque.errors import ConfigError, DataError, ToqueError, argument
 from toque.sources.excerpts import Excerpt, sampled, shortened
-from toque.sources.records import Block, Example, RecordReader
+from toque.sources.records import Block, BlockExamples, Example, RecordReader
 
 SHOWN_LINES = 10
 """Line numbers kept per reason and block, for the report."""
@@ -69,7 +69,7 @@ class ShardBuilder:
 
     def read(self, block: Block, reader: RecordReader) -> None:
         """Add a block's examples, checked against the reader's own counts."""
-        given = reader.examples(block)
+        given = _examples(reader, block)
         check_ids(block, given.examples, self._codec)
         records = _ordinals(given.examples)
         n_records = records[-1] + 1 if records else 0
@@ -161,13 +161,12 @@ class ShardBuilder:
         codec, settings = self._codec, self._settings
         prompts = self._encoded("prompt", [self._examples[i].prompt for i in pairs])
         targets = self._encoded("target", [self._examples[i].target for i in pairs])
+        most_prompt, most_target = settings.limits
         begin, end = prompt_bounds(codec, settings.family_kind)
-        prompt = wrap(
-            prompts, limit=settings.max_prompt_tokens, begin=begin, end=end, end_after_cut=True
-        )
+        prompt = wrap(prompts, limit=most_prompt, begin=begin, end=end, end_after_cut=True)
         target = wrap(
             targets,
-            limit=settings.max_target_tokens,
+            limit=most_target,
             begin=None,
             end=codec.eos_id,
             end_after_cut=False,
@@ -176,8 +175,8 @@ class ShardBuilder:
         index = np.array(pairs, np.int64)
         reasons.update(dict.fromkeys(index[~keep].tolist(), "no target"))
         for side, wrapped, limit in (
-            ("prompt", prompt, settings.max_prompt_tokens),
-            ("target", target, settings.max_target_tokens),
+            ("prompt", prompt, most_prompt),
+            ("target", target, most_target),
         ):
             over = wrapped.cut & keep
             if settings.on_overlong == "error" and over.any():
@@ -199,9 +198,10 @@ class ShardBuilder:
         targets: list[Ids] = []
         of: list[int] = []
         part: list[int] = []
-        limit = settings.max_target_tokens
+        most_prompt, most_target = settings.limits
+        limit = most_target
         if settings.family_kind == "encoder-decoder":
-            limit += settings.max_prompt_tokens - 1
+            limit += most_prompt - 1
         for at, i in enumerate(documents):
             example = self._examples[i]
             ids = ids_of(example, self._codec) if example.ids else texts.row(at)
@@ -217,8 +217,8 @@ class ShardBuilder:
             cuts = pieces(
                 ids,
                 family_kind=settings.family_kind,
-                max_prompt=settings.max_prompt_tokens,
-                max_target=settings.max_target_tokens,
+                max_prompt=most_prompt,
+                max_target=most_target,
                 bos_id=self._codec.bos_id,
                 eos_id=self._codec.eos_id,
                 whole=self._examples[i].ends,
@@ -293,6 +293,25 @@ class ShardBuilder:
             values = [e.columns.get(name, np.nan) for e in chosen]
             columns[name] = np.array(values, np.float32)
         return columns
+
+
+def _examples(reader: RecordReader, block: Block) -> BlockExamples:
+    """A block's examples.
+
+    Raises:
+        DataError: the reader raised. Readers drop a record that raises; what is raised here came
+            between records, so that it is not known how many are lost.
+    """
+    try:
+        return reader.examples(block)
+    except (ToqueError, MemoryError):
+        raise
+    except Exception as error:
+        raise DataError(
+            f"The reader of {block.path} raised {type(error).__name__} on the block from line "
+            f"{block.first_line}: {error}. This is a fault of the reader, not of the file; "
+            f"{argument('traceback')} shows where it came from."
+        ) from error
 
 
 def _ordinals(examples: list[Example]) -> list[int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -80,11 +81,12 @@ class ShardWriting:
             written = write_shards(
                 self.job, self._to_do(coming), workers=workers or 1, inherited=self.inherited
             )
-        for result in written:
-            self._take(result)
-            done = sum(self._sizes[number] for number in self._results)
-            rows = sum(r.rows for r in self._results.values())
-            progress(done, max(total, done), f"{rows:,} examples")
+        with closing(written):  # when interrupted here, its workers end now
+            for result in written:
+                self._take(result)
+                done = sum(self._sizes[number] for number in self._results)
+                rows = sum(r.rows for r in self._results.values())
+                progress(done, max(total, done), f"{rows:,} examples")
         if self._needed is None:
             return [self._results[number] for number in sorted(self._results)]
         if self._needed in self._sizes or next(coming, None) is not None:

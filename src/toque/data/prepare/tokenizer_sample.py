@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
+from toque.data.prepare.report import ENCODING_HINT, reasons_in_words
 from toque.data.prepare.settings import FamilyKind
 from toque.data.tokenizer.codec import Codec
 from toque.data.tokenizer.train import Kind, train_codec
 from toque.errors import DataError
+from toque.sources.blocks import NOT_UTF_8
 from toque.sources.files import SourceFile, blocks_of, plain_bytes
 from toque.sources.records import Block
 
 MAX_EXAMPLES = 20_000
 MAX_CHARACTERS = 8_000_000
+_PLACES = 3
 _BLOCKS = 12
 """Blocks that the sample is spread over."""
 
@@ -27,21 +32,35 @@ def learn_tokenizer(
     Raises:
         DataError: no source gives an example, or the vocabulary is too small.
     """
-    texts = list(sample(files))
+    dropped: Counter[str] = Counter()
+    lines: dict[str, list[str]] = {}
+    texts = list(sample(files, dropped, lines))
     if not texts:
+        hint = f" {ENCODING_HINT}" if 2 * dropped[NOT_UTF_8] > dropped.total() else ""
         raise DataError(
             f"No tokenizer can be learnt: none of the {len(files)} source files gives an example. "
-            "Look at a line of them, and at the format of data.sources."
+            f"Of the records looked at: {reasons_in_words(dropped, lines)}.{hint} Look at a line "
+            "of them, and at the format of data.sources."
         )
     kind: Kind = "bpe" if family_kind == "decoder" else "unigram"
     return train_codec(texts, vocab_size=vocab_size, kind=kind)
 
 
-def sample(files: Sequence[SourceFile]) -> Iterator[str]:
-    """Prompts and targets of at most MAX_EXAMPLES examples and MAX_CHARACTERS characters."""
-    chosen = list(_spread(files))
+def sample(
+    files: Sequence[SourceFile], dropped: Counter[str], lines: dict[str, list[str]]
+) -> Iterator[str]:
+    """Prompts and targets of at most MAX_EXAMPLES examples and MAX_CHARACTERS characters.
+
+    What readers refuse is added to `dropped`, by reason, and its first places to `lines`.
+    """
+    chosen = list(spread_blocks(files))
     for file, block in chosen:
-        examples = file.reader.examples(block).examples
+        found = file.reader.examples(block)
+        examples = found.examples
+        for reason, numbers in found.dropped.items():
+            dropped[reason] += len(numbers)
+            places = lines.setdefault(reason, [])
+            places += [f"{Path(file.name).name}:{n}" for n in numbers[: _PLACES - len(places)]]
         characters = MAX_CHARACTERS // len(chosen)
         every = -(-len(examples) * len(chosen) // MAX_EXAMPLES) or 1
         for example in examples[::every]:
@@ -50,13 +69,15 @@ def sample(files: Sequence[SourceFile]) -> Iterator[str]:
                 characters -= len(text)
 
 
-def _spread(files: Sequence[SourceFile]) -> Iterator[tuple[SourceFile, Block]]:
-    """The blocks that hold one of _BLOCKS evenly spaced positions of all plain bytes."""
+def spread_blocks(
+    files: Sequence[SourceFile], n: int = _BLOCKS
+) -> Iterator[tuple[SourceFile, Block]]:
+    """The blocks that hold one of `n` evenly spaced positions of all plain bytes."""
     total = sum(map(plain_bytes, files))
     at, wanted = 0, 0
     for file in files:
         for block in blocks_of(file):
             at += len(block.payload)
-            if at * _BLOCKS > wanted * total:
+            if at * n > wanted * total:
                 yield file, block
-                wanted = at * _BLOCKS // total + 1
+                wanted = at * n // total + 1

@@ -7,7 +7,7 @@ earlier shards. `shard.json` is written with it and marks it as whole for a late
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,12 @@ class Job:
     readers: Mapping[int, RecordReader]
     """By source index."""
     settings: PrepareSettings
+    other_readers: Mapping[tuple[int, str], RecordReader] = field(default_factory=dict)
+    """By source index and file name: files of another kind than their source's others."""
+
+    def reader_of(self, block: Block) -> RecordReader:
+        """The reader of a block's file."""
+        return self.other_readers.get((block.source, block.path), self.readers[block.source])
 
 
 class ShardWorker:
@@ -77,7 +83,7 @@ class ShardWorker:
         self._codec = self._codec or load_codec(self.job.store / "tokenizer")
         group_rows = ShardBuilder(self._codec, self.job.settings)
         for block in blocks:
-            group_rows.read(block, self.job.readers[block.source])
+            group_rows.read(block, self.job.reader_of(block))
         rows = group_rows.rows()
         folder = shard_folder(self.job.store, group)
         with disk_faults(self.job.store, f"writing {folder.name}"), atomic_folder(folder) as writer:

@@ -7,6 +7,7 @@ T5's 32,100 pieces know no `½`, `{`, `<` or `ñ`: encoded as they stand they be
 from __future__ import annotations
 
 import re
+import sys
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable
@@ -68,18 +69,19 @@ class Rewriter:
         self.tokenizer = tokenizer
         self.unk_id = unk_id
         self._table = _Table(self)
-        self._folds = _normalizer_changes_text(tokenizer)
-        limited = unk_id is not None and not self.holds("\ue123")
+        self.folds = _normalizer_changes_text(tokenizer)
         # Private-use characters are in no learnt vocabulary: whoever holds one holds all bytes.
+        limited = unk_id is not None and not self.holds("\ue123")
         self._limited = limited
         self._splits_fractions = limited and not self.holds("½")
         self._word = lru_cache(maxsize=1 << 16)(self._rewritten_word)
-        self._ascii_trouble = self._odd_ascii() if limited or self._folds else None
+        self._ascii_trouble = self._odd_ascii() if limited or self.folds else None
         ascii_odd = "".join(map(re.escape, (self._ascii_trouble or b"").decode()))
         self._odd = re.compile(f"[^\\x00-\\x7f]|[{ascii_odd}]" if ascii_odd else r"[^\x00-\x7f]")
-        misread = sorted(filter(self._misread, specials), key=len, reverse=True)
-        self._specials = re.compile("|".join(map(re.escape, misread))) if misread else None
-        self._first_of_specials = {special[0] for special in misread}
+        self.misread = sorted(filter(self._misread, specials), key=len, reverse=True)
+        misread = "|".join(map(re.escape, self.misread))
+        self._specials = re.compile(misread) if misread else None
+        self._first_of_specials = {special[0] for special in self.misread}
 
     def holds(self, text: str) -> bool:
         """Whether `text` encodes without an unknown token."""
@@ -96,6 +98,27 @@ class Rewriter:
         if self._specials is not None and any(c in text for c in self._first_of_specials):
             text = self._specials.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
         return text
+
+    def drops(self, char: str) -> bool:
+        """Whether no rewritten text holds `char`."""
+        return self._limited and self.stand_in(char) == ""
+
+    def gaps(self) -> list[str]:
+        """Patterns of the places at which a space is put in before anything else is done."""
+        return [_MIXED_NUMBER.pattern] if self._splits_fractions else []
+
+    def stand_ins(self) -> dict[str, list[str]]:
+        """Every stand-in with the characters it replaces, of all that Unicode can write."""
+        found: dict[str, list[str]] = {}
+        for code in range(sys.maxunicode + 1) if self._limited else ():
+            if 0xD800 <= code <= 0xDFFF:  # halves of pairs, which no text holds
+                continue
+            char = chr(code)
+            unassigned = unicodedata.category(char) in {"Co", "Cn"}  # most of them, and never held
+            stand_in = "" if unassigned else self.stand_in(char)
+            if stand_in is not None and stand_in != char:
+                found.setdefault(stand_in, []).append(char)
+        return found
 
     def lost(self, texts: Iterable[str]) -> Counter[str]:
         """How often each character without a stand-in occurs in texts already rewritten."""
@@ -140,7 +163,7 @@ class Rewriter:
         return rewritten if rewritten == line else self._fold(rewritten)
 
     def _fold(self, line: str) -> str:
-        return str(self.tokenizer.normalizer.normalize_str(line)) if self._folds else line
+        return str(self.tokenizer.normalizer.normalize_str(line)) if self.folds else line
 
     def _is_plain(self, text: str) -> bool:
         """Whether `text` is sure to stay as it is."""

@@ -10,16 +10,17 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import AddedToken, Tokenizer
 
 from toque.data.tokenizer.char_fallbacks import Rewriter
-from toque.data.tokenizer.folder import TokenizerFolder, read_folder
+from toque.data.tokenizer.folder import TokenizerFolder, read_folder, tokenizer_faults
 from toque.data.tokenizer.word_cache import Encoded, WordTable, kind_of
 from toque.storage.no_follow import write_new
 
@@ -41,11 +42,16 @@ class Codec:
         pad_id, eos_id: always there; where a vocabulary has no padding token, pad is eos.
         bos_id, unk_id: None when the vocabulary has none.
         newline_id: the line-break marker, None when the vocabulary holds "\n" itself.
+        silent: the tokens that texts are written without: padding, end and begin.
         sha256: of `tokenizer.json` as `save` writes it.
         word_kind: how it cuts words, where a text's ids are its words' side by side, else None.
     """
 
     def __init__(self, source: TokenizerFolder) -> None:
+        with tokenizer_faults(source.name):
+            self._take(source)
+
+    def _take(self, source: TokenizerFolder) -> None:
         tokenizer, tokenizer_json, specials = source.tokenizer, source.json, source.specials
         # "<|endoftext|>" written in a scraped page is text, not the end of a recipe.
         tokenizer.encode_special_tokens = True
@@ -67,7 +73,8 @@ class Codec:
         self.pad_id = _id_of(tokenizer, specials.pad)
         self.bos_id = _id_of(tokenizer, specials.bos) if specials.bos else None
         self.unk_id = _id_of(tokenizer, specials.unk) if specials.unk else None
-        self._silent = {self.pad_id, self.eos_id, self.bos_id}
+        silent = (self.pad_id, self.eos_id, self.bos_id)
+        self.silent = frozenset(token for token in silent if token is not None)
         added = tokenizer.get_added_tokens_decoder().values()
         self.rewriter = Rewriter(
             tokenizer, unk_id=self.unk_id, specials=[t.content for t in added if t.special]
@@ -82,16 +89,23 @@ class Codec:
                 vocab_size=self.vocab_size,
             )
 
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """What its folder's tokenizer_config.json says beside the classes and special tokens."""
+        return self._settings
+
     def normalise(self, text: str) -> str:
         """`text` with what this vocabulary cannot hold replaced: 1½ -> 1 1/2, ñ -> n, { -> (.
 
         Vocabularies that hold everything leave the text alone. Encode after normalising.
         """
-        return self.rewriter(text)
+        with tokenizer_faults(self.name):
+            return self.rewriter(text)
 
     def encode(self, text: str) -> list[int]:
         r"""Ids of `text` without special tokens; "\n" becomes `newline_id` where there is one."""
-        return self._encode_plainly([text])[0]
+        with tokenizer_faults(self.name):
+            return self._encode_plainly([text])[0]
 
     def encode_flat(self, texts: Sequence[str]) -> Encoded:
         """The ids of many texts, each normalised: the same as one by one, many times faster.
@@ -99,6 +113,10 @@ class Codec:
         The fast way is taken for the texts it is exact for; a sample of every call is compared
         with the tokenizer's own ids, and one difference sends the whole call the long way.
         """
+        with tokenizer_faults(self.name):
+            return self._encode_flat(texts)
+
+    def _encode_flat(self, texts: Sequence[str]) -> Encoded:
         words = self._words
         if words is None:
             return self._encode_whole(texts)
@@ -107,6 +125,12 @@ class Codec:
         if not (np.array_equal(fast.flat, right.flat) and np.array_equal(fast.ends, right.ends)):
             return replace(self._encode_whole(texts), disagreed=True)
         return self._encode_words(words, texts)
+
+    @property
+    def special_ids(self) -> dict[str, int | None]:
+        """The ids that begin, end and fill rows, by name."""
+        names = ("bos", "eos", "pad", "unk")
+        return {f"the {name} token": getattr(self, f"{name}_id") for name in names}
 
     @property
     def break_id(self) -> int | None:
@@ -122,9 +146,11 @@ class Codec:
         for token in ids:
             if token == self.newline_id:
                 lines.append([])
-            elif token not in self._silent:
+            elif token not in self.silent:
                 lines[-1].append(int(token))
-        return "\n".join(self._tokenizer.decode(line, skip_special_tokens=False) for line in lines)
+        with tokenizer_faults(self.name):
+            decode = self._tokenizer.decode
+            return "\n".join(decode(line, skip_special_tokens=False) for line in lines)
 
     def sentinels(self) -> list[int]:
         """The ids of `<extra_id_0>`, `<extra_id_1>`, ... but for the line break's marker."""
@@ -135,6 +161,17 @@ class Codec:
         }
         return [found[i] for i in sorted(found)]
 
+    def piece(self, token: int) -> str:
+        """A token as the vocabulary spells it.
+
+        Raises:
+            KeyError: there is no such token.
+        """
+        found = self._tokenizer.id_to_token(token)
+        if found is None:
+            raise KeyError(token)
+        return str(found)
+
     def pieces(self) -> dict[str, int]:
         """Every token as the vocabulary spells it, with its id."""
         return self._tokenizer.get_vocab()
@@ -142,7 +179,16 @@ class Codec:
     def save(self, folder: Path) -> None:
         """Write a Hugging Face tokenizer folder that AutoTokenizer reads; there is none yet."""
         folder.mkdir(parents=True, exist_ok=True)
-        write_new(folder / "tokenizer.json", self._json.encode())
+        for name, text in self.files().items():
+            write_new(folder / name, text.encode())
+
+    @property
+    def tokenizer_json(self) -> str:
+        """`tokenizer.json` as `save` writes it."""
+        return self._json
+
+    def files(self) -> dict[str, str]:
+        """The texts that `save` writes, by file name."""
         config = {
             **self._settings,
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -150,7 +196,7 @@ class Codec:
             **self._specials.as_config(),
         }
         text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
-        write_new(folder / "tokenizer_config.json", text.encode())
+        return {"tokenizer.json": self._json, "tokenizer_config.json": text}
 
     def _tokenize(self, texts: list[str]) -> list[list[int]]:
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
@@ -215,6 +261,8 @@ def _newline_token(tokenizer: Tokenizer) -> int | None:
     if tokenizer.token_to_id(NEWLINE) is not None:
         return _id_of(tokenizer, NEWLINE)
     added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
+    if "\n" in added:  # the marker of a tokenizer that was written for plain transformers
+        return _id_of(tokenizer, "\n")
     numbers = _extra_numbers(added) or _extra_numbers(tokenizer.get_vocab())
     return _id_of(tokenizer, f"<extra_id_{max(numbers)}>") if numbers else None
 

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from tokenizers import Tokenizer
 
 from toque.errors import DataError
 from toque.models.loading.hub import resolve_folder
+from toque.models.loading.provenance import FOLDER, tokenizer_files_in
 from toque.storage.checksums import sha256_of
 
-_KEPT = ("model_max_length", "chat_template")
+_KEPT = ("model_max_length", "chat_template", "toque_words_cut")
 """Settings of a `tokenizer_config.json` worth carrying into the store and the trained model."""
+MOST_GAPS = 1 << 16
+"""Ids without an entry that a vocabulary may have, besides as many as its entries."""
 _ENDS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<eos>", "[SEP]")
 
 
@@ -50,6 +56,7 @@ def read_folder(folder: Path) -> TokenizerFolder:
     Raises:
         DataError: see `load_codec`.
     """
+    folder = tokenizer_files_in(folder)
     path = folder / "tokenizer.json"
     if not folder.is_dir():
         raise DataError(
@@ -65,10 +72,13 @@ def read_folder(folder: Path) -> TokenizerFolder:
         )
     try:
         text = path.read_text(encoding="utf-8")
+        _refuse_far_ids(text, path)
         tokenizer = Tokenizer.from_str(text)
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read: {error}.") from error
-    except Exception as error:  # tokenizers raises the bare class for any bad file
+    except BaseException as error:
+        if not _is_refusal(error):
+            raise
         raise DataError(
             f"{path} is not a tokenizer this version of the tokenizers library reads: {error}. "
             "It may be cut short, or written by a newer version; fetch it again."
@@ -81,6 +91,66 @@ def read_folder(folder: Path) -> TokenizerFolder:
     return TokenizerFolder(name, text, tokenizer, specials, {**settings, "toque_name": name})
 
 
+class _Vocabulary(msgspec.Struct):
+    vocab: dict[str, int] | list[Any] = []
+
+
+class _Ids(msgspec.Struct):
+    """The part of a `tokenizer.json` that gives ids."""
+
+    model: _Vocabulary
+
+
+def _refuse_far_ids(text: str, path: Path) -> None:
+    """Refuse ids far beyond the number of entries: tables as long as the highest are made of them.
+
+    Raises:
+        DataError: naming the highest.
+    """
+    try:
+        vocab = msgspec.json.decode(text, type=_Ids).model.vocab
+    except (msgspec.DecodeError, RecursionError):
+        return  # the library says what is wrong
+    highest = max(vocab.values(), default=0) if isinstance(vocab, dict) else 0
+    if highest > 2 * len(vocab) + MOST_GAPS:
+        raise DataError(
+            f"{path} has {len(vocab):,} entries, and the id {highest:,} among them. It is damaged "
+            "or made to harm: take another in model.tokenizer, or fetch it again."
+        )
+
+
+@contextmanager
+def tokenizer_faults(name: str) -> Iterator[None]:
+    """Turn what the tokenizers library raises as it works into an error with the tokenizer's name.
+
+    Its file may be anyone's: an expression that takes exponential time ends in a panic of the
+    library's, which Python sees as a `BaseException`.
+
+    Raises:
+        DataError: it raised or panicked.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not _is_refusal(error):
+            raise
+        raise DataError(
+            f"The tokenizer {name} cannot be used: the tokenizers library fails on it "
+            f"({' '.join(str(error).split())[:300]}). It is damaged or made to harm: take another "
+            "in model.tokenizer, or fetch it again."
+        ) from error
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Whether the tokenizers library raised it: the bare class, or a panic of Rust."""
+    return type(error) is Exception or type(error).__name__ == "PanicException"
+
+
+def is_toques(folder: Path) -> bool:
+    """Whether a folder's tokenizer came out of a store."""
+    return "toque_name" in _read_json(folder / "tokenizer_config.json")
+
+
 def hash_of_folder(folder: Path) -> str:
     """SHA-256 over the files a codec is made from; without reading the vocabulary.
 
@@ -89,6 +159,7 @@ def hash_of_folder(folder: Path) -> str:
     """
     if not (folder / "tokenizer.json").is_file():
         read_folder(folder)  # says what is missing
+    folder = tokenizer_files_in(folder)
     digest = hashlib.sha256()
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
         path = folder / name
@@ -106,7 +177,7 @@ def resolve_tokenizer(name: str) -> Path:
         name,
         setting="model.tokenizer",
         needs=("tokenizer.json",),
-        also=("tokenizer_config.json", "special_tokens_map.json"),
+        also=("tokenizer_config.json", "special_tokens_map.json", f"{FOLDER}/*.json"),
         error=DataError,
     )
 

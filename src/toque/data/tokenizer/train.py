@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import threading
+import time
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import chain
-from typing import Literal
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.trainers import BpeTrainer, UnigramTrainer
@@ -22,6 +26,12 @@ Kind = Literal["unigram", "bpe"]
 _END = "<|endoftext|>"
 _UNIGRAM_SPECIALS = ("<pad>", "</s>", "<unk>")
 _N_EXTRA = 100
+MAX_WORD_CHARS = 1000
+"""Characters of a word, which is what stands between blanks, that a vocabulary is learnt from."""
+WORDS_CUT = "toque_words_cut"
+"""In the folder's settings: how many words were longer, where there were any."""
+_WORD = re.compile(r"\S+")
+_T = TypeVar("_T")
 SMALLEST: dict[Kind, int] = {"bpe": 257, "unigram": 300}
 """Fewest entries: all bytes and the end; or T5's specials and room for an alphabet."""
 
@@ -40,22 +50,24 @@ def train_codec(texts: Iterable[str], *, vocab_size: int, kind: Kind) -> Codec:
             f"A {kind} vocabulary of {vocab_size} is too small: it needs at least {SMALLEST[kind]} "
             "entries for its alphabet and special tokens. A usual size is trained:8192."
         )
-    lines = _lines(texts)
-    first = next(lines, None)
-    if first is None:
+    cut: Counter[str] = Counter()
+    lines = [_without_long_words(line, cut) for line in _lines(texts)]
+    if not lines:
         raise DataError("A tokenizer cannot be learnt from nothing: the sources hold no text.")
     if kind == "bpe":  # counts are whole numbers: threads change nothing
-        tokenizer = _bpe(chain([first], lines), vocab_size)
+        tokenizer = interruptible(partial(_bpe, lines, vocab_size))
     else:  # threads would add floating-point sums in another order every time
         with one_tokenizer_thread():
-            tokenizer = _unigram(chain([first], lines), vocab_size)
+            tokenizer = interruptible(partial(_unigram, lines, vocab_size))
     specials = (
         SpecialTokens(eos=_END, pad=_END, bos=_END, unk=None)
         if kind == "bpe"
         else SpecialTokens(eos="</s>", pad="<pad>", bos=None, unk="<unk>")
     )
     name, text = f"trained:{vocab_size}", tokenizer.to_str()
-    settings = {"toque_name": name}
+    settings: dict[str, Any] = {"toque_name": name}
+    if cut:
+        settings[WORDS_CUT] = cut.total()
     return Codec(TokenizerFolder(name, text, Tokenizer.from_str(text), specials, settings))
 
 
@@ -73,7 +85,51 @@ def one_tokenizer_thread() -> Iterator[None]:
             os.environ["TOKENIZERS_PARALLELISM"] = before
 
 
-def _bpe(lines: Iterator[str], vocab_size: int) -> Tokenizer:
+def interruptible(work: Callable[[], _T]) -> _T:
+    """The result of `work`, done in a thread so that Ctrl-C is answered while it lasts.
+
+    A library that learns for a minute returns to Python at its end only, and the main thread, where
+    Python raises KeyboardInterrupt, would be inside it.
+    """
+    done: list[_T] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            done.append(work())
+        except BaseException as error:  # noqa: BLE001 - raised below, in the main thread
+            failed.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join()
+    # Workers are forked when no thread is left; the system's may outlive Python's for a moment.
+    task = Path(f"/proc/self/task/{thread.native_id}")
+    for _ in range(1000):
+        if not task.exists():
+            break
+        time.sleep(0.001)
+    if failed:
+        raise failed[0]
+    return done[0]
+
+
+def _without_long_words(line: str, cut: Counter[str]) -> str:
+    """A line whose words are at most `MAX_WORD_CHARS` long; `cut` counts those that were longer.
+
+    Learning takes quadratic time in the length of a word: one of a megabyte, hours.
+    """
+    if len(line) <= MAX_WORD_CHARS:
+        return line
+
+    def shorter(word: re.Match[str]) -> str:
+        cut["words"] += len(word[0]) > MAX_WORD_CHARS
+        return word[0][:MAX_WORD_CHARS]
+
+    return _WORD.sub(shorter, line)
+
+
+def _bpe(lines: list[str], vocab_size: int) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -87,7 +143,7 @@ def _bpe(lines: Iterator[str], vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
-def _unigram(lines: Iterator[str], vocab_size: int) -> Tokenizer:
+def _unigram(lines: list[str], vocab_size: int) -> Tokenizer:
     tokenizer = Tokenizer(models.Unigram())
     n_pieces = vocab_size - _N_EXTRA - len(_UNIGRAM_SPECIALS)
     trainer = UnigramTrainer(
@@ -99,7 +155,7 @@ def _unigram(lines: Iterator[str], vocab_size: int) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(prepend_scheme="always")]
     )
-    tokenizer.train_from_iterator(_within_alphabet(list(lines), n_pieces // 2), trainer)
+    tokenizer.train_from_iterator(_within_alphabet(lines, n_pieces // 2), trainer)
     tokenizer.model = _settled(tokenizer, n_pieces)
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")

@@ -18,6 +18,7 @@ from toque.data.tokenizer.codec import Codec
 
 Ids = NDArray[np.generic]
 BREAK = "\n"
+_SPACED_BREAK = re.compile(f" ?{BREAK} ?")
 """The word that stands for a line break."""
 
 
@@ -54,7 +55,7 @@ def joined(words: Sequence[str]) -> str:
     >>> joined(["1.", "Mix.", BREAK, "2.", "Bake."])
     '1. Mix.\n2. Bake.'
     """
-    return re.sub(f" ?{BREAK} ?", BREAK, " ".join(words))
+    return _SPACED_BREAK.sub(BREAK, " ".join(words))
 
 
 class WordSplicer:

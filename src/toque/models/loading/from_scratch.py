@@ -20,8 +20,9 @@ from transformers import (
     PreTrainedModel,
 )
 
-from toque.errors import ConfigError
-from toque.models.families import Family, family_named, family_of
+from toque.errors import CheckpointError, ConfigError, ToqueError
+from toque.models.families import MODEL_TYPES, Family, family_named, family_of
+from toque.models.loading.config_json import check_config, read_config_json
 from toque.models.loading.fused_activations import fuse_activations
 
 _FROM_TOKENIZER = (
@@ -141,6 +142,7 @@ def outline_of(folder: Path) -> PreTrainedModel:
     Raises:
         ConfigError: not a model config, or of no family that works here.
     """
+    check_config(read_config_json(folder), folder / "config.json", None)
     config = config_in(folder)
     return _construct(family_of(config), config)
 
@@ -149,16 +151,19 @@ def config_in(folder: Path) -> PretrainedConfig:
     """The config in a model's folder.
 
     Raises:
-        ConfigError: it is not one that transformers can read.
+        ConfigError: it is of a kind that transformers does not know.
+        CheckpointError: of a known kind, and not one that transformers can read.
     """
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ConfigError(
+    except Exception as error:  # whatever transformers makes of a file that may be anyone's
+        ours = read_config_json(folder).get("model_type") in MODEL_TYPES
+        kind: type[ToqueError] = CheckpointError if ours else ConfigError
+        raise kind(
             f"{folder / 'config.json'} is not a model config that transformers can read: "
-            f"{' '.join(str(error).split())}"
+            f"{' '.join(str(error).split())[:600]}"
         ) from error
     return config
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -13,7 +14,16 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrained
 from transformers.utils import logging as transformers_logging
 
 from toque.errors import CheckpointError, ConfigError
-from toque.models.families import Family, embedding, family_named, family_of, vocabulary_rows
+from toque.models.families import (
+    MODEL_TYPES,
+    Family,
+    embedding,
+    family_named,
+    family_of,
+    unknown_type,
+    vocabulary_rows,
+)
+from toque.models.loading.config_json import check_config, read_config_json
 from toque.models.loading.from_scratch import config_in, give_own_head
 from toque.models.loading.fused_activations import fuse_activations
 from toque.models.loading.hub import resolve_folder
@@ -21,6 +31,8 @@ from toque.models.lora.files import CONFIG as ADAPTER_CONFIG
 from toque.models.lora.files import load_adapter, merged, read_config, rows_needed
 from toque.storage.safetensors_header import check_header
 
+MOST_ROWS: Final = 500_000
+"""Rows that an embedding is grown to, as many as a tokenizer may learn."""
 _INDEX = "model.safetensors.index.json"
 _PICKLES = {".bin", ".pt", ".pth", ".pkl", ".ckpt"}
 
@@ -51,8 +63,11 @@ def load_model(
             f'model.family is {family}, and {folder} holds a model of type "{model_type}". '
             "Set model.family=auto, or name another checkpoint in model.start_from."
         )
+    if model_type not in MODEL_TYPES:
+        raise unknown_type(model_type, has_code="auto_map" in raw)
+    names = _weights(folder)
+    check_config(raw, folder / "config.json", sum(names.values()))
     found = family_of(config_in(folder))
-    names = _weight_names(folder)
     model = _read_weights(folder, found)
     if raw.get("tie_word_embeddings") is False and "lm_head.weight" in names:
         _keep_apart(model)
@@ -94,6 +109,13 @@ def grow_vocabulary(model: PreTrainedModel, vocab_size: int) -> None:
     old = vocabulary_rows(model)
     if vocab_size <= old:
         return
+    most = max(MOST_ROWS, 2 * old)
+    if vocab_size > most:
+        raise CheckpointError(
+            f"The tokenizer, or an adapter's record, asks for an embedding of {vocab_size:,} rows "
+            f"where the model has {old:,}; at most {most:,} are made. Look at the highest id of "
+            "the tokenizer: it is damaged or belongs to another model."
+        )
     model.resize_token_embeddings(vocab_size, mean_resizing=False)
     with torch.no_grad():
         # A tied table is filled twice, with the same numbers.
@@ -113,13 +135,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
             f"{folder} has no config.json, so it is not a Hugging Face model folder. Name the "
             "folder that holds config.json and model.safetensors."
         )
-    try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise CheckpointError(f"{file} cannot be read as JSON: {error}. Copy it again.") from error
-    if not isinstance(raw, dict):
-        raise CheckpointError(f"{file} holds a {type(raw).__name__}, not an object. Copy it again.")
-    return raw
+    return read_config_json(folder)
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -148,21 +164,22 @@ def _weight_files(folder: Path) -> list[Path]:
     raise CheckpointError(f"{folder} holds a config.json but no model.safetensors.")
 
 
-def _weight_names(folder: Path) -> set[str]:
-    """Names of the weights in the files, whose headers and lengths are checked."""
-    names: set[str] = set()
+def _weights(folder: Path) -> dict[str, int]:
+    """The weights in the files, whose headers and lengths are checked, with their sizes."""
+    found: dict[str, int] = {}
     for file in _weight_files(folder):
         try:
             check_header(file)
             with safe_open(file, framework="pt") as tensors:
-                names.update(tensors.keys())
+                for name in tensors.keys():  # noqa: SIM118  # not a mapping
+                    found[name] = math.prod(tensors.get_slice(name).get_shape())
         except FileNotFoundError as error:
             raise CheckpointError(f"{file} is missing, and {folder / _INDEX} names it.") from error
         except (SafetensorError, OSError) as error:
             raise CheckpointError(
                 f"{file} is damaged or cut short ({error}). Copy or download it again."
             ) from error
-    return names
+    return found
 
 
 def _read_weights(folder: Path, family: Family) -> PreTrainedModel:
@@ -178,9 +195,11 @@ def _read_weights(folder: Path, family: Family) -> PreTrainedModel:
             trust_remote_code=False,  # without it, transformers asks at the terminal
             output_loading_info=True,
         )
-    except (RuntimeError, ValueError, OSError, SafetensorError) as error:
+    except Exception as error:  # whatever transformers makes of a folder that may be anyone's
         raise CheckpointError(
-            f"The weights in {folder} do not load: {' '.join(str(error).split())}"
+            f"The model in {folder} does not load ({type(error).__name__}): "
+            f"{' '.join(str(error).split())[:600]}. Its config.json and its weights do not belong "
+            "together, or one of them is damaged: copy the model from its source again."
         ) from error
     model, info = cast("tuple[PreTrainedModel, dict[str, Any]]", loaded)
     missing = sorted(info["missing_keys"])

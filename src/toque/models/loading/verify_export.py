@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -45,6 +47,8 @@ def export_model(
     to: Path,
     *,
     card: str,
+    files: Mapping[str, str] = MappingProxyType({}),
+    max_new_tokens: int | None = None,
 ) -> Exported:
     """Write the model or adapter of `source` as a whole float32 model, read it back and compare.
 
@@ -52,6 +56,8 @@ def export_model(
         source: A model folder or an adapter folder, with its tokenizer.
         to: Where to; nothing may lie there.
         card: README.md of the result.
+        files: As of `save_model`.
+        max_new_tokens: As of `save_model`.
 
     Raises:
         CheckpointError: `to` is taken, or what was read back computes something else; then `to`
@@ -64,7 +70,7 @@ def export_model(
     adapted = is_adapter_folder(source)
     model = load_with_adapter(source, merge=False) if adapted else load_model(str(source))
     before = sample_logits(model)
-    save_model(merged(model), source, to, card=card)
+    save_model(merged(model), source, to, card=card, files=files, max_new_tokens=max_new_tokens)
     after = sample_logits(load_model(str(to)))
     difference = float((after - before).abs().max() / before.abs().max().clamp_min(1e-30))
     if not difference <= TOLERANCE:  # a NaN is no agreement

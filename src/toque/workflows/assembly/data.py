@@ -3,48 +3,47 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import MISSING, asdict, fields
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from toque.config import RunConfig, SourceConfig
-from toque.cooking.schemas import TextRecordsError, reader_for
-from toque.data.prepare.settings import TRAINED, PrepareSettings
+from toque.data.prepare.settings import TRAINED, PrepareSettings, is_chosen
 from toque.data.store.manifest import StoreManifest
 from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.codec import load_codec
 from toque.data.tokenizer.folder import resolve_tokenizer
+from toque.data.tokenizer.sameness import tokenizer_differences
 from toque.errors import ConfigError, DataError, argument
-from toque.sources.detect import UnknownFormatError, is_columnar
-from toque.sources.files import SourceFile, find_files, located, named
+from toque.models.loading.config_json import read_config_json
+from toque.models.loading.hub import resolve_folder
+from toque.sources.files import SourceFile, find_files, located
 from toque.sources.hf_datasets import PREFIX, dataset_files, saved_files
-from toque.sources.npz_stream import is_array_file
-from toque.sources.pickle_guard import refuse_pickle
-from toque.sources.plain_text import TextReader
-from toque.sources.records import RecordReader, Source
+from toque.sources.records import Source, encoding_in
 from toque.sources.token_arrays import TokenReader
 from toque.storage.bucket import is_remote
 from toque.storage.download import fetch, listing
 from toque.storage.located import Located
 from toque.storage.progress import ProgressSink, no_progress
+from toque.workflows.assembly.file_kinds import judged
 from toque.workflows.assembly.store_sources import source_differences
+
+_POSITIONS: Final = {"gpt2": 1024, "neox": 2048, "llama": 2048}
+"""Positions of a model from scratch whose shape does not say, by family; T5 has no limit."""
 
 
 def family_kind(config: RunConfig) -> Literal["decoder", "encoder-decoder"]:
     """Kind of the model's family; of `auto`, from the checkpoint's config.json."""
     family = config.model.family
     if family == "auto":
-        from toque.models.loading.hub import resolve_folder
-
-        file = resolve_folder(config.model.start_from) / "config.json"
-        try:
-            encoder = bool(json.loads(file.read_text()).get("is_encoder_decoder"))
-        except (OSError, ValueError) as error:
+        folder = resolve_folder(config.model.start_from)
+        if not (folder / "config.json").is_file():
             raise ConfigError(
-                f"model.start_from is {config.model.start_from}, and its config.json cannot be "
-                f"read: {error}. Name a whole Hugging Face model folder."
-            ) from error
+                f"model.start_from is {config.model.start_from}, which has no config.json. Name a "
+                "whole Hugging Face model folder."
+            )
+        encoder = bool(read_config_json(folder).get("is_encoder_decoder"))
         return "encoder-decoder" if encoder else "decoder"
     return "encoder-decoder" if family == "t5" else "decoder"
 
@@ -80,14 +79,16 @@ def sources_of(
             files = tuple(fetch(*remote, progress=progress, say=say))
         else:
             files = _local_files(source.path)
-        reader = _reader_of(source, files[0])
-        if isinstance(reader, TokenReader) and config.model.tokenizer_source.startswith(TRAINED):
+        found = judged(source, files, encoding=config.data.encoding, say=say)
+        if any(
+            isinstance(r, TokenReader) for r in (found.reader, *found.readers.values())
+        ) and config.model.tokenizer_source.startswith(TRAINED):
             raise ConfigError(
                 f"{source.path} holds token ids, and model.tokenizer is "
                 f"{config.model.tokenizer_source}: no tokenizer can be learnt from ids. Name the "
                 "tokenizer the file was written with in model.tokenizer."
             )
-        sources.append(Source(source.path, reader, files))
+        sources.append(found)
     return sources
 
 
@@ -100,41 +101,42 @@ def _local_files(path: str) -> tuple[Located, ...]:
     return located(path)
 
 
-def _reader_of(source: SourceConfig, file: Located) -> RecordReader:
-    """The reader by the file's content, not by its name; an unknown format is plain text."""
-    refuse_pickle(file.path, file.name)
-    columns = {str(part): name for part, name in source.columns.items()}
-    if source.format == "tokens" or (source.format == "auto" and is_array_file(file.path)):
-        return TokenReader()
-    with named(file.path, file.name):
-        if source.format == "text" and not columns:
-            return reader_for({"text": "text"}) if is_columnar(file.path) else TextReader()
-        reader = reader_for(columns)
-        if source.format == "auto":
-            try:
-                reader.schema(file.path)
-            except UnknownFormatError:
-                return TextReader()
-            except TextRecordsError as found:
-                return reader_for(found.columns)
-    return reader
-
-
 def prepare_settings(config: RunConfig) -> PrepareSettings:
     """The settings that decide what a store holds."""
     data = config.data
+    prompt = None if data.max_prompt_tokens == "auto" else data.max_prompt_tokens
+    target = None if data.max_target_tokens == "auto" else data.max_target_tokens
     return PrepareSettings(
         family_kind=family_kind(config),
         tokenizer=config.model.tokenizer_source,
-        max_prompt_tokens=data.max_prompt_tokens,
-        max_target_tokens=data.max_target_tokens,
+        max_prompt_tokens=prompt,
+        max_target_tokens=target,
+        room=_room(config) if None in (prompt, target) else None,
         on_overlong=data.on_overlong,
         validation_fraction=data.validation_fraction,
         max_examples=data.max_examples,
         dedup=data.dedup,
         min_quality=data.min_quality,
         tasks=data.tasks,
+        max_bad_share=data.max_bad_share,
     )
+
+
+def _room(config: RunConfig) -> int | None:
+    """Tokens that a prompt and its target may have together; None without a limit."""
+    model = config.model
+    if model.start_from == "scratch":
+        usual = _POSITIONS.get(model.family)
+        shape: Mapping[str, object] = model.shape
+    else:
+        shape = read_config_json(resolve_folder(model.start_from))
+        usual = None
+        if shape.get("model_type") == "t5":
+            return None
+    named = (shape.get(name) for name in ("n_positions", "max_position_embeddings"))
+    positions = next((n for n in named if isinstance(n, int)), usual)
+    # The last token of a target is never read, so it needs no position.
+    return None if positions is None or model.family == "t5" else positions + 1
 
 
 def open_store(config: RunConfig, *, sources: bool = True) -> TokenStore:
@@ -153,9 +155,10 @@ def open_store(config: RunConfig, *, sources: bool = True) -> TokenStore:
             f"{folder} holds no prepared store. Run `toque prepare` with this configuration first."
         )
     store = TokenStore.open(folder, verify=True)
-    if sources:
+    wrong = _encoding_difference(store.manifest, config.data.encoding)
+    if sources and not wrong:
         refuse_other_sources(config, store.manifest)
-    wrong = settings_differences(store.manifest, prepare_settings(config))
+    wrong += settings_differences(store, prepare_settings(config))
     if wrong:
         raise DataError(
             f"The store {folder} was prepared with other settings: {'; '.join(wrong)}. Run "
@@ -190,25 +193,39 @@ def refuse_other_sources(config: RunConfig, manifest: StoreManifest) -> None:
         )
 
 
-def settings_differences(manifest: StoreManifest, asked: PrepareSettings) -> list[str]:
+def settings_differences(store: TokenStore, asked: PrepareSettings) -> list[str]:
     """The settings a store was prepared with that differ from `asked`, in words."""
     # A setting that an older release did not record had what is its default now.
     unsaid = {f.name: f.default for f in fields(asked) if f.default is not MISSING}
-    there = json.loads(json.dumps(unsaid)) | manifest.settings
+    there = json.loads(json.dumps(unsaid)) | store.manifest.settings
+    wanted = asked.as_recorded()
+    for name in asked.open_limits:
+        wanted[name] = there.get(name) if is_chosen(name, there) else "auto"
     return [
         f"{name} was {there.get(name)} and is {value}"
-        for name, value in json.loads(json.dumps(asdict(asked))).items()
-        # Tokenizers are compared by content; the folder they lie in may differ.
-        if there.get(name) != value and name != "tokenizer"
-    ] + _tokenizer_difference(manifest, asked)
+        for name, value in json.loads(json.dumps(wanted)).items()
+        # Tokenizers are compared by content; the folder they lie in may differ. The allowed share
+        # of bad records decides whether there is a store, never what is in it.
+        if there.get(name) != value and name not in ("tokenizer", "max_bad_share")
+    ] + _tokenizer_difference(store, asked)
 
 
-def _tokenizer_difference(manifest: StoreManifest, asked: PrepareSettings) -> list[str]:
-    there = str(manifest.settings.get("tokenizer"))
+def _encoding_difference(manifest: StoreManifest, asked: str) -> list[str]:
+    tokens = TokenReader().recorded_name  # which have no encoding
+    there = {encoding_in(s.reader) for s in manifest.sources if s.reader != tokens}
+    others = sorted(there - {asked})
+    return [f"data.encoding was {others[0]} and is {asked}"] if others else []
+
+
+def _tokenizer_difference(store: TokenStore, asked: PrepareSettings) -> list[str]:
+    there = str(store.manifest.settings.get("tokenizer"))
     if there == asked.tokenizer:
         return []
+    how = ""
     if asked.trained_vocab_size is None:  # a run's finished model holds what its store learnt
-        theirs = load_codec(resolve_tokenizer(asked.tokenizer))
-        if theirs.sha256 == manifest.tokenizer.sha256:
+        asked_for = load_codec(resolve_tokenizer(asked.tokenizer))
+        found = tokenizer_differences(store.codec(), asked_for)
+        if not found:
             return []
-    return [f"the tokenizer was {there} and is {asked.tokenizer}"]
+        how = f" ({'; '.join(found)}, where one is the store's)"
+    return [f"the tokenizer was {there} and is {asked.tokenizer}{how}"]

@@ -14,11 +14,13 @@ from toque.data.loader.collate import Layout
 from toque.data.loader.packing import choose_shape
 from toque.data.prepare.example_rows import prompt_ids
 from toque.data.prepare.settings import FamilyKind
+from toque.data.store.prompt_form import form_of
 from toque.data.store.token_store import TokenStore
 from toque.evaluation.heldout_loss import HeldOut, choose_rows, subset
 from toque.evaluation.text_samples import Prompt, Sampler
 from toque.models.forward.loss import loss_sum
 from toque.models.generation.engine import generate
+from toque.workflows.asking.provenance import target_limit
 from toque.workflows.assembly.batches import CPU_MICRO_BATCH_TOKENS, Lengths, refuse_empty
 from toque.workflows.assembly.metrics import slices_of
 from toque.workflows.assembly.mixture import held_out_weights
@@ -100,8 +102,10 @@ def own_prompts(config: RunConfig, store: TokenStore, *, encoder: bool) -> list[
     """The prompts of evaluation.prompts, as the model reads them."""
     codec = store.codec()
     kind: FamilyKind = "encoder-decoder" if encoder else "decoder"
+    form = form_of(entry.reader for entry in store.manifest.sources)
     return [
-        Prompt(tuple(prompt_ids(codec, text, kind)), text) for text in config.evaluation.prompts
+        Prompt(tuple(prompt_ids(codec, text, kind, form)), text)
+        for text in config.evaluation.prompts
     ]
 
 
@@ -112,14 +116,14 @@ def build_sampler(
     *,
     max_new_tokens: int | None = None,
 ) -> Sampler:
-    """Greedy texts for `prompts`, scored; of data.max_target_tokens unless told otherwise."""
+    """Greedy texts for `prompts`, scored; as long as the store's targets unless told otherwise."""
     codec = store.codec()
     return Sampler(
         prompts=prompts,
         codec=codec,
         generate=partial(
             generate,
-            max_new_tokens=max_new_tokens or config.data.max_target_tokens,
+            max_new_tokens=max_new_tokens or target_limit(config, store.manifest),
             eos_id=codec.eos_id,
             pad_id=codec.pad_id,
         ),

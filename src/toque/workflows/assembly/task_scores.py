@@ -110,7 +110,7 @@ def _score(setup: Setup, task: Task, rows: NDArray[np.int64], reporter: Reporter
         chosen = choose_classes(setup, task, rows, count)
     answers = chosen.answers
     right = [a == t for a, t in zip(answers, chosen.truths, strict=True)]
-    full = int((store.prompt_lengths[rows] >= setup.config.data.max_prompt_tokens).sum())
+    full = int((store.prompt_lengths[rows] >= store.manifest.settings["max_prompt_tokens"]).sum())
     return replace(
         scores,
         classes=class_scores(answers, chosen.truths, chosen.classes),

@@ -14,6 +14,7 @@ from toque.evaluation.text_samples import Sampler
 from toque.reporter import SILENT, Reporter
 from toque.training.observers.time_left import TimeLeft
 from toque.units import Cursor
+from toque.workflows.asking.provenance import target_limit
 from toque.workflows.assembly.autotune import Fitted
 from toque.workflows.assembly.batches import expected_totals
 from toque.workflows.assembly.evaluation import build_sampler, held_out_prompts
@@ -95,7 +96,10 @@ def _writing_seconds(setup: Setup, sampler: Sampler) -> float:
     """
     if not sampler.prompts:
         return 0.0
-    prompts, most = [prompt.ids for prompt in sampler.prompts], setup.config.data.max_target_tokens
+    prompts, most = (
+        [prompt.ids for prompt in sampler.prompts],
+        target_limit(setup.config, setup.store.manifest),
+    )
 
     def timed(tokens: int) -> float:
         started = time.perf_counter()

@@ -15,6 +15,7 @@ from toque.evaluation.heldout_loss import HeldOut
 from toque.reporter import Reporter, clock_text
 from toque.training.time_limit import CommandClock, TimeLimit
 from toque.units import Duration
+from toque.workflows.asking.provenance import target_limit
 from toque.workflows.assembly.evaluation import build_sampler, held_out_prompts
 from toque.workflows.assembly.sample_writer import writing_in
 from toque.workflows.assembly.setup import Setup
@@ -110,12 +111,13 @@ def measure_end(setup: Setup, heldout: HeldOut) -> AfterTraining:
     prompts = held_out_prompts(store, config.evaluation.generate)
     writing = 0.0
     if prompts:
-        most = min(_TOKENS, config.data.max_target_tokens)
+        longest = target_limit(config, store.manifest)
+        most = min(_TOKENS, longest)
         sampler = build_sampler(config, store, prompts, max_new_tokens=most)
         began = time.perf_counter()
         with writing_in(model, setup.runtime)():
             sampler(model)
-        writing = (time.perf_counter() - began) * config.data.max_target_tokens / most
+        writing = (time.perf_counter() - began) * longest / most
     n_bytes = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     saving = _COPIES * n_bytes * _seconds_a_byte(Path(config.run_dir))
     return AfterTraining(evaluating, (tasks - 1) * evaluating + writing + saving)

@@ -1,0 +1,162 @@
+"""Length limits chosen from the data: the longest prompt and target of a store.
+
+A limit is the 99th percentile of a sample's lengths, rounded up, within what the model has room
+for. It depends on the sources, the tokenizer and the model's positions alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toque.data.prepare.example_rows import ids_of, prompt_bounds
+from toque.data.prepare.settings import USUAL_PROMPT, USUAL_TARGET, PrepareSettings
+from toque.data.prepare.tokenizer_sample import spread_blocks
+from toque.data.tokenizer.codec import Codec
+from toque.sources.decompress import CHUNK_BYTES
+from toque.sources.files import SourceFile, plain_bytes
+from toque.sources.records import Example
+
+SAMPLED = 6_000
+"""Examples measured, spread evenly over the sources."""
+READ_BYTES, MOST_PLACES = 16 << 20, 400
+"""Bytes that are parsed for it, about, and blocks that they are taken from."""
+PERCENTILE = 99
+STEP = 64
+"""Limits are multiples of this, so that a little more data does not change them."""
+MOST = 2_048
+"""The largest limit that is chosen: longer rows take memory that nobody asked for."""
+Lengths = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class LengthLimits:
+    """The settings with their limits as numbers, and a sentence on each that was chosen."""
+
+    settings: PrepareSettings
+    sentences: list[str]
+
+
+def choose_limits(
+    files: Sequence[SourceFile], codec: Codec, settings: PrepareSettings
+) -> LengthLimits:
+    """Fill in the limits that `settings` leaves open.
+
+    Documents that are split lose nothing: where there is nothing else, the usual limits stay.
+    """
+    prompts, targets = _measured(files, codec, settings)
+    wished = _wish(prompts, USUAL_PROMPT), _wish(targets, USUAL_TARGET)
+    prompt = settings.max_prompt_tokens or wished[0]
+    target = settings.max_target_tokens or wished[1]
+    if settings.room is not None:
+        prompt, target = _within(prompt, target, settings, documents=not len(targets))
+    sentences = [
+        _sentence(side, lengths, limit, usual, wish)
+        for side, lengths, limit, usual, wish, given in (
+            ("prompt", prompts, prompt, USUAL_PROMPT, wished[0], settings.max_prompt_tokens),
+            ("target", targets, target, USUAL_TARGET, wished[1], settings.max_target_tokens),
+        )
+        if given is None and len(lengths)
+    ]
+    chosen = replace(settings, max_prompt_tokens=prompt, max_target_tokens=target)
+    return LengthLimits(chosen, sentences)
+
+
+def _measured(
+    files: Sequence[SourceFile], codec: Codec, settings: PrepareSettings
+) -> tuple[Lengths, Lengths]:
+    """Tokens of each sampled prompt and target, with what begins and ends them."""
+    chosen = list(spread_blocks(files, _places(files)))
+    around = sum(i is not None for i in prompt_bounds(codec, settings.family_kind))
+    splits = settings.on_overlong in ("auto", "split")
+    prompts: list[Lengths] = [np.empty(0, np.int64)]
+    targets: list[Lengths] = [np.empty(0, np.int64)]
+    for file, block in chosen:
+        examples = file.reader.examples(block).examples
+        sample = examples[:: -(-len(examples) * len(chosen) // SAMPLED) or 1]
+        pairs = [e for e in sample if not e.document]
+        prompts.append(_lengths(codec, [e.prompt for e in pairs]) + around)
+        targets.append(_lengths(codec, [e.target for e in pairs]) + 1)
+        if not splits:
+            targets.append(_of_documents(codec, [e for e in sample if e.document]))
+    return np.concatenate(prompts), np.concatenate(targets)
+
+
+def _places(files: Sequence[SourceFile]) -> int:
+    """How many places of the sources are looked at: more where blocks are small, as pages are."""
+    total = sum(map(plain_bytes, files))
+    if total <= READ_BYTES:
+        return MOST_PLACES
+    block = min(CHUNK_BYTES, total // len(files))
+    return min(MOST_PLACES, READ_BYTES // max(1, block))
+
+
+def _lengths(codec: Codec, texts: list[str]) -> Lengths:
+    if not texts:
+        return np.empty(0, np.int64)
+    return np.diff(codec.encode_flat(texts).ends, prepend=0).astype(np.int64)
+
+
+def _of_documents(codec: Codec, documents: list[Example]) -> Lengths:
+    of_ids = [len(ids_of(e, codec)) for e in documents if e.ids]
+    of_texts = _lengths(codec, [e.target for e in documents if not e.ids])
+    return np.concatenate([np.array(of_ids, np.int64), of_texts]) + 1
+
+
+def _wish(lengths: Lengths, usual: int) -> int:
+    """The limit by the data alone."""
+    if not len(lengths):
+        return usual
+    found = int(np.percentile(lengths, PERCENTILE, method="higher"))
+    return min(MOST, -(-found // STEP) * STEP)
+
+
+def _within(
+    prompt: int, target: int, settings: PrepareSettings, *, documents: bool
+) -> tuple[int, int]:
+    """The limits within the model's positions; only open ones give way.
+
+    >>> open_ones = PrepareSettings(
+    ...     family_kind="decoder", tokenizer="t", max_prompt_tokens=None, max_target_tokens=None,
+    ...     room=513,
+    ... )
+    >>> [_within(prompt, 1024, open_ones, documents=False) for prompt in (512, 64)]
+    [(128, 385), (64, 449)]
+    """
+    room = settings.room or 0
+    if documents:  # a decoder's piece is asked with one token
+        return prompt, target if settings.max_target_tokens else max(8, min(target, room - 1))
+    if prompt + target <= room:
+        return prompt, target
+    if settings.max_prompt_tokens is None and settings.max_target_tokens is None:
+        least = room // 4
+        prompt = room - target if target <= least else min(prompt, least)
+        return max(8, prompt), max(8, min(target, room - prompt))
+    if settings.max_prompt_tokens is None:
+        return max(8, room - target), target
+    return prompt, max(8, room - prompt)
+
+
+def _sentence(side: str, lengths: Lengths, limit: int, usual: int, wish: int) -> str:
+    longest = int(np.percentile(lengths, PERCENTILE, method="higher"))
+    told = (
+        f"Longest {side}: {limit:,} tokens, chosen from the data: {PERCENTILE} % of "
+        f"{len(lengths):,} sampled {side}s have at most {longest:,}."
+    )
+    if limit < wish:
+        told += f" The model has room for no more; {wish:,} would be enough."
+    elif limit < longest:
+        told += f" No limit above {MOST:,} is chosen; set data.max_{side}_tokens for a larger one."
+    if limit != usual and _cut(lengths, usual) >= 0.001:
+        told += f" {usual:,} would cut {_cut(lengths, usual):.1%} of the {side} tokens;"
+        told += f" {limit:,} cuts {_cut(lengths, limit):.1%}."
+    elif _cut(lengths, limit) >= 0.001:
+        told += f" It cuts {_cut(lengths, limit):.1%} of the {side} tokens."
+    return told
+
+
+def _cut(lengths: Lengths, limit: int) -> float:
+    return float(np.maximum(lengths - limit, 0).sum() / max(1, lengths.sum()))

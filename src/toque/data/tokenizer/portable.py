@@ -1,0 +1,245 @@
+r"""Portable tokenizer files: a codec's ids and texts, in plain transformers.
+
+A codec does more than its `tokenizer.json`: line breaks have a marker where the vocabulary holds
+none, characters get stand-ins, a prompt its start and end. Here all of it is written into the file,
+so that `AutoTokenizer` gives the ids a model was trained on and the text that Toque shows:
+
+* the marker of line breaks is an ordinary token that is spelled "\n";
+* `Codec.normalise` is in the normalizer, what begins and ends a prompt in the post-processor;
+* only the tokens that Toque leaves out of texts are special: `skip_special_tokens` takes no more.
+
+Training never reads these files: a store keeps its tokenizer as it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+from tokenizers import Tokenizer
+
+from toque.data.tokenizer.codec import Codec
+from toque.models.loading.provenance import FOLDER, Provenance
+
+PRIVATE: Final = "\ue123"
+"""A character of private use: no learnt vocabulary holds it."""
+PROBES: Final = (
+    "Fold\n\n- 2 eggs\n1. Stir.",
+    "Generate recipe for: Crème brûlée using ingredients: 1½ cups jalapeños, {salt}",
+    " two  spaces\n at the\tbeginning ",
+    "<unk> </s> <|endoftext|> <extra_id_0><extra_id_99> <newline>",
+    "½ – “quoted” ﬁne e\u0301 µg 180 °C 中文 🍲 \u200b",
+    "",
+)
+"""Texts on which the portable tokenizer must agree with the codec, or it is not used."""
+
+
+def portable_files(codec: Codec, *, begin: int | None, end: int | None) -> dict[str, str] | None:
+    """`tokenizer.json` and `tokenizer_config.json` for plain transformers.
+
+    Args:
+        codec: of the model.
+        begin: the token before a prompt, if any.
+        end: the token after a prompt, if any.
+
+    Returns:
+        The texts by file name; None for a tokenizer whose ids cannot be had this way.
+    """
+    state = json.loads(codec.tokenizer_json)
+    _spell_line_breaks(state, codec)
+    _show_unsilent(state, codec)
+    state["normalizer"] = _normalizer(state["normalizer"], codec)
+    state["post_processor"] = _post_processor(state["post_processor"], codec, begin, end)
+    text = json.dumps(state, ensure_ascii=False)
+    if not _agrees(text, codec, begin, end):
+        return None
+    config = json.loads(codec.files()["tokenizer_config.json"])
+    if codec.unk_id not in codec.silent:
+        config.pop("unk_token", None)  # named, it would be made special again
+    config |= {
+        "model_input_names": ["input_ids", "attention_mask"],
+        "padding_side": "right" if end == codec.eos_id else "left",
+        # "</s>" in a prompt is text. A chat's template writes such tokens, and must be able to.
+        "split_special_tokens": "chat_template" not in config,
+    }
+    written = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+    return {"tokenizer.json": text, "tokenizer_config.json": written}
+
+
+def files_of_model(
+    codec: Codec, record: Provenance, *, begin: int | None, end: int | None
+) -> tuple[dict[str, str], bool]:
+    """A model's tokenizer in both forms with the record of how it was trained.
+
+    Returns:
+        The texts by their place in the model folder, and whether plain transformers reads the
+        tokenizer as Toque does; if not, its files are as in a store.
+    """
+    portable = portable_files(codec, begin=begin, end=end)
+    if portable is None:
+        return {**codec.files(), **record.files()}, False
+    digest = hashlib.sha256(portable["tokenizer.json"].encode()).hexdigest()
+    own = {f"{FOLDER}/{name}": text for name, text in codec.files().items()}
+    record = msgspec.structs.replace(record, tokenizer_json_sha256=digest)
+    return {**portable, **own, **record.files()}, True
+
+
+def _spell_line_breaks(state: dict[str, Any], codec: Codec) -> None:
+    r"""Make the marker an ordinary token "\n", found before words are cut."""
+    if codec.newline_id is None:
+        return
+    old = codec.piece(codec.newline_id)
+    _rename(state["model"]["vocab"], old, "\n")
+    added = [t for t in state["added_tokens"] if t["id"] != codec.newline_id]
+    plain = {"id": codec.newline_id, "content": "\n", "special": False, "normalized": False}
+    plain |= dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+    state["added_tokens"] = sorted([*added, plain], key=lambda token: token["id"])
+    # Lines are decoded one by one: the space that leads each is dropped.
+    lines = {"type": "Replace", "pattern": {"String": "\n "}, "content": "\n"}
+    steps = [state["decoder"], {"type": "Fuse"}, lines]
+    state["decoder"] = {"type": "Sequence", "decoders": [step for step in steps if step]}
+
+
+def _rename(vocab: Any, old: str, new: str) -> None:
+    if isinstance(vocab, dict):
+        if old in vocab:
+            vocab[new] = vocab.pop(old)
+        return
+    for entry in vocab:
+        if entry[0] == old:
+            entry[0] = new
+
+
+def _show_unsilent(state: dict[str, Any], codec: Codec) -> None:
+    """Leave special only what Toque leaves out of texts, too: begin, end and padding.
+
+    The others (`<unk>`, `<extra_id_7>`) become plain entries of the vocabulary, which are written
+    out and which no text matches.
+    """
+    vocab, added = state["model"]["vocab"], state["added_tokens"]
+    shown = {t["id"] for t in added if t["special"] and t["id"] not in codec.silent}
+    if isinstance(vocab, dict):
+        for token in added:
+            vocab.setdefault(token["content"], token["id"])
+    else:
+        shown &= _appended(state, shown, codec)
+    state["added_tokens"] = [token for token in added if token["id"] not in shown]
+
+
+def _appended(state: dict[str, Any], shown: set[int], codec: Codec) -> set[int]:
+    """Put added tokens into a vocabulary with scores, in which ids are places.
+
+    A piece of it is found anywhere in a text. So what is to be `shown` is spelled with a private
+    character, which `Codec.normalise` takes out of every text, and its "<" is put back on decoding.
+
+    Returns:
+        The ids that are in the vocabulary now.
+    """
+    vocab, added = state["model"]["vocab"], sorted(state["added_tokens"], key=lambda t: t["id"])
+    held = {piece: number for number, (piece, _) in enumerate(vocab)}
+    lowest = min(score for _, score in vocab)  # another one would change what is unknown
+    for token in added:
+        name = token["content"]
+        if name not in held and token["id"] == len(vocab) and codec.rewriter.drops(PRIVATE):
+            hidden = token["id"] in shown and name.startswith("<")
+            vocab.append([PRIVATE + name[1:] if hidden else name, lowest])
+            held[name] = token["id"]
+    if any(piece.startswith(PRIVATE) for piece, _ in vocab):
+        back = {"type": "Replace", "pattern": {"String": PRIVATE}, "content": "<"}
+        state["decoder"] = {"type": "Sequence", "decoders": [state["decoder"], back]}
+    return set(held.values())
+
+
+def _normalizer(own: Any, codec: Codec) -> Any:
+    """The tokenizer's own normalizer with `Codec.normalise` before and after it."""
+    rewriter = codec.rewriter
+    before = [_replace(pattern, " ") for pattern in rewriter.gaps()]
+    after = [_replace(_class_of(chars), to) for to, chars in rewriter.stand_ins().items()]
+    # A stand-in can complete something that folds again.
+    after += [own] if after and own is not None and rewriter.folds else []
+    after += [
+        {
+            "type": "Replace",
+            "pattern": {"String": special},
+            "content": f"{special[0]} {special[1:]}",
+        }
+        for special in rewriter.misread
+    ]
+    steps = [*before, *([] if own is None else [own]), *after]
+    return own if not before and not after else {"type": "Sequence", "normalizers": steps}
+
+
+def _replace(pattern: str, content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}
+
+
+def _class_of(chars: Iterable[str]) -> str:
+    r"""A character class of these characters, neighbours as ranges.
+
+    >>> _class_of("cab~")
+    '[\\x{61}-\\x{63}\\x{7e}]'
+    """
+    ranges: list[list[int]] = []
+    for code in sorted(map(ord, chars)):
+        if ranges and code == ranges[-1][1] + 1:
+            ranges[-1][1] = code
+        else:
+            ranges.append([code, code])
+    shown = (f"\\x{{{a:x}}}" + (f"-\\x{{{b:x}}}" if b > a else "") for a, b in ranges)
+    return f"[{''.join(shown)}]"
+
+
+def _post_processor(own: Any, codec: Codec, begin: int | None, end: int | None) -> dict[str, Any]:
+    """What puts `begin` before and `end` after a prompt."""
+    around = [None if token is None else codec.piece(token) for token in (begin, end)]
+    special = [
+        None if name is None else {"SpecialToken": {"id": name, "type_id": 0}} for name in around
+    ]
+
+    def side(name: str) -> list[Any]:
+        parts = (special[0], {"Sequence": {"id": name, "type_id": 0}}, special[1])
+        return [part for part in parts if part is not None]
+
+    ids = {
+        name: token for name, token in zip(around, (begin, end), strict=True) if name is not None
+    }
+    template = {
+        "type": "TemplateProcessing",
+        "single": side("A"),
+        "pair": [*side("A"), *side("B")],
+        "special_tokens": {
+            name: {"id": name, "ids": [token], "tokens": [name]} for name, token in ids.items()
+        },
+    }
+    if own is not None and own["type"] == "ByteLevel":  # it trims offsets
+        return {"type": "Sequence", "processors": [own, template]}
+    return template
+
+
+def _agrees(text: str, codec: Codec, begin: int | None, end: int | None) -> bool:
+    """Whether the file gives the codec's ids and texts."""
+    try:
+        portable = Tokenizer.from_str(text)
+    except Exception:  # tokenizers raises the bare class  # noqa: BLE001
+        return False
+    portable.encode_special_tokens = True
+    pieces: Mapping[str, int] = portable.get_vocab()
+    theirs = {number: piece for piece, number in codec.pieces().items()}
+    ours = {number: piece for piece, number in pieces.items()}
+    if codec.newline_id is not None:
+        theirs[codec.newline_id] = "\n"
+    if theirs != {n: piece.replace(PRIVATE, "<") for n, piece in ours.items()}:
+        return False
+    for probe in PROBES:
+        plain = codec.encode(codec.normalise(probe))
+        whole = [i for i in (begin, *plain, end) if i is not None]
+        if portable.encode(probe).ids != whole:
+            return False
+        silent = sorted(codec.silent)
+        for ids in (plain, [*silent, *plain, *plain, *silent]):
+            if portable.decode(ids, skip_special_tokens=True) != codec.decode(ids):
+                return False
+    return True

@@ -1,0 +1,64 @@
+"""Usage section of a model card: how the model is asked, and a program that does it elsewhere."""
+
+from __future__ import annotations
+
+from typing import Final
+
+HEADING: Final = "## Use it without Toque"
+_DECODER: Final = """from transformers import pipeline
+
+write = pipeline("text-generation", model=".")
+prompt = {prompt!r}
+written = write(prompt, return_full_text=False, do_sample=False, max_new_tokens={most})
+print(written[0]["generated_text"])"""
+_ENCODER: Final = """from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained(".")
+model = AutoModelForSeq2SeqLM.from_pretrained(".")
+prompt = {prompt!r}
+written = model.generate(
+    **tokenizer(prompt, return_tensors="pt"), do_sample=False, max_new_tokens={most}
+)
+print(tokenizer.decode(written[0], skip_special_tokens=True))"""
+
+
+def with_usage(
+    card: str, *, prompt: str | None, encoder: bool, max_new_tokens: int, portable: bool
+) -> str:
+    """The card of a whole model with its usage section, in place of an older one.
+
+    Args:
+        card: README.md of the model.
+        prompt: an example; None for a model that answers no prompt.
+        encoder: whether it is an encoder-decoder.
+        max_new_tokens: longest text.
+        portable: whether plain transformers reads its tokenizer as Toque does.
+    """
+    if prompt is None:
+        return without_usage(card)
+    if not portable:
+        told = (
+            "Plain transformers reads this model's tokenizer otherwise than it was trained with: "
+            "write texts with `toque generate`."
+        )
+        return f"{without_usage(card)}\n{HEADING}\n\n{told}\n"
+    code = (_ENCODER if encoder else _DECODER).format(prompt=prompt, most=max_new_tokens)
+    told = (
+        "In this folder, or with its path or hub name in place of the dot; the text is that of "
+        "`toque generate` with temperature 0. The tokenizer adds what begins and ends a prompt."
+    )
+    return f"{without_usage(card)}\n{HEADING}\n\n{told}\n\n```python\n{code}\n```\n"
+
+
+def adapter_usage(card: str) -> str:
+    """The card of an adapter, which plain transformers cannot use before it is merged."""
+    told = (
+        "`toque export` merges this adapter into its base, and writes a card that shows how the "
+        "result is used in plain transformers."
+    )
+    return f"{without_usage(card)}\n{HEADING}\n\n{told}\n"
+
+
+def without_usage(card: str) -> str:
+    """The card without its usage section, which is its last."""
+    return card.partition(f"\n{HEADING}\n")[0].rstrip("\n") + "\n"

@@ -1,0 +1,84 @@
+"""Provenance of a model folder: the form its prompts take, and its tokenizer as training read it.
+
+A model that Toque wrote holds a folder `toque/` beside the files that transformers reads:
+
+    model/tokenizer.json        for plain transformers
+    model/toque/model.json      the record
+    model/toque/tokenizer.json  as it lies in the store; and tokenizer_config.json
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final, Literal, cast, get_args
+
+import msgspec
+
+from toque.errors import CheckpointError
+from toque.storage.checksums import sha256_of
+
+Form = Literal["recipes", "pairs", "documents", "gaps"]
+"""What a model was trained to answer: requests for recipes and questions about them; prompts of
+the user's own; the beginning of a text, which it continues; or texts with gaps, which it fills."""
+FOLDER: Final = "toque"
+_NAME: Final = "model.json"
+_MOST_BYTES: Final = 1 << 16
+
+
+class Provenance(msgspec.Struct, frozen=True, kw_only=True):
+    """The record of a model."""
+
+    form: str
+    max_new_tokens: Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
+    """Longest text it was trained to write."""
+    tasks: list[str] = []
+    """Of recipes: what was asked about them; see `data.tasks`."""
+    tokenizer_json_sha256: str = ""
+    """Of the file for plain transformers. Once it is another, `toque/` no longer describes it."""
+
+    def files(self) -> dict[str, str]:
+        """The record's own file, by its place in the model folder."""
+        data = msgspec.json.format(msgspec.json.encode(self), indent=1)
+        return {f"{FOLDER}/{_NAME}": data.decode() + "\n"}
+
+
+def provenance_of(folder: Path) -> Provenance | None:
+    """The record of a model folder; None where there is not one.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    path = folder / FOLDER / _NAME
+    if not path.is_file():
+        return None
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise msgspec.DecodeError(f"it is {path.stat().st_size:,} bytes long")
+        found = msgspec.json.decode(path.read_bytes(), type=Provenance)
+        if found.form not in get_args(Form):
+            raise msgspec.ValidationError(f"form is {found.form!r}")
+    except (msgspec.DecodeError, OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(
+            f"{path} does not say how the model was trained: {error}. Copy the model again; "
+            f"without the folder {FOLDER}/ it is asked as a model of recipes."
+        ) from error
+    return found
+
+
+def form_named(name: str) -> Form:
+    """A form by its recorded name, which `provenance_of` has checked."""
+    return cast("Form", name)
+
+
+def tokenizer_files_in(folder: Path) -> Path:
+    """The folder that holds a model's tokenizer as training read it: its own, or `folder`.
+
+    Raises:
+        CheckpointError: the record cannot be read.
+    """
+    own, portable = folder / FOLDER, folder / "tokenizer.json"
+    if not (own / "tokenizer.json").is_file() or not portable.is_file():
+        return folder
+    record = provenance_of(folder)
+    same = record is not None and record.tokenizer_json_sha256 == sha256_of(portable)
+    return own if same else folder

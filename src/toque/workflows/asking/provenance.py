@@ -1,0 +1,137 @@
+"""Provenance of a run's model: what it is asked with, from the configuration and the store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from toque.config import RunConfig, load_config
+from toque.cooking.prompts import CLASSES, QUESTIONS, TASKS, write_prompt
+from toque.data.prepare.example_rows import asking_bounds
+from toque.data.prepare.settings import FamilyKind
+from toque.data.store.manifest import NAME, StoreManifest, read_manifest
+from toque.data.store.prompt_form import form_of
+from toque.data.tokenizer.codec import Codec
+from toque.data.tokenizer.portable import files_of_model
+from toque.errors import ConfigError, DataError
+from toque.models.loading.hub import resolve_folder
+from toque.models.loading.provenance import Form, Provenance, form_named, provenance_of
+
+UNKNOWN: Final = Provenance(form="recipes", max_new_tokens=256)
+"""Of models that say nothing: those exported by release 0.1.0, and those of others."""
+_DISH: Final = ("lentil soup", ("lentils", "carrots", "cumin"))
+_OTHER_PROMPTS: Final = {
+    "request": "`How do I make NAME?` and other free requests",
+    "next_step": f"`{QUESTIONS['next_step']}...`",
+    "title": f"`{QUESTIONS['title']}...`",
+}
+
+
+def provenance_of_run(config: RunConfig, manifest: StoreManifest) -> Provenance:
+    """The record of a run's model."""
+    form = form_of(entry.reader for entry in manifest.sources)
+    return Provenance(
+        form="gaps" if config.span_corruption is not None else form,
+        max_new_tokens=target_limit(config, manifest),
+        tasks=[*config.data.tasks] if form == "recipes" else [],
+    )
+
+
+def target_limit(config: RunConfig, manifest: StoreManifest | None) -> int:
+    """Longest target, in tokens: as the store was cut, else as the configuration says."""
+    found = None if manifest is None else manifest.settings.get("max_target_tokens")
+    asked = config.data.max_target_tokens
+    if isinstance(found, int):
+        return found
+    return UNKNOWN.max_new_tokens if asked == "auto" else asked
+
+
+def provenance_in(folder: Path) -> Provenance:
+    """What the model of a run, a model folder or a hub name was trained to be asked.
+
+    A run without a record, of release 0.1.0 or not finished, is known by its store, and where that
+    is gone by the sources in its configuration.
+
+    Raises:
+        CheckpointError: the record cannot be read.
+        ConfigError: the run's configuration cannot be read.
+    """
+    if not (folder / "config.yaml").is_file():
+        return provenance_of(_here(folder)) or UNKNOWN
+    record = provenance_of(folder / "model")
+    if record is not None:
+        return record
+    config = load_config(folder / "config.yaml").config
+    store = Path(config.data.store)
+    if (store / NAME).is_file():
+        return provenance_of_run(config, read_manifest(store))
+    forms = {_form_of_source(source.format, source.columns) for source in config.data.sources}
+    form: Form = forms.pop() if len(forms) == 1 else "recipes"
+    tasks: list[str] = [*config.data.tasks] if form == "recipes" else []
+    return Provenance(form=form, max_new_tokens=target_limit(config, None), tasks=tasks)
+
+
+def _here(folder: Path) -> Path:
+    """The folder itself, or the copy of what has that name on the hub."""
+    if folder.exists():
+        return folder
+    try:
+        return resolve_folder(str(folder))
+    except (ConfigError, DataError):
+        return folder  # opening it says what is wrong
+
+
+def _form_of_source(kind: str, columns: object) -> Form:
+    if isinstance(columns, dict) and "prompt" in columns:
+        return "pairs"
+    named = isinstance(columns, dict) and "text" in columns
+    return "documents" if kind in ("text", "tokens") or named else "recipes"
+
+
+def model_files(codec: Codec, record: Provenance, *, encoder: bool) -> tuple[dict[str, str], bool]:
+    """Files of a model folder beside its weights; see `files_of_model`."""
+    kind: FamilyKind = "encoder-decoder" if encoder else "decoder"
+    begin, end = asking_bounds(codec, kind, form_named(record.form))
+    return files_of_model(codec, record, begin=begin, end=end)
+
+
+def writes_recipes(record: Provenance) -> bool:
+    """Whether "dish: a, b, c" is turned into the request for a recipe."""
+    return record.form == "recipes" and (not record.tasks or "write" in record.tasks)
+
+
+def example_prompt(record: Provenance) -> str | None:
+    """A prompt for the model card; None for a model that answers none."""
+    if record.form == "gaps":
+        return None
+    if record.form == "documents":
+        return "Once upon a time"
+    if record.form == "pairs":
+        return "Your prompt"
+    if writes_recipes(record):
+        return write_prompt(*_DISH)
+    if "request" in record.tasks:
+        return f"How do I make {_DISH[0]}?"
+    task = next(task for task in TASKS if task in record.tasks)
+    return f"{QUESTIONS[task]}{_DISH[0]}"
+
+
+def form_in_words(record: Provenance) -> str:
+    """The sentence of the model card that says what the model is asked with."""
+    if record.form == "gaps":
+        return (
+            "It was trained to fill gaps in texts, as a start for further training: it answers no "
+            "prompts and writes no texts yet."
+        )
+    if record.form == "documents":
+        return (
+            "It was trained on whole texts: a prompt is the beginning of a text, which it goes on "
+            "with."
+        )
+    if record.form == "pairs":
+        return "It was trained on its maker's own prompts and answers: a prompt is sent as it is."
+    shown = {"write": f"`{write_prompt('NAME', ('a', 'b', 'c'))}`", **_OTHER_PROMPTS}
+    shown |= {task: f"`{QUESTIONS[task]}...`" for task in CLASSES}
+    prompts = [shown[task] for task in record.tasks or ["write"]]
+    several = len(prompts) > 1
+    return f"The {'prompts' if several else 'prompt'} it was trained on: {', '.join(prompts)}."

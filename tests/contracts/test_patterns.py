@@ -1,0 +1,210 @@
+"""Every regular expression takes linear time, whatever text it is given (fault 55).
+
+The texts are made from the patterns themselves, so a new pattern is tried without a line here.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pkgutil
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import toque
+from fixtures.hostile_texts import hostile_texts
+
+SRC = Path(toque.__file__).parent
+SMALLEST, LARGEST, HUGE = 1 << 6, 1 << 13, 1 << 20
+"""Characters. Quadratic work is seen at a thousand already; the slow test goes on to a megabyte."""
+FLOOR_SECONDS = 0.004
+"""Less is noise."""
+MOST_GROWTH = 2.5
+MOST_SECONDS = 4.0
+"""Of processor time for one text: exponential work is not doubled again."""
+
+
+def modules() -> list[str]:
+    found = pkgutil.walk_packages([str(SRC)], "toque.")
+    return sorted(m.name for m in found if not m.name.endswith("__main__"))
+
+
+def patterns() -> dict[str, tuple[re.Pattern[Any], frozenset[str]]]:
+    """Every compiled pattern that a module holds, by where it is, and how it is used there."""
+    found: dict[str, tuple[re.Pattern[Any], frozenset[str]]] = {}
+    for name in modules():
+        for attribute, value in vars(importlib.import_module(name)).items():
+            for pattern in _inside(value):
+                where = f"{name}.{attribute} {pattern.pattern[:30]!r}"
+                found[where] = (pattern, ways_of(name, attribute))
+    return found
+
+
+def _inside(value: object, depth: int = 0) -> Iterator[re.Pattern[Any]]:
+    if isinstance(value, re.Pattern):
+        yield value
+    elif depth < 5 and isinstance(value, Mapping):
+        for item in value.values():
+            yield from _inside(item, depth + 1)
+    elif depth < 5 and isinstance(value, tuple | list | set | frozenset):
+        for item in value:
+            yield from _inside(item, depth + 1)
+
+
+def seconds(work: Callable[[], object], *, times: int = 1) -> float:
+    """Processor seconds, the least of several."""
+    taken = []
+    for _ in range(times):
+        before = time.process_time()
+        work()
+        taken.append(time.process_time() - before)
+    return min(taken)
+
+
+def superlinear(
+    work: Callable[[Any], object], text_of: Callable[[int], Any], *, largest: int = LARGEST
+) -> str:
+    """How a work's time grows where it more than doubles with its text; "" where it does not.
+
+    The text is doubled until the time can be measured; growth is believed when it is seen at two
+    doublings, each measured again.
+    """
+    size, before = SMALLEST, 0.0
+    while size <= largest:
+        text = text_of(size)
+        now = seconds(partial(work, text))
+        if before > FLOOR_SECONDS and now > MOST_GROWTH * before:
+            shorter, longer = text_of(size // 2), text_of(2 * size)
+            first = seconds(partial(work, shorter), times=3)
+            second = seconds(partial(work, text), times=3)
+            if second > MOST_GROWTH * first and (
+                second > MOST_SECONDS / 4
+                or seconds(partial(work, longer), times=2) > MOST_GROWTH * second
+            ):
+                return f"{first:.4f} s, then {second:.4f} s at {size} characters of {text[:40]!r}"
+        if now > MOST_SECONDS:
+            return f"{now:.2f} s for {size} characters of {text[:40]!r}"
+        size, before = 2 * size, now
+    return ""
+
+
+def ways_of(module: str, attribute: str) -> frozenset[str]:
+    """The methods that a module calls on a pattern it names; all of them when it does not say."""
+    tree = ast.parse((SRC.parent / (module.replace(".", "/") + ".py")).read_text())
+    called = {
+        node.func.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and isinstance(node.func.value, ast.Name)
+        and node.func.value.id == attribute
+    }
+    read = sum(isinstance(n, ast.Name) and n.id == attribute for n in ast.walk(tree)) - 1
+    calls = sum(
+        isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id == attribute
+        for n in ast.walk(tree)
+    )
+    return frozenset(called) if called and calls == read else WAYS
+
+
+WAYS = frozenset({"match", "fullmatch", "finditer"})
+
+
+def work_of(pattern: re.Pattern[Any], ways: frozenset[str]) -> Callable[[str], object]:
+    """The ways a pattern is used, one after the other."""
+
+    def work(text: str) -> object:
+        given: Any = text.encode("utf-8", "replace") if isinstance(pattern.pattern, bytes) else text
+        found: list[object] = [
+            getattr(pattern, way)(given) for way in ways & {"match", "fullmatch"}
+        ]
+        if "search" in ways:
+            found.append(pattern.search(given))
+        if ways - {"match", "fullmatch", "search"}:
+            found.append(sum(1 for _ in pattern.finditer(given)))
+        return found
+
+    return work
+
+
+PATTERNS = patterns()
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_fault_55_every_pattern_takes_linear_time(name: str) -> None:
+    assert not slow_growth(*PATTERNS[name], most=400, largest=LARGEST)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PATTERNS)
+def test_fault_55_every_pattern_takes_linear_time_up_to_a_megabyte(name: str) -> None:
+    assert not slow_growth(*PATTERNS[name], most=12, largest=HUGE)
+
+
+def slow_growth(pattern: re.Pattern[Any], ways: frozenset[str], *, most: int, largest: int) -> str:
+    """The first hostile text whose time grows too fast, in words; "" when there is none."""
+    work = work_of(pattern, ways)
+    for text_of in hostile_texts(pattern, most=most):
+        if growth := superlinear(work, text_of, largest=largest):
+            return f"{pattern.pattern!r} ({', '.join(sorted(ways))}): {growth}"
+    return ""
+
+
+def test_the_texts_find_what_is_not_linear() -> None:
+    """The texts are hostile: known bad patterns are found by them.
+
+    An exponential pattern, such as "(a+)+b", would not be found but hang, and the limit on every
+    test's time says where.
+    """
+    bad = (
+        r"[ \t]+$", r"(\d+(?:\.\d+)?)\s*h", r"[.!?][.!?]*\s+", r"<\s*/?\s*(?:br|p)\b[^<>]*>",
+        r"for (?:[^\W\d_]+[ '&-]*){1,4}!", r"(?<![*_])(\*\*|__)(?=[^\s*_])(.+?)(?<=[^\s*_])\1(?![*_])",
+        r"<meta\b[^>]*\bcharset\s*=",
+    )  # fmt: skip
+    missed = [b for b in bad if not slow_growth(re.compile(b), WAYS, most=400, largest=LARGEST)]
+    assert missed == []
+
+
+BUILT_AT_RUN_TIME = {
+    "toque.data.tokenizer.char_fallbacks": "one character, or one of a vocabulary's special tokens"
+}
+"""Modules that compile a pattern while running, and what is in it."""
+
+
+def test_patterns_are_compiled_where_they_can_be_found() -> None:
+    wrong = []
+    for file in sorted(SRC.rglob("*.py")):
+        module = ".".join(file.relative_to(SRC.parent).with_suffix("").parts)
+        tree = ast.parse(file.read_text())
+        at_import = _called_at_import(tree)
+        in_functions = {
+            call
+            for function in ast.walk(tree)
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            and getattr(function, "name", "") not in at_import
+            for call in ast.walk(function)
+        }
+        wrong += [
+            f"{module}:{node.lineno} {ast.unparse(node)[:60]}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and ast.unparse(node.func.value) == "re"
+            and (node.func.attr not in ("compile", "escape") or node in in_functions)
+            and node.func.attr != "escape"
+            and module not in BUILT_AT_RUN_TIME
+        ]
+    assert wrong == [], "give the pattern a name on the module's own level"
+
+
+def _called_at_import(tree: ast.Module) -> set[str]:
+    """Functions that a module calls while it is imported: what they compile is in a name."""
+    assigned = (s for s in tree.body if isinstance(s, ast.Assign | ast.AnnAssign))
+    calls = (node for s in assigned for node in ast.walk(s) if isinstance(node, ast.Call))
+    return {call.func.id for call in calls if isinstance(call.func, ast.Name)}

@@ -1,0 +1,149 @@
+"""Length limits chosen from the data, and unknown tokens that are told of."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from store_checks import content, prepared
+from toque.data.prepare.pipeline import PrepareResult, prepare
+from toque.data.prepare.settings import PrepareSettings
+from toque.data.tokenizer.codec import load_codec
+from toque.errors import DataError
+from toque.sources.plain_text import TextReader
+from toque.sources.records import Source
+
+Make = Callable[..., PrepareSettings]
+OPEN = {"max_prompt_tokens": None, "max_target_tokens": None}
+LINE = "stir the soup and add salt pepper flour butter sugar 2 eggs cups of milk until smooth"
+WORDS = LINE.split()
+
+
+@pytest.fixture
+def long_file(tmp_path: Path) -> Path:
+    """Two hundred answers of 100 to 900 words, a few much longer."""
+    rng = random.Random(3)
+    sizes = [rng.randrange(100, 700) for _ in range(199)] + [6000]
+    lines = [
+        json.dumps({"prompt": f"Dish {i} with salt", "target": " ".join(rng.choices(WORDS, k=n))})
+        for i, n in enumerate(sizes)
+    ]
+    path = tmp_path / "long.jsonl"
+    path.write_text("\n".join(lines))
+    return path
+
+
+def chosen(result: PrepareResult) -> tuple[int, int]:
+    settings = result.store.manifest.settings
+    return settings["max_prompt_tokens"], settings["max_target_tokens"]
+
+
+@pytest.mark.parametrize("family", ["decoder", "encoder-decoder"])
+def test_the_limit_is_the_99th_percentile_of_the_data(
+    long_file: Path, tmp_path: Path, settings_for: Make, family: str
+) -> None:
+    result = prepared(long_file, tmp_path / "s", settings_for(family, **OPEN))
+    codec = load_codec(settings_for(family).tokenizer)
+    records = map(json.loads, long_file.read_text().splitlines())
+    lengths = [len(codec.encode(record["target"])) + 1 for record in records]
+    ninety_nine = int(np.percentile(lengths, 99, method="higher"))
+    assert chosen(result) == (64, -(-ninety_nine // 64) * 64)
+    assert result.report.cut["targets"] == 1
+    said = " ".join(result.report.losses())
+    assert f"Longest target: {chosen(result)[1]:,} tokens, chosen from the data" in said
+    assert "512 would cut " in said
+    assert said in (tmp_path / "s" / "report.md").read_text().replace("\n", " ")
+
+
+def test_the_choice_depends_on_the_data_alone(
+    long_file: Path, tmp_path: Path, settings_for: Make
+) -> None:
+    one = prepared(long_file, tmp_path / "a", settings_for(**OPEN), workers=1)
+    two = prepared(long_file, tmp_path / "b", settings_for(**OPEN), workers=2)
+    assert content(tmp_path / "a") == content(tmp_path / "b")
+    assert one.store.fingerprint == two.store.fingerprint
+    again = prepared(long_file, tmp_path / "a", settings_for(**OPEN))
+    assert again.reused
+
+
+def test_a_number_and_the_choice_of_it_make_one_store(
+    long_file: Path, tmp_path: Path, settings_for: Make
+) -> None:
+    first = prepared(long_file, tmp_path / "s", settings_for(**OPEN))
+    prompt, target = chosen(first)
+    given = settings_for(max_prompt_tokens=prompt, max_target_tokens=target)
+    assert prepared(long_file, tmp_path / "s", given).reused
+    with pytest.raises(DataError, match=f"max_target_tokens is {target} there and 100 here"):
+        prepared(
+            long_file, tmp_path / "s", settings_for(max_prompt_tokens=prompt, max_target_tokens=100)
+        )
+
+
+def test_a_store_of_the_old_defaults_is_reused_and_one_of_other_numbers_is_not(
+    long_file: Path, tmp_path: Path, settings_for: Make
+) -> None:
+    old = settings_for(max_prompt_tokens=256, max_target_tokens=512)
+    prepared(long_file, tmp_path / "old", old)
+    assert prepared(long_file, tmp_path / "old", settings_for(**OPEN)).reused
+    prepared(long_file, tmp_path / "own", settings_for(max_prompt_tokens=64, max_target_tokens=99))
+    with pytest.raises(DataError, match="max_target_tokens is 99 there and auto here"):
+        prepared(long_file, tmp_path / "own", settings_for(**OPEN))
+
+
+def test_the_model_has_room_for_what_is_chosen(
+    long_file: Path, tmp_path: Path, settings_for: Make
+) -> None:
+    result = prepared(long_file, tmp_path / "s", settings_for(**OPEN, room=513))
+    prompt, target = chosen(result)
+    assert (prompt, target) == (64, 449)
+    assert "The model has room for no more" in " ".join(result.report.limits)
+    wider = settings_for(**OPEN, room=1025)
+    with pytest.raises(DataError, match="max_target_tokens is 449 there and auto here"):
+        prepared(long_file, tmp_path / "s", wider)
+
+
+def test_documents_are_split_as_ever(tmp_path: Path, settings_for: Make) -> None:
+    (tmp_path / "a.txt").write_text(" ".join(WORDS * 400))
+    source = Source(str(tmp_path / "a.txt"), TextReader())
+    result = prepare([source], store=tmp_path / "s", settings=settings_for(**OPEN))
+    assert chosen(result) == (256, 512)
+    assert result.report.cut["target_tokens"] == 0
+
+
+def foreign(tmp_path: Path, share: float) -> Path:
+    """Records of which a share of words is in letters that no vocabulary here holds."""
+    rng = random.Random(4)
+    lines = [
+        json.dumps({
+            "prompt": f"Dish {i}",
+            "target": " ".join("щ" if rng.random() < share else "eggs" for _ in range(80)),
+        })
+        for i in range(40)
+    ]  # fmt: skip
+    path = tmp_path / "foreign.jsonl"
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_many_unknown_tokens_are_told_with_what_to_do(tmp_path: Path, settings_for: Make) -> None:
+    path = foreign(tmp_path, 0.12)
+    report = prepared(path, tmp_path / "s", settings_for("encoder-decoder")).report
+    notice = report.unknown_notice()
+    assert notice is not None
+    named = re.search(r"'щ' \(cyrillic small letter shcha\) (\d+)%", notice)
+    assert named is not None
+    assert int(named[1]) > 50  # the rest are letters of "Dish", which this vocabulary lacks
+    assert "model.tokenizer=trained:8192" in notice
+    assert prepared(path, tmp_path / "bytes", settings_for()).report.unknown_notice() is None
+
+
+def test_a_store_of_unknown_tokens_is_refused(tmp_path: Path, settings_for: Make) -> None:
+    with pytest.raises(DataError, match=r"of all tokens are unknown.*Above 25% no store"):
+        prepared(foreign(tmp_path, 0.9), tmp_path / "s", settings_for("encoder-decoder"))
+    assert not (tmp_path / "s" / "manifest.json").exists()

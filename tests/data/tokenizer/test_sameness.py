@@ -1,0 +1,110 @@
+"""Tokenizers saved again are the same; those that give other ids are not, and are told apart."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from store_checks import prepared
+from toque.data.prepare.settings import PrepareSettings
+from toque.data.tokenizer.codec import load_codec
+from toque.data.tokenizer.folder import hash_of_folder
+from toque.data.tokenizer.sameness import tokenizer_differences
+from toque.errors import DataError
+
+KINDS = ["decoder", "encoder-decoder"]
+REAL = ["tokenizers/t5", "tokenizers/gpt2", "tokenizers/gpt_neox", "models/stories15m"]
+
+
+def saved_again(source: Path, to: Path) -> Path:
+    """As a newer library does: other bytes."""
+    AutoTokenizer.from_pretrained(source).save_pretrained(to)
+    held = json.loads((to / "tokenizer.json").read_text())
+    (to / "tokenizer.json").write_text(json.dumps(held, indent=1))
+    assert hash_of_folder(to) != hash_of_folder(source)
+    return to
+
+
+def with_swapped_words(source: Path, to: Path) -> Path:
+    """The same pieces, two of which have changed places."""
+    shutil.copytree(source, to)
+    held = json.loads((to / "tokenizer.json").read_text())
+    vocab = held["model"]["vocab"]
+    if isinstance(vocab, dict):
+        a, b = sorted(vocab, key=vocab.get)[300:302]
+        vocab[a], vocab[b] = vocab[b], vocab[a]
+    else:
+        vocab[20][0], vocab[21][0] = vocab[21][0], vocab[20][0]
+    (to / "tokenizer.json").write_text(json.dumps(held))
+    return to
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_saved_again_is_the_same(
+    kind: str, tokenizers_at: dict[str, Path], tmp_path: Path
+) -> None:
+    one, other = (
+        load_codec(f)
+        for f in (tokenizers_at[kind], saved_again(tokenizers_at[kind], tmp_path / "x"))
+    )
+    assert one.sha256 != other.sha256
+    assert tokenizer_differences(one, other) == []
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_ones_saved_again_are_the_same(name: str, shared: Path, tmp_path: Path) -> None:
+    again = saved_again(shared / name, tmp_path / "x")
+    assert tokenizer_differences(load_codec(shared / name), load_codec(again)) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_swapped_words_are_told(kind: str, tokenizers_at: dict[str, Path], tmp_path: Path) -> None:
+    other = with_swapped_words(tokenizers_at[kind], tmp_path / "x")
+    found = tokenizer_differences(load_codec(tokenizers_at[kind]), load_codec(other))
+    assert found[0].startswith("2 of ")
+
+
+def test_another_end_token_is_told(tokenizers_at: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copytree(tokenizers_at["encoder-decoder"], tmp_path / "x")
+    config = json.loads((tmp_path / "x" / "tokenizer_config.json").read_text())
+    config |= {"eos_token": "<pad>"}
+    (tmp_path / "x" / "tokenizer_config.json").write_text(json.dumps(config))
+    one, other = load_codec(tokenizers_at["encoder-decoder"]), load_codec(tmp_path / "x")
+    assert "the eos token is 1 in one and 0 in the other" in tokenizer_differences(one, other)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_store_is_reused_with_its_tokenizer_saved_again(
+    kind: str, tokenizers_at: dict[str, Path], tmp_path: Path, lines_file: Path,
+    settings_for: Callable[..., PrepareSettings],
+) -> None:  # fmt: skip
+    first = prepared(lines_file, tmp_path / "s", settings_for(kind))
+    again = saved_again(tokenizers_at[kind], tmp_path / "again")
+    result = prepared(lines_file, tmp_path / "s", settings_for(kind, tokenizer=str(again)))
+    assert result.reused
+    assert result.store.fingerprint == first.store.fingerprint
+    other = with_swapped_words(tokenizers_at[kind], tmp_path / "other")
+    with pytest.raises(DataError, match=r"its tokenizer is .*, not .*other \(2 of .* entries"):
+        prepared(lines_file, tmp_path / "s", settings_for(kind, tokenizer=str(other)))
+
+
+def test_one_that_changed_in_its_place_is_said_to_have_changed(
+    tokenizers_at: dict[str, Path], tmp_path: Path, lines_file: Path,
+    settings_for: Callable[..., PrepareSettings],
+) -> None:  # fmt: skip
+    """Not "its tokenizer is X, not X"."""
+    own = tmp_path / "own"
+    shutil.copytree(tokenizers_at["decoder"], own)
+    prepared(lines_file, tmp_path / "s", settings_for(tokenizer=str(own)))
+    changed = with_swapped_words(own, tmp_path / "changed")
+    shutil.rmtree(own)
+    changed.rename(own)
+    with pytest.raises(DataError) as refused:
+        prepared(lines_file, tmp_path / "s", settings_for(tokenizer=str(own)))
+    assert f"its tokenizer {own} has changed since (2 of " in str(refused.value)
+    assert ", not " not in str(refused.value)

@@ -1,0 +1,186 @@
+"""Folders that hold more than recipes: each file is judged by itself (fault 53)."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from toque.cli import main
+from toque.cooking.schemas import RecipeReader
+from toque.data.prepare.report import Report
+from toque.data.store.manifest import read_manifest
+from toque.sources.plain_text import TextReader
+from toque.sources.prompt_target import PairReader
+
+STEPS = ["Rinse the lentils in cold water.", "Simmer them until soft, then serve with rice."]
+README = "# Recipes\n\nTen recipes, with thanks to everyone.\n"
+LICENCE = "Copyright nobody. Do as you like, at your own risk.\n"
+NOTES = "Remember to buy lentils, and to call the baker about the bread of last week.\n"
+
+
+def record(n: int) -> dict[str, object]:
+    return {
+        "title": f"Pot {n}",
+        "ingredients": [f"{n} cups lentils", "1/2 lemon"],
+        "directions": STEPS,
+    }
+
+
+def recipes(folder: Path, name: str = "m.jsonl", first: int = 1) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text("\n".join(json.dumps(record(first + n)) for n in range(10)))
+
+
+def table(path: Path) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["title", "ingredients", "directions"])
+        for n in range(10):
+            one = record(100 + n)
+            writer.writerow([one["title"], json.dumps(one["ingredients"]), json.dumps(STEPS)])
+
+
+Prepared = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def prepared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Prepared:
+    def run(source: Path, *words: str, **more: str) -> tuple[int, str, str]:
+        (tmp_path / "run.yaml").write_text("model: {family: gpt2, tokenizer: 'trained:512'}")
+        given = json.dumps([{"path": str(source), **more}])
+        words = (f"data.sources={given}", f"data.store={tmp_path}/store", *words)
+        code = main(["prepare", str(tmp_path / "run.yaml"), *words])
+        said = capsys.readouterr()
+        return code, " ".join(said.out.split()), " ".join(said.err.split())
+
+    return run
+
+
+def test_fault_53_documentation_and_pictures_stay_beside_the_recipes(
+    tmp_path: Path, prepared: Prepared
+) -> None:
+    folder = tmp_path / "dump"
+    recipes(folder)
+    table(folder / "z.csv")
+    for name, text in (
+        ("README.md", README),
+        ("A-README", README),
+        ("LICENSE", LICENCE),
+        ("CHANGELOG.txt", README),
+        ("about.md", README),
+        ("notes.txt", NOTES),
+        ("LICENSE-html.html", "<html>law</html>"),
+    ):
+        (folder / name).write_text(text)
+    noise = random.Random(3)
+    (folder / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + noise.randbytes(500))
+    (folder / "b.jpg").write_bytes(noise.randbytes(3000))
+    (folder / "c").write_bytes(noise.randbytes(120))
+    code, out, err = prepared(folder)
+    assert code == 0, err
+    manifest = read_manifest(tmp_path / "store")
+    assert {Path(s.path).name: (s.reader, s.kept) for s in manifest.sources} == {
+        "m.jsonl": (RecipeReader().recorded_name, 10),
+        "z.csv": (RecipeReader().recorded_name, 10),
+    }
+    report = Report.read_from(tmp_path / "store")
+    assert report is not None
+    left_out = {Path(name).name: why for name, why in report.left_out.items()}
+    assert left_out == dict.fromkeys(
+        ("README.md", "LICENSE", "CHANGELOG.txt", "about.md", "LICENSE-html.html"), "documentation"
+    ) | dict.fromkeys(("a.png", "b.jpg", "c"), "no text, such as a picture") | dict.fromkeys(
+        ("A-README", "notes.txt"), "plain text beside files of records"
+    )
+    assert report.notes["files left out: documentation"] == 5
+    assert report.notes["files left out: no text, such as a picture"] == 3
+    assert report.notes["files left out: plain text beside files of records"] == 2
+    assert "a.png, b.jpg, c (no text, such as a picture)" in err
+    assert "To train on such a text too, name it as a source of its own." in err
+    assert "files left out: documentation" in out
+    assert "notes.txt" in report.markdown()
+
+
+@pytest.mark.parametrize("form", ["recipes", "auto"])
+def test_fault_53_the_order_of_names_does_not_matter(
+    form: str, tmp_path: Path, prepared: Prepared
+) -> None:
+    for name in ("README.md", "ZZZ.md"):
+        folder = tmp_path / name
+        recipes(folder)
+        (folder / name).write_text(README)
+        code, _, err = prepared(folder, f"data.store={tmp_path}/of-{name}", format=form)
+        assert code == 0, err
+    one, other = (read_manifest(tmp_path / f"of-{name}") for name in ("README.md", "ZZZ.md"))
+    assert one.fingerprint == other.fingerprint
+    assert one.records.kept == other.records.kept == 10
+
+
+def test_fault_53_files_of_several_kinds_are_each_read_by_their_own_reader(
+    tmp_path: Path, prepared: Prepared
+) -> None:
+    folder = tmp_path / "dump"
+    recipes(folder)
+    pairs = [
+        {"question": f"Is dish {n} hot, or has it long gone cold?", "answer": "Yes."}
+        for n in range(4)
+    ]
+    (folder / "qa.jsonl").write_text("\n".join(map(json.dumps, pairs)))
+    (folder / "b.json.gz").write_bytes(gzip.compress(json.dumps([record(50)]).encode()))
+    code, _, err = prepared(folder)
+    assert code == 0, err
+    manifest = read_manifest(tmp_path / "store")
+    assert {Path(s.path).name: (s.reader, s.kept) for s in manifest.sources} == {
+        "b.json.gz": (RecipeReader().recorded_name, 1),
+        "m.jsonl": (RecipeReader().recorded_name, 10),
+        "qa.jsonl": (PairReader("question", "answer").recorded_name, 4),
+    }
+    code, out, err = prepared(folder)
+    assert code == 0, err
+    assert "Reused" in out
+
+
+def test_a_folder_of_text_stays_plain_text_with_its_readme(
+    tmp_path: Path, prepared: Prepared
+) -> None:
+    folder = tmp_path / "books"
+    folder.mkdir()
+    for name in ("one.txt", "two.txt", "README"):
+        (folder / name).write_text((name + " " + NOTES) * 20)
+    (folder / "cover.jpg").write_bytes(bytes(range(256)) * 4)
+    code, _, err = prepared(folder)
+    assert code == 0, err
+    manifest = read_manifest(tmp_path / "store")
+    assert {Path(s.path).name for s in manifest.sources} == {"README", "one.txt", "two.txt"}
+    assert {s.reader for s in manifest.sources} == {TextReader().recorded_name}
+    assert "cover.jpg (no text, such as a picture)" in err
+
+
+def test_a_picture_alone_is_refused(tmp_path: Path, prepared: Prepared) -> None:
+    picture = tmp_path / "a.txt"
+    picture.write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(100))
+    code, _, err = prepared(picture)
+    assert code == 3
+    assert "is no text, such as a picture" in err
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for name in "ab":
+        (folder / f"{name}.png").write_bytes(picture.read_bytes())
+    code, _, err = prepared(folder)
+    assert code == 3
+    assert "None of the 2 files of the source" in err
+
+
+def test_ids_and_recipes_of_one_folder(tmp_path: Path, prepared: Prepared) -> None:
+    folder = tmp_path / "dump"
+    recipes(folder)
+    np.save(folder / "ids.npy", np.arange(5, 300))
+    code, _, err = prepared(folder)
+    assert code == 2
+    assert "no tokenizer can be learnt from ids" in err
