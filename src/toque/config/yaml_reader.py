@@ -18,11 +18,10 @@ from toque.errors import ConfigError
 
 Path = tuple[str | int, ...]
 """Where a setting stands: names of sections, indices of lists, its own name."""
-MAX_NODES = 20_000
-"""A configuration has about a hundred; aliases can make a small file grow without end."""
-
 MAX_DEPTH = 50
 """Lists and mappings within each other; settings need five."""
+MAX_NODES = 20_000
+"""A configuration has about a hundred; aliases can make a small file grow without end."""
 
 _INT = r"[-+]?[0-9][0-9_]*"
 _FLOAT = (
