@@ -27,7 +27,7 @@ from toque.workflows.assembly.distributed_eval import sample_on_all_ranks
 from toque.workflows.assembly.evaluation import build_sampler, held_out_prompts
 from toque.workflows.assembly.run import Run
 from toque.workflows.assembly.sample_writer import writing_in
-from toque.workflows.assembly.store_sources import named
+from toque.workflows.assembly.sources.store_sources import named
 from toque.workflows.run_folder import load_weights
 from toque.workflows.score import evaluation_of
 

@@ -9,7 +9,7 @@ import pytest
 
 from toque.config import SourceConfig
 from toque.data.store.manifest import SourceEntry, StoreManifest, read_manifest
-from toque.workflows.assembly.store_sources import source_differences
+from toque.workflows.assembly.sources.store_sources import source_differences
 
 STORE = Path(__file__).parents[2] / "golden" / "v0.1.0" / "store"
 

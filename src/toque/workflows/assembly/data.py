@@ -8,7 +8,7 @@ from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import Literal
 
-from toque.config import RunConfig
+from toque.config import RunConfig, SourceConfig
 from toque.data.prepare.settings import TRAINED, PrepareSettings
 from toque.data.store.manifest import StoreManifest
 from toque.data.store.token_store import TokenStore
@@ -23,8 +23,8 @@ from toque.storage.bucket import is_remote
 from toque.storage.download import fetch, listing
 from toque.storage.located import Located
 from toque.storage.progress import ProgressSink, no_progress
-from toque.workflows.assembly.file_kinds import judged
-from toque.workflows.assembly.store_sources import source_differences
+from toque.workflows.assembly.sources.file_kinds import judged
+from toque.workflows.assembly.sources.store_sources import source_differences
 
 
 def family_kind(config: RunConfig) -> Literal["decoder", "encoder-decoder"]:
