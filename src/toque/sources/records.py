@@ -16,7 +16,7 @@ from typing import ParamSpec, Protocol, TypeVar, runtime_checkable
 import msgspec
 import xxhash
 
-from toque.errors import ToqueError
+from toque.errors import DataError, ToqueError, argument
 from toque.sources.decompress import UTF_8
 from toque.storage.located import Located
 
@@ -191,6 +191,25 @@ class RecordReader(Protocol):
     def examples(self, block: Block) -> BlockExamples:
         """Parse and clean one block; called in a worker. A bad record is dropped, not raised."""
         ...
+
+
+def examples_in(block: Block, reader: RecordReader) -> BlockExamples:
+    """The examples of a block.
+
+    Raises:
+        DataError: the reader raised. Readers drop a record that raises; what is raised here came
+            between records, so that it is not known how many are lost.
+    """
+    try:
+        return reader.examples(block)
+    except _NOT_THE_RECORDS:
+        raise
+    except Exception as error:
+        raise DataError(
+            f"The reader of {block.path} raised {type(error).__name__} on the block from line "
+            f"{block.first_line}: {error}. This is a fault of the reader, not of the file; "
+            f"{argument('traceback')} shows where it came from."
+        ) from error
 
 
 @runtime_checkable
