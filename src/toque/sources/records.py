@@ -8,7 +8,7 @@ so worker processes start fast.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import ParamSpec, Protocol, TypeVar, runtime_checkable
@@ -260,3 +260,22 @@ class Source:
     files: tuple[Located, ...] | None = None
     readers: Mapping[str, RecordReader] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def versions(self) -> list[int]:
+        """The version of its reader, and those of the readers of files of another kind."""
+        others = sorted({(r.recorded_name, r.version) for r in self.readers.values()})
+        return [self.reader.version, *(version for _, version in others)]
+
+    def for_tasks(self, tasks: tuple[str, ...]) -> Source:
+        """The same source, read for these tasks where its readers know any.
+
+        Raises:
+            ConfigError: an unknown task.
+        """
+
+        def asked(reader: RecordReader) -> RecordReader:
+            return reader.for_tasks(tasks) if isinstance(reader, SupportsTasks) else reader
+
+        readers = {name: asked(reader) for name, reader in self.readers.items()}
+        return replace(self, reader=asked(self.reader), readers=readers)
