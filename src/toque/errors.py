@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 _MARKED = re.compile("\0([^\0]*)\0")
-_LINE_BREAKS = re.compile(r"[ \t]*[\r\n\v\f\x85\u2028\u2029][\s]*")
+_LINE_BREAKS = re.compile(r"(?<![ \t])[ \t]*+[\r\n\v\f\x85\u2028\u2029]\s*+")
 _UNPRINTABLE = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )

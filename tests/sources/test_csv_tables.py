@@ -53,7 +53,7 @@ def test_every_size_of_chunk_gives_the_same_rows(tmp_path, monkeypatch, size):
     path = tmp_path / "t.csv"
     path.write_bytes(table(rows, newline="\r\n").encode())
     monkeypatch.setattr(tables, "CHUNK_BYTES", 500)
-    monkeypatch.setattr(tables, "chunks", lambda path: iter_bytes(path.read_bytes(), size))
+    monkeypatch.setattr(tables, "chunks", lambda path, **_: iter_bytes(path.read_bytes(), size))
     found = []
     dialect = tables.dialect_of(path, path.read_bytes(), whole=True, n_known=len)
     blocks = list(table_blocks(path, dialect))

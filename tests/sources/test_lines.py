@@ -32,7 +32,7 @@ def line(n, more=""):
 @pytest.mark.parametrize("chunk_bytes", [7, 64, 1 << 20])
 def test_lines_keep_their_numbers(tmp_path, monkeypatch, end, packed, chunk_bytes):
     whole = json_files.chunks
-    monkeypatch.setattr(json_files, "chunks", lambda path: whole(path, chunk_bytes))
+    monkeypatch.setattr(json_files, "chunks", lambda path, **_: whole(path, chunk_bytes))
     records = [line(n) for n in range(40)]
     records[3:3] = [b"", b""]
     data = b"\xef\xbb\xbf" + end.join(records)

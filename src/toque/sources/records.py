@@ -8,7 +8,7 @@ so worker processes start fast.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import ParamSpec, Protocol, TypeVar, runtime_checkable
@@ -16,7 +16,7 @@ from typing import ParamSpec, Protocol, TypeVar, runtime_checkable
 import msgspec
 import xxhash
 
-from toque.errors import ToqueError
+from toque.errors import DataError, ToqueError, argument
 from toque.sources.decompress import UTF_8
 from toque.storage.located import Located
 
@@ -193,6 +193,25 @@ class RecordReader(Protocol):
         ...
 
 
+def examples_in(block: Block, reader: RecordReader) -> BlockExamples:
+    """The examples of a block.
+
+    Raises:
+        DataError: the reader raised. Readers drop a record that raises; what is raised here came
+            between records, so that it is not known how many are lost.
+    """
+    try:
+        return reader.examples(block)
+    except _NOT_THE_RECORDS:
+        raise
+    except Exception as error:
+        raise DataError(
+            f"The reader of {block.path} raised {type(error).__name__} on the block from line "
+            f"{block.first_line}: {error}. This is a fault of the reader, not of the file; "
+            f"{argument('traceback')} shows where it came from."
+        ) from error
+
+
 @runtime_checkable
 class SupportsTasks(Protocol):
     """A reader that can turn one record into several kinds of examples."""
@@ -241,3 +260,22 @@ class Source:
     files: tuple[Located, ...] | None = None
     readers: Mapping[str, RecordReader] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def versions(self) -> list[int]:
+        """The version of its reader, and those of the readers of files of another kind."""
+        others = sorted({(r.recorded_name, r.version) for r in self.readers.values()})
+        return [self.reader.version, *(version for _, version in others)]
+
+    def for_tasks(self, tasks: tuple[str, ...]) -> Source:
+        """The same source, read for these tasks where its readers know any.
+
+        Raises:
+            ConfigError: an unknown task.
+        """
+
+        def asked(reader: RecordReader) -> RecordReader:
+            return reader.for_tasks(tasks) if isinstance(reader, SupportsTasks) else reader
+
+        readers = {name: asked(reader) for name, reader in self.readers.items()}
+        return replace(self, reader=asked(self.reader), readers=readers)

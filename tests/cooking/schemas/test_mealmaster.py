@@ -149,7 +149,9 @@ def test_many_recipes_in_any_chunks(tmp_path, read_file, monkeypatch, size):
     path.write_bytes("".join(good).encode("cp437"))
     data = path.read_bytes()
     monkeypatch.setattr(
-        mealmaster, "chunks", lambda _: (data[i : i + size] for i in range(0, len(data), size))
+        mealmaster,
+        "chunks",
+        lambda _, **__: (data[i : i + size] for i in range(0, len(data), size)),
     )
     reading = read_file(path)
     lines = "".join(good[:7]).count("\n") + 1

@@ -89,7 +89,9 @@ def test_an_old_encoding_is_read_when_it_is_named(
         "array": "[" + ",".join(records) + "]",
         "table": "title;ingredients;directions\n"
         + "\n".join(f"Soupe à l'oignon {i};{i} oignons|crème;{' '.join(STEPS)}" for i in range(20)),
-        "text": "Mijotez doucement, servez avec de la crème fraîche.\n" * 200,
+        "text": "".join(
+            f"Mijotez {i} minutes, servez avec de la crème fraîche.\n" for i in range(4000)
+        ),
     }[form]
     (tmp_path / "a").write_bytes(text.encode("utf-8"))
     assert run(own, f"data.store={tmp_path}/right")[0] == 0
@@ -99,7 +101,7 @@ def test_an_old_encoding_is_read_when_it_is_named(
         assert code == 3
         assert "data.encoding=utf-16" in err
     elif form == "text":
-        assert code == 0
+        assert code == 0, err
         assert "Set data.encoding=cp1252" in out
     else:
         assert code == 3

@@ -18,7 +18,7 @@ from toque.data.prepare.tokenizer_sample import spread_blocks
 from toque.data.tokenizer.codec import Codec
 from toque.sources.decompress import CHUNK_BYTES
 from toque.sources.files import SourceFile, plain_bytes
-from toque.sources.records import Example
+from toque.sources.records import Example, examples_in
 
 SAMPLED = 6_000
 """Examples measured, spread evenly over the sources."""
@@ -75,7 +75,7 @@ def _measured(
     prompts: list[Lengths] = [np.empty(0, np.int64)]
     targets: list[Lengths] = [np.empty(0, np.int64)]
     for file, block in chosen:
-        examples = file.reader.examples(block).examples
+        examples = examples_in(block, file.reader).examples
         sample = examples[:: -(-len(examples) * len(chosen) // SAMPLED) or 1]
         pairs = [e for e in sample if not e.document]
         prompts.append(_lengths(codec, [e.prompt for e in pairs]) + around)

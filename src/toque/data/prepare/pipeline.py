@@ -37,7 +37,7 @@ from toque.data.tokenizer.folder import hash_of_folder, resolve_tokenizer
 from toque.data.tokenizer.sameness import tokenizer_differences
 from toque.errors import DataError, argument
 from toque.sources.files import SourceFile, find_files
-from toque.sources.records import RecordReader, Source, SupportsTasks
+from toque.sources.records import Source
 from toque.storage.atomic import atomic_folder, atomic_write, disk_faults, sweep
 from toque.storage.no_follow import refuse_links
 from toque.storage.progress import ProgressSink, no_progress
@@ -166,21 +166,14 @@ def prepare(
 
 
 def _plan(sources: Sequence[Source], store: Path, settings: PrepareSettings) -> _Plan:
-    sources = [
-        dataclasses.replace(
-            source,
-            reader=_for_tasks(source.reader, settings.tasks),
-            readers={n: _for_tasks(r, settings.tasks) for n, r in source.readers.items()},
-        )
-        for source in sources
-    ]
+    sources = [source.for_tasks(settings.tasks) for source in sources]
     files = find_files(sources)
     learnt = settings.trained_vocab_size is not None
     tokenizer = None if learnt else resolve_tokenizer(settings.tokenizer)
     recorded = settings.as_recorded() | {
         "tokenizer_sha256": None if tokenizer is None else hash_of_folder(tokenizer),
         "code_version": CODE_VERSION,
-        "reader_versions": [version for source in sources for version in _versions(source)],
+        "reader_versions": [version for source in sources for version in source.versions],
     }
     inputs = [[f.sha256, f.reader.recorded_name, f.source] for f in files]
     readers = {number: source.reader for number, source in enumerate(sources)}
@@ -194,16 +187,6 @@ def _plan(sources: Sequence[Source], store: Path, settings: PrepareSettings) -> 
     plan = _Plan(job, files, tokenizer, recorded, inputs, left_out)
     job = dataclasses.replace(job, fingerprint=plan.fingerprint(settings))
     return dataclasses.replace(plan, job=job)
-
-
-def _for_tasks(reader: RecordReader, tasks: tuple[str, ...]) -> RecordReader:
-    return reader.for_tasks(tasks) if isinstance(reader, SupportsTasks) else reader
-
-
-def _versions(source: Source) -> list[int]:
-    """The version of a source's reader, and those of the files of another kind."""
-    others = sorted({(r.recorded_name, r.version) for r in source.readers.values()})
-    return [source.reader.version, *(version for _, version in others)]
 
 
 def _reusable(plan: _Plan, progress: ProgressSink, *, replace: bool) -> PrepareResult | None:

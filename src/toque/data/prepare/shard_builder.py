@@ -26,9 +26,9 @@ from toque.data.prepare.minhash import signatures
 from toque.data.prepare.near_duplicates import NEAR
 from toque.data.prepare.settings import PrepareSettings
 from toque.data.tokenizer.codec import Codec
-from toque.errors import ConfigError, DataError, ToqueError, argument
+from toque.errors import ConfigError, DataError
 from toque.sources.excerpts import Excerpt, sampled, shortened
-from toque.sources.records import Block, BlockExamples, Example, RecordReader
+from toque.sources.records import Block, Example, RecordReader, examples_in
 
 SHOWN_LINES = 10
 """Line numbers kept per reason and block, for the report."""
@@ -69,7 +69,7 @@ class ShardBuilder:
 
     def read(self, block: Block, reader: RecordReader) -> None:
         """Add a block's examples, checked against the reader's own counts."""
-        given = _examples(reader, block)
+        given = examples_in(block, reader)
         check_ids(block, given.examples, self._codec)
         records = _ordinals(given.examples)
         n_records = records[-1] + 1 if records else 0
@@ -293,25 +293,6 @@ class ShardBuilder:
             values = [e.columns.get(name, np.nan) for e in chosen]
             columns[name] = np.array(values, np.float32)
         return columns
-
-
-def _examples(reader: RecordReader, block: Block) -> BlockExamples:
-    """A block's examples.
-
-    Raises:
-        DataError: the reader raised. Readers drop a record that raises; what is raised here came
-            between records, so that it is not known how many are lost.
-    """
-    try:
-        return reader.examples(block)
-    except (ToqueError, MemoryError):
-        raise
-    except Exception as error:
-        raise DataError(
-            f"The reader of {block.path} raised {type(error).__name__} on the block from line "
-            f"{block.first_line}: {error}. This is a fault of the reader, not of the file; "
-            f"{argument('traceback')} shows where it came from."
-        ) from error
 
 
 def _ordinals(examples: list[Example]) -> list[int]:

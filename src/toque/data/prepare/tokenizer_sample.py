@@ -13,7 +13,7 @@ from toque.data.tokenizer.train import Kind, train_codec
 from toque.errors import DataError
 from toque.sources.blocks import NOT_UTF_8
 from toque.sources.files import SourceFile, blocks_of, plain_bytes
-from toque.sources.records import Block
+from toque.sources.records import Block, examples_in
 
 MAX_EXAMPLES = 20_000
 MAX_CHARACTERS = 8_000_000
@@ -55,7 +55,7 @@ def sample(
     """
     chosen = list(spread_blocks(files))
     for file, block in chosen:
-        found = file.reader.examples(block)
+        found = examples_in(block, file.reader)
         examples = found.examples
         for reason, numbers in found.dropped.items():
             dropped[reason] += len(numbers)

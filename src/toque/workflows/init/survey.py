@@ -11,7 +11,7 @@ from toque.cooking.schemas import RecipeReader
 from toque.errors import DataError
 from toque.sources.files import SourceFile, blocks_of, find_files, plain_bytes
 from toque.sources.prompt_target import PairReader
-from toque.sources.records import BlockExamples, Source
+from toque.sources.records import BlockExamples, Source, examples_in
 from toque.sources.token_arrays import TokenReader
 from toque.storage.bucket import is_remote
 from toque.workflows.assembly.data import sources_of
@@ -110,7 +110,7 @@ def _parts(
         for block in blocks_of(file):
             n_bytes = min(left, float(len(block.payload)))
             left -= n_bytes
-            yield file.reader.examples(block), n_bytes
+            yield examples_in(block, file.reader), n_bytes
 
 
 def _kind_of(source: Source) -> str:
