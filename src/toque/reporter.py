@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Final, Protocol, runtime_checkable
+from typing import Final, Protocol, cast
 
 
 class Reporter(Protocol):
@@ -36,13 +36,17 @@ class Reporter(Protocol):
         """Take what is being done for as long as the context lasts."""
 
 
-@runtime_checkable
 class Losing(Protocol):
     """A reporter that can fail to show what it is told, and then drops it."""
 
     @property
     def lost(self) -> str | None:
         """Why, in words; None while nothing was lost."""
+
+
+def losing(reporter: Reporter) -> Losing | None:
+    """The reporter as one that knows what it lost; None where its class has no `lost`."""
+    return cast("Losing", reporter) if hasattr(type(reporter), "lost") else None
 
 
 class Silent:

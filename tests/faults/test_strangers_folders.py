@@ -61,7 +61,7 @@ def linked(run: Path, tmp_path: Path, name: str, to: Path) -> Path:
         "report.html",
         "checkpoints/.lock",
         "checkpoints/.lock.lease",
-        f".report.html.{os.getpid()}.partial",
+        pytest.param(f".report.html.{os.getpid()}.partial", id="what 0.1.0 wrote first"),
         "skipped_updates.jsonl",
     ],
 )

@@ -69,8 +69,8 @@ class _Loader(yaml.SafeLoader):
 
 _Loader.yaml_implicit_resolvers = {}
 
-for _name, _scalar in _SCALARS.items():
-    _Loader.add_implicit_resolver(_TAG + _name, _scalar, None)
+for _name, _form in _SCALARS.items():
+    _Loader.add_implicit_resolver(_TAG + _name, _form, None)
 
 
 def dotted(path: Path) -> str:

@@ -10,6 +10,7 @@ from operator import or_
 
 from toque.errors import ConfigError
 from toque.training.events import Requests, RunEnd, RunStart, Saved, State, StepInfo
+from toque.training.state_values import count_in, number_in, object_in
 from toque.units import Progress
 
 
@@ -127,9 +128,11 @@ class Callbacks:
 
     def load_state_dict(self, state: State) -> None:
         """Restore each callback's state; one without a state starts afresh."""
+        if not isinstance(state, dict):
+            raise TypeError(f"callbacks is {state!r:.60}, not an object")
         for name, callback in self._named():
             if name in state:
-                callback.load_state_dict(state[name])
+                callback.load_state_dict(object_in(state, name))
 
     def _named(self) -> list[tuple[str, Callback]]:
         names = [type(c).__name__ for c in self._callbacks]
@@ -199,5 +202,5 @@ class EarlyStopping(Callback):
 
     def load_state_dict(self, state: State) -> None:
         """Restore them."""
-        self.best = state["best"]
-        self.evaluations_without_improvement = state["evaluations_without_improvement"]
+        self.best = None if state["best"] is None else number_in(state, "best")
+        self.evaluations_without_improvement = count_in(state, "evaluations_without_improvement")

@@ -23,6 +23,7 @@ from toque.training.distributed.collectives import Ranks
 from toque.training.glibc_malloc import keep_freed_memory
 from toque.training.optim.factory import step_if
 from toque.training.peak_flops import Peak, peak_of
+from toque.training.state_values import number_in
 
 Precision = Literal["bf16", "fp16", "float32"]
 PrecisionChoice = Literal["auto", "bf16", "fp16", "float32"]
@@ -157,8 +158,13 @@ class Runtime:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state_dict`'s result."""
-        if self.scaler is not None and state.get("scaler"):
-            self.scaler.load_state_dict(state["scaler"])
+        held = state["scaler"]
+        if self.scaler is None or held is None:
+            return
+        own = self.scaler.state_dict()
+        for name in own:
+            number_in(held, name, least=0.0 if name == "_growth_tracker" else 2.0**-126)
+        self.scaler.load_state_dict({name: held[name] for name in own})
 
 
 def set_deterministic(on: bool) -> None:  # noqa: FBT001 - the name is the argument

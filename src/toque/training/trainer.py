@@ -277,10 +277,10 @@ class Trainer:
         at, notes = resume.TrainerState.load(
             checkpoint, self._stateful, self._ranks, versions=versions, base=self.base_sha256
         )
+        at.refuse_other_data(self.batches, where=str(checkpoint.path))
         resume.load_tensors(checkpoint, self.model, self.optimizer, self.average)
         self.progress, self.cursor, self.best = at.progress, at.cursor, at.best
-        self.owes_evaluation = at.owes_evaluation
-        self.notes += notes
+        self.owes_evaluation, self.notes = at.owes_evaluation, self.notes + notes
 
     def _start(self, leftovers: list[str]) -> RunStart:
         removed = [f"removed what a killed save left: {', '.join(leftovers)}"] if leftovers else []

@@ -10,6 +10,7 @@ from typing import Final
 from transformers import PreTrainedModel
 
 from toque.config import RunConfig
+from toque.data.prepare.source_differences import named
 from toque.data.store.held_store import refuse_replaced
 from toque.data.store.manifest import StoreManifest
 from toque.data.store.token_store import TokenStore
@@ -34,7 +35,6 @@ from toque.workflows.assembly.distributed_eval import sample_on_all_ranks
 from toque.workflows.assembly.evaluation import build_sampler, held_out_prompts
 from toque.workflows.assembly.run import Run
 from toque.workflows.assembly.sample_writer import writing_in
-from toque.workflows.assembly.store_sources import named
 from toque.workflows.run_folder import load_weights
 from toque.workflows.score import evaluation_of
 

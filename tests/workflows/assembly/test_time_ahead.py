@@ -88,7 +88,7 @@ def test_nothing_is_measured_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None
     def refuse(*_: object) -> float:
         raise AssertionError("nobody hears it")
 
-    from toque.workflows.assembly import time_ahead
+    from toque.workflows.assembly.timing import ahead as time_ahead
 
     monkeypatch.setattr(time_ahead, "_writing_seconds", refuse)
     toque.train(configuration(run_dir="silent", data={"store": "plain-store"}))

@@ -46,7 +46,6 @@ def test_what_it_writes_trains(capsys: pytest.CaptureFixture[str]) -> None:
     resolved = load_config("my.yaml")
     assert resolved.config.run_dir == "runs/my"
     assert str(resolved.config.train.stop_after) == "30 minutes"
-    assert main(["prepare", "my.yaml", *SHORT]) == 0
     assert main(["train", "my.yaml", *SHORT]) == 0
     assert Path("runs/my/model/config.json").exists()
 

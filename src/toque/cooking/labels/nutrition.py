@@ -17,9 +17,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Final, Literal
 
-from toque.cooking.labels.foods import NUTRIENTS, Food
+from toque.cooking.labels.foods import NUTRIENTS, Food, foods
 from toque.cooking.labels.ingredient_facts import TAKEN_UP, LineFacts, Nutrients, scaled
 from toque.cooking.labels.recipe_features import Reading
 from toque.cooking.labels.servings import servings_of
@@ -161,6 +162,11 @@ def is_refined(food: Food) -> bool:
     return sugar >= 45.0 or sweet_and_fat or alcohol > max(20.0, 0.4 * figures[_ENERGY])
 
 
+@cache
+def _refined_names() -> frozenset[str]:
+    return frozenset(food.name for food in foods() if is_refined(food))
+
+
 def mostly_refined(known: Iterable[LineFacts]) -> bool:
     """Whether more than half of a dish's weight is refined; water does not count.
 
@@ -171,10 +177,14 @@ def mostly_refined(known: Iterable[LineFacts]) -> bool:
     weights = [(line.grams, line.food) for line in known if line.food is not None]
     if any(grams for grams, _ in weights):
         whole = sum(grams for grams, food in weights if food.name != "water")
-        refined = sum(grams for grams, food in weights if is_refined(food))
+        refined = sum(grams for grams, food in weights if food.name in _refined_names())
         return refined > max(_MOST_REFINED * whole, _LEAST_REFINED_G)
-    foods = {food.name: is_refined(food) for _, food in weights if food.serving_g >= _LEAST_SERVING}
-    return sum(foods.values()) > _MOST_REFINED_NAMES * len(foods)
+    names = {
+        food.name: food.name in _refined_names()
+        for _, food in weights
+        if food.serving_g >= _LEAST_SERVING
+    }
+    return sum(names.values()) > _MOST_REFINED_NAMES * len(names)
 
 
 def _given_refined(per_serving: Mapping[str, float]) -> bool:

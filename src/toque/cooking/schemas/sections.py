@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from functools import lru_cache
 from typing import Final
 
 from toque.cooking.ingredients.names import head_of_line, ingredient_name, stem
@@ -162,6 +163,7 @@ def _is_heading(line: str, *, capitals: bool) -> bool:
     return bool(words) and (words[-1] in SECTION_NOUNS or find_food(line) is None)
 
 
+@lru_cache(maxsize=1 << 15)
 def _is_tool(line: str) -> bool:
     """Whether a line names a tool, by the last word of what the line's amount is of.
 

@@ -17,8 +17,8 @@ from toque.data.prepare.histograms import Histogram
 from toque.data.prepare.minhash import Clusters
 from toque.data.prepare.near_duplicates import NEAR, clusters_of
 from toque.data.prepare.report import (
-    MOST_UNKNOWN,
     ENCODING_HINT,
+    MOST_UNKNOWN,
     Lengths,
     Report,
     SourceReport,

@@ -12,8 +12,8 @@ import dataclasses
 import hashlib
 import shutil
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from toque.data.prepare.settings import DEFAULT_BAD_SHARE, LIMITS, PrepareSettin
 from toque.data.prepare.shards import Engine, ShardWriting, read_sidecar
 from toque.data.prepare.tokenizer_sample import learn_tokenizer
 from toque.data.prepare.worker import SIDECAR, Job, shard_folder
-from toque.data.store.held_store import LOCK
+from toque.data.store.held_store import store_to_write
 from toque.data.store.manifest import FORMAT, NAME, StoreManifest, read_manifest
 from toque.data.store.token_store import TokenStore, check_files
 from toque.data.tokenizer.codec import Codec, load_codec
@@ -39,7 +39,6 @@ from toque.errors import DataError, argument
 from toque.sources.files import SourceFile, find_files
 from toque.sources.records import RecordReader, Source, SupportsTasks
 from toque.storage.atomic import atomic_folder, atomic_write, disk_faults, sweep
-from toque.storage.locks import Held, file_lock, is_shared
 from toque.storage.no_follow import refuse_links
 from toque.storage.progress import ProgressSink, no_progress
 
@@ -135,7 +134,7 @@ def prepare(
     job = plan.job
     with disk_faults(job.store, "preparing the data"):
         job.store.mkdir(parents=True, exist_ok=True)
-        with _store_lock(job.store) as lock:
+        with store_to_write(job.store) as lock:
             _begin(job)
             if lock.note is not None:
                 progress(0, 0, lock.note)
@@ -258,7 +257,10 @@ def _reusable(plan: _Plan, progress: ProgressSink, *, replace: bool) -> PrepareR
     if float(manifest.settings.get("max_bad_share", 1.0)) > plan.job.settings.max_bad_share:
         _refuse_bad_sources(plan, manifest)
     if (folder / BUILDING).exists():  # killed after the manifest was written
-        with suppress(DataError), _store_lock(folder):  # whoever holds it leaves it for another day
+        with (
+            suppress(DataError),
+            store_to_write(folder),
+        ):  # or another day
             _remove_leftovers(folder, len({entry.file.split("/")[1] for entry in manifest.shards}))
     return PrepareResult(TokenStore(folder, manifest), report, reused=True, older_reader=older)
 
@@ -341,30 +343,6 @@ def _differences(manifest: StoreManifest, plan: _Plan) -> list[str]:
     gone = [entry.path for entry in manifest.sources if entry.sha256 not in wanted]
     found += [f"{Path(path).name} as it was then is not among the sources" for path in gone]
     return found or ["its sources are in another order or read by another reader"]
-
-
-@contextmanager
-def _store_lock(store: Path) -> Iterator[Held]:
-    """Hold the store's lock, so that two commands do not write one store.
-
-    Raises:
-        DataError: another process holds it.
-    """
-    lock = store / LOCK
-
-    def refuse(holder: str) -> None:
-        if is_shared(lock):
-            raise DataError(
-                f"{store} cannot be replaced now: a run trains on it, in another process or in "
-                "this one. Wait for it to end, stop it, or choose another data.store."
-            )
-        raise DataError(
-            f"Another process is preparing {store} (id {holder}). Wait for it to end, or choose "
-            "another data.store."
-        )
-
-    with file_lock(lock, refuse) as held:
-        yield held
 
 
 def _begin(job: Job) -> None:

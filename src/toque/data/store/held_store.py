@@ -10,7 +10,7 @@ from typing import Final
 from toque.data.store.manifest import read_manifest
 from toque.data.store.token_store import TokenStore, check_files
 from toque.errors import DataError
-from toque.storage.locks import shared_lock
+from toque.storage.locks import Held, file_lock, is_shared, shared_lock
 
 LOCK: Final = ".lock"
 """Held alone by who writes the store, and together by those who train on it."""
@@ -35,6 +35,30 @@ def held_store(folder: Path) -> Iterator[None]:
 
     with shared_lock(folder / LOCK, refuse):
         yield
+
+
+@contextmanager
+def store_to_write(store: Path) -> Iterator[Held]:
+    """Hold the store's lock, so that two commands do not write one store.
+
+    Raises:
+        DataError: another process holds it.
+    """
+    lock = store / LOCK
+
+    def refuse(holder: str) -> None:
+        if is_shared(lock):
+            raise DataError(
+                f"{store} cannot be replaced now: a run trains on it, in another process or in "
+                "this one. Wait for it to end, stop it, or choose another data.store."
+            )
+        raise DataError(
+            f"Another process is preparing {store} (id {holder}). Wait for it to end, or choose "
+            "another data.store."
+        )
+
+    with file_lock(lock, refuse) as held:
+        yield held
 
 
 def check_tokenizer(store: TokenStore) -> None:

@@ -137,9 +137,9 @@ def read_manifest(folder: Path) -> StoreManifest:
                 "the store again with `toque prepare CONFIG` after removing it."
             )
         data = path.read_bytes()
-        found = decode_json(data, object)
+        found: Any = decode_json(data, object)
         version = found.get("format") if isinstance(found, dict) else None
-        if not isinstance(version, int) or version > FORMAT:
+        if not isinstance(found, dict) or not isinstance(version, int) or version > FORMAT:
             raise DataError(
                 f"{path} is of format {version!r}; this toque reads up to {FORMAT}. Use the toque "
                 "that wrote it or a newer one, or prepare the data again."

@@ -25,5 +25,6 @@ def form_of(readers: Iterable[str]) -> Form:
 def _form_of(name: str) -> Form:
     if name.startswith(PAIRS):
         return "pairs"
-    texts = name in (TextReader.recorded_name, TokenReader.recorded_name)
-    return "documents" if texts or name.startswith(DOCUMENTS) else "recipes"
+    # An encoding that was given stands behind the name.
+    texts = (TextReader().recorded_name, TokenReader.recorded_name, DOCUMENTS)
+    return "documents" if name.startswith(texts) else "recipes"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -27,7 +27,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The content of `manifest.json`."""
 
     format: int
-    step: int
+    step: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
     progress: dict[str, Any]
     cursor: dict[str, Any]
     config_sha256: str

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from toque.data.loader.prefetch import Batches
 from toque.errors import CheckpointError
 from toque.training.checkpoint.manifest import differences
 from toque.training.checkpoint.state_tensors import load_model_tensors, model_tensors
@@ -18,6 +20,7 @@ from toque.training.distributed.collectives import Ranks
 from toque.training.events import Best, State
 from toque.training.optim.factory import load_optimizer_tensors, optimizer_tensors
 from toque.training.optim.weight_average import WeightAverage
+from toque.training.state_values import count_in, flag_in, number_in, object_in
 from toque.units import Cursor, Progress
 
 
@@ -69,16 +72,91 @@ class TrainerState:
                 "back to continue, or start a new run folder."
             )
         try:
-            best = Best(**state["best"]) if state["best"] else None
-            progress, cursor = Progress(**state["progress"]), Cursor(**state["cursor"])
-            found = cls(progress, cursor, best, bool(state["owes_evaluation"]))
+            found = cls(
+                _progress_in(state, checkpoint),
+                _cursor_in(state, checkpoint),
+                _best_in(state),
+                flag_in(state, "owes_evaluation"),
+            )
             for name, part in parts.items():
                 part.load_state_dict(state[name])
             return found, _notes_on(checkpoint, versions, state, ranks)
-        except (KeyError, TypeError, ValueError) as error:
+        except _UNREADABLE as error:
+            missing = "lacks " if isinstance(error, KeyError) else ""
             raise CheckpointError(
-                f"{checkpoint.path} has a state this Toque cannot read: {error}."
+                f"{checkpoint.path} has a state this Toque cannot read: {missing}{error}. Its "
+                "hashes are right, so it was written so: put a whole copy in its place, or move it "
+                "away to continue from the one before it."
             ) from error
+
+    def refuse_other_data(self, batches: Batches, *, where: str) -> None:
+        """Refuse a place that the data does not have, or that is elsewhere than the progress.
+
+        Raises:
+            CheckpointError: naming both.
+        """
+        try:
+            after = batches.at(self.cursor).epoch
+        except (IndexError, ValueError, OverflowError) as error:
+            after, why = math.nan, f" ({error})"
+        else:
+            why = ""
+        # An update takes the run on, by one pass at most; fractions are rounded.
+        if not -1e-6 <= after - self.progress.epoch <= 1.0 + 1e-6:
+            raise CheckpointError(
+                f"{where} continues at {self.cursor}, which is no place of this data after "
+                f"{self.progress.epoch:g} epochs{why}. Put a whole copy in its place, or move it "
+                "away to continue from the one before it."
+            )
+
+
+_UNREADABLE: Final = (
+    KeyError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    IndexError,
+    OverflowError,
+    RuntimeError,
+)
+"""What parts may raise that are handed a state of another form."""
+
+
+def _progress_in(state: Mapping[str, Any], checkpoint: Checkpoint) -> Progress:
+    found = object_in(state, "progress")
+    progress = Progress(**found)
+    for name in ("step", "examples", "tokens", "target_tokens"):
+        count_in(asdict(progress), name)
+    for name in ("epoch", "seconds"):
+        number_in(asdict(progress), name, least=0.0)
+    if progress.step != checkpoint.step or found != checkpoint.manifest.progress:
+        raise ValueError(
+            f"its progress is {found}, and its manifest's is {checkpoint.manifest.progress} at "
+            f"step {checkpoint.step}"
+        )
+    if progress.target_tokens > progress.tokens:
+        raise ValueError(
+            f"it counts {progress.target_tokens:,} target tokens among {progress.tokens:,} tokens"
+        )
+    return progress
+
+
+def _cursor_in(state: Mapping[str, Any], checkpoint: Checkpoint) -> Cursor:
+    found = object_in(state, "cursor")
+    cursor = Cursor(**found)
+    for name in asdict(cursor):
+        count_in(asdict(cursor), name)
+    if found != checkpoint.manifest.cursor:
+        raise ValueError(f"its cursor is {found}, its manifest's {checkpoint.manifest.cursor}")
+    return cursor
+
+
+def _best_in(state: Mapping[str, Any]) -> Best | None:
+    if state["best"] is None:
+        return None
+    best = object_in(state, "best")
+    most = count_in(object_in(state, "progress"), "step")
+    return Best(count_in(best, "step", most=most), number_in(best, "loss"))
 
 
 def broadcast_checkpoint(find: Callable[[], Checkpoint | None], ranks: Ranks) -> Checkpoint | None:
@@ -113,7 +191,8 @@ def load_tensors(
     """
     where = str(checkpoint.path)
     load_model_tensors(model, checkpoint.tensors("model"), where=where)
-    load_optimizer_tensors(optimizer, model, checkpoint.tensors("optimizer"), where=where)
+    state = checkpoint.tensors("optimizer")
+    load_optimizer_tensors(optimizer, model, state, where=where, steps=checkpoint.step)
     if average is not None:
         average.load(model, checkpoint.tensors("average"), where=where)
 

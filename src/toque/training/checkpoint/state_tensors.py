@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from toque.errors import CheckpointError
 from toque.storage.safetensors_header import check_header
 from toque.training.mismatches import refuse
+from toque.training.state_values import impossible_weights
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
@@ -88,6 +89,8 @@ def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor], *, where
         mine, theirs = own[name], tensors[name]
         if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
             wrong.append(f"{name} is {_kind(theirs)}, the model has {_kind(mine)}")
+        elif isinstance(mine, nn.Parameter) and (why := impossible_weights(theirs, mine)):
+            wrong.append(f"{name} {why}, which training cannot have made of it")
     refuse(wrong, where=where, what="the model")
     for name, tensor in own.items():
         tensor.copy_(tensors[name])

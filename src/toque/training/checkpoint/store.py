@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -38,6 +39,7 @@ from toque.storage.atomic import (
     sweep,
     sweep_files,
 )
+from toque.storage.json_files import decode_json
 from toque.storage.locks import Held, file_lock, held
 from toque.training.checkpoint.manifest import (
     FORMAT,
@@ -59,10 +61,6 @@ NamedTensors = Mapping[str, Tensor]
 
 class SaveError(CheckpointError):
     """One save did not happen; nothing that was saved before is harmed."""
-
-
-class TakenOverError(CheckpointError):
-    """Another process holds the run now; nothing more may be written to it."""
 
 
 @dataclass(frozen=True)
@@ -119,12 +117,11 @@ class Checkpoint:
         """
         path = self._listed(STATE)
         try:
-            state = json.loads(path.read_bytes())
-        except ValueError as error:
-            raise CheckpointError(f"{path} is not JSON: {error}.") from error
-        if not isinstance(state, dict):
-            raise CheckpointError(f"{path} holds no JSON object.")
-        return state
+            return decode_json(path.read_bytes(), dict[str, Any])
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+        except msgspec.DecodeError as error:
+            raise CheckpointError(f"{path} is not a JSON object: {error}.") from error
 
     def _listed(self, name: str) -> Path:
         names = [entry.file for entry in self.manifest.files]
@@ -212,8 +209,7 @@ class CheckpointStore:
             CheckpointError: another process trains here, or the folder cannot be written.
         """
         with nullcontext() if self.held else run_lock(self.folder):
-            run = self.folder.parent
-            yield sweep(self.folder) + sweep(self.best_folder) + sweep_files(run)
+            yield sweep(self.folder) + sweep(self.best_folder) + sweep_files(self.folder.parent)
 
     def save(
         self, step: int, tensors: Mapping[str, NamedTensors], state: Mapping[str, Any]
@@ -356,7 +352,7 @@ class CheckpointStore:
     def _refuse_taken_over(self) -> None:
         lock = held(self.folder / LOCK)
         if lock is not None and not lock.is_mine():
-            raise TakenOverError(
+            raise CheckpointError(  # no failed save, which a run survives
                 f"Another process has taken {self.folder} over, because this one did not renew its "
                 "lock for too long: it was stopped, or the disk did not answer. Nothing of this "
                 "one is saved any more; what was saved before is intact, and the other goes on."

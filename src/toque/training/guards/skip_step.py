@@ -16,6 +16,8 @@ from typing import Any, Final, final
 import torch
 from torch import Tensor
 
+from toque.training.state_values import count_in, number_in
+
 _LEAST_SPREAD: Final = 1e-3
 """Of the mean: numbers that hardly vary make no outlier of a hair's breadth."""
 
@@ -100,12 +102,20 @@ class SkipStep:
         Raises:
             ValueError: it is of another window.
         """
-        rows = [[math.nan if value is None else value for value in row] for row in state["past"]]
+        rows = [[_number(value) for value in row] for row in state["past"]]
+        if any(len(row) != 2 for row in rows):
+            raise ValueError("outliers that are not pairs of loss and gradient norm")
         if rows and len(rows) != self.window:
             raise ValueError(f"outliers over {len(rows)} updates, not {self.window}")
         self._past = torch.tensor(rows, dtype=torch.float64) if rows else None
-        self._seen, self.skipped = int(state["seen"]), int(state["skipped"])
-        self.in_a_row, self.rolled_back_at = int(state["in_a_row"]), state["rolled_back_at"]
+        self._seen, self.skipped = count_in(state, "seen"), count_in(state, "skipped")
+        self.in_a_row = count_in(state, "in_a_row")
+        went_back = state["rolled_back_at"] is not None
+        self.rolled_back_at = count_in(state, "rolled_back_at") if went_back else None
+
+
+def _number(value: object) -> float:
+    return math.nan if value is None else number_in({"past": value}, "past")
 
 
 def finite_or_none(value: float) -> float | None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from toque.training.callbacks import Callback
 from toque.training.events import State, StepInfo
+from toque.training.state_values import count_in, flag_in, number_in
 from toque.units import Progress
 
 GAP: Final = 0.3
@@ -63,5 +64,5 @@ class Overfitting(Callback):
 
     def load_state_dict(self, state: State) -> None:
         """Restore them."""
-        self._nats, self._targets = float(state["nats"]), int(state["targets"])
-        self._warned = bool(state["warned"])
+        self._nats, self._targets = number_in(state, "nats"), count_in(state, "targets")
+        self._warned = flag_in(state, "warned")

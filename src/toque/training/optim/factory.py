@@ -21,6 +21,10 @@ OPTIMIZERS: Final = ("adamw", "adafactor", "muon", "adamw8bit")
 _ADAFACTOR_EPS: Final = (1e-18, 1e-3)
 """Floors of a gradient's and of a weight's RMS. torch's own floor of gradients, 1e-7, is above
 those of a large model; the square of this one is still a normal float32."""
+_NEVER_NEGATIVE: Final = frozenset(
+    {"exp_avg_sq", "variance", "row_var", "col_var", "scales", "square_scales"}
+)
+"""Entries that are averages of squares, or largest absolute values."""
 _NAMES_ON_DISK: Final = {"momentum_buffer": "momentum"}
 """Entries that a checkpoint calls otherwise than torch does, since version 0.1.0."""
 
@@ -131,20 +135,32 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dic
 
 @torch.no_grad()
 def load_optimizer_tensors(
-    optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor], *, where: str
+    optimizer: torch.optim.Optimizer,
+    model: nn.Module,
+    tensors: Mapping[str, Tensor],
+    *,
+    where: str,
+    steps: int | None = None,
 ) -> None:
     """Give the optimizer the state that `optimizer_tensors` named.
 
+    Args:
+        optimizer: of the run.
+        model: whose parameters it updates.
+        tensors: as they were saved.
+        where: for messages.
+        steps: updates of the run, which no parameter can have had more of; None when not known.
+
     Raises:
-        CheckpointError: a name or a shape belongs to another model or optimizer; nothing is
-            changed.
+        CheckpointError: a name, a shape or a format belongs to another model or optimizer, or no
+            updates can have made the values; nothing is changed.
     """
     if isinstance(optimizer, torch.optim.Adafactor):
         _refuse_unscaled_adafactor(tensors, where)
     own = {p for group in optimizer.param_groups for p in group["params"]}
     updated = {key.rpartition("/")[0] for key in tensors}
     expected = {
-        f"{name}/{_NAMES_ON_DISK.get(entry, entry)}": (parameter, entry, tuple(like.shape))
+        f"{name}/{_NAMES_ON_DISK.get(entry, entry)}": (parameter, entry, like)
         for name, parameter in model.named_parameters()
         if parameter in own and name in updated
         for entry, like in _layout(optimizer, parameter).items()
@@ -152,13 +168,33 @@ def load_optimizer_tensors(
     wrong = [f"{key} is unknown to the optimizer" for key in tensors.keys() - expected.keys()]
     wrong += [" lacks ".join(key.rsplit("/", 1)) for key in expected.keys() - tensors.keys()]
     for key in tensors.keys() & expected.keys():
-        found, shape = tuple(tensors[key].shape), expected[key][2]
-        if found != shape:
-            wrong.append(f"{key} is {found}, the optimizer's {shape}")
+        found, (_, entry, like) = tensors[key], expected[key]
+        if found.shape != like.shape:
+            wrong.append(f"{key} is {tuple(found.shape)}, the optimizer's {tuple(like.shape)}")
+        elif found.dtype != like.dtype:
+            wrong.append(f"{key} is {found.dtype}, the optimizer's {like.dtype}")
+        elif why := _impossible_state(entry, found, steps):
+            wrong.append(f"{key} {why}")
     refuse(wrong, where=where, what="the optimizer")
     optimizer.state.clear()
     for key, (parameter, entry, _) in expected.items():
         optimizer.state[parameter][entry] = _placed(optimizer, parameter, entry, tensors[key])
+
+
+def _impossible_state(entry: str, value: Tensor, steps: int | None) -> str | None:
+    """Why no updates can have made the state `entry`; None if they can."""
+    if entry == "step":
+        most = float("inf") if steps is None else steps
+        count = float(value)
+        possible = 1.0 <= count <= most and count.is_integer()
+        return None if possible else f"counts {count:g} updates, in a run of {most:,}"
+    if not value.is_floating_point():
+        return None
+    if not bool(torch.isfinite(value).all()):
+        return "holds numbers that are not finite"
+    if entry in _NEVER_NEGATIVE and bool((value < 0).any()):
+        return "holds negative numbers, and is an average of squares"
+    return None
 
 
 def _refuse_unscaled_adafactor(tensors: Mapping[str, Tensor], where: str) -> None:

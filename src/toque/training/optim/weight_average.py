@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from toque.training.mismatches import refuse
+from toque.training.state_values import impossible_weights
 from toque.units import Duration, Progress
 
 
@@ -105,8 +106,10 @@ class WeightAverage:
         for key, tensor in tensors.items():
             point, _, name = key.partition("/")
             own = trained.get(name)
-            if own is None or own.shape != tensor.shape:
+            if own is None or own.shape != tensor.shape or own.dtype != tensor.dtype:
                 wrong.append(f"{key} is no average of this model's")
+            elif why := impossible_weights(tensor, own):
+                wrong.append(f"{key} {why}")
             else:
                 held.setdefault(point, {})[name] = tensor.to(own.device, copy=True)
         wrong += [

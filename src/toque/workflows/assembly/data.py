@@ -8,8 +8,9 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Final, Literal
 
-from toque.config import RunConfig, SourceConfig
+from toque.config import RunConfig
 from toque.data.prepare.settings import TRAINED, PrepareSettings, is_chosen
+from toque.data.prepare.source_differences import source_differences
 from toque.data.store.manifest import StoreManifest
 from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.codec import load_codec
@@ -26,8 +27,7 @@ from toque.storage.bucket import is_remote
 from toque.storage.download import fetch, listing
 from toque.storage.located import Located
 from toque.storage.progress import ProgressSink, no_progress
-from toque.workflows.assembly.file_kinds import judged
-from toque.workflows.assembly.store_sources import source_differences
+from toque.workflows.assembly.sources.file_kinds import judged
 
 _POSITIONS: Final = {"gpt2": 1024, "neox": 2048, "llama": 2048}
 """Positions of a model from scratch whose shape does not say, by family; T5 has no limit."""
@@ -179,12 +179,13 @@ def refuse_other_sources(config: RunConfig, manifest: StoreManifest) -> None:
     Raises:
         DataError: naming what differs.
     """
+    asked = config.data.sources
 
-    def read(source: SourceConfig) -> list[SourceFile]:
-        data = config.data.model_copy(update={"sources": (source,)})
+    def read(number: int) -> list[SourceFile]:
+        data = config.data.model_copy(update={"sources": (asked[number],)})
         return find_files(sources_of(config.model_copy(update={"data": data})))
 
-    wrong = source_differences(manifest, config.data.sources, read)
+    wrong = source_differences(manifest, [source.path for source in asked], read)
     if wrong:
         raise DataError(
             f"The store {config.data.store} was not prepared from what data.sources names: "

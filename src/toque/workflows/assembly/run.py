@@ -10,13 +10,14 @@ import torch
 
 from toque.config import RunConfig
 from toque.data.store.token_store import TokenStore
+from toque.evaluation.heldout_loss import HeldOut
 from toque.evaluation.text_samples import Sampler
 from toque.models.families import family_of
 from toque.models.flops import ParameterCounts, parameter_counts
 from toque.models.forward.fast_dropout import use_fast_dropout
 from toque.models.lora.files import base_sha256
 from toque.models.lora.layers import hold_frozen, is_adapted
-from toque.reporter import SILENT, Losing, Reporter, counting
+from toque.reporter import SILENT, Reporter, counting, losing
 from toque.training.callbacks import Callback, EarlyStopping
 from toque.training.checkpoint.store import Checkpoint
 from toque.training.checkpoint.upload import UploadProgress, Uploads
@@ -25,6 +26,7 @@ from toque.training.observers.busy_machine import BusyMachine
 from toque.training.observers.console import ConsoleLoss, ConsoleProgress
 from toque.training.observers.metrics_log import MetricsLog
 from toque.training.observers.store_watch import StoreWatch
+from toque.training.observers.time_left import TimeLeft
 from toque.training.runtime import Runtime
 from toque.training.signals import Interrupt
 from toque.training.time_limit import CommandClock
@@ -46,8 +48,7 @@ from toque.workflows.assembly.mixture import mixture_in_words
 from toque.workflows.assembly.observers import Watchers
 from toque.workflows.assembly.sample_writer import SampleWriter, writing_in
 from toque.workflows.assembly.setup import Setup
-from toque.workflows.assembly.time_ahead import time_left_of
-from toque.workflows.assembly.time_limit import Length, length_of, with_length
+from toque.workflows.assembly.timing.ahead import Length, length_of, time_left_of, with_length
 from toque.workflows.assembly.trainer import about_run, build_trainer, flops_of
 
 LOOKS = 2
@@ -125,9 +126,7 @@ def assemble(
     again = 5.0 if ranks.is_distributed else 0.0
     callbacks: list[Callback] = [Interrupt(silent=reporter is SILENT, same_for_seconds=again)]
     if watchers is not None:
-        with reporter.working("estimating how long it will take"):
-            timed = replace(setup, config=with_length(config, length))
-            time_left = time_left_of(timed, tuned, heldout, sampler, reporter)
+        time_left = _time_left(setup, tuned, heldout, sampler, length, reporter)
         callbacks += [
             StoreWatch(store),
             ConsoleProgress(
@@ -141,6 +140,20 @@ def assemble(
         callbacks.append(UploadProgress(uploads, Path(config.run_dir), warn))
     trainer = build_trainer(setup, tuned, evaluate, callbacks, base_hash, length)
     return Run(setup, trainer, sampler, _banner(setup, tuned, length))
+
+
+def _time_left(
+    setup: Setup,
+    tuned: Fitted,
+    heldout: HeldOut,
+    sampler: Sampler,
+    length: Length,
+    reporter: Reporter,
+) -> TimeLeft | None:
+    timed = replace(setup, config=with_length(setup.config, length))
+    limited = length.limit is not None
+    with reporter.working("estimating how long it will take"):
+        return time_left_of(timed, tuned, heldout, sampler, reporter, counts_evaluations=limited)
 
 
 def _observers(
@@ -174,8 +187,8 @@ def _observers(
     ]
     if runtime.device.type == "cpu":
         callbacks.append(BusyMachine(warn, threads=torch.get_num_threads()))
-    if isinstance(reporter, Losing):
-        callbacks.append(ConsoleLoss(reporter, warn=warn))
+    if (shown := losing(reporter)) is not None:
+        callbacks.append(ConsoleLoss(shown, warn=warn))
     if config.train.early_stopping is not None:
         callbacks.append(EarlyStopping(**dict(config.train.early_stopping)))
     return [*callbacks, *watchers.callbacks(warn), *feeds]

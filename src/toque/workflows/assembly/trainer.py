@@ -35,7 +35,7 @@ from toque.workflows.assembly.autotune import Fitted
 from toque.workflows.assembly.batches import expected_totals
 from toque.workflows.assembly.optim_and_adapter import learning_rate, weight_average
 from toque.workflows.assembly.setup import Setup
-from toque.workflows.assembly.time_limit import Length, with_length
+from toque.workflows.assembly.timing.ahead import Length, with_length
 
 
 def build_trainer(

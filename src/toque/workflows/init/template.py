@@ -153,7 +153,7 @@ optim:
   schedule: cosine            # warms up for 3 % of the run, then falls to nothing by its end
 
 train:
-  stop_after: {flow(stop_after)}    # steps, epochs, minutes, examples or tokens
+  stop_after: {flow(stop_after)}    # or 3 epochs; "30 minutes total" counts evaluating, too
   batch: {batch} tokens          # what one update sees
   evaluate_every: 10 %
   save_every: 10 %            # a killed run goes on from here

@@ -220,7 +220,8 @@ def page(text: str) -> str:
 
 def mealmaster(text: str) -> str:
     head = "MMMMM----- Recipe via Meal-Master (tm) v8.05\n\n      Title: "
-    return f"{head}{text}\n Categories: {text}\n      Yield: 4\n\n{text}\n\n  Simmer {text}.\n\nMMMMM\n"
+    fields = f"{head}{text}\n Categories: {text}\n      Yield: 4\n"
+    return f"{fields}\n{text}\n\n  Simmer {text}.\n\nMMMMM\n"
 
 
 LINES = (

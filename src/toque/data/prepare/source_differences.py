@@ -1,4 +1,4 @@
-"""Sources of a configuration, compared with those that a store was prepared from."""
+"""Sources asked for, compared with those that a store was prepared from."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Final
 
-from toque.config import SourceConfig
 from toque.data.store.manifest import SourceEntry, StoreManifest
 from toque.errors import DataError
 from toque.sources.files import SourceFile, located
@@ -18,12 +17,10 @@ from toque.storage.checksums import sha256_of
 _NAMED: Final = 3
 """Files that a sentence names."""
 
-Read = Callable[[SourceConfig], Sequence[SourceFile]]
+Read = Callable[[int], Sequence[SourceFile]]
 
 
-def source_differences(
-    manifest: StoreManifest, asked: Sequence[SourceConfig], read: Read
-) -> list[str]:
+def source_differences(manifest: StoreManifest, asked: Sequence[str], read: Read) -> list[str]:
     """How the sources asked for differ from the store's, in words; [] for none asked for.
 
     Files on this machine are compared by content and reader, wherever they lie. Files elsewhere, in
@@ -32,8 +29,8 @@ def source_differences(
 
     Args:
         manifest: the store's.
-        asked: the configuration's sources, in order.
-        read: the files of a source of this machine, hashed, each with its reader.
+        asked: the paths of the sources, in order.
+        read: the files of a source of this machine by its number, hashed, each with its reader.
 
     Raises:
         DataError: a source is here and cannot be read.
@@ -43,15 +40,15 @@ def source_differences(
     there = _by_source(manifest)
     if len(there) != len(asked):
         files = named([entry.path for entry in manifest.sources])
-        listed = named([source.path for source in asked])
+        listed = named(asked)
         stores = f"it was prepared from {len(there)} (files such as {files})"
         return [f"{stores}, and data.sources lists {len(asked)} ({listed})"]
     found = []
-    for i, (source, entries) in enumerate(zip(asked, there, strict=True)):
-        place = f"data.sources[{i}] is {source.path}"
-        if _is_here(source.path):
-            found += [f"{place}: {how}" for how in _differing(entries, read(source))]
-        elif not all(_names(source.path, entry.path) for entry in entries):
+    for i, (path, entries) in enumerate(zip(asked, there, strict=True)):
+        place = f"data.sources[{i}] is {path}"
+        if _is_here(path):
+            found += [f"{place}: {how}" for how in _differing(entries, read(i))]
+        elif not all(_names(path, entry.path) for entry in entries):
             files = named([entry.path for entry in entries])
             found.append(f"{place}, which is not on this machine, and it was prepared from {files}")
     return found

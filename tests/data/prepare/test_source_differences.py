@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from toque.config import SourceConfig
+from toque.data.prepare.source_differences import source_differences
 from toque.data.store.manifest import SourceEntry, StoreManifest, read_manifest
-from toque.workflows.assembly.store_sources import source_differences
+from toque.sources.files import SourceFile
 
 STORE = Path(__file__).parents[2] / "golden" / "v0.1.0" / "store"
 
@@ -20,13 +20,12 @@ def manifest_of(*files: tuple[int, str]) -> StoreManifest:
     return msgspec.structs.replace(read_manifest(STORE), sources=entries)
 
 
-def never(_source: SourceConfig) -> list[object]:
+def never(_number: int) -> list[SourceFile]:
     raise AssertionError("nothing of it is on this machine")
 
 
 def differing(manifest: StoreManifest, *paths: str) -> list[str]:
-    asked = [SourceConfig(path=path) for path in paths]
-    return source_differences(manifest, asked, never)  # type: ignore[arg-type]
+    return source_differences(manifest, paths, never)
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,8 @@ def test_the_texts_find_what_is_not_linear() -> None:
     """
     bad = (
         r"[ \t]+$", r"(\d+(?:\.\d+)?)\s*h", r"[.!?][.!?]*\s+", r"<\s*/?\s*(?:br|p)\b[^<>]*>",
-        r"for (?:[^\W\d_]+[ '&-]*){1,4}!", r"(?<![*_])(\*\*|__)(?=[^\s*_])(.+?)(?<=[^\s*_])\1(?![*_])",
+        r"for (?:[^\W\d_]+[ '&-]*){1,4}!",
+        r"(?<![*_])(\*\*|__)(?=[^\s*_])(.+?)(?<=[^\s*_])\1(?![*_])",
         r"<meta\b[^>]*\bcharset\s*=",
     )  # fmt: skip
     missed = [b for b in bad if not slow_growth(re.compile(b), WAYS, most=400, largest=LARGEST)]

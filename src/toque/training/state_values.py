@@ -1,0 +1,82 @@
+"""State values: numbers of a checkpoint's JSON, of the type and the range they must have."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+MOST: Final = 1 << 53
+"""No count of a run comes near; above it floats no longer tell whole numbers apart."""
+
+
+def count_in(state: Mapping[str, Any], name: str, *, most: int = MOST) -> int:
+    """A whole number from 0 to `most`.
+
+    Raises:
+        KeyError: it is missing.
+        ValueError: it is something else.
+    """
+    value = state[name]
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
+        raise ValueError(f"{name} is {value!r:.60}, not a whole number from 0 to {most:,}")
+    return value
+
+
+def number_in(state: Mapping[str, Any], name: str, *, least: float = -math.inf) -> float:
+    """A finite number of at least `least`.
+
+    Raises:
+        KeyError: it is missing.
+        ValueError: it is something else.
+    """
+    value = state[name]
+    if not isinstance(value, int | float) or isinstance(value, bool) or abs(value) > 1e300:
+        raise ValueError(f"{name} is {value!r:.60}, not a finite number")
+    if not (math.isfinite(value) and value >= least):
+        raise ValueError(f"{name} is {value!r:.60}, not a finite number of at least {least:g}")
+    return float(value)
+
+
+def flag_in(state: Mapping[str, Any], name: str) -> bool:
+    """True or false.
+
+    Raises:
+        KeyError: it is missing.
+        TypeError: it is something else.
+    """
+    value = state[name]
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} is {value!r:.60}, not true or false")
+    return value
+
+
+def object_in(state: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """An object of its own.
+
+    Raises:
+        KeyError: it is missing.
+        TypeError: it is something else.
+    """
+    value = state[name]
+    if not isinstance(value, dict):
+        raise TypeError(f"{name} is {value!r:.60}, not an object")
+    return value
+
+
+def impossible_weights(stored: Tensor, own: Tensor) -> str | None:
+    """Why no training can have made `stored` of `own`, the same tensor of this run; None if it can.
+
+    An update that is not finite is never applied. And no update makes every number of a tensor
+    exactly zero that was not: so it is for tensors that begin at zero (biases, LoRA's B) alone.
+    """
+    if not stored.is_floating_point():
+        return None
+    if not bool(torch.isfinite(stored).all()):
+        return "holds numbers that are not finite"
+    if stored.numel() > 1 and not bool(stored.any()) and bool(own.any()):
+        return "is all zero"
+    return None

@@ -1,0 +1,194 @@
+"""Checkpoints whose hashes are right and whose state no training can have written."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from toque.errors import CheckpointError
+from toque.storage.atomic import FileEntry
+from toque.storage.checksums import sha256_of
+from toque.training.callbacks import EarlyStopping
+from toque.training.checkpoint.manifest import MANIFEST, read_manifest
+from toque.training.optim.weight_average import WeightAverage
+
+STEP = 6
+
+
+@pytest.fixture
+def saved(make_run) -> Path:
+    """The folder of a whole checkpoint of step 6."""
+    make_run(steps=STEP, **options()).trainer.fit()
+    return make_run.folder / "checkpoints" / f"step-{STEP:08d}"
+
+
+def options() -> dict[str, Any]:
+    return {
+        "callbacks": (EarlyStopping(patience=9),),
+        "average": WeightAverage("ema"),
+        "evaluate_every": "2 steps",
+    }
+
+
+def rehashed(folder: Path, **changes: Any) -> None:
+    """Make the manifest fit the files, as whoever forges them can."""
+    manifest = read_manifest(folder)
+    files = tuple(
+        FileEntry(e.file, (folder / e.file).stat().st_size, sha256_of(folder / e.file))
+        for e in manifest.files
+    )
+    new = msgspec.structs.replace(manifest, files=files, self_sha256="", **changes)
+    (folder / MANIFEST).write_bytes(new.to_json())
+
+
+def with_state(folder: Path, change: Callable[[dict[str, Any]], Any], *, both: bool = True) -> None:
+    """`both`: the manifest repeats the changed progress and cursor, as the saver does."""
+    path = folder / "state.json"
+    state = json.loads(path.read_text())
+    change(state)
+    path.write_text(json.dumps(state))
+    told = {n: state[n] for n in ("progress", "cursor") if isinstance(state.get(n), dict)}
+    rehashed(folder, **(told if both and all(told.values()) else {}))
+
+
+def with_tensors(folder: Path, stem: str, change: Callable[[dict[str, Any]], Any]) -> None:
+    path = folder / f"{stem}.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+    rehashed(folder)
+
+
+def refused(make_run, pattern: str) -> None:
+    with pytest.raises(CheckpointError, match=pattern) as found:
+        make_run(steps=18, **options())
+    assert "\n" not in str(found.value)
+    assert f"step-{STEP:08d}" in str(found.value)
+
+
+NUMBERS = [-5, 1e30, "6", None, True, [], {}, 10**400]
+PLACES = [
+    *(("progress", name) for name in ("step", "examples", "tokens", "target_tokens", "epoch")),
+    *(("cursor", name) for name in ("epoch", "window", "row", "stage", "updates")),
+    ("best", "step"),
+    ("callbacks", "EarlyStopping", "evaluations_without_improvement"),
+]
+
+
+@pytest.mark.parametrize("place", PLACES, ids="-".join)
+def test_fault_64_numbers_of_another_type_or_range_are_refused(make_run, saved, place):
+    before = {path: path.read_bytes() for path in saved.iterdir()}
+    for value in NUMBERS:
+
+        def change(state: dict[str, Any], value: Any = value) -> None:
+            inside = state
+            for name in place[:-1]:
+                inside = inside[name]
+            inside[place[-1]] = value
+
+        with_state(saved, change)
+        refused(make_run, r"step-00000006")
+        for path, data in before.items():
+            path.write_bytes(data)
+    make_run(steps=18, **options())
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "7", '"state"', "{}", "NaN", "[" * 9999, '{"progress": NaN}', "{\xff", ""]
+)
+def test_fault_64_a_state_of_another_form_is_refused(make_run, saved, text):
+    (saved / "state.json").write_bytes(text.encode("latin-1"))
+    rehashed(saved)
+    refused(make_run, "state")
+
+
+@pytest.mark.parametrize("name", ["progress", "cursor", "best", "callbacks", "runtime"])
+@pytest.mark.parametrize("value", ["x", 5, [1], True])
+def test_fault_64_parts_of_another_form_are_refused(make_run, saved, name, value):
+    with_state(saved, lambda state: state.__setitem__(name, value))
+    refused(make_run, "state this Toque cannot read")
+
+
+def test_fault_64_another_step_or_place_than_the_manifests_is_refused(make_run, saved):
+    before = {path: path.read_bytes() for path in saved.iterdir()}
+    for part, name, value in (
+        ("progress", "step", 7),
+        ("progress", "tokens", 9999),
+        ("cursor", "row", 0),
+    ):
+        with_state(
+            saved, lambda state, p=part, n=name, v=value: state[p].update({n: v}), both=False
+        )
+        refused(make_run, "manifest")
+        for path, data in before.items():
+            path.write_bytes(data)
+    # In both, and no place that this data has after these epochs.
+    for place in ({"row": 26}, {"row": 10**6}, {"epoch": 5}, {"epoch": 0, "row": 0}):
+        with_state(saved, lambda state, p=place: state["cursor"].update(p))
+        refused(make_run, "no place of this data")
+        for path, data in before.items():
+            path.write_bytes(data)
+
+
+@pytest.mark.parametrize("step", [-5, 10**30])
+def test_fault_64_a_manifest_with_an_impossible_step_is_refused(make_run, saved, step):
+    for path in saved.parent.glob("step-*"):
+        if path != saved:
+            shutil.rmtree(path)  # it would be fallen back to
+    text = (saved / MANIFEST).read_text().replace('"step": 6', f'"step": {step}')
+    (saved / MANIFEST).write_text(text)
+    refused(make_run, "None of the 1 checkpoints")
+
+
+def fill(name: str, value: float) -> Callable[[dict[str, Any]], None]:
+    return lambda tensors: tensors[name].fill_(value)
+
+
+@pytest.mark.parametrize(
+    ("stem", "change", "said"),
+    [
+        ("model", fill("embed.weight", 0.0), "embed.weight is all zero"),
+        (
+            "model",
+            fill("mix.weight_hh_l0", math.nan),
+            "mix.weight_hh_l0 holds numbers that are not",
+        ),
+        ("model", fill("norm.bias", math.inf), "norm.bias holds numbers that are not finite"),
+        ("model", lambda t: t.update({"norm.bias": t["norm.bias"].double()}), "float64"),
+        ("optimizer", fill("embed.weight/step", -5.0), "counts -5 updates"),
+        ("optimizer", fill("embed.weight/step", 7.0), "counts 7 updates, in a run of 6"),
+        ("optimizer", fill("embed.weight/step", 0.5), "counts 0.5 updates"),
+        ("optimizer", fill("embed.weight/exp_avg", math.nan), "not finite"),
+        ("optimizer", fill("embed.weight/exp_avg_sq", -1.0), "holds negative numbers"),
+        (
+            "optimizer",
+            lambda t: t.update({"norm.bias/exp_avg": t["norm.bias/exp_avg"].half()}),
+            "is torch.float16, the optimizer's torch.float32",
+        ),
+        ("average", fill("ema/embed.weight", math.nan), "not finite"),
+        ("average", fill("ema/embed.weight", 0.0), "is all zero"),
+    ],
+)
+def test_fault_64_tensors_that_no_training_can_have_made_are_refused(
+    make_run, saved, stem, change, said
+):
+    with_tensors(saved, stem, change)
+    refused(make_run, said)
+
+
+def test_fault_64_zeros_that_a_run_begins_with_are_its_own(make_run, saved):
+    run = make_run(steps=18, **options())
+    bias = run.trainer.model.get_parameter("norm.bias")
+    with torch.no_grad():
+        bias.zero_()
+    with_tensors(saved, "model", fill("norm.bias", 0.0))
+    make_run(steps=18, **options())
