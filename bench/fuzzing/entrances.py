@@ -39,6 +39,8 @@ class Area:
 
     case: Callable[[Random, Path], int]
     """Makes a damaged input in an empty folder, opens it, and gives the number of records met."""
+    original: Path | None = None
+    """The whole folder that is damaged."""
 
 
 def command(*words: str, allowed: set[int] = _CODES["any"]) -> tuple[int, str]:
@@ -174,7 +176,7 @@ def store_case(work: Path) -> Area:
             found.codec().encode("lentils")
         return int(code == 0)
 
-    return Area(case)
+    return Area(case, work / "store")
 
 
 def checkpoint_case(work: Path) -> Area:
@@ -271,7 +273,7 @@ def model_case(work: Path) -> Area:
             codec.decode(codec.encode("2 cups of lentils\nand salt"))
         return 1
 
-    return Area(case)
+    return Area(case, work / "run" / "model")
 
 
 def source_case(work: Path, name: str, valid: bytes, damage: Damage) -> Area:

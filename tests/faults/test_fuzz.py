@@ -17,6 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from toque.cli import main
+from toque.data.tokenizer.codec import load_codec
+from toque.errors import DataError
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 FOLDERS = ("config", "store", "checkpoint", "dataset", "run", "model", "resume")
@@ -70,3 +72,29 @@ def test_damage_ends_well_or_in_words(area: str, areas: dict[str, Any], tmp_path
 
     one()
     assert met > 0  # not everything is refused, so the damage reaches what lies behind
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["config.json", "tokenizer.json", "generation_config.json", "adapter_config.json",
+     "model.safetensors.index.json"],
+)  # fmt: skip
+def test_endless_brackets_in_a_model_folder(
+    areas: dict[str, Any], name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(areas["model"].original, folder)
+    (folder / name).write_text("[" * 100_000)
+    if name.startswith("model."):
+        (folder / "model.safetensors").unlink()
+    code = main(["generate", str(folder), "--prompt", "Lentils", "--max-new-tokens", "2"])
+    assert code in (2, 3, 4)
+    assert str(folder) in capsys.readouterr().err
+
+
+def test_endless_brackets_in_a_stores_tokenizer(areas: dict[str, Any], tmp_path: Path) -> None:
+    folder = tmp_path / "tokenizer"
+    shutil.copytree(areas["store"].original / "tokenizer", folder)
+    (folder / "tokenizer_config.json").write_text("[" * 100_000)
+    with pytest.raises(DataError, match=r"tokenizer_config\.json is not JSON"):
+        load_codec(folder)

@@ -185,7 +185,9 @@ def test_a_columns_name_that_is_not_utf8_is_refused(tmp_path):
         RecipeReader().schema(file)
 
 
-@pytest.mark.parametrize("name", ["x" * 5000, "..", "a/b", "", "nul\0", 3, {"a": [1]}, None])
+@pytest.mark.parametrize(
+    "name", ["x" * 5000, "é" * 150, "\ud800", "..", "a/b", "", "nul\0", 3, {"a": [1]}, None]
+)
 @pytest.mark.parametrize("listed_in", ["state.json", "dataset_dict.json"])
 def test_names_in_a_saved_folders_lists_are_plain(tmp_path, name, listed_in):
     folder = saved(tmp_path / "d", rows(3))

@@ -15,7 +15,7 @@ from toque.storage.located import Located
 
 PREFIX = "hf:"
 _LONGEST_NAME = 200
-"""Of a file; a file system would refuse one of 256 bytes with an error of its own."""
+"""Bytes, of a file; a file system would refuse one of 256 bytes with an error of its own."""
 
 
 def saved_files(folder: Path) -> list[Path] | None:
@@ -50,7 +50,8 @@ def _inside(folder: Path, name: Any, listed_in: str) -> Path:
     Raises:
         DataError: it is not there, or `name` is not the plain name of something in the folder.
     """
-    plain = isinstance(name, str) and "\0" not in name and 0 < len(name) < _LONGEST_NAME
+    plain = isinstance(name, str) and "\0" not in name
+    plain = plain and 0 < len(name.encode("utf-8", "replace")) < _LONGEST_NAME
     if not plain or name == ".." or Path(name).name != name or not (folder / name).exists():
         shown = f"{name!r}"[:80]
         raise DataError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,8 +42,8 @@ def check_header(path: Path) -> None:
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        doubled = next(name for name in names if names.count(name) > 1)
+        counts = Counter(name for name, _ in pairs)
+        doubled = next(name for name, count in counts.items() if count > 1)
         raise ValueError(f"its header names {doubled!r} more than once")
     return found
 

@@ -50,7 +50,7 @@ def is_finished(folder: Path, step: int) -> bool:
     """
     try:
         ended = json.loads((folder / END).read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     there = all((folder / name).exists() for name in ("model", "evaluation.json"))
     return there and isinstance(ended, dict) and ended.get("step") == step

@@ -102,5 +102,5 @@ def _lines(file: Path) -> Iterator[tuple[str, str | dict[str, Any]]]:
         try:
             if line:
                 yield where, json.loads(line) if line.startswith("{") else line
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{where} looks like JSON and is not: {error}.") from error

@@ -187,7 +187,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise DataError(f"{path} is not JSON: {error}. Fetch the tokenizer again.") from error
     if not isinstance(value, dict):
         raise DataError(f"{path} holds no JSON object. Fetch the tokenizer again.")

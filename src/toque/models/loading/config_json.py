@@ -23,7 +23,6 @@ _LARGEST: Final = (1 << 31) - 1
 _SIZE = re.compile(r"(?:.*_)?(?:n|num|d)_.*|.*_(?:size|dim|positions)|max_position_embeddings")
 _LAYERS = re.compile(r"n_layer|num_(?:hidden_|decoder_)?layers")
 _SHARE = re.compile(r".*(?:dropout|pdrop)(?:_rate|_prob)?|dropout_rate")
-_TOKEN = re.compile(r".*_token_id")
 _SMALL = re.compile(r".*_(?:eps|epsilon)")
 _AGAIN: Final = "It is damaged or made to harm: copy the model from its source again."
 
@@ -94,7 +93,7 @@ def _check_tokens(raw: Mapping[str, Any], file: Path) -> None:
     labels = raw.get("num_labels", 1)
     if not (type(labels) is int and 0 <= labels <= MOST_BYTES):
         raise _outside(file, "num_labels", labels, f"a whole number from 0 to {MOST_BYTES:,}")
-    for name in filter(_TOKEN.fullmatch, raw):
+    for name in (name for name in raw if name.endswith("_token_id")):
         ids = raw[name] if isinstance(raw[name], list) else [raw[name]]
         if not all(i is None or (type(i) is int and -1 <= i <= _LARGEST) for i in ids):
             raise _outside(file, name, raw[name], f"null or a number of a token below {_LARGEST:,}")

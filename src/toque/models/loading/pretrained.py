@@ -144,7 +144,7 @@ def _weight_files(folder: Path) -> list[Path]:
             index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
             names = sorted(set(index["weight_map"].values()))
             outside = [name for name in names if not name or name != Path(name).name]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"{folder / _INDEX} cannot be read: {error!r}.") from error
         if outside:
             raise CheckpointError(

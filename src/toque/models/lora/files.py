@@ -230,7 +230,7 @@ def read_config(folder: Path) -> Any:
     file = folder / CONFIG
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} cannot be read as JSON: {error}. Copy it again.") from error
     if not isinstance(raw, dict) or raw.get("peft_type") != "LORA":
         kind = raw.get("peft_type") if isinstance(raw, dict) else type(raw).__name__
