@@ -58,7 +58,7 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "data.max_examples": ("20", "store"),
     "data.min_quality": ("1.0", "store"),
     "data.max_bad_share": ("0.0", "refusal"),
-    "data.encoding": ("latin-1", "store"),
+    "data.encoding": ("cp037", "store"),  # of mainframes: even their letters are others
     "data.dedup": ("none", "store"),
     "span_corruption": ("{}", "losses"),
     "span_corruption.density": ("0.3", "losses"),

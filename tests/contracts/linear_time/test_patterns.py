@@ -95,22 +95,18 @@ def superlinear(
 
 
 def ways_of(module: str, attribute: str) -> frozenset[str]:
-    """The methods that a module calls on a pattern it names; all of them when it does not say."""
+    """The methods that a module uses of a pattern it names; all of them when it does not say."""
     tree = ast.parse((SRC.parent / (module.replace(".", "/") + ".py")).read_text())
-    called = {
-        node.func.attr
+    used = [
+        node.attr
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and isinstance(node.func.value, ast.Name)
-        and node.func.value.id == attribute
-    }
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == attribute
+    ]
     read = sum(isinstance(n, ast.Name) and n.id == attribute for n in ast.walk(tree)) - 1
-    calls = sum(
-        isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id == attribute
-        for n in ast.walk(tree)
-    )
-    return frozenset(called) if called and calls == read else WAYS
+    told = used and len(used) == read and "pattern" not in used
+    return frozenset(used) if told else WAYS
 
 
 WAYS = frozenset({"match", "fullmatch", "finditer"})
