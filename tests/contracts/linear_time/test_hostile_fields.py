@@ -182,14 +182,16 @@ def seconds(work: Callable[[str], object], text: str) -> float:
 def slow_growth(
     work: Callable[[str], object], unit: str, end: str = "", *, largest: int = LARGEST
 ) -> str:
-    """Where doubling the text more than doubles the time, seen twice; "" where it does not."""
+    """Where doubling the text twice more than doubles the time; "" where it does not."""
     size, before = SMALLEST, 0.0
     while size <= largest:
         now = seconds(work, unit * (size // len(unit)) + end)
         if before > FLOOR_SECONDS and now > MOST_GROWTH * before:
             again = min(seconds(work, unit * (size // len(unit)) + end) for _ in "12")
             half = max(seconds(work, unit * (size // 2 // len(unit)) + end) for _ in "12")
-            if again > MOST_GROWTH * half:
+            twice = seconds(work, unit * (2 * size // len(unit)) + end)
+            # Twice in a row: a text longer than what a format is told by is read another way.
+            if again > MOST_GROWTH * half and twice > MOST_GROWTH * again:
                 return f"{unit!r}: {half:.3f} s, then {again:.3f} s at {size} characters"
         if now > MOST_SECONDS:
             return f"{unit!r}: {now:.2f} s for {size} characters"

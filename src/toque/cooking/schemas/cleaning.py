@@ -248,7 +248,7 @@ def _without_markdown(line: str) -> str:
     for number in range(len(marks) - 1, -1, -1):
         mark = marks[number]
         closing[number] = nearest.get(mark[0])
-        if not line[: mark.start()][-1:].isspace() and mark.start():
+        if mark.start() and not line[mark.start() - 1].isspace():
             nearest[mark[0]] = number
     parts, at, number = [], 0, 0
     while number < len(marks):
