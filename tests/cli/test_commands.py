@@ -154,3 +154,16 @@ def test_preparing_names_its_parts_in_a_pipe(capsys):
         "learning a tokenizer of 512 entries",
         "finding duplicates, splitting and writing the report",
     ]
+
+
+def test_a_file_that_the_system_refuses_is_a_paragraph(capsys, monkeypatch):
+    def refused(*_words, **_options):
+        raise PermissionError(13, "Permission denied", "/root/of/another")
+
+    monkeypatch.setattr("toque.cli.app.app", refused)
+    assert main(["presets"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("toque: /root/of/another: Permission denied. The system refuses")
+    assert said.count("\n") == 1
+    with pytest.raises(PermissionError):
+        main(["presets", "--traceback"])

@@ -285,3 +285,21 @@ def test_what_a_file_holds_reaches_no_terminal_as_it_is(tmp_path, text):
         load_config(tmp_path / "a.yaml")
     assert str(refused.value).isprintable()
     assert len(str(refused.value)) < 5000
+
+
+@pytest.mark.parametrize(
+    "setting", ["run_dir", "data.store", "data.sources", "model.start_from", "model.tokenizer"]
+)
+@pytest.mark.parametrize("path", ["a" * 256, "b/" * 2_000, "é" * 200])
+def test_a_path_that_no_file_system_holds_is_refused(tmp_path, setting, path):
+    (tmp_path / "a.yaml").write_text("seed: 3\n")
+
+    def named(path):
+        return load_config(
+            tmp_path / "a.yaml",
+            [f"{setting}=[{{path: {path}}}]" if setting == "data.sources" else f"{setting}={path}"],
+        )
+
+    with pytest.raises(ConfigError, match=setting):
+        named(path)
+    assert named("c" * 255).config is not None

@@ -23,13 +23,15 @@ line: `toque train my.yaml train.stop_after="1 epoch" optim.peak_lr=1e-3`.
 
 Start here: `toque demo`, then `toque init YOUR-RECIPES` and `toque train my.yaml`.
 
-Exit codes: 0 done; 1 `check` or `drill` failed, a process of a shared run was lost, or a result
-could not be printed; 2 wrong usage or config; 3 data; 4 checkpoint; 5 loss not finite; 75
-interrupted, saved and resumable; 130 stopped by Ctrl-C before there was anything to save.
+Exit codes: 0 done; 1 `check` or `drill` failed, a process of a shared run was lost, a result
+could not be printed, or the system refused a file; 2 wrong usage or config; 3 data; 4 checkpoint;
+5 loss not finite; 75 interrupted, saved and resumable; 130 stopped by Ctrl-C, what was saved before
+stays.
 `--traceback` after any command shows where an error came from.
 """
 
 OUTPUT_LOST = 1
+REFUSED_FILE = 1
 STOPPED_UNSAVED = 130
 """As the shell has it: 128 and the number of SIGINT."""
 
@@ -111,8 +113,18 @@ def _answered(words: list[str]) -> int:
 
             _say(error.message(flag))
         return error.exit_code
+    except OSError as error:
+        # The machine's refusal of a file that no workflow has words for: a right that is missing,
+        # a path that leads through a file. Anything else is a mistake of ours, with its traceback.
+        if show_traceback or error.filename is None:
+            raise
+        _say(
+            f"{error.filename}: {error.strerror}. The system refuses this file: look at its place, "
+            "its rights and its name, or name another. --traceback shows where it was needed."
+        )
+        return REFUSED_FILE
     except KeyboardInterrupt:
-        _say("stopped by the keyboard before anything needed saving.")
+        _say("stopped by the keyboard. What was saved before stays; the same command goes on.")
         return STOPPED_UNSAVED
     return 0
 

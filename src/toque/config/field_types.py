@@ -7,6 +7,7 @@ the annotation, so they cannot disagree with what is checked.
 from __future__ import annotations
 
 import codecs
+import os
 import re
 import types
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from urllib.parse import urlsplit
 
 import annotated_types
 from annotated_types import Predicate
-from pydantic import BaseModel, BeforeValidator, PlainSerializer, PlainValidator
+from pydantic import BaseModel, BeforeValidator, Field, PlainSerializer, PlainValidator
 
 from toque.errors import ConfigError
 from toque.units import Duration
@@ -53,14 +54,23 @@ def _is_batch(value: Duration) -> bool:
     return value.amount > 0 and value.amount.is_integer() and value.unit in ("tokens", "examples")
 
 
+_LONGEST_PATH, _LONGEST_NAME = 3_800, 255
+"""Bytes: Linux takes 4,096 in all, which leaves some for the files below; a name has 255."""
 _PYTHON_NAME = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")
 _FROM_ENVIRONMENT = re.compile(r"env:[A-Za-z_]\w*")
 _BLANK = re.compile(r"\s")
 
 
+def _fits_a_disk(value: str) -> bool:
+    """Whether a file system can hold a file of this path, and others in it."""
+    parts = os.fsencode(value).split(b"/")
+    return len(os.fsencode(value)) <= _LONGEST_PATH and max(map(len, parts)) <= _LONGEST_NAME
+
+
 def _is_tokenizer(value: str) -> bool:
     kind, _, size = value.partition(":")
-    return kind != "trained" or (size.isdecimal() and 512 <= int(size) <= 500_000)
+    learnt = size.isdecimal() and len(size) < 7 and 512 <= int(size) <= 500_000
+    return _fits_a_disk(value) and (kind != "trained" or learnt)
 
 
 def _is_python_name(value: str) -> bool:
@@ -113,6 +123,11 @@ BatchSize = Annotated[
     Allowed('a whole number of tokens or examples, e.g. "16384 tokens" or "64 examples"'),
 ]
 """What one update sees."""
+
+FileName = Annotated[str, Field(min_length=1), Predicate(_fits_a_disk)]
+"""A file, a folder or an address; each part of at most 255 bytes."""
+
+FolderName = Annotated[FileName, Allowed("a folder")]
 
 TokenizerName = Annotated[
     str,

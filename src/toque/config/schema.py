@@ -19,6 +19,8 @@ from toque.config.field_types import (
     Auto,
     BatchSize,
     EncodingName,
+    FileName,
+    FolderName,
     Fraction,
     Interval,
     MetricName,
@@ -50,9 +52,9 @@ class ModelConfig(Config):
 
     family: Literal["t5", "gpt2", "neox", "llama", "auto"] = "t5"
     """Architecture. auto: read from the checkpoint that `start_from` names."""
-    start_from: Annotated[
-        str, Field(min_length=1), Allowed("scratch, a Hugging Face folder or a hub name")
-    ] = "scratch"
+    start_from: Annotated[FileName, Allowed("scratch, a Hugging Face folder or a hub name")] = (
+        "scratch"
+    )
     """scratch (random weights), a Hugging Face folder, or a hub name."""
     shape: dict[str, Any] = {}  # noqa: RUF012  # pydantic copies it
     """Arguments of the family's Hugging Face config, e.g. {d_model: 256}; from scratch only."""
@@ -73,8 +75,7 @@ class SourceConfig(Config):
     """One file, folder or pattern of raw data, here, in a bucket or on the hub."""
 
     path: Annotated[
-        str,
-        Field(min_length=1),
+        FileName,
         Allowed("a file, a folder or a pattern, also at gs:// or s3://, or hf:NAME:SPLIT"),
     ]
     """A file, a folder or a pattern such as "dump/*.jsonl.gz" or "gs://bucket/dumps/"; or a Hugging
@@ -100,7 +101,7 @@ class DataConfig(Config):
     ] = ()
     """Raw files; `train` refuses other ones than the store was prepared from. May stay empty when
     the store exists already."""
-    store: Annotated[str, Field(min_length=1), Allowed("a folder")] = "stores/cookbook"
+    store: FolderName = "stores/cookbook"
     """Folder of the prepared, tokenised data."""
     tasks: Annotated[
         tuple[TaskName, ...],
@@ -296,7 +297,7 @@ class ObserveConfig(Config):
 class RunConfig(Config):
     """A whole run."""
 
-    run_dir: Annotated[str, Field(min_length=1), Allowed("a folder")] = "runs/cookbook"
+    run_dir: FolderName = "runs/cookbook"
     """Folder of the run: checkpoints, metrics, the finished model. At gs:// or s3:// it is worked
     on in a folder of this machine and uploaded (`checkpoint.upload`)."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 17
