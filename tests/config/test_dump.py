@@ -99,3 +99,11 @@ def test_safe_settings_exist():
 def test_defaults_are_frozen():
     with pytest.raises(ValueError, match="frozen"):
         RunConfig().seed = 3
+
+
+def test_what_is_not_printable_is_escaped_and_reads_back():
+    text = "dump/\u202eslnosj.\x1b[2J\x85a"
+    config = resolve_values({"data": {"sources": [{"path": text}]}}).config
+    written = to_yaml(config)
+    assert all(line.isprintable() for line in written.split("\n"))
+    assert read_yaml(written, "a").value["data"]["sources"][0]["path"] == text

@@ -129,3 +129,12 @@ def test_missing_columns_are_refused(tmp_path: Path) -> None:
         list(PairReader("prompt", "answer").blocks(path))
     with pytest.raises(ConfigError, match="prompt and target"):
         reader_for({"prompt": "a", "text": "b"})
+
+
+def test_a_record_that_only_one_decoder_can_read_costs_itself(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    good = '{"prompt": "a question", "target": "an answer"}'
+    path.write_text(f'{good}\n{{"prompt": "", "n": {"7" * 4400}, "target": "b"}}\n{good}\n')
+    found = read(path, PairReader("prompt", "target"))
+    assert len(found.examples) == 2
+    assert found.dropped == {"no prompt": [2]}

@@ -97,7 +97,8 @@ def _mapping(values: Mapping[str, Any], path: Path, notes: Mapping[str, str]) ->
                 yield f"{indent}- {first.lstrip()}"
                 yield from rest
         else:
-            note = " ".join(notes.get(dotted(here), "").split())
+            said = notes.get(dotted(here), "")
+            note = " ".join("".join(c if c.isprintable() else " " for c in said).split())
             yield f"{head} {flow(value)}  # {note}\n" if note else f"{head} {flow(value)}\n"
 
 
@@ -114,7 +115,7 @@ def flow(value: Any) -> str:
 
 def _reads_back(text: str) -> bool:
     """Whether `text` may stand bare, in a mapping, in a list, and before a comment."""
-    if not text or text != text.strip() or "\n" in text:
+    if not text or text != text.strip() or not text.isprintable():
         return False
     forms = {
         f"k: {text}  # note": {"k": text},
@@ -128,5 +129,7 @@ def _reads_back(text: str) -> bool:
 
 
 def _quoted(text: str) -> str:
-    written: str = yaml.dump(text, default_style='"', allow_unicode=True, width=float("inf"))
+    # What is not printable, such as a mark that turns text round, is written as \u....
+    shown = text.isprintable()
+    written: str = yaml.dump(text, default_style='"', allow_unicode=shown, width=float("inf"))
     return written.strip()

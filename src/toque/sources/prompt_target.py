@@ -86,7 +86,7 @@ class PairReader:
             if len(numbers) < PER_REASON:
                 whole = record
                 if isinstance(record, Pair):
-                    whole = decode_line(line_of(contents, number))
+                    whole = attempted(decode_line, line_of(contents, number))
                 texts[number] = shortened(str(whole))
             numbers.append(number)
         return BlockExamples(examples, read, len(examples), dropped, dict(notes), texts)

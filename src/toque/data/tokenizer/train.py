@@ -30,7 +30,7 @@ MAX_WORD_CHARS = 1000
 """Characters of a word, which is what stands between blanks, that a vocabulary is learnt from."""
 WORDS_CUT = "toque_words_cut"
 """In the folder's settings: how many words were longer, where there were any."""
-_WORD = re.compile(r"\S+")
+_WORD = re.compile(r"\S+|\s+")
 _T = TypeVar("_T")
 SMALLEST: dict[Kind, int] = {"bpe": 257, "unigram": 300}
 """Fewest entries: all bytes and the end; or T5's specials and room for an alphabet."""
@@ -117,7 +117,8 @@ def interruptible(work: Callable[[], _T]) -> _T:
 def _without_long_words(line: str, cut: Counter[str]) -> str:
     """A line whose words are at most `MAX_WORD_CHARS` long; `cut` counts those that were longer.
 
-    Learning takes quadratic time in the length of a word: one of a megabyte, hours.
+    Learning takes quadratic time in the length of a word: one of a megabyte, hours. A run of spaces
+    is a word to a byte-level tokenizer, too.
     """
     if len(line) <= MAX_WORD_CHARS:
         return line
