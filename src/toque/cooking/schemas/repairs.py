@@ -35,7 +35,7 @@ _GOES_ON = re.compile(r"\s*(?:[a-zß-öø-ÿ]|\d+(?![.)\d]))")
 _LOST_SPACE = re.compile(r"[\W_]+")
 _SPACED_MARK = re.compile(r"(?<=\S) +([,;:.!?)])(?=\s|\Z)")
 _SPACED_FRACTION = re.compile(r"(?<=\d) / (?=\d)")
-_TWO_COMMAS = re.compile(r",(?:\s*,)+")
+_TWO_COMMAS = re.compile(r",(?:\s*+,)++")
 _LINK_OPENERS = frozenset(
     "please find see get view read click visit check go head for full complete".split()  # noqa: SIM905
 )
