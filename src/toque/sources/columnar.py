@@ -90,7 +90,7 @@ def _opened(path: Path) -> Iterator[tuple[Any, Any, Callable[[list[str]], Iterat
             else:
                 batches = reader = arrow.ipc.open_stream(source)
             yield arrow, reader.schema, lambda columns: (b.select(columns) for b in batches)
-    except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:  # the last: of names
+    except (arrow.ArrowException, OSError, UnicodeDecodeError, KeyError) as error:  # of names
         why = (str(error) or type(error).__name__).splitlines()[0]
         kind, to_do = "Arrow", "Save or fetch it again."
         if is_parquet:

@@ -199,7 +199,10 @@ def _specials(tokenizer: Tokenizer, config: dict[str, Any], folder: Path) -> Spe
         entry = config.get(key)
         content = entry.get("content") if isinstance(entry, dict) else entry
         for token in (content, *usual):
-            if isinstance(token, str) and tokenizer.token_to_id(token) is not None:
+            # Half a surrogate pair is no text that a tokenizer could hold.
+            if not isinstance(token, str) or any("\ud800" <= c <= "\udfff" for c in token):
+                continue
+            if tokenizer.token_to_id(token) is not None:
                 return token
         return None
 

@@ -148,7 +148,7 @@ def _own_entries(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_between(value: object, low: float, high: float) -> bool:
-    return type(value) in (int, float) and low <= float(value) <= high  # type: ignore[arg-type]
+    return isinstance(value, int | float) and type(value) is not bool and low <= value <= high
 
 
 def _outside(file: Path, name: str, value: object, allowed: str) -> CheckpointError:
