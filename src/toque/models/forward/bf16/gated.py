@@ -11,8 +11,7 @@ from torch.nn import functional
 from transformers.models.llama.modeling_llama import LlamaMLP
 from transformers.models.t5.modeling_t5 import T5DenseGatedActDense
 
-from toque.models.forward.bf16.linear import Linear16, in_bf16, product_of_several
-from toque.models.forward.bf16.weights import StackedCopy
+from toque.models.forward.bf16.linear import in_bf16, is_plain, one_product
 
 _ATEN = torch.ops.aten
 
@@ -44,29 +43,16 @@ class _Gate(torch.autograd.Function):
         return back, None
 
 
-def _gated(
-    values: Tensor, gate: nn.Linear, up: nn.Linear, stacked: StackedCopy, *, gelu: bool
-) -> Tensor:
-    both = product_of_several(values, (gate.weight, up.weight), stacked)
-    return cast("Tensor", _Gate.apply(both, gelu))  # type: ignore[no-untyped-call]
-
-
-def _plain(*layers: nn.Module) -> bool:
-    """Whether these are the layers whose products may be one: no adapter, no bias."""
-    return all(type(layer) is Linear16 and layer.bias is None for layer in layers)
-
-
 class LlamaMLP16(LlamaMLP):
     """Llama's feed-forward layer."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., D]."""
         silu = isinstance(self.act_fn, nn.SiLU)
-        if not (in_bf16(x) and silu and _plain(self.gate_proj, self.up_proj)):
-            return cast("Tensor", super().forward(x))
-        stacked = self.__dict__.setdefault("_stacked", StackedCopy())
-        hidden = _gated(x, self.gate_proj, self.up_proj, stacked, gelu=False)
-        return cast("Tensor", self.down_proj(hidden))
+        if not (in_bf16(x) and silu and is_plain(self.gate_proj, self.up_proj)):
+            return cast("Tensor", super().forward(x))  # type: ignore[no-untyped-call]
+        both = one_product(self, x, (self.gate_proj, self.up_proj))
+        return cast("Tensor", self.down_proj(_Gate.apply(both, False)))  # type: ignore[no-untyped-call]
 
 
 class T5DenseGatedActDense16(T5DenseGatedActDense):
@@ -75,8 +61,8 @@ class T5DenseGatedActDense16(T5DenseGatedActDense):
     def forward(self, hidden_states: Tensor) -> Tensor:
         """[..., D] -> [..., D]."""
         gelu = isinstance(self.act, nn.GELU) and self.act.approximate == "tanh"
-        if not (in_bf16(hidden_states) and gelu and _plain(self.wi_0, self.wi_1, self.wo)):
-            return cast("Tensor", super().forward(hidden_states))
-        stacked = self.__dict__.setdefault("_stacked", StackedCopy())
-        hidden = _gated(hidden_states, self.wi_0, self.wi_1, stacked, gelu=True)
+        if not (in_bf16(hidden_states) and gelu and is_plain(self.wi_0, self.wi_1, self.wo)):
+            return cast("Tensor", super().forward(hidden_states))  # type: ignore[no-untyped-call]
+        both = one_product(self, hidden_states, (self.wi_0, self.wi_1))
+        hidden = _Gate.apply(both, True)  # type: ignore[no-untyped-call]
         return cast("Tensor", self.wo(self.dropout(hidden)))

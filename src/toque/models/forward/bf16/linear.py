@@ -24,10 +24,23 @@ def in_bf16(tensor: Tensor) -> bool:
     )
 
 
-def product_of_several(values: Tensor, weights: Sequence[Tensor], stacked: StackedCopy) -> Tensor:
-    """`values` [..., I] times all the weights [O, I]: [..., sum of O] in bfloat16."""
+def one_product(owner: nn.Module, values: Tensor, layers: Sequence[nn.Linear]) -> Tensor:
+    """What the layers make of `values` [..., I], side by side: [..., sum of O] in bfloat16.
+
+    Args:
+        owner: The module the layers belong to; it holds their copy.
+        values: What all of them read.
+        layers: For which `is_plain` holds.
+    """
+    stacked: StackedCopy = owner.__dict__.setdefault("_toque_stacked", StackedCopy())
+    weights = [layer.weight for layer in layers]
     product: Tensor = _Products.apply(values, stacked.of(weights), *weights)  # type: ignore[no-untyped-call]
     return product
+
+
+def is_plain(*layers: nn.Module) -> bool:
+    """Whether these layers' products may be one: they have no bias, and no adapter around them."""
+    return all(type(layer) is Linear16 and layer.bias is None for layer in layers)
 
 
 class _Products(torch.autograd.Function):
@@ -53,7 +66,7 @@ class _Products(torch.autograd.Function):
         if not any(ctx.needs_input_grad[2:]):
             return back, None, *(None for _ in ctx.rows)
         whole = torch.mm(slope.T, flat).float()
-        return back, None, *whole.split(ctx.rows)
+        return back, None, *torch.split(whole, ctx.rows)
 
 
 class _Product(torch.autograd.Function):
@@ -107,12 +120,12 @@ class Linear16(nn.Linear):
         return cast("Tensor", product)
 
 
-class Conv1D16(Conv1D):  # type: ignore[misc]
+class Conv1D16(Conv1D):
     """GPT-2's linear layer, the same."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., I] -> [..., O]."""
         if not in_bf16(x):
-            return cast("Tensor", super().forward(x))
+            return cast("Tensor", super().forward(x))  # type: ignore[no-untyped-call]
         product = _Product.apply(x, self.weight, self.bias, True)  # type: ignore[no-untyped-call]
         return cast("Tensor", product)

@@ -23,7 +23,8 @@ class _RmsNorm(torch.autograd.Function):
         scale = torch.linalg.vector_norm(exact, dim=-1, keepdim=True)
         scale = scale.square_().mul_(1.0 / width).add_(eps).rsqrt_()
         ctx.save_for_backward(values, scale, weight)
-        return (exact * scale).mul_(weight).to(torch.bfloat16)
+        normed: Tensor = (exact * scale).mul_(weight)
+        return normed.to(torch.bfloat16)
 
     @staticmethod
     @once_differentiable
@@ -41,17 +42,19 @@ class _RmsNorm(torch.autograd.Function):
         return back.to(values.dtype), of_weight, None
 
 
+def _normed(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
+    normed: Tensor = _RmsNorm.apply(hidden, weight, eps)  # type: ignore[no-untyped-call]
+    return normed
+
+
 class LlamaRMSNorm16(LlamaRMSNorm):
     """Llama's norm, to bfloat16 where autocast asks for it."""
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """[..., D] -> [..., D]."""
         if not in_bf16(hidden_states):
-            return cast("Tensor", super().forward(hidden_states))
-        return cast(
-            "Tensor",
-            _RmsNorm.apply(hidden_states, self.weight, self.variance_epsilon),  # type: ignore[no-untyped-call]
-        )
+            return super().forward(hidden_states)
+        return _normed(hidden_states, self.weight, self.variance_epsilon)
 
 
 class T5LayerNorm16(T5LayerNorm):
@@ -60,11 +63,8 @@ class T5LayerNorm16(T5LayerNorm):
     def forward(self, hidden_states: Tensor) -> Tensor:
         """[..., D] -> [..., D]."""
         if not in_bf16(hidden_states):
-            return cast("Tensor", super().forward(hidden_states))
-        return cast(
-            "Tensor",
-            _RmsNorm.apply(hidden_states, self.weight, self.variance_epsilon),  # type: ignore[no-untyped-call]
-        )
+            return cast("Tensor", super().forward(hidden_states))  # type: ignore[no-untyped-call]
+        return _normed(hidden_states, self.weight, self.variance_epsilon)
 
 
 class LayerNorm16(nn.LayerNorm):
