@@ -212,3 +212,8 @@ def test_the_loss_scale_is_saved_and_continues(tiny_model):
     second.load_state_dict(json.loads(json.dumps(state)))
     assert second.state_dict() == state
     assert not second.scale_is_hopeless
+
+
+def test_how_bf16_is_computed_is_recorded_and_float32_needs_no_version():
+    assert detect(precision="float32").numerics == {}
+    assert detect(precision="bf16").numerics == {"bf16 on a CPU": "2"}

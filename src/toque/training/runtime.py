@@ -90,6 +90,15 @@ class Runtime:
         """The dtype of matrix products."""
         return _DTYPES[self.precision]
 
+    @property
+    def numerics(self) -> dict[str, str]:
+        """What a checkpoint records of how products are computed, besides versions of software.
+
+        Version 1 of bf16 on a CPU was autocast's; checkpoints of then hold no version.
+        """
+        on_cpu = self.device.type == "cpu" and self.precision == "bf16"
+        return {"bf16 on a CPU": "2"} if on_cpu else {}
+
     @cached_property
     def peak(self) -> Peak:
         """Peak FLOP/s of matrix products here; measured or looked up once."""

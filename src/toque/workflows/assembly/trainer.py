@@ -23,7 +23,7 @@ from toque.models.lora.layers import is_adapted, refuse_unreached
 from toque.training.autotune.cache import Resources
 from toque.training.autotune.oom_fallback import OomFallback
 from toque.training.callbacks import Callback, Callbacks
-from toque.training.checkpoint.store import CheckpointStore, RunIdentity
+from toque.training.checkpoint.store import CheckpointStore, RunIdentity, software_versions
 from toque.training.guards.skip_step import SkipStep
 from toque.training.guards.update_guard import UpdateGuard
 from toque.training.optim.factory import build_optimizer
@@ -67,6 +67,7 @@ def build_trainer(
             identity=RunIdentity(
                 config_sha256=config_sha256(config),
                 data_fingerprint=setup.store.fingerprint,
+                versions=software_versions() | runtime.numerics,
                 settings=config.model_dump(mode="json"),
             ),
             held=True,  # by whoever trains, before anything is written
