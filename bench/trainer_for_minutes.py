@@ -65,7 +65,7 @@ def from_scratch(folder: Path) -> PreTrainedModel:
     """A model of the shape in a folder's config.json, as transformers draws its weights."""
     config = AutoConfig.from_pretrained(folder)
     kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-    model: PreTrainedModel = kind.from_config(config, torch_dtype=torch.float32)
+    model: PreTrainedModel = kind.from_config(config, dtype=torch.float32)
     return model
 
 
@@ -185,10 +185,10 @@ class Rows(torch.utils.data.Dataset[Example]):
 
 
 def loss_alone(folder: Path, store: TokenStore, rows: Iterable[int]) -> float:
-    """Nats per target token of a folder's model: stock transformers, float32, each example alone."""
+    """Nats per target token of a folder's model: stock transformers, each example alone, float32."""
     config = AutoConfig.from_pretrained(folder)
     kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-    model = kind.from_pretrained(folder, torch_dtype=torch.float32).eval()
+    model = kind.from_pretrained(folder, dtype=torch.float32).eval()
     nats, targets = 0.0, 0
     with torch.no_grad():
         for row in rows:

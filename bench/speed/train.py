@@ -12,9 +12,9 @@ no hardware), or the one that is asked for; the baseline in `--baseline-precisio
 
 Quality: `toque check` must find loss and gradient of the packed batch equal to stock transformers'
 on each example alone. `gemm_gflops` is the rate of the model's own matrix products, the head's
-among them, in every precision, timed before, between and after the pairs (median and best). `mfu` divides the median
-speed by the median rate in the precision that our runs recorded, counting useful tokens only, and
-the head only where a token has a label.
+among them, in every precision, timed before, between and after the pairs (median and best). `mfu`
+divides the median speed by the median rate in the precision that our runs recorded, counting useful
+tokens only, the head only where a token has a label, and attention; norms and activations not.
 """
 
 from __future__ import annotations

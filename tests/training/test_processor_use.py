@@ -114,7 +114,7 @@ def test_nothing_is_switched_for_one_thread_or_where_somebody_has_chosen(threads
 
 
 def test_a_moment_is_no_verdict():
-    assert watched([0.0] * 3 + [1.0] + [0.0] * 3) == ([], [False] * 7)
+    assert watched([0.0] * 3 + [0.4] + [0.0] * 3) == ([], [False] * 7)
 
 
 @pytest.mark.parametrize(("threads", "cores"), [(2, 2), (2, 5), (3, 8), (8, 8), (9, 8), (1, 4)])

@@ -68,7 +68,7 @@ def measure_peak(
     dtype: torch.dtype,
     products: Products,
     *,
-    seconds: float = _MEASURE_SECONDS,
+    seconds: float | None = None,
 ) -> Peak:
     """The rate of `products` one after another, forward and both gradients, each at its best.
 
@@ -76,9 +76,9 @@ def measure_peak(
         device: where.
         dtype: of the matrices.
         products: those of the model; a shape with more FLOPs weighs more.
-        seconds: how long to try, all together; at least two rounds each.
+        seconds: how long to try, all together, a fifth of one by default; at least two rounds each.
     """
-    share = seconds / len(products)
+    share = (_MEASURE_SECONDS if seconds is None else seconds) / len(products)
     needed = sum(
         flops / _rate(shape, device, dtype, seconds=share) for shape, flops in products.items()
     )

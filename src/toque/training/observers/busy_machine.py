@@ -14,7 +14,6 @@ from toque.training.processor_use import (
     ProcessorUse,
     contended,
     others_now,
-    usable_cores,
 )
 from toque.training.short_waits import ShortWaits
 from toque.units import Progress
