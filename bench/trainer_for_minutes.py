@@ -185,7 +185,7 @@ class Rows(torch.utils.data.Dataset[Example]):
 
 
 def loss_alone(folder: Path, store: TokenStore, rows: Iterable[int]) -> float:
-    """Nats per target token of a folder's model: stock transformers, each example alone, float32."""
+    """Nats a target token of a folder's model: stock transformers, example by example, float32."""
     config = AutoConfig.from_pretrained(folder)
     kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     model = kind.from_pretrained(folder, dtype=torch.float32).eval()

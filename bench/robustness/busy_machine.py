@@ -6,8 +6,8 @@ A small GPT-2 trains on cookbook recipes, in turn as `toque train` chooses by it
 threads that spin as libgomp's do by themselves (theirs), each run in a process of its own, beside
 `--busy N` programs that keep a core each. They begin once the run has logged an update, so that it
 has to notice; the ratio is of tokens a second from `SETTLING` seconds after that. `share_of_quiet`
-is ours over a run of ours without those programs, in the same turn. `--passive` tries OMP_WAIT_POLICY=PASSIVE in place of ours. Quality: the losses of all
-runs are the same, bit for bit.
+is ours over a run of ours without those programs, in the same turn. `--passive` tries
+OMP_WAIT_POLICY=PASSIVE in place of ours. Quality: the losses of all runs are the same, bit for bit.
 """
 
 from __future__ import annotations
