@@ -43,7 +43,8 @@ def loss_and_slopes(
     loss = torch.zeros((), dtype=torch.float32)
     rows = -(-len(products) // CHUNKS)
     block = torch.empty(min(rows, n), len(matrix), dtype=torch.float32)
-    for raw, chosen in zip(slopes[:n].split(rows), targets.split(rows), strict=True):
+    parts = (torch.split(tensor, rows) for tensor in (slopes[:n], targets))
+    for raw, chosen in zip(*parts, strict=True):
         logits = block[: len(raw)].copy_(raw)
         if bias is not None:
             logits += bias
