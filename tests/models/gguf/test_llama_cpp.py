@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import PreTrainedModel
 
 from tiny import shape_of
 from toque.data.prepare.example_rows import prompt_ids
@@ -35,6 +37,10 @@ FAMILIES = {
     "t5": ("encoder-decoder", "tokenizers/t5"),
 }
 N_TOKENS = 24
+MOST_PARTED = {"gpt2": 1, "neox": 1, "llama": 0, "t5": 0}
+"""Of the 20 prompts. llama.cpp looks GELU up in a table of 16 bits, and computes its tanh form."""
+TIE = 2e-3
+"""Where a text parts, the two tokens' logits differ by less than this share of the largest."""
 
 
 class Engine:
@@ -65,11 +71,11 @@ class Engine:
         try:
             fed = list(prompt)
             if llama_cpp.llama_model_has_encoder(self.model):
-                assert llama_cpp.llama_encode(context, batch_of(fed)) == 0
+                self._run(llama_cpp.llama_encode, context, fed)
                 fed = [start]
             written: list[int] = []
             while len(written) < most:
-                assert llama_cpp.llama_decode(context, batch_of(fed)) == 0
+                self._run(llama_cpp.llama_decode, context, fed)
                 logits = llama_cpp.llama_get_logits_ith(context, -1)
                 size = llama_cpp.llama_vocab_n_tokens(self.vocab)
                 best = max(range(size), key=logits.__getitem__)
@@ -81,9 +87,19 @@ class Engine:
         finally:
             llama_cpp.llama_free(context)
 
+    def _run(self, step: Callable[..., int], context: Any, ids: Sequence[int]) -> None:
+        held = (ctypes.c_int32 * len(ids))(*ids)  # the batch points into it
+        assert step(context, llama_cpp.llama_batch_get_one(held, len(ids))) == 0
 
-def batch_of(ids: Sequence[int]) -> Any:
-    return llama_cpp.llama_batch_get_one((ctypes.c_int32 * len(ids))(*ids), len(ids))
+
+def tie(
+    model: PreTrainedModel, prompt: Sequence[int], ours: Sequence[int], theirs: Sequence[int]
+) -> float:
+    """How near the two tokens are where two texts part, in shares of the largest logit."""
+    place = next(i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b)
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([[*prompt, *ours[:place]]])).logits[0, -1]
+    return float((logits[ours[place]] - logits[theirs[place]]).abs() / logits.abs().max())
 
 
 @pytest.fixture(params=["learnt", "real"])
@@ -123,6 +139,10 @@ def test_llama_cpp_cuts_and_writes_what_toque_does(
         vocab_size=codec.vocab_size, pad_id=codec.pad_id, eos_id=codec.eos_id,
         bos_id=codec.bos_id, seed=4,
     ).eval()  # fmt: skip
+    if encoder:
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.mul_(3)
     asked = [prompt_ids(codec, text, FAMILIES[family][0], "recipes") for text in PROMPTS]
     expected = generate(
         model, asked, max_new_tokens=N_TOKENS, eos_id=codec.eos_id, pad_id=codec.pad_id
@@ -143,5 +163,7 @@ def test_llama_cpp_cuts_and_writes_what_toque_does(
     found = [
         engine.greedy(ids, most=N_TOKENS, eos=codec.eos_id, start=codec.pad_id) for ids in asked
     ]
-    same = sum(a == b for a, b in zip(found, expected, strict=True))
-    assert (same, found) == (len(PROMPTS), expected)
+    parted = [i for i, ids in enumerate(found) if ids != expected[i]]
+    assert len(parted) <= MOST_PARTED[family]
+    for i in parted:
+        assert tie(model, asked[i], expected[i], found[i]) < TIE
