@@ -139,7 +139,15 @@ def measure(a: argparse.Namespace) -> harness.Result:
     other = copy.deepcopy(model).to(torch.bfloat16) if a.baseline == "bf16" else model  # type: ignore[arg-type]
 
     def ours(texts: Answers, new: int) -> Answers:
-        return generate(model, texts, max_new_tokens=new, eos_id=eos, pad_id=pad, batch_rows=a.rows)
+        return generate(
+            model,
+            texts,
+            max_new_tokens=new,
+            eos_id=eos,
+            pad_id=pad,
+            batch_rows=a.rows,
+            precision=a.precision,
+        )
 
     def theirs(texts: Answers, new: int, of: PreTrainedModel = other) -> Answers:
         return stock(of, texts, new=new, rows=a.stock_rows, eos=eos)
@@ -185,6 +193,7 @@ def options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--pairs", type=int, default=2)
     p.add_argument("--stock-rows", type=int, default=16)
     p.add_argument("--rows", type=int)
+    p.add_argument("--precision", choices=("float32", "bf16"), default="float32")
     p.add_argument("--baseline", choices=("float32", "bf16"), default="float32")
     p.add_argument("--threads", type=int, default=2)
 
