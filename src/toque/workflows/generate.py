@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
 
 from toque.errors import ConfigError, argument
 from toque.models.loading.provenance import Provenance, form_named, provenance_of
@@ -11,6 +12,11 @@ from toque.reporter import SILENT, Reporter, counting
 from toque.workflows.asking.provenance import provenance_in, writes_recipes
 from toque.workflows.prompt_files import read_prompts
 from toque.workflows.results import Model, Written, existing_folder
+
+if TYPE_CHECKING:
+    import torch
+
+Precision = Literal["auto", "bf16", "float32"]
 
 
 def generate(
@@ -25,6 +31,7 @@ def generate(
     max_new_tokens: int | None = None,
     seed: int = 0,
     raw: bool = False,
+    precision: Precision = "float32",
     reporter: Reporter = SILENT,
 ) -> list[Written]:
     """Write texts for prompts.
@@ -41,6 +48,9 @@ def generate(
         max_new_tokens: longest text; what the model was trained on when None.
         seed: the same seed writes the same texts.
         raw: send prompts as they are, not in the form the model was trained on.
+        precision: of the matrix products. bf16 is faster where the processor has it, and texts may
+            part from float32's where two tokens are about equally likely; auto: bf16 there,
+            float32 elsewhere.
         reporter: hears of progress.
 
     Raises:
@@ -48,6 +58,8 @@ def generate(
         DataError: a file that cannot be read.
         CheckpointError: a run without a checkpoint, or a damaged record of how it was trained.
     """
+    if precision not in get_args(Precision):
+        raise ConfigError(f"{argument('precision')} is {precision!r}; use auto, bf16 or float32.")
     if n < 1 or temperature < 0 or not 0 < top_p <= 1:
         name_n, name_t, name_p = map(argument, ("n", "temperature", "top_p"))
         raise ConfigError(
@@ -70,6 +82,7 @@ def generate(
         from toque.workflows.open_model import open_model
 
         opened = open_model(folder)
+    computed = _precision(precision, opened.model.device, reporter)
     texts = []
     for i, ((adapter, record), typed) in enumerate(zip(asked, each, strict=True)):
         if adapter is not None:
@@ -85,6 +98,7 @@ def generate(
                 temperature=temperature or 1.0,
                 top_p=top_p,
                 seed=seed,
+                precision=computed,
                 on_progress=count,
             )
         by = None if adapter is None else str(adapter)
@@ -93,6 +107,19 @@ def generate(
             for prompt, found in zip(typed, written, strict=True)
         ]
     return texts
+
+
+def _precision(asked: str, device: torch.device, reporter: Reporter) -> Literal["bf16", "float32"]:
+    """What `asked` means on this machine; says it where bf16 costs time."""
+    from toque.models.precision import has_fast_bf16
+
+    fast = has_fast_bf16(device)
+    if asked == "bf16" and not fast:
+        reporter.notice(
+            f"This {device.type} has no bf16 in hardware: its products are emulated, which is "
+            "slower than float32. Leave the precision at float32, or say auto."
+        )
+    return "bf16" if asked == "bf16" or (asked == "auto" and fast) else "float32"
 
 
 def _texts(
