@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from toque.workflows.results import Answer, Written
 
 
-def demo(*overrides: Overrides, n: int = 4000) -> None:
+def demo(*overrides: Overrides, n: int = 8000) -> None:
     """Do the whole job on the embedded cookbook: prepare, train, evaluate, write three recipes.
 
     Args:

@@ -144,6 +144,8 @@ class Runtime:
         for group in optimizer.param_groups:
             group["lr"] = lr * group.get("lr_scale", 1.0)
         step_if(optimizer, only_if, self.device)
+        # Fused optimizers change weights without counting, and copies of weights go by the count.
+        torch.autograd.graph.increment_version(list(_parameters(optimizer)))
         if self.scaler is not None:
             self.scaler.update()  # halves the scale when unscaling met an infinity
         optimizer.zero_grad(set_to_none=True)
