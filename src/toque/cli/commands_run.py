@@ -163,8 +163,9 @@ def generate(
         top_p: sample from the likeliest tokens that together have this probability.
         seed: the same seed writes the same texts.
         raw: send the prompt as it is, not in the form the model was trained on.
-        precision: of the products that write: bf16 is faster where the processor has it, and a text
-            may part from float32's at two tokens about equally likely; auto: bf16 there.
+        precision: of the products that write. bf16 is faster where the processor has it; at two
+            tokens about equally likely a text may then part from float32's, and depend on what is
+            written beside it. auto: bf16 there alone.
         json: one JSON object a line.
     """
     prompts, chosen = prompt or [], choices or []
@@ -191,6 +192,11 @@ def generate(
         raise ConfigError(
             "--adapter writes texts with each of several adapters, and --task and --choices ask "
             "one model. Name the adapter's own folder as the model."
+        )
+    elif precision != "float32":
+        raise ConfigError(
+            f"--precision {precision} is for texts, and --task and --choices weigh their answers "
+            "in float32. Leave --precision out."
         )
     else:
         from toque.workflows.classify import classify

@@ -48,9 +48,9 @@ def generate(
         max_new_tokens: longest text; what the model was trained on when None.
         seed: the same seed writes the same texts.
         raw: send prompts as they are, not in the form the model was trained on.
-        precision: of the matrix products. bf16 is faster where the processor has it, and texts may
-            part from float32's where two tokens are about equally likely; auto: bf16 there,
-            float32 elsewhere.
+        precision: of the matrix products. bf16 is faster where the processor has it; where two
+            tokens are about equally likely, a text may then part from float32's, and depend on
+            what is written beside it. auto: bf16 there, float32 elsewhere.
         reporter: hears of progress.
 
     Raises:

@@ -62,7 +62,8 @@ def with_bf16_products(core: PreTrainedModel) -> PreTrainedModel:
     The model itself is left as it is. All that is no linear layer is shared with it; changing
     weights of linear layers later changes the one and not the other.
     """
-    return cast("PreTrainedModel", _with_bf16(core, core.get_output_embeddings(), {}))
+    head: nn.Module | None = core.get_output_embeddings()  # type: ignore[no-untyped-call]
+    return cast("PreTrainedModel", _with_bf16(core, head, {}))
 
 
 def _with_bf16(module: nn.Module, head: nn.Module | None, made: dict[int, nn.Module]) -> nn.Module:

@@ -71,10 +71,11 @@ def generate(
         top_p: Draw from the likeliest tokens whose probabilities reach p.
         seed: With a prompt's number and the position, decides the draws.
         batch_rows: Prompts at a time; None for as many as a quarter of the free memory holds, at
-            most MOST_ROWS. Changes speed and memory, not what is written.
+            most MOST_ROWS. Changes speed and memory; what is written only in bf16 (see there).
         precision: Of the matrix products and the KV cache. float32 is the model as it is (under
-            autocast, as that has it). bf16 is faster where the hardware has it, and a text may
-            part from float32's where two tokens are about equally likely.
+            autocast, as that has it). bf16 is faster where the hardware has it. Where two tokens
+            are about equally likely, a text may then part from float32's, and from its own with
+            other rows beside it: the sums of a product depend on how many rows it has.
         on_progress: Called after every token with (finished prompts, all prompts, share of the
             work); the share counts tokens, and every answer as the longest until it has ended.
 
