@@ -71,7 +71,7 @@ def test_a_text_parts_from_float32s_at_a_near_tie_alone(kind, tiny):
             else:
                 logits = model(input_ids=torch.tensor([prompt + mine[:at]])).logits
         last = logits[0, -1]
-        # A few roundings of 2**-8, measured by how far the tokens' logits lie apart.
+        # Sixteen roundings of 2**-8, measured by how far the tokens' logits lie apart.
         assert last[b[at]] - last[a[at]] <= last.std() * 2.0**-4
 
 
