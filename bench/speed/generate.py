@@ -5,7 +5,8 @@
 
 The baseline is the loop of the shared peers/hf_generate.py: left-padded batches of 16 prompts in
 file order, `model.generate`, KV cache on; in float32, or in bfloat16 as that file has it
-(`--baseline bf16`). Ours is in float32, or with `--precision bf16`. Both run in turn in one process, after a warm-up.
+(`--baseline bf16`). Ours is in float32, or with `--precision bf16` in that. Both run in turn in one
+process, after a warm-up.
 The ratio is of tokens a second of the wall clock; that of the processor's stands in the details.
 
 Quality: answers must be equal id for id to those of transformers in float32. Where one is not, the
