@@ -188,17 +188,8 @@ def generate(
             precision=precision,
             reporter=reporter(),
         )
-    elif adapter:
-        raise ConfigError(
-            "--adapter writes texts with each of several adapters, and --task and --choices ask "
-            "one model. Name the adapter's own folder as the model."
-        )
-    elif precision != "float32":
-        raise ConfigError(
-            f"--precision {precision} is for texts, and --task and --choices weigh their answers "
-            "in float32. Leave --precision out."
-        )
     else:
+        _refuse_beside_choices(adapter, precision)
         from toque.workflows.classify import classify
 
         texts = classify(
@@ -216,6 +207,19 @@ def generate(
 
     if said := hint_of(texts):
         reporter().notice(said)
+
+
+def _refuse_beside_choices(adapter: list[Path] | None, precision: str) -> None:
+    if adapter:
+        raise ConfigError(
+            "--adapter writes texts with each of several adapters, and --task and --choices ask "
+            "one model. Name the adapter's own folder as the model."
+        )
+    if precision != "float32":
+        raise ConfigError(
+            f"--precision {precision} is for texts, and --task and --choices weigh their answers "
+            "in float32. Leave --precision out."
+        )
 
 
 def export(

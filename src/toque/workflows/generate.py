@@ -58,14 +58,7 @@ def generate(
         DataError: a file that cannot be read.
         CheckpointError: a run without a checkpoint, or a damaged record of how it was trained.
     """
-    if precision not in get_args(Precision):
-        raise ConfigError(f"{argument('precision')} is {precision!r}; use auto, bf16 or float32.")
-    if n < 1 or temperature < 0 or not 0 < top_p <= 1:
-        name_n, name_t, name_p = map(argument, ("n", "temperature", "top_p"))
-        raise ConfigError(
-            f"{name_n} is {n}, {name_t} {temperature:g} and {name_p} {top_p:g}. "
-            f"Allowed: {name_n} from 1, {name_t} from 0, {name_p} above 0 and up to 1."
-        )
+    _refuse_out_of_range(n, temperature, top_p, precision)
     folder = existing_folder(run_or_model)
     own = provenance_in(folder)
     # An adapter is asked in its own form, which its base may never have seen.
@@ -107,6 +100,17 @@ def generate(
             for prompt, found in zip(typed, written, strict=True)
         ]
     return texts
+
+
+def _refuse_out_of_range(n: int, temperature: float, top_p: float, precision: str) -> None:
+    if precision not in get_args(Precision):
+        raise ConfigError(f"{argument('precision')} is {precision!r}; use auto, bf16 or float32.")
+    if n < 1 or temperature < 0 or not 0 < top_p <= 1:
+        name_n, name_t, name_p = map(argument, ("n", "temperature", "top_p"))
+        raise ConfigError(
+            f"{name_n} is {n}, {name_t} {temperature:g} and {name_p} {top_p:g}. "
+            f"Allowed: {name_n} from 1, {name_t} from 0, {name_p} above 0 and up to 1."
+        )
 
 
 def _precision(asked: str, device: torch.device, reporter: Reporter) -> Literal["bf16", "float32"]:
