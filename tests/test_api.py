@@ -6,10 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 import toque
 from toque.cooking.cookbook.generate import write_cookbook
 from toque.errors import ConfigError, ToqueError
+from toque.models.precision import has_fast_bf16
+from toque.reporter import Silent
 
 TINY = {
     "model": {
@@ -148,10 +151,44 @@ def test_a_reporter_hears_what_a_command_prints(capfd):
     assert err.startswith("toque ")
 
 
+class Noticing(Silent):
+    def __init__(self) -> None:
+        self.notices: list[str] = []
+
+    def notice(self, text: str) -> None:
+        self.notices.append(text)
+
+
+def drawn(run: toque.TrainedRun, precision: str, reporter: toque.Reporter) -> list[str]:
+    """Draws from nearly even probabilities, which rounding moves."""
+    texts = toque.generate(
+        run, "soup", n=16, temperature=2.0, max_new_tokens=48, precision=precision,
+        reporter=reporter,
+    )  # fmt: skip
+    return [each.text for each in texts]
+
+
+def test_precision_is_that_of_the_products(run, monkeypatch):
+    heard = Noticing()
+    exact, rounded = drawn(run, "float32", heard), drawn(run, "bf16", heard)
+    assert exact != rounded
+    fast = has_fast_bf16(torch.device("cpu"))
+    assert drawn(run, "auto", heard) == (rounded if fast else exact)
+    # What a processor without these instructions does.
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    heard.notices.clear()
+    assert drawn(run, "auto", heard) == exact
+    assert heard.notices == []
+    assert drawn(run, "bf16", heard) != exact
+    assert "This cpu has no bf16 in hardware" in heard.notices[0]
+
+
 REFUSED = {
     "n": lambda run: toque.generate(run, "x", n=0),
     "temperature": lambda run: toque.generate(run, "x", temperature=-1.0),
     "top_p": lambda run: toque.generate(run, "x", top_p=0.0),
+    "precision": lambda run: toque.generate(run, "x", precision="int8"),
     "prompts": toque.generate,
     "file": lambda run: toque.generate(run, file="nothing.txt"),
     "task": lambda run: toque.classify(run, "x", task="write"),

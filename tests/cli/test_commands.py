@@ -66,6 +66,8 @@ REFUSED = {
     "generate run --task write --prompt x": "Texts are written without --task",
     "generate run --choices a --prompt x": "--choices Healthy --choices Indulgent",
     "generate run --task difficulty --adapter x --prompt x": "--adapter writes texts",
+    "generate run --task difficulty --precision bf16 --prompt x": "weigh their answers in float32",
+    "generate run --choices a --choices b --precision auto --prompt x": "Leave --precision out",
     "export run --to run": "Name another folder with --to",
     "export run --to x --format onnx": "--format is 'onnx'",
     "report run --out run": "Name another file with --out",

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -143,6 +143,7 @@ def generate(
     seed: int = 0,
     raw: bool = False,
     device: str = "auto",
+    precision: Literal["auto", "bf16", "float32"] = "float32",
     json: bool = False,
 ) -> None:
     """Write text for one or more prompts, or choose one of a few answers.
@@ -166,6 +167,9 @@ def generate(
         seed: the same seed writes the same texts.
         raw: send the prompt as it is, not in the form the model was trained on.
         device: auto takes the GPU where there is one; or cpu, cuda, cuda:N.
+        precision: of the products that write. bf16 is faster where the processor has it; at two
+            tokens about equally likely a text may then part from float32's, and depend on what is
+            written beside it. auto: bf16 there alone.
         json: one JSON object a line, for programs.
     """
     prompts, chosen = prompt or [], choices or []
@@ -187,11 +191,12 @@ def generate(
             seed=seed,
             raw=raw,
             device=device,
+            precision=precision,
             on_text=shown,
             reporter=reporter(),
         )
     else:
-        _refuse_adapters(adapter)
+        _refuse_beside_choices(adapter, precision)
         from toque.workflows.classify import classify
 
         texts = classify(
@@ -207,14 +212,6 @@ def generate(
     _print_texts(texts, shown, json=json)
 
 
-def _refuse_adapters(adapters: Sequence[Path] | None) -> None:
-    if adapters:
-        raise ConfigError(
-            "--adapter writes texts with each of several adapters, and --task and --choices ask "
-            "one model. Name the adapter's own folder as the model."
-        )
-
-
 def _print_texts(
     texts: Sequence[Written | Answer], shown: TextsAsWritten | None, *, json: bool
 ) -> None:
@@ -228,6 +225,19 @@ def _print_texts(
             print(dumps(each.record(), ensure_ascii=False) if json else each, flush=True)
     if said := hint_of(texts):
         reporter().notice(said)
+
+
+def _refuse_beside_choices(adapter: list[Path] | None, precision: str) -> None:
+    if adapter:
+        raise ConfigError(
+            "--adapter writes texts with each of several adapters, and --task and --choices ask "
+            "one model. Name the adapter's own folder as the model."
+        )
+    if precision != "float32":
+        raise ConfigError(
+            f"--precision {precision} is for texts, and --task and --choices weigh their answers "
+            "in float32. Leave --precision out."
+        )
 
 
 def export(

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from toque.errors import ConfigError
 from toque.keyed_random import key_of
+from toque.models.precision import has_fast_bf16
 from toque.training.distributed.collectives import Ranks
 from toque.training.glibc_malloc import keep_freed_memory
 from toque.training.optim.factory import step_if
@@ -244,13 +245,11 @@ def _precision(
 
 
 def _fastest(device: torch.device, *, fp16_is_safe: bool) -> Precision:
+    if has_fast_bf16(device):
+        return "bf16"
     if device.type == "cuda":
-        if torch.cuda.is_bf16_supported(including_emulation=False):
-            return "bf16"
         return "fp16" if fp16_is_safe else "float32"
-    # Without these instructions bfloat16 products are emulated, slower than float32.
-    fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()  # noqa: SLF001
-    return "bf16" if fast else "float32"
+    return "float32"
 
 
 def _autocast_failure(device: torch.device, dtype: torch.dtype) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
 
 from toque.errors import ConfigError, argument
 from toque.models.loading.provenance import Provenance, form_named, provenance_of
@@ -12,6 +13,11 @@ from toque.workflows.asking.provenance import provenance_in, writes_recipes
 from toque.workflows.prompt_files import read_prompts
 from toque.workflows.results import Model, Written, existing_folder
 from toque.workflows.texts_in_order import InOrder, OnText
+
+if TYPE_CHECKING:
+    import torch
+
+Precision = Literal["auto", "bf16", "float32"]
 
 
 def generate(
@@ -28,6 +34,7 @@ def generate(
     raw: bool = False,
     device: str = "auto",
     on_text: OnText | None = None,
+    precision: Precision = "float32",
     reporter: Reporter = SILENT,
 ) -> list[Written]:
     """Write texts for prompts.
@@ -47,6 +54,9 @@ def generate(
         device: auto, the GPU where there is one; or cpu, cuda, cuda:N.
         on_text: called with the number of a text and the text so far whenever it has grown, one
             text after the other in their order.
+        precision: of the matrix products. bf16 is faster where the processor has it; where two
+            tokens are about equally likely, a text may then part from float32's, and depend on
+            what is written beside it. auto: bf16 there, float32 elsewhere.
         reporter: hears of progress, where nobody hears of the texts themselves.
 
     Raises:
@@ -54,13 +64,9 @@ def generate(
         DataError: a file that cannot be read.
         CheckpointError: a run without a checkpoint, or a damaged record of how it was trained.
     """
-    _refuse_out_of_range(n, temperature, top_p)
+    _refuse_out_of_range(n, temperature, top_p, precision)
     folder = existing_folder(run_or_model)
-    own = provenance_in(folder)
-    # An adapter is asked in its own form, which its base may never have seen.
-    asked: list[tuple[str | Path | None, Provenance]] = [
-        (adapter, provenance_of(Path(adapter)) or own) for adapter in adapters
-    ] or [(None, own)]
+    asked = _asked(adapters, provenance_in(folder))
     each = [
         [t for t in _texts(prompts, file, record, raw=raw) for _ in range(n)] for _, record in asked
     ]
@@ -71,6 +77,7 @@ def generate(
         from toque.workflows.open_model import open_model
 
         opened = open_model(folder, device=device)
+    computed = _precision(precision, opened.model.device, reporter)
     texts: list[Written] = []
     for i, ((adapter, record), typed) in enumerate(zip(asked, each, strict=True)):
         if adapter is not None:
@@ -90,6 +97,7 @@ def generate(
                 temperature=temperature or 1.0,
                 top_p=top_p,
                 seed=seed,
+                precision=computed,
                 on_progress=count,
                 on_token=watch,
             )
@@ -100,13 +108,38 @@ def generate(
     return texts
 
 
-def _refuse_out_of_range(n: int, temperature: float, top_p: float) -> None:
+def _asked(
+    adapters: Sequence[str | Path], own: Provenance
+) -> list[tuple[str | Path | None, Provenance]]:
+    """Who writes, and the form it is asked in: an adapter's own, which its base may not know."""
+    named: list[tuple[str | Path | None, Provenance]] = [
+        (adapter, provenance_of(Path(adapter)) or own) for adapter in adapters
+    ]
+    return named or [(None, own)]
+
+
+def _refuse_out_of_range(n: int, temperature: float, top_p: float, precision: str) -> None:
+    if precision not in get_args(Precision):
+        raise ConfigError(f"{argument('precision')} is {precision!r}; use auto, bf16 or float32.")
     if n < 1 or temperature < 0 or not 0 < top_p <= 1:
         name_n, name_t, name_p = map(argument, ("n", "temperature", "top_p"))
         raise ConfigError(
             f"{name_n} is {n}, {name_t} {temperature:g} and {name_p} {top_p:g}. "
             f"Allowed: {name_n} from 1, {name_t} from 0, {name_p} above 0 and up to 1."
         )
+
+
+def _precision(asked: str, device: torch.device, reporter: Reporter) -> Literal["bf16", "float32"]:
+    """What `asked` means on this machine; says it where bf16 costs time."""
+    from toque.models.precision import has_fast_bf16
+
+    fast = has_fast_bf16(device)
+    if asked == "bf16" and not fast:
+        reporter.notice(
+            f"This {device.type} has no bf16 in hardware: its products are emulated, which is "
+            "slower than float32. Leave the precision at float32, or say auto."
+        )
+    return "bf16" if asked == "bf16" or (asked == "auto" and fast) else "float32"
 
 
 def _texts(

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from toque.models.families import family_of, head_size
+from toque.models.generation.bf16_products import has_bf16_products
 
 PREFILL_TOKENS = 4096
 """Prompt tokens, padding included, that one forward of the prefill reads; bounds its memory."""
@@ -37,6 +38,8 @@ class Decoding(ABC):
 
 def cache_dtype(core: PreTrainedModel) -> torch.dtype:
     """Precision of the KV cache: that of the matrix products."""
+    if has_bf16_products(core):
+        return torch.bfloat16
     kind = core.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else core.dtype
 

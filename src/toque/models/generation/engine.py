@@ -17,6 +17,7 @@ from toque.models.families import family_of, max_positions, unwrapped
 from toque.models.forward.compile import compile_disabled
 from toque.models.forward.packed import output_head
 from toque.models.generation.base import Decoding, cache_dtype, cache_shape
+from toque.models.generation.bf16_products import with_bf16_products
 from toque.models.generation.causal import CausalDecoding
 from toque.models.generation.int8_argmax import WORTHWHILE_STEPS, Int8Argmax, supports_int8
 from toque.models.generation.kv_cache import SPARE
@@ -25,6 +26,7 @@ from toque.models.generation.t5 import T5Decoding
 from toque.reporter import Count, uncounted
 
 OnToken = Callable[[int, int | None], object]
+Precision = Literal["float32", "bf16"]
 
 MOST_ROWS: Final = {"cpu": 160, "cuda": 256}
 """More rows gain nothing on a CPU (measured); the number for CUDA is a guess.
@@ -47,6 +49,7 @@ def generate(
     top_p: float = 1.0,
     seed: int = 0,
     batch_rows: int | None = None,
+    precision: Precision = "float32",
     on_progress: Count = uncounted,
     on_token: OnToken | None = None,
 ) -> list[list[int]]:
@@ -70,7 +73,11 @@ def generate(
         top_p: Draw from the likeliest tokens whose probabilities reach p.
         seed: With a prompt's number and the position, decides the draws.
         batch_rows: Prompts at a time; None for as many as a quarter of the free memory holds, at
-            most MOST_ROWS. Changes speed and memory, not what is written.
+            most MOST_ROWS. Changes speed and memory; what is written only in bf16 (see there).
+        precision: Of the matrix products and the KV cache. float32 is the model as it is (under
+            autocast, as that has it). bf16 is faster where the hardware has it. Where two tokens
+            are about equally likely, a text may then part from float32's, and from its own with
+            other rows beside it: the sums of a product depend on how many rows it has.
         on_progress: Called after every token with (finished prompts, all prompts, share of the
             work); the share counts tokens, and every answer as the longest until it has ended.
         on_token: Called with a prompt's number and its next token as soon as it is written, and
@@ -82,14 +89,15 @@ def generate(
     core = unwrapped(model)
     chooser = TokenChooser(strategy, temperature, top_k, top_p, seed)
     limits = _limits(core, prompts, max_new_tokens)
-    if batch_rows is None:
-        batch_rows = evened(affordable_rows(core, prompts, limits), len(prompts))
-    if batch_rows < 1:
+    if batch_rows is not None and batch_rows < 1:
         raise ConfigError(f"batch_rows is {batch_rows}; it must be at least 1.")
     answers: list[list[int]] = [[] for _ in prompts]
     done, covered, whole = 0, 0, sum(limits)
     on_progress(0, len(prompts), 0.0)
     with torch.inference_mode(), compile_disabled(model), _evaluating(model):
+        core = with_bf16_products(core) if precision == "bf16" else core
+        if batch_rows is None:
+            batch_rows = evened(affordable_rows(core, prompts, limits), len(prompts))
         family = T5Decoding if family_of(core.config).is_encoder_decoder else CausalDecoding
         rows = family(
             core,

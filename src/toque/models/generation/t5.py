@@ -136,7 +136,8 @@ class T5Decoding(Decoding):
             attention = self.decoder.block[0].layer[0].SelfAttention
             columns = widest + 256
             bias = attention.compute_bias(1, columns, past_seen_tokens=columns - 1)
-            self._position_bias = bias.to(self.dtype)
+            # A CPU adds it to float32 scores; SDPA wants the keys' precision.
+            self._position_bias = bias if bias.device.type == "cpu" else bias.to(self.dtype)
         biased = []
         for part in windows:
             bias = self._position_bias[..., part.columns.start - part.columns.stop :]

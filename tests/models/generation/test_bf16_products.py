@@ -1,0 +1,97 @@
+"""Generation in bf16: the texts of float32 where margins are clear, the model left as it is."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from tiny import EOS, PAD, VOCAB
+from toque.models.generation.base import cache_dtype
+from toque.models.generation.bf16_products import (
+    Bf16Linear,
+    has_bf16_products,
+    with_bf16_products,
+)
+from toque.models.generation.engine import generate
+
+PROMPTS = [[5, 9, 7, 3, 8, 6, 4], [12, 5], [9, 9, 30, 11], [7]]
+IDS = {"eos_id": EOS, "pad_id": PAD}
+
+
+def written(model, rows=None):
+    return generate(model, PROMPTS, max_new_tokens=12, precision="bf16", batch_rows=rows, **IDS)
+
+
+def test_a_product_is_that_of_rounded_factors():
+    torch.manual_seed(0)
+    layer = nn.Linear(48, 40)
+    states = torch.randn(3, 48)
+    got = Bf16Linear(layer.weight, layer.bias)(states)
+    rounded = [t.detach().bfloat16().double() for t in (states, layer.weight, layer.bias)]
+    exact = rounded[0] @ rounded[1].T + rounded[2]
+    assert got.dtype == torch.float32
+    # One rounding to 8 bits at the end, besides the order of the float32 sum.
+    assert torch.all((got - exact).abs() <= exact.abs() * 2.0**-8 + 1e-6)
+
+
+def test_every_linear_layer_but_the_head_is_replaced_and_the_model_is_not(kind, tiny):
+    model = tiny(kind)
+    before = copy.deepcopy(model)
+    twin = with_bf16_products(model)
+    left = [name for name, m in twin.named_modules() if isinstance(m, nn.Linear)]
+    assert left == ["lm_head"]
+    assert has_bf16_products(twin)
+    assert cache_dtype(twin) == torch.bfloat16
+    assert not has_bf16_products(model)
+    assert cache_dtype(model) == torch.float32
+    written(model)
+    for (name, old), (_, new) in zip(
+        before.named_parameters(), model.named_parameters(), strict=True
+    ):
+        assert torch.equal(old, new), name
+    assert [type(m) for m in before.modules()] == [type(m) for m in model.modules()]
+
+
+def test_a_text_parts_from_float32s_at_a_near_tie_alone(kind, tiny):
+    """The first other token is, in float32, nearly as likely as the one float32 writes."""
+    model = tiny(kind)
+    single = generate(model, PROMPTS, max_new_tokens=12, **IDS)
+    for prompt, mine, other in zip(PROMPTS, written(model), single, strict=True):
+        if mine == other:
+            continue
+        a, b = [*mine, EOS], [*other, EOS]
+        at = next(i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
+        with torch.inference_mode():
+            if model.config.is_encoder_decoder:
+                begun = torch.tensor([[PAD, *mine[:at]]])
+                logits = model(input_ids=torch.tensor([prompt]), decoder_input_ids=begun).logits
+            else:
+                logits = model(input_ids=torch.tensor([prompt + mine[:at]])).logits
+        last = logits[0, -1]
+        # Sixteen roundings of 2**-8, measured by how far the tokens' logits lie apart.
+        assert last[b[at]] - last[a[at]] <= last.std() * 2.0**-4
+
+
+def test_the_same_texts_again(kind, tiny):
+    model = tiny(kind)
+    assert written(model) == written(model)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_draws_come_in_bf16_too(kind, rows, tiny):
+    model = tiny(kind)
+    texts = generate(
+        model,
+        PROMPTS,
+        max_new_tokens=6,
+        strategy="sample",
+        top_p=0.9,
+        precision="bf16",
+        batch_rows=rows,
+        **IDS,
+    )
+    assert len(texts) == len(PROMPTS)
+    assert all(0 <= token < VOCAB for text in texts for token in text)
