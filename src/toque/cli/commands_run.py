@@ -142,6 +142,7 @@ def generate(
     top_p: float = 0.95,
     seed: int = 0,
     raw: bool = False,
+    must_use: bool = False,
     json: bool = False,
 ) -> None:
     """Write text for one or more prompts, or choose one of a few answers.
@@ -162,6 +163,7 @@ def generate(
         top_p: sample from the likeliest tokens that together have this probability.
         seed: the same seed writes the same texts.
         raw: send the prompt as it is, not in the form the model was trained on.
+        must_use: hold each recipe to its form and to the ingredients of its prompt: all are listed.
         json: one JSON object a line.
     """
     prompts, chosen = prompt or [], choices or []
@@ -181,7 +183,13 @@ def generate(
             top_p=top_p,
             seed=seed,
             raw=raw,
+            must_use=must_use,
             reporter=reporter(),
+        )
+    elif must_use:
+        raise ConfigError(
+            "--must-use holds recipes to their ingredients, and --task and --choices ask for no "
+            "recipe. Leave one of them out."
         )
     elif adapter:
         raise ConfigError(

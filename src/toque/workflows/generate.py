@@ -25,6 +25,7 @@ def generate(
     max_new_tokens: int | None = None,
     seed: int = 0,
     raw: bool = False,
+    must_use: bool = False,
     reporter: Reporter = SILENT,
 ) -> list[Written]:
     """Write texts for prompts.
@@ -41,10 +42,11 @@ def generate(
         max_new_tokens: longest text; what the model was trained on when None.
         seed: the same seed writes the same texts.
         raw: send prompts as they are, not in the form the model was trained on.
+        must_use: hold recipes to their form and to the ingredients of their prompts.
         reporter: hears of progress.
 
     Raises:
-        ConfigError: no prompt, or a number out of range.
+        ConfigError: no prompt, a number out of range, or `must_use` where it cannot be.
         DataError: a file that cannot be read.
         CheckpointError: a run without a checkpoint, or a damaged record of how it was trained.
     """
@@ -68,12 +70,14 @@ def generate(
         from toque.models.generation.engine import generate as generate_ids
         from toque.models.lora.files import load_adapter
         from toque.workflows.open_model import open_model
+        from toque.workflows.structured_writing import recipe_constraint
 
         opened = open_model(folder)
     texts = []
     for i, ((adapter, record), typed) in enumerate(zip(asked, each, strict=True)):
         if adapter is not None:
             load_adapter(opened.model, Path(adapter), name=f"adapter_{i}")
+        held = recipe_constraint(opened.codec, typed, record) if must_use else None
         with counting(reporter, "writing", "texts") as count:
             written = generate_ids(
                 opened.model,
@@ -85,6 +89,7 @@ def generate(
                 temperature=temperature or 1.0,
                 top_p=top_p,
                 seed=seed,
+                constraint=held,
                 on_progress=count,
             )
         by = None if adapter is None else str(adapter)

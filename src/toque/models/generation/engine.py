@@ -18,6 +18,7 @@ from toque.models.forward.compile import compile_disabled
 from toque.models.forward.packed import output_head
 from toque.models.generation.base import Decoding, cache_dtype, cache_shape
 from toque.models.generation.causal import CausalDecoding
+from toque.models.generation.constraints import Constraint
 from toque.models.generation.int8_argmax import WORTHWHILE_STEPS, Int8Argmax, supports_int8
 from toque.models.generation.kv_cache import SPARE
 from toque.models.generation.sampling import TokenChooser
@@ -45,6 +46,7 @@ def generate(
     top_p: float = 1.0,
     seed: int = 0,
     batch_rows: int | None = None,
+    constraint: Constraint | None = None,
     on_progress: Count = uncounted,
 ) -> list[list[int]]:
     """The tokens a model writes after each prompt, without the end token.
@@ -68,6 +70,7 @@ def generate(
         seed: With a prompt's number and the position, decides the draws.
         batch_rows: Prompts at a time; None for as many as a quarter of the free memory holds, at
             most MOST_ROWS. Changes speed and memory, not what is written.
+        constraint: Takes away tokens that may not come next; see `constraints.py`.
         on_progress: Called after every token with (finished prompts, all prompts, share of the
             work); the share counts tokens, and every answer as the longest until it has ended.
 
@@ -92,7 +95,9 @@ def generate(
             columns=_longest(core, prompts, limits),
             pad_id=pad_id,
         )
-        written = _write(rows, core, prompts, answers, limits, chooser, eos_id, batch_rows)
+        written = _write(
+            rows, core, prompts, answers, limits, chooser, eos_id, batch_rows, constraint
+        )
         for finished, tokens in written:
             done, covered = done + finished, covered + tokens
             on_progress(done, len(prompts), covered / whole)
@@ -120,6 +125,7 @@ def _write(
     chooser: TokenChooser,
     eos_id: int,
     batch_rows: int,
+    constraint: Constraint | None,
 ) -> Iterator[tuple[int, int]]:
     """Fill the answers; yields after each token (answers finished, tokens nearer to all limits).
 
@@ -128,7 +134,7 @@ def _write(
     n_rows = min(batch_rows, len(prompts))
     head = _Head(core, n_rows)
     pays = chooser.strategy == "greedy" and max(limits, default=0) >= WORTHWHILE_STEPS
-    by_int8 = pays and supports_int8(head.weight, head.bias)
+    by_int8 = pays and constraint is None and supports_int8(head.weight, head.bias)
     argmax = Int8Argmax(head.weight, rows=n_rows) if by_int8 else None
     waiting = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i))
     alive: list[int] = []
@@ -142,8 +148,11 @@ def _write(
         if argmax is not None:
             tokens = argmax(hidden).tolist()
         else:
-            places = [len(answers[number]) for number in alive]
-            tokens = chooser.choose(head(hidden), prompts=alive, positions=places).tolist()
+            logits, so_far = head(hidden), [answers[number] for number in alive]
+            if constraint is not None:
+                logits = constraint(logits, prompts=alive, answers=so_far)
+            places = list(map(len, so_far))
+            tokens = chooser.choose(logits, prompts=alive, positions=places).tolist()
         over: list[int] = []
         covered = len(alive)
         for row, (number, token) in enumerate(zip(alive, tokens, strict=True)):
