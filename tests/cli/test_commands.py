@@ -148,6 +148,20 @@ def test_generated_texts_as_json(kitchen, capsys):
 
 
 @pytest.mark.usefixtures("kitchen")
+def test_a_text_must_use_what_its_prompt_asks_for(capsys):
+    pytest.importorskip("llguidance")
+    words = ["generate", "run", "--prompt", "soup: leeks, brown rice", "--json", "--seed", "2"]
+    assert main(words) == 0
+    assert main([*words, "--must-use"]) == 0
+    free, held = map(json.loads, capsys.readouterr().out.splitlines())
+    assert free["metrics"]["ingredient_coverage"] == 0.0
+    assert held["metrics"]["ingredient_coverage"] == 1.0
+    listed = held["text"].partition("\n\n")[0].splitlines()
+    assert listed[0] == "Ingredients:"
+    assert all(any(name in line for line in listed[1:3]) for name in ("leek", "brown rice"))
+
+
+@pytest.mark.usefixtures("kitchen")
 def test_preparing_names_its_parts_in_a_pipe(capsys):
     assert main(["prepare", "run.yaml", "data.store=store2"]) == 0
     assert capsys.readouterr().err.splitlines() == [

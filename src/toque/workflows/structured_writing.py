@@ -40,6 +40,7 @@ def recipe_constraint(codec: Codec, prompts: Sequence[str], record: Provenance) 
             tokenizer_json=codec.tokenizer_json,
             eos_id=codec.eos_id,
             break_id=codec.newline_id,
+            encode=codec.encode,
             decode=codec.decode,
         ),
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -55,6 +55,7 @@ class Spelling:
     eos_id: int
     break_id: int | None
     """The marker that stands for a line break; None where the vocabulary holds "\\n"."""
+    encode: Callable[[str], Sequence[int]]
     decode: Callable[[Sequence[int]], str]
 
 
@@ -74,7 +75,7 @@ class FormConstraint:
         self._forms, self._spelling = forms, spelling
         self._tokens: LLTokenizer = _tokens_of(spelling)
         # What begins a line with "▁", which a decoder takes away, is read with a blank before it.
-        begins_blank = self._tokens.decode_bytes(self._tokens.tokenize_str("a")).startswith(b" ")
+        begins_blank = self._tokens.decode_bytes([*spelling.encode("a")]).startswith(b" ")
         self._start = " ?" if begins_blank else ""
         self._break = r"\n ?" if begins_blank and spelling.break_id is not None else r"\n"
         self._compiled: dict[str, LLMatcher] = {}
@@ -155,40 +156,62 @@ def _library() -> Any:
 
 
 def _tokens_of(spelling: Spelling) -> LLTokenizer:
-    """The vocabulary as llguidance reads it: the marker of a line break is one."""
+    """The vocabulary as llguidance reads it."""
+    lib = _library()
     tokenizer = json.loads(spelling.tokenizer_json)
-    if spelling.break_id is not None:
-        _spell_break(tokenizer, spelling.break_id)
     decoder = tokenizer.get("decoder") or {}
-    if decoder.get("type") == "Metaspace":
-        # llguidance knows it by its parts only.
+    drops_blanks = decoder.get("type") == "Metaspace"
+    if drops_blanks:
+        # llguidance knows it by its parts only, and by ByteFallback among them.
         blank = {"type": "Replace", "pattern": {"String": decoder["replacement"]}, "content": " "}
-        tokenizer["decoder"] = {"type": "Sequence", "decoders": [blank, {"type": "Fuse"}]}
+        parts = [blank, {"type": "ByteFallback"}, {"type": "Fuse"}]
+        tokenizer["decoder"] = {"type": "Sequence", "decoders": parts}
     try:
-        found: LLTokenizer = _library().LLTokenizer(
-            json.dumps(tokenizer), eos_token=spelling.eos_id
-        )
+        found: LLTokenizer = lib.LLTokenizer(json.dumps(tokenizer), eos_token=spelling.eos_id)
     except ValueError as error:
         raise ConfigError(
             f"llguidance does not read this model's tokenizer: {error}. Texts can be held to a "
             "form with byte-level, SentencePiece BPE and unigram vocabularies; write without it."
         ) from error
-    return found
+    if not drops_blanks and spelling.break_id is None:
+        return found
+    # Such a tokenizer has no tokens for a lone " " or "\n", which llguidance asks it for.
+    pieces = _Pieces(found, spelling)
+    return cast("LLTokenizer", lib.LLTokenizer(lib.TokenizerWrapper(pieces)))
 
 
-def _spell_break(tokenizer: dict[str, Any], break_id: int) -> None:
-    for added in tokenizer["added_tokens"]:
-        if added["id"] == break_id:
-            marker, added["content"], added["special"] = added["content"], "\n", False
-            break
-    else:
-        marker = None
-    vocab = tokenizer["model"]["vocab"]
-    if isinstance(vocab, list):  # of a unigram model: pairs of a piece and its score
-        if break_id < len(vocab):
-            vocab[break_id][0] = "\n"
-    elif marker in vocab:
-        vocab["\n"] = vocab.pop(marker)
+class _Pieces:
+    """A vocabulary by the bytes of its tokens, the longest first; llguidance names the attributes.
+
+    Args:
+        tokens: Tells the bytes.
+        spelling: Tells the marker of a line break.
+    """
+
+    def __init__(self, tokens: LLTokenizer, spelling: Spelling) -> None:
+        every = range(tokens.vocab_size)
+        self.eos_token_id, self.bos_token_id = spelling.eos_id, None
+        self.tokens = [tokens.decode_bytes([token]) for token in every]
+        self.special_token_ids = [t for t in every if tokens.is_special_token(t)]
+        if spelling.break_id is not None:
+            self.tokens[spelling.break_id] = b"\n"
+            if spelling.break_id in self.special_token_ids:
+                self.special_token_ids.remove(spelling.break_id)
+        special = set(self.special_token_ids)
+        self._ids = {piece: t for t, piece in enumerate(self.tokens) if t not in special}
+        self._longest = max(map(len, self._ids))
+
+    def __call__(self, text: bytes) -> list[int]:
+        """Tokens of the text up to the first byte that no token begins with."""
+        ids: list[int] = []
+        while text:
+            sizes = range(min(self._longest, len(text)), 0, -1)
+            size = next((size for size in sizes if text[:size] in self._ids), 0)
+            if not size:
+                break
+            ids.append(self._ids[text[:size]])
+            text = text[size:]
+        return ids
 
 
 def _refuse_error(matcher: LLMatcher, number: int) -> None:
