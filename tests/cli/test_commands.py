@@ -66,6 +66,7 @@ REFUSED = {
     "generate run --task write --prompt x": "Texts are written without --task",
     "generate run --choices a --prompt x": "--choices Healthy --choices Indulgent",
     "generate run --task difficulty --adapter x --prompt x": "--adapter writes texts",
+    "generate run --task difficulty --must-use --prompt x": "--must-use holds recipes",
     "export run --to run": "Name another folder with --to",
     "export run --to x --format gguf": "--format is 'gguf'",
     "report run --out run": "Name another file with --out",
