@@ -186,16 +186,8 @@ def generate(
             must_use=must_use,
             reporter=reporter(),
         )
-    elif must_use:
-        raise ConfigError(
-            "--must-use holds recipes to their ingredients, and --task and --choices ask for no "
-            "recipe. Leave one of them out."
-        )
-    elif adapter:
-        raise ConfigError(
-            "--adapter writes texts with each of several adapters, and --task and --choices ask "
-            "one model. Name the adapter's own folder as the model."
-        )
+    elif must_use or adapter:
+        raise ConfigError(_ONLY_WRITES["must_use" if must_use else "adapter"])
     else:
         from toque.workflows.classify import classify
 
@@ -214,6 +206,14 @@ def generate(
 
     if said := hint_of(texts):
         reporter().notice(said)
+
+
+_ONLY_WRITES = {
+    "must_use": "--must-use holds recipes to their ingredients, and --task and --choices ask for "
+    "no recipe. Leave one of them out.",
+    "adapter": "--adapter writes texts with each of several adapters, and --task and --choices ask "
+    "one model. Name the adapter's own folder as the model.",
+}
 
 
 def export(

@@ -50,12 +50,7 @@ def generate(
         DataError: a file that cannot be read.
         CheckpointError: a run without a checkpoint, or a damaged record of how it was trained.
     """
-    if n < 1 or temperature < 0 or not 0 < top_p <= 1:
-        name_n, name_t, name_p = map(argument, ("n", "temperature", "top_p"))
-        raise ConfigError(
-            f"{name_n} is {n}, {name_t} {temperature:g} and {name_p} {top_p:g}. "
-            f"Allowed: {name_n} from 1, {name_t} from 0, {name_p} above 0 and up to 1."
-        )
+    _refuse_out_of_range(n, temperature, top_p)
     folder = existing_folder(run_or_model)
     own = provenance_in(folder)
     # An adapter is asked in its own form, which its base may never have seen.
@@ -98,6 +93,15 @@ def generate(
             for prompt, found in zip(typed, written, strict=True)
         ]
     return texts
+
+
+def _refuse_out_of_range(n: int, temperature: float, top_p: float) -> None:
+    if n < 1 or temperature < 0 or not 0 < top_p <= 1:
+        name_n, name_t, name_p = map(argument, ("n", "temperature", "top_p"))
+        raise ConfigError(
+            f"{name_n} is {n}, {name_t} {temperature:g} and {name_p} {top_p:g}. "
+            f"Allowed: {name_n} from 1, {name_t} from 0, {name_p} above 0 and up to 1."
+        )
 
 
 def _texts(
