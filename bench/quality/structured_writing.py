@@ -17,9 +17,9 @@ from toque.cooking.scoring.recipe_scores import text_metrics
 from toque.data.store.token_store import TokenStore
 from toque.evaluation.text_samples import Prompt
 from toque.models.generation.engine import generate
+from toque.workflows.asking.structured_writing import recipe_constraint
 from toque.workflows.assembly.evaluation import held_out_prompts
 from toque.workflows.open_model import OpenedModel, open_model
-from toque.workflows.structured_writing import recipe_constraint
 
 WAYS: dict[str, dict[str, Any]] = {
     "greedy": {},

@@ -64,8 +64,8 @@ def generate(
         # With torch, which answering a mistake does without.
         from toque.models.generation.engine import generate as generate_ids
         from toque.models.lora.files import load_adapter
+        from toque.workflows.asking.structured_writing import recipe_constraint
         from toque.workflows.open_model import open_model
-        from toque.workflows.structured_writing import recipe_constraint
 
         opened = open_model(folder)
     texts = []
