@@ -68,6 +68,7 @@ REFUSED = {
     "generate run --task difficulty --adapter x --prompt x": "--adapter writes texts",
     "generate run --task difficulty --precision bf16 --prompt x": "weigh their answers in float32",
     "generate run --choices a --choices b --precision auto --prompt x": "Leave --precision out",
+    "generate run --task difficulty --must-use --prompt x": "--must-use holds recipes",
     "export run --to run": "Name another folder with --to",
     "export run --to x --format onnx": "--format is 'onnx'",
     "report run --out run": "Name another file with --out",
@@ -147,6 +148,20 @@ def test_generated_texts_as_json(kitchen, capsys):
         *("soup", "soup", "cake", "cake")
     ]
     assert all({"text", "tokens", "metrics"} < f.keys() for f in found)
+
+
+@pytest.mark.usefixtures("kitchen")
+def test_a_text_must_use_what_its_prompt_asks_for(capsys):
+    pytest.importorskip("llguidance")
+    words = ["generate", "run", "--prompt", "soup: leeks, brown rice", "--json", "--seed", "2"]
+    assert main(words) == 0
+    assert main([*words, "--must-use"]) == 0
+    free, held = map(json.loads, capsys.readouterr().out.splitlines())
+    assert free["metrics"]["ingredient_coverage"] == 0.0
+    assert held["metrics"]["ingredient_coverage"] == 1.0
+    listed = held["text"].partition("\n\n")[0].splitlines()
+    assert listed[0] == "Ingredients:"
+    assert all(any(name in line for line in listed[1:3]) for name in ("leek", "brown rice"))
 
 
 @pytest.mark.usefixtures("kitchen")

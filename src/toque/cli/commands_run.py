@@ -144,6 +144,7 @@ def generate(
     raw: bool = False,
     device: str = "auto",
     precision: Literal["auto", "bf16", "float32"] = "float32",
+    must_use: bool = False,
     json: bool = False,
 ) -> None:
     """Write text for one or more prompts, or choose one of a few answers.
@@ -170,6 +171,7 @@ def generate(
         precision: of the products that write. bf16 is faster where the processor has it; at two
             tokens about equally likely a text may then part from float32's, and depend on what is
             written beside it. auto: bf16 there alone.
+        must_use: hold each recipe to its form and to the ingredients of its prompt: all are listed.
         json: one JSON object a line, for programs.
     """
     prompts, chosen = prompt or [], choices or []
@@ -192,11 +194,12 @@ def generate(
             raw=raw,
             device=device,
             precision=precision,
+            must_use=must_use,
             on_text=shown,
             reporter=reporter(),
         )
     else:
-        _refuse_beside_choices(adapter, precision)
+        _refuse_beside_choices(adapter, precision, must_use=must_use)
         from toque.workflows.classify import classify
 
         texts = classify(
@@ -227,11 +230,16 @@ def _print_texts(
         reporter().notice(said)
 
 
-def _refuse_beside_choices(adapter: list[Path] | None, precision: str) -> None:
+def _refuse_beside_choices(adapter: list[Path] | None, precision: str, *, must_use: bool) -> None:
     if adapter:
         raise ConfigError(
             "--adapter writes texts with each of several adapters, and --task and --choices ask "
             "one model. Name the adapter's own folder as the model."
+        )
+    if must_use:
+        raise ConfigError(
+            "--must-use holds recipes to their ingredients, and --task and --choices ask for "
+            "no recipe. Leave one of them out."
         )
     if precision != "float32":
         raise ConfigError(

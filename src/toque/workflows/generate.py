@@ -35,6 +35,7 @@ def generate(
     device: str = "auto",
     on_text: OnText | None = None,
     precision: Precision = "float32",
+    must_use: bool = False,
     reporter: Reporter = SILENT,
 ) -> list[Written]:
     """Write texts for prompts.
@@ -57,10 +58,12 @@ def generate(
         precision: of the matrix products. bf16 is faster where the processor has it; where two
             tokens are about equally likely, a text may then part from float32's, and depend on
             what is written beside it. auto: bf16 there, float32 elsewhere.
+        must_use: hold recipes to their form and to the ingredients of their prompts.
         reporter: hears of progress, where nobody hears of the texts themselves.
 
     Raises:
-        ConfigError: no prompt, a number out of range, or no such device.
+        ConfigError: no prompt, a number out of range, no such device, or `must_use` where it cannot
+            be.
         DataError: a file that cannot be read.
         CheckpointError: a run without a checkpoint, or a damaged record of how it was trained.
     """
@@ -74,6 +77,7 @@ def generate(
         # With torch, which answering a mistake does without.
         from toque.models.generation.engine import generate as generate_ids
         from toque.models.lora.files import load_adapter
+        from toque.workflows.asking.structured_writing import recipe_constraint
         from toque.workflows.open_model import open_model
 
         opened = open_model(folder, device=device)
@@ -82,10 +86,10 @@ def generate(
     for i, ((adapter, record), typed) in enumerate(zip(asked, each, strict=True)):
         if adapter is not None:
             load_adapter(opened.model, Path(adapter), name=f"adapter_{i}")
+        held = recipe_constraint(opened.codec, typed, record) if must_use else None
         by = None if adapter is None else str(adapter)
-        watch = on_text and InOrder(
-            on_text, typed, opened.codec.decode, adapter=by, first=len(texts)
-        )
+        decode = opened.codec.decode
+        watch = on_text and InOrder(on_text, typed, decode, adapter=by, first=len(texts))
         with counting(SILENT if watch else reporter, "writing", "texts") as count:
             written = generate_ids(
                 opened.model,
@@ -93,18 +97,17 @@ def generate(
                 max_new_tokens=max_new_tokens or record.max_new_tokens,
                 eos_id=opened.codec.eos_id,
                 pad_id=opened.codec.pad_id,
-                strategy="sample" if temperature > 0 else "greedy",
+                strategy="sample" if temperature else "greedy",
                 temperature=temperature or 1.0,
                 top_p=top_p,
                 seed=seed,
                 precision=computed,
+                constraint=held,
                 on_progress=count,
                 on_token=watch,
             )
-        texts += [
-            Written(prompt, opened.codec.decode(found), len(found), by)
-            for prompt, found in zip(typed, written, strict=True)
-        ]
+        pairs = zip(typed, written, strict=True)
+        texts += [Written(prompt, decode(found), len(found), by) for prompt, found in pairs]
     return texts
 
 

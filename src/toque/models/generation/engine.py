@@ -19,6 +19,7 @@ from toque.models.forward.packed import output_head
 from toque.models.generation.base import Decoding, cache_dtype, cache_shape
 from toque.models.generation.bf16_products import with_bf16_products
 from toque.models.generation.causal import CausalDecoding
+from toque.models.generation.constraints import Constraint
 from toque.models.generation.int8_argmax import WORTHWHILE_STEPS, Int8Argmax, supports_int8
 from toque.models.generation.kv_cache import SPARE
 from toque.models.generation.sampling import TokenChooser
@@ -50,6 +51,7 @@ def generate(
     seed: int = 0,
     batch_rows: int | None = None,
     precision: Precision = "float32",
+    constraint: Constraint | None = None,
     on_progress: Count = uncounted,
     on_token: OnToken | None = None,
 ) -> list[list[int]]:
@@ -78,6 +80,7 @@ def generate(
             autocast, as that has it). bf16 is faster where the hardware has it. Where two tokens
             are about equally likely, a text may then part from float32's, and from its own with
             other rows beside it: the sums of a product depend on how many rows it has.
+        constraint: Takes away tokens that may not come next; see `constraints.py`.
         on_progress: Called after every token with (finished prompts, all prompts, share of the
             work); the share counts tokens, and every answer as the longest until it has ended.
         on_token: Called with a prompt's number and its next token as soon as it is written, and
@@ -106,7 +109,9 @@ def generate(
             pad_id=pad_id,
         )
         told = on_token or _untold
-        steps = _write(rows, core, prompts, answers, limits, chooser, eos_id, batch_rows, told)
+        steps = _write(
+            rows, core, prompts, answers, limits, chooser, eos_id, batch_rows, told, constraint
+        )
         for finished, tokens in steps:
             done, covered = done + finished, covered + tokens
             on_progress(done, len(prompts), covered / whole)
@@ -139,6 +144,7 @@ def _write(
     eos_id: int,
     batch_rows: int,
     on_token: OnToken,
+    constraint: Constraint | None,
 ) -> Iterator[tuple[int, int]]:
     """Fill the answers; yields after each token (answers finished, tokens nearer to all limits).
 
@@ -147,7 +153,7 @@ def _write(
     n_rows = min(batch_rows, len(prompts))
     head = _Head(core, n_rows)
     pays = chooser.strategy == "greedy" and max(limits, default=0) >= WORTHWHILE_STEPS
-    by_int8 = pays and supports_int8(head.weight, head.bias)
+    by_int8 = pays and constraint is None and supports_int8(head.weight, head.bias)
     argmax = Int8Argmax(head.weight, rows=n_rows) if by_int8 else None
     waiting = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i))
     alive: list[int] = []
@@ -161,8 +167,11 @@ def _write(
         if argmax is not None:
             tokens = argmax(hidden).tolist()
         else:
-            places = [len(answers[number]) for number in alive]
-            tokens = chooser.choose(head(hidden), prompts=alive, positions=places).tolist()
+            logits, so_far = head(hidden), [answers[number] for number in alive]
+            if constraint is not None:
+                logits = constraint(logits, prompts=alive, answers=so_far)
+            places = list(map(len, so_far))
+            tokens = chooser.choose(logits, prompts=alive, positions=places).tolist()
         over: list[int] = []
         covered = len(alive)
         for row, (number, token) in enumerate(zip(alive, tokens, strict=True)):
