@@ -155,9 +155,7 @@ def measure(a: argparse.Namespace) -> harness.Result:
             grown = memory_of(address[1]) - began
             same = texts() == before
     wrong = {
-        name: dict(found)
-        for name, found in codes.items()
-        if not found.keys() <= KINDS[name][1]
+        name: dict(found) for name, found in codes.items() if not found.keys() <= KINDS[name][1]
     }
     passes = not wrong and same and grown <= a.megabytes
     return harness.Result(

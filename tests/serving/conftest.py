@@ -36,7 +36,7 @@ def codecs(tokenizers_at: dict[str, Path]) -> dict[str, Codec]:
 
 
 def build(codec: Codec, family: str = "gpt2"):
-    """Weights drawn wide, so that answers differ; the end token is likely enough to come."""
+    """Weights drawn wide, so that answers differ."""
     wide = {} if family == "t5" else {"initializer_range": 0.3}
     return build_model(
         family=family, shape=shape_of(family, positions=96, **wide), vocab_size=codec.vocab_size,
@@ -44,14 +44,24 @@ def build(codec: Codec, family: str = "gpt2"):
     ).eval()  # fmt: skip
 
 
+def eager_to_end(model, eos_id: int):
+    """The model with the end token's logit raised, so that answers differ in length."""
+    head = model.get_output_embeddings()
+    with torch.no_grad():
+        weight = head.weight.clone()
+        weight[eos_id] *= 2.2 * weight.norm(dim=1).mean() / weight[eos_id].norm()
+        head.weight = torch.nn.Parameter(weight)
+    return model
+
+
 def asked(typed: str) -> str:
     return f"Recipe for {typed}"
 
 
-def served_as(name: str, codec: Codec, family: str = "gpt2", model=None) -> ServedModel:
+def served_as(name: str, codec: Codec, family: str) -> ServedModel:
     return ServedModel(
         name=name,
-        model=build(codec, family) if model is None else model,
+        model=eager_to_end(build(codec, family), codec.eos_id),
         codec=codec,
         record=Provenance(form="pairs", max_new_tokens=24),
         asked=asked,
@@ -65,7 +75,7 @@ def served(request: pytest.FixtureRequest, codecs: dict[str, Codec]) -> ServedMo
 
 @pytest.fixture(scope="session")
 def gpt2(codecs: dict[str, Codec]) -> ServedModel:
-    return served_as("tiny", codecs["gpt2"])
+    return served_as("tiny", codecs["gpt2"], "gpt2")
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from toque.serving.errors import RequestError
 from toque.serving.served import ServedModels
 from toque.serving.writing import Writing
 
+
 async def written(batcher, served, orders, stops=()):
     """The ids and the text of every order, and its end."""
     ids, texts, ends = ([[] for _ in orders], [""] * len(orders), [None] * len(orders))
@@ -43,7 +44,7 @@ def within(models, work, *, rows=4, queue=100):
 
 async def settled(batcher):
     """Wait until nothing is written and nothing waits."""
-    while batcher.n_live or batcher.n_waiting:
+    while batcher.n_live or batcher.n_waiting:  # noqa: ASYNC110  # the thread sets no event
         await asyncio.sleep(0.001)
 
 

@@ -6,6 +6,8 @@ import http.client
 import json
 import socket
 import threading
+from contextlib import closing
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import pytest
@@ -16,22 +18,32 @@ from toque.serving.served import ServedModels
 ASK = {"model": "tiny", "prompt": "rice", "temperature": 0}
 
 
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
 def open_to(address):
     there = urlsplit(address)
     return http.client.HTTPConnection(there.hostname, there.port, timeout=60)
 
 
-def ask(address, path="/v1/completions", headers=None, **fields):
-    connection = open_to(address)
-    sent = {"Content-Type": "application/json", **(headers or {})}
-    connection.request("POST", path, json.dumps(ASK | fields), sent)
-    return connection.getresponse()
+def sent(address, method, path, body=None, headers=None):
+    with closing(open_to(address)) as connection:
+        connection.request(method, path, body, headers or {})
+        answer = connection.getresponse()
+        return Answer(answer.status, dict(answer.getheaders()), answer.read())
+
+
+def ask(address, headers=None, **fields):
+    kind = {"Content-Type": "application/json", **(headers or {})}
+    return sent(address, "POST", "/v1/completions", json.dumps(ASK | fields), kind)
 
 
 def metric(address, name):
-    connection = open_to(address)
-    connection.request("GET", "/metrics")
-    lines = connection.getresponse().read().decode().splitlines()
+    lines = sent(address, "GET", "/metrics").body.decode().splitlines()
     return next(float(line.split()[-1]) for line in lines if line.startswith(name))
 
 
@@ -54,8 +66,8 @@ def test_a_client_that_goes_away_frees_its_place(gpt2, serving):
             gone.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
             until(lambda: metric(address, "toque_live_texts") == 1)
             gone.sock.close()
-            until(lambda: metric(address, "toque_clients_gone_total") == before + 1)
-            answer = json.loads(ask(address).read())
+            until(lambda n=before: metric(address, "toque_clients_gone_total") == n + 1)
+            answer = json.loads(ask(address).body)
             assert answer["choices"][0]["text"] == text_of(gpt2)
 
 
@@ -63,8 +75,8 @@ def test_a_full_queue_answers_429_with_when_to_try_again(gpt2, serving):
     with serving(ServedModels([gpt2]), limits={"rows": 1, "queue": 0}) as address:
         refused = ask(address, n=2)
         assert refused.status == 429
-        assert refused.getheader("Retry-After") == "1"
-        assert json.loads(refused.read())["error"]["type"] == "rate_limit_error"
+        assert refused.headers["retry-after"] == "1"
+        assert json.loads(refused.body)["error"]["type"] == "rate_limit_error"
         assert ask(address).status == 200
 
 
@@ -72,7 +84,7 @@ def test_a_request_out_of_time_says_so_and_leaves(gpt2, serving):
     limits = {"rows": 1, "seconds": 0.001}
     with serving(ServedModels([gpt2]), limits=limits) as address:
         answer = ask(address, prompt=["rice"] * 60)
-        assert (answer.status, answer.getheader("x-should-retry")) == (504, "false")
+        assert (answer.status, answer.headers["x-should-retry"]) == (504, "false")
         until(lambda: metric(address, "toque_live_texts") == 0)
         assert metric(address, "toque_waiting_texts") == 0
 
@@ -93,16 +105,14 @@ def test_slow_heads_are_closed_and_slow_bodies_are_told(gpt2, serving):
 
 
 def test_a_token_guards_all_but_health(gpt2, serving):
-    with serving(ServedModels([gpt2]), token="secret") as address:
+    with serving(ServedModels([gpt2]), token="secret") as address:  # noqa: S106
         for header in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"}):
             refused = ask(address, headers=header)
             assert refused.status == 401
-            assert json.loads(refused.read())["error"]["code"] == "invalid_api_key"
+            assert json.loads(refused.body)["error"]["code"] == "invalid_api_key"
         assert ask(address, headers={"Authorization": "Bearer secret"}).status == 200
         for path, status in (("/health", 200), ("/metrics", 401), ("/v1/models", 401)):
-            connection = open_to(address)
-            connection.request("GET", path)
-            assert connection.getresponse().status == status
+            assert sent(address, "GET", path).status == status
 
 
 @pytest.mark.parametrize(
@@ -112,9 +122,7 @@ def test_a_token_guards_all_but_health(gpt2, serving):
 def test_a_local_server_answers_to_local_names_alone(host, status, gpt2, serving):
     names = ("localhost", "127.0.0.1", "::1")
     with serving(ServedModels([gpt2]), hosts=names) as address:
-        connection = open_to(address)
-        connection.request("GET", "/health", headers={"Host": host})
-        assert connection.getresponse().status == status
+        assert sent(address, "GET", "/health", headers={"Host": host}).status == status
 
 
 def test_what_was_accepted_is_answered_when_the_server_ends(gpt2, serving):
@@ -125,6 +133,7 @@ def test_what_was_accepted_is_answered_when_the_server_ends(gpt2, serving):
         until(lambda: metric(address, "toque_live_texts") == 1)
         there = urlsplit(address)
     found = json.loads(connection.getresponse().read())
+    connection.close()
     assert [choice["text"] for choice in found["choices"]] == [text_of(gpt2)] * 8
     with pytest.raises(OSError):
         socket.create_connection((there.hostname, there.port), timeout=5)

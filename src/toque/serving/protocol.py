@@ -7,6 +7,7 @@ refused by name, unless it asks for nothing (a penalty of 0, an empty `logit_bia
 from __future__ import annotations
 
 import secrets
+from abc import ABC, abstractmethod
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
@@ -34,7 +35,7 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool | None = None
 
 
-class Sampling(BaseModel):
+class Sampling(BaseModel, ABC):
     """What both kinds of requests have."""
 
     model_config = ConfigDict(
@@ -57,6 +58,11 @@ class Sampling(BaseModel):
     frequency_penalty: Unused = None
     presence_penalty: Unused = None
     logit_bias: Unused = None
+
+    @property
+    @abstractmethod
+    def n_likeliest(self) -> int | None:
+        """Tokens to report at every place; None for no probabilities."""
 
     @property
     def stops(self) -> list[str]:

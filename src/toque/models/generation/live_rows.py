@@ -114,8 +114,10 @@ class LiveRows:
 
     def _drop(self, row: int) -> None:
         self._decoding.drop(row)
-        for column in (self.orders, self._tokens, self._written):
-            column[row] = column[-1]  # type: ignore[index]
+        self.orders[row] = self.orders[-1]
+        self.orders.pop()
+        for column in (self._tokens, self._written):
+            column[row] = column[-1]
             column.pop()
 
     def _choose(self, hidden: Tensor) -> list[NewToken]:
