@@ -70,7 +70,9 @@ def served(model: Path, threads: int) -> Iterator[str]:
     """A server in a process of its own; gives its address."""
     command = [sys.executable, "-m", "toque", "serve", f"model={model}", "--port", "0"]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(  # noqa: S603 - our own command
+        command, env=environment, stdout=subprocess.PIPE, text=True
+    ) as process:
         try:
             assert process.stdout is not None
             found = re.search(r"http://\S+", process.stdout.readline())

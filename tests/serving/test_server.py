@@ -6,7 +6,7 @@ import http.client
 import json
 import socket
 import threading
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -85,8 +85,9 @@ def test_a_request_out_of_time_says_so_and_leaves(gpt2, serving):
     with serving(ServedModels([gpt2]), limits=limits) as address:
         answer = ask(address, prompt=["rice"] * 60)
         assert (answer.status, answer.headers["x-should-retry"]) == (504, "false")
-        until(lambda: metric(address, "toque_live_texts") == 0)
-        assert metric(address, "toque_waiting_texts") == 0
+        until(lambda: not metric(address, "toque_live_texts"))
+        until(lambda: not metric(address, "toque_waiting_texts"))
+        assert not metric(address, "toque_live_texts")
 
 
 def test_slow_heads_are_closed_and_slow_bodies_are_told(gpt2, serving):
@@ -101,6 +102,42 @@ def test_slow_heads_are_closed_and_slow_bodies_are_told(gpt2, serving):
                 b"Content-Type: application/json\r\n\r\n{"
             )
             assert slow.recv(100).startswith(b"HTTP/1.1 408")
+        assert ask(address).status == 200
+
+
+@pytest.mark.parametrize("connections", [2048, 100])
+def test_three_hundred_silent_connections_shut_nobody_out(connections, gpt2, serving):
+    """Where fewer may be open, those that were silent longest are closed."""
+    limits = {"connections": connections}
+    with serving(ServedModels([gpt2]), limits=limits) as address, ExitStack() as stack:
+        there = urlsplit(address)
+        silent = [
+            stack.enter_context(socket.create_connection((there.hostname, there.port), timeout=60))
+            for _ in range(300)
+        ]
+        for _ in range(3):
+            assert json.loads(ask(address).body)["choices"][0]["text"] == text_of(gpt2)
+        if connections < 300:
+            assert all(one.recv(1) == b"" for one in silent[: 300 - connections])
+        silent[-1].sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert silent[-1].recv(100).startswith(b"HTTP/1.1 200")
+
+
+def test_more_open_requests_than_connections_are_refused_in_the_protocols_form(gpt2, serving):
+    with serving(ServedModels([gpt2]), limits={"connections": 1}) as address:
+        there = urlsplit(address)
+        with socket.create_connection((there.hostname, there.port), timeout=60) as first:
+            first.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n"
+                b"Content-Type: application/json\r\nExpect: 100-continue\r\n\r\n"
+            )
+            assert first.recv(100).startswith(b"HTTP/1.1 100")  # its body is waited for
+            refused = ask(address)
+            assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+            assert json.loads(refused.body)["error"]["type"] == "server_error"
+            assert sent(address, "GET", "/health").status == 200
+            first.sendall(b"{}")
+            assert first.recv(100).startswith(b"HTTP/1.1 400")
         assert ask(address).status == 200
 
 

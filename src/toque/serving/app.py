@@ -62,7 +62,14 @@ def build_app(
         },
     )
     paths = [route.path for route in routes if isinstance(route, Route)]
-    return Gate(app, token=token, hosts=hosts, paths=paths, metrics=serving.metrics)
+    return Gate(
+        app,
+        token=token,
+        hosts=hosts,
+        paths=paths,
+        metrics=serving.metrics,
+        most=limits.connections,
+    )
 
 
 def _routes(serving: Serving) -> Sequence[BaseRoute]:

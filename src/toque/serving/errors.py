@@ -70,6 +70,16 @@ def stopping() -> RequestError:
     )
 
 
+def too_many() -> RequestError:
+    """Every connection that may be open waits for an answer."""
+    return RequestError(
+        503,
+        "This server has as many open requests as it takes. Try again in a moment.",
+        code="service_unavailable",
+        headers={"Retry-After": "1"},
+    )
+
+
 def out_of_time(seconds: float) -> RequestError:
     """The answer was not whole in time; asking again at once would end the same way."""
     return RequestError(

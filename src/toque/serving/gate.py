@@ -10,12 +10,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from toque.serving.errors import RequestError, stopping
+from toque.serving.errors import RequestError, stopping, too_many
 from toque.serving.limits import Limits
 from toque.serving.metrics import Metrics
 
 GUARDED = ("/v1/", "/api/", "/metrics")
 """What lies below them needs it."""
+_ALWAYS = ("/health", "/metrics")
+"""Answered however many requests there are."""
 _READ_PAST = 32
 """Bodies are read up to so many times the limit, and dropped: a client that is still sending when
 the connection closes would not see why."""
@@ -31,6 +33,7 @@ class Gate:
             a browser ask a name of theirs which leads here (DNS rebinding).
         paths: Paths that are counted by name; requests for others are counted together.
         metrics: Counts them.
+        most: Requests at a time; more are refused with 503.
     """
 
     def __init__(
@@ -41,9 +44,11 @@ class Gate:
         hosts: Collection[str] | None,
         paths: Collection[str],
         metrics: Metrics,
+        most: int,
     ) -> None:
         self._app, self._token, self._hosts = app, token, hosts
         self._paths, self._metrics = frozenset(paths), metrics
+        self._most, self._n_open = most, 0
         self.is_stopping = False
         """Whether new requests are refused with 503."""
 
@@ -60,15 +65,19 @@ class Gate:
             await send(message)
 
         refusal = self._refusal(Request(scope))
-        if refusal is None:
-            await self._app(scope, receive, counted)
-        else:
-            await answer_to(refusal)(scope, receive, counted)
+        self._n_open += 1
+        try:
+            answer = self._app if refusal is None else answer_to(refusal)
+            await answer(scope, receive, counted)
+        finally:
+            self._n_open -= 1
 
     def _refusal(self, request: Request) -> RequestError | None:
         path = request.url.path
         if self.is_stopping and path != "/metrics":
             return stopping()
+        if self._n_open >= self._most and path not in _ALWAYS:
+            return too_many()
         host = request.headers.get("host", "").rpartition(":")
         name = (host[0] if host[2].isdigit() else "".join(host)).strip("[]")
         if self._hosts is not None and name not in self._hosts:

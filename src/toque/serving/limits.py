@@ -21,7 +21,8 @@ class Limits:
     """Longest body of a request."""
     body_seconds: float = 10.0
     """Longest time for a client to send its request: the head, and again the body."""
-    connections: int = 512
-    """Open connections; one more is answered with 503."""
+    connections: int = 2048
+    """Open connections. One more closes the one that has been silent longest; where all of them
+    wait for an answer, its request is refused with 503."""
     grace_seconds: float = 30.0
     """After SIGTERM, time for the requests that were accepted to end."""

@@ -55,7 +55,8 @@ def serve(
         )
     if not 0 <= port <= _LAST_PORT:
         raise ConfigError(
-            f"{argument('port')} is {port}; it must be between 0 (any that is free) and {_LAST_PORT}."
+            f"{argument('port')} is {port}; it must be between 0 (any that is free) and "
+            f"{_LAST_PORT}."
         )
     for name, value, least in (("rows", rows, 1), ("queue", queue, 0), ("seconds", seconds, 1)):
         if value < least:
