@@ -1,9 +1,10 @@
 // The page: a request is typed, one or two models write, and what they wrote is kept.
 
 import { Chips } from "./chips.js";
+import { compose, recall, titleOf } from "./compose.js";
 import { element, say, stepper } from "./dom.js";
 import { entries, forget, keep } from "./history.js";
-import { ask, Failure, useToken, write } from "./requests.js";
+import { ask, Failure, useToken } from "./requests.js";
 import { Sheet } from "./sheet.js";
 
 const IDEAS = [
@@ -11,14 +12,19 @@ const IDEAS = [
   ["Fried Rice with Peas", "rice, eggs, peas, garlic, soy sauce"],
   ["Baked Sweet Potatoes", "sweet potatoes, olive oil, sour cream, salsa"],
 ];
-const MOST_ATTEMPTS = 3; // at a recipe without what is to be left out
+const FORMS = {
+  pairs: "This model was trained on prompts of its maker's own: what you type goes to it as it is.",
+  documents: "This model goes on with the text you type: it was trained on whole texts.",
+  gaps: "This model was trained to fill gaps in texts, and writes no recipes yet.",
+};
 
 const at = (id) => document.getElementById(id);
 const form = at("request");
+const narrow = matchMedia("(max-width: 56rem)"); // as in the style sheets
 const ingredients = new Chips(at("ingredients"));
 const avoid = new Chips(at("avoid"));
 let writing = null; // the AbortController of what is being written
-let known = []; // the models, as the server describes them
+let models = []; // as the server describes them
 
 async function start() {
   stepper(at("servings"));
@@ -32,10 +38,12 @@ async function start() {
     useToken(at("token").value);
     void greet();
   });
+  at("model").addEventListener("change", explain);
   at("forget").addEventListener("click", () => {
     forget();
     showHistory();
   });
+  at("more").open = !narrow.matches;
   at("ideas").replaceChildren(...IDEAS.map(idea));
   showHistory();
   await greet();
@@ -44,22 +52,29 @@ async function start() {
 /** Ask which models there are. */
 async function greet() {
   try {
-    known = (await ask("api/models")).models;
+    ({ models } = await ask("api/models"));
   } catch (failure) {
     problem(failure);
     return;
   }
   say(at("problem"), "");
   at("token-field").hidden = true;
-  const names = known.map(({ name }) => name);
+  const names = models.map(({ name }) => name);
   at("model").replaceChildren(...names.map((name) => new Option(name)));
   at("second").replaceChildren(new Option("no other", ""), ...names.map((name) => new Option(name)));
   at("beside").hidden = names.length < 2;
+  explain();
   say(at("served"), names.length === 1 ? `with ${names[0]}` : `with ${names.length} models`);
 }
 
+/** Say what a model that was not trained on recipes will make of a wish. */
+function explain() {
+  const form = models.find(({ name }) => name === at("model").value)?.form ?? "recipes";
+  say(at("model-hint"), FORMS[form] ?? "");
+}
+
 function requested() {
-  const models = [at("model").value, at("second").value];
+  const asked = [at("model").value, at("second").value];
   return {
     dish: at("dish").value.trim(),
     style: at("style").value.trim(),
@@ -67,11 +82,9 @@ function requested() {
     avoid: avoid.values,
     servings: Number(at("servings").value),
     temperature: Number(at("temperature").value),
-    models: [...new Set(models.filter(Boolean))],
+    models: [...new Set(asked.filter(Boolean))],
   };
 }
-
-const titleOf = ({ style, dish }) => [style, dish].filter(Boolean).join(" ");
 
 /** Write a recipe with each model asked, side by side, and keep what came of it. */
 async function cook(request) {
@@ -82,32 +95,22 @@ async function cook(request) {
   say(at("problem"), "");
   at("go").textContent = "Stop";
   at("status").textContent = `Writing ${titleOf(request)}.`;
-  if (matchMedia("(max-width: 56rem)").matches) at("recipes").scrollIntoView();
-  await Promise.all(sheets.map((sheet) => compose(sheet, request, signal)));
-  writing = null;
-  at("go").textContent = "Write the recipe";
+  if (narrow.matches) at("recipes").scrollIntoView();
+  try {
+    await Promise.all(sheets.map((sheet) => attempt(sheet, () => compose(sheet, request, signal))));
+  } finally {
+    writing = null;
+    at("go").textContent = "Write the recipe";
+  }
   const done = sheets.filter((sheet) => sheet.text);
   at("status").textContent = done.map((sheet) => sheet.summary).join(" ");
   if (done.length) keep(request, done.map(({ model, text }) => ({ model, text })));
   showHistory();
 }
 
-/** Have one model write; again when what is to be left out turns up. */
-async function compose(sheet, request, signal) {
+async function attempt(sheet, work) {
   try {
-    const { prompt } = await ask("api/prompt", { ...pick(request), model: sheet.model }, signal);
-    const attempts = request.temperature > 0 && request.avoid.length ? MOST_ATTEMPTS : 1;
-    for (let attempt = 1; ; attempt++) {
-      await stream(sheet, { prompt, model: sheet.model, temperature: request.temperature }, signal);
-      const verdict = ask("api/score", { prompt, text: sheet.text, avoid: request.avoid }, signal);
-      const { avoided } = await verdict;
-      if (!avoided.length || attempt === attempts) {
-        await judge(sheet, request, prompt, verdict, signal);
-        if (avoided.length) sheet.notice(`It still names ${avoided.join(" and ")}. Leave it out, or ask again.`);
-        return;
-      }
-      sheet.restart(`It named ${avoided.join(" and ")}. Writing another, ${attempt + 1} of ${attempts} …`);
-    }
+    await work();
   } catch (failure) {
     sheet.end();
     if (failure.name === "AbortError") sheet.notice("Stopped.");
@@ -115,26 +118,10 @@ async function compose(sheet, request, signal) {
   }
 }
 
-async function stream(sheet, request, signal) {
-  const began = performance.now();
-  const seed = Math.floor(Math.random() * 2 ** 31);
-  for await (const piece of write({ ...request, seed }, signal)) {
-    if (piece.text) sheet.append(piece.text);
-    else sheet.end({ ...piece, seconds: (performance.now() - began) / 1000 });
-  }
-}
-
-function judge(sheet, request, prompt, verdict, signal) {
-  const asked = { model: sheet.model, title: titleOf(request), text: sheet.text };
-  return sheet.judge({ verdict, classes: ask("api/classes", asked, signal) });
-}
-
-const pick = ({ dish, style, ingredients }) => ({ dish, style, ingredients });
-
 /** Sheets for the models, empty, in place of those before. */
-function lay(request, models) {
+function lay(request, names) {
   const again = () => writing ?? void cook(request);
-  const sheets = models.map(
+  const sheets = names.map(
     (model) => new Sheet({ template: at("sheet"), title: titleOf(request), model, request, onAgain: again }),
   );
   at("empty").hidden = true;
@@ -192,24 +179,14 @@ function earlier(entry) {
   return element("li", {}, open, drop);
 }
 
-/** Show an earlier recipe again, judged anew. */
+/** Show an earlier recipe again. */
 async function reopen({ request, recipes }) {
   if (writing) return;
   fill(request);
   const sheets = lay(request, recipes.map(({ model }) => model));
   at("recipes").focus();
   await Promise.all(
-    sheets.map(async (sheet, i) => {
-      sheet.append(recipes[i].text);
-      sheet.end();
-      try {
-        const { prompt } = await ask("api/prompt", { ...pick(request), model: sheet.model });
-        const verdict = ask("api/score", { prompt, text: sheet.text, avoid: request.avoid });
-        await judge(sheet, request, prompt, verdict);
-      } catch (failure) {
-        problem(failure, sheet);
-      }
-    }),
+    sheets.map((sheet, i) => attempt(sheet, () => recall(sheet, request, recipes[i].text))),
   );
 }
 

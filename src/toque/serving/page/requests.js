@@ -84,7 +84,7 @@ function unreachable(error) {
 async function reasonOf(answer) {
   const said = (await answer.json().catch(() => null))?.error?.message ?? "";
   const seconds = Number(answer.headers.get("Retry-After"));
-  const when = seconds ? `in ${seconds} seconds` : "in a moment";
+  const when = seconds ? `in ${seconds} second${seconds === 1 ? "" : "s"}` : "in a moment";
   switch (answer.status) {
     case 401:
       return "This server asks for its token, the one given to `toque serve --token`.";

@@ -59,16 +59,14 @@ export class Sheet {
     say(this.#parts.notice, text);
   }
 
-  /** Fill in scores, classes and list; what fails leaves its place empty and is said. */
-  async judge({ verdict, classes, servings }) {
+  /** Fill in scores, classes, when they come, and the list. */
+  async judge(verdict, classes) {
     this.#parts.after.hidden = false;
-    const found = await Promise.allSettled([
-      verdict.then((each) => showVerdict(this.#parts, each)),
-      classes.then((each) => showClasses(this.#parts.classes, each)),
-      this.#list.open(this.text, servings),
+    showVerdict(this.#parts, verdict);
+    await Promise.all([
+      classes.then((found) => showClasses(this.#parts.classes, found)),
+      this.#list.open(this.text),
     ]);
-    const failed = found.find((each) => each.status === "rejected");
-    if (failed && failed.reason.name !== "AbortError") this.notice(failed.reason.message);
   }
 
   /** What is said of the recipe when it is done. */
