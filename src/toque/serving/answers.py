@@ -7,10 +7,8 @@ import uuid
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from toque.data.tokenizer.codec import Codec
-from toque.models.generation.live_rows import NewToken
 from toque.serving.served import ServedModel
-from toque.serving.writing import Piece
+from toque.serving.writing import Piece, Told
 
 Json = dict[str, Any]
 
@@ -83,8 +81,7 @@ class CompletionAnswers:
     def _logprobs(self, piece: Piece) -> Json:
         codec, offset = self._codec, self._lengths.get(piece.index, 0)
         found: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-        for new in piece.tokens:
-            text = codec.decode([new.token])
+        for new, text in piece.tokens:
             found["tokens"].append(text)
             found["token_logprobs"].append(new.logprob)
             best = {codec.decode([token]): log for token, log in new.likeliest}
@@ -132,7 +129,7 @@ class ChatAnswers:
     def _choice(self, piece: Piece, name: str, content: Json) -> Json:
         logs = None
         if self._n_likeliest is not None:
-            logs = {"content": [self._logprob(new) for new in piece.tokens], "refusal": None}
+            logs = {"content": [self._logprob(told) for told in piece.tokens], "refusal": None}
         return {
             "index": piece.index,
             name: content,
@@ -140,20 +137,20 @@ class ChatAnswers:
             "finish_reason": piece.end,
         }
 
-    def _logprob(self, new: NewToken) -> Json:
-        best = [_token(self._codec, token, log) for token, log in new.likeliest]
-        return {**_token(self._codec, new.token, new.logprob), "top_logprobs": best}
+    def _logprob(self, told: Told) -> Json:
+        decode, new = self._codec.decode, told.new
+        best = [_token(decode([token]), log) for token, log in new.likeliest]
+        return {**_token(told.text, new.logprob), "top_logprobs": best}
 
 
-def _token(codec: Codec, token: int, logprob: float | None) -> Json:
-    text = codec.decode([token])
+def _token(text: str, logprob: float | None) -> Json:
     return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
 
 def _joined(index: int, pieces: Sequence[Piece]) -> Piece:
     """The pieces of one text as one."""
     text = "".join(piece.text for piece in pieces)
-    tokens = [new for piece in pieces for new in piece.tokens]
+    tokens = [told for piece in pieces for told in piece.tokens]
     return Piece(index, text, tokens, pieces[-1].end)
 
 

@@ -45,7 +45,7 @@ def build_app(
     serving = Serving(models, batcher, limits, Metrics(batcher))
 
     @asynccontextmanager
-    async def running(app: Starlette) -> AsyncIterator[None]:
+    async def running(_: Starlette) -> AsyncIterator[None]:
         batcher.start()
         try:
             yield
@@ -67,13 +67,13 @@ def build_app(
 
 
 def _routes(serving: Serving) -> Sequence[BaseRoute]:
-    async def health(request: Request) -> Response:
+    async def health(_: Request) -> Response:
         return JSONResponse({"status": "ok", "models": list(serving.models)})
 
-    async def metrics(request: Request) -> Response:
+    async def metrics(_: Request) -> Response:
         return Response(serving.metrics.page(), media_type="text/plain; version=0.0.4")
 
-    async def list_models(request: Request) -> Response:
+    async def list_models(_: Request) -> Response:
         data = [_described(served) for served in serving.models.values()]
         return JSONResponse({"object": "list", "data": data})
 
@@ -179,7 +179,7 @@ def _described(served: ServedModel) -> dict[str, object]:
     }
 
 
-async def _refused(request: Request, error: Exception) -> Response:
+async def _refused(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
     return answer_to(error)
 
@@ -194,5 +194,5 @@ async def _no_such_route(request: Request, error: Exception) -> Response:
     return answer_to(RequestError(error.status_code, what, code="invalid_url", headers=headers))
 
 
-async def _broken(request: Request, error: Exception) -> Response:
+async def _broken(_: Request, __: Exception) -> Response:
     return answer_to(failed())

@@ -204,14 +204,14 @@ class Batcher:
         try:
             self._activate(lane.served)
             lane.rows.admit([order for _, order in places])
-        except Exception:
+        except Exception:  # noqa: BLE001  # whatever it is, the other requests go on
             self._fail(lane)
 
     def _step(self, lane: _Lane) -> None:
         try:
             self._activate(lane.served)
             news = lane.rows.step()
-        except Exception:
+        except Exception:  # noqa: BLE001  # whatever it is, the other requests go on
             self._fail(lane)
             return
         by_ticket: dict[Ticket, list[NewToken]] = {}

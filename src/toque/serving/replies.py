@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -80,7 +80,7 @@ class Reply(Response):
         else:
             with suppress(TimeoutError):
                 async with asyncio.timeout(1.0):  # a client that reads nothing is left
-                    await self._event(error.record(), last=True)
+                    await self._events([error.record()], last=True)
 
     async def _written(self) -> None:
         served, orders = self._writing.served, self._writing.orders
@@ -92,7 +92,7 @@ class Reply(Response):
                 self._metrics.tokens.labels(served.name).inc(self._writing.n_tokens)
         self._metrics.seconds.observe(time.monotonic() - self._began)
 
-    async def _pieces(self):  # noqa: ANN202
+    async def _pieces(self) -> AsyncIterator[list[Piece]]:
         first = True
         async for pieces in self._writing.pieces():
             if first:
@@ -137,12 +137,11 @@ class Reply(Response):
         body = {"type": "http.response.body", "body": b"".join(parts), "more_body": not last}
         await self._send(body)
 
-    async def _event(self, event: dict[str, Any], *, last: bool) -> None:
-        await self._events([event], last=last)
-
 
 def _says_something(piece: Piece) -> bool:
-    return bool(piece.text or piece.end or any(new.logprob is not None for new in piece.tokens))
+    return bool(
+        piece.text or piece.end or any(told.new.logprob is not None for told in piece.tokens)
+    )
 
 
 async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:

@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from toque.data.tokenizer.codec import Codec
 from toque.data.tokenizer.text_stream import TextStream
 from toque.models.generation.live_rows import End, NewToken, Order
 from toque.serving.batcher import Batcher
 from toque.serving.served import ServedModel
+
+
+class Told(NamedTuple):
+    """A token as it stands in its text; all of them side by side are the text."""
+
+    new: NewToken
+    text: str
+    """Empty where a character's bytes are not all there yet; the last of them has it whole."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +30,7 @@ class Piece:
     """Which of the request's texts."""
     text: str
     """May be empty: characters and stop strings are held back until they are whole."""
-    tokens: Sequence[NewToken]
+    tokens: Sequence[Told]
     """What it was written with, the end token left out."""
     end: End | None
     """Set with the last piece of a text."""
@@ -40,10 +48,10 @@ class StopStrings:
         self._held = ""
 
     def feed(self, text: str, *, last: bool = False) -> tuple[str, bool]:
-        """The text that is certain now, and whether a stop string came.
+        r"""The text that is certain now, and whether a stop string came.
 
-        >>> StopStrings(["###"]).feed("Stir.\\n#")
-        ('Stir.\\n', False)
+        >>> StopStrings(["###"]).feed("Stir.\n#")
+        ('Stir.\n', False)
         """
         text = self._held + text
         places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
@@ -71,14 +79,15 @@ class _Text:
     def add(self, index: int, news: Sequence[NewToken]) -> Piece:
         """The piece that some more tokens make."""
         text, end = "", None
-        tokens: list[NewToken] = []
+        tokens: list[Told] = []
         for new in news:
             end, piece = new.end, ""
             if end != "stop":
-                tokens.append(new)
                 piece = self._stream.feed(new.token)
-            if end is not None:
-                piece += self._stream.rest()
+                piece += self._stream.rest() if end is not None else ""
+                tokens.append(Told(new, piece))
+            else:
+                piece = self._stream.rest()
             sure, stopped = self._stops.feed(piece, last=end is not None)
             text += sure
             if stopped:
