@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import cache, partial
-from threading import Thread
 
 import torch
 from transformers import PreTrainedModel
@@ -15,10 +13,7 @@ from toque.cooking.prompts import write_prompt
 from toque.data.tokenizer.codec import Codec
 from toque.data.tokenizer.train import train_codec
 from toque.models.loading.provenance import Provenance
-from toque.serving.app import build_app
-from toque.serving.limits import Limits
 from toque.serving.served import ServedModel, ServedModels
-from toque.serving.server import Server, listening
 from toque.workflows.serve.models import _asked
 
 TITLE = "Lentil Soup"
@@ -65,19 +60,3 @@ def served_models(names: Sequence[str]) -> ServedModels:
         asked = partial(_asked, record)
         found.append(ServedModel(name=name, model=model, codec=codec, record=record, asked=asked))
     return ServedModels(found)
-
-
-@contextmanager
-def server(names: Sequence[str], *, limits: Limits | None = None) -> Iterator[str]:
-    """A running server on a free port: its address."""
-    limits = limits or Limits()
-    running = Server(build_app(served_models(names), limits=limits), limits)
-    sock = listening("127.0.0.1", 0)
-    thread = Thread(target=running.run, kwargs={"sockets": [sock]})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{sock.getsockname()[1]}/"
-    finally:
-        running.should_exit = True
-        thread.join()
-        sock.close()

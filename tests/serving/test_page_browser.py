@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.known_recipe import FOODS, TEXT, TITLE, server
-from toque.serving.limits import Limits
+from serving.known_recipe import FOODS, TEXT, TITLE, served_models
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -46,8 +45,8 @@ def browser() -> Iterator[object]:
 
 
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    with server(["soups", "other"]) as address:
+def address(serving) -> Iterator[str]:
+    with serving(served_models(["soups", "other"])) as address:
         yield address
 
 
@@ -179,8 +178,9 @@ def test_every_state_at_both_sizes(opened, size, scheme):
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_a_full_server_and_one_that_is_gone_are_said_in_words(opened):
-    with server(["soups", "other"], limits=Limits(rows=1, queue=0)) as narrow:
+def test_a_full_server_and_one_that_is_gone_are_said_in_words(opened, serving):
+    models = served_models(["soups", "other"])
+    with serving(models, limits={"rows": 1, "queue": 0}) as narrow:
         page = opened(to=narrow)
         page.select_option("#second", "other")
         ask(page)  # two recipes, and room for one
