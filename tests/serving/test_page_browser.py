@@ -92,6 +92,7 @@ def ask(page, *, dish=TITLE, foods=FOODS) -> None:
 def finished(page) -> None:
     page.wait_for_selector(".sheet[aria-busy=false]")
     page.wait_for_selector(".shopping li")
+    page.wait_for_function("document.getElementById('go').textContent !== 'Stop'")
 
 
 def texts(page, selector: str) -> list[str]:
@@ -189,7 +190,6 @@ def test_a_full_server_and_one_that_is_gone_are_said_in_words(opened, serving):
         assert texts(page, "#problem")[0].endswith("Try again in 1 second.")
         finished(page)
         assert len(texts(page, ".sheet")) == 1
-        page.wait_for_function("document.getElementById('go').textContent !== 'Stop'")
     page.click("#go")
     page.wait_for_function("document.getElementById('problem').textContent.includes('reached')")
     assert "Is `toque serve` still running?" in texts(page, "#problem")[0]
