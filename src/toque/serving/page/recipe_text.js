@@ -9,14 +9,17 @@ const SECTIONS = {
   method: "steps",
 };
 const BULLET = /^\s*(?:[-*•–]\s*)+/;
+const UNFINISHED = /^\s*\d{0,3}$/; // perhaps a step's number
 const NUMBER = /^\s*\d{1,3}\s*[.):](?!\d)\s*/;
 
 /** {ingredients, steps, loose}: lines of each, and what stands before the first heading. */
 export function partsOf(text) {
   const parts = { ingredients: [], steps: [], loose: [] };
   let section = "loose";
-  for (const line of text.split("\n")) {
-    const heading = SECTIONS[line.replace(/[\s#*_=:]+/g, " ").trim().toLowerCase()];
+  const lines = text.split("\n");
+  if (mayBecomeMore(lines.at(-1))) lines.pop();
+  for (const line of lines) {
+    const heading = SECTIONS[bare(line)];
     if (heading) {
       section = heading;
       continue;
@@ -25,6 +28,14 @@ export function partsOf(text) {
     if (item.trim()) parts[section].push(item.trim());
   }
   return parts;
+}
+
+const bare = (line) => line.replace(/[\s#*_=:]+/g, " ").trim().toLowerCase();
+
+/** Whether the last line may turn out a heading or a number, which would take back what it shows. */
+function mayBecomeMore(line) {
+  const begun = bare(line);
+  return UNFINISHED.test(line) || Object.keys(SECTIONS).some((name) => name !== begun && name.startsWith(begun));
 }
 
 /** The recipe for other programs and people: as written, under its title. */
