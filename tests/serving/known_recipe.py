@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 import tiny
 from toque.cooking.prompts import write_prompt
+from toque.data.prepare.example_rows import prompt_ids
 from toque.data.tokenizer.codec import Codec
 from toque.data.tokenizer.train import train_codec
 from toque.models.loading.provenance import Provenance
@@ -39,7 +40,7 @@ def taught() -> tuple[PreTrainedModel, Codec]:
     shape = tiny.shape_of("llama", width=64, positions=512, inner=128, num_key_value_heads=4)
     model = tiny.model_of("llama", vocab=codec.vocab_size, shape=shape)
     target = [*codec.encode(codec.normalise(TEXT)), codec.eos_id]
-    ids = torch.tensor([[*codec.encode(codec.normalise(prompt)), *target]])
+    ids = torch.tensor([[*prompt_ids(codec, prompt, "decoder", "recipes"), *target]])
     labels = ids.clone()
     labels[0, : -len(target)] = -100
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)

@@ -12,7 +12,7 @@ const BULLET = /^\s*(?:[-*•–]\s*)+/;
 const UNFINISHED = /^\s*\d{0,3}$/; // perhaps a step's number
 const NUMBER = /^\s*\d{1,3}\s*[.):](?!\d)\s*/;
 
-/** {ingredients, steps, loose}: lines of each, and what stands before the first heading. */
+/** {ingredients, steps, loose}: lines of each, and what is neither. */
 export function partsOf(text) {
   const parts = { ingredients: [], steps: [], loose: [] };
   let section = "loose";
@@ -24,9 +24,13 @@ export function partsOf(text) {
       section = heading;
       continue;
     }
-    const item = section === "loose" ? line : line.replace(BULLET, "").replace(NUMBER, "");
-    if (item.trim()) parts[section].push(item.trim());
+    const item = line.replace(BULLET, "").replace(NUMBER, "").trim();
+    if (section !== "loose") parts[section].push(item);
+    else if (BULLET.test(line)) parts.ingredients.push(item); // its heading is missing
+    else if (NUMBER.test(line)) parts.steps.push(item);
+    else parts.loose.push(line.trim());
   }
+  for (const name of Object.keys(parts)) parts[name] = parts[name].filter(Boolean);
   return parts;
 }
 
