@@ -89,10 +89,17 @@ def ask(page, *, dish=TITLE, foods=FOODS) -> None:
     page.click("#go")
 
 
+def soon(found):
+    """What a part of the page comes to be."""
+    expect = playwright.expect
+    expect.set_options(timeout=PATIENCE_MS)
+    return expect(found)
+
+
 def finished(page) -> None:
     page.wait_for_selector(".sheet[aria-busy=false]")
     page.wait_for_selector(".shopping li")
-    page.wait_for_function("document.getElementById('go').textContent !== 'Stop'")
+    soon(page.locator("#go")).to_have_text("Write the recipe")
 
 
 def texts(page, selector: str) -> list[str]:
@@ -127,7 +134,7 @@ def test_a_recipe_is_written_scaled_and_kept(opened):
 
     page.get_by_label("Servings of the shopping list").fill("6")
     page.keyboard.press("Enter")
-    page.wait_for_function("document.querySelector('.shopping .amount').textContent === '4½ cups'")
+    soon(page.locator(".shopping .amount").first).to_have_text("4½ cups")
     assert texts(page, ".shopping .amount") == ["4½ cups", "6 tablespoons", "9", ""]
 
     page.reload()
@@ -192,5 +199,4 @@ def test_a_full_server_and_one_that_is_gone_are_said_in_words(opened, serving):
         finished(page)
         assert len(texts(page, ".sheet")) == 1
     page.click("#go")
-    page.wait_for_function("document.getElementById('problem').textContent.includes('reached')")
-    assert "Is `toque serve` still running?" in texts(page, "#problem")[0]
+    soon(page.locator("#problem")).to_contain_text("Is `toque serve` still running?")
