@@ -11,7 +11,6 @@ import os
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Final, Literal, get_args
 
 import torch
@@ -22,7 +21,7 @@ from toque.keyed_random import key_of
 from toque.training.distributed.collectives import Ranks
 from toque.training.glibc_malloc import keep_freed_memory
 from toque.training.optim.factory import step_if
-from toque.training.peak_flops import Peak, peak_of
+from toque.training.peak_flops import Peak, Products, peak_of
 from toque.training.state_values import number_in
 
 Precision = Literal["bf16", "fp16", "float32"]
@@ -77,7 +76,7 @@ class Runtime:
             ranks = Ranks()
         if ranks.is_distributed and device == "auto" and torch.cuda.is_available():
             device = f"cuda:{ranks.local_rank}"
-        chosen = _device(device)
+        chosen = device_named(device)
         kind, warnings = _precision(precision, chosen, fp16_is_safe=fp16_is_safe)
         set_deterministic(deterministic)
         if chosen.type == "cpu":
@@ -90,10 +89,18 @@ class Runtime:
         """The dtype of matrix products."""
         return _DTYPES[self.precision]
 
-    @cached_property
-    def peak(self) -> Peak:
-        """Peak FLOP/s of matrix products here; measured or looked up once."""
-        return peak_of(self.device, self.dtype)
+    @property
+    def numerics(self) -> dict[str, str]:
+        """What a checkpoint records of how products are computed, besides versions of software.
+
+        Version 1 of bf16 on a CPU was autocast's; checkpoints of then hold no version.
+        """
+        on_cpu = self.device.type == "cpu" and self.precision == "bf16"
+        return {"bf16 on a CPU": "2"} if on_cpu else {}
+
+    def peak(self, products: Products) -> Peak:
+        """Peak FLOP/s here of the model's matrix products in the run's precision."""
+        return peak_of(self.device, self.dtype, products)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The context in which the forward pass runs."""
@@ -143,6 +150,8 @@ class Runtime:
         for group in optimizer.param_groups:
             group["lr"] = lr * group.get("lr_scale", 1.0)
         step_if(optimizer, only_if, self.device)
+        # Fused optimizers change weights without counting, and copies of weights go by the count.
+        torch.autograd.graph.increment_version(list(_parameters(optimizer)))
         if self.scaler is not None:
             self.scaler.update()  # halves the scale when unscaling met an infinity
         optimizer.zero_grad(set_to_none=True)
@@ -192,7 +201,12 @@ def _refuse_several_ranks() -> None:
         )
 
 
-def _device(name: str) -> torch.device:
+def device_named(name: str) -> torch.device:
+    """A device as settings name it; auto is the GPU where there is one.
+
+    Raises:
+        ConfigError: there is no such device.
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -4,6 +4,8 @@ Variable-length attention does not care where a row ends, and every other layer 
 token. So on a CPU the padding is removed before the first layer and put back, as zeros, after the
 last. How rows are packed then changes the order of the work and not its amount.
 
+In bfloat16 the number of tokens is rounded up, see `padded_length`.
+
 Letters: R rows, L row length, N real tokens of all rows, D hidden size, H heads.
 """
 
@@ -13,9 +15,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from transformers import PreTrainedModel
 
 from toque.batch import DecoderBatch, EncoderDecoderBatch
+from toque.models.forward.bf16.linear import in_bf16
+from toque.models.forward.bf16.weights import padded_length
 from toque.models.forward.varlen_attention import AttentionPlan, spans, varlen_attention
 
 
@@ -27,11 +32,13 @@ class RealTokens:
         where: [N] their indices in the flattened [R * L] batch, ascending.
         numbers: [1, N] segment numbers, different for every example of the batch.
         shape: (R, L).
+        extra: Tokens to compute besides, which no other sees.
     """
 
     where: Tensor
     numbers: Tensor
     shape: tuple[int, int]
+    extra: int
 
     @classmethod
     def of(cls, segments: Tensor, *, step: int) -> RealTokens:
@@ -39,19 +46,21 @@ class RealTokens:
         rows, length = segments.shape
         where = segments.reshape(-1).nonzero().squeeze(1)
         unique = segments + step * torch.arange(rows, dtype=segments.dtype)[:, None]
-        return cls(where, unique.reshape(-1)[where][None], (rows, length))
+        extra = padded_length(len(where)) - len(where) if in_bf16(segments) else 0
+        return cls(where, unique.reshape(-1)[where][None], (rows, length), extra)
 
     def taken(self, values: Tensor) -> Tensor:
-        """[R, L] values -> [1, N]."""
-        return values.reshape(-1)[self.where][None]
+        """[R, L] values -> [1, N + extra], zero for those."""
+        return functional.pad(values.reshape(-1)[self.where], (0, self.extra))[None]
 
     def put_back(self, hidden: Tensor) -> Tensor:
-        """[1, N, D] -> [R, L, D], zero at padding."""
+        """[1, N + extra, D] -> [R, L, D], zero at padding."""
         rows, length = self.shape
-        if len(self.where) == rows * length:
-            return hidden.view(rows, length, -1)
+        real = hidden[0, : len(self.where)]
+        if len(real) == rows * length:
+            return real.view(rows, length, -1)
         whole = hidden.new_zeros(rows * length, hidden.shape[-1])
-        return whole.index_copy(0, self.where, hidden[0]).view(rows, length, -1)
+        return whole.index_copy(0, self.where, real).view(rows, length, -1)
 
 
 def unpadded_decoder(core: PreTrainedModel, batch: DecoderBatch) -> Tensor:

@@ -15,6 +15,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from torch.nn import functional
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
 from toque.models.forward.fast_dropout import keep_mask
+from toque.models.forward.grouped_attention import Group, grouped_attention, groups_of
 
 NAME = "toque_segments"
 """Name of this attention in transformers' registry."""
@@ -41,6 +43,25 @@ class AttentionPlan:
     """Self-attention."""
     across: list[Span] | None = None
     """Cross-attention, decoder to encoder; None without one."""
+
+    @cached_property
+    def causal_groups(self) -> list[Group]:
+        """`own` by groups of like length, for a causal mask; of a batch of one row."""
+        return groups_of(_flat(self.own), causal=True)
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        """`own` by groups of like length; of a batch of one row."""
+        return groups_of(_flat(self.own), causal=False)
+
+    @cached_property
+    def across_groups(self) -> list[Group]:
+        """`across` by groups of like length; of a batch of one row."""
+        return groups_of(_flat(self.across or []), causal=False)
+
+
+def _flat(where: list[Span]) -> list[tuple[int, int, int, int]]:
+    return [(a, b - a, c, d - c) for _, a, b, c, d in where]
 
 
 def spans(queries: Tensor, keys: Tensor | None = None) -> list[Span]:
@@ -145,6 +166,13 @@ def _attend(
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if query.dtype == torch.bfloat16 and len(query) == 1:
+        heads_last = [t[0].transpose(0, 1) for t in (query, key, value)]
+        packed = torch.cat(heads_last, 1) if across is None else heads_last[0]
+        others = None if across is None else torch.cat(heads_last[1:], 1)
+        return attend_packed(
+            module, packed, others, plan, scale=scale, dropout=dropout, bias=position_bias
+        )[None], None
     if position_bias is None and dropout == 0.0 and module.is_causal:
         return _fused_causal(query, key, value, plan.own, scale), None
     # T5 passes its cross-attention a bias of zeros.
@@ -160,6 +188,43 @@ def _attend(
         dropout,
     )
     return output, None
+
+
+def attend_packed(
+    module: nn.Module,
+    packed: Tensor,
+    others: Tensor | None,
+    plan: AttentionPlan,
+    *,
+    scale: float,
+    dropout: float = 0.0,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Attention of one flat row, by groups of like length.
+
+    Args:
+        module: The attention layer, for whether it is causal.
+        packed: [N, 3 * H, d], or [N, H, d] in cross-attention.
+        others: [M, 2 * H, d] in cross-attention.
+        plan: Of the batch.
+        scale: Of the scores.
+        dropout: Of attention weights.
+        bias: [1, H, T, S]; not read in cross-attention, where T5 has none.
+
+    Returns:
+        [N, H, d].
+    """
+    causal = bool(module.is_causal) and others is None
+    groups = plan.causal_groups if causal else plan.groups
+    return grouped_attention(
+        packed,
+        others,
+        groups if others is None else plan.across_groups,
+        bias=None if bias is None or others is not None else bias[0],
+        causal=causal,
+        scale=scale,
+        dropout=dropout,
+    )
 
 
 def _fused_causal(

@@ -22,6 +22,7 @@ from toque.data.loader.packing import RowShape
 from toque.data.store.token_store import TokenStore
 from toque.errors import CheckFailed
 from toque.models.forward.activation_checkpointing import recompute_blocks, stop_recomputing
+from toque.models.forward.bf16.layers import use_bf16_layers
 from toque.models.forward.compile import compile_blocks, stop_compiling
 from toque.training.runtime import Runtime
 from toque.units import Cursor
@@ -269,6 +270,8 @@ class _Ways:
             return Outcome("packed rows, 16 bits", "skipped", reason="this run is in float32")
         if runtime.scaler is not None:
             runtime = replace(runtime, scaler=None)  # gradients would come scaled
+        if runtime.precision == "bf16":
+            use_bf16_layers(self.model)
         return self.compared(f"packed rows, {runtime.precision}", runtime=runtime)
 
 

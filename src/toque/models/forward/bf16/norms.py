@@ -1,0 +1,76 @@
+"""Norms that read float32 and write what the next product reads, bfloat16."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.t5.modeling_t5 import T5LayerNorm
+
+from toque.models.forward.bf16.linear import in_bf16
+
+
+class _RmsNorm(torch.autograd.Function):
+    """w * x / sqrt(mean(x^2) + eps) (Zhang and Sennrich 2019, arXiv 1910.07467, equation 4)."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, weight: Tensor, eps: float) -> Tensor:
+        ctx.save_for_backward(values, weight)
+        ctx.eps = eps
+        normed = functional.rms_norm(values.float(), weight.shape, weight, eps)
+        return normed.to(torch.bfloat16)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        values, weight = ctx.saved_tensors
+        scale = torch.linalg.vector_norm(values, dim=-1, keepdim=True, dtype=torch.float32)
+        scale = scale.square_().mul_(1.0 / len(weight)).add_(ctx.eps).rsqrt_()
+        slope = grads[0].float()
+        normed = values * scale
+        of_weight = None
+        if ctx.needs_input_grad[1]:
+            of_weight = (slope * normed).view(-1, len(weight)).sum(0)
+        # s * (g w - n * mean(n * g w)), where n = x s
+        inner = slope * weight
+        share = torch.linalg.vecdot(normed, inner).unsqueeze(-1).mul_(-1.0 / len(weight))
+        back = inner.addcmul_(normed, share).mul_(scale)
+        return back.to(values.dtype), of_weight, None
+
+
+def _normed(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
+    normed: Tensor = _RmsNorm.apply(hidden, weight, eps)  # type: ignore[no-untyped-call]
+    return normed
+
+
+class LlamaRMSNorm16(LlamaRMSNorm):
+    """Llama's norm, to bfloat16 where autocast asks for it."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """[..., D] -> [..., D]."""
+        if not in_bf16(hidden_states):
+            return super().forward(hidden_states)
+        return _normed(hidden_states, self.weight, self.variance_epsilon)
+
+
+class T5LayerNorm16(T5LayerNorm):
+    """T5's norm, to bfloat16 where autocast asks for it."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """[..., D] -> [..., D]."""
+        if not in_bf16(hidden_states):
+            return cast("Tensor", super().forward(hidden_states))  # type: ignore[no-untyped-call]
+        return _normed(hidden_states, self.weight, self.variance_epsilon)
+
+
+class LayerNorm16(nn.LayerNorm):
+    """`nn.LayerNorm`, to bfloat16 where autocast asks for it."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # as its base calls it
+        """[..., D] -> [..., D]."""
+        normed = super().forward(input)
+        return normed.to(torch.bfloat16) if in_bf16(input) else normed

@@ -1,0 +1,66 @@
+"""Bfloat16 copies of float32 weights, made anew when the weights change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+_NAME = "_toque_bf16"
+
+
+def padded_length(n: int) -> int:
+    """`n` rounded up so that few different shapes of products occur: by at most 1/16, or 31.
+
+    oneDNN generates code for each shape it has not seen, a millisecond a product, and forgets those
+    above a thousand: with a new number of tokens every time, small products cost twice.
+
+    >>> padded_length(970), padded_length(3000)
+    (992, 3072)
+    """
+    step = max(32, 1 << max(0, n.bit_length() - 5))
+    return -(-n // step) * step
+
+
+def bf16_copy(weight: Tensor) -> Tensor:
+    """`weight` in bfloat16; the same tensor until the weight changes in place.
+
+    A change is known by the weight's version counter. Fused optimizers change weights without
+    counting, so `Runtime.optimizer_step` counts for them.
+    """
+    if weight.dtype == torch.bfloat16:
+        return weight.detach()
+    now = (weight._version, weight.data_ptr())  # noqa: SLF001  # it has no public name
+    held: tuple[tuple[int, int], Tensor] | None = getattr(weight, _NAME, None)
+    if held is not None and held[0] == now:
+        return held[1]
+    with torch.no_grad():
+        if held is not None and held[1].shape == weight.shape:
+            copy = held[1].copy_(weight)
+        else:
+            copy = weight.detach().to(torch.bfloat16)
+    setattr(weight, _NAME, (now, copy))
+    return copy
+
+
+@dataclass
+class StackedCopy:
+    """One bfloat16 copy of several weights [O, I], one above the other.
+
+    Layers that read the same input then are one product, forward and backward.
+    """
+
+    copy: Tensor | None = None
+    made_from: list[tuple[int, int]] = field(default_factory=list)
+
+    def of(self, weights: Sequence[Tensor]) -> Tensor:
+        """[sum of O, I]."""
+        now = [(w._version, w.data_ptr()) for w in weights]  # noqa: SLF001  # no public name
+        if self.copy is None or now != self.made_from:
+            with torch.no_grad():
+                parts = [w.detach().to(torch.bfloat16) for w in weights]
+                self.copy = torch.cat(parts, out=self.copy)
+            self.made_from = now
+        return self.copy
