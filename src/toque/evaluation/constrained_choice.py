@@ -8,17 +8,21 @@ the result of constrained decoding, with the probabilities it lacks.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from toque.batch import Batch, DecoderBatch
 from toque.data.loader.collate import Layout
 from toque.data.loader.packing import RowShape
+from toque.data.tokenizer.codec import Codec
+from toque.models.forward.loss import log_probabilities
 from toque.reporter import Count, uncounted
 
 LogProbabilities = Callable[[nn.Module, Batch], Tensor]
@@ -123,3 +127,37 @@ def _sums(log_probabilities: Tensor, batch: Batch) -> Tensor:
     """[rows] of the one example in each."""
     held = batch.segments if isinstance(batch, DecoderBatch) else batch.target_segments
     return torch.where(held > 0, log_probabilities, 0.0).sum(1)
+
+
+def answer_ids(codec: Codec, answer: str) -> NDArray[np.generic]:
+    """An answer as a store holds it, with the end token."""
+    ids = codec.encode(codec.normalise(answer))
+    return cast("NDArray[np.generic]", np.array([*ids, codec.eos_id], np.int64))
+
+
+def choose(
+    model: PreTrainedModel,
+    codec: Codec,
+    prompts: Sequence[Sequence[int]],
+    answers: Sequence[str],
+    on_progress: Count = uncounted,
+) -> NDArray[np.float64]:
+    """[prompts, answers] probabilities of a model in use, in its own precision.
+
+    Args:
+        model: wherever it is.
+        codec: its tokenizer.
+        prompts: ids as the model reads them.
+        answers: what it may answer, as texts.
+        on_progress: called with (prompts done, all prompts).
+    """
+    chooser = Chooser(
+        log_probabilities=log_probabilities,
+        autocast=nullcontext,
+        device=model.device,
+        encoder=bool(model.config.is_encoder_decoder),
+        pad_id=codec.pad_id,
+        start_id=getattr(model.config, "decoder_start_token_id", None) or 0,
+    )
+    ids = [np.array(prompt, np.int64) for prompt in prompts]
+    return chooser(model, ids, [answer_ids(codec, answer) for answer in answers], on_progress)

@@ -19,6 +19,7 @@ from toque.serving.errors import RequestError, failed
 from toque.serving.gate import Gate, answer_to, read_body
 from toque.serving.limits import Limits
 from toque.serving.metrics import Metrics
+from toque.serving.page_routes import page_routes
 from toque.serving.protocol import ChatRequest, CompletionRequest, Sampling, parsed
 from toque.serving.replies import Reply
 from toque.serving.served import ServedModel, ServedModels
@@ -118,6 +119,7 @@ def _routes(serving: Serving) -> Sequence[BaseRoute]:
         Route("/v1/models/{name:path}", one_model),
         Route("/v1/completions", completions, methods=["POST"]),
         Route("/v1/chat/completions", chat, methods=["POST"]),
+        *page_routes(serving),
     ]
 
 

@@ -161,7 +161,7 @@ class ChatRequest(Sampling):
         return said[-1] if said else ""
 
 
-R = TypeVar("R", bound=Sampling)
+R = TypeVar("R", bound=BaseModel)
 
 
 def parsed(kind: type[R], body: bytes) -> R:

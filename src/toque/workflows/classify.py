@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import cast
-
-import numpy as np
 
 from toque.cooking.prompts import CLASSES, Task
 from toque.errors import ConfigError, argument
@@ -47,9 +44,7 @@ def classify(
     asked = read_prompts(prompts, file, task=cast("Task | None", task), raw=raw)
     with reporter.working(f"reading {folder_of(run_or_model)}"):
         # With torch, which answering a mistake does without.
-        from toque.evaluation.constrained_choice import Chooser
-        from toque.models.forward.loss import log_probabilities
-        from toque.workflows.assembly.task_scores import answer_ids
+        from toque.evaluation.constrained_choice import choose
         from toque.workflows.open_model import open_model
 
         opened = open_model(existing_folder(run_or_model), device=device)
@@ -61,18 +56,9 @@ def classify(
             "(docs/guides/tasks-and-curriculum.md), or ask in your own way with "
             f"{argument('choices')}."
         )
-    model, codec = opened.model, opened.codec
-    choose = Chooser(
-        log_probabilities=log_probabilities,
-        autocast=nullcontext,
-        device=model.device,
-        encoder=opened.is_encoder_decoder,
-        pad_id=codec.pad_id,
-        start_id=getattr(model.config, "decoder_start_token_id", None) or 0,
-    )
-    ids = [np.array(opened.prompt_ids(prompt), np.int64) for prompt in asked]
+    ids = [opened.prompt_ids(prompt) for prompt in asked]
     with counting(reporter, "choosing for", "prompts") as count:
-        shares = choose(model, ids, [answer_ids(codec, answer) for answer in answers], count)
+        shares = choose(opened.model, opened.codec, ids, answers, count)
     return [
         Answer(prompt, answers[int(row.argmax())], dict(zip(answers, row.tolist(), strict=True)))
         for prompt, row in zip(asked, shares, strict=True)

@@ -63,6 +63,8 @@ def demo(resolved: Resolved, *, n: int = 8000, reporter: Reporter = SILENT) -> T
     reporter.line(
         f"Done in {minutes:.1f} minutes. The run folder is {run.folder}: model/, "
         "evaluation.json, samples.jsonl, metrics.jsonl.\n"
+        f"`toque serve {run.folder}` shows a page where it writes for you, at "
+        "http://127.0.0.1:8000.\n"
         "Your turn: `toque init RECIPES` writes a configuration for a file or folder of yours."
     )
     return run

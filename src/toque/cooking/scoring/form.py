@@ -60,6 +60,15 @@ def ingredient_coverage(ingredients: Sequence[str], text: str) -> float:
     Returns:
         1.0 if none was requested.
     """
+    n_missed = len(missed_ingredients(ingredients, text))
+    return (len(ingredients) - n_missed) / len(ingredients) if ingredients else 1.0
+
+
+def missed_ingredients(ingredients: Sequence[str], text: str) -> list[str]:
+    """Those of the requested ingredients whose head noun does not occur in the text.
+
+    >>> missed_ingredients(["red lentils", "a carrot"], "Peel the carrots.")
+    ['red lentils']
+    """
     words = set(words_of(text))
-    named = [not forms_in_line(line).isdisjoint(words) for line in ingredients]
-    return sum(named) / len(named) if named else 1.0
+    return [line for line in ingredients if forms_in_line(line).isdisjoint(words)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,17 +11,14 @@ from numpy.typing import NDArray
 from toque.cooking.examples import UNKNOWN
 from toque.cooking.prompts import CLASSES, TASKS, Task
 from toque.data.store.token_store import TokenStore
-from toque.data.tokenizer.codec import Codec
 from toque.evaluation.calibration import Calibration, calibration
 from toque.evaluation.classification import ClassScores, class_scores
-from toque.evaluation.constrained_choice import Chooser
+from toque.evaluation.constrained_choice import Chooser, answer_ids
 from toque.evaluation.heldout_loss import choose_rows, subset
 from toque.models.forward.loss import log_probabilities
 from toque.reporter import SILENT, Count, Reporter, counting, uncounted
 from toque.workflows.assembly.evaluation import build_heldout
 from toque.workflows.assembly.setup import Setup
-
-Ids = NDArray[np.generic]
 
 
 @dataclass(frozen=True)
@@ -159,9 +156,3 @@ def classes_of(store: TokenStore, task: Task) -> list[str]:
     codes = np.asarray(store.column(task)).astype(np.float64)
     used = np.unique(codes[(codes >= 0) & (codes < UNKNOWN)]).astype(int)
     return [CLASSES[task][code] for code in used.tolist()]
-
-
-def answer_ids(codec: Codec, answer: str) -> Ids:
-    """An answer as a store holds it, with the end token."""
-    ids = codec.encode(codec.normalise(answer))
-    return cast("Ids", np.array([*ids, codec.eos_id], np.int64))

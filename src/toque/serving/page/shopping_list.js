@@ -1,0 +1,79 @@
+// The shopping list of a recipe: asked of the server for a number of servings.
+
+import { element, say, stepper } from "./dom.js";
+import { ask } from "./requests.js";
+
+export class ShoppingList {
+  #parts;
+  #title;
+  #recipe = "";
+  #items = [];
+  #asked = 0;
+
+  constructor(parts, { title, servings }) {
+    this.#parts = parts;
+    this.#title = title;
+    parts.servings.value = servings;
+    stepper(parts.servings, () => this.#refresh());
+    parts.makes.addEventListener("change", () => {
+      if (!parts.makes.checkValidity()) return;
+      say(parts.estimated, "servings.");
+      this.#refresh();
+    });
+  }
+
+  /** Make the list of a recipe's text. */
+  async open(text) {
+    this.#recipe = text;
+    await this.#fetch(null);
+    say(this.#parts.estimated, "servings (an estimate; change it if you know better).");
+  }
+
+  /** The list for other programs and people. */
+  get text() {
+    const lines = this.#items.map(({ food, amounts, note }) =>
+      [amounts.join(" + "), food, note && `(${note})`].filter(Boolean).join(" "),
+    );
+    return `${this.#title}, for ${this.#parts.servings.value}\n${lines.map((line) => `- ${line}\n`).join("")}`;
+  }
+
+  async #refresh() {
+    try {
+      await this.#fetch(Number(this.#parts.makes.value));
+    } catch (failure) {
+      say(this.#parts.estimated, failure.message);
+    }
+  }
+
+  async #fetch(makes) {
+    const number = ++this.#asked; // answers may come in another order
+    const servings = Number(this.#parts.servings.value);
+    const found = await ask("api/shopping-list", {
+      title: this.#title,
+      text: this.#recipe,
+      servings,
+      makes,
+    });
+    if (number !== this.#asked) return;
+    this.#parts.makes.value = found.makes;
+    this.#show(found.items);
+  }
+
+  #show(items) {
+    this.#items = items;
+    say(this.#parts["written-for"], `as written, for about ${this.#parts.makes.value}`);
+    const bought = new Set(
+      [...this.#parts.items.querySelectorAll(":checked")].map((box) => box.value),
+    );
+    this.#parts.items.replaceChildren(
+      ...items.map(({ food, amounts, note }) => {
+        const box = element("input", { type: "checkbox", value: food, checked: bought.has(food) });
+        const said = note ? [element("span", { className: "note" }, ` ${note}`)] : [];
+        const name = element("span", { className: "food" }, food, ...said);
+        const amount = element("span", { className: "amount" }, amounts.join(" + "));
+        return element("li", {}, element("label", {}, box, name, amount));
+      }),
+    );
+    this.#parts.shopping.hidden = !items.length;
+  }
+}

@@ -1,0 +1,72 @@
+// What is said of a finished recipe: what was asked for and is there, its scores, its classes.
+
+import { element, say } from "./dom.js";
+
+const NAMES = {
+  ingredient_coverage: "Asked for, and there",
+  hallucinated_ingredients: "Not asked for",
+  ingredients_used: "Ingredients the steps use",
+  steps_listed: "Foods of the steps that are listed",
+  title_kept: "Foods of the title",
+  variety: "Says little twice",
+  quantity_sanity: "Amounts a kitchen knows",
+  structure: "Structure",
+  ingredient_coherence: "Ingredients with amounts",
+  instruction_quality: "Steps with a cooking verb",
+  completeness: "Completeness",
+  format_correctness: "Headings",
+  overall_quality: "Form, overall",
+};
+const LOW_IS_GOOD = new Set(["hallucinated_ingredients"]);
+const percent = new Intl.NumberFormat("en", { style: "percent" });
+
+/** Show scores, and which ingredients were asked for, missed, or to be left out. */
+export function showVerdict(parts, { scores, asked, missed, avoided, hint }) {
+  const { recipe_score: score, ...others } = scores;
+  if (score === undefined) return; // no recipe was asked for
+  parts.verdict.hidden = false;
+  parts.score.replaceChildren(
+    element("strong", {}, score.toFixed(2)),
+    " of 1; what people write has about 0.9",
+  );
+  parts.asked.replaceChildren(
+    ...asked.map((food) => mark(food, missed.includes(food) ? "missed" : "used")),
+    ...avoided.map((food) => mark(food, "to be left out, and there")),
+  );
+  say(parts.hint, hint);
+  parts.scores.replaceChildren(
+    ...Object.entries(others).flatMap(([name, value]) => {
+      const label = NAMES[name] ?? name.replaceAll("_", " ");
+      const good = LOW_IS_GOOD.has(name) ? 1 - value : value;
+      const bar = element("meter", { value: good, min: 0, max: 1, ariaLabel: label });
+      return [
+        element("dt", {}, label),
+        element("dd", {}, bar, element("span", {}, percent.format(value))),
+      ];
+    }),
+  );
+}
+
+function mark(food, how) {
+  const good = how === "used";
+  const sign = element("span", { ariaHidden: "true" }, good ? "✓" : "✕");
+  return element("li", { className: good ? "good" : "bad" }, sign, ` ${food} `, element("small", {}, how));
+}
+
+/** Show the class of each task: the model's with its probability, else the one rules give. */
+export function showClasses(list, { classes }) {
+  list.replaceChildren(
+    ...classes.map(({ task, answer, probabilities }) => {
+      const sure = probabilities ? percent.format(probabilities[answer]) : "by rule";
+      const others = Object.entries(probabilities ?? {}).map(([name, share]) => `${name} ${percent.format(share)}`);
+      const title = others.join(", ") || "Worked out from the ingredients and steps, not by the model";
+      return element(
+        "div",
+        { title },
+        element("dt", {}, task),
+        element("dd", {}, answer, " ", element("small", {}, sure)),
+      );
+    }),
+  );
+  list.hidden = !classes.length;
+}

@@ -1,0 +1,158 @@
+"""Answers of the page's own questions: what Toque knows of a wish, and of a recipe's text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from toque.cooking.labels.difficulty import difficulty_of
+from toque.cooking.labels.language import language_of
+from toque.cooking.labels.nutrition import nutrition_of
+from toque.cooking.labels.recipe_features import read
+from toque.cooking.prompts import CLASSES, Task
+from toque.cooking.recipe import Recipe, parse_text
+from toque.cooking.scoring.form import missed_ingredients
+from toque.cooking.scoring.recipe_scores import asked_ingredients, hint, text_metrics
+from toque.cooking.shopping_list import MOST_SERVINGS, estimated_servings, shopping_list
+from toque.cooking.tasks import question
+from toque.evaluation.constrained_choice import choose
+from toque.serving.served import ServedModel
+
+Words = Annotated[str, Field(max_length=300)]
+Foods = Annotated[list[Words], Field(max_length=50)]
+Text = Annotated[str, Field(max_length=20_000)]
+"""The longest of 90,000 real recipes has fewer characters."""
+Servings = Annotated[int, Field(ge=1, le=MOST_SERVINGS)]
+Json = dict[str, Any]
+
+_LONGEST_ANSWER: Final = 16
+"""Tokens that a class may take, and so positions a question leaves free."""
+
+
+class _Asked(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Wish(_Asked):
+    """What someone would like to cook."""
+
+    model: str
+    dish: Annotated[Words, Field(min_length=1)]
+    style: Words = ""
+    """ "Italian", "Quick": said before the dish."""
+    ingredients: Foods = []
+
+    def prompt(self, served: ServedModel) -> str:
+        """The prompt that a model was trained to answer."""
+        title = f"{self.style} {self.dish}".strip()
+        if not self.ingredients:
+            return served.asked(title)
+        # A colon ends the title of what a person types.
+        return served.asked(f"{title.replace(':', ',')}: {', '.join(self.ingredients)}")
+
+
+class WrittenText(_Asked):
+    """A text and the prompt it answers."""
+
+    prompt: Text
+    text: Text
+    avoid: Foods = []
+
+    def verdict(self) -> Json:
+        """Its scores; of the ingredients asked for those it misses, of those to avoid those it has.
+
+        No scores where the prompt asks for no recipe.
+        """
+        scores = text_metrics(self.prompt, self.text)
+        asked = asked_ingredients(self.prompt)
+        absent = missed_ingredients(self.avoid, self.text)
+        return {
+            "scores": scores,
+            "asked": asked,
+            "missed": missed_ingredients(asked, self.text),
+            "avoided": [food for food in self.avoid if food not in absent],
+            "hint": hint(scores.get("recipe_score", 1.0)),
+        }
+
+
+class WrittenRecipe(_Asked):
+    """A recipe's text under its title."""
+
+    title: Annotated[str, Field(max_length=700)]
+    text: Text
+
+    @property
+    def recipe(self) -> Recipe:
+        """What can be read in the text."""
+        found = parse_text(self.text)
+        return Recipe(self.title, found.ingredients, found.steps)
+
+
+class Purchase(WrittenRecipe):
+    """A recipe whose ingredients are bought for a number of people."""
+
+    servings: Servings
+    makes: Servings | None = None
+    """Servings that it makes as it is written; estimated when left out."""
+
+    def answer(self) -> Json:
+        """The shopping list."""
+        recipe = self.recipe
+        makes = self.makes or estimated_servings(recipe)
+        items = shopping_list(recipe.ingredients, factor=self.servings / makes)
+        return {"makes": makes, "items": [asdict(item) for item in items]}
+
+
+class Classified(WrittenRecipe):
+    """A recipe, and the model that is asked what it thinks of it."""
+
+    model: str
+
+    def questions(self, served: ServedModel) -> dict[Task, list[int]]:
+        """Prompts for the classes that the model was trained to tell, as far as it can read them.
+
+        None for a recipe without ingredients or steps.
+        """
+        recipe, room = self.recipe, served.context_tokens - _LONGEST_ANSWER
+        if not (recipe.ingredients and recipe.steps):
+            return {}
+        learnt = [task for task in CLASSES if task in served.record.tasks]
+        asked = {task: served.prompt_ids(question(task, recipe)) for task in learnt}
+        return {task: ids for task, ids in asked.items() if len(ids) <= room}
+
+    def classes(self, shares: Mapping[Task, Mapping[str, float]]) -> list[Json]:
+        """The class of each task: the model's, with the probability of each, else the rules' own.
+
+        Args:
+            shares: what `class_shares` says.
+        """
+        found: dict[Task, Json] = {
+            task: {"answer": answer, "probabilities": None} for task, answer in self._by_rule()
+        }
+        for task, own in shares.items():
+            found[task] = {"answer": max(own, key=own.__getitem__), "probabilities": own}
+        return [{"task": task, **found[task]} for task in CLASSES if task in found]
+
+    def _by_rule(self) -> list[tuple[Task, str]]:
+        reading = read(self.recipe)
+        # The rules know English words.
+        if not (reading.lines and reading.words) or language_of(reading) != "English":
+            return []
+        found: list[tuple[Task, str]] = [("difficulty", difficulty_of(reading).level)]
+        if nutrition := nutrition_of(reading).klass:
+            found.append(("nutrition", nutrition))
+        return found
+
+
+def class_shares(
+    served: ServedModel, questions: Mapping[Task, list[int]]
+) -> dict[Task, dict[str, float]]:
+    """The model's probability of every class of each task; the batch calls it, for it computes."""
+    found = {}
+    for task, ids in questions.items():
+        shares = choose(served.model, served.codec, [ids], CLASSES[task])
+        found[task] = dict(zip(CLASSES[task], shares[0].tolist(), strict=True))
+    return found

@@ -1,0 +1,63 @@
+"""Served model that knows one recipe by heart: what it writes is known; it learns in seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache, partial
+
+import torch
+from transformers import PreTrainedModel
+
+import tiny
+from toque.cooking.prompts import write_prompt
+from toque.data.prepare.example_rows import prompt_ids
+from toque.data.tokenizer.codec import Codec
+from toque.data.tokenizer.train import train_codec
+from toque.models.loading.provenance import Provenance
+from toque.serving.served import ServedModel, ServedModels
+from toque.workflows.serve.models import _asked
+
+TITLE = "Lentil Soup"
+FOODS = ("lentils", "saffron")
+"""The second is not in the recipe."""
+TEXT = """Ingredients:
+- 1 1/2 cups red lentils
+- 2 tablespoons olive oil
+- 3 carrots, diced
+- salt to taste
+
+Instructions:
+1. Heat the olive oil in a pot and cook the carrots for 8 minutes.
+2. Add the lentils and simmer for 20 minutes. Season with salt. Serves 2."""
+_STEPS = 150
+
+
+@cache
+def taught() -> tuple[PreTrainedModel, Codec]:
+    """The model and its tokenizer."""
+    prompt = write_prompt(TITLE, FOODS)
+    codec = train_codec([prompt, TEXT] * 2, vocab_size=320, kind="bpe")
+    shape = tiny.shape_of("llama", width=64, positions=512, inner=128, num_key_value_heads=4)
+    model = tiny.model_of("llama", vocab=codec.vocab_size, shape=shape)
+    target = [*codec.encode(codec.normalise(TEXT)), codec.eos_id]
+    ids = torch.tensor([[*prompt_ids(codec, prompt, "decoder", "recipes"), *target]])
+    labels = ids.clone()
+    labels[0, : -len(target)] = -100
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(_STEPS):
+        model(input_ids=ids, labels=labels).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, codec
+
+
+def served_models(names: Sequence[str]) -> ServedModels:
+    """The model under some names; the first alone has learnt to tell difficulty."""
+    model, codec = taught()
+    found = []
+    for name in names:
+        tasks = ["write", "difficulty"] if name == names[0] else ["write"]
+        record = Provenance(form="recipes", max_new_tokens=400, tasks=tasks)
+        asked = partial(_asked, record)
+        found.append(ServedModel(name=name, model=model, codec=codec, record=record, asked=asked))
+    return ServedModels(found)
