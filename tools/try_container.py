@@ -4,9 +4,9 @@
     sudo python tools/try_container.py FOLDER --whole-demo --build-arg DEVICE=cuda
 
 Needs root and debootstrap. The RUN, COPY, ENV, ARG and WORKDIR steps of the last stage are read
-from the Dockerfile itself and done in a chroot under FOLDER; then the entry point does the demo as the
-image's user, as process 1 of its own. Mirror and pip's settings are this machine's, read now. What
-this cannot try: layers, volumes, GPUs.
+from the Dockerfile itself and done in a chroot under FOLDER; then the entry point does the demo as
+the image's user, as process 1 of its own. Mirror and pip's settings are this machine's, read now.
+What this cannot try: layers, volumes, GPUs.
 """
 
 from __future__ import annotations

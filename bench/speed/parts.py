@@ -52,7 +52,7 @@ from toque.training.runtime import Runtime
 from toque.units import Cursor
 from toque.workflows.assembly.batches import build_language_model, build_stream
 from toque.workflows.assembly.data import open_store, prepare_settings, sources_of
-from toque.workflows.assembly.trainer import flops_of
+from toque.workflows.assembly.trainer import arithmetic_of
 
 LARGE = {"hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8,
          "intermediate_size": 2048}  # fmt: skip
@@ -97,7 +97,7 @@ class Bench:
         fuse_activations(self.model)
         self.model.train()
         stream = build_stream(config, store, self.model)
-        self.flops = flops_of(self.model, stream)
+        self.arithmetic = arithmetic_of(self.model, stream)
         step = stream.at(Cursor())
         self.useful = step.n_tokens
         self.packed = step.batch.to(self.runtime.device)
@@ -352,7 +352,7 @@ def measure(a: argparse.Namespace) -> harness.Result:
         for part in a.parts.split(","):
             harness.note(part)
             parts[part] = {"what": PARTS[part].__doc__} | PARTS[part](a, b)
-    gemm, speed = b.runtime.peak, b.useful / shipped
+    gemm, speed = b.runtime.peak(b.arithmetic.products), b.useful / shipped
     result = harness.Result(
         details={
             "parts": parts,
@@ -360,7 +360,7 @@ def measure(a: argparse.Namespace) -> harness.Result:
             "padding_tokens_packed": b.packed.n_computed - b.useful,
             "useful_tokens_per_second": round(speed, 1),
             "gemm": {"gflops": round(gemm.flops_per_second / 1e9, 1), "origin": gemm.origin},
-            "mfu": round(speed * b.flops / gemm.flops_per_second, 3),
+            "mfu": round(speed * b.arithmetic.flops_per_token / gemm.flops_per_second, 3),
             "precision": b.runtime.precision,
             "device": str(b.runtime.device),
         }

@@ -33,7 +33,7 @@ import torch
 from transformers import PreTrainedModel
 from updates import batch_of, update
 
-from toque.models.flops import flops_per_token, parameter_counts
+from toque.models.flops import flops_per_token, parameter_counts, products_of
 from toque.models.forward.activation_checkpointing import recompute_blocks
 from toque.models.forward.compile import compile_blocks
 from toque.models.loading.from_scratch import build_model
@@ -111,6 +111,7 @@ def one(a: argparse.Namespace, rows: int) -> dict[str, Any]:
     flops = flops_per_token(
         model, context=a.target / 2, source_share=share, source_context=float(a.source)
     )
+    peak_flops = runtime.peak(products_of(model, source_share=share))
     speed = batch.n_tokens / statistics.median(seconds[a.warmup :])
     counts = parameter_counts(model)
     on_gpu = runtime.device.type == "cuda"
@@ -122,8 +123,8 @@ def one(a: argparse.Namespace, rows: int) -> dict[str, Any]:
     return {
         "rows": rows,
         "tokens_per_second": round(speed, 1),
-        "mfu": round(speed * flops / runtime.peak.flops_per_second, 3),
-        "peak_origin": runtime.peak.origin,
+        "mfu": round(speed * flops / peak_flops.flops_per_second, 3),
+        "peak_origin": peak_flops.origin,
         "peak_gib": round(peak / 2**30, 2),
         "losses": [round(losses[0], 4), round(losses[-1], 4)],
         "parameters": {"total": counts.total, "trained": counts.trainable},

@@ -11,10 +11,10 @@ all steps but the first `--warmup`. Ours runs in the precision it chooses (float
 no hardware), or the one that is asked for; the baseline in `--baseline-precision`.
 
 Quality: `toque check` must find loss and gradient of the packed batch equal to stock transformers'
-on each example alone. `gemm_gflops` is the rate of the model's own matrix products in every
-precision, timed before, between and after the pairs (median and best). `mfu` divides the median
-speed by the median rate in the precision that our runs recorded, counting useful tokens only, and
-the head only where a token has a label.
+on each example alone. `gemm_gflops` is the rate of the model's own matrix products, the head's
+among them, in every precision, timed before, between and after the pairs (median and best). `mfu`
+divides the median speed by the median rate in the precision that our runs recorded, counting useful
+tokens only, the head only where a token has a label, and attention; norms and activations not.
 """
 
 from __future__ import annotations
@@ -124,12 +124,12 @@ def mean_share(a: argparse.Namespace, folder: Path) -> float:
 def measure(a: argparse.Namespace) -> harness.Result:
     """All pairs, ours first, the rate of matrix products timed between them."""
     a.shape = a.shape or peers.mini_shape(a.family)
-    rates = gemm.Rates(json.loads(a.shape.read_text()), threads=a.threads)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         peers.write_pairs(folder / "pairs.jsonl", EXAMPLES)
         config = config_for(a, folder)
         peers.toque("prepare", config, threads=a.threads)
+        rates = gemm.Rates(gemm.products_of_run(config), threads=a.threads)
         how_many = f"--examples={a.check_examples}"
         check = peers.toque("check", config, how_many, threads=a.threads, check=False)
 

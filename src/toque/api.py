@@ -24,6 +24,7 @@ from toque.workflows.init.run import init
 from toque.workflows.prepare import prepare, prepare_before_torch
 from toque.workflows.report import report
 from toque.workflows.results import Model, TrainedRun
+from toque.workflows.serve.run import serve
 from toque.workflows.verify import verify
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "init",
     "prepare",
     "report",
+    "serve",
     "train",
     "verify",
 ]

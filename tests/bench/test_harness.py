@@ -136,38 +136,24 @@ def test_a_side_in_a_process_of_its_own_prints_its_figures_alone(harness, capsys
 @pytest.mark.usefixtures("harness")
 def test_a_utilisation_divides_by_the_rate_in_its_own_precision(monkeypatch):
     import gemm
+    import torch
+
+    from toque.training.peak_flops import Peak
 
     # Threads are the process's: other tests of this worker compute on one.
     monkeypatch.setattr("torch.set_num_threads", lambda _: None)
-    timed = []
+    asked = []
 
-    def rate(precision, **_):
-        timed.append(precision)
-        return {"float32": 350e9, "bf16": 2600e9, "fp16": 2600e9}[precision]
+    def peak(_device, dtype, products, *, seconds):
+        asked.append((products, seconds))
+        return Peak({torch.float32: 350e9}.get(dtype, 2600e9), "made up")
 
-    monkeypatch.setattr(gemm, "rate", rate)
-    rates = gemm.Rates({"d_model": 8, "d_ff": 16}, threads=1)
+    monkeypatch.setattr(gemm, "measure_peak", peak)
+    products = {(8, 16): 3.0, (8, 61): 1.0}
+    rates = gemm.Rates(products, threads=1)
     rates.sample()
-    assert {"float32", "bf16"} <= set(timed)
+    assert {"float32", "bf16"} <= rates.sampled.keys()
+    assert asked == [(products, gemm.SECONDS)] * len(rates.sampled)
     assert rates.utilisation(364e9, "bf16") == pytest.approx(0.14)
     assert rates.utilisation(297.5e9, "float32") == pytest.approx(0.85)
     assert rates.gflops()["bf16"] == {"median": 2600.0, "best": 2600.0}
-
-
-@pytest.mark.usefixtures("harness")
-@pytest.mark.parametrize("precision", ["float32", "bf16"])
-def test_the_rate_is_of_products_in_that_precision(monkeypatch, precision):
-    import gemm
-    import torch
-
-    made = []
-    randn = torch.randn
-
-    def seen(*size, **how):
-        made.append(how["dtype"])
-        return randn(*size, **how)
-
-    monkeypatch.setattr(gemm, "TOKENS", 16)
-    monkeypatch.setattr(torch, "randn", seen)
-    assert gemm.rate(precision, width=8, inner=16, seconds=0.0) > 0
-    assert set(made) == {gemm.DTYPES[precision]}

@@ -18,7 +18,7 @@ LEVELS = (
     ("sources", "models"),
     ("data",),
     ("training", "evaluation", "cooking"),
-    ("reports",),
+    ("reports", "serving"),
     ("workflows",),
     ("cli", "api"),
     ("__main__",),

@@ -75,7 +75,7 @@ def test_a_plan_names_every_step_and_ends_with_the_line_to_type(clone: Path):
     plan = planned(clone)
     steps = [line for line in plan.splitlines() if line.startswith("+ ")]
     assert [step.split()[2:4] for step in steps[:2]] == [["-m", "venv"], ["-m", "pip"]]
-    assert steps[1].endswith("--editable .[data]")
+    assert steps[1].endswith("--editable .[data,serve]")
     assert steps[2:] == ["+ .venv/bin/python -m toque --version", "+ torch_computes"]
     assert plan.endswith("\nNext:\n  .venv/bin/toque demo\n")
 
@@ -83,7 +83,7 @@ def test_a_plan_names_every_step_and_ends_with_the_line_to_type(clone: Path):
 def test_own_data_is_configured_and_trained_next(clone: Path):
     plan = planned(clone, "--data", "gs://bucket/my recipes/")
     assert "+ .venv/bin/python -m toque init gs://bucket/my recipes/ --to my.yaml --yes" in plan
-    assert ".[data,gcs]" in plan
+    assert ".[data,serve,gcs]" in plan
     assert plan.endswith(".venv/bin/toque train my.yaml\n")
 
 
@@ -101,7 +101,7 @@ def test_credentials_are_said_to_be_there_never_shown_and_choose_extras(clone: P
     plan = planned(clone, **secrets)
     assert plan.count("credentials found\n") == 3
     assert plan.index("credentials found") < plan.index("-m pip install")
-    assert ".[data,gcs,s3,wandb,mlflow]" in plan
+    assert ".[data,serve,gcs,s3,wandb,mlflow]" in plan
     assert "secret" not in plan
     assert planned(clone).count("no credentials found") == 3
 
@@ -153,7 +153,7 @@ def test_a_second_run_fetches_nothing_and_checks_again(clone: Path):
     venv.create(clone / ".venv", with_pip=True)
     here = os.pathsep.join(map(str, (REPOSITORY / "src", *filter(None, sys.path))))
     marker = clone / ".venv" / ".setup"
-    marker.write_text("data\n")
+    marker.write_text("data,serve\n")
     offline = {"PIP_NO_INDEX": "1", "PYTHONPATH": here}
     done = set_up(clone, "--cpu", **offline)
     assert done.returncode == 0, done.stderr

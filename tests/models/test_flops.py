@@ -12,7 +12,7 @@ from transformers import (
     T5Config,
 )
 
-from toque.models.flops import flops_per_token, parameter_counts
+from toque.models.flops import flops_per_token, parameter_counts, products_of
 
 
 def on_meta(config):
@@ -81,6 +81,42 @@ def test_the_head_costs_only_what_has_a_label(tiny):
         )
         assert whole - none == 6 * model.lm_head.weight.numel()
         assert quarter - none == (whole - none) / 4
+
+
+def test_products_are_the_matrices_a_token_passes():
+    """GPT-2 of width 32: qkv, out, two of the feed-forward, and the head for labels alone."""
+    model = on_meta(GPT2Config(vocab_size=61, n_embd=32, n_layer=3, n_head=4))
+    products = products_of(model, labelled_share=0.25)
+    layer = {(32, 96), (32, 32), (32, 128), (128, 32)}
+    assert products == {
+        **{shape: 6 * 3 * shape[0] * shape[1] for shape in layer},
+        (32, 61): 6 * 32 * 61 / 4,
+    }
+
+
+def test_source_tokens_pass_the_encoder_and_cross_keys_target_tokens_the_rest():
+    """Width 16, inner 24, 2 heads of 5; 1 encoder layer, 2 decoder layers, 61 words."""
+    config = T5Config(
+        vocab_size=61, d_model=16, d_ff=24, d_kv=5, num_heads=2, num_layers=1, num_decoder_layers=2
+    )
+    model = on_meta(config)
+    source = products_of(model, source_share=1.0)
+    target = products_of(model, source_share=0.0)
+    into, out, up, down = 6 * 160, 6 * 160, 6 * 384, 6 * 384
+    assert source == {
+        (16, 10): (3 + 2 * 2) * into, (10, 16): out, (16, 24): up, (24, 16): down, (16, 61): 0,
+    }  # fmt: skip
+    assert target == {
+        (16, 10): 2 * 4 * into, (10, 16): 2 * 2 * out, (16, 24): 2 * up, (24, 16): 2 * down,
+        (16, 61): 6 * 16 * 61,
+    }  # fmt: skip
+
+
+def test_a_frozen_matrix_needs_no_gradient_of_its_own(tiny):
+    model = tiny("llama")
+    whole = products_of(model)
+    model.requires_grad_(False)
+    assert products_of(model) == {shape: cost * 4 / 6 for shape, cost in whole.items()}
 
 
 def test_frozen_weights_are_not_trainable(tiny):

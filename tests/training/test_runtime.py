@@ -7,9 +7,10 @@ import torch
 
 from fixtures.runs import RowStream
 from toque.errors import ConfigError
+from toque.training import peak_flops
 from toque.training.guards.update_guard import UpdateGuard
 from toque.training.optim.factory import build_optimizer, optimizer_tensors
-from toque.training.peak_flops import measure_peak, peak_of
+from toque.training.peak_flops import measure_peak
 from toque.training.runtime import Runtime, _precision, set_deterministic
 from toque.units import Cursor
 
@@ -158,11 +159,33 @@ def test_the_devices_own_skip_is_the_same_as_ours(tiny_model, finite):
     assert not hasattr(optimizer, "found_inf")
 
 
-def test_the_peak_is_measured_on_a_cpu_and_says_how():
-    peak = measure_peak(torch.device("cpu"), torch.float32, seconds=0.0)
+@pytest.mark.parametrize(("precision", "kind"), [("bf16", "bfloat16"), ("float32", "float32")])
+def test_the_peak_is_of_the_models_products_in_the_runs_precision(monkeypatch, precision, kind):
+    """Every matrix made for the measurement has the run's dtype and a side of the model's."""
+    made = []
+    randn = torch.randn
+
+    def seen(*size, **how):
+        made.append((*size, how["dtype"]))
+        return randn(*size, **how)
+
+    monkeypatch.setattr(torch, "randn", seen)
+    monkeypatch.setattr(peak_flops, "_MEASURE_SECONDS", 0.0)
+    runtime = Runtime(precision=precision)
+    peak = runtime.peak({(8, 16): 1.0, (8, 61): 3.0})
+    assert {dtype for *_, dtype in made} == {getattr(torch, kind)}
+    weights = {(rows, columns) for rows, columns, _ in made if rows < 100}
+    assert weights == {(16, 8), (61, 8)}
     assert peak.flops_per_second > 1e6
-    assert peak.origin == "measured, 768³ product in float32, 1 threads"
-    assert peak_of(torch.device("cpu"), torch.float32).origin == peak.origin
+    assert peak.origin == f"measured in {kind}, products of 2 shapes, 1 threads"
+
+
+def test_a_shape_weighs_by_its_time(monkeypatch):
+    """3 FLOP at 1 a second and 1 at 10 a second: 4 in 3.1 seconds."""
+    rates = {(8, 61): 1.0, (8, 16): 10.0}
+    monkeypatch.setattr(peak_flops, "_rate", lambda shape, *_, **__: rates[shape])
+    found = measure_peak(torch.device("cpu"), torch.float32, {(8, 61): 3.0, (8, 16): 1.0})
+    assert found.flops_per_second == pytest.approx(4 / 3.1)
 
 
 def test_the_state_of_a_machine_without_a_scaler_is_empty():
@@ -177,7 +200,7 @@ def test_cuda_takes_16_bits_and_a_stated_peak():
     runtime = Runtime.detect()
     assert runtime.device.type == "cuda"
     assert runtime.precision in {"bf16", "fp16"}
-    assert runtime.peak.flops_per_second > 1e12
+    assert runtime.peak({(64, 64): 1.0}).flops_per_second > 1e12
 
 
 @pytest.mark.gpu
@@ -212,3 +235,8 @@ def test_the_loss_scale_is_saved_and_continues(tiny_model):
     second.load_state_dict(json.loads(json.dumps(state)))
     assert second.state_dict() == state
     assert not second.scale_is_hopeless
+
+
+def test_how_bf16_is_computed_is_recorded_and_float32_needs_no_version():
+    assert detect(precision="float32").numerics == {}
+    assert detect(precision="bf16").numerics == {"bf16 on a CPU": "2"}

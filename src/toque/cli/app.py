@@ -12,6 +12,7 @@ from toque.cli import launch as several
 from toque.cli.commands_data import cookbook, prepare, presets, report, show, show_batch, verify
 from toque.cli.commands_init import init
 from toque.cli.commands_run import ablate, check, demo, drill, evaluate, export, generate, train
+from toque.cli.commands_serve import serve
 from toque.cli.streams import WORKING_VERBS, OutputLostError, standard_streams
 from toque.errors import ConfigError, ToqueError
 from toque.version import __version__
@@ -59,7 +60,7 @@ def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
 
 _GROUPS: Mapping[str, tuple[Callable[..., object], ...]] = {
     "Begin": (demo, init),
-    "From data to a model in use": (prepare, train, evaluate, generate, report, export),
+    "From data to a model in use": (prepare, train, evaluate, generate, serve, report, export),
     "Look up": (show, show_batch, presets, cookbook, completion),
     "Prove": (verify, check, drill, ablate),
 }

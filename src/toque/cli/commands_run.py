@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from toque.workflows.results import Answer, Written
 
 
-def demo(*overrides: Overrides, n: int = 4000) -> None:
+def demo(*overrides: Overrides, n: int = 8000) -> None:
     """Do the whole job on the embedded cookbook: prepare, train, evaluate, write three recipes.
 
     Args:
@@ -32,7 +32,6 @@ def demo(*overrides: Overrides, n: int = 4000) -> None:
         n: recipes to write into the cookbook.
     """
     resolved = load("demo", overrides)
-    suit_waiting_to_machine(reporter().notice)
     from toque.workflows.demo import demo as workflow
 
     workflow(resolved, n=n, reporter=reporter())
@@ -69,7 +68,6 @@ def train(
             from toque.workflows.prepare import prepare_before_torch
 
         prepare_before_torch(resolved.config, start=start, reporter=prints)
-    suit_waiting_to_machine(prints.notice)
     with loading():
         from toque.training.time_limit import CommandClock
         from toque.workflows.train import train as workflow
@@ -306,7 +304,6 @@ def ablate(
         out: folder of the runs and the results.
         trust_code: where CONFIG is a run's own, import the metrics and callbacks it names.
     """
-    suit_waiting_to_machine(reporter().notice)
     from toque.workflows.ablate.run import ablate as workflow
 
     found = workflow(

@@ -57,6 +57,8 @@ def speaks(error: ToqueError) -> bool:
 def suit_waiting_to_machine(say: Callable[[str], None]) -> None:
     """Before torch is loaded: beside busy programs its threads sleep while they wait.
 
+    For commands that do not train; a run looks all along and switches.
+
     Args:
         say: takes a sentence where something was changed.
     """

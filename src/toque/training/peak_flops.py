@@ -1,11 +1,15 @@
 """Peak FLOP/s for model FLOPs utilisation: from data sheets for known GPUs, else measured.
 
 The peak and its origin are recorded beside every utilisation, because a wrong peak is the most
-common cause of a wrong utilisation.
+common cause of a wrong utilisation: a machine with 16-bit units multiplies bfloat16 several times
+as fast as float32, and a small matrix slower than a large one. So it is measured in the precision
+of the run, at the model's own shapes.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,6 +33,13 @@ _STATED_TFLOPS: Final = (
     ("RTX 3090", 71.0),
 )
 _MEASURE_SECONDS: Final = 0.2
+_ROUNDS: Final = 2
+"""At least, of each shape: the first loads and chooses kernels."""
+_FEW_TOKENS, _MANY_TOKENS = 512, 4096
+_FLOPS_OF_A_ROUND: Final = 2e10
+"""Fewer tokens for large matrices, such as the output head's, so that a round stays short."""
+Products = Mapping[tuple[int, int], float]
+"""FLOPs spent in products with matrices, by their (in, out), as `models.flops.products_of` has."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +50,7 @@ class Peak:
     origin: str
 
 
-def peak_of(device: torch.device, dtype: torch.dtype) -> Peak:
+def peak_of(device: torch.device, dtype: torch.dtype, products: Products) -> Peak:
     """The peak of dense matrix products in `dtype` on `device`.
 
     Stated for known GPUs in 16 bits; otherwise measured, which takes about a fifth of a second.
@@ -49,21 +60,49 @@ def peak_of(device: torch.device, dtype: torch.dtype) -> Peak:
         for known, tflops in _STATED_TFLOPS:
             if known in name:
                 return Peak(tflops * 1e12, f"stated for {name}, dense 16-bit")
-    return measure_peak(device, dtype)
+    return measure_peak(device, dtype, products)
 
 
 def measure_peak(
-    device: torch.device, dtype: torch.dtype, *, seconds: float = _MEASURE_SECONDS
+    device: torch.device,
+    dtype: torch.dtype,
+    products: Products,
+    *,
+    seconds: float | None = None,
 ) -> Peak:
-    """The best rate of a square matrix product within `seconds`."""
-    from torch.utils.benchmark import Timer  # loaded only where the peak is not known
+    """The rate of `products` one after another, forward and both gradients, each at its best.
 
-    size, n_threads = 8192 if device.type == "cuda" else 768, torch.get_num_threads()
-    a = torch.full((size, size), 0.5, dtype=dtype, device=device)
-    b = torch.full((size, size), 0.25, dtype=dtype, device=device)
-    product = {"a": a, "b": b, "out": torch.empty_like(a), "mm": torch.mm}
-    timer = Timer("mm(a, b, out=out)", globals=product, num_threads=n_threads)
-    best = min(timer.blocked_autorange(min_run_time=seconds).times)
-    threads = f", {n_threads} threads" if device.type == "cpu" else ""
+    Args:
+        device: where.
+        dtype: of the matrices.
+        products: those of the model; a shape with more FLOPs weighs more.
+        seconds: how long to try, all together, a fifth of one by default; at least two rounds each.
+    """
+    share = (_MEASURE_SECONDS if seconds is None else seconds) / len(products)
+    needed = sum(
+        flops / _rate(shape, device, dtype, seconds=share) for shape, flops in products.items()
+    )
+    threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
     kind = str(dtype).removeprefix("torch.")
-    return Peak(2.0 * size**3 / best, f"measured, {size}³ product in {kind}{threads}")
+    origin = f"measured in {kind}, products of {len(products)} shapes{threads}"
+    return Peak(sum(products.values()) / needed, origin)
+
+
+def _rate(
+    shape: tuple[int, int], device: torch.device, dtype: torch.dtype, *, seconds: float
+) -> float:
+    """FLOP/s of one layer's products: y = x W', and the gradients of x and W."""
+    n_in, n_out = shape
+    of_a_token = 6 * n_in * n_out
+    n = int(min(_MANY_TOKENS, max(_FEW_TOKENS, _FLOPS_OF_A_ROUND / of_a_token)))
+    x = torch.randn(n, n_in, dtype=dtype, device=device)
+    w = torch.randn(n_out, n_in, dtype=dtype, device=device)
+    dy = torch.randn(n, n_out, dtype=dtype, device=device)
+    best, rounds, end = float("inf"), 0, time.perf_counter() + seconds
+    while rounds < _ROUNDS or time.perf_counter() < end:
+        begun = time.perf_counter()
+        _ = x @ w.t(), dy @ w, dy.t() @ x
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        best, rounds = min(best, time.perf_counter() - begun), rounds + 1
+    return n * of_a_token / best

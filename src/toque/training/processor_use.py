@@ -3,8 +3,9 @@
 Torch's threads (libgomp) wait by spinning, milliseconds long. On a quiet machine that is fastest.
 Where another program holds a core, one thread of the team stands in the queue for it while the
 others spin away the time it would need: measured on two cores beside one busy program, training
-fell to a tenth. Threads that sleep at once (OMP_WAIT_POLICY=PASSIVE) keep most of the speed, and
-how they wait changes no number.
+fell to a tenth. Threads that sleep at once keep most of the speed, and how they wait changes no
+number. A run switches between the two (`observers.busy_machine`); a command that begins beside busy
+programs and is soon done takes OMP_WAIT_POLICY=PASSIVE for all of it.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def wait_without_spinning(
     threads = int(asked) if asked.isdecimal() else cores
     if threads < 2 or any(name in environment for name in WAIT_VARIABLES):
         return None
-    others = (look or _others_now)()
+    others = (look or others_now)()
     if not contended(threads=threads, others=others, cores=cores):
         return None
     name, _, value = PASSIVE.partition("=")
@@ -101,7 +102,8 @@ def wait_without_spinning(
     return others
 
 
-def _others_now() -> float:
+def others_now() -> float:
+    """Cores that others keep busy, over a tenth of a second."""
     before = ProcessorUse.now()
     time.sleep(_LOOK_SECONDS)
     # A reading counts hundredths of a second, and ten of them may come out as eleven.

@@ -11,7 +11,6 @@ import os
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Final, Literal, get_args
 
 import torch
@@ -22,7 +21,7 @@ from toque.keyed_random import key_of
 from toque.training.distributed.collectives import Ranks
 from toque.training.glibc_malloc import keep_freed_memory
 from toque.training.optim.factory import step_if
-from toque.training.peak_flops import Peak, peak_of
+from toque.training.peak_flops import Peak, Products, peak_of
 from toque.training.state_values import number_in
 
 Precision = Literal["bf16", "fp16", "float32"]
@@ -90,10 +89,18 @@ class Runtime:
         """The dtype of matrix products."""
         return _DTYPES[self.precision]
 
-    @cached_property
-    def peak(self) -> Peak:
-        """Peak FLOP/s of matrix products here; measured or looked up once."""
-        return peak_of(self.device, self.dtype)
+    @property
+    def numerics(self) -> dict[str, str]:
+        """What a checkpoint records of how products are computed, besides versions of software.
+
+        Version 1 of bf16 on a CPU was autocast's; checkpoints of then hold no version.
+        """
+        on_cpu = self.device.type == "cpu" and self.precision == "bf16"
+        return {"bf16 on a CPU": "2"} if on_cpu else {}
+
+    def peak(self, products: Products) -> Peak:
+        """Peak FLOP/s here of the model's matrix products in the run's precision."""
+        return peak_of(self.device, self.dtype, products)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The context in which the forward pass runs."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Final
 
 from toque.config import Resolved
 from toque.cooking.cookbook.generate import write_cookbook
@@ -11,8 +12,19 @@ from toque.reporter import SILENT, Reporter
 from toque.workflows.prepare import in_a_line, prepare
 from toque.workflows.results import TrainedRun
 
+DISHES: Final = {
+    "Chickpea and Olive Oil Hummus": "chickpeas, olive oil, lemon juice, garlic, salt",
+    "Baked Sweet Potatoes with Sour Cream and Salsa": (
+        "sweet potatoes, olive oil, salt, sour cream, salsa"
+    ),
+    "Fried Rice with Peas and Carrots": (
+        "cooked rice, eggs, frozen peas, carrots, garlic, vegetable oil, soy sauce, sesame oil"
+    ),
+}
+"""Dishes that are asked for at the end, with their ingredients; the cookbook goes without them."""
 
-def demo(resolved: Resolved, *, n: int = 4000, reporter: Reporter = SILENT) -> TrainedRun:
+
+def demo(resolved: Resolved, *, n: int = 8000, reporter: Reporter = SILENT) -> TrainedRun:
     """Write the cookbook, prepare, train, evaluate, and report three recipes.
 
     Args:
@@ -25,7 +37,7 @@ def demo(resolved: Resolved, *, n: int = 4000, reporter: Reporter = SILENT) -> T
     cookbook = Path(config.data.sources[0].path)
     if not cookbook.exists():
         cookbook.parent.mkdir(parents=True, exist_ok=True)
-        write_cookbook(cookbook, n=n, seed=config.seed)
+        write_cookbook(cookbook, n=n, seed=config.seed, unseen=DISHES)
     reporter.line(f"1/4  {cookbook}: synthetic recipes from the embedded grammar")
     prepared = in_a_line(prepare(config, reporter=reporter), config.data.engine)
     reporter.line(f"2/4  {prepared} Its report: {config.data.store}/report.md")
@@ -41,14 +53,7 @@ def demo(resolved: Resolved, *, n: int = 4000, reporter: Reporter = SILENT) -> T
         f"3/4  trained {run.step:,} steps and scored\n"
         "4/4  three recipes for dishes it has not seen:\n"
     )
-    asked = [
-        "Chickpea and Olive Oil Hummus: chickpeas, olive oil, lemon juice, garlic",
-        (
-            "Baked Sweet Potatoes with Sour Cream and Salsa: sweet potatoes, olive oil, "
-            "sour cream, salsa"
-        ),
-        "Fried Rice with Peas and Carrots: rice, eggs, peas, carrots, garlic, soy sauce",
-    ]
+    asked = [f"{dish}: {foods}" for dish, foods in DISHES.items()]
     texts = generate(
         run.folder, asked, temperature=0.0, top_p=1.0, seed=config.seed, reporter=reporter
     )

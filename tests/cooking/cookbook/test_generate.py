@@ -165,6 +165,15 @@ def test_equal_arguments_give_equal_bytes(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.jsonl.gz", "b.jsonl.gz"]
 
 
+def test_recipes_of_unseen_dishes_are_left_out(tmp_path):
+    titles = [r.title for r in recipes(300, seed=5)]
+    unseen = {titles[0], max(titles, key=titles.count)}
+    write_cookbook(tmp_path / "x.jsonl", 300, seed=5, unseen=unseen)
+    written = [json.loads(line)["title"] for line in (tmp_path / "x.jsonl").open()]
+    assert written == [title for title in titles if title not in unseen]
+    assert len(written) <= 297
+
+
 def test_refusals(tmp_path):
     with pytest.raises(ConfigError, match="-1 recipes"):
         write_cookbook(tmp_path / "x.jsonl", -1, seed=0)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import gzip
 import io
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -73,16 +73,17 @@ def recipes(n: int, seed: int) -> Iterator[Recipe]:
     return (recipe(seed, index) for index in range(n))
 
 
-def write_cookbook(path: Path, n: int, seed: int) -> None:
+def write_cookbook(path: Path, n: int, seed: int, *, unseen: Collection[str] = ()) -> None:
     """Write `n` recipes as JSON lines, atomically; gzipped if the name ends in ".gz".
 
-    The same arguments give the same bytes.
+    The same arguments give the same bytes. Recipes whose title is one of `unseen` are left out, so
+    that a model can be asked for a dish it has not read.
 
     Raises:
         ConfigError: `n` is negative.
         DataError: the file cannot be written.
     """
-    made = recipes(n, seed)
+    made = (one for one in recipes(n, seed) if one.title not in unseen)
     encoder = msgspec.json.Encoder()
     with _output(Path(path)) as stream:
         for one in made:

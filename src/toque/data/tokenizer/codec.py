@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 from tokenizers import AddedToken, Tokenizer
+from tokenizers.decoders import DecodeStream
 
 from toque.data.tokenizer.char_fallbacks import Rewriter
 from toque.data.tokenizer.folder import TokenizerFolder, read_folder, tokenizer_faults
@@ -151,6 +152,11 @@ class Codec:
         with tokenizer_faults(self.name):
             decode = self._tokenizer.decode
             return "\n".join(decode(line, skip_special_tokens=False) for line in lines)
+
+    def decode_next(self, stream: DecodeStream, token: int) -> str:
+        """The text that one more token of a line settles; see `TextStream`."""
+        with tokenizer_faults(self.name):
+            return stream.step(self._tokenizer, token) or ""
 
     def sentinels(self) -> list[int]:
         """The ids of `<extra_id_0>`, `<extra_id_1>`, ... but for the line break's marker."""

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn import functional
 
 from toque.batch import IGNORE
+from toque.models.forward.bf16.head import CHUNKS, loss_and_slopes
 from toque.models.forward.bf16.weights import bf16_copy, padded_length
 
 _CHUNK_ELEMENTS = {"cpu": 1 << 24, "cuda": 1 << 27}
@@ -114,31 +114,32 @@ class _CrossEntropySum(torch.autograd.Function):
             torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
         )
         with torch.autocast(kind, enabled=False):
-            rounded = kind == "cpu" and compute == torch.bfloat16
+            # 16 bits on a CPU have a way of their own; smoothing needs every logarithm.
+            rounded = kind == "cpu" and compute == torch.bfloat16 and smoothing == 0.0
             # Once, not once a chunk; on a CPU once an update.
             matrix = bf16_copy(weight) if rounded else weight.to(compute)
             labelled = (labels != IGNORE).nonzero().squeeze(1)
+            if rounded:
+                chunk_rows *= CHUNKS
             longest = min(chunk_rows, len(labelled))
             products = matrix.new_empty(padded_length(longest) if rounded else longest, len(matrix))
             for number, rows in enumerate(torch.split(labelled, chunk_rows)):
                 chunk = hidden.index_select(0, rows).to(compute)
-                if rounded:
-                    chunk = functional.pad(chunk, (0, 0, 0, padded_length(len(rows)) - len(rows)))
-                torch.mm(chunk, matrix.T, out=products[: len(chunk)])
-                logits = products[: len(rows)].to(exact)
-                if bias is not None:
-                    logits += bias
                 targets = labels.index_select(0, rows)
-                part, grad_logits = _loss_and_gradient(logits, targets, smoothing)
+                if rounded:
+                    part, chunk, slope = loss_and_slopes(
+                        chunk, matrix, targets, products, bias=bias
+                    )
+                    grad_logits = slope
+                else:
+                    logits = torch.mm(chunk, matrix.T, out=products[: len(rows)]).to(exact)
+                    if bias is not None:
+                        logits += bias
+                    part, grad_logits = _loss_and_gradient(logits, targets, smoothing)
+                    slope = grad_logits.to(compute)
                 loss += part
                 if grad_bias is not None:
-                    grad_bias += grad_logits.sum(0)
-                if rounded:
-                    slope = products[: len(chunk)]
-                    slope[: len(rows)] = grad_logits
-                    slope[len(rows) :] = 0.0
-                else:
-                    slope = grad_logits.to(compute)
+                    grad_bias += grad_logits.sum(0, dtype=exact)
                 if grad_hidden is not None:
                     back = (slope @ matrix)[: len(rows)]
                     grad_hidden.index_copy_(0, rows, back.to(grad_hidden.dtype))

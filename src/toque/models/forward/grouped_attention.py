@@ -26,11 +26,7 @@ from toque.models.forward.fast_dropout import keep_mask
 MULTIPLE = 32
 """Lengths are padded to a multiple of it: few shapes of products, and whole tiles of kernels."""
 MAX_PADDED = 1.3
-FREE = 1 << 17
-"""Scores of one head that a group computes, at most: these for each real one, and so many besides.
-
-More would cost more than another group's operations.
-"""
+"""Scores that a group computes for each real one, at most; more costs more than another group."""
 MAX_SCORES = 1 << 19
 """Scores of one head in a group, at most, unless one example alone has more: the cache's size."""
 
@@ -123,8 +119,7 @@ def _alike(examples: Sequence[Example]) -> Iterator[list[Example]]:
         _, queries, _, keys = example
         wide = max(s, keys)
         scores = (len(part) + 1) * t * wide
-        few = scores <= MAX_PADDED * (real + queries * keys) + FREE
-        if part and not (few and scores <= MAX_SCORES):
+        if part and (scores > MAX_PADDED * (real + queries * keys) or scores > MAX_SCORES):
             yield part
             part, real, t, s = [], 0, 0, 0
         part.append(example)

@@ -126,7 +126,7 @@ def _write(
     Prompts are admitted several at a time: a prefill of one costs about as much as one of a few.
     """
     n_rows = min(batch_rows, len(prompts))
-    head = _Head(core, n_rows)
+    head = Head(core, n_rows)
     pays = chooser.strategy == "greedy" and max(limits, default=0) >= WORTHWHILE_STEPS
     by_int8 = pays and supports_int8(head.weight, head.bias)
     argmax = Int8Argmax(head.weight, rows=n_rows) if by_int8 else None
@@ -161,7 +161,7 @@ def _write(
         yield len(over), covered
 
 
-class _Head:
+class Head:
     """The output head, which writes its logits into one buffer on a CPU.
 
     A CPU's allocator takes these megabytes from the system and gives them back every time;

@@ -8,7 +8,7 @@ Letters: R rows, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -59,11 +59,19 @@ class TokenChooser:
         Returns:
             [R] int64, on the device of `logits`.
         """
+        draws = [uniform(self.seed, *where) for where in zip(prompts, positions, strict=True)]
+        return self.at(logits, draws)
+
+    def at(self, logits: Tensor, draws: Sequence[float]) -> Tensor:
+        """`choose` with the rows' draws themselves, each in [0, 1)."""
         logits = logits.float()
         if self.strategy == "greedy":
             return likeliest(logits)
-        draws = [uniform(self.seed, *where) for where in zip(prompts, positions, strict=True)]
         return self._draw(logits / self.temperature, torch.tensor(draws, dtype=torch.float64))
+
+    def seedless(self) -> TokenChooser:
+        """Equal for choosers that differ in their seeds alone; `at` does not look at it."""
+        return replace(self, seed=0)
 
     def _draw(self, logits: Tensor, draws: Tensor) -> Tensor:
         """Invert the cumulative distribution at `draws` [R]; filtered tokens are sorted first."""

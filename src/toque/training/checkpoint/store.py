@@ -63,18 +63,18 @@ class SaveError(CheckpointError):
     """One save did not happen; nothing that was saved before is harmed."""
 
 
+def software_versions() -> dict[str, str]:
+    """Versions of what the last bits of a run depend on."""
+    return {"torch": str(torch.__version__), "python": platform.python_version()}
+
+
 @dataclass(frozen=True)
 class RunIdentity:
     """The identity of a run, as its checkpoints record it."""
 
     config_sha256: str = ""
     data_fingerprint: str = ""
-    versions: Mapping[str, str] = field(
-        default_factory=lambda: {
-            "torch": str(torch.__version__),
-            "python": platform.python_version(),
-        }
-    )
+    versions: Mapping[str, str] = field(default_factory=software_versions)
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The configuration, as JSON says it."""
 

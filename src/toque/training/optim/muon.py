@@ -7,10 +7,12 @@ from typing import Any, final
 import torch
 from torch import nn
 
+from toque.training.optim.stacked_muon import StackedMuon
+
 
 @final
 class MuonWithAdamW(torch.optim.Optimizer):
-    """`torch.optim.Muon` and fused `torch.optim.AdamW` behind one list of groups and one state.
+    """`StackedMuon` and fused `torch.optim.AdamW` behind one list of groups and one state.
 
     Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon), with G the gradient, in the size
     of Liu et al. 2025 (arXiv 2502.16982, eq. 4), so that one learning rate serves both halves:
@@ -26,7 +28,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
     """
 
     def __init__(self, matrices: list[dict[str, Any]], rest: list[dict[str, Any]]) -> None:
-        self.muon = torch.optim.Muon(matrices, lr=0.0, adjust_lr_fn="match_rms_adamw")
+        self.muon = StackedMuon(matrices, lr=0.0, adjust_lr_fn="match_rms_adamw")
         self.adamw = torch.optim.AdamW(rest, lr=0.0, fused=True)
         # The same dictionaries, so that a learning rate or a state set here is set there.
         super().__init__([*self.muon.param_groups, *self.adamw.param_groups], {})
@@ -39,5 +41,5 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """One update of both halves."""
-        self.muon.step()  # type: ignore[no-untyped-call]  # torch's own lacks a return type
+        self.muon.step()
         self.adamw.step()

@@ -28,7 +28,9 @@ from toque.training.observers.console import ConsoleLoss, ConsoleProgress
 from toque.training.observers.metrics_log import MetricsLog
 from toque.training.observers.store_watch import StoreWatch
 from toque.training.observers.time_left import TimeLeft
+from toque.training.processor_use import usable_cores
 from toque.training.runtime import Runtime
+from toque.training.short_waits import ShortWaits
 from toque.training.signals import Interrupt
 from toque.training.time_limit import CommandClock
 from toque.training.trainer import Trainer
@@ -50,7 +52,7 @@ from toque.workflows.assembly.observers import Watchers
 from toque.workflows.assembly.sample_writer import SampleWriter, writing_in
 from toque.workflows.assembly.setup import Setup
 from toque.workflows.assembly.timing.ahead import Length, length_of, time_left_of, with_length
-from toque.workflows.assembly.trainer import about_run, build_trainer, flops_of
+from toque.workflows.assembly.trainer import about_run, arithmetic_of, build_trainer
 
 LOOKS = 2
 """Texts written at every evaluation for the eye; the scored ones come at the end."""
@@ -169,13 +171,14 @@ def _observers(
 ) -> list[Callback]:
     config, model, runtime = setup.config, setup.model, setup.runtime
     run, feeds = Path(config.run_dir), watchers.feeds(warn)
+    arithmetic = arithmetic_of(model, setup.stream)
     callbacks: list[Callback] = [
         MetricsLog(
             run / "metrics.jsonl",
             log_every=config.observe.log_every,
             about=about_run(setup, tuned.resources),
-            flops_per_token=flops_of(model, setup.stream),
-            peak=total_peak(runtime.peak, runtime.ranks),
+            flops_per_token=arithmetic.flops_per_token,
+            peak=total_peak(runtime.peak(arithmetic.products), runtime.ranks),
             copies=[feed.take for feed in feeds],
         ),
         SampleWriter(
@@ -189,7 +192,9 @@ def _observers(
         ),
     ]
     if runtime.device.type == "cpu":
-        callbacks.append(BusyMachine(warn, threads=torch.get_num_threads()))
+        callbacks.append(
+            BusyMachine(warn, ShortWaits(torch.get_num_threads(), len(usable_cores())))
+        )
     if (shown := losing(reporter)) is not None:
         callbacks.append(ConsoleLoss(shown, warn=warn))
     if config.train.early_stopping is not None:

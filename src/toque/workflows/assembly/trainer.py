@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,13 @@ from transformers import PreTrainedModel
 
 from toque.config import config_sha256
 from toque.data.loader.batch_stream import BatchStream
-from toque.models.flops import flops_per_token, parameter_counts
+from toque.models.flops import flops_per_token, parameter_counts, products_of
 from toque.models.forward.loss import loss_sum
 from toque.models.lora.layers import is_adapted, refuse_unreached
 from toque.training.autotune.cache import Resources
 from toque.training.autotune.oom_fallback import OomFallback
 from toque.training.callbacks import Callback, Callbacks
-from toque.training.checkpoint.store import CheckpointStore, RunIdentity
+from toque.training.checkpoint.store import CheckpointStore, RunIdentity, software_versions
 from toque.training.guards.skip_step import SkipStep
 from toque.training.guards.update_guard import UpdateGuard
 from toque.training.optim.factory import build_optimizer
@@ -67,6 +67,7 @@ def build_trainer(
             identity=RunIdentity(
                 config_sha256=config_sha256(config),
                 data_fingerprint=setup.store.fingerprint,
+                versions=software_versions() | runtime.numerics,
                 settings=config.model_dump(mode="json"),
             ),
             held=True,  # by whoever trains, before anything is written
@@ -124,22 +125,39 @@ def about_run(setup: Setup, resources: Resources) -> dict[str, Any]:
     }
 
 
-def flops_of(model: PreTrainedModel, stream: BatchStream) -> float:
+@dataclass(frozen=True)
+class Arithmetic:
+    """What one useful token of a run's data costs, forward and backward."""
+
+    flops_per_token: float
+    products: dict[tuple[int, int], float]
+    """Of that, the FLOPs of products with weights, by the matrix' (in, out)."""
+
+
+def arithmetic_of(model: PreTrainedModel, stream: BatchStream) -> Arithmetic:
     """Forward and backward arithmetic of one useful token of this data."""
-    source, target = stream.plan.source_lengths, stream.plan.target_lengths
+    source, target = (
+        side.astype(float) for side in (stream.plan.source_lengths, stream.plan.target_lengths)
+    )
 
-    def context(lengths: np.ndarray) -> float:  # tokens in the example of an average token
-        return float((lengths.astype(float) ** 2).sum() / max(1.0, float(lengths.sum())))
+    def context(lengths: np.ndarray, of: np.ndarray) -> float:  # that an average token of `of` has
+        return float((lengths * of).sum() / max(1.0, float(of.sum())))
 
+    own = context(target, target) / 2
     if stream.layout.shape.source == 0:
         # As `BatchStream` counts: a last token is no input; without a prompt a first is no label.
         prompts, targets = stream.prompt_lengths, stream.target_lengths
         labelled = int(targets.sum()) - int((prompts == 0).sum())
         tokens = int(prompts.sum()) + int(targets.sum()) - len(targets)
-        return flops_per_token(
-            model, context=context(target) / 2, labelled_share=labelled / max(1, tokens)
+        shares = {"labelled_share": labelled / max(1, tokens)}
+        flops = flops_per_token(model, context=own, **shares)
+    else:
+        shares = {"source_share": float(source.sum()) / float(source.sum() + target.sum())}
+        flops = flops_per_token(
+            model,
+            context=own,
+            source_context=context(source, source),
+            cross_context=context(source, target),
+            **shares,
         )
-    share = float(source.sum()) / float(source.sum() + target.sum())
-    return flops_per_token(
-        model, context=context(target) / 2, source_share=share, source_context=context(source)
-    )
+    return Arithmetic(flops, products_of(model, **shares))

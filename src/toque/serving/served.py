@@ -1,0 +1,133 @@
+"""Served model: weights, tokenizer and form under the name that requests ask for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from transformers import PreTrainedModel
+
+from toque.data.prepare.example_rows import prompt_ids
+from toque.data.prepare.settings import FamilyKind
+from toque.data.tokenizer.codec import Codec
+from toque.models.families import family_of, max_positions
+from toque.models.loading.provenance import Provenance, form_named
+from toque.serving.errors import RequestError
+
+UNLIMITED_TOKENS: Final = 2048
+"""Longest prompt, and longest answer, of a model whose positions have no end (T5)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedModel:
+    """One name that can be asked: a model, or one adapter on a base that several share."""
+
+    name: str
+    model: PreTrainedModel
+    codec: Codec
+    record: Provenance
+    asked: Callable[[str], str]
+    """What a person types, as the prompt the model was trained on."""
+    adapter: str | None = None
+    """Name of the adapter inside `model`; None for the model alone."""
+    base: str | None = None
+    """Served name of the model that the adapter lies on."""
+    created: int = field(default_factory=lambda: int(time.time()))
+    """Seconds since 1970 when it was loaded."""
+
+    @property
+    def is_encoder_decoder(self) -> bool:
+        """Whether prompts are read on a side of their own."""
+        return family_of(self.model.config).is_encoder_decoder
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens of the longest prompt; of prompt and answer together where one row holds both."""
+        return max_positions(self.model.config) or UNLIMITED_TOKENS
+
+    @property
+    def columns(self) -> int:
+        """Columns of the KV cache that the longest row takes."""
+        return self.context_tokens + (0 if self.is_encoder_decoder else 1)
+
+    def prompt_ids(self, prompt: str) -> list[int]:
+        """A prompt as the model reads it."""
+        kind: FamilyKind = "encoder-decoder" if self.is_encoder_decoder else "decoder"
+        return prompt_ids(self.codec, prompt, kind, form_named(self.record.form))
+
+    def most_tokens(self, prompt: Sequence[int], asked: int | None, *, param: str) -> int:
+        """The longest answer to a prompt: what was asked for, as far as the positions go.
+
+        Args:
+            prompt: its ids.
+            asked: None for what the model was trained to write.
+            param: the request's field that holds the prompt.
+
+        Raises:
+            RequestError: the prompt is empty, too long, or holds ids that are not the model's.
+        """
+        limit, vocabulary = self.context_tokens, self.model.config.vocab_size
+        if not prompt:
+            raise RequestError(
+                400, f"{param} holds no tokens, and a model needs one to begin from.", param=param
+            )
+        if not all(0 <= token < vocabulary for token in prompt):
+            raise RequestError(
+                400,
+                f"{param} holds ids that are none of the model's: allowed are 0 to "
+                f"{vocabulary - 1:,}.",
+                param=param,
+            )
+        if len(prompt) > limit:
+            raise RequestError(
+                400,
+                f"This model's maximum context length is {limit:,} tokens, and the prompt has "
+                f"{len(prompt):,}. Shorten the prompt.",
+                param=param,
+                code="context_length_exceeded",
+            )
+        wanted = asked or self.record.max_new_tokens
+        # The last new token is never read back, so it needs no position.
+        return min(wanted, limit if self.is_encoder_decoder else limit - len(prompt) + 1)
+
+
+class ServedModels(Mapping[str, ServedModel]):
+    """The models of a server by name, in the order they were given.
+
+    Args:
+        models: At least one, with different names.
+    """
+
+    def __init__(self, models: Sequence[ServedModel]) -> None:
+        self._by_name = {model.name: model for model in models}
+
+    def __getitem__(self, name: str) -> ServedModel:
+        return self._by_name[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_name)
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    @property
+    def first(self) -> ServedModel:
+        """The one that a page shows unless another is chosen."""
+        return next(iter(self._by_name.values()))
+
+    def named(self, name: str) -> ServedModel:
+        """The model of a request.
+
+        Raises:
+            RequestError: 404, no model has this name.
+        """
+        if name not in self._by_name:
+            raise RequestError(
+                404,
+                f"The model {name[:100]!r} does not exist here. There are: {', '.join(self)}.",
+                param="model",
+                code="model_not_found",
+            )
+        return self._by_name[name]

@@ -1,0 +1,1 @@
+"""Serving: models opened by name, an address to listen on, and the server."""

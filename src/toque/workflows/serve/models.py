@@ -1,0 +1,111 @@
+"""Models of a server: each opened once, and adapters laid beside each other on one base."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from toque.data.tokenizer.codec import load_codec
+from toque.data.tokenizer.folder import resolve_tokenizer
+from toque.models.families import vocabulary_rows
+from toque.models.loading.hub import resolve_folder
+from toque.models.loading.pretrained import load_model
+from toque.models.loading.provenance import Provenance, provenance_of
+from toque.models.lora.files import is_adapter_folder, load_adapter, read_config, rows_needed
+from toque.serving.served import ServedModel, ServedModels
+from toque.workflows.asking.provenance import provenance_in, writes_recipes
+from toque.workflows.open_model import open_model
+from toque.workflows.prompt_files import read_prompts
+
+
+def open_models(folders: Mapping[str, Path]) -> ServedModels:
+    """Open the models and adapters of some folders by their names.
+
+    Adapters on one base share its weights, with each other and with the base itself where that is
+    served, too. An adapter that is alone on its base is merged into it, which is faster.
+
+    Raises:
+        CheckpointError: a damaged folder, or an adapter of another base.
+        ConfigError: no model there, or none that works here.
+        DataError: its tokenizer cannot be read.
+    """
+    adapters = {name: _adapter_in(folder) for name, folder in folders.items()}
+    bases = {
+        name: _base_of(adapter or _model_in(folders[name])) for name, adapter in adapters.items()
+    }
+    sharing = Counter(bases.values())
+    shared: dict[Path, list[ServedModel]] = {}
+    found: dict[str, ServedModel] = {}
+    # Models before adapters, which are laid on them.
+    for name in sorted(folders, key=lambda name: adapters[name] is not None):
+        folder, adapter = folders[name], adapters[name]
+        beside = shared.setdefault(bases[name], [])
+        if adapter is None or sharing[bases[name]] == 1:
+            opened = open_model(folder)
+            model = ServedModel(
+                name=name,
+                model=opened.model,
+                codec=opened.codec,
+                record=opened.provenance,
+                asked=partial(_asked, opened.provenance),
+            )
+        else:
+            model = _laid_on(bases[name], beside, name=name, adapter=adapter)
+        beside.append(model)
+        found[name] = model
+    return ServedModels([found[name] for name in folders])
+
+
+def _laid_on(base: Path, beside: Sequence[ServedModel], *, name: str, adapter: Path) -> ServedModel:
+    """An adapter on weights that are loaded already, where its embedding has as many rows."""
+    rows = rows_needed(adapter)
+    fitting = [one for one in beside if rows in (None, vocabulary_rows(one.model))]
+    model = fitting[0].model if fitting else load_model(str(base), vocab_size=rows)
+    load_adapter(model, adapter, name=_inner(name))
+    own = (adapter / "tokenizer.json").exists()
+    codec = load_codec(resolve_tokenizer(str(adapter if own else base)))
+    record = provenance_of(adapter) or provenance_in(base)
+    plain = next((one.name for one in fitting if one.adapter is None), None)
+    return ServedModel(
+        name=name,
+        model=model,
+        codec=codec,
+        record=record,
+        asked=partial(_asked, record),
+        adapter=_inner(name),
+        base=plain,
+    )
+
+
+def _inner(name: str) -> str:
+    """The adapter's name inside the model, where a dot would part a module's path."""
+    return "served_" + name.encode().hex()
+
+
+def _model_in(folder: Path) -> Path:
+    """The folder of a run's finished model, or the folder itself."""
+    inner = folder / "model"
+    return inner if (folder / "config.yaml").exists() and inner.is_dir() else folder
+
+
+def _adapter_in(folder: Path) -> Path | None:
+    """The folder of the adapter that a run or a folder holds; None where it holds a model."""
+    found = _model_in(folder)
+    return found if is_adapter_folder(found) else None
+
+
+def _base_of(folder: Path) -> Path:
+    """The folder of the weights that a model or an adapter stands on."""
+    base = str(folder)
+    if is_adapter_folder(folder):
+        base = str(read_config(folder).base_model_name_or_path or folder)
+    there = Path(base).expanduser()
+    return there.resolve() if there.is_dir() else resolve_folder(base, setting="the base")
+
+
+def _asked(record: Provenance, typed: str) -> str:
+    """What a person types, as the prompt of the model's form."""
+    recipes = writes_recipes(record)
+    return read_prompts(typed, None, task="write", raw=False, recipes=recipes)[0]

@@ -1,0 +1,134 @@
+"""Serving of models and adapters to programs and people."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from toque.errors import ConfigError, argument
+from toque.reporter import SILENT, Reporter
+from toque.workflows.results import Model, TrainedRun, existing_folder, folder_of
+
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+
+
+def serve(
+    models: Model | Sequence[Model],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    token: str | None = None,
+    rows: int = 32,
+    queue: int = 256,
+    seconds: float = 300.0,
+    reporter: Reporter = SILENT,
+) -> None:
+    """Answer requests in the OpenAI protocol until SIGTERM or Ctrl-C.
+
+    Args:
+        models: runs, model folders or adapter folders, one or several. Each is asked for by its
+            folder's name, or by one of your own as "name=folder".
+        host: the address to listen on; one that other machines reach needs a token.
+        port: 0 takes any that is free.
+        token: what requests must bring as `Authorization: Bearer TOKEN`.
+        rows: texts written at a time.
+        queue: texts that wait beside them; more are refused with 429.
+        seconds: longest time for one request.
+        reporter: hears where the server is.
+
+    Raises:
+        ConfigError: no such folder, two models of one name, an address that cannot be listened
+            on, or a public one without a token.
+        CheckpointError: a model that is damaged, or an adapter of another base.
+    """
+    named = _named([models] if isinstance(models, TrainedRun | str | Path) else models)
+    is_local = _is_loopback(host)
+    if not is_local and not token:
+        raise ConfigError(
+            f"{argument(f'host={host}')} can be reached by other machines, and there is no "
+            f"{argument('token')}, so anyone could use the models. Give a {argument('token')} that "
+            f"clients must bring, or leave {argument('host')} out to serve this machine alone."
+        )
+    for name, value, least in (("rows", rows, 1), ("queue", queue, 0), ("seconds", seconds, 1)):
+        if value < least:
+            raise ConfigError(f"{argument(name)} is {value:g}; it must be at least {least}.")
+    with reporter.working("reading " + ", ".join(map(str, named.values()))):
+        try:
+            from toque.serving.app import build_app
+            from toque.serving.limits import Limits
+            from toque.serving.server import Server
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"`toque serve` needs {error.name}, which is not installed. Run: pip install "
+                "'toque[serve]'."
+            ) from error
+        from toque.workflows.serve.models import open_models
+
+        sock = _bound(host, port)  # before the models, which take longer
+        served = open_models(named)
+        limits = Limits(rows=rows, queue=queue, seconds=seconds)
+        hosts = LOOPBACK_NAMES if is_local else None
+        app = build_app(served, limits=limits, token=token, hosts=hosts)
+    shown = f"[{host}]" if ":" in host else host
+    reporter.line(f"http://{shown}:{sock.getsockname()[1]} serves {', '.join(served)}.")
+    reporter.notice("Programs ask below /v1, as they ask OpenAI. Ctrl-C stops.")
+    with suppress(KeyboardInterrupt):
+        Server(app, limits).run(sockets=[sock])
+    reporter.notice("Stopped.")
+
+
+def _named(models: Sequence[Model]) -> dict[str, Path]:
+    """The folders by the names they are asked for.
+
+    Raises:
+        ConfigError: none, no such folder, or two of one name.
+    """
+    found: dict[str, Path] = {}
+    for model in models:
+        name, folder = _name_and_folder(model)
+        if name in found:
+            raise ConfigError(
+                f"{found[name]} and {folder} would both be served as {name!r}. Give one of them "
+                f"a name of its own: other={folder}."
+            )
+        found[name] = existing_folder(folder)
+    if not found:
+        raise ConfigError("There is nothing to serve. Name a run or a model folder.")
+    return found
+
+
+def _name_and_folder(model: Model) -> tuple[str, Path]:
+    folder = folder_of(model)
+    name, given, rest = str(model).partition("=")
+    if given and name and rest and not folder.exists():
+        return name, Path(rest)
+    parts = folder.absolute().parts
+    # The model of a run is known by its run's name.
+    is_inner = parts[-1] == "model" and len(parts) > 2
+    return parts[-2 if is_inner else -1], folder
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False  # another name, which may lead anywhere
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    from toque.serving.server import listening
+
+    where = f"{argument(f'host={host}')} {argument(f'port={port}')}"
+    try:
+        return listening(host, port)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(
+            f"The server cannot listen at {where}: {reason}. Name another {argument('port')} (0 "
+            "takes any that is free), or end the program that has this one."
+        ) from error

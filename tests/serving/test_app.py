@@ -1,0 +1,255 @@
+"""The protocol as its clients speak it: the `openai` package, and requests by hand."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from urllib.parse import urlsplit
+
+import pytest
+
+from serving.alone import alone
+from toque.serving.served import ServedModels
+
+openai = pytest.importorskip("openai")
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def address(gpt2, serving):
+    with serving(ServedModels([gpt2]), limits={"body_bytes": 5000}) as where:
+        yield where
+
+
+@pytest.fixture
+def client(address):
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def sent(address, method, path, body=b"", headers=JSON):
+    """Status, headers and body of one request by hand."""
+    there = urlsplit(address)
+    connection = http.client.HTTPConnection(there.hostname, there.port, timeout=60)
+    connection.request(method, path, body, headers)
+    answer = connection.getresponse()
+    found = answer.status, dict(answer.getheaders()), answer.read()
+    connection.close()
+    return found
+
+
+def refusal(address, path, fields):
+    status, _, body = sent(address, "POST", path, json.dumps(fields))
+    return status, json.loads(body)["error"]
+
+
+def expected(gpt2, prompt, most=24):
+    return gpt2.codec.decode(alone(gpt2, gpt2.prompt_ids(prompt), most=most))
+
+
+def test_models_are_listed_and_looked_up(client):
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").max_model_len == 96
+    with pytest.raises(openai.NotFoundError, match="There are: tiny") as error:
+        client.models.retrieve("other")
+    assert error.value.code == "model_not_found"
+
+
+def test_a_completion_is_what_generate_writes(client, gpt2):
+    found = client.completions.create(model="tiny", prompt="lentil soup", temperature=0)
+    (choice,), ids = found.choices, alone(gpt2, gpt2.prompt_ids("lentil soup"))
+    assert choice.text == expected(gpt2, "lentil soup")
+    assert choice.finish_reason == ("length" if len(ids) == 24 else "stop")
+    assert found.usage.completion_tokens == len(ids)
+    assert found.usage.prompt_tokens == len(gpt2.prompt_ids("lentil soup"))
+
+
+def test_several_prompts_of_text_and_of_ids(client, gpt2):
+    texts = ["rice", "butter cake"]
+    for prompt in (texts, [gpt2.prompt_ids(text) for text in texts]):
+        found = client.completions.create(model="tiny", prompt=prompt, temperature=0, n=2)
+        written = [choice.text for choice in found.choices]
+        assert written == [expected(gpt2, text) for text in texts for _ in range(2)]
+        assert [choice.index for choice in found.choices] == [0, 1, 2, 3]
+
+
+def test_a_chat_is_asked_in_the_models_form(client, gpt2):
+    said = [
+        {"role": "system", "content": "You are a cook."},
+        {"role": "user", "content": [{"type": "text", "text": "rice"}]},
+    ]
+    found = client.chat.completions.create(model="tiny", messages=said, temperature=0)
+    assert found.choices[0].message.content == expected(gpt2, "Recipe for rice")
+    assert found.choices[0].message.role == "assistant"
+
+
+@pytest.mark.parametrize("kind", ["chat", "text"])
+def test_a_stream_is_the_whole_in_pieces(kind, client, gpt2):
+    options = {"model": "tiny", "temperature": 0, "stream": True, "n": 2}
+    options["stream_options"] = {"include_usage": True}
+    texts, ends, usage = ["", ""], [None, None], None
+    if kind == "chat":
+        said = [{"role": "user", "content": "rice"}]
+        events = client.chat.completions.create(messages=said, **options)
+    else:
+        events = client.completions.create(prompt="Recipe for rice", **options)
+    n_events = 0
+    for event in events:
+        n_events += 1
+        usage = event.usage
+        for choice in event.choices:
+            more = choice.delta.content if kind == "chat" else choice.text
+            texts[choice.index] += more or ""
+            ends[choice.index] = choice.finish_reason or ends[choice.index]
+    ids = alone(gpt2, gpt2.prompt_ids("Recipe for rice"))
+    assert texts == [gpt2.codec.decode(ids)] * 2
+    assert ends == ["length" if len(ids) == 24 else "stop"] * 2
+    assert usage.completion_tokens == 2 * len(ids)
+    assert n_events > 2
+
+
+def test_seeds_repeat_draws_and_texts_of_one_request_differ(client):
+    def draw(seed):
+        found = client.completions.create(model="tiny", prompt="rice", n=3, seed=seed)
+        return [choice.text for choice in found.choices]
+
+    assert len(set(draw(1))) > 1
+    assert draw(1) == draw(1) != draw(2)
+    assert draw(None) != draw(None)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("temperature", 0.01), ("top_p", 0.01), ("extra_body", {"top_k": 1})],
+)
+def test_settings_of_draws_have_their_effect(setting, value, client, gpt2):
+    greedy = expected(gpt2, "rice")
+    free = client.completions.create(model="tiny", prompt="rice", seed=3).choices[0].text
+    found = client.completions.create(model="tiny", prompt="rice", seed=3, **{setting: value})
+    assert found.choices[0].text == greedy != free
+
+
+def test_max_tokens_and_stop_end_a_text(client, gpt2):
+    whole = expected(gpt2, "rice")
+    short = client.completions.create(model="tiny", prompt="rice", temperature=0, max_tokens=3)
+    assert short.choices[0].text == expected(gpt2, "rice", most=3)
+    assert short.choices[0].finish_reason == "length"
+    asked = {"model": "tiny", "prompt": "rice", "temperature": 0}
+    for stop in (whole[4:7], ["never there", whole[4:7]]):
+        for stream in (False, True):
+            found = client.completions.create(**asked, stop=stop, stream=stream)
+            choices = [e.choices[0] for e in found] if stream else found.choices
+            assert "".join(choice.text for choice in choices) == whole[: whole.index(whole[4:7])]
+            assert choices[-1].finish_reason == "stop"
+
+
+def test_logprobs_stand_beside_the_tokens_of_the_text(client, gpt2):
+    asked = {"model": "tiny", "temperature": 0}
+    text = client.completions.create(prompt="Recipe for rice", logprobs=2, **asked).choices[0]
+    assert "".join(text.logprobs.tokens) == text.text == expected(gpt2, "Recipe for rice")
+    assert text.logprobs.text_offset[1] == len(text.logprobs.tokens[0])
+    said = [{"role": "user", "content": "rice"}]
+    chat = client.chat.completions.create(messages=said, logprobs=True, top_logprobs=1, **asked)
+    found = chat.choices[0].logprobs.content
+    assert [one.logprob for one in found] == text.logprobs.token_logprobs
+    assert [one.top_logprobs[0].logprob for one in found] == [one.logprob for one in found]
+
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+USER = [{"role": "user", "content": "rice"}]
+WRONG = {
+    "no model": (TEXT, {"prompt": "rice"}, 400, "model"),
+    "unknown model": (TEXT, {"model": "gpt-9", "prompt": "rice"}, 404, "model"),
+    "no prompt": (TEXT, {"model": "tiny"}, 400, "prompt"),
+    "a number as prompt": (TEXT, {"model": "tiny", "prompt": 7}, 400, "prompt"),
+    "an empty list": (TEXT, {"model": "tiny", "prompt": []}, 400, "prompt"),
+    "ids of no token": (TEXT, {"model": "tiny", "prompt": [1, 10**9]}, 400, "prompt"),
+    "negative ids": (TEXT, {"model": "tiny", "prompt": [-1]}, 400, "prompt"),
+    "too long": (TEXT, {"model": "tiny", "prompt": "rice " * 300}, 400, "prompt"),
+    "temperature": (TEXT, {"model": "tiny", "prompt": "a", "temperature": -1}, 400, "temperature"),
+    "a word": (TEXT, {"model": "tiny", "prompt": "a", "temperature": "hot"}, 400, "temperature"),
+    "top_p": (TEXT, {"model": "tiny", "prompt": "a", "top_p": 0}, 400, "top_p"),
+    "n": (TEXT, {"model": "tiny", "prompt": "a", "n": 0}, 400, "n"),
+    "too many": (TEXT, {"model": "tiny", "prompt": "a", "n": 1000}, 400, "n"),
+    "true is no number": (TEXT, {"model": "tiny", "prompt": "a", "n": True}, 400, "n"),
+    "max_tokens": (TEXT, {"model": "tiny", "prompt": "a", "max_tokens": 0}, 400, "max_tokens"),
+    "seed": (TEXT, {"model": "tiny", "prompt": "a", "seed": 10**30}, 400, "seed"),
+    "empty stop": (TEXT, {"model": "tiny", "prompt": "a", "stop": ""}, 400, "stop"),
+    "five stops": (TEXT, {"model": "tiny", "prompt": "a", "stop": list("abcde")}, 400, "stop"),
+    "unknown field": (TEXT, {"model": "tiny", "prompt": "a", "colour": 1}, 400, "colour"),
+    "cannot": (TEXT, {"model": "tiny", "prompt": "a", "best_of": 3}, 400, "best_of"),
+    "no message": (CHAT, {"model": "tiny", "messages": []}, 400, "messages"),
+    "no user": (
+        CHAT, {"model": "tiny", "messages": [{"role": "system", "content": "a"}]}, 400, "messages",
+    ),
+    "a role": (
+        CHAT, {"model": "tiny", "messages": [{"role": "cook", "content": "a"}]}, 400, "messages",
+    ),
+    "tools": (CHAT, {"model": "tiny", "messages": USER, "tools": [{"type": "x"}]}, 400, "tools"),
+    "penalty": (
+        CHAT, {"model": "tiny", "messages": USER, "presence_penalty": 1}, 400, "presence_penalty",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_requests_get_the_protocols_own_error(case, address):
+    path, fields, status, param = WRONG[case]
+    found, error = refusal(address, path, fields)
+    assert (found, error["param"]) == (status, param)
+    assert error["message"].endswith(".")
+    assert error["type"] == "invalid_request_error"
+
+
+def test_a_prompt_longer_than_the_positions_says_so_as_openai_does(address):
+    _, error = refusal(address, TEXT, WRONG["too long"][1])
+    assert error["code"] == "context_length_exceeded"
+    assert "maximum context length is 96 tokens" in error["message"]
+
+
+def test_fields_that_ask_for_nothing_are_accepted(client, gpt2):
+    found = client.completions.create(
+        model="tiny", prompt="rice", temperature=0, presence_penalty=0, frequency_penalty=0.0,
+        logit_bias={}, user="me", best_of=None, echo=False,
+    )  # fmt: skip
+    assert found.choices[0].text == expected(gpt2, "rice")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "headers", "status"),
+    [
+        ("POST", TEXT, b"{", JSON, 400),
+        ("POST", TEXT, b"[" * 4000, JSON, 400),
+        ("POST", TEXT, b'{"model": "tiny", "prompt": "\xff"}', JSON, 400),
+        ("POST", TEXT, b'{"model": "tiny", "prompt": "a", "top_p": NaN}', JSON, 400),
+        ("POST", TEXT, b"", JSON, 400),
+        ("POST", TEXT, b"{}", {"Content-Type": "text/plain"}, 415),
+        ("POST", TEXT, b" " * 6000, JSON, 413),
+        ("POST", TEXT, b" " * 400_000, JSON, 413),
+        ("GET", TEXT, b"", {}, 405),
+        ("GET", "/nowhere", b"", {}, 404),
+        ("GET", "/v1/models/../../etc/passwd", b"", {}, 404),
+        ("GET", "/health", b"", {}, 200),
+    ],
+)
+def test_what_is_no_request_gets_the_right_code(method, path, body, headers, status, address):
+    found, _, answer = sent(address, method, path, body, headers)
+    assert found == status
+    assert status == 200 or json.loads(answer)["error"]["message"]
+
+
+def test_metrics_count_what_was_asked_and_written(address, client):
+    def value(name):
+        _, _, page = sent(address, "GET", "/metrics", headers={})
+        lines = [line.rsplit(" ", 1) for line in page.decode().splitlines()]
+        return sum(float(number) for key, number in lines if key.startswith(name))
+
+    def seen():
+        asked = 'toque_requests_total{path="/v1/completions",status="200"}'
+        return [value(asked), value("toque_tokens_total"), value("toque_first_token_seconds_count")]
+
+    before = seen()
+    found = client.completions.create(model="tiny", prompt="rice", temperature=0, max_tokens=2)
+    after = seen()
+    assert after == [before[0] + 1, before[1] + found.usage.completion_tokens, before[2] + 1]
+    assert value("toque_live_texts") == value("toque_waiting_texts") == 0

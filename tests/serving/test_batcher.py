@@ -1,0 +1,173 @@
+"""The shared batch: what a request is answered does not depend on who else asks."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from serving.alone import GREEDY, alone, prompts
+from toque.models.generation.engine import generate
+from toque.models.generation.live_rows import Order
+from toque.models.generation.sampling import TokenChooser
+from toque.serving.batcher import Batcher
+from toque.serving.errors import RequestError
+from toque.serving.served import ServedModels
+from toque.serving.writing import Writing
+
+
+async def written(batcher, served, orders, stops=()):
+    """The ids and the text of every order, and its end."""
+    ids, texts, ends = ([[] for _ in orders], [""] * len(orders), [None] * len(orders))
+    async with Writing(batcher, served, orders, stops) as writing:
+        async for pieces in writing.pieces():
+            for piece in pieces:
+                ids[piece.index] += [told.new.token for told in piece.tokens]
+                texts[piece.index] += piece.text
+                ends[piece.index] = piece.end
+    return ids, texts, ends
+
+
+def within(models, work, *, rows=4, queue=100):
+    """Run `work(batcher)` in an event loop."""
+
+    async def main():
+        batcher = Batcher(models, rows=rows, queue=queue)
+        batcher.start()
+        try:
+            return await work(batcher)
+        finally:
+            batcher.close()
+
+    return asyncio.run(main())
+
+
+async def settled(batcher):
+    """Wait until nothing is written and nothing waits."""
+    while batcher.n_live or batcher.n_waiting:  # noqa: ASYNC110  # the thread sets no event
+        await asyncio.sleep(0.001)
+
+
+def test_requests_that_join_a_running_batch_get_what_they_get_alone(served):
+    given = prompts(served, 13)
+    expected = [alone(served, prompt) for prompt in given]
+    assert len({len(ids) for ids in expected}) > 1
+
+    async def work(batcher):
+        async def one(number, prompt):
+            await asyncio.sleep(0.003 * number)
+            return await written(batcher, served, [Order(prompt, 24, GREEDY)])
+
+        return await asyncio.gather(*(one(i, prompt) for i, prompt in enumerate(given)))
+
+    found = within(ServedModels([served]), work)
+    assert [ids[0] for ids, _, _ in found] == expected
+    assert [texts[0] for _, texts, _ in found] == [served.codec.decode(ids) for ids in expected]
+    ends = ["length" if len(ids) == 24 else "stop" for ids in expected]
+    assert [ends[0] for _, _, ends in found] == ends
+
+
+def test_draws_are_those_of_generate_beside_greedy_neighbours(served):
+    (prompt,) = prompts(served, 1)
+    chooser = TokenChooser("sample", 0.8, None, 0.9, seed=5)
+    three = generate(
+        served.model, [prompt] * 3, max_new_tokens=24, eos_id=served.codec.eos_id,
+        pad_id=served.codec.pad_id, **vars(chooser),
+    )  # fmt: skip
+    assert three[0] != three[1]
+
+    async def work(batcher):
+        orders = [Order(prompt, 24, chooser, number) for number in range(3)]
+        greedy = [Order(one, 24, GREEDY) for one in prompts(served, 4)]
+        both = (written(batcher, served, part) for part in (orders, greedy))
+        return await asyncio.gather(*both)
+
+    (drawn, _, _), (plain, _, _) = within(ServedModels([served]), work, rows=8)
+    assert drawn == three
+    assert plain == [alone(served, one) for one in prompts(served, 4)]
+
+
+def test_asking_for_probabilities_changes_no_token(gpt2):
+    (prompt,) = prompts(gpt2, 1)
+
+    async def work(batcher):
+        async with Writing(batcher, gpt2, [Order(prompt, 24, GREEDY, 0, 2)]) as writing:
+            return [told.new async for pieces in writing.pieces() for told in pieces[0].tokens]
+
+    found = within(ServedModels([gpt2]), work)
+    assert [new.token for new in found] == alone(gpt2, prompt)
+    for new in found:
+        (first, best), (_, second) = new.likeliest
+        assert first == new.token
+        assert best == pytest.approx(new.logprob)
+        assert second <= best <= 0
+
+
+def test_a_stop_string_ends_one_text_and_frees_its_place(gpt2):
+    (prompt,) = prompts(gpt2, 1)
+    whole = gpt2.codec.decode(alone(gpt2, prompt))
+    stop = whole[3:6]
+
+    async def work(batcher):
+        orders = [Order(prompt, 24, GREEDY), Order(prompt, 24, GREEDY, 1)]
+        found = await written(batcher, gpt2, orders, [stop])
+        await settled(batcher)
+        return found
+
+    _, texts, ends = within(ServedModels([gpt2]), work)
+    assert texts == [whole[: whole.index(stop)]] * 2
+    assert ends == ["stop"] * 2
+
+
+def test_who_goes_away_frees_the_places_and_the_queue(gpt2):
+    (prompt,) = prompts(gpt2, 1)
+
+    async def work(batcher):
+        orders = [Order(prompt, 60, GREEDY) for _ in range(10)]  # 2 rows, 8 wait
+        async with Writing(batcher, gpt2, orders) as writing:
+            async for _ in writing.pieces():
+                break
+        await settled(batcher)
+        return await written(batcher, gpt2, [Order(prompt, 24, GREEDY)])
+
+    ids, _, _ = within(ServedModels([gpt2]), work, rows=2)
+    assert ids == [alone(gpt2, prompt)]
+
+
+def test_a_full_queue_refuses_and_keeps_what_it_has(gpt2):
+    (prompt,) = prompts(gpt2, 1)
+
+    async def work(batcher):
+        orders = [Order(prompt, 24, GREEDY) for _ in range(5)]
+        async with Writing(batcher, gpt2, orders) as first:
+            with pytest.raises(RequestError) as refused:
+                batcher.submit(gpt2, [Order(prompt, 24, GREEDY)])
+            texts = [piece.text async for pieces in first.pieces() for piece in pieces]
+        return refused.value.status, "".join(texts)
+
+    status, text = within(ServedModels([gpt2]), work, rows=2, queue=3)
+    assert status == 429
+    assert len(text) == 5 * len(gpt2.codec.decode(alone(gpt2, prompt)))
+
+
+def test_what_fails_is_told_and_the_next_request_is_written(gpt2):
+    (prompt,) = prompts(gpt2, 1)
+
+    async def work(batcher):
+        # An id beyond the embedding, which the application refuses before it comes here.
+        with pytest.raises(RequestError) as failed:
+            await written(batcher, gpt2, [Order([10**6, 10**6], 24, GREEDY)])
+        return failed.value.status, await written(batcher, gpt2, [Order(prompt, 24, GREEDY)])
+
+    status, (ids, _, _) = within(ServedModels([gpt2]), work)
+    assert status == 500
+    assert ids == [alone(gpt2, prompt)]
+
+
+def test_work_between_two_steps_gives_its_value_or_its_error(gpt2):
+    async def work(batcher):
+        with pytest.raises(ZeroDivisionError):
+            await batcher.run(gpt2, lambda: 1 / 0)
+        return await batcher.run(gpt2, lambda: 7)
+
+    assert within(ServedModels([gpt2]), work) == 7

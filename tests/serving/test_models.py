@@ -1,0 +1,98 @@
+"""What is served under which name, and what is refused before anything listens."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import closing
+from urllib.parse import urlsplit
+
+import pytest
+
+import toque
+from toque.errors import CheckpointError, ConfigError
+from toque.workflows.serve.models import open_models
+
+DISH = "lentil soup"
+
+
+def asked(address, name):
+    there = urlsplit(address)
+    connection = http.client.HTTPConnection(there.hostname, there.port, timeout=60)
+    body = {"model": name, "prompt": DISH, "temperature": 0, "max_tokens": 24}
+    header = {"Content-Type": "application/json"}
+    with closing(connection):
+        connection.request("POST", "/v1/completions", json.dumps(body), header)
+        return json.loads(connection.getresponse().read())["choices"][0]["text"]
+
+
+def alone(folder, adapters=()):
+    (one,) = toque.generate(
+        folder, DISH, adapters=adapters, temperature=0, max_new_tokens=24, raw=True
+    )
+    return one.text
+
+
+def test_adapters_beside_their_base_write_their_own_texts_with_one_base_in_memory(folders, serving):
+    named = {name: folders[name] for name in ("one", "base", "two")}
+    models = open_models(named)
+    assert list(models) == ["one", "base", "two"]
+    assert len({id(served.model) for served in models.values()}) == 1
+    assert [models[name].base for name in models] == ["base", None, "base"]
+    with serving(models) as address:
+        texts = {name: asked(address, name) for name in (*models, *models)}
+    expected = {name: alone(folders["base"], [folders[name]]) for name in ("one", "two")}
+    assert texts == expected | {"base": alone(folders["base"])}
+    assert len(set(texts.values())) == 3
+
+
+def test_an_adapter_alone_is_merged(folders):
+    (served,) = open_models({"mine": folders["one"]}).values()
+    assert (served.name, served.adapter) == ("mine", None)
+    assert not hasattr(served.model, "peft_config")
+
+
+def test_an_adapter_of_another_base_is_refused(folders):
+    with pytest.raises(CheckpointError, match="trained on other weights"):
+        open_models({"base": folders["base"], "stranger": folders["stranger"]})
+
+
+@pytest.mark.parametrize(
+    ("models", "settings", "said"),
+    [
+        ([], {}, "nothing to serve"),
+        (["base", "mine=base", "base"], {}, "both be served as 'base'"),
+        (["base"], {"host": "0.0.0.0"}, "there is no token"),  # noqa: S104
+        (["base"], {"host": "example.org"}, "there is no token"),
+        (["base"], {"rows": 0}, "rows is 0"),
+        (["base"], {"port": 70_000}, "cannot listen"),
+        (["./gone"], {}, "There is no folder"),
+    ],
+)
+def test_bad_input_is_refused_in_a_paragraph(models, settings, said, folders, monkeypatch):
+    monkeypatch.chdir(folders["base"].parent)
+    with pytest.raises(ConfigError, match=said):
+        toque.serve(models, **settings)
+
+
+def test_a_port_that_is_taken_is_said_before_the_model_is_read(folders):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port={port}: Address already in use"):
+            toque.serve(folders["base"], port=port)
+
+
+def test_the_command_serves_and_ends_gracefully_on_sigterm(folders):
+    command = [sys.executable, "-m", "toque", "serve", f"mine={folders['base']}", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ}) as run:
+        said = run.stdout.readline()
+        address, _, names = said.partition(" serves ")
+        assert names == "mine.\n"
+        assert asked(address, "mine") == alone(folders["base"])
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(60) == 0

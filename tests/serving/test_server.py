@@ -1,0 +1,139 @@
+"""A server among clients that go away, wait, or send nothing; its token, and its end."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+from contextlib import closing
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import pytest
+
+from serving.alone import alone
+from toque.serving.served import ServedModels
+
+ASK = {"model": "tiny", "prompt": "rice", "temperature": 0}
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+def open_to(address):
+    there = urlsplit(address)
+    return http.client.HTTPConnection(there.hostname, there.port, timeout=60)
+
+
+def sent(address, method, path, body=None, headers=None):
+    with closing(open_to(address)) as connection:
+        connection.request(method, path, body, headers or {})
+        answer = connection.getresponse()
+        return Answer(answer.status, dict(answer.getheaders()), answer.read())
+
+
+def ask(address, headers=None, **fields):
+    kind = {"Content-Type": "application/json", **(headers or {})}
+    return sent(address, "POST", "/v1/completions", json.dumps(ASK | fields), kind)
+
+
+def metric(address, name):
+    lines = sent(address, "GET", "/metrics").body.decode().splitlines()
+    return next(float(line.split()[-1]) for line in lines if line.startswith(name))
+
+
+def until(found):
+    while not found():
+        threading.Event().wait(0.01)
+
+
+def text_of(gpt2):
+    return gpt2.codec.decode(alone(gpt2, gpt2.prompt_ids("rice")))
+
+
+def test_a_client_that_goes_away_frees_its_place(gpt2, serving):
+    """One row, and the answer after it is written though the one before was never ended."""
+    with serving(ServedModels([gpt2]), limits={"rows": 1}) as address:
+        for stream in (True, False):
+            before = metric(address, "toque_clients_gone_total")
+            gone = open_to(address)
+            body = json.dumps(ASK | {"stream": stream, "prompt": ["rice"] * 60})
+            gone.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+            until(lambda: metric(address, "toque_live_texts") == 1)
+            gone.sock.close()
+            until(lambda n=before: metric(address, "toque_clients_gone_total") == n + 1)
+            answer = json.loads(ask(address).body)
+            assert answer["choices"][0]["text"] == text_of(gpt2)
+
+
+def test_a_full_queue_answers_429_with_when_to_try_again(gpt2, serving):
+    with serving(ServedModels([gpt2]), limits={"rows": 1, "queue": 0}) as address:
+        refused = ask(address, n=2)
+        assert refused.status == 429
+        assert refused.headers["retry-after"] == "1"
+        assert json.loads(refused.body)["error"]["type"] == "rate_limit_error"
+        assert ask(address).status == 200
+
+
+def test_a_request_out_of_time_says_so_and_leaves(gpt2, serving):
+    limits = {"rows": 1, "seconds": 0.001}
+    with serving(ServedModels([gpt2]), limits=limits) as address:
+        answer = ask(address, prompt=["rice"] * 60)
+        assert (answer.status, answer.headers["x-should-retry"]) == (504, "false")
+        until(lambda: metric(address, "toque_live_texts") == 0)
+        assert metric(address, "toque_waiting_texts") == 0
+
+
+def test_slow_heads_are_closed_and_slow_bodies_are_told(gpt2, serving):
+    with serving(ServedModels([gpt2]), limits={"body_seconds": 0.3}) as address:
+        there = urlsplit(address)
+        with socket.create_connection((there.hostname, there.port), timeout=60) as silent:
+            silent.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n")
+            assert silent.recv(100) == b""
+        with socket.create_connection((there.hostname, there.port), timeout=60) as slow:
+            slow.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n"
+                b"Content-Type: application/json\r\n\r\n{"
+            )
+            assert slow.recv(100).startswith(b"HTTP/1.1 408")
+        assert ask(address).status == 200
+
+
+def test_a_token_guards_all_but_health(gpt2, serving):
+    with serving(ServedModels([gpt2]), token="secret") as address:  # noqa: S106
+        for header in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"}):
+            refused = ask(address, headers=header)
+            assert refused.status == 401
+            assert json.loads(refused.body)["error"]["code"] == "invalid_api_key"
+        assert ask(address, headers={"Authorization": "Bearer secret"}).status == 200
+        for path, status in (("/health", 200), ("/metrics", 401), ("/v1/models", 401)):
+            assert sent(address, "GET", path).status == status
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [("localhost", 200), ("127.0.0.1:8000", 200), ("[::1]:80", 200), ("evil.example:8000", 421)],
+)
+def test_a_local_server_answers_to_local_names_alone(host, status, gpt2, serving):
+    names = ("localhost", "127.0.0.1", "::1")
+    with serving(ServedModels([gpt2]), hosts=names) as address:
+        assert sent(address, "GET", "/health", headers={"Host": host}).status == status
+
+
+def test_what_was_accepted_is_answered_when_the_server_ends(gpt2, serving):
+    with serving(ServedModels([gpt2]), limits={"rows": 1}) as address:
+        connection = open_to(address)
+        body = json.dumps(ASK | {"prompt": ["rice"] * 8})
+        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        until(lambda: metric(address, "toque_live_texts") == 1)
+        there = urlsplit(address)
+    found = json.loads(connection.getresponse().read())
+    connection.close()
+    assert [choice["text"] for choice in found["choices"]] == [text_of(gpt2)] * 8
+    with pytest.raises(OSError):
+        socket.create_connection((there.hostname, there.port), timeout=5)
