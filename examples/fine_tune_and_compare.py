@@ -77,4 +77,5 @@ for name, model in {"base": base, **{name: run.model for name, run in runs.items
 # ordinary model, and compares what it wrote before it hands it over.
 
 # %%
-print(toque.export(runs["runs/adapted"], "merged-soups", replace=True))
+if not Path("merged-soups").exists():
+    print(toque.export(runs["runs/adapted"], "merged-soups"))

@@ -17,6 +17,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -115,31 +116,34 @@ class Root:
             case _:
                 sys.exit(f"The Dockerfile has a step {name}, which this trial does not know.")
 
-    def execute(
-        self, words: Iterable[str], *, own_processes: bool = False
-    ) -> subprocess.CompletedProcess[bytes]:
-        """Run a command as the image's user, without this machine's environment."""
+    def execute(self, words: Iterable[str]) -> int:
+        """Run a command as the image's user in the folder of the step; its exit code."""
+        return subprocess.run(self.command(words), check=False).returncode
+
+    def command(self, words: Iterable[str]) -> list[str]:
+        """A command inside, as this machine starts it: nothing of its environment goes along."""
         home = "/root" if self.user == "root" else f"/home/{self.user}"
         path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         proxies = {key: value for key, value in os.environ.items() if key.endswith("_proxy")}
         environment = {"PATH": path, "HOME": home, **proxies, **self.values}
-        space = ["unshare", "--pid", "--fork", f"--mount-proc={self._inside('/proc')}"]
         settings = [f"{key}={value}" for key, value in environment.items()]
-        return subprocess.run(
-            [*(space if own_processes else []), "chroot", f"--userspec={self.user}", self.folder,
-             "env", "-i", f"--chdir={self.work}", *settings, *words],
-            check=False,
-        )  # fmt: skip
+        chroot = ["chroot", f"--userspec={self.user}", str(self.folder)]
+        return [*chroot, "env", "-i", f"--chdir={self.work}", *settings, *words]
+
+    def first_process(self, words: Iterable[str]) -> list[str]:
+        """A command as `docker run` starts it: as process 1."""
+        space = ["unshare", "--pid", "--fork", f"--mount-proc={self._inside('/proc')}"]
+        return [*space, *self.command(words)]
 
     def _run(self, rest: str) -> None:
         mounts = re.findall(r"--mount=(\S+)", rest)
         command = re.sub(r"--mount=\S+\s*", "", rest)
         mounted = [target for mount in mounts for target in self._mount(mount)]
-        done = self.execute(["sh", "-c", command])
+        code = self.execute(["sh", "-c", command])
         for target in reversed(mounted):
             subprocess.run(["umount", target], check=True)
-        if done.returncode:
-            sys.exit(f"The step ended with {done.returncode}: RUN {rest}")
+        if code:
+            sys.exit(f"The step ended with {code}: RUN {rest}")
 
     def _mount(self, mount: str) -> list[Path]:
         options = dict(pair.split("=", 1) for pair in mount.split(","))
@@ -196,6 +200,30 @@ def fresh_root(folder: Path, suite: str) -> Path:
     return root
 
 
+def try_serving(root: Root) -> None:
+    """Serve the demo's model as process 1, until it is healthy; then end it."""
+    words = [*root.said["ENTRYPOINT"], "serve", "runs/demo"]
+    with subprocess.Popen(root.first_process(words)) as space:
+        children = Path(f"/proc/{space.pid}/task/{space.pid}/children")
+        deadline = time.monotonic() + 120
+        while True:
+            time.sleep(2)
+            inside = children.read_text(encoding="utf-8").strip() if space.poll() is None else ""
+            if not inside or time.monotonic() > deadline:
+                space.kill()
+                sys.exit(f"{' '.join(words)} did not become healthy in two minutes.")
+            enter = ["nsenter", f"--target={inside}", "--pid", "--mount"]
+            check = root.command(root.said["HEALTHCHECK"])
+            if (
+                subprocess.run([*enter, *check], stderr=subprocess.DEVNULL, check=False).returncode
+                == 0
+            ):
+                break
+        os.kill(int(inside), signal.SIGTERM)
+    if space.returncode:
+        sys.exit(f"{' '.join(words)} ended with {space.returncode} on SIGTERM.")
+
+
 def main() -> None:
     """Do the steps, the demo and the health check; a step that fails ends the trial."""
     parser = argparse.ArgumentParser(
@@ -227,14 +255,12 @@ def main() -> None:
         root.do(name, rest)
         print(f"    {time.monotonic() - began:.0f} s", flush=True)
     demo = ["demo"] if asked.whole_demo else ["demo", "train.stop_after=30 seconds"]
-    print(f"as {root.user}: {' '.join([*root.said['ENTRYPOINT'], *demo])}", flush=True)
-    for words, own in (
-        ([*root.said["ENTRYPOINT"], *demo], True),
-        (root.said["HEALTHCHECK"], False),
-    ):
-        if code := root.execute(words, own_processes=own).returncode:
-            sys.exit(f"{' '.join(words)} ended with {code}.")
-    print("The Dockerfile's steps, the demo and the health check are done.")
+    words = [*root.said["ENTRYPOINT"], *demo]
+    print(f"as {root.user}: {' '.join(words)}", flush=True)
+    if code := subprocess.run(root.first_process(words), check=False).returncode:
+        sys.exit(f"{' '.join(words)} ended with {code}.")
+    try_serving(root)
+    print("Done: the Dockerfile's steps, the demo, a server that was healthy and ended on SIGTERM.")
 
 
 if __name__ == "__main__":
