@@ -196,7 +196,7 @@ def fresh_root(folder: Path, suite: str) -> Path:
     subprocess.run(["cp", "--archive", base, root], check=True)
     for name in ("proc", "dev"):
         kind = ["-t", "proc", "proc"] if name == "proc" else ["--rbind", "/dev"]
-        subprocess.run(["mount", *kind, root / name], check=True)
+        subprocess.run(["mount", *kind, str(root / name)], check=True)
     return root
 
 
