@@ -156,7 +156,7 @@ REFUSED = {
     "file": lambda run: toque.generate(run, file="nothing.txt"),
     "task": lambda run: toque.classify(run, "x", task="write"),
     "choices": lambda run: toque.classify(run, "x", choices=["a"]),
-    "form": lambda run: toque.export(run, "elsewhere", form="gguf"),
+    "form": lambda run: toque.export(run, "elsewhere", form="onnx"),
     "to": lambda run: toque.export(run, run.folder),
     "out": lambda run: toque.report(run, out=run.folder),
     "examples": lambda _: toque.check(configuration(), examples=1),

@@ -1,51 +1,60 @@
-"""Notebooks of examples/, made from the scripts of the same names, which own the text.
+"""Notebooks of `examples/`, made from the scripts of the same names, which are their owners.
 
-    python tools/make_notebooks.py            writes examples/*.ipynb
+    python tools/make_notebooks.py            writes every examples/*.ipynb anew
 
-A script is cells: `# %%` begins one of code, `# %% [markdown]` one of text in comments.
+A script is cut at its lines `# %%` (code) and `# %% [markdown]` (text, as comments).
 """
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
-import nbformat
-from nbformat import v4
-
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
-MARKDOWN = "[markdown]"
+_CELL = re.compile(r"^# %%(?P<kind> \[markdown\])?$", re.MULTILINE)
 
 
-def notebook_of(script: str) -> str:
-    r"""The notebook of a script's text, as it stands in its file.
+def cells(script: str) -> Iterator[tuple[str, str]]:
+    r"""Kind and text of every cell.
 
-    >>> notebook = notebook_of("# %% [markdown]\n# # Title\n\n# %%\nprint(1)\n")
-    >>> [cell.source for cell in nbformat.reads(notebook, as_version=4).cells]
-    ['# Title', 'print(1)']
+    >>> list(cells("# %% [markdown]\n# # Soup\n\n# %%\nprint(1)\n"))
+    [('markdown', '# Soup'), ('code', 'print(1)')]
     """
-    cells = []
-    for number, part in enumerate(re.split(r"(?m)^# %%", script)[1:], start=1):
-        kind, _, body = part.partition("\n")
-        name = f"cell-{number}"  # nbformat draws one at random, and the file would always differ
-        if kind.strip() == MARKDOWN:
-            text = re.sub(r"(?m)^# ?", "", body.strip())
-            cells.append(v4.new_markdown_cell(text, id=name))
+    marks = list(_CELL.finditer(script))
+    for mark, after in zip(marks, [*marks[1:], None], strict=True):
+        text = script[mark.end() : None if after is None else after.start()].strip("\n")
+        if mark["kind"]:
+            yield "markdown", re.sub(r"(?m)^# ?", "", text)
         else:
-            cells.append(v4.new_code_cell(body.strip(), id=name))
-    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    notebook = v4.new_notebook(cells=cells, metadata={"kernelspec": kernel})
-    return f"{nbformat.writes(notebook)}\n"
+            yield "code", text
 
 
-def scripts() -> list[Path]:
-    """The examples, in an order in which each finds what it needs."""
-    return [
-        EXAMPLES / f"{name}.py"
-        for name in ("first_model", "fine_tune_and_compare", "serve_and_call")
+def notebook(script: str) -> str:
+    """A notebook without outputs, as Jupyter writes it."""
+    made = [
+        {"cell_type": kind, "id": f"cell-{number}", "metadata": {}, "source": text.splitlines(True)}
+        | ({"execution_count": None, "outputs": []} if kind == "code" else {})
+        for number, (kind, text) in enumerate(cells(script), start=1)
     ]
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    whole = {
+        "cells": made,
+        "metadata": {"kernelspec": kernel, "language_info": {"name": "python"}},
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
+    return json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
+
+
+def main() -> None:
+    """Write them all."""
+    for script in sorted(EXAMPLES.glob("*.py")):
+        made = notebook(script.read_text(encoding="utf-8"))
+        script.with_suffix(".ipynb").write_text(made, encoding="utf-8")
+        print(script.with_suffix(".ipynb").name)
 
 
 if __name__ == "__main__":
-    for path in scripts():
-        path.with_suffix(".ipynb").write_text(notebook_of(path.read_text("utf-8")), "utf-8")
+    main()

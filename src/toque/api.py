@@ -18,7 +18,7 @@ from toque.workflows.classify import classify
 from toque.workflows.configure import Configured, configure, with_origins
 from toque.workflows.drill.run import drill
 from toque.workflows.evaluate import evaluate
-from toque.workflows.export import export
+from toque.workflows.export.run import export
 from toque.workflows.generate import generate
 from toque.workflows.init.run import init
 from toque.workflows.prepare import prepare, prepare_before_torch

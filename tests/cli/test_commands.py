@@ -67,7 +67,7 @@ REFUSED = {
     "generate run --choices a --prompt x": "--choices Healthy --choices Indulgent",
     "generate run --task difficulty --adapter x --prompt x": "--adapter writes texts",
     "export run --to run": "Name another folder with --to",
-    "export run --to x --format gguf": "--format is 'gguf'",
+    "export run --to x --format onnx": "--format is 'onnx'",
     "report run --out run": "Name another file with --out",
     "check run.yaml --examples 1": "--examples must be at least 2",
     "drill run --steps 3": "--steps is 3 and --kills 10",

@@ -12,6 +12,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent.parent / "src" / "toque"
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z_-]*")
 OTHER_PROGRAMS = {
+    "models/loading/card_usage.py": {"--temp", "--jinja"},  # llama.cpp's
     "training/distributed/launch.py": {"--nproc-per-node", "--cpu", "--num_processes"},
     "training/distributed/rank_failures.py": {"--max-restarts"},  # torchrun's, as those above
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 import time
 from collections.abc import Sequence
 from json import dumps
@@ -17,6 +18,7 @@ from cyclopts import Parameter
 
 from toque.cli.commands_data import Overrides, is_first, load, loading, reporter
 from toque.cli.launch import suit_waiting_to_machine, without_secrets
+from toque.cli.streams import TextsAsWritten
 from toque.errors import ConfigError, Interrupted
 from toque.workflows.results import existing_folder
 
@@ -140,9 +142,12 @@ def generate(
     top_p: float = 0.95,
     seed: int = 0,
     raw: bool = False,
+    device: str = "auto",
     json: bool = False,
 ) -> None:
     """Write text for one or more prompts, or choose one of a few answers.
+
+    In a terminal a text appears as it is written.
 
     Args:
         run_or_model: run folder, or a Hugging Face model folder.
@@ -160,9 +165,11 @@ def generate(
         top_p: sample from the likeliest tokens that together have this probability.
         seed: the same seed writes the same texts.
         raw: send the prompt as it is, not in the form the model was trained on.
-        json: one JSON object a line.
+        device: auto takes the GPU where there is one; or cpu, cuda, cuda:N.
+        json: one JSON object a line, for programs.
     """
     prompts, chosen = prompt or [], choices or []
+    shown = TextsAsWritten() if sys.stdout.isatty() and not json else None
     texts: Sequence[Written | Answer]
     suit_waiting_to_machine(reporter().notice)
     if task is None and not chosen:
@@ -179,14 +186,12 @@ def generate(
             top_p=top_p,
             seed=seed,
             raw=raw,
+            device=device,
+            on_text=shown,
             reporter=reporter(),
         )
-    elif adapter:
-        raise ConfigError(
-            "--adapter writes texts with each of several adapters, and --task and --choices ask "
-            "one model. Name the adapter's own folder as the model."
-        )
     else:
+        _refuse_adapters(adapter)
         from toque.workflows.classify import classify
 
         texts = classify(
@@ -196,12 +201,31 @@ def generate(
             task=task,
             choices=chosen,
             raw=raw,
+            device=device,
             reporter=reporter(),
         )
-    for each in texts:
-        print(dumps(each.record(), ensure_ascii=False) if json else each, flush=True)
+    _print_texts(texts, shown, json=json)
+
+
+def _refuse_adapters(adapters: Sequence[Path] | None) -> None:
+    if adapters:
+        raise ConfigError(
+            "--adapter writes texts with each of several adapters, and --task and --choices ask "
+            "one model. Name the adapter's own folder as the model."
+        )
+
+
+def _print_texts(
+    texts: Sequence[Written | Answer], shown: TextsAsWritten | None, *, json: bool
+) -> None:
+    """Print what has not been shown yet, and a hint where the texts are poor."""
     from toque.workflows.results import hint_of
 
+    if shown is not None and shown.any:
+        shown.end()
+    else:
+        for each in texts:
+            print(dumps(each.record(), ensure_ascii=False) if json else each, flush=True)
     if said := hint_of(texts):
         reporter().notice(said)
 
@@ -212,18 +236,23 @@ def export(
     *,
     to: Path,
     form: Annotated[str, Parameter(name="--format")] = "hf",
+    dtype: str | None = None,
+    push_to: str | None = None,
 ) -> None:
     """Write a run's model for use elsewhere: merged, read back, compared, or refused.
 
     Args:
         run_or_model: run folder, model folder or adapter folder.
         to: the folder to write.
-        form: hf, a Hugging Face folder.
+        form: hf, a Hugging Face folder; or gguf, a file for llama.cpp and Ollama.
+        dtype: type of the weights: f32 (default), bf16 or f16; in the format gguf f16 (default),
+            f32, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0.
+        push_to: upload a copy to this repository of the hub, owner/name, once it has passed.
     """
-    from toque.workflows.export import export as workflow
+    from toque.workflows.export.run import export as workflow
 
     with reporter().working(f"writing {to}, reading it back and comparing"):
-        made = workflow(run_or_model, to=to, form=form)
+        made = workflow(run_or_model, to=to, form=form, dtype=dtype, push_to=push_to)
     print(made)
 
 

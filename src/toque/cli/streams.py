@@ -13,7 +13,10 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final, TextIO, cast
+from typing import TYPE_CHECKING, Any, Final, TextIO, cast
+
+if TYPE_CHECKING:
+    from toque.workflows.results import Written
 
 WORKING_VERBS: Final = ("train", "demo", "ablate", "prepare")
 """Commands whose result lies on the disk; all they print is for an observer."""
@@ -84,6 +87,30 @@ class ObservedStream(io.TextIOBase):
             if not self._drop:
                 raise OutputLostError from error
             self._lost = self._lost or (getattr(error, "strerror", None) or str(error))
+
+
+class TextsAsWritten:
+    """Texts printed while they grow; what stands there at the end is what `print` gives of each."""
+
+    def __init__(self) -> None:
+        self.any = False
+        """Whether there was one."""
+        self._number = -1
+        self._shown = 0
+
+    def __call__(self, number: int, so_far: Written) -> None:
+        """Print what is new of a text, which comes after the one before has ended."""
+        if number != self._number:
+            if self.any:
+                self.end()
+            self.any, self._number, self._shown = True, number, 0
+            print(so_far.heading, end="\n\n")
+        print(so_far.text[self._shown :], end="", flush=True)
+        self._shown = max(self._shown, len(so_far.text))
+
+    def end(self) -> None:
+        """End the last text."""
+        print("\n", flush=True)
 
 
 @contextmanager

@@ -76,7 +76,7 @@ class Runtime:
             ranks = Ranks()
         if ranks.is_distributed and device == "auto" and torch.cuda.is_available():
             device = f"cuda:{ranks.local_rank}"
-        chosen = _device(device)
+        chosen = device_named(device)
         kind, warnings = _precision(precision, chosen, fp16_is_safe=fp16_is_safe)
         set_deterministic(deterministic)
         if chosen.type == "cpu":
@@ -201,7 +201,12 @@ def _refuse_several_ranks() -> None:
         )
 
 
-def _device(name: str) -> torch.device:
+def device_named(name: str) -> torch.device:
+    """A device as settings name it; auto is the GPU where there is one.
+
+    Raises:
+        ConfigError: there is no such device.
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

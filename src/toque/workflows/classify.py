@@ -24,6 +24,7 @@ def classify(
     task: str | None = None,
     choices: Sequence[str] = (),
     raw: bool = False,
+    device: str = "auto",
     reporter: Reporter = SILENT,
 ) -> list[Answer]:
     """Choose one of a few answers for each prompt, with the probability of each.
@@ -35,6 +36,7 @@ def classify(
         task: nutrition, difficulty or cuisine.
         choices: answers of your own instead, two or more.
         raw: send prompts as they are, not in the form the model was trained on.
+        device: auto, the GPU where there is one; or cpu, cuda, cuda:N.
         reporter: hears of progress.
 
     Raises:
@@ -50,7 +52,7 @@ def classify(
         from toque.workflows.assembly.task_scores import answer_ids
         from toque.workflows.open_model import open_model
 
-        opened = open_model(existing_folder(run_or_model))
+        opened = open_model(existing_folder(run_or_model), device=device)
     learnt = None if opened.config is None else opened.config.data.tasks
     if task is not None and learnt is not None and task not in learnt:
         raise ConfigError(

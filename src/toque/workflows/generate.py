@@ -11,6 +11,7 @@ from toque.reporter import SILENT, Reporter, counting
 from toque.workflows.asking.provenance import provenance_in, writes_recipes
 from toque.workflows.prompt_files import read_prompts
 from toque.workflows.results import Model, Written, existing_folder
+from toque.workflows.texts_in_order import InOrder, OnText
 
 
 def generate(
@@ -25,6 +26,8 @@ def generate(
     max_new_tokens: int | None = None,
     seed: int = 0,
     raw: bool = False,
+    device: str = "auto",
+    on_text: OnText | None = None,
     reporter: Reporter = SILENT,
 ) -> list[Written]:
     """Write texts for prompts.
@@ -41,19 +44,17 @@ def generate(
         max_new_tokens: longest text; what the model was trained on when None.
         seed: the same seed writes the same texts.
         raw: send prompts as they are, not in the form the model was trained on.
-        reporter: hears of progress.
+        device: auto, the GPU where there is one; or cpu, cuda, cuda:N.
+        on_text: called with the number of a text and the text so far whenever it has grown, one
+            text after the other in their order.
+        reporter: hears of progress, where nobody hears of the texts themselves.
 
     Raises:
-        ConfigError: no prompt, or a number out of range.
+        ConfigError: no prompt, a number out of range, or no such device.
         DataError: a file that cannot be read.
         CheckpointError: a run without a checkpoint, or a damaged record of how it was trained.
     """
-    if n < 1 or temperature < 0 or not 0 < top_p <= 1:
-        name_n, name_t, name_p = map(argument, ("n", "temperature", "top_p"))
-        raise ConfigError(
-            f"{name_n} is {n}, {name_t} {temperature:g} and {name_p} {top_p:g}. "
-            f"Allowed: {name_n} from 1, {name_t} from 0, {name_p} above 0 and up to 1."
-        )
+    _refuse_out_of_range(n, temperature, top_p)
     folder = existing_folder(run_or_model)
     own = provenance_in(folder)
     # An adapter is asked in its own form, which its base may never have seen.
@@ -69,12 +70,16 @@ def generate(
         from toque.models.lora.files import load_adapter
         from toque.workflows.open_model import open_model
 
-        opened = open_model(folder)
-    texts = []
+        opened = open_model(folder, device=device)
+    texts: list[Written] = []
     for i, ((adapter, record), typed) in enumerate(zip(asked, each, strict=True)):
         if adapter is not None:
             load_adapter(opened.model, Path(adapter), name=f"adapter_{i}")
-        with counting(reporter, "writing", "texts") as count:
+        by = None if adapter is None else str(adapter)
+        watch = on_text and InOrder(
+            on_text, typed, opened.codec.decode, adapter=by, first=len(texts)
+        )
+        with counting(SILENT if watch else reporter, "writing", "texts") as count:
             written = generate_ids(
                 opened.model,
                 [opened.prompt_ids(text, form_named(record.form)) for text in typed],
@@ -86,13 +91,22 @@ def generate(
                 top_p=top_p,
                 seed=seed,
                 on_progress=count,
+                on_token=watch,
             )
-        by = None if adapter is None else str(adapter)
         texts += [
             Written(prompt, opened.codec.decode(found), len(found), by)
             for prompt, found in zip(typed, written, strict=True)
         ]
     return texts
+
+
+def _refuse_out_of_range(n: int, temperature: float, top_p: float) -> None:
+    if n < 1 or temperature < 0 or not 0 < top_p <= 1:
+        name_n, name_t, name_p = map(argument, ("n", "temperature", "top_p"))
+        raise ConfigError(
+            f"{name_n} is {n}, {name_t} {temperature:g} and {name_p} {top_p:g}. "
+            f"Allowed: {name_n} from 1, {name_t} from 0, {name_p} above 0 and up to 1."
+        )
 
 
 def _texts(

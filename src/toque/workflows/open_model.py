@@ -22,6 +22,7 @@ from toque.models.loading.provenance import Form, Provenance, form_named
 from toque.models.lora.files import is_adapter_folder, merged
 from toque.storage.no_follow import refuse_links
 from toque.training.checkpoint.store import CheckpointStore
+from toque.training.runtime import device_named
 from toque.workflows.asking.provenance import provenance_in, provenance_of_run
 from toque.workflows.assembly.batches import build_language_model
 from toque.workflows.run_folder import load_weights, refuse_another_store
@@ -71,16 +72,24 @@ class OpenedModel:
             )
 
 
-def open_model(folder: Path) -> OpenedModel:
+def open_model(folder: Path, *, device: str = "cpu") -> OpenedModel:
     """The finished model of a run, else its newest checkpoint; or a Hugging Face model.
 
     Args:
         folder: of a run or a model, or a model's name on the hub.
+        device: where to: auto, the GPU where there is one; or cpu, cuda, cuda:N.
 
     Raises:
         CheckpointError: a run without a checkpoint, or a damaged one.
-        ConfigError: neither a run, a model folder nor a hub name.
+        ConfigError: neither a run, a model folder nor a hub name, or no such device.
     """
+    where = device_named(device)
+    opened = _opened(folder)
+    opened.model.to(where)  # type: ignore[arg-type]  # transformers annotates it away
+    return opened
+
+
+def _opened(folder: Path) -> OpenedModel:
     config, model = None, folder
     if (folder / "config.yaml").exists():
         refuse_links(folder, CheckpointError)

@@ -132,10 +132,14 @@ class Written:
         found |= {"adapter": self.adapter} if self.adapter is not None else {}
         return found | {"metrics": self.metrics}
 
+    @property
+    def heading(self) -> str:
+        """What stands above the text for people."""
+        return f"[{self.adapter}] {self.prompt}" if self.adapter is not None else self.prompt
+
     def __str__(self) -> str:
         """For people."""
-        heading = f"[{self.adapter}] {self.prompt}" if self.adapter is not None else self.prompt
-        return f"{heading}\n\n{self.text}\n"
+        return f"{self.heading}\n\n{self.text}\n"
 
 
 def hint_of(texts: Sequence[Written | Answer]) -> str:

@@ -31,6 +31,8 @@ def test_every_improvement_is_taken_away_and_added_with_every_seed():
     alone = next(v for v in made.variants if v.name == "all off, warm restarts on")
     config = load_config("demo", alone.overrides).config
     assert (config.optim.schedule, config.optim.gradient_noise) == ("cosine_restarts", None)
+    neither = next(v for v in made.variants if v.name == "all off")
+    assert load_config("demo", neither.overrides).config.optim.schedule == "linear"  # the demo's
 
 
 def test_what_a_configuration_has_already_is_what_is_switched():

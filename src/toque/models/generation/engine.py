@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, Literal
 
@@ -23,6 +23,8 @@ from toque.models.generation.kv_cache import SPARE
 from toque.models.generation.sampling import TokenChooser
 from toque.models.generation.t5 import T5Decoding
 from toque.reporter import Count, uncounted
+
+OnToken = Callable[[int, int | None], object]
 
 MOST_ROWS: Final = {"cpu": 160, "cuda": 256}
 """More rows gain nothing on a CPU (measured); the number for CUDA is a guess.
@@ -46,6 +48,7 @@ def generate(
     seed: int = 0,
     batch_rows: int | None = None,
     on_progress: Count = uncounted,
+    on_token: OnToken | None = None,
 ) -> list[list[int]]:
     """The tokens a model writes after each prompt, without the end token.
 
@@ -70,6 +73,8 @@ def generate(
             most MOST_ROWS. Changes speed and memory, not what is written.
         on_progress: Called after every token with (finished prompts, all prompts, share of the
             work); the share counts tokens, and every answer as the longest until it has ended.
+        on_token: Called with a prompt's number and its next token as soon as it is written, and
+            with None once the answer has ended.
 
     Raises:
         ConfigError: an empty prompt, one that leaves no room, or settings out of range.
@@ -92,11 +97,16 @@ def generate(
             columns=_longest(core, prompts, limits),
             pad_id=pad_id,
         )
-        written = _write(rows, core, prompts, answers, limits, chooser, eos_id, batch_rows)
-        for finished, tokens in written:
+        told = on_token or _untold
+        steps = _write(rows, core, prompts, answers, limits, chooser, eos_id, batch_rows, told)
+        for finished, tokens in steps:
             done, covered = done + finished, covered + tokens
             on_progress(done, len(prompts), covered / whole)
     return answers
+
+
+def _untold(_number: int, _token: int | None) -> None:
+    """The `on_token` of those who wait for whole answers."""
 
 
 @contextmanager
@@ -120,6 +130,7 @@ def _write(
     chooser: TokenChooser,
     eos_id: int,
     batch_rows: int,
+    on_token: OnToken,
 ) -> Iterator[tuple[int, int]]:
     """Fill the answers; yields after each token (answers finished, tokens nearer to all limits).
 
@@ -150,7 +161,9 @@ def _write(
             left = limits[number] - len(answers[number])
             if token != eos_id:
                 answers[number].append(token)
+                on_token(number, token)
             if token == eos_id or len(answers[number]) == limits[number]:
+                on_token(number, None)
                 over.append(row)
                 covered += left - 1
         for row in reversed(over):

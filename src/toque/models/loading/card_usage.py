@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Final
 
 HEADING: Final = "## Use it without Toque"
@@ -48,6 +49,40 @@ def with_usage(
         "`toque generate` with temperature 0. The tokenizer adds what begins and ends a prompt."
     )
     return f"{without_usage(card)}\n{HEADING}\n\n{told}\n\n```python\n{code}\n```\n"
+
+
+def with_gguf_usage(
+    card: str,
+    *,
+    file: str,
+    prompt: str | None,
+    ends: str,
+    encoder: bool,
+    max_new_tokens: int,
+) -> str:
+    """The card of a GGUF file, with its usage section in place of the older one.
+
+    Args:
+        card: README.md of the model.
+        file: the file's name.
+        prompt: an example; None for a model that answers no prompt.
+        ends: what ends a prompt.
+        encoder: whether it is an encoder-decoder, which Ollama does not run.
+        max_new_tokens: longest text.
+    """
+    if prompt is None:
+        return without_usage(card)
+    asked = prompt + ends.encode("unicode_escape").decode()
+    lines = [f"llama-completion -m {file} -e -p {shlex.quote(asked)} -n {max_new_tokens} --temp 0"]
+    told = "In llama.cpp, from this folder:"
+    if not encoder:
+        lines += [f"llama-server -m {file} --jinja", "ollama create NAME -f Modelfile"]
+        told = (
+            "In llama.cpp and Ollama, from this folder. The server's chat takes what `toque "
+            "generate` takes, by the template in the file; Ollama puts `Modelfile`'s around it."
+        )
+    shown = "\n".join(lines)
+    return f"{without_usage(card)}\n{HEADING}\n\n{told}\n\n```sh\n{shown}\n```\n"
 
 
 def adapter_usage(card: str) -> str:

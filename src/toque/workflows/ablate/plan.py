@@ -28,6 +28,8 @@ class Improvement:
     on: tuple[str, ...] = ()
     """Overrides that switch it on in a configuration that does not have it."""
     off_besides: tuple[str, ...] = ()
+    only: str = ""
+    """If set, the one value that is on; a configuration's other value is what it is off with."""
     stages: tuple[str, ...] = ()
     """What it asks of each stage of a curriculum, which several improvements share."""
     part: str = ""
@@ -85,6 +87,7 @@ IMPROVEMENTS: Final = (
         # Three whole cycles, each twice as long as the one before: 1 + 2 + 4 sevenths.
         ("optim.schedule=cosine_restarts", 'optim.cycles={first: "14.2 %"}'),
         ("optim.cycles=null",),
+        only="cosine_restarts",
     ),
     Improvement("gradient noise", "optim.gradient_noise", "null", ("optim.gradient_noise={}",)),
     Improvement(
@@ -208,6 +211,9 @@ def _able(
                 )
                 continue
             improvement = replace(improvement, on=(), stages=(), part="")  # noqa: PLW2901
+        elif improvement.only:
+            off = str(_value(improvement, base))
+            improvement = replace(improvement, off=off)  # noqa: PLW2901
         try:
             load_config(config, [*overrides, *switched([(improvement, True)])])
         except ConfigError as error:
@@ -217,10 +223,17 @@ def _able(
     return able, left_out
 
 
-def _has_its_own(improvement: Improvement, base: RunConfig) -> bool:
+def _value(improvement: Improvement, base: RunConfig) -> Any:
     value: Any = base
     for part in improvement.setting.split("."):
         value = getattr(value, part)
+    return value
+
+
+def _has_its_own(improvement: Improvement, base: RunConfig) -> bool:
+    value = _value(improvement, base)
+    if improvement.only:
+        return bool(value == improvement.only)
     off = {"null": None, "0.0": 0.0}.get(improvement.off, improvement.off)
     return bool(value != off)
 

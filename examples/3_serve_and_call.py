@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Serve, and call
 #
-# Starts `toque serve` with the model of `first_model` (run that first, in the same folder), asks
+# Starts `toque serve` with the model of `1_first_model` (run that first, in the same folder), asks
 # it as programs do, and stops it. Needs `pip install 'toque[serve]' openai`. Half a minute.
 
 # %%
@@ -12,17 +12,15 @@ from pathlib import Path
 
 from openai import NotFoundError, OpenAI
 
-assert Path("runs/first/model").exists(), (
-    "Run first_model in this folder first: it makes runs/first."
-)
+run = Path("work/first")
 
 # %% [markdown]
-# In a terminal this is `toque serve runs/first`. Port 0 takes any that is free; the first line
+# In a terminal this is `toque serve work/first`. Port 0 takes any that is free; the first line
 # says which.
 
 # %%
 server = subprocess.Popen(
-    [sys.executable, "-m", "toque", "serve", "runs/first", "--port", "0"],
+    [sys.executable, "-m", "toque", "serve", str(run), "--port", "0"],
     stdout=subprocess.PIPE,
     text=True,
 )

@@ -1,0 +1,176 @@
+"""GGUF layout: the name and the order of every weight as llama.cpp reads them, and the way back.
+
+llama.cpp keeps most matrices as transformers does. What it turns around:
+
+* GPT-2's products are stored the other way round in transformers (`Conv1D`);
+* Llama's and Mistral's rotary halves lie side by side: row pairs (i, i + d/2) become (2i, 2i + 1);
+* GPT-NeoX has q, k and v of each head together; here all q come first, then all k, all v;
+* a T5 whose outputs are scaled by d_model ** -0.5 needs a head of its own that holds the factor.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import gguf
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel
+
+from toque.errors import ConfigError
+from toque.models.loading.from_scratch import give_own_head
+
+ARCHITECTURES: Final = {
+    "llama": gguf.MODEL_ARCH.LLAMA,
+    "mistral": gguf.MODEL_ARCH.LLAMA,
+    "qwen2": gguf.MODEL_ARCH.QWEN2,
+    "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "gpt2": gguf.MODEL_ARCH.GPT2,
+    "gpt_neox": gguf.MODEL_ARCH.GPTNEOX,
+    "t5": gguf.MODEL_ARCH.T5,
+}
+"""llama.cpp's name for each `model_type`."""
+
+_LLAMA: Final[dict[str, tuple[Any, ...]]] = {"hidden_act": ("silu", "swish")}
+_COMPUTED: Final[dict[str, dict[str, tuple[Any, ...]]]] = {
+    "gpt2": {
+        "activation_function": ("gelu_new", "gelu_pytorch_tanh", "gelu_fast"),
+        "scale_attn_weights": (True,),
+        "scale_attn_by_inverse_layer_idx": (False,),
+        "add_cross_attention": (False,),
+    },
+    # llama.cpp computes the tanh form for all; that of a NeoX is exact, and differs by up to 5e-4.
+    "gpt_neox": {
+        "hidden_act": ("gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast"),
+        "attention_bias": (True,),
+    },
+    "t5": {
+        "feed_forward_proj": ("relu", "gated-gelu"),
+        "relative_attention_max_distance": (128,),
+    },
+}
+"""By type, what llama.cpp takes for granted and a config.json may say otherwise."""
+
+Turn = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a weight lies in a GGUF file."""
+
+    weight: Tensor
+    """Of the model, as its own module keeps it."""
+    name: str
+    """In the file."""
+    to_file: Turn
+    from_file: Turn
+
+
+def architecture_of(config: PretrainedConfig) -> gguf.MODEL_ARCH:
+    """llama.cpp's architecture for a model.
+
+    Raises:
+        ConfigError: llama.cpp has none that computes the same.
+    """
+    kind = config.model_type
+    if kind not in ARCHITECTURES:
+        raise ConfigError(
+            f"A model of type {kind} cannot be written as GGUF. Types that can: "
+            f"{', '.join(ARCHITECTURES)}; export this one in the format hf."
+        )
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    odd = {
+        name: found
+        for name, allowed in _COMPUTED.get(kind, _LLAMA).items()
+        if (found := getattr(config, name, allowed[0])) not in allowed
+    }
+    odd |= {"rope_type": rope} if rope != "default" else {}
+    if odd:
+        shown = ", ".join(f"{name}={value}" for name, value in odd.items())
+        raise ConfigError(
+            f"This {kind} has {shown} in its config.json, which llama.cpp does not compute, so no "
+            "GGUF is written. Export it in the format hf."
+        )
+    return ARCHITECTURES[kind]
+
+
+def suit(model: PreTrainedModel) -> None:
+    """Give a T5 with scaled outputs the same function without the scale; others stay."""
+    config: Any = model.config
+    if config.model_type == "t5" and getattr(config, "scale_decoder_outputs", True):
+        table = model.get_parameter("shared.weight").detach()
+        give_own_head(model, table * config.d_model**-0.5)
+        config.scale_decoder_outputs = False
+
+
+def places(model: PreTrainedModel) -> Iterator[Place]:
+    """Every weight of a model that `suit` has seen, in the order of the file."""
+    config: Any = model.config
+    arch = architecture_of(config)
+    blocks = max(config.num_hidden_layers, getattr(config, "num_decoder_layers", 0) or 0)
+    names = gguf.get_tensor_name_map(arch, blocks)
+    shared = dict(model.named_parameters(remove_duplicate=False))
+    for name in _names_of(model, arch):
+        found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if found is None:
+            raise ConfigError(
+                f"This {config.model_type} has a weight {name}, which llama.cpp has no place for, "
+                "so no GGUF is written. Export it in the format hf."
+            )
+        yield Place(shared[name].detach(), found, *_turns(config, name))
+
+
+def _names_of(model: PreTrainedModel, arch: gguf.MODEL_ARCH) -> list[str]:
+    """The weights to write, a shared one once, which llama.cpp then takes for the head too."""
+    names = [name for name, _ in model.named_parameters()]
+    shares_its_head = "lm_head.weight" not in names
+    if arch == gguf.MODEL_ARCH.GPTNEOX and shares_its_head:  # the one that wants it in the file
+        names.append("lm_head.weight")
+    return names
+
+
+def _turns(config: Any, name: str) -> tuple[Turn, Turn]:
+    kind = config.model_type
+    if kind == "gpt2" and re.search(r"\.c_(attn|proj|fc)\.weight$", name):
+        return _transposed, _transposed
+    if kind in ("llama", "mistral") and (found := re.search(r"\.([qk])_proj\.", name)):
+        heads = config.num_attention_heads if found[1] == "q" else config.num_key_value_heads
+        return (lambda t: _pairs(t, heads)), (lambda t: _halves(t, heads))
+    if kind == "gpt_neox" and ".query_key_value." in name:
+        heads = config.num_attention_heads
+        return (lambda t: _swapped(t, (heads, 3))), (lambda t: _swapped(t, (3, heads)))
+    return _same, _same
+
+
+def _same(weight: Tensor) -> Tensor:
+    return weight
+
+
+def _transposed(weight: Tensor) -> Tensor:
+    return weight.T
+
+
+def _swapped(weight: Tensor, outer: tuple[int, ...]) -> Tensor:
+    """Rows numbered by (a, b, ...) in the order (b, a, ...)."""
+    grouped = weight.reshape(*outer, -1, *weight.shape[1:])
+    return grouped.transpose(0, 1).reshape(weight.shape)
+
+
+def _pairs(weight: Tensor, heads: int) -> Tensor:
+    """Rotary halves of each head to neighbours."""
+    grouped = weight.reshape(heads, 2, -1, *weight.shape[1:])
+    return grouped.transpose(1, 2).reshape(weight.shape)
+
+
+def _halves(weight: Tensor, heads: int) -> Tensor:
+    grouped = weight.reshape(heads, -1, 2, *weight.shape[1:])
+    return grouped.transpose(1, 2).reshape(weight.shape)
+
+
+@torch.no_grad()
+def put(place: Place, data: Tensor) -> None:
+    """Replace a weight of the model by what lies in its place of a file."""
+    place.weight.copy_(place.from_file(data))

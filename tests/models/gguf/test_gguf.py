@@ -1,0 +1,207 @@
+"""GGUF: the file holds the model, llama.cpp's own order included, or is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from tiny import EOS, EVERY_KIND, PAD, make
+from toque.data.tokenizer.codec import load_codec
+from toque.errors import CheckpointError, ConfigError
+from toque.models.gguf import export as exporting
+from toque.models.gguf.export import export_gguf
+from toque.models.gguf.file import TYPES, read_weights, write_gguf
+from toque.models.gguf.layout import places, suit
+from toque.models.gguf.vocabulary import Asking
+from toque.models.loading.export import save_model
+
+ASKING = Asking(
+    begin=None, eos=EOS, pad=PAD, unk=None, newline=None, ends_with_eos=False, template=None
+)
+PROMPTS = [[5 + i, 9, 13 + i, 7, EOS] for i in range(20)]
+READ_BY_TRANSFORMERS = {"gpt2": False, "llama": True, "qwen2": True, "qwen3": False}
+"""By kind, whether its sizes are read, too: some config values transformers leaves at defaults. It
+reads no GPT-NeoX, and of a T5 no embeddings; llama.cpp's test has those."""
+
+
+@pytest.fixture
+def tokenizer_json(tokenizers_at: dict[str, Path]) -> str:
+    return load_codec(tokenizers_at["decoder"]).tokenizer_json
+
+
+def saved(model: PreTrainedModel, to: Path) -> Path:
+    save_model(model, None, to, card="")
+    return to
+
+
+@pytest.mark.parametrize("stored", ["f32", "f16", "q8_0"])
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_every_kind_is_written_read_back_and_compared(
+    kind: str, stored: str, tokenizer_json: str, tmp_path: Path
+) -> None:
+    source = saved(make(kind), tmp_path / "model")
+    done = export_gguf(
+        source, tmp_path / "soup", kind=stored, tokenizer_json=tokenizer_json, asking=ASKING,
+        prompts=PROMPTS, files={"README.md": "# Soup\n"},
+    )  # fmt: skip
+    assert sorted(p.name for p in (tmp_path / "soup").iterdir()) == ["README.md", done.file]
+    assert done.file == f"soup-{stored.upper()}.gguf"
+    assert done.prompts == 20
+    assert done.unchanged == 20 or stored != "f32"
+    with pytest.raises(CheckpointError, match="not empty"):
+        export_gguf(
+            source, tmp_path / "soup", kind=stored, tokenizer_json=tokenizer_json, asking=ASKING,
+            prompts=PROMPTS,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", READ_BY_TRANSFORMERS)
+def test_transformers_reads_the_file_as_the_same_model(
+    kind: str, tokenizer_json: str, tmp_path: Path
+) -> None:
+    """A reader that shares no line with ours: names, the order of rows, and sizes."""
+    model = make(kind)
+    suit(model)
+    file = tmp_path / "model.gguf"
+    write_gguf(model, file, name=kind, kind="f32", tokenizer_json=tokenizer_json, asking=ASKING)
+    known = {} if READ_BY_TRANSFORMERS[kind] else {"config": model.config}
+    read = AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file=file.name, dtype=torch.float32, **known
+    ).eval()
+    tokens = torch.tensor(PROMPTS)
+    with torch.no_grad():
+        theirs, ours = (m(input_ids=tokens).logits for m in (read, model))
+    torch.testing.assert_close(theirs, ours, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_what_is_turned_for_the_file_turns_back(kind: str) -> None:
+    model = make(kind)
+    suit(model)
+    for place in places(model):
+        numbered = torch.arange(place.weight.numel(), dtype=torch.float32).view_as(place.weight)
+        assert torch.equal(place.from_file(place.to_file(numbered)), numbered), place.name
+
+
+def test_llamas_rotary_halves_become_neighbours() -> None:
+    """A head of eight rows, 0 to 3 and 4 to 7, is read as the pairs (0, 4), (1, 5), ..."""
+    model = make("llama")
+    (query,) = [p for p in places(model) if p.name == "blk.0.attn_q.weight"]
+    rows = torch.arange(32.0)[:, None].expand(32, 32)
+    assert query.to_file(rows)[:8, 0].tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
+
+
+def test_neox_gives_all_queries_first() -> None:
+    model = make("neox")
+    (fused,) = [p for p in places(model) if p.name == "blk.0.attn_qkv.bias"]
+    turned = fused.to_file(torch.arange(96.0)).view(3, 4, 8)
+    for part in range(3):
+        for head in range(4):
+            first = 24.0 * head + 8 * part
+            assert turned[part, head].tolist() == list(np.arange(first, first + 8))
+
+
+def test_a_scaled_t5_gets_a_head_that_holds_the_factor() -> None:
+    model = make("t5")
+    table = model.get_input_embeddings().weight.detach().clone()
+    suit(model)
+    (head,) = [p for p in places(model) if p.name == "output.weight"]
+    assert torch.equal(head.weight, table * 32**-0.5)
+
+
+@pytest.mark.parametrize("stored", TYPES)
+def test_quantised_rows_and_plain_vectors(stored: str, tokenizer_json: str, tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    write_gguf(
+        make("gpt2"), file, name="x", kind=stored, tokenizer_json=tokenizer_json, asking=ASKING
+    )
+    held = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(file).tensors}
+    assert held["blk.0.attn_qkv.weight"] == held["token_embd.weight"] == stored.upper()
+    assert held["blk.0.attn_qkv.bias"] == held["position_embd.weight"] == "F32"
+
+
+def test_a_file_that_computes_something_else_is_not_kept(
+    tokenizer_json: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = saved(make("gpt2"), tmp_path / "model")
+
+    def of_another(model: PreTrainedModel, path: Path) -> None:
+        read_weights(model, path)
+        model.load_state_dict(make("gpt2", seed=1).state_dict())
+
+    monkeypatch.setattr(exporting, "read_weights", of_another)
+    with pytest.raises(CheckpointError, match="writes other tokens than the model"):
+        export_gguf(
+            source, tmp_path / "soup", kind="f16", tokenizer_json=tokenizer_json, asking=ASKING,
+            prompts=PROMPTS,
+        )  # fmt: skip
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["model"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "setting", "value", "said"),
+    [
+        ("gpt2", "activation_function", "relu", "activation_function=relu"),
+        ("neox", "attention_bias", False, "attention_bias=False"),
+        ("llama", "hidden_act", "gelu", "hidden_act=gelu"),
+        ("llama", "rope_parameters", {"rope_type": "yarn"}, "rope_type=yarn"),
+        ("t5", "relative_attention_max_distance", 64, "relative_attention_max_distance=64"),
+        ("gpt2", "model_type", "bloom", "type bloom"),
+    ],
+)
+def test_what_llama_cpp_does_not_compute_is_refused(
+    kind: str, setting: str, value: object, said: str, tokenizer_json: str, tmp_path: Path
+) -> None:
+    model = make(kind)
+    setattr(model.config, setting, value)
+    with pytest.raises(ConfigError, match=said):
+        write_gguf(
+            model, tmp_path / "x", name="x", kind="f16", tokenizer_json=tokenizer_json,
+            asking=ASKING,
+        )  # fmt: skip
+    assert not (tmp_path / "x").exists()
+
+
+def fields(file: Path) -> dict[str, object]:
+    return {name: field.contents() for name, field in gguf.GGUFReader(file).fields.items()}
+
+
+def test_the_vocabulary_of_a_unigram_spells_its_line_break(
+    tokenizers_at: dict[str, Path], tmp_path: Path
+) -> None:
+    codec = load_codec(tokenizers_at["encoder-decoder"])
+    model = make("t5")
+    model.resize_token_embeddings(codec.vocab_size + 3)
+    suit(model)
+    file = tmp_path / "x.gguf"
+    asking = replace(ASKING, unk=codec.unk_id, newline=codec.newline_id, ends_with_eos=True)
+    write_gguf(
+        model, file, name="x", kind="f32", tokenizer_json=codec.tokenizer_json, asking=asking
+    )
+    found = fields(file)
+    tokens, types = found["tokenizer.ggml.tokens"], found["tokenizer.ggml.token_type"]
+    assert found["tokenizer.ggml.model"] == "t5"
+    assert tokens[codec.newline_id] == "\n"
+    assert types[codec.newline_id] == gguf.TokenType.USER_DEFINED
+    assert types[codec.unk_id] == gguf.TokenType.UNKNOWN
+    assert types[codec.eos_id] == gguf.TokenType.CONTROL
+    assert types[-3:] == [gguf.TokenType.UNUSED] * 3
+    assert found["tokenizer.ggml.add_eos_token"] is True
+    assert found["tokenizer.ggml.add_bos_token"] is False
+    assert len(found["tokenizer.ggml.scores"]) == len(tokens) == codec.vocab_size + 3
+
+
+def test_a_tokenizer_llama_cpp_lacks_is_refused(tokenizer_json: str, tmp_path: Path) -> None:
+    odd = tokenizer_json.replace('"type":"ByteLevel","add_prefix_space":false', '"type":"Digits"')
+    odd = odd.replace('"type": "ByteLevel", "add_prefix_space": false', '"type": "Digits"')
+    assert odd != tokenizer_json
+    with pytest.raises(ConfigError, match="tokenizer is BPE over Digits"):
+        write_gguf(
+            make("gpt2"), tmp_path / "x", name="x", kind="f16", tokenizer_json=odd, asking=ASKING
+        )

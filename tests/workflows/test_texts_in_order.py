@@ -1,0 +1,103 @@
+"""Texts as they are written: in their order, whole characters only, and the same at the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import toque
+from tiny import shape_of
+from toque.cli.streams import TextsAsWritten
+from toque.data.tokenizer.codec import load_codec
+from toque.errors import ConfigError
+from toque.models.loading.export import save_model
+from toque.models.loading.from_scratch import build_model
+from toque.workflows.results import Written
+from toque.workflows.texts_in_order import InOrder
+
+BYTES = {1: b"a", 2: b"b", 3: "ü".encode()[:1], 4: "ü".encode()[1:]}
+
+
+def spelled(ids: list[int]) -> str:
+    return b"".join(BYTES[i] for i in ids).decode(errors="replace")
+
+
+def test_the_second_text_waits_for_the_first() -> None:
+    told: list[tuple[int, str]] = []
+    watch = InOrder(
+        lambda number, text: told.append((number, text.text)), ["p", "q", "r"], spelled, first=5
+    )
+    for number, token in ((0, 1), (1, 2), (2, 1), (1, None), (0, 3), (0, 4), (2, None), (0, None)):
+        watch(number, token)
+    shown = [(5, "a"), (5, "a"), (5, "aü"), (5, "aü"), (6, "b"), (7, "a")]
+    assert told == shown
+
+
+def test_half_a_character_is_shown_only_where_the_text_ends_with_it() -> None:
+    told: list[str] = []
+    watch = InOrder(lambda _, text: told.append(text.text), ["p"], spelled)
+    for token in (1, 3, None):
+        watch(0, token)
+    assert told == ["a", "a", "a\ufffd"]
+
+
+def test_what_is_printed_bit_by_bit_is_what_is_printed_at_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    texts = [Written("p", "one two", 2), Written("q", "", 0, "a"), Written("r", "three", 1, "b")]
+    for text in texts:
+        print(text)
+    expected = capsys.readouterr().out
+    show = TextsAsWritten()
+    for number, text in enumerate(texts):
+        for end in range(0, len(text.text) + 1, 3):
+            show(number, Written(text.prompt, text.text[:end], 0, text.adapter))
+        show(number, text)
+    show.end()
+    assert capsys.readouterr().out == expected
+
+
+@pytest.fixture
+def model(tokenizers_at: dict[str, Path], tmp_path: Path) -> Path:
+    codec = load_codec(tokenizers_at["decoder"])
+    built = build_model(
+        family="gpt2", shape=shape_of("gpt2", positions=128, initializer_range=0.4),
+        vocab_size=codec.vocab_size, pad_id=codec.pad_id, eos_id=codec.eos_id,
+        bos_id=codec.bos_id, seed=4,
+    ).eval()  # fmt: skip
+    save_model(built, tokenizers_at["decoder"], tmp_path / "model", card="")
+    return tmp_path / "model"
+
+
+def test_generate_tells_of_every_text_what_it_returns(model: Path) -> None:
+    last: dict[int, Written] = {}
+    order: list[int] = []
+
+    def on_text(number: int, text: Written) -> None:
+        assert text.text.startswith(last[number].text if number in last else "")
+        last[number] = text
+        order.append(number)
+
+    options = {"n": 2, "max_new_tokens": 12, "seed": 3, "device": "cpu"}
+    found = toque.generate(model, ["soup", "bread: flour"], on_text=on_text, **options)
+    assert [last[number] for number in range(4)] == found
+    assert order == sorted(order)
+    assert len(order) > 8
+    assert toque.generate(model, ["soup", "bread: flour"], **options) == found
+
+
+def test_a_device_that_is_not_there_is_said(model: Path) -> None:
+    with pytest.raises(ConfigError, match="'toaster' is not a device"):
+        toque.generate(model, "soup", device="toaster")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    with pytest.raises(ConfigError, match=f"torch sees {count} CUDA devices"):
+        toque.generate(model, "soup", device=f"cuda:{count}")
+
+
+@pytest.mark.gpu
+def test_the_gpu_is_taken_and_writes_the_same(model: Path) -> None:
+    options = {"temperature": 0, "max_new_tokens": 12}
+    on_cpu = toque.generate(model, "soup", device="cpu", **options)
+    assert toque.generate(model, "soup", **options) == on_cpu
