@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         init,
         prepare,
         report,
+        serve,
         train,
         verify,
     )
@@ -56,6 +57,7 @@ __all__ = [
     "init",
     "prepare",
     "report",
+    "serve",
     "train",
     "verify",
 ]

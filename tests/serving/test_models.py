@@ -70,8 +70,9 @@ def test_an_adapter_of_another_base_is_refused(folders):
         (["base"], {"host": "0.0.0.0"}, "there is no token"),  # noqa: S104
         (["base"], {"host": "example.org"}, "there is no token"),
         (["base"], {"rows": 0}, "rows is 0"),
-        (["base"], {"port": 70_000}, "cannot listen"),
-        (["./gone"], {}, "There is no folder"),
+        (["base"], {"port": 70_000}, "port is 70000; it must be between 0"),
+        (["base"], {"host": "127.9.9.999.9", "token": "t"}, "cannot listen"),
+        (["base/gone"], {}, "There is no folder"),
     ],
 )
 def test_bad_input_is_refused_in_a_paragraph(models, settings, said, folders, monkeypatch):

@@ -19,7 +19,9 @@ class Told(NamedTuple):
 
     new: NewToken
     text: str
-    """Empty where a character's bytes are not all there yet; the last of them has it whole."""
+    """Empty where a character's bytes are not all there yet; the last of them has it whole.
+
+    Tokens of unfinished characters are held back until it is, or until the text ends."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class _Text:
 
     def __init__(self, codec: Codec, stops: Sequence[str]) -> None:
         self._stream, self._stops = TextStream(codec), StopStrings(stops)
+        self._untold: list[Told] = []  # without text so far, which the end may bring
         self.is_over = False
 
     def add(self, index: int, news: Sequence[NewToken]) -> Piece:
@@ -84,14 +87,18 @@ class _Text:
             end, piece = new.end, ""
             if end != "stop":
                 piece = self._stream.feed(new.token)
-                piece += self._stream.rest() if end is not None else ""
-                tokens.append(Told(new, piece))
-            else:
-                piece = self._stream.rest()
+                self._untold.append(Told(new, piece))
+            if end is not None:
+                piece += self._stream.rest()
+                if self._untold:
+                    self._untold[-1] = self._untold[-1]._replace(text=piece)
             sure, stopped = self._stops.feed(piece, last=end is not None)
             text += sure
-            if stopped:
-                end = "stop"
+            end = "stop" if stopped else end
+            if piece or end is not None:
+                tokens += self._untold
+                self._untold.clear()
+            if end is not None:
                 break
         self.is_over = end is not None
         return Piece(index, text, tokens, end)

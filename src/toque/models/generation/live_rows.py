@@ -99,18 +99,19 @@ class LiveRows:
         with self._generating():
             hidden = self._decoding.step(torch.tensor(self._tokens, device=self.model.device))
             found = self._choose(hidden)
-        for row, new in enumerate(found):
-            self._tokens[row] = new.token
-            self._written[row] += 1
-        for row in reversed(range(len(found))):
-            if found[row].end is not None:
-                self._drop(row)
+            for row, new in enumerate(found):
+                self._tokens[row] = new.token
+                self._written[row] += 1
+            for row in reversed(range(len(found))):
+                if found[row].end is not None:
+                    self._drop(row)
         return found
 
     def drop(self, order: Order) -> None:
         """Free the row of an order that is no longer wanted; nothing where it has ended."""
         if order in self.orders:
-            self._drop(self.orders.index(order))
+            with self._generating():  # the cache is moved, and inference mode made it
+                self._drop(self.orders.index(order))
 
     def _drop(self, row: int) -> None:
         self._decoding.drop(row)

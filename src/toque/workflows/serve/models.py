@@ -98,11 +98,11 @@ def _adapter_in(folder: Path) -> Path | None:
 
 def _base_of(folder: Path) -> Path:
     """The folder of the weights that a model or an adapter stands on."""
-    base = str(folder)
+    base, setting = str(folder), "the model"
     if is_adapter_folder(folder):
-        base = str(read_config(folder).base_model_name_or_path or folder)
+        base, setting = str(read_config(folder).base_model_name_or_path or folder), "the base"
     there = Path(base).expanduser()
-    return there.resolve() if there.is_dir() else resolve_folder(base, setting="the base")
+    return there.resolve() if there.is_dir() else resolve_folder(base, setting=setting)
 
 
 def _asked(record: Provenance, typed: str) -> str:

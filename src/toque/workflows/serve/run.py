@@ -13,6 +13,7 @@ from toque.reporter import SILENT, Reporter
 from toque.workflows.results import Model, TrainedRun, existing_folder, folder_of
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+_LAST_PORT = 65_535  # getaddrinfo takes a larger one for another port
 
 
 def serve(
@@ -52,31 +53,35 @@ def serve(
             f"{argument('token')}, so anyone could use the models. Give a {argument('token')} that "
             f"clients must bring, or leave {argument('host')} out to serve this machine alone."
         )
+    if not 0 <= port <= _LAST_PORT:
+        raise ConfigError(
+            f"{argument('port')} is {port}; it must be between 0 (any that is free) and {_LAST_PORT}."
+        )
     for name, value, least in (("rows", rows, 1), ("queue", queue, 0), ("seconds", seconds, 1)):
         if value < least:
             raise ConfigError(f"{argument(name)} is {value:g}; it must be at least {least}.")
-    with reporter.working("reading " + ", ".join(map(str, named.values()))):
-        try:
-            from toque.serving.app import build_app
-            from toque.serving.limits import Limits
-            from toque.serving.server import Server
-        except ModuleNotFoundError as error:
-            raise ConfigError(
-                f"`toque serve` needs {error.name}, which is not installed. Run: pip install "
-                "'toque[serve]'."
-            ) from error
-        from toque.workflows.serve.models import open_models
+    try:
+        from toque.serving.app import build_app
+        from toque.serving.limits import Limits
+        from toque.serving.server import Server
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"`toque serve` needs {error.name}, which is not installed. Run: pip install "
+            "'toque[serve]'."
+        ) from error
+    from toque.workflows.serve.models import open_models
 
-        sock = _bound(host, port)  # before the models, which take longer
-        served = open_models(named)
-        limits = Limits(rows=rows, queue=queue, seconds=seconds)
-        hosts = LOOPBACK_NAMES if is_local else None
-        app = build_app(served, limits=limits, token=token, hosts=hosts)
-    shown = f"[{host}]" if ":" in host else host
-    reporter.line(f"http://{shown}:{sock.getsockname()[1]} serves {', '.join(served)}.")
-    reporter.notice("Programs ask below /v1, as they ask OpenAI. Ctrl-C stops.")
-    with suppress(KeyboardInterrupt):
-        Server(app, limits).run(sockets=[sock])
+    limits = Limits(rows=rows, queue=queue, seconds=seconds)
+    hosts = LOOPBACK_NAMES if is_local else None
+    with _bound(host, port) as sock:  # before the models, which take longer
+        with reporter.working("reading " + ", ".join(map(str, named.values()))):
+            served = open_models(named)
+            app = build_app(served, limits=limits, token=token, hosts=hosts)
+        shown = f"[{host}]" if ":" in host else host
+        reporter.line(f"http://{shown}:{sock.getsockname()[1]} serves {', '.join(served)}.")
+        reporter.notice("Programs ask below /v1, as they ask OpenAI. Ctrl-C stops.")
+        with suppress(KeyboardInterrupt):
+            Server(app, limits).run(sockets=[sock])
     reporter.notice("Stopped.")
 
 
@@ -126,8 +131,8 @@ def _bound(host: str, port: int) -> socket.socket:
     where = f"{argument(f'host={host}')} {argument(f'port={port}')}"
     try:
         return listening(host, port)
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
+    except OSError as error:
+        reason = error.strerror or error
         raise ConfigError(
             f"The server cannot listen at {where}: {reason}. Name another {argument('port')} (0 "
             "takes any that is free), or end the program that has this one."
