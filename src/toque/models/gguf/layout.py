@@ -10,7 +10,6 @@ llama.cpp keeps most matrices as transformers does. What it turns around:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -134,10 +133,11 @@ def _names_of(model: PreTrainedModel, arch: gguf.MODEL_ARCH) -> list[str]:
 
 def _turns(config: Any, name: str) -> tuple[Turn, Turn]:
     kind = config.model_type
-    if kind == "gpt2" and re.search(r"\.c_(attn|proj|fc)\.weight$", name):
+    if kind == "gpt2" and name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight")):
         return _transposed, _transposed
-    if kind in ("llama", "mistral") and (found := re.search(r"\.([qk])_proj\.", name)):
-        heads = config.num_attention_heads if found[1] == "q" else config.num_key_value_heads
+    if kind in ("llama", "mistral") and (".q_proj." in name or ".k_proj." in name):
+        is_query = ".q_proj." in name
+        heads = config.num_attention_heads if is_query else config.num_key_value_heads
         return (lambda t: _pairs(t, heads)), (lambda t: _halves(t, heads))
     if kind == "gpt_neox" and ".query_key_value." in name:
         heads = config.num_attention_heads
