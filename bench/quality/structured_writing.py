@@ -1,17 +1,23 @@
 """Recipes held to their prompts' ingredients and their form, against the same model left free.
 
-    python bench/quality/structured_writing.py RUN [--prompts N]
+    python bench/quality/structured_writing.py --run RUN [--prompts N]
 
 RUN is a finished run over recipes. Its first N held-out prompts are written greedily and sampled
-(temperature 0.7, top_p 0.95), free and held, and scored as `toque evaluate` scores texts.
+(temperature 0.7, top_p 0.95), free and held, and scored as `toque evaluate` scores texts. Held to
+them, coverage and form are no merit of the model's: "ingredients_used", the share that the steps
+use, says whether it cooks with what it lists. Quality: held texts list all that was asked.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import harness
 
 from toque.cooking.scoring.recipe_scores import text_metrics
 from toque.data.store.token_store import TokenStore
@@ -60,21 +66,29 @@ def scores(
     return found | {"tokens": sum(map(len, texts)), "seconds": round(seconds, 1)}
 
 
-def main() -> None:
-    """Print one record a way."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("run", type=Path)
-    parser.add_argument("--prompts", type=int, default=50)
-    asked = parser.parse_args()
-    opened = open_model(asked.run)
+def measure(a: argparse.Namespace) -> harness.Result:
+    """Each way free and held."""
+    if a.run is None:
+        raise harness.Skipped("no run was named: --run RUN, a finished run over recipes")
+    opened = open_model(a.run)
     if opened.config is None:
-        parser.error(f"{asked.run} is no run folder, so it has no held-out prompts.")
-    prompts = held_out_prompts(TokenStore.open(opened.config.data.store), asked.prompts)
-    for name, way in WAYS.items():
-        for held in (False, True):
-            record = scores(opened, prompts, held=held, way=way)
-            print({"way": name, "held": held, "prompts": len(prompts)} | record, flush=True)
+        raise harness.Skipped(f"{a.run} is no run folder, so it has no held-out prompts")
+    prompts = held_out_prompts(TokenStore.open(opened.config.data.store), a.prompts)
+    free, held = (
+        {name: scores(opened, prompts, held=on, way=way) for name, way in WAYS.items()}
+        for on in (False, True)
+    )
+    result = harness.Result(ours=held, theirs=free, details={"prompts": len(prompts)})
+    if any(found["ingredient_coverage"] < 1.0 for found in held.values()):
+        result.void("a held text lacks something that was asked for")
+    return result
+
+
+def options(p: argparse.ArgumentParser) -> None:
+    """The command line."""
+    p.add_argument("--run", type=Path, help="a finished run over recipes")
+    p.add_argument("--prompts", type=int, default=50)
 
 
 if __name__ == "__main__":
-    main()
+    harness.main(__file__, __doc__, options, measure)

@@ -169,7 +169,9 @@ def test_recipes_of_unseen_dishes_are_left_out(tmp_path):
     titles = [r.title for r in recipes(300, seed=5)]
     unseen = {titles[0], max(titles, key=titles.count)}
     write_cookbook(tmp_path / "x.jsonl", 300, seed=5, unseen=unseen)
-    written = [json.loads(line)["title"] for line in (tmp_path / "x.jsonl").open()]
+    written = [
+        json.loads(line)["title"] for line in (tmp_path / "x.jsonl").read_text().splitlines()
+    ]
     assert written == [title for title in titles if title not in unseen]
     assert len(written) <= 297
 
