@@ -89,6 +89,7 @@ class LiveRows:
 
     def admit(self, orders: Sequence[Order]) -> None:
         """Prefill the prompts of new rows; with the live ones, at most `rows`."""
+        orders = sorted(orders, key=lambda order: -len(order.prompt))  # neighbours of like length
         with self._generating():
             self._tokens += self._decoding.admit([order.prompt for order in orders])
         self.orders += orders
