@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from toque.models.generation.base import PREFILL_TOKENS
 from toque.models.generation.live_rows import LiveRows, NewToken, Order
+from toque.models.generation.packed_products import Packs
 from toque.models.lora.files import use_adapter
 from toque.serving.errors import RequestError, failed, queue_full
 from toque.serving.served import ServedModel, ServedModels
@@ -68,10 +69,10 @@ class Ticket:
 
 
 class _Lane:
-    """The rows of one served model."""
+    """The rows of one served model, whose adapter is active while they begin."""
 
-    def __init__(self, served: ServedModel, rows: int) -> None:
-        self.served, self._n_rows = served, rows
+    def __init__(self, served: ServedModel, rows: int, packs: Packs) -> None:
+        self.served, self._n_rows, self._packs = served, rows, packs
         self.begin()
 
     def begin(self) -> None:
@@ -83,6 +84,7 @@ class _Lane:
             columns=self.served.columns,
             eos_id=codec.eos_id,
             pad_id=codec.pad_id,
+            packs=self._packs,
         )
         self.tickets: dict[Order, Ticket] = {}
 
@@ -98,8 +100,12 @@ class Batcher:
 
     def __init__(self, models: ServedModels, *, rows: int, queue: int) -> None:
         self.rows, self.queue = rows, queue
-        self._lanes = {name: _Lane(served, rows) for name, served in models.items()}
         self._active: dict[PreTrainedModel, str | None] = {}
+        self._lanes: dict[str, _Lane] = {}
+        packs: Packs = {}
+        for name, served in models.items():
+            self._activate(served)
+            self._lanes[name] = _Lane(served, rows, packs)
         self._changed = threading.Condition()
         self._waiting: deque[tuple[Ticket, Order]] = deque()
         self._left: list[Order] = []
@@ -249,6 +255,7 @@ class Batcher:
         with self._changed:
             self._waiting = deque(place for place in self._waiting if place[0] not in tickets)
         self._deliver()
+        self._activate(lane.served)
         lane.begin()
         self._tell(_refuse, tickets)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from toque.models.families import family_of, head_size
-from toque.models.generation.bf16_products import has_bf16_products
+from toque.models.generation.packed_products import has_bf16_products
 
 PREFILL_TOKENS = 4096
 """Prompt tokens, padding included, that one forward of the prefill reads; bounds its memory."""
