@@ -33,6 +33,9 @@ def onednn_is_faster() -> bool:
 
 def product(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`functional.linear` by oneDNN: [..., in] times [out, in], plain or packed, plus [out]."""
+    if not states.numel():  # which oneDNN refuses
+        zeros = states.new_zeros(*states.shape[:-1], weight.shape[0])
+        return zeros if bias is None else zeros + bias
     # torch has no public name for it.
     found = torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")  # noqa: SLF001
     return cast("Tensor", found)
