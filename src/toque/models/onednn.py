@@ -25,7 +25,7 @@ def onednn_is_faster() -> bool:
     A rule and no measurement: what a run computes must not depend on the machine's load.
     """
     return (
-        torch.backends.mkldnn.is_available()
+        torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         and torch.backends.cpu.get_cpu_capability() == "AVX512"
         and _vendor() not in {None, _INTEL}
     )

@@ -78,7 +78,7 @@ def serve(
     with _bound(host, port) as sock:  # before the models, which take longer
         # A thread that has computed keeps a team of OpenMP threads until it ends; beside the
         # batch's team that is more threads than cores, and libgomp's then sleep at every product:
-        # a step took twice as long (lab/experiments.md, 2026-11-22).
+        # a step took twice as long (lab/notes.md, 2026-11-22).
         said = "reading " + ", ".join(map(str, named.values()))
         with reporter.working(said), ThreadPoolExecutor(1) as once:
             served = once.submit(open_models, named).result()
