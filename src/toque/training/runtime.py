@@ -18,6 +18,7 @@ from torch import Tensor
 
 from toque.errors import ConfigError
 from toque.keyed_random import key_of
+from toque.models.onednn import onednn_is_faster
 from toque.models.precision import has_fast_bf16
 from toque.training.distributed.collectives import Ranks
 from toque.training.glibc_malloc import keep_freed_memory
@@ -96,8 +97,11 @@ class Runtime:
 
         Version 1 of bf16 on a CPU was autocast's; checkpoints of then hold no version.
         """
-        on_cpu = self.device.type == "cpu" and self.precision == "bf16"
-        return {"bf16 on a CPU": "2"} if on_cpu else {}
+        if self.device.type != "cpu":
+            return {}
+        if self.precision == "bf16":
+            return {"bf16 on a CPU": "2"}
+        return {"float32 on a CPU": "oneDNN"} if onednn_is_faster() else {}
 
     def peak(self, products: Products) -> Peak:
         """Peak FLOP/s here of the model's matrix products in the run's precision."""

@@ -14,6 +14,8 @@ from torch.autograd.function import once_differentiable
 from toque.batch import IGNORE
 from toque.models.forward.bf16.head import CHUNKS, loss_and_slopes
 from toque.models.forward.bf16.weights import bf16_copy, padded_length
+from toque.models.forward.float32_linear import by_onednn
+from toque.models.onednn import product
 
 _CHUNK_ELEMENTS = {"cpu": 1 << 24, "cuda": 1 << 27}
 """Logits of a chunk by default: 64 MiB of float32 on a CPU, 512 MiB on a GPU.
@@ -113,6 +115,7 @@ class _CrossEntropySum(torch.autograd.Function):
         compute = (
             torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
         )
+        fast = compute == exact == torch.float32 and by_onednn(hidden.device)
         with torch.autocast(kind, enabled=False):
             # 16 bits on a CPU have a way of their own; smoothing needs every logarithm.
             rounded = kind == "cpu" and compute == torch.bfloat16 and smoothing == 0.0
@@ -122,7 +125,8 @@ class _CrossEntropySum(torch.autograd.Function):
             if rounded:
                 chunk_rows *= CHUNKS
             longest = min(chunk_rows, len(labelled))
-            products = matrix.new_empty(padded_length(longest) if rounded else longest, len(matrix))
+            room = padded_length(longest) if rounded else 0 if fast else longest
+            products = matrix.new_empty(room, len(matrix))
             for number, rows in enumerate(torch.split(labelled, chunk_rows)):
                 chunk = hidden.index_select(0, rows).to(compute)
                 targets = labels.index_select(0, rows)
@@ -132,7 +136,7 @@ class _CrossEntropySum(torch.autograd.Function):
                     )
                     grad_logits = slope
                 else:
-                    logits = torch.mm(chunk, matrix.T, out=products[: len(rows)]).to(exact)
+                    logits = _times(chunk, matrix, fast=fast, out=products[: len(rows)]).to(exact)
                     if bias is not None:
                         logits += bias
                     part, grad_logits = _loss_and_gradient(logits, targets, smoothing)
@@ -141,10 +145,10 @@ class _CrossEntropySum(torch.autograd.Function):
                 if grad_bias is not None:
                     grad_bias += grad_logits.sum(0, dtype=exact)
                 if grad_hidden is not None:
-                    back = (slope @ matrix)[: len(rows)]
+                    back = _times(slope, matrix.T, fast=fast)[: len(rows)]
                     grad_hidden.index_copy_(0, rows, back.to(grad_hidden.dtype))
                 if grad_weight is not None:
-                    _add_product(grad_weight, slope, chunk, first=number == 0)
+                    _add_product(grad_weight, slope, chunk, first=number == 0, fast=fast)
 
         ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
         ctx.dtypes = (hidden.dtype, weight.dtype, None if bias is None else bias.dtype)
@@ -186,12 +190,17 @@ def _loss_and_gradient(logits: Tensor, targets: Tensor, smoothing: float) -> tup
     return losses.sum(), logits
 
 
-def _add_product(total: Tensor, slope: Tensor, chunk: Tensor, *, first: bool) -> None:
+def _times(left: Tensor, right: Tensor, *, fast: bool, out: Tensor | None = None) -> Tensor:
+    """`left @ right.T`; `fast` by oneDNN, which takes memory of its own in place of `out`."""
+    return product(left, right) if fast else torch.mm(left, right.T, out=out)
+
+
+def _add_product(total: Tensor, slope: Tensor, chunk: Tensor, *, first: bool, fast: bool) -> None:
     """`total += slope.T @ chunk`, the sum over chunks in `total`'s dtype; the first one sets it."""
-    if slope.dtype == total.dtype:
+    if slope.dtype == total.dtype and not fast:
         # beta = 0 does not read what was there, not even a NaN (BLAS).
         total.addmm_(slope.T, chunk, beta=0.0 if first else 1.0)
     elif first:
-        total.copy_(slope.T @ chunk)
+        total.copy_(_times(slope.T, chunk.T, fast=fast))
     else:
-        total += slope.T @ chunk
+        total += _times(slope.T, chunk.T, fast=fast)

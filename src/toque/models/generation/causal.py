@@ -47,7 +47,7 @@ class CausalDecoding(Decoding):
     def admit(self, prompts: Sequence[Sequence[int]]) -> list[int]:
         """Prefill all but the last token of each prompt; returns those."""
         places = self.cache.admit([len(prompt) - 1 for prompt in prompts])
-        for part in groups([len(prompt) - 1 for prompt in prompts]):
+        for part in groups([len(prompt) - 1 for prompt in prompts], self.core.device):
             self._prefill([prompt[:-1] for prompt in prompts[part]], places[part])
         self.positions += [len(prompt) - 1 for prompt in prompts]
         return [prompt[-1] for prompt in prompts]

@@ -17,11 +17,11 @@ from toque.models.families import family_of, max_positions, unwrapped
 from toque.models.forward.compile import compile_disabled
 from toque.models.forward.packed import output_head
 from toque.models.generation.base import Decoding, cache_dtype, cache_shape
-from toque.models.generation.bf16_products import with_bf16_products
 from toque.models.generation.causal import CausalDecoding
 from toque.models.generation.constraints import Constraint
 from toque.models.generation.int8_argmax import WORTHWHILE_STEPS, Int8Argmax, supports_int8
 from toque.models.generation.kv_cache import SPARE
+from toque.models.generation.packed_products import with_bf16_products, with_fast_products
 from toque.models.generation.sampling import TokenChooser
 from toque.models.generation.t5 import T5Decoding
 from toque.reporter import Count, uncounted
@@ -98,7 +98,7 @@ def generate(
     done, covered, whole = 0, 0, sum(limits)
     on_progress(0, len(prompts), 0.0)
     with torch.inference_mode(), compile_disabled(model), _evaluating(model):
-        core = with_bf16_products(core) if precision == "bf16" else core
+        core = with_bf16_products(core) if precision == "bf16" else with_fast_products(core)
         if batch_rows is None:
             batch_rows = evened(affordable_rows(core, prompts, limits), len(prompts))
         family = T5Decoding if family_of(core.config).is_encoder_decoder else CausalDecoding

@@ -21,6 +21,7 @@ from toque.models.forward.compile import compile_disabled
 from toque.models.generation.causal import CausalDecoding
 from toque.models.generation.engine import Head
 from toque.models.generation.int8_argmax import Int8Argmax, supports_int8
+from toque.models.generation.packed_products import Packs, with_fast_products
 from toque.models.generation.sampling import TokenChooser, uniform
 from toque.models.generation.t5 import T5Decoding
 
@@ -65,16 +66,25 @@ class LiveRows:
         columns: Tokens of the longest row, prompt included, for models that read both together.
         eos_id: Ends an answer.
         pad_id: As `engine.generate` takes it.
+        packs: Packed weights, shared by the rows of all adapters on one base.
     """
 
     def __init__(
-        self, model: PreTrainedModel, *, rows: int, columns: int, eos_id: int, pad_id: int
+        self,
+        model: PreTrainedModel,
+        *,
+        rows: int,
+        columns: int,
+        eos_id: int,
+        pad_id: int,
+        packs: Packs | None = None,
     ) -> None:
         self.model, self.rows, self.eos_id = model, rows, eos_id
         family = T5Decoding if family_of(model.config).is_encoder_decoder else CausalDecoding
         with self._generating():
-            self._decoding = family(model, rows=rows, columns=columns, pad_id=pad_id)
-            self._head = Head(model, rows)
+            core = with_fast_products(model, packs)
+            self._decoding = family(core, rows=rows, columns=columns, pad_id=pad_id)
+            self._head = Head(core, rows)
             fits = supports_int8(self._head.weight, self._head.bias)
             self._argmax = Int8Argmax(self._head.weight, rows=rows) if fits else None
         self.orders: list[Order] = []
@@ -89,6 +99,7 @@ class LiveRows:
 
     def admit(self, orders: Sequence[Order]) -> None:
         """Prefill the prompts of new rows; with the live ones, at most `rows`."""
+        orders = sorted(orders, key=lambda order: -len(order.prompt))  # neighbours of like length
         with self._generating():
             self._tokens += self._decoding.admit([order.prompt for order in orders])
         self.orders += orders

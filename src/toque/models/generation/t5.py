@@ -54,7 +54,7 @@ class T5Decoding(Decoding):
         """Encode the prompts; every answer begins with the start token."""
         self._widen(max(map(len, prompts)))
         lengths = [len(prompt) for prompt in prompts]
-        for part in groups(lengths):
+        for part in groups(lengths, self.core.device):
             self._encode(prompts[part])
         self.cache.admit([0] * len(prompts))
         return [self.start] * len(prompts)

@@ -14,7 +14,7 @@ from toque.evaluation.heldout_loss import HeldOut
 from toque.evaluation.text_samples import Sampler
 from toque.models.families import family_of
 from toque.models.flops import ParameterCounts, parameter_counts
-from toque.models.forward.bf16.layers import use_bf16_layers
+from toque.models.forward.cpu_layers import use_cpu_layers
 from toque.models.forward.fast_dropout import use_fast_dropout
 from toque.models.lora.files import base_sha256
 from toque.models.lora.layers import hold_frozen, is_adapted
@@ -108,8 +108,7 @@ def assemble(
     hold_frozen(model, runtime.dtype)
     model.to(runtime.device)  # type: ignore[arg-type]  # transformers annotates it away
     use_fast_dropout(model)
-    if runtime.precision == "bf16":
-        use_bf16_layers(model)
+    use_cpu_layers(model, runtime.precision)
     stream = build_stream(config, store, model, rank=ranks.rank, ranks=ranks.world_size)
     setup = Setup(config, store, model, stream, runtime)
     tuned = fit_to_machine(setup, found, reporter=reporter)

@@ -22,8 +22,9 @@ from toque.data.loader.packing import RowShape
 from toque.data.store.token_store import TokenStore
 from toque.errors import CheckFailed
 from toque.models.forward.activation_checkpointing import recompute_blocks, stop_recomputing
-from toque.models.forward.bf16.layers import use_bf16_layers
 from toque.models.forward.compile import compile_blocks, stop_compiling
+from toque.models.forward.cpu_layers import use_cpu_layers
+from toque.models.onednn import onednn_is_faster
 from toque.training.runtime import Runtime
 from toque.units import Cursor
 from toque.workflows.assembly.batches import (
@@ -182,7 +183,7 @@ class _Ways:
         with _applied(recompute_blocks, stop_recomputing, self.model):
             yield self.compared("packed rows, activations recomputed")
         yield self.compiled()
-        yield self.in_half()
+        yield self.as_the_run_computes()
         yield Outcome(
             "two processes", "skipped", reason="what each rank would compute is summed above in "
             "one process; the sum over a network is not tried",
@@ -259,20 +260,20 @@ class _Ways:
         with _applied(compile_blocks, stop_compiling, self.model):
             return self.compared(name)
 
-    def in_half(self) -> Outcome:
-        """In the number format that the run would choose, when that is not float32."""
+    def as_the_run_computes(self) -> Outcome:
+        """In the number format, and by the products, that the run would choose."""
         runtime = Runtime.detect(
             precision=self.config.train.precision,
             deterministic=self.config.train.deterministic,
             fp16_is_safe=not self.model.config.is_encoder_decoder,
         )
-        if runtime.precision == "float32":
+        if runtime.precision == "float32" and not onednn_is_faster():
             return Outcome("packed rows, 16 bits", "skipped", reason="this run is in float32")
         if runtime.scaler is not None:
             runtime = replace(runtime, scaler=None)  # gradients would come scaled
-        if runtime.precision == "bf16":
-            use_bf16_layers(self.model)
-        return self.compared(f"packed rows, {runtime.precision}", runtime=runtime)
+        use_cpu_layers(self.model, runtime.precision)
+        how = "float32 by oneDNN" if runtime.precision == "float32" else runtime.precision
+        return self.compared(f"packed rows, {how}", runtime=runtime)
 
 
 @contextmanager

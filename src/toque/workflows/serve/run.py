@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -75,9 +76,13 @@ def serve(
     limits = Limits(rows=rows, queue=queue, seconds=seconds)
     hosts = LOOPBACK_NAMES if is_local else None
     with _bound(host, port) as sock:  # before the models, which take longer
-        with reporter.working("reading " + ", ".join(map(str, named.values()))):
-            served = open_models(named)
-            app = build_app(served, limits=limits, token=token, hosts=hosts)
+        # A thread that has computed keeps a team of OpenMP threads until it ends; beside the
+        # batch's team that is more threads than cores, and libgomp's then sleep at every product:
+        # a step took twice as long (lab/notes.md, 2026-11-22).
+        said = "reading " + ", ".join(map(str, named.values()))
+        with reporter.working(said), ThreadPoolExecutor(1) as once:
+            served = once.submit(open_models, named).result()
+            app = once.submit(build_app, served, limits=limits, token=token, hosts=hosts).result()
         shown = f"[{host}]" if ":" in host else host
         reporter.line(f"http://{shown}:{sock.getsockname()[1]} serves {', '.join(served)}.")
         reporter.notice("Programs ask below /v1, as they ask OpenAI. Ctrl-C stops.")

@@ -10,12 +10,12 @@ from torch import nn
 
 from tiny import EOS, PAD, VOCAB
 from toque.models.generation.base import cache_dtype
-from toque.models.generation.bf16_products import (
-    Bf16Linear,
+from toque.models.generation.engine import generate
+from toque.models.generation.packed_products import (
+    PackedLinear,
     has_bf16_products,
     with_bf16_products,
 )
-from toque.models.generation.engine import generate
 
 PROMPTS = [[5, 9, 7, 3, 8, 6, 4], [12, 5], [9, 9, 30, 11], [7]]
 IDS = {"eos_id": EOS, "pad_id": PAD}
@@ -29,7 +29,7 @@ def test_a_product_is_that_of_rounded_factors():
     torch.manual_seed(0)
     layer = nn.Linear(48, 40)
     states = torch.randn(3, 48)
-    got = Bf16Linear(layer.weight, layer.bias)(states)
+    got = PackedLinear(layer.weight, layer.bias, torch.bfloat16)(states)
     rounded = [t.detach().bfloat16().double() for t in (states, layer.weight, layer.bias)]
     exact = rounded[0] @ rounded[1].T + rounded[2]
     assert got.dtype == torch.float32

@@ -1,0 +1,56 @@
+"""oneDNN's float32 products on processors that MKL, torch's library for them, does not know well.
+
+torch multiplies float32 by Intel's MKL. On AMD's Zen 5 that reaches 150 to 190 GFLOP/s on two
+cores, and oneDNN, which torch has for 16 bits, 340 to 430 for the same float32 matrices (both
+AVX-512, `bench/speed/float32_products.py`). Sums run in another order, so the last bit differs.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Final, cast
+
+import torch
+from torch import Tensor
+
+_CPUINFO: Final = Path("/proc/cpuinfo")
+_INTEL: Final = "GenuineIntel"
+
+
+@cache
+def onednn_is_faster() -> bool:
+    """Whether float32 products go by oneDNN here: an AVX-512 processor that is not Intel's.
+
+    A rule and no measurement: what a run computes must not depend on the machine's load.
+    """
+    return (
+        torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        and torch.backends.cpu.get_cpu_capability() == "AVX512"
+        and _vendor() not in {None, _INTEL}
+    )
+
+
+def product(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`functional.linear` by oneDNN: [..., in] times [out, in], plain or packed, plus [out]."""
+    if not states.numel():  # which oneDNN refuses
+        zeros = states.new_zeros(*states.shape[:-1], weight.shape[0])
+        return zeros if bias is None else zeros + bias
+    # torch has no public name for it.
+    found = torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")  # noqa: SLF001
+    return cast("Tensor", found)
+
+
+def packed(weight: Tensor, usual_rows: int) -> Tensor:
+    """A weight [out, in] in the order in which oneDNN reads it, best for so many rows of states."""
+    return cast("Tensor", torch.ops.mkldnn._reorder_linear_weight(weight, usual_rows))  # noqa: SLF001
+
+
+def _vendor() -> str | None:
+    """The processor's maker as Linux names it; None elsewhere."""
+    try:
+        lines = _CPUINFO.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    found = (line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id"))
+    return next(found, None)
