@@ -49,6 +49,11 @@ def losing(reporter: Reporter) -> Losing | None:
     return cast("Losing", reporter) if hasattr(type(reporter), "lost") else None
 
 
+def heard(reporter: Reporter) -> bool:
+    """Whether anybody watches; a log that only writes along does not."""
+    return bool(getattr(reporter, "heard", reporter is not SILENT))
+
+
 class Silent:
     """Says nothing."""
 

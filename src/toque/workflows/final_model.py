@@ -72,9 +72,9 @@ def finish(run: Run, reporter: Reporter) -> None:
         step = best.step
     elif trainer.average is not None:
         trainer.average.apply(model)
-    losses = trainer.evaluator()
+    losses = run.evaluator.losses()
     prompts = held_out_prompts(store, config.evaluation.generate)
-    scored = build_sampler(config, store, prompts) if prompts else run.sampler
+    scored = build_sampler(config, store, prompts) if prompts else run.evaluator.sampler
     with counting(reporter, "writing", "texts") as count, writing_in(model, runtime)():
         samples = sample_on_all_ranks(scored, model, runtime.ranks, count)
     if not runtime.ranks.is_main:
@@ -94,7 +94,7 @@ def finish(run: Run, reporter: Reporter) -> None:
     with disk_faults(folder, "writing the end", setting="run_dir", error=CheckpointError):
         atomic_write(folder / END, (json.dumps(ended) + "\n").encode())
     reporter.notice(str(result))
-    reporter.notice(f"{kept} (step {step}, lowest held-out loss).")
+    reporter.notice(f"{kept} (step {step}, {trainer.goal}).")
 
 
 def keep_model(

@@ -156,7 +156,11 @@ def _best_in(state: Mapping[str, Any]) -> Best | None:
         return None
     best = object_in(state, "best")
     most = count_in(object_in(state, "progress"), "step")
-    return Best(count_in(best, "step", most=most), number_in(best, "loss"))
+    metric, value = best.get("metric", "loss"), best.get("value")
+    if not isinstance(metric, str):
+        raise TypeError(f"metric is {metric!r:.60}, not a name")
+    value = None if value is None else number_in(best, "value")
+    return Best(count_in(best, "step", most=most), number_in(best, "loss"), metric, value)
 
 
 def broadcast_checkpoint(find: Callable[[], Checkpoint | None], ranks: Ranks) -> Checkpoint | None:
