@@ -8,7 +8,8 @@ from functools import reduce
 from operator import or_
 
 from toque.errors import ConfigError
-from toque.training.events import Goal, Requests, RunEnd, RunStart, Saved, State, StepInfo
+from toque.training.events import Requests, RunEnd, RunStart, Saved, State, StepInfo
+from toque.training.goal import Goal
 from toque.training.state_values import count_in, number_in, object_in
 from toque.units import Progress
 

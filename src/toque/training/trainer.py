@@ -21,17 +21,8 @@ from toque.training.checkpoint import resume
 from toque.training.checkpoint.saver import Saves
 from toque.training.checkpoint.state_tensors import model_tensors
 from toque.training.checkpoint.store import Checkpoint, CheckpointStore
-from toque.training.events import (
-    LOSS,
-    Best,
-    Goal,
-    Requests,
-    RunEnd,
-    RunStart,
-    State,
-    StepInfo,
-    end_reason,
-)
+from toque.training.events import Requests, RunEnd, RunStart, State, StepInfo, end_reason
+from toque.training.goal import LOSS, Best, Goal
 from toque.training.guards.nan_tracer import LossFn, find_nonfinite_origin
 from toque.training.guards.update_guard import UpdateGuard
 from toque.training.optim.gradient_noise import GradientNoise

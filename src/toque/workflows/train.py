@@ -28,6 +28,7 @@ from toque.workflows.final_model import finish, is_finished
 from toque.workflows.forecast import refuse_small_disk
 from toque.workflows.prepare import prepare_if_absent
 from toque.workflows.results import Model, TrainedRun
+from toque.workflows.run_files.run_log import LoggedReporter
 from toque.workflows.run_folder import (
     checkpoint_to_continue,
     claimed_folder,
@@ -37,7 +38,6 @@ from toque.workflows.run_folder import (
     with_values,
     write_config,
 )
-from toque.workflows.run_log import LoggedReporter
 
 
 def train(

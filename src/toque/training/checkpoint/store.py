@@ -50,7 +50,8 @@ from toque.training.checkpoint.manifest import (
     verify_files,
 )
 from toque.training.checkpoint.state_tensors import bytes_of, read_tensors, write_tensors
-from toque.training.events import LOSS, Goal, Saved
+from toque.training.events import Saved
+from toque.training.goal import LOSS, Goal
 
 STATE: Final = "state.json"
 LOCK: Final = ".lock"
@@ -177,8 +178,7 @@ class CheckpointStore:
     Args:
         folder: where `step-*` folders lie; made when missing.
         keep_last: how many of the newest to keep, at least 1.
-        keep_best: how many models with the best evaluation to keep apart; 0 for none.
-        best_by: what makes an evaluation the best.
+        keep_best: how many models with the best evaluation, by `best_by`, to keep apart, if any.
         identity: of the run, written into every manifest.
         after: called after every system call of a save with its name; for tests.
         held: whether the caller holds `run_lock` already.

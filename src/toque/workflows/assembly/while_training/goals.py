@@ -13,7 +13,7 @@ from toque.errors import ConfigError
 from toque.evaluation.text_metrics.rouge import NAMES as ROUGE_NAMES
 from toque.evaluation.text_samples import Prompt
 from toque.evaluation.text_scores import GROUPS
-from toque.training.events import Goal
+from toque.training.goal import Goal
 
 HELD_OUT: Final = ("loss", "perplexity")
 _OF_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
