@@ -92,6 +92,9 @@ class SourceConfig(Config):
     weight: Annotated[float, Field(gt=0, le=100)] = 1.0
     """Times an epoch passes over this source's training examples: 2.0 repeats each, 0.5 takes half
     of them, the other half in the next epoch. Changing it needs no new store."""
+    licence: str | None = None
+    """Licence of the data, e.g. CC-BY-4.0, as the finished model's card names it; null: not known.
+    """
 
 
 class DataConfig(Config):
