@@ -49,6 +49,21 @@ def losing(reporter: Reporter) -> Losing | None:
     return cast("Losing", reporter) if hasattr(type(reporter), "lost") else None
 
 
+def heard(reporter: Reporter) -> bool:
+    """Whether anybody watches; a log that only writes along does not."""
+    if hasattr(type(reporter), "heard"):
+        return cast("_Logs", reporter).heard
+    return reporter is not SILENT
+
+
+class _Logs(Protocol):
+    """A reporter that writes along what another one is told."""
+
+    @property
+    def heard(self) -> bool:
+        """Whether anybody watches the other."""
+
+
 class Silent:
     """Says nothing."""
 

@@ -84,6 +84,7 @@ def test_hash_and_differences_see_every_change():
         "train.micro_batch_rows": ("auto", 4, True),
         "train.early_stopping.patience": (3, None, True),
         "train.early_stopping.min_delta": (0.0, None, True),
+        "train.early_stopping.metric": ("loss", None, True),
         "observe.log_every": ("10 steps", "1 steps", True),
     }
     assert config_sha256(old) != config_sha256(new)

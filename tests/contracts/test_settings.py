@@ -46,6 +46,7 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "data.sources.format": ('[{path: "SOURCE", format: text}]', "store"),
     "data.sources.columns": ('[{path: "SOURCE", columns: {title: source}}]', "store"),
     "data.sources.weight": ('[{path: "SOURCE", weight: 2.0}]', "losses"),
+    "data.sources.licence": ('[{path: "SOURCE", licence: CC-BY-4.0}]', "data_in_card"),
     "data.engine": ("ray", "said"),
     "data.store": ("other-store", "store_folder"),
     "data.tasks": ("[difficulty]", "store"),
@@ -121,17 +122,21 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "train.save_every": ("3 steps", "saves"),
     "train.keep_last": ("1", "checkpoints"),
     "train.keep_best": ("0", "best"),
+    "train.best_by": ("chrf", "goal"),
     "train.early_stopping": ("{patience: 1, min_delta: 9.0}", "losses"),
     "train.early_stopping.patience": ("{patience: 1, min_delta: 9.0}", "losses"),
     "train.early_stopping.min_delta": ("{patience: 1, min_delta: 9.0}", "losses"),
+    "train.early_stopping.metric": ("{patience: 1, metric: title_kept}", "losses"),
     "train.deterministic": ("false", "deterministic"),
     "checkpoint.upload": ("s3://pantry/runs/a", "said"),
     "evaluation.max_examples": ("2", "evaluations"),
     "evaluation.generate": ("2", "samples"),
+    "evaluation.texts": ("0", "texts"),
     "train.strategy": ("ddp", "refusal"),  # this process is alone
     "evaluation.metrics": ("[bleu]", "scores"),
     "evaluation.prompts": ('["toast: bread, butter"]', "samples"),
     "observe.log_every": ("3 steps", "losses"),
+    "observe.summary": ("2 steps", "summaries"),
     "observe.trackers": ("[tensorboard]", "trackers"),
     "observe.webhook": ("http://127.0.0.1:9/nobody", "warnings"),
     "observe.callbacks": ("[stop_watch:AtThree]", "losses"),
@@ -156,6 +161,7 @@ BESIDE: dict[str, tuple[str, ...]] = {
     "span_corruption.mean_length": _GAPS,
     "data.task_weights": _TWO_TASKS,
     "data.task_temperature": _TWO_TASKS,
+    "train.early_stopping.metric": ("train.early_stopping={patience: 1}",),
     "optim.cycles": ("optim.schedule=cosine_restarts",),
     "optim.cycles.first": ("optim.schedule=cosine_restarts",),
     "optim.cycles.growth": ("optim.schedule=cosine_restarts", "optim.cycles={first: 1 steps}"),
@@ -268,6 +274,7 @@ def facts_of(kitchen: Path, name: str, store: Path) -> dict[str, object]:
     steps = [e for e in events if e["event"] == "step"]
     manifest = json.loads((store / "manifest.json").read_text())
     samples = run / "samples.jsonl"
+    card = (run / "model" / "README.md").read_text()
     return {
         "folder": run.name,
         "store_folder": store.name,
@@ -280,6 +287,10 @@ def facts_of(kitchen: Path, name: str, store: Path) -> dict[str, object]:
         "recomputed": start["gradient_checkpointing"],
         "banner": start["micro_batch_rows"],
         "evaluations": [(e["step"], e["metrics"]) for e in events if e["event"] == "evaluation"],
+        "texts": [e.get("texts") for e in events if e["event"] == "evaluation"],
+        "goal": [sorted(e["best"]) for e in events if e["event"] == "end"],
+        "summaries": (run / "training.log").read_text().count("summary at step"),
+        "data_in_card": [line for line in card.splitlines() if "a.jsonl |" in line],
         "saves": [e["step"] for e in events if e["event"] == "save"],
         "checkpoints": sorted(p.name for p in (run / "checkpoints").glob("step-*")),
         "best": sorted(p.name for p in (run / "best").glob("step-*")),

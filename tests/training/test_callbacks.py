@@ -69,8 +69,12 @@ def test_state_goes_by_name_and_new_callbacks_start_afresh():
     second.on_evaluate(Progress(), {"bleu_gap": 6.0})
     state = Callbacks([Callback(), first, second]).state_dict()
     assert state == {
-        "EarlyStopping": {"best": 2.0, "evaluations_without_improvement": 0},
-        "EarlyStopping.1": {"best": 5.0, "evaluations_without_improvement": 1},
+        "EarlyStopping": {"metric": "loss", "best": 2.0, "evaluations_without_improvement": 0},
+        "EarlyStopping.1": {
+            "metric": "bleu_gap",
+            "best": 5.0,
+            "evaluations_without_improvement": 1,
+        },
     }
     one, two = stoppers()
     Callbacks([one, two]).load_state_dict(state)

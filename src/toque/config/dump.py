@@ -25,6 +25,7 @@ SAFE_TO_CHANGE = frozenset(
         "train.save_every",
         "train.keep_last",
         "train.keep_best",
+        "train.best_by",
         "train.early_stopping",
         "train.strategy",  # the same updates, shared; the bits of sums aside
         "checkpoint",

@@ -160,6 +160,13 @@ EncodingName = Annotated[
 ]
 """A character encoding."""
 
+ScoreName = Annotated[
+    str,
+    Predicate(str.strip),
+    Allowed("loss, perplexity, or a score of the texts such as bleu, rougeL or recipe_score"),
+]
+"""A metric of an evaluation while training; a run that does not measure it is refused."""
+
 PythonName = Annotated[str, Predicate(_is_python_name), Allowed("module:name")]
 """Something of the user's own, importable."""
 

@@ -27,6 +27,7 @@ from toque.config.field_types import (
     Once,
     PythonName,
     RunLength,
+    ScoreName,
     SecretAddress,
     TaskName,
     TokenizerName,
@@ -91,6 +92,9 @@ class SourceConfig(Config):
     weight: Annotated[float, Field(gt=0, le=100)] = 1.0
     """Times an epoch passes over this source's training examples: 2.0 repeats each, 0.5 takes half
     of them, the other half in the next epoch. Changing it needs no new store."""
+    licence: str | None = None
+    """Licence of the data, e.g. CC-BY-4.0, as the finished model's card names it; null: not known.
+    """
 
 
 class DataConfig(Config):
@@ -195,7 +199,10 @@ class EarlyStopping(Config):
     patience: Annotated[int, Field(ge=1)] = 3
     """Evaluations in a row without improvement that end the run."""
     min_delta: Annotated[float, Field(ge=0)] = 0.0
-    """Nats by which the held-out loss must fall to count as an improvement."""
+    """By how much the metric must change for the better to count as improved; nats for the loss."""
+    metric: ScoreName = "loss"
+    """What must improve: the held-out loss, perplexity, or a score of the texts written at every
+    evaluation, e.g. bleu, rougeL, recipe_score (docs/guides/evaluate-and-compare.md)."""
 
 
 class TrainConfig(Config):
@@ -228,9 +235,12 @@ class TrainConfig(Config):
     keep_last: Annotated[int, Field(ge=1)] = 2
     """Newest checkpoints that are kept."""
     keep_best: Annotated[int, Field(ge=0)] = 1
-    """Checkpoints with the lowest held-out loss that are kept besides."""
+    """Checkpoints with the best evaluation that are kept besides."""
+    best_by: ScoreName = "loss"
+    """What makes an evaluation the best, for `keep_best` and for the finished model: loss, or
+    another metric, as of `early_stopping.metric`."""
     early_stopping: EarlyStopping | None = None
-    """End the run when the held-out loss stops falling; null: never."""
+    """End the run when the held-out loss, or another metric, stops improving; null: never."""
     deterministic: bool = True
     """The same bits in every run on the same machine; costs a little speed on some GPUs."""
     strategy: Literal["auto", "single", "ddp"] = "auto"
@@ -260,10 +270,14 @@ class EvaluationConfig(Config):
     max_examples: Annotated[int, Field(ge=1)] | None = 512
     """Held-out examples per evaluation; null for all."""
     generate: Annotated[int, Field(ge=0)] = 16
-    """Held-out prompts to write recipes for in the final evaluation; their texts are scored."""
+    """Held-out prompts to write recipes for in the final evaluation; their texts are scored. 0: no
+    text is written for held-out prompts, while training neither."""
+    texts: Annotated[int, Field(ge=0)] = 16
+    """Of those prompts, how many are written for and scored at every evaluation while training,
+    the same each time. What that costs is printed; 0: loss and perplexity alone."""
     prompts: Annotated[tuple[str, ...], AsTuple] = ()
-    """Own prompts to write for at every evaluation, shown and kept in `samples.jsonl`, in place of
-    two held-out ones."""
+    """Own prompts to write for at every evaluation, in any words, e.g. [Make a healthy breakfast]:
+    asked in the form the model is trained on, shown with their quality, kept in `samples.jsonl`."""
     metrics: Annotated[
         Auto | Annotated[tuple[MetricName, ...], AsTuple],
         Allowed("auto, or a list of auto, bleu, chrf, rouge, repetition, recipe, module:function"),
@@ -278,6 +292,9 @@ class ObserveConfig(Config):
 
     log_every: Interval = Duration(10, "steps")
     """Time between lines of `metrics.jsonl`."""
+    summary: Interval | None = Duration(500, "steps")
+    """Time between summaries in the terminal and in `training.log`: speed, utilisation, memory,
+    what an update sees, scaling, signs of convergence. null: none."""
     trackers: Annotated[
         tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...],
         AsTuple,

@@ -26,9 +26,12 @@ class Prompt:
 
     ids: tuple[int, ...]
     text: str
+    """As the model reads it."""
     reference: str | None = None
     slices: Mapping[str, str] = field(default_factory=dict)
     """Its place in each slicing, e.g. {"difficulty": "easy"}; all prompts have the same keys."""
+    typed: str | None = None
+    """In the words of a person, where those are others."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,8 @@ class Sample:
     slices: Mapping[str, str] = field(default_factory=dict)
     failed: str = ""
     """What the domain's metrics raised on it, in words; `metrics` is then empty."""
+    asked: str | None = None
+    """What the model read, where `prompt` is in a person's own words."""
 
     def record(self) -> dict[str, Any]:
         """As written to samples.jsonl."""
@@ -53,7 +58,11 @@ class Sample:
             "metrics": {name: round(score, 4) for name, score in self.metrics.items()},
         } | {
             name: value
-            for name, value in (("reference", self.reference), ("failed", self.failed or None))
+            for name, value in (
+                ("asked", self.asked),
+                ("reference", self.reference),
+                ("failed", self.failed or None),
+            )
             if value is not None
         }
 
@@ -86,7 +95,16 @@ class Sampler:
         text = self.codec.decode(ids)
         found = attempted(self.metrics, prompt.text, text)  # whatever a model writes
         metrics, failed = ({}, found) if isinstance(found, str) else (dict(found), "")
-        return Sample(prompt.text, text, len(ids), prompt.reference, metrics, prompt.slices, failed)
+        return Sample(
+            prompt.typed or prompt.text,
+            text,
+            len(ids),
+            prompt.reference,
+            metrics,
+            prompt.slices,
+            failed,
+            asked=prompt.text if prompt.typed else None,
+        )
 
 
 def append_samples(path: Path, samples: Sequence[Sample], *, step: int) -> str | None:

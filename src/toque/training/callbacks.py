@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import reduce
@@ -10,6 +9,7 @@ from operator import or_
 
 from toque.errors import ConfigError
 from toque.training.events import Requests, RunEnd, RunStart, Saved, State, StepInfo
+from toque.training.goal import Goal
 from toque.training.state_values import count_in, number_in, object_in
 from toque.units import Progress
 
@@ -147,24 +147,28 @@ def _combined(requests: Sequence[Requests | None]) -> Requests:
 
 
 class EarlyStopping(Callback):
-    """Early stopping, when a metric has not fallen for a number of evaluations.
+    """Early stopping, when a metric has not improved for a number of evaluations.
 
     Args:
         patience: evaluations without improvement after which to stop, at least 1.
-        min_delta: a fall smaller than this, in the metric's unit, is no improvement.
-        metric: the metric's name; lower is better.
+        min_delta: a change for the better smaller than this, in the metric's unit, is none.
+        metric: the metric's name.
+        rises: whether more of it is better.
 
     Raises:
         ConfigError: patience is below 1 or min_delta below 0.
     """
 
-    def __init__(self, *, patience: int, min_delta: float = 0.0, metric: str = "loss") -> None:
+    def __init__(
+        self, *, patience: int, min_delta: float = 0.0, metric: str = "loss", rises: bool = False
+    ) -> None:
         if patience < 1 or min_delta < 0:
             raise ConfigError(
                 f"Early stopping got patience {patience} and min_delta {min_delta:g}. Patience is "
                 "a number of evaluations, at least 1; min_delta is at least 0."
             )
-        self.patience, self.min_delta, self.metric = patience, min_delta, metric
+        self.patience, self.min_delta = patience, min_delta
+        self.metric, self.goal = metric, Goal(metric, rises)
         self.best: float | None = None
         self.evaluations_without_improvement = 0
 
@@ -184,7 +188,7 @@ class EarlyStopping(Callback):
                 f"gives {', '.join(metrics) or 'nothing'}."
             )
         value = metrics[self.metric]
-        if math.isfinite(value) and (self.best is None or value < self.best - self.min_delta):
+        if self.goal.better(value, self.best, by=self.min_delta):
             self.best, self.evaluations_without_improvement = value, 0
         else:
             self.evaluations_without_improvement += 1
@@ -196,11 +200,15 @@ class EarlyStopping(Callback):
         return Requests(stop=True, reason="early_stopping")
 
     def state_dict(self) -> State:
-        """The best value and the count."""
+        """The metric, its best value and the count."""
         count = self.evaluations_without_improvement
-        return {"best": self.best, "evaluations_without_improvement": count}
+        return {
+            "metric": self.metric, "best": self.best, "evaluations_without_improvement": count
+        }  # fmt: skip
 
     def load_state_dict(self, state: State) -> None:
-        """Restore them."""
+        """Restore them; a run that now goes by another metric begins to count."""
+        if state.get("metric", "loss") != self.metric:
+            return
         self.best = None if state["best"] is None else number_in(state, "best")
         self.evaluations_without_improvement = count_in(state, "evaluations_without_improvement")

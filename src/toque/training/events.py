@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from toque.errors import NonFiniteError
+from toque.training.goal import Best
 from toque.units import Duration, Progress
 
 
@@ -42,14 +43,8 @@ class RunStart:
     stop_after: Duration
     notes: tuple[str, ...] = ()
     """Sentences for the user: choices made, checkpoints skipped, leftovers removed."""
-
-
-@dataclass(frozen=True)
-class Best:
-    """The lowest evaluation loss of the run."""
-
-    step: int
-    loss: float
+    best: Best | None = None
+    """Of the sessions before."""
 
 
 @dataclass(frozen=True)

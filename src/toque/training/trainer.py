@@ -21,7 +21,8 @@ from toque.training.checkpoint import resume
 from toque.training.checkpoint.saver import Saves
 from toque.training.checkpoint.state_tensors import model_tensors
 from toque.training.checkpoint.store import Checkpoint, CheckpointStore
-from toque.training.events import Best, Requests, RunEnd, RunStart, State, StepInfo, end_reason
+from toque.training.events import Requests, RunEnd, RunStart, State, StepInfo, end_reason
+from toque.training.goal import LOSS, Best, Goal
 from toque.training.guards.nan_tracer import LossFn, find_nonfinite_origin
 from toque.training.guards.update_guard import UpdateGuard
 from toque.training.optim.gradient_noise import GradientNoise
@@ -61,6 +62,7 @@ class Trainer:
     """Write checkpoints while training goes on; the last of a session is always waited for."""
     progress: Progress = Progress()
     cursor: Cursor = Cursor()
+    goal: Goal = LOSS
     best: Best | None = None
     stop_reason: str | None = None
     """Why a callback asked to end before `stop_after`."""
@@ -242,9 +244,7 @@ class Trainer:
         self.callbacks.on_before_evaluate(self.progress)
         with self.average.in_place(self.model) if self.average is not None else nullcontext():
             metrics = self.evaluator()
-            loss = metrics.get("loss")
-            if loss is not None and (self.best is None or loss < self.best.loss):
-                self.best = Best(self.progress.step, loss)
+            self.best = self.goal.best(self.best, self.progress.step, metrics)
             if self._ranks.is_main:
                 at, tensors = self.progress, partial(model_tensors, self.model)
                 self._saves.save_best(at, tensors, progress=asdict(at), metrics=metrics)
@@ -285,7 +285,7 @@ class Trainer:
     def _start(self, leftovers: list[str]) -> RunStart:
         removed = [f"removed what a killed save left: {', '.join(leftovers)}"] if leftovers else []
         notes = (*self.runtime.warnings, *self.checkpoints.notes, *self.notes, *removed)
-        return RunStart(self.progress, self.schedule.stop_after, notes)
+        return RunStart(self.progress, self.schedule.stop_after, notes, self.best)
 
     def _end(self, error: BaseException | None) -> RunEnd:
         return RunEnd(

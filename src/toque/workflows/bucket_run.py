@@ -76,9 +76,4 @@ def uploading(
         finally:
             for sentence in uploads.messages():
                 say(f"warning: {sentence}")
-            counts = uploads.counts
-            newest = f", newest step {counts.newest_step:,}" if counts.newest_step else ""
-            say(
-                f"checkpoint.upload={bucket.address}: {counts.uploaded} uploaded{newest}, "
-                f"{counts.failed} tries failed, {counts.given_up} given up for newer ones"
-            )
+            say(f"checkpoint.upload={bucket.address}: {uploads.counts.in_words()}")

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from transformers import PreTrainedModel
 
-from toque.config import RunConfig
-from toque.data.prepare.source_differences import named
 from toque.data.store.held_store import refuse_replaced
-from toque.data.store.manifest import StoreManifest
 from toque.data.store.token_store import TokenStore
 from toque.errors import CheckpointError
 from toque.evaluation.text_samples import append_samples
@@ -24,10 +20,9 @@ from toque.models.lora.layers import is_adapted
 from toque.reporter import Reporter, counting
 from toque.storage.atomic import atomic_write, disk_faults
 from toque.training.checkpoint.resume import broadcast_checkpoint
-from toque.version import __version__
+from toque.training.observers.metrics_reader import METRICS, read_metrics
 from toque.workflows.asking.provenance import (
     example_prompt,
-    form_in_words,
     model_files,
     provenance_of_run,
 )
@@ -35,6 +30,7 @@ from toque.workflows.assembly.distributed_eval import sample_on_all_ranks
 from toque.workflows.assembly.evaluation import build_sampler, held_out_prompts
 from toque.workflows.assembly.run import Run
 from toque.workflows.assembly.sample_writer import writing_in
+from toque.workflows.run_files.model_card import Finished, model_card
 from toque.workflows.run_folder import load_weights
 from toque.workflows.score import evaluation_of
 
@@ -72,9 +68,9 @@ def finish(run: Run, reporter: Reporter) -> None:
         step = best.step
     elif trainer.average is not None:
         trainer.average.apply(model)
-    losses = trainer.evaluator()
+    losses = run.evaluator.losses()
     prompts = held_out_prompts(store, config.evaluation.generate)
-    scored = build_sampler(config, store, prompts) if prompts else run.sampler
+    scored = build_sampler(config, store, prompts) if prompts else run.evaluator.sampler
     with counting(reporter, "writing", "texts") as count, writing_in(model, runtime)():
         samples = sample_on_all_ranks(scored, model, runtime.ranks, count)
     if not runtime.ranks.is_main:
@@ -87,14 +83,24 @@ def finish(run: Run, reporter: Reporter) -> None:
     if refused is not None:
         reporter.notice(f"warning: {refused}")
     record, base = provenance_of_run(config, store.manifest), trainer.base_sha256
-    card = model_card(config, record, store.manifest, step=step, metrics=result.metrics)
+    ended = Finished(
+        step,
+        trainer.goal,
+        trainer.progress,
+        result.heldout,
+        {scores.task: scores.record() for scores in result.tasks},
+        result.texts.overall,
+        result.texts.n_texts,
+        read_metrics(folder / METRICS) if (folder / METRICS).exists() else (),
+    )
+    card = model_card(config, record, store.manifest, ended)
     with reporter.working("writing the finished model"):
         kept = keep_model(model, store, folder / "model", card=card, record=record, base_hash=base)
-    ended = {"step": trainer.progress.step, "model_step": step}
+    at = {"step": trainer.progress.step, "model_step": step}
     with disk_faults(folder, "writing the end", setting="run_dir", error=CheckpointError):
-        atomic_write(folder / END, (json.dumps(ended) + "\n").encode())
+        atomic_write(folder / END, (json.dumps(at) + "\n").encode())
     reporter.notice(str(result))
-    reporter.notice(f"{kept} (step {step}, lowest held-out loss).")
+    reporter.notice(f"{kept} (step {step}, {trainer.goal}).")
 
 
 def keep_model(
@@ -125,26 +131,4 @@ def keep_model(
     return (
         f"The adapter, {size:,.1f} MB, is in {folder}; `toque export {folder.parent}` merges it "
         "into its base"
-    )
-
-
-def model_card(
-    config: RunConfig,
-    record: Provenance,
-    manifest: StoreManifest,
-    *,
-    step: int,
-    metrics: Mapping[str, float],
-) -> str:
-    """README.md of the finished model: what it is, how it was made, how good it is."""
-    scores = "\n".join(f"| {name} | {value:.4g} |" for name, value in metrics.items())
-    own = [source.path for source in config.data.sources]  # compared with the store's
-    sources = named(own or [entry.path for entry in manifest.sources]) or config.data.store
-    return (
-        f"---\nlibrary_name: transformers\ntags: [toque, {config.model.family}]\n---\n\n"
-        f"# {Path(config.run_dir).name}\n\nTrained with Toque {__version__} from "
-        f"{config.model.start_from} on {sources}; weights of step {step}, the lowest held-out "
-        "loss. `config.yaml` of the run repeats it.\n\n"
-        f"{form_in_words(record)}\n\n"
-        f"| held-out metric | value |\n|---|---|\n{scores}\n"
     )

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from toque.cooking.free_requests import dish_and_foods
 from toque.cooking.prompts import ASKS_FOR, Task, write_prompt
 from toque.cooking.recipe import Recipe
 from toque.cooking.tasks import question
@@ -67,13 +68,15 @@ def read_prompts(
 
 
 def _asked(prompt: str, task: Task | None, *, raw: bool) -> str:
-    """The trained form of what a person types: "dish" or "dish: a, b, c".
+    """The trained form of what a person types: "dish", "dish: a, b, c", "make me a dish".
 
     >>> _asked("lentil soup: lentils, cumin", "write", raw=False)
     'Generate recipe for: lentil soup using ingredients: lentils, cumin'
     """
     if raw or task is None or (task == "write" and prompt.startswith(ASKS_FOR)):
         return prompt
+    if task == "write":
+        return write_prompt(*dish_and_foods(prompt))
     title, _, listed = prompt.partition(":")
     lines = tuple(line.strip() for line in listed.split(",") if line.strip())
     return _trained_form(task, Recipe(title.strip(), lines, ()))

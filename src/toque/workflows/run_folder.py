@@ -30,8 +30,9 @@ from toque.training.checkpoint.state_tensors import load_model_tensors
 from toque.training.checkpoint.store import Checkpoint, CheckpointStore, run_lock, verify_checkpoint
 from toque.units import Progress
 from toque.workflows.results import Model, folder_of, refuse_absent_start
+from toque.workflows.run_files.run_log import LOG
 
-_OWN_FILES: Final = ("config.yaml", "resources.json", "checkpoints/.lock")
+_OWN_FILES: Final = ("config.yaml", "resources.json", "checkpoints/.lock", LOG)
 """What a session writes before its first update."""
 
 

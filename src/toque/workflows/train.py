@@ -28,6 +28,7 @@ from toque.workflows.final_model import finish, is_finished
 from toque.workflows.forecast import refuse_small_disk
 from toque.workflows.prepare import prepare_if_absent
 from toque.workflows.results import Model, TrainedRun
+from toque.workflows.run_files.run_log import LoggedReporter
 from toque.workflows.run_folder import (
     checkpoint_to_continue,
     claimed_folder,
@@ -60,14 +61,17 @@ def train(
         config = on_this_machine(config)
         refuse_links(Path(config.config.run_dir), CheckpointError)
         # Every rank computes; the first also speaks, writes and uploads.
-        reporter = reporter if ranks.is_main else SILENT
+        logged = LoggedReporter(reporter if ranks.is_main else SILENT)
+        reporter = logged if ranks.is_main else SILENT
         watchers = build_watchers(config.config, callbacks) if ranks.is_main else None
         if start is not None:
             start_folder(start)
         with ExitStack() as stack:
             store = _hold_store(config.config, ranks, reporter, stack, prepare=prepare)
             if ranks.is_main:  # before anything is written there
-                stack.enter_context(claimed_folder(Path(config.config.run_dir)))
+                folder = Path(config.config.run_dir)
+                stack.enter_context(claimed_folder(folder))
+                stack.enter_context(logged.writing(folder))
             on = upload and ranks.is_main
             uploads = stack.enter_context(uploading(config.config, say=reporter.notice, on=on))
             run = _train(config, store, ranks, watchers, uploads, clock, reporter, start=start)

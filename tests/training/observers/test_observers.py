@@ -186,7 +186,7 @@ def test_plain_lines_without_a_terminal():
     assert "\x1b" not in text
     lines = text.splitlines()
     assert lines[0] == "note: mind the gap"
-    assert lines[1].startswith("step 1  epoch 0.10  loss 8.0000  lr 1.00e-03  200 tokens/s  25%")
+    assert lines[1].startswith("step 1  epoch 0.10  loss 8.0000  lr 1.00e-03  2 steps/s  200")
     assert lines[1].endswith("left")
     assert lines[2].startswith("step 2 ")
     assert lines[3] == "step 3  epoch 0.00  evaluation  loss 2.0000  perplexity 7.39"
@@ -227,12 +227,17 @@ def test_the_live_line_is_of_now_and_not_of_the_last_logged_step():
     progress.on_fit_start(RunStart(Progress(), STOP))
     for step in range(1, 5):
         progress.on_step(info(step, loss=9.0 - step, seconds=0.5 * step))
-    assert [text.split("  ")[:5] for text, _ in heard.progressed] == [
-        [f"step {step}", f"epoch {step / 10:.2f}", f"loss {9 - step:.4f}", "lr 1.00e-03", speed]
+    assert [text.split("  ")[:6] for text, _ in heard.progressed] == [
+        [f"step {step}", f"epoch {step / 10:.2f}", f"loss {9 - step:.4f}", "lr 1.00e-03", *speed]
         for step, speed in zip(
             (1, 2, 3, 4),
             # Over the updates since the last logged line, the first of which is the first.
-            ("200 tokens/s", "100 tokens/s", "80 tokens/s", "67 tokens/s"),
+            (
+                ("2 steps/s", "200 tokens/s"),
+                ("1 steps/s", "100 tokens/s"),
+                ("0.8 steps/s", "80 tokens/s"),
+                ("0.667 steps/s", "67 tokens/s"),
+            ),
             strict=True,
         )
     ]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import io
 import json
-from contextlib import nullcontext
+import math
 
 import pytest
 from rich.console import Console
@@ -10,35 +10,83 @@ from rich.console import Console
 from toque.cli.console import ConsoleReporter
 from toque.evaluation.text_samples import Sample
 from toque.reporter import SILENT
-from toque.units import Progress
+from toque.training.events import RunStart
+from toque.units import Duration, Progress
 from toque.workflows.assembly.sample_writer import SampleWriter
+from toque.workflows.assembly.while_training.evaluator import Evaluated
 
-SAMPLES = [
-    Sample(
-        "a pasta dish",
-        "Ingredients:\n- pasta",
-        5,
-        None,
-        {"recipe_score": 0.75, "overall_quality": 1.0},
-    ),
-    Sample("breakfast", "", 0, None, {}),
-]
+SCORES = {"recipe_score": 0.75, "overall_quality": 1.0}
+PASTA = Sample("a pasta dish", "Ingredients:\n- pasta", 5, None, SCORES, asked="Recipe: pasta")
+BREAKFAST = Sample("breakfast", "", 0, None, {})
+HELD_OUT = Sample("Recipe: toast", "Bread.", 2, "Toast.", SCORES)
+FIRST = Evaluated(
+    texts={"bleu": 10.0, "rouge1": 0.5}, held_out=[HELD_OUT], own=[PASTA, BREAKFAST],
+    seconds=4.0, texts_seconds=3.0,
+)  # fmt: skip
+SECOND = Evaluated(
+    texts={"bleu": 12.5, "distinct_1": 0.25, "steps_listed": math.nan}, held_out=[HELD_OUT],
+    failed={"mine:f": "KeyError: 3"}, seconds=2.0, texts_seconds=1.0,
+)  # fmt: skip
+
+
+class Given:
+    def __init__(self, found):
+        self.last = found
+
+
+def writer_of(tmp_path, reporter, **options):
+    seconds = iter([0.0, 20.0, 40.0, 60.0])
+    return SampleWriter(
+        Given(FIRST), tmp_path / "samples.jsonl", reporter=reporter, clock=lambda: next(seconds),
+        **options,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("with_console", [True, False])
-def test_texts_are_kept_and_shown_when_there_is_where(tmp_path, with_console):
+def test_texts_are_kept_and_what_is_asked_for_by_name_is_shown(tmp_path, with_console):
     out = io.StringIO()
     reporter = ConsoleReporter(Console(file=out, width=30)) if with_console else SILENT
-    path = tmp_path / "samples.jsonl"
-    writer = SampleWriter(lambda *_: SAMPLES, None, path, nullcontext, reporter=reporter, show=True)
+    writer = writer_of(tmp_path, reporter)
+    writer.on_fit_start(RunStart(Progress(), Duration(1, "epochs")))
     writer.on_evaluate(Progress(step=1000), {})
-    kept = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [(k["step"], k["prompt"]) for k in kept] == [(1000, "a pasta dish"), (1000, "breakfast")]
+    kept = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
+    prompts = ["Recipe: toast", "a pasta dish", "breakfast"]
+    assert [(k["step"], k["prompt"]) for k in kept] == [(1000, prompt) for prompt in prompts]
+    assert [k.get("asked") for k in kept] == [None, "Recipe: pasta", None]
     expected = (
-        "step 1,000  a pasta dish  (recipe score 0.75)\n"
+        "  1 text for held-out prompts:\n"
+        "    BLEU, of 100             10.00\n"
+        "    ROUGE-1 F1              0.5000\n"
+        "  evaluated in 4.0 s, 3.0 s of it for texts; evaluations took 20.0 % of the time so far\n"
+        "step 1,000  a pasta dish\n"
+        "  asked as: Recipe: pasta\n"
+        "  quality: recipe score 0.75\n"
         "    Ingredients:\n"
         "    - pasta\n"
         "step 1,000  breakfast\n"
         "    (nothing)\n"
     )
     assert out.getvalue() == (expected if with_console else "")
+
+
+def test_scores_are_shown_with_their_change_and_what_the_run_goes_by_always(tmp_path):
+    out, warned = io.StringIO(), []
+    writer = writer_of(
+        tmp_path, ConsoleReporter(Console(file=out)), watched=["loss", "steps_listed"],
+        warn=lambda at, message: warned.append((at.step, message)),
+    )  # fmt: skip
+    writer.on_fit_start(RunStart(Progress(), Duration(1, "epochs")))
+    writer.on_evaluate(Progress(step=1), {})
+    out.truncate(0)
+    out.seek(0)
+    writer.evaluator.last = SECOND
+    writer.on_evaluate(Progress(step=2), {})
+    writer.on_evaluate(Progress(step=3), {})
+    first = out.getvalue().splitlines()[:4]
+    assert first == [
+        "  1 text for held-out prompts:",
+        "    BLEU, of 100             12.50  (+2.50)",
+        "    steps listed          not measured",
+        "  evaluated in 2.0 s, 1.0 s of it for texts; evaluations took 15.0 % of the time so far",
+    ]
+    assert warned == [(2, "scores of texts: mine:f KeyError: 3")]

@@ -73,7 +73,7 @@ def test_a_run_tells_its_time_and_shows_its_parts(*, adapted: bool) -> None:
     for text in (
         "evaluating 0 of 4 held-out examples\nevaluating ",
         "evaluating 4 of 4 held-out examples",
-        "writing 0 of 2 texts",  # at an evaluation
+        "writing 0 of 3 texts",  # at an evaluation
         "writing 3 of 3 texts",  # at the end
         "scoring 3 texts",
         "prompts of the task difficulty",

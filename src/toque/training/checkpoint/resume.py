@@ -17,7 +17,8 @@ from toque.training.checkpoint.manifest import differences
 from toque.training.checkpoint.state_tensors import load_model_tensors, model_tensors
 from toque.training.checkpoint.store import Checkpoint, verify_checkpoint
 from toque.training.distributed.collectives import Ranks
-from toque.training.events import Best, State
+from toque.training.events import State
+from toque.training.goal import Best
 from toque.training.optim.factory import load_optimizer_tensors, optimizer_tensors
 from toque.training.optim.weight_average import WeightAverage
 from toque.training.state_values import count_in, flag_in, number_in, object_in
@@ -156,7 +157,11 @@ def _best_in(state: Mapping[str, Any]) -> Best | None:
         return None
     best = object_in(state, "best")
     most = count_in(object_in(state, "progress"), "step")
-    return Best(count_in(best, "step", most=most), number_in(best, "loss"))
+    metric, value = best.get("metric", "loss"), best.get("value")
+    if not isinstance(metric, str):
+        raise TypeError(f"metric is {metric!r:.60}, not a name")
+    value = None if value is None else number_in(best, "value")
+    return Best(count_in(best, "step", most=most), number_in(best, "loss"), metric, value)
 
 
 def broadcast_checkpoint(find: Callable[[], Checkpoint | None], ranks: Ranks) -> Checkpoint | None:

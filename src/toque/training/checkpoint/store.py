@@ -3,7 +3,7 @@
     checkpoints/step-00000200/{model.safetensors, optimizer.safetensors, state.json, manifest.json}
     best/step-00000150/{model.safetensors, manifest.json}
 
-The best models are written apart and by their own rule (lowest evaluation loss), so neither
+The best models are written apart and by their own rule (the best evaluation), so neither
 `save_every` nor `keep_last` can lose one.
 """
 
@@ -51,6 +51,7 @@ from toque.training.checkpoint.manifest import (
 )
 from toque.training.checkpoint.state_tensors import bytes_of, read_tensors, write_tensors
 from toque.training.events import Saved
+from toque.training.goal import LOSS, Goal
 
 STATE: Final = "state.json"
 LOCK: Final = ".lock"
@@ -177,7 +178,7 @@ class CheckpointStore:
     Args:
         folder: where `step-*` folders lie; made when missing.
         keep_last: how many of the newest to keep, at least 1.
-        keep_best: how many models with the lowest evaluation loss to keep apart; 0 for none.
+        keep_best: how many models with the best evaluation, by `best_by`, to keep apart, if any.
         identity: of the run, written into every manifest.
         after: called after every system call of a save with its name; for tests.
         held: whether the caller holds `run_lock` already.
@@ -186,6 +187,7 @@ class CheckpointStore:
     folder: Path
     keep_last: int = 2
     keep_best: int = 1
+    best_by: Goal = LOSS
     identity: RunIdentity = field(default_factory=RunIdentity)
     after: AfterStage = no_hook
     held: bool = False
@@ -236,7 +238,7 @@ class CheckpointStore:
         progress: Mapping[str, Any],
         metrics: Mapping[str, float],
     ) -> Saved | None:
-        """Keep the model apart when its evaluation loss is among the `keep_best` lowest.
+        """Keep the model apart when its evaluation is among the `keep_best` best.
 
         Returns:
             What was saved, or None when the model was not good enough.
@@ -256,11 +258,11 @@ class CheckpointStore:
 
     def is_among_best(self, step: int, metrics: Mapping[str, float]) -> bool:
         """Whether `save_best` would keep a model with these metrics."""
-        loss = metrics.get("loss", math.nan)
-        if self.keep_best < 1 or not math.isfinite(loss):
+        rank = self.best_by.rank(metrics)
+        if self.keep_best < 1 or not math.isfinite(rank):
             return False
-        others = [c for c in self._best_first() if c.step != step]
-        return len(others) < self.keep_best or loss < others[self.keep_best - 1].metrics["loss"]
+        kept = [self.best_by.rank(c.metrics) for c in self._best_first() if c.step != step]
+        return len(kept) < self.keep_best or rank < kept[self.keep_best - 1]
 
     def newest_valid(self) -> Checkpoint | None:
         """The newest checkpoint that verifies, with the newer ones that did not; None for none.
@@ -286,7 +288,7 @@ class CheckpointStore:
         return None
 
     def best(self) -> Checkpoint | None:
-        """The model with the lowest evaluation loss, verified; None when none was kept."""
+        """The model with the best evaluation, verified; None when none was kept."""
         for manifest in self._best_first():
             try:
                 return verify_checkpoint(self.best_folder / _name(manifest.step))
@@ -303,7 +305,7 @@ class CheckpointStore:
                 continue
             if path.name == _name(manifest.step) and "loss" in manifest.metrics:
                 found.append(manifest)
-        return sorted(found, key=lambda m: (m.metrics["loss"], m.step))
+        return sorted(found, key=lambda m: (self.best_by.rank(m.metrics), m.step))
 
     def _write(
         self,

@@ -46,6 +46,14 @@ class UploadCounts:
     """Older ones that the queue had no place for while the service was down."""
     newest_step: int | None = None
 
+    def in_words(self) -> str:
+        """For people."""
+        newest = f", newest step {self.newest_step:,}" if self.newest_step else ""
+        return (
+            f"{self.uploaded} uploaded{newest}, {self.failed} tries failed, {self.given_up} given "
+            "up for newer ones"
+        )
+
 
 @final
 class Uploads:

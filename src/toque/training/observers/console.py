@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -42,6 +43,7 @@ class ConsoleProgress(Callback):
         self._window = Window()
         self._newest_saved: int | None = None
         self._last_loss: float | None = None
+        self._best: float | None = None
         self._line = ""
         self._looked = 0.0
         self._evaluation_began: float | None = None
@@ -51,6 +53,7 @@ class ConsoleProgress(Callback):
         self._window, self._line = Window(), ""
         self._last_loss = self._evaluation_began = None
         self._stop_after = start.stop_after
+        self._best = start.best.loss if start.best is not None else None
         self._time_left = self._foreseen or TimeLeft(start.stop_after)
         self._time_left.start(start.progress)
         self._newest_saved = start.progress.step or None
@@ -84,8 +87,11 @@ class ConsoleProgress(Callback):
         if not logged and now - self._looked < _LOOK_SECONDS:
             return
         self._looked = now
-        speed = f"{self._window.tokens_per_second:,.0f} tokens/s"
-        figures = f"loss {float(info.loss):.4f}  lr {info.lr:.2e}  {speed}"
+        window = self._window
+        best = "" if self._best is None else f"  best {self._best:.4f}"
+        steps = window.n_steps / window.seconds if window.seconds > 0 else 0.0
+        speed = f"{_rounded(steps)} steps/s  {window.tokens_per_second:,.0f} tokens/s"
+        figures = f"loss {float(info.loss):.4f}  lr {info.lr:.2e}{best}  {speed}"
         parts = (self._place(info.progress), figures, self._left(info.progress))
         self._line = "  ".join(parts)
         self._reporter.progress(self._line, keep=logged)
@@ -104,6 +110,8 @@ class ConsoleProgress(Callback):
         if loss is not None and self._last_loss is not None:
             parts.append(f"({loss - self._last_loss:+.4f})")
         self._last_loss = loss
+        if loss is not None and math.isfinite(loss):
+            self._best = loss if self._best is None else min(loss, self._best)
         self._reporter.notice("  ".join(parts))
 
     def on_save(self, at: Progress, saved: Saved) -> None:
@@ -120,7 +128,7 @@ class ConsoleProgress(Callback):
         saved = (
             f"saved up to step {self._newest_saved:,}" if self._newest_saved else "nothing saved"
         )
-        best = f", best loss {end.best.loss:.4f} at step {end.best.step:,}" if end.best else ""
+        best = f", best {end.best}" if end.best else ""
         self._reporter.notice(
             f"{end.reason.replace('_', ' ')} at step {end.progress.step:,} after "
             f"{clock_text(end.seconds)}; {saved}{best}"
@@ -168,6 +176,11 @@ class ConsoleLoss(Callback):
             f"the console cannot be written ({lost}): what it would have shown is dropped where it "
             "fails. The run goes on; its figures are in this file",
         )
+
+
+def _rounded(rate: float) -> str:
+    """Three digits, or all of a larger number: 0.0123, 5.21, 1,234."""
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
 _SHOWN = (("loss", ".4f"), ("perplexity", ".2f"))

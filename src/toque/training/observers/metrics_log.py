@@ -34,6 +34,8 @@ class MetricsLog(Callback):
         about: fields of the start event: configuration's hash, versions, hardware, parameters.
         flops_per_token: forward and backward; None for no utilisation.
         peak: peak FLOP/s of the machine; None for no utilisation.
+        evaluated: further fields of an evaluation event: `seconds`, and `texts`, the scores of the
+            texts written at it, by name.
         copies: each is called with every record, whether or not the file took it.
 
     Raises:
@@ -45,6 +47,7 @@ class MetricsLog(Callback):
     about: Mapping[str, Any] = field(default_factory=dict)
     flops_per_token: float | None = None
     peak: Peak | None = None
+    evaluated: Callable[[], Mapping[str, Any]] = dict
     copies: Sequence[Callable[[Mapping[str, Any]], None]] = ()
     dropped_records: int = 0
     _window: Window = field(default_factory=Window)
@@ -79,8 +82,11 @@ class MetricsLog(Callback):
             self._write_step()
 
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> None:
-        """Write the metrics."""
-        self._write("evaluation", step=at.step, epoch=at.epoch, metrics=dict(metrics))
+        """Write the metrics; scores of texts stand apart from what is computed on held-out data."""
+        details = dict(self.evaluated())
+        texts = details.get("texts", {})
+        own = {name: value for name, value in metrics.items() if name not in texts}
+        self._write("evaluation", step=at.step, epoch=at.epoch, metrics=own, **details)
 
     def on_before_save(self, at: Progress) -> None:
         """Write the pending step event, so that a checkpoint stands on whole sums."""
@@ -105,7 +111,11 @@ class MetricsLog(Callback):
         """Write how the session ended and close the file."""
         if end.error is None or end.reason == "non_finite":
             self._write_step()
-        best = {"step": end.best.step, "loss": end.best.loss} if end.best else None
+        best: dict[str, Any] | None = None
+        if end.best is not None:
+            best = {"step": end.best.step, "loss": end.best.loss}
+            if end.best.value is not None:
+                best |= {end.best.metric: end.best.value}
         self._write(
             "end",
             step=end.progress.step,

@@ -20,7 +20,8 @@ from toque.evaluation.heldout_loss import HeldOut, choose_rows, subset
 from toque.evaluation.text_samples import Prompt, Sampler
 from toque.models.forward.loss import loss_sum
 from toque.models.generation.engine import generate
-from toque.workflows.asking.provenance import target_limit
+from toque.workflows.asking.own_words import in_trained_form
+from toque.workflows.asking.provenance import provenance_of_run, target_limit
 from toque.workflows.assembly.batches import CPU_MICRO_BATCH_TOKENS, Lengths, refuse_empty
 from toque.workflows.assembly.metrics import slices_of
 from toque.workflows.assembly.mixture import held_out_weights
@@ -99,13 +100,16 @@ def held_out_prompts(store: TokenStore, n: int) -> list[Prompt]:
 
 
 def own_prompts(config: RunConfig, store: TokenStore, *, encoder: bool) -> list[Prompt]:
-    """The prompts of evaluation.prompts, as the model reads them."""
-    codec = store.codec()
+    """The prompts of evaluation.prompts, in the form the model is trained on where it has one."""
+    codec, record = store.codec(), provenance_of_run(config, store.manifest)
     kind: FamilyKind = "encoder-decoder" if encoder else "decoder"
     form = form_of(entry.reader for entry in store.manifest.sources)
+    asked = [(typed, in_trained_form(typed, record)) for typed in config.evaluation.prompts]
     return [
-        Prompt(tuple(prompt_ids(codec, text, kind, form)), text)
-        for text in config.evaluation.prompts
+        Prompt(
+            tuple(prompt_ids(codec, text, kind, form)), text, typed=typed if typed != text else None
+        )
+        for typed, text in asked
     ]
 
 

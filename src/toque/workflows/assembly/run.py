@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,14 +12,12 @@ import torch
 from toque.config import RunConfig
 from toque.data.store.token_store import TokenStore
 from toque.evaluation.heldout_loss import HeldOut
-from toque.evaluation.text_samples import Sampler
 from toque.models.families import family_of
-from toque.models.flops import ParameterCounts, parameter_counts
 from toque.models.forward.cpu_layers import use_cpu_layers
 from toque.models.forward.fast_dropout import use_fast_dropout
 from toque.models.lora.files import base_sha256
 from toque.models.lora.layers import hold_frozen, is_adapted
-from toque.reporter import SILENT, Reporter, counting, losing
+from toque.reporter import Reporter, heard, losing
 from toque.training.callbacks import Callback, EarlyStopping
 from toque.training.checkpoint.store import Checkpoint
 from toque.training.checkpoint.upload import UploadProgress, Uploads
@@ -27,6 +26,7 @@ from toque.training.observers.busy_machine import BusyMachine
 from toque.training.observers.console import ConsoleLoss, ConsoleProgress
 from toque.training.observers.metrics_log import MetricsLog
 from toque.training.observers.store_watch import StoreWatch
+from toque.training.observers.summary import Computing, Summary
 from toque.training.observers.time_left import TimeLeft
 from toque.training.processor_use import usable_cores
 from toque.training.runtime import Runtime
@@ -34,28 +34,25 @@ from toque.training.short_waits import ShortWaits
 from toque.training.signals import Interrupt
 from toque.training.time_limit import CommandClock
 from toque.training.trainer import Trainer
-from toque.units import Cursor, Progress
-from toque.version import __version__
-from toque.workflows.assembly.augmentation import augmentation_in_words
+from toque.units import Progress
 from toque.workflows.assembly.autotune import Fitted, fit_to_machine
-from toque.workflows.assembly.batches import build_language_model, build_stream, expected_totals
-from toque.workflows.assembly.curriculum import stages_in_words
-from toque.workflows.assembly.distributed_eval import rank_summary, total_peak
+from toque.workflows.assembly.batches import build_language_model, build_stream
+from toque.workflows.assembly.distributed_eval import total_peak
 from toque.workflows.assembly.evaluation import (
     build_heldout,
     build_sampler,
     held_out_prompts,
     own_prompts,
 )
-from toque.workflows.assembly.mixture import mixture_in_words
+from toque.workflows.assembly.metrics import build_text_scores
 from toque.workflows.assembly.observers import Watchers
 from toque.workflows.assembly.sample_writer import SampleWriter, writing_in
 from toque.workflows.assembly.setup import Setup
 from toque.workflows.assembly.timing.ahead import Length, length_of, time_left_of, with_length
 from toque.workflows.assembly.trainer import about_run, arithmetic_of, build_trainer
-
-LOOKS = 2
-"""Texts written at every evaluation for the eye; the scored ones come at the end."""
+from toque.workflows.assembly.while_training.banner import banner
+from toque.workflows.assembly.while_training.evaluator import Evaluator
+from toque.workflows.assembly.while_training.goals import goal_of, watched_metrics
 
 
 @dataclass(frozen=True)
@@ -64,8 +61,8 @@ class Run:
 
     setup: Setup
     trainer: Trainer
-    sampler: Sampler
-    """Writes the texts of every evaluation."""
+    evaluator: Evaluator
+    """Loss, texts and scores of every evaluation."""
     banner: str
     """The lines a run begins with."""
 
@@ -113,83 +110,124 @@ def assemble(
     setup = Setup(config, store, model, stream, runtime)
     tuned = fit_to_machine(setup, found, reporter=reporter)
     heldout = build_heldout(setup)
-    length = length_of(setup, heldout, clock, reporter)
-    looks = own_prompts(config, store, encoder=family.is_encoder_decoder) or held_out_prompts(
-        store, LOOKS
+    evaluator = build_evaluator(
+        setup, heldout, encoder=family.is_encoder_decoder, reporter=reporter
     )
-    sampler = build_sampler(config, store, looks if config.evaluation.generate else [])
-
-    def evaluate() -> dict[str, float]:
-        with counting(reporter, "evaluating", "held-out examples") as count:
-            return heldout(model, count)
+    length = length_of(setup, heldout, evaluator.sampler, clock, reporter)
 
     def warn(at: Progress, message: str) -> None:
         trainer.callbacks.on_warning(at, message)
 
     # torchrun passes on a signal that every process has had already.
     again = 5.0 if ranks.is_distributed else 0.0
-    callbacks: list[Callback] = [Interrupt(silent=reporter is SILENT, same_for_seconds=again)]
+    callbacks: list[Callback] = [Interrupt(silent=not heard(reporter), same_for_seconds=again)]
     if watchers is not None:
-        time_left = _time_left(setup, tuned, heldout, sampler, length, reporter)
+        time_left = _time_left(setup, tuned, evaluator, length, reporter)
         callbacks += [
             StoreWatch(store),
             ConsoleProgress(
                 log_every=config.observe.log_every, reporter=reporter, time_left=time_left
             ),
-            *_observers(setup, tuned, sampler, watchers, warn, reporter),
+            *_observers(setup, tuned, evaluator, watchers, uploads, warn, reporter),
         ]
     if length.limit is not None:
         callbacks.append(length.limit)  # after those that write at an evaluation
     if uploads is not None:
         callbacks.append(UploadProgress(uploads, Path(config.run_dir), warn))
-    trainer = build_trainer(setup, tuned, evaluate, callbacks, base_hash, length)
-    return Run(setup, trainer, sampler, _banner(setup, tuned, length))
+    trainer = build_trainer(setup, tuned, evaluator, callbacks, base_hash, length)
+    return Run(setup, trainer, evaluator, banner(setup, tuned, length))
+
+
+def build_evaluator(
+    setup: Setup, heldout: HeldOut, *, encoder: bool, reporter: Reporter
+) -> Evaluator:
+    """What every evaluation computes and writes.
+
+    Raises:
+        ConfigError: the run goes by a metric that it does not measure.
+    """
+    config, store, model, runtime = setup.config, setup.store, setup.model, setup.runtime
+    evaluation = config.evaluation
+    held_out = held_out_prompts(store, min(evaluation.texts, evaluation.generate))
+    own = own_prompts(config, store, encoder=encoder)
+    watched = watched_metrics(config, held_out)
+    return Evaluator(
+        heldout,
+        model,
+        build_sampler(config, store, [*held_out, *own]),
+        len(held_out),
+        runtime.ranks,
+        writing_in(model, runtime),
+        partial(build_text_scores, config),
+        watched.names,
+        watched.known,
+        reporter,
+    )
 
 
 def _time_left(
     setup: Setup,
     tuned: Fitted,
-    heldout: HeldOut,
-    sampler: Sampler,
+    evaluator: Evaluator,
     length: Length,
     reporter: Reporter,
 ) -> TimeLeft | None:
     timed = replace(setup, config=with_length(setup.config, length))
     limited = length.limit is not None
     with reporter.working("estimating how long it will take"):
-        return time_left_of(timed, tuned, heldout, sampler, reporter, counts_evaluations=limited)
+        return time_left_of(
+            timed,
+            tuned,
+            evaluator.heldout,
+            evaluator.sampler,
+            reporter,
+            counts_evaluations=limited,
+        )
 
 
 def _observers(
     setup: Setup,
     tuned: Fitted,
-    sampler: Sampler,
+    evaluator: Evaluator,
     watchers: Watchers,
+    uploads: Uploads | None,
     warn: Callable[[Progress, str], None],
     reporter: Reporter,
 ) -> list[Callback]:
     config, model, runtime = setup.config, setup.model, setup.runtime
     run, feeds = Path(config.run_dir), watchers.feeds(warn)
     arithmetic = arithmetic_of(model, setup.stream)
+    peak = total_peak(runtime.peak(arithmetic.products), runtime.ranks)
     callbacks: list[Callback] = [
         MetricsLog(
             run / "metrics.jsonl",
             log_every=config.observe.log_every,
             about=about_run(setup, tuned.resources),
             flops_per_token=arithmetic.flops_per_token,
-            peak=total_peak(runtime.peak(arithmetic.products), runtime.ranks),
+            peak=peak,
+            evaluated=evaluator.record,
             copies=[feed.take for feed in feeds],
         ),
         SampleWriter(
-            sampler,
-            model,
+            evaluator,
             run / "samples.jsonl",
-            writing_in(model, runtime),
+            watched=evaluator.watched,
             reporter=reporter,
-            show=bool(config.evaluation.prompts),  # asked for by name
             warn=warn,
         ),
     ]
+    if config.observe.summary is not None:
+        computing = Computing(
+            runtime.device,
+            tuned.resources.compile,
+            tuned.resources.micro_batch_rows,
+            runtime.ranks.world_size,
+            tuned.update_seconds,
+            arithmetic.flops_per_token,
+            peak,
+        )
+        told = None if uploads is None else uploads.counts.in_words
+        callbacks.append(Summary(config.observe.summary, reporter, computing, told))
     if runtime.device.type == "cpu":
         callbacks.append(
             BusyMachine(warn, ShortWaits(torch.get_num_threads(), len(usable_cores())))
@@ -197,42 +235,6 @@ def _observers(
     if (shown := losing(reporter)) is not None:
         callbacks.append(ConsoleLoss(shown, warn=warn))
     if config.train.early_stopping is not None:
-        callbacks.append(EarlyStopping(**dict(config.train.early_stopping)))
+        asked = config.train.early_stopping
+        callbacks.append(EarlyStopping(**dict(asked), rises=goal_of(asked.metric).rises))
     return [*callbacks, *watchers.callbacks(warn), *feeds]
-
-
-def _banner(setup: Setup, tuned: Fitted, expected: Length) -> str:
-    config, store, stream, runtime = setup.config, setup.store, setup.stream, setup.runtime
-    counts = parameter_counts(setup.model)
-    splits, tokens = store.manifest.splits, store.manifest.tokens
-    shape = stream.layout.shape
-    rows = f"{shape.source} + {shape.target}" if shape.source else f"{shape.target}"
-    steps = expected_totals(config, stream).get("steps")
-    stop = config.train.stop_after
-    length = f"until {str(stop).removesuffix('s') if stop.amount == 1 else stop}"
-    if steps and stop.unit != "steps":
-        length += f", about {steps:,.0f} steps"
-    return (
-        f"toque {__version__}: {counts.total / 1e6:,.1f} M parameters "
-        f"({counts.non_embedding / 1e6:,.1f} M without embeddings), "
-        f"{_adapter_in_words(config, counts)}{runtime.precision} on {runtime.device}\n"
-        f"{splits.train:,} examples to train on, {splits.validation:,} held out; "
-        f"{tokens.prompt + tokens.target:,} tokens; rows of {rows} tokens\n"
-        f"{rank_summary(runtime.ranks, str(runtime.device), stream.at(Cursor()).batch.n_rows)}"
-        f"{tuned.line}\n"
-        f"{mixture_in_words(config, stream.plan)}"
-        f"{stages_in_words(config, stream.plan)}"
-        f"{augmentation_in_words(config, store, encoder=shape.source > 0)}"
-        f"{length}{expected.line}; run folder {config.run_dir}"
-    )
-
-
-def _adapter_in_words(config: RunConfig, counts: ParameterCounts) -> str:
-    """The trained share; nothing when all is trained."""
-    if config.adapter is None:
-        return ""
-    base = counts.total - counts.trainable
-    return (
-        f"{config.adapter.kind} adapter of {counts.trainable:,} parameters "
-        f"({counts.trainable / base:.2%}, {counts.trainable * 4 / 1e6:,.1f} MB), "
-    )

@@ -1,26 +1,27 @@
-"""Sample texts of every evaluation, for the eye: how a run learns to write."""
+"""Sample texts of every evaluation: kept in samples.jsonl, their scores and cost shown."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Protocol
 
 from torch import nn
 
-from toque.evaluation.text_samples import Sample, Sampler, append_samples
+from toque.evaluation.text_samples import append_samples
 from toque.models.lora.layers import is_adapted
-from toque.reporter import SILENT, Reporter, counting
+from toque.reporter import SILENT, Reporter
 from toque.training.callbacks import Callback
+from toque.training.events import RunStart
 from toque.training.runtime import Runtime
 from toque.units import Progress
+from toque.workflows.assembly.while_training.evaluator import Evaluated
+from toque.workflows.assembly.while_training.shown import block, cost, shown
 
 WritingContext = Callable[[], AbstractContextManager[Any]]
-
-MOST_LINES: Final = 30
-"""Of a text that are shown; a model that has just begun may write hundreds."""
 
 
 def writing_in(model: nn.Module, runtime: Runtime) -> WritingContext:
@@ -32,49 +33,54 @@ def writing_in(model: nn.Module, runtime: Runtime) -> WritingContext:
     return runtime.autocast if is_adapted(model) else nullcontext
 
 
+class Newest(Protocol):
+    """Knows what the newest evaluation found."""
+
+    last: Evaluated
+
+
 @dataclass
 class SampleWriter(Callback):
-    """At every evaluation writes a few texts to samples.jsonl; never changes a training number.
+    """Keeps and shows what an evaluation has written.
 
     Args:
-        sampler: what to write for, and how.
-        model: what writes; its weights are those just evaluated.
+        evaluator: knows what the newest evaluation found.
         path: samples.jsonl.
-        context: in which the model can write.
-        reporter: who hears how far it is.
-        show: whether the reporter is shown the texts as well.
-        warn: called when a text could not be written; the run goes on.
+        watched: metrics that the run goes by.
+        reporter: who is shown it.
+        warn: called when a text could not be kept or scored; the run goes on.
+        clock: seconds that pass.
     """
 
-    sampler: Sampler
-    model: nn.Module
+    evaluator: Newest
     path: Path
-    context: WritingContext
+    watched: Sequence[str] = ()
     reporter: Reporter = SILENT
-    show: bool = False
     warn: Callable[[Progress, str], None] = lambda _at, _message: None
+    clock: Callable[[], float] = time.perf_counter
+    _before: Mapping[str, float] = field(default_factory=dict)
+    _began: float = 0.0
+    _spent: float = 0.0
+    _failed: set[str] = field(default_factory=set)
+
+    def on_fit_start(self, start: RunStart) -> None:
+        """Begin to count the time."""
+        self._began, self._spent = self.clock(), 0.0
 
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> None:
-        """Write texts with the weights just evaluated."""
-        with self.context(), counting(self.reporter, "writing", "texts") as count:
-            samples = self.sampler(self.model, count)
-        refused = append_samples(self.path, samples, step=at.step)
+        """Keep the texts; show the scores, the cost, and the texts for the user's own prompts."""
+        found = self.evaluator.last
+        self._spent += found.seconds
+        samples = [*found.held_out, *found.own]
+        refused = append_samples(self.path, samples, step=at.step) if samples else None
         if refused is not None:
             self.warn(at, refused)
-        for sample in samples if self.show else ():
+        for name in [name for name in found.failed if name not in self._failed]:
+            self._failed.add(name)
+            self.warn(at, f"scores of texts: {name} {found.failed[name]}")
+        lines = block(found, self._before, self.watched)
+        share = self._spent / max(self.clock() - self._began, self._spent, 1e-9)
+        self.reporter.notice("\n".join([*lines, cost(found, share)]))
+        for sample in found.own:
             self.reporter.notice(shown(sample, step=at.step))
-
-
-def shown(sample: Sample, *, step: int) -> str:
-    """A text with its prompt and its recipe score, indented so that it stands apart.
-
-    >>> print(shown(Sample("toast", "Bread.", 2, None, {"recipe_score": 0.5}), step=10))
-    step 10  toast  (recipe score 0.50)
-        Bread.
-    """
-    score = sample.metrics.get("recipe_score")
-    said = f"  (recipe score {score:.2f})" if score is not None else ""
-    lines = [line for line in sample.text.splitlines() if line.strip()] or ["(nothing)"]
-    if len(lines) > MOST_LINES:
-        lines[MOST_LINES:] = [f"... ({len(lines) - MOST_LINES} more lines in samples.jsonl)"]
-    return "\n".join([f"step {step:,}  {sample.prompt}{said}", *(f"    {line}" for line in lines)])
+        self._before = found.texts

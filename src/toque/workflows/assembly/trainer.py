@@ -36,6 +36,7 @@ from toque.workflows.assembly.batches import expected_totals
 from toque.workflows.assembly.optim_and_adapter import learning_rate, weight_average
 from toque.workflows.assembly.setup import Setup
 from toque.workflows.assembly.timing.ahead import Length, with_length
+from toque.workflows.assembly.while_training.goals import goal_of
 
 
 def build_trainer(
@@ -64,6 +65,7 @@ def build_trainer(
             run / "checkpoints",
             keep_last=train.keep_last,
             keep_best=train.keep_best,
+            best_by=goal_of(train.best_by),
             identity=RunIdentity(
                 config_sha256=config_sha256(config),
                 data_fingerprint=setup.store.fingerprint,
@@ -93,6 +95,7 @@ def build_trainer(
         check_reached=refuse_unreached if is_adapted(model) else None,
         base_sha256=base_hash,
         background_saves=True,
+        goal=goal_of(train.best_by),
         count_seconds=float if limit is None else limit.count_seconds,
     )
 

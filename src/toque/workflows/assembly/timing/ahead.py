@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -15,8 +16,8 @@ from toque.config import RunConfig
 from toque.cooking.prompts import CLASSES, TASKS
 from toque.errors import ConfigError
 from toque.evaluation.heldout_loss import HeldOut, subset
-from toque.evaluation.text_samples import Sampler
-from toque.reporter import SILENT, Reporter, clock_text
+from toque.evaluation.text_samples import Prompt, Sampler
+from toque.reporter import Reporter, clock_text, heard
 from toque.training.observers.time_left import TimeLeft
 from toque.training.time_limit import CommandClock, TimeLimit
 from toque.units import Cursor, Duration
@@ -62,7 +63,7 @@ def time_left_of(
         counts_evaluations: whether the run's length includes the evaluations between updates, as
             a limit on the whole command does; the one at the end then remains.
     """
-    if reporter is SILENT or fitted.update_seconds is None:
+    if not heard(reporter) or fitted.update_seconds is None:
         return None
     config, ranks = setup.config, setup.runtime.ranks
     stop, totals = config.train.stop_after, expected_totals(config, setup.stream)
@@ -76,14 +77,16 @@ def time_left_of(
     evaluating = of_one * _held_out_tokens(setup, heldout) / ranks.world_size
     prompts = held_out_prompts(setup.store, config.evaluation.generate)
     scored = build_sampler(config, setup.store, prompts) if prompts else looks
-    mine = replace(scored, prompts=scored.prompts[ranks.rank :: ranks.world_size])
-    writing = _writing_seconds(setup, mine)
+    writing, looking = (
+        _writing_seconds(setup, replace(s, prompts=s.prompts[ranks.rank :: ranks.world_size]))
+        for s in (scored, looks)
+    )
     return TimeLeft(
         stop,
         None if counts_evaluations else config.train.evaluate_every,
         expected=totals,
         training_seconds=training,
-        evaluation_seconds=evaluating + _writing_seconds(setup, looks),
+        evaluation_seconds=evaluating + looking,
         final_seconds=evaluating + writing + of_one * _task_tokens(setup),
         n_texts=len(scored.prompts),
     )
@@ -141,7 +144,7 @@ class AfterTraining:
     """Seconds that the end of a run is expected to take."""
 
     evaluating: float
-    """One evaluation."""
+    """One evaluation, with the texts it writes."""
     ending: float
     """Writing texts, the last checkpoint and the finished model."""
 
@@ -162,7 +165,9 @@ class Length:
     """What is expected, for people; empty where the setting means training alone."""
 
 
-def length_of(setup: Setup, heldout: HeldOut, clock: CommandClock, reporter: Reporter) -> Length:
+def length_of(
+    setup: Setup, heldout: HeldOut, looks: Sampler, clock: CommandClock, reporter: Reporter
+) -> Length:
     """The length that train.stop_after asks for; every rank is given the same.
 
     Raises:
@@ -173,7 +178,7 @@ def length_of(setup: Setup, heldout: HeldOut, clock: CommandClock, reporter: Rep
     if whole is None or not asked.total:
         return Length(asked)
     with reporter.working("finding out how long evaluating and writing take"):
-        after = measure_end(setup, heldout)
+        after = measure_end(setup, heldout, looks)
     spent, after = ranks.broadcast((clock.seconds(), after))
     clock = replace(clock, began=clock.now() - spent)
     limit = TimeLimit(whole, clock, after.evaluating, after.ending)
@@ -201,7 +206,7 @@ def with_length(config: RunConfig, length: Length) -> RunConfig:
     return config.model_copy(update={"train": train})
 
 
-def measure_end(setup: Setup, heldout: HeldOut) -> AfterTraining:
+def measure_end(setup: Setup, heldout: HeldOut, looks: Sampler) -> AfterTraining:
     """Time a little of everything that comes after training; no number of the run changes."""
     config, store, model = setup.config, setup.store, setup.model
     few = _BATCHES * heldout.rows_per_batch * heldout.share[1]
@@ -214,19 +219,27 @@ def measure_end(setup: Setup, heldout: HeldOut) -> AfterTraining:
     part(model)
     evaluating = (time.perf_counter() - began) * len(heldout.rows) / max(1, len(part.rows))
     tasks = 1 if config.data.tasks == ("write",) else 2  # each task's share is evaluated once more
-    prompts = held_out_prompts(store, config.evaluation.generate)
-    writing = 0.0
-    if prompts:
-        longest = target_limit(config, store.manifest)
-        most = min(_TOKENS, longest)
-        sampler = build_sampler(config, store, prompts, max_new_tokens=most)
-        began = time.perf_counter()
-        with writing_in(model, setup.runtime)():
-            sampler(model)
-        writing = (time.perf_counter() - began) * longest / most
+    writing, looking = (
+        _texts_seconds(setup, prompts)
+        for prompts in (held_out_prompts(store, config.evaluation.generate), looks.prompts)
+    )
     n_bytes = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     saving = _COPIES * n_bytes * _seconds_a_byte(Path(config.run_dir))
-    return AfterTraining(evaluating, (tasks - 1) * evaluating + writing + saving)
+    ending = (tasks - 1) * evaluating + writing + saving
+    return AfterTraining(evaluating + looking, ending)
+
+
+def _texts_seconds(setup: Setup, prompts: Sequence[Prompt]) -> float:
+    """Of writing a text of the most tokens for each prompt, by the first few tokens."""
+    if not prompts:
+        return 0.0
+    longest = target_limit(setup.config, setup.store.manifest)
+    most = min(_TOKENS, longest)
+    sampler = build_sampler(setup.config, setup.store, prompts, max_new_tokens=most)
+    began = time.perf_counter()
+    with writing_in(setup.model, setup.runtime)():
+        sampler(setup.model)
+    return (time.perf_counter() - began) * longest / most
 
 
 def _seconds_a_byte(run: Path) -> float:

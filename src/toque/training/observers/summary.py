@@ -1,0 +1,162 @@
+"""Summary of a stretch of updates: speed, utilisation, memory, batch, scaling, convergence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import psutil
+import torch
+from torch import Tensor
+
+from toque.reporter import Reporter
+from toque.training.callbacks import Callback
+from toque.training.events import RunStart, StepInfo
+from toque.training.observers.step_window import Window
+from toque.training.peak_flops import Peak
+from toque.units import Duration, Progress
+
+CALM_NORM: Final = 5.0
+"""Gradient norms below it are taken as a sign that training goes well; a rule of thumb."""
+
+
+@dataclass(frozen=True)
+class Computing:
+    """How a run computes, as far as it is known before it begins."""
+
+    device: torch.device
+    compiled: bool
+    micro_batch_rows: int
+    ranks: int = 1
+    alone_seconds: float | None = None
+    """Of one rank's part of an update, timed before the first update; None: not timed."""
+    flops_per_token: float | None = None
+    peak: Peak | None = None
+
+
+@dataclass(eq=False)
+class Summary(Callback):
+    """Says every so often how a run does, from what was measured since the last time.
+
+    It reads no number of an update before a summary is due, so on CUDA it waits for the device
+    only then.
+
+    Args:
+        every: time between two.
+        reporter: who is told.
+        computing: how the run computes.
+        uploads: what became of uploads so far, in words; None where there are none.
+    """
+
+    every: Duration
+    reporter: Reporter
+    computing: Computing
+    uploads: Callable[[], str] | None = None
+    _window: Window = field(default_factory=Window)
+    _examples: int = 0
+    _nats: Tensor | float = 0.0
+    _norms: Tensor | float = 0.0
+    _first_lr: float | None = None
+    _loss_before: float | None = None
+    _stop_after: Duration | None = None
+
+    def on_fit_start(self, start: RunStart) -> None:
+        """Begin a stretch."""
+        self._stop_after, self._loss_before = start.stop_after, None
+        self._clear()
+
+    def on_step(self, info: StepInfo) -> None:
+        """Add up; say it when it is due."""
+        self._window.add(info)
+        self._examples += info.n_examples
+        self._nats = self._nats + info.loss.detach().double() * info.n_targets
+        self._norms = self._norms + info.grad_norm.detach().double()
+        self._first_lr = info.lr if self._first_lr is None else self._first_lr
+        if self.every.crossed(info.before, info.progress, self._stop_after):
+            self.reporter.notice("\n".join(self._lines(info.progress)))
+            self._clear()
+
+    def _clear(self) -> None:
+        self._window, self._examples, self._first_lr = Window(), 0, None
+        self._nats = self._norms = 0.0
+
+    def _lines(self, at: Progress) -> list[str]:
+        window, n = self._window, self._window.n_steps
+        rows = {
+            "speed": (
+                f"{n / max(window.seconds, 1e-9):.2f} steps/s, "
+                f"{window.tokens_per_second:,.0f} tokens/s"
+            ),
+            "utilisation": self._utilisation(),
+            "memory": self._memory(),
+            "batch": (
+                f"{self._examples / n:,.1f} examples and {window.n_tokens / n:,.0f} tokens an "
+                f"update (effective), {self.computing.micro_batch_rows} rows at once, "
+                f"{window.pad_fraction:.1%} padding"
+            ),
+            "compile": "compiled" if self.computing.compiled else "not compiled",
+            "scaling": self._scaling(),
+            "signs": self._signs(),
+        }
+        first = f"summary at step {at.step:,}, over {n:,} update{'s' * (n > 1)}:"
+        return [first, *(f"  {name:14}{text}" for name, text in rows.items() if text)]
+
+    def _utilisation(self) -> str:
+        flops, peak = self.computing.flops_per_token, self.computing.peak
+        share = None if flops is None or peak is None else self._window.utilisation(flops, peak)
+        if share is None or peak is None:
+            return "not measured"
+        if share > 1.0:
+            return "not known: it would be above 100 %, so the peak is wrong"
+        return (
+            f"{share:.1%} of the peak, {peak.flops_per_second:.3g} FLOP/s ({peak.origin}); waiting "
+            f"for data {self._window.data_wait_seconds / max(self._window.seconds, 1e-9):.1%}"
+        )
+
+    def _memory(self) -> str:
+        resident, total = psutil.Process().memory_info().rss, psutil.virtual_memory().total
+        said = f"{resident / 1e9:.2f} GB of {total / 1e9:.1f} GB resident"
+        device = self.computing.device
+        if device.type != "cuda":
+            return said
+        most = torch.cuda.max_memory_allocated(device)
+        whole = torch.cuda.get_device_properties(device).total_memory
+        return f"{most / 1e9:.2f} GB of the GPU's {whole / 1e9:.1f} GB at most; {said}"
+
+    def _scaling(self) -> str:
+        """Efficiency: the time of a rank's part of an update alone, over that of the update."""
+        ranks, alone = self.computing.ranks, self.computing.alone_seconds
+        if ranks < 2:
+            return ""
+        if alone is None:
+            return f"{ranks} ranks; efficiency not measured"
+        actual = self._window.seconds / self._window.n_steps
+        share = alone / max(actual, 1e-9)
+        told = (
+            f"a rank's part of an update took {alone:.3g} s before the run, an update "
+            f"{actual:.3g} s"
+        )
+        if share > 1.0:
+            return f"{ranks} ranks; efficiency not known: {told}"
+        return f"{ranks} ranks, efficiency about {share:.0%} ({told})"
+
+    def _signs(self) -> str:
+        """Of convergence: the loss falls, gradients are small, the rate moves, uploads arrive."""
+        window, last = self._window, self._window.last
+        assert last is not None
+        loss = float(torch.as_tensor(self._nats)) / max(1, window.n_targets)
+        norm = float(torch.as_tensor(self._norms)) / window.n_steps
+        before, self._loss_before = self._loss_before, loss
+        if before is None:
+            said = f"loss {loss:.4f}"
+        else:
+            said = (
+                f"loss {before:.4f} -> {loss:.4f}, {'falling' if loss < before else 'NOT falling'}"
+            )
+        calm = "" if norm < CALM_NORM else f", above {CALM_NORM:g}"
+        said += f"; gradient norm {norm:.2f} on average{calm}"
+        first = last.lr if self._first_lr is None else self._first_lr
+        moved = "constant" if first == last.lr else f"from {first:.2e}"
+        said += f"; learning rate {last.lr:.2e}, {moved}"
+        return said + (f"; uploads: {self.uploads()}" if self.uploads is not None else "")

@@ -1,0 +1,85 @@
+"""Banner of a run: what it trains, on what, how long, how much at a time, and where it goes."""
+
+from __future__ import annotations
+
+import math
+
+from toque.config import RunConfig
+from toque.models.flops import ParameterCounts, parameter_counts
+from toque.units import Cursor
+from toque.version import __version__
+from toque.workflows.assembly.augmentation import augmentation_in_words
+from toque.workflows.assembly.autotune import Fitted
+from toque.workflows.assembly.batches import expected_totals
+from toque.workflows.assembly.curriculum import stages_in_words
+from toque.workflows.assembly.distributed_eval import rank_summary
+from toque.workflows.assembly.mixture import mixture_in_words
+from toque.workflows.assembly.setup import Setup
+from toque.workflows.assembly.timing.ahead import Length
+
+
+def banner(setup: Setup, tuned: Fitted, length: Length) -> str:
+    """The lines that a session begins with."""
+    config, store, stream, runtime = setup.config, setup.store, setup.stream, setup.runtime
+    counts, shape = parameter_counts(setup.model), stream.layout.shape
+    splits, tokens = store.manifest.splits, store.manifest.tokens
+    rows = f"{shape.source} + {shape.target}" if shape.source else f"{shape.target}"
+    batch = stream.at(Cursor()).batch
+    ranks = rank_summary(runtime.ranks, str(runtime.device), batch.n_rows)
+    resources = tuned.resources
+    model = (
+        f"{config.model.family} from {config.model.start_from}, {counts.total / 1e6:,.1f} M "
+        f"parameters ({counts.non_embedding / 1e6:,.1f} M without embeddings)"
+    )
+    data = (
+        f"{splits.train:,} examples to train on, {splits.validation:,} held out; "
+        f"{tokens.prompt + tokens.target:,} tokens; rows of {rows} tokens"
+    )
+    more = (
+        mixture_in_words(config, stream.plan),
+        stages_in_words(config, stream.plan),
+        augmentation_in_words(config, store, encoder=shape.source > 0),
+    )
+    at_once = _micro_batches(batch.n_rows, resources.micro_batch_rows)
+    pairs = [
+        ("model", model + _adapter_in_words(config, counts)),
+        ("data", data),
+        *(("", line) for line in "".join(more).splitlines()),
+        ("length", _length(setup, length)),
+        *(("ranks", line) for line in ranks.splitlines()),
+        ("batch", f"{config.train.batch} an update, over all micro-batches and ranks"),
+        ("accumulation", f"{at_once}; {tuned.line}"),
+        ("precision", f"{runtime.precision} on {runtime.device}"),
+        ("compile", "compiled" if resources.compile else "not compiled"),
+        ("uploads", config.checkpoint.upload or "none"),
+        ("run folder", config.run_dir),
+    ]
+    lines = [f"  {name:14}{text}" for name, text in pairs]
+    return "\n".join([f"toque {__version__}", *lines])
+
+
+def _length(setup: Setup, length: Length) -> str:
+    config = setup.config
+    steps = expected_totals(config, setup.stream).get("steps")
+    stop = config.train.stop_after
+    words = f"until {str(stop).removesuffix('s') if stop.amount == 1 else stop}"
+    if steps and stop.unit != "steps":
+        words += f", about {steps:,.0f} steps"
+    return words + length.line
+
+
+def _micro_batches(rows: int, at_once: int) -> str:
+    """Of the first update, on this rank."""
+    n = math.ceil(rows / at_once)
+    return f"{n} micro-batch{'es' * (n > 1)} in the first update"
+
+
+def _adapter_in_words(config: RunConfig, counts: ParameterCounts) -> str:
+    """The trained share; nothing when all is trained."""
+    if config.adapter is None:
+        return ""
+    base = counts.total - counts.trainable
+    return (
+        f", {config.adapter.kind} adapter of {counts.trainable:,} parameters "
+        f"({counts.trainable / base:.2%}, {counts.trainable * 4 / 1e6:,.1f} MB)"
+    )

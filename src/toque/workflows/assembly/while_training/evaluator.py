@@ -1,0 +1,152 @@
+"""Evaluator of a run: held-out loss, and the texts of fixed prompts with their scores.
+
+Every rank calls it: the examples and the prompts are shared, and all get the same metrics.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from toque.errors import ConfigError
+from toque.evaluation.heldout_loss import HeldOut
+from toque.evaluation.text_samples import Sample, Sampler
+from toque.evaluation.text_scores import TextScores
+from toque.reporter import SILENT, Reporter, counting
+from toque.training.distributed.collectives import Ranks
+from toque.workflows.assembly.distributed_eval import sample_on_all_ranks
+from toque.workflows.assembly.while_training.goals import HELD_OUT
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What an evaluation found, and what it cost."""
+
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """All by name; on every rank the same."""
+    texts: Mapping[str, float] = field(default_factory=dict)
+    """Of `metrics`, the scores of the texts for held-out prompts."""
+    held_out: Sequence[Sample] = ()
+    own: Sequence[Sample] = ()
+    """For the user's own prompts."""
+    failed: Mapping[str, str] = field(default_factory=dict)
+    """Metrics that raised, with the error."""
+    seconds: float = 0.0
+    """Of all of it."""
+    texts_seconds: float = 0.0
+    """Of that, writing texts and scoring them."""
+
+    def record(self) -> dict[str, Any]:
+        """Further fields of the evaluation event."""
+        if not (self.held_out or self.own):
+            return {"seconds": self.seconds}
+        return {
+            "seconds": self.seconds,
+            "texts_seconds": self.texts_seconds,
+            "n_texts": len(self.held_out),
+            "texts": dict(self.texts),
+        }
+
+
+@dataclass
+class Evaluator:
+    """Evaluates the weights that are in the model when it is called.
+
+    Draws nothing at random, and leaves the model in the mode it was in: no training number depends
+    on it.
+
+    Args:
+        heldout: the held-out loss.
+        model: whose weights they are.
+        sampler: writes for `n_held_out` prompts with references, then for the user's own.
+        n_held_out: of the sampler's prompts.
+        ranks: that share it.
+        context: in which the model can write.
+        scores: makes an empty collection of scores.
+        watched: metrics that the run goes by. Where one cannot be measured, because no text has it
+            or a function of the user's raised, it is NaN, which is no improvement.
+        known: names that metrics may have; the user's functions may give others.
+        reporter: hears how far it is.
+    """
+
+    heldout: HeldOut
+    model: nn.Module
+    sampler: Sampler
+    n_held_out: int
+    ranks: Ranks
+    context: Callable[[], AbstractContextManager[Any]]
+    scores: Callable[[], TextScores]
+    watched: Sequence[str] = ()
+    known: Sequence[str] = ()
+    reporter: Reporter = SILENT
+    last: Evaluated = Evaluated()
+    """What the newest call found."""
+
+    def __call__(self) -> dict[str, float]:
+        """All metrics by name.
+
+        Raises:
+            ConfigError: the run goes by a metric that no function of the user's gives.
+        """
+        began = time.perf_counter()
+        metrics = self.losses()
+        between = time.perf_counter()
+        samples = self._written()
+        scored: tuple[dict[str, float], dict[str, str]] = ({}, {})
+        if samples[: self.n_held_out]:
+            # The user's metrics may differ by rank; what the run goes by must not.
+            found = self._scored(samples[: self.n_held_out]) if self.ranks.is_main else scored
+            scored = self.ranks.broadcast(found)
+            self._fill(*scored)
+        ended = time.perf_counter()
+        self.last = Evaluated(
+            metrics | scored[0],
+            scored[0],
+            samples[: self.n_held_out],
+            samples[self.n_held_out :],
+            scored[1],
+            ended - began,
+            ended - between,
+        )
+        return dict(self.last.metrics)
+
+    def losses(self) -> dict[str, float]:
+        """The held-out loss and perplexity alone."""
+        with counting(self.reporter, "evaluating", "held-out examples") as count:
+            return self.heldout(self.model, count)
+
+    def record(self) -> dict[str, Any]:
+        """Further fields of the newest evaluation's event."""
+        return self.last.record()
+
+    def _written(self) -> list[Sample]:
+        if not self.sampler.prompts:
+            return []
+        with self.context(), counting(self.reporter, "writing", "texts") as count:
+            return sample_on_all_ranks(self.sampler, self.model, self.ranks, count)
+
+    def _scored(self, samples: Sequence[Sample]) -> tuple[dict[str, float], dict[str, str]]:
+        scores = self.scores()
+        scores.add(samples)
+        found = scores.result(resamples=0)
+        texts = {name: estimate.value for name, estimate in found.overall.items()}
+        return texts, dict(found.failed)
+
+    def _fill(self, texts: dict[str, float], failed: Mapping[str, str]) -> None:
+        raised = any(":" in name for name in failed)
+        for name in self.watched:
+            if name in texts or name in HELD_OUT:
+                continue
+            if name not in self.known and not raised:
+                raise ConfigError(
+                    f"The run goes by {name} (train.best_by or train.early_stopping.metric), and "
+                    "neither Toque nor a function in evaluation.metrics measures it. Measured are "
+                    f"{', '.join([*HELD_OUT, *texts])}."
+                )
+            texts[name] = math.nan

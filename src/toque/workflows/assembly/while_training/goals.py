@@ -1,0 +1,84 @@
+"""Goals of a run: which metric early stopping and the best model go by."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from toque.config import RunConfig
+from toque.cooking.scoring.recipe_scores import NAMES as RECIPE_NAMES
+from toque.errors import ConfigError
+from toque.evaluation.text_metrics.rouge import NAMES as ROUGE_NAMES
+from toque.evaluation.text_samples import Prompt
+from toque.evaluation.text_scores import GROUPS
+from toque.training.goal import Goal
+
+HELD_OUT: Final = ("loss", "perplexity")
+_OF_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
+    "bleu": ("bleu",),
+    "chrf": ("chrf",),
+    "rouge": ROUGE_NAMES,
+    "repetition": ("repetition", "distinct_1", "distinct_2"),
+    "recipe": RECIPE_NAMES,
+}
+_FALL: Final = frozenset({*HELD_OUT, "hallucinated_ingredients", "repetition"})
+"""Metrics of which less is better; of all others, the user's own among them, more is."""
+
+
+def goal_of(metric: str) -> Goal:
+    """The metric as a goal."""
+    return Goal(metric, rises=metric not in _FALL)
+
+
+@dataclass(frozen=True)
+class Watched:
+    """The metrics that a run goes by, among those it measures."""
+
+    names: Sequence[str]
+    known: Sequence[str]
+    """Measured by what comes with Toque."""
+
+
+def watched_metrics(config: RunConfig, prompts: Sequence[Prompt]) -> Watched:
+    """The metrics that the run goes by.
+
+    Args:
+        config: of the run.
+        prompts: the held-out ones that are written for at every evaluation.
+
+    Raises:
+        ConfigError: one that this run does not measure.
+    """
+    train = config.train
+    asked = {"train.best_by": train.best_by}
+    if train.early_stopping is not None:
+        asked["train.early_stopping.metric"] = train.early_stopping.metric
+    known, own = _measured(config, prompts)
+    for setting, metric in asked.items():
+        if metric in known or (own and prompts):
+            continue  # what functions of the user's give is known when they have been called
+        near = difflib.get_close_matches(metric, known, n=1)
+        why = (
+            ""
+            if prompts
+            else " Scores of texts are measured where held-out examples have prompts, and "
+            "evaluation.texts and evaluation.generate are above 0."
+        )
+        raise ConfigError(
+            f"{setting} is {metric}, which the evaluations of this run do not measure."
+            + (f" Nearest: {near[0]}." if near else "")
+            + f" Allowed: {', '.join(known)}.{why}"
+        )
+    return Watched(list(dict.fromkeys(asked.values())), known)
+
+
+def _measured(config: RunConfig, prompts: Sequence[Prompt]) -> tuple[list[str], bool]:
+    """The metrics that come with Toque, and whether there are others."""
+    names = ("auto",) if config.evaluation.metrics == "auto" else config.evaluation.metrics
+    own = any(":" in name for name in names)
+    if not prompts:
+        return [*HELD_OUT], own
+    groups = [group for group in GROUPS if group in names or "auto" in names]
+    return [*HELD_OUT, *(name for group in groups for name in _OF_GROUPS[group])], own

@@ -1,0 +1,73 @@
+"""The summary of a stretch of updates."""
+
+from __future__ import annotations
+
+import torch
+
+from toque.reporter import Silent
+from toque.training.events import RunStart, StepInfo
+from toque.training.observers.summary import Computing, Summary
+from toque.training.peak_flops import Peak
+from toque.units import Duration, Progress
+
+
+class Told(Silent):
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def notice(self, text: str) -> None:
+        self.texts.append(text)
+
+
+def info(step: int, *, loss: float = 2.0, lr: float = 1e-3, norm: float = 1.0) -> StepInfo:
+    return StepInfo(
+        before=Progress(step=step - 1), progress=Progress(step=step), loss=torch.tensor(loss),
+        grad_norm=torch.tensor(norm), lr=lr, n_targets=10, n_tokens=100, n_examples=4,
+        n_computed=125, seconds=0.5, data_wait_seconds=0.05,
+    )  # fmt: skip
+
+
+def summaries(steps: list[StepInfo], uploads=None, **computing) -> list[dict[str, str]]:
+    told = Told()
+    known = Computing(torch.device("cpu"), compiled=False, micro_batch_rows=3, **computing)
+    summary = Summary(Duration(2, "steps"), told, known, uploads)
+    summary.on_fit_start(RunStart(Progress(), Duration(10, "steps")))
+    for step in steps:
+        summary.on_step(step)
+    return [
+        {line[2:16].strip(): line[16:] for line in text.splitlines()[1:]} for text in told.texts
+    ]
+
+
+def test_rates_are_of_the_stretch_alone() -> None:
+    first, second = summaries(
+        [info(1), info(2), info(3, loss=1.0, lr=5e-4), info(4, loss=1.0, lr=4e-4), info(5)],
+        flops_per_token=1e6, peak=Peak(1e9, "as stated"), uploads=lambda: "2 uploaded",
+    )  # fmt: skip
+    assert first["speed"] == "2.00 steps/s, 200 tokens/s"
+    assert first["utilisation"].startswith("20.0% of the peak, 1e+09 FLOP/s (as stated); ")
+    assert first["utilisation"].endswith("waiting for data 10.0%")
+    assert first["batch"].startswith("4.0 examples and 100 tokens an update (effective), 3 rows")
+    assert first["batch"].endswith("20.0% padding")
+    assert first["compile"] == "not compiled"
+    assert "GB resident" in first["memory"]
+    assert "scaling" not in first
+    assert first["signs"] == (
+        "loss 2.0000; gradient norm 1.00 on average; learning rate 1.00e-03, constant; "
+        "uploads: 2 uploaded"
+    )
+    assert second["signs"].startswith("loss 2.0000 -> 1.0000, falling; ")
+    assert "learning rate 4.00e-04, from 5.00e-04" in second["signs"]
+
+
+def test_bad_signs_and_impossible_numbers_are_said() -> None:
+    first, second = summaries(
+        [info(1), info(2), info(3, loss=3.0, norm=9.0), info(4, norm=9.0)],
+        flops_per_token=1e8, peak=Peak(1e9, "as stated"), ranks=2, alone_seconds=0.4,
+    )  # fmt: skip
+    assert first["utilisation"].startswith("not known")
+    assert first["scaling"].startswith("2 ranks, efficiency about 80%")
+    assert "NOT falling; gradient norm 9.00 on average, above 5" in second["signs"]
+    assert summaries([info(1), info(2)])[0]["utilisation"] == "not measured"
+    (alone,) = summaries([info(1), info(2)], ranks=2)
+    assert alone["scaling"] == "2 ranks; efficiency not measured"

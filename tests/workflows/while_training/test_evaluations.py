@@ -1,0 +1,215 @@
+"""Evaluations while training: texts, scores, what a run may go by, and what stays the same."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import toque
+from toque.config.dump import to_yaml
+from toque.cooking.cookbook.generate import write_cookbook
+from toque.errors import ConfigError
+
+STEPS = 6
+MINE = (
+    "def score(predictions, references):\n    return {'letters': [len(p) for p in predictions]}\n"
+)
+COMBINATIONS = {
+    "accumulated": {"train": {"micro_batch_rows": 1}},
+    "adapted": {
+        "model": {"family": "auto", "start_from": "plain/model", "shape": {}},
+        "adapter": {"r": 2},
+    },
+    "averaged": {"optim": {"averaging": {"kind": "last", "every": "1 steps", "last": 2}}},
+    "staged": {
+        "curriculum": {"stages": [{"from": "0 %", "max_steps": 6}, {"from": "50 %"}]},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def kitchen(tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp("evaluations")
+    write_cookbook(folder / "a.jsonl", n=60, seed=3)
+    (folder / "counted.py").write_text(MINE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.syspath_prepend(str(folder))
+        toque.prepare(configuration())
+        toque.train(configuration(run_dir="plain"))
+        yield folder
+
+
+def configuration(**sections):
+    shape = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 320}
+    base = {
+        "model": {"family": "gpt2", "tokenizer": "trained:512", "shape": shape},
+        "data": {"sources": [{"path": "a.jsonl"}], "store": "store", "max_prompt_tokens": 64,
+                 "max_target_tokens": 256},
+        "optim": {"warmup": "2 steps", "peak_lr": 1e-2},
+        "train": {"stop_after": f"{STEPS} steps", "batch": "2048 tokens", "precision": "float32",
+                  "compile": False, "evaluate_every": "2 steps", "save_every": "1 steps",
+                  "best_by": "chrf", "early_stopping": {"patience": 9, "metric": "rougeL"}},
+        "evaluation": {"max_examples": 4, "generate": 3, "prompts": ["Make a healthy breakfast"]},
+        "observe": {"log_every": "1 steps", "summary": "4 steps"},
+    }  # fmt: skip
+    return toque.configure(merged(base, sections))
+
+
+def merged(base, more):
+    both = {**base}
+    for name, value in more.items():
+        nested = isinstance(value, dict) and isinstance(base.get(name), dict)
+        both[name] = {**base[name], **value} if nested else value
+    return both
+
+
+def events(run: str | Path, kind: str) -> list[dict]:
+    lines = map(json.loads, (Path(run) / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if line["event"] == kind]
+
+
+def losses(run: str | Path) -> dict[int, float]:
+    return {event["step"]: event["loss"] for event in events(run, "step")}
+
+
+def found(run: str | Path) -> dict[int, tuple]:
+    """Loss and scores of each evaluation."""
+    return {e["step"]: (e["metrics"]["loss"], e["texts"]) for e in events(run, "evaluation")}
+
+
+def test_scores_stand_in_the_event_and_texts_in_the_samples(kitchen) -> None:
+    (first, *_) = events("plain", "evaluation")
+    assert set(first["metrics"]) == {"loss", "perplexity", "target_tokens"}
+    assert {"bleu", "rougeL", "chrf", "recipe_score", "completeness"} <= set(first["texts"])
+    assert 0 < first["texts_seconds"] < first["seconds"]
+    lines = map(json.loads, (kitchen / "plain" / "samples.jsonl").read_text().splitlines())
+    at_two = [line for line in lines if line["step"] == 2][:4]  # the final ones may follow
+    assert at_two[-1]["prompt"] == "Make a healthy breakfast"
+    assert at_two[-1]["asked"] == "Generate recipe for: healthy breakfast"
+    assert "recipe_score" in at_two[-1]["metrics"]
+
+
+def test_the_log_holds_what_was_told(kitchen) -> None:
+    log = (kitchen / "plain" / "training.log").read_text()
+    for text in (
+        "uploads       none",
+        "3 texts for held-out prompts:",
+        "evaluations took",
+        "summary at step 4, over 4 updates:",
+        "asked as: Generate recipe for: healthy breakfast",
+        "The model is in plain/model",
+        "highest chrf",
+    ):
+        assert text in log, text
+
+
+def test_the_best_by_a_score_of_texts_is_kept_and_finished(kitchen) -> None:
+    by_step = {e["step"]: e["texts"]["chrf"] for e in events("plain", "evaluation")}
+    best = max(by_step, key=lambda step: (by_step[step], -step))
+    (kept,) = (kitchen / "plain" / "best").glob("step-*")
+    assert kept.name == f"step-{best:08d}"
+    (end,) = events("plain", "end")
+    assert end["best"]["step"] == best
+    assert end["best"]["chrf"] == by_step[best]
+    assert json.loads((kitchen / "plain" / "end.json").read_text())["model_step"] == best
+
+
+@pytest.mark.usefixtures("kitchen")
+def test_texts_change_no_number_of_training() -> None:
+    toque.train(
+        configuration(
+            run_dir="silent", train={"best_by": "loss", "early_stopping": None},
+            evaluation={"texts": 0, "prompts": []},
+        )
+    )  # fmt: skip
+    assert losses("silent") == losses("plain")
+    assert "texts" not in events("silent", "evaluation")[0]
+
+
+@pytest.mark.usefixtures("kitchen")
+@pytest.mark.parametrize("name", COMBINATIONS)
+def test_a_run_interrupted_between_evaluations_goes_on_to_the_same(name: str) -> None:
+    sections = COMBINATIONS[name]
+    whole, halved = f"{name}-whole", f"{name}-halved"
+    toque.train(configuration(run_dir=whole, **sections))
+    assert len(found(whole)) == 3
+
+    class Stop:
+        def on_step_end(self, state):
+            return ["save", "stop"] if state.step == 3 else None
+
+    toque.train(configuration(run_dir=halved, **sections), callbacks=[Stop()])
+    toque.train(configuration(run_dir=halved, **sections))
+    same = found(halved)
+    assert {step: same[step] for step in (2, 4, 6)} == found(whole)
+    assert losses(halved) == losses(whole)
+    ends = [events(run, "end")[-1]["best"] for run in (whole, halved)]
+    scored = {s: t["chrf"] for s, (_, t) in same.items() if s in (2, 3, 4, 6)}
+    assert ends[1]["chrf"] == max(scored.values())
+    assert ends[0]["chrf"] == max(scored[step] for step in (2, 4, 6))
+
+
+@pytest.mark.usefixtures("kitchen")
+def test_early_stopping_goes_by_the_metric_it_names() -> None:
+    stopping = {"patience": 1, "metric": "title_kept"}  # which stays 0 or is not measured
+    run = toque.train(configuration(run_dir="stopped", train={"early_stopping": stopping}))
+    assert run.reason == "early_stopping"
+    assert run.step < STEPS
+
+
+@pytest.mark.usefixtures("kitchen")
+def test_a_metric_of_ones_own_can_be_what_a_run_goes_by() -> None:
+    own = {"metrics": ["bleu", "counted:score"]}
+    train = {"best_by": "letters", "early_stopping": None}
+    toque.train(configuration(run_dir="own", evaluation=own, train=train))
+    lengths = {e["step"]: e["texts"]["letters"] for e in events("own", "evaluation")}
+    (end,) = events("own", "end")
+    assert end["best"]["letters"] == max(lengths.values())
+    with pytest.raises(ConfigError, match="neither Toque nor a function"):
+        toque.train(
+            configuration(run_dir="no", evaluation=own, train={**train, "best_by": "lettr"})
+        )
+
+
+@pytest.mark.usefixtures("kitchen")
+def test_what_is_not_measured_is_refused_before_training() -> None:
+    with pytest.raises(ConfigError) as refused:
+        toque.train(configuration(run_dir="typo", train={"best_by": "rouge_L"}))
+    said = str(refused.value)
+    assert "train.best_by is rouge_L" in said
+    assert "Nearest: rougeL" in said
+    assert "loss, perplexity, bleu" in said
+    assert not Path("typo").exists()
+    with pytest.raises(
+        ConfigError, match=r"evaluation\.texts and evaluation\.generate are above 0"
+    ):
+        toque.train(configuration(run_dir="typo", evaluation={"texts": 0}))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_ranks_share_the_texts_and_find_the_scores_of_one(kitchen) -> None:
+    (kitchen / "two.yaml").write_text(to_yaml(configuration(run_dir="two")))
+    words = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0")
+    meet = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0")
+    done = subprocess.run(
+        [sys.executable, *words, *meet, "-m", "toque", "train", "two.yaml"],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        cwd=kitchen, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    one, two = found("plain"), found("two")
+    assert one.keys() == two.keys()
+    for step, (loss, texts) in one.items():
+        assert math.isclose(two[step][0], loss, rel_tol=1e-3)
+        assert two[step][1].keys() == texts.keys()
+    samples = (kitchen / "two" / "samples.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in samples[:8]] == [2] * 4 + [4] * 4
+    assert "efficiency" in (kitchen / "two" / "training.log").read_text()

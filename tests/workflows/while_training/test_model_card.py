@@ -1,0 +1,101 @@
+"""The model card says what was measured and recorded, and calls the rest not measured."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from toque.config import load_config
+from toque.data.store.manifest import (
+    Records,
+    SourceEntry,
+    Splits,
+    StoreManifest,
+    TokenizerEntry,
+    Tokens,
+)
+from toque.evaluation.bootstrap import Estimate
+from toque.models.loading.provenance import Provenance
+from toque.training.goal import Goal
+from toque.units import Progress
+from toque.workflows.run_files.model_card import Finished, model_card
+
+RECIPES = Provenance(form="recipes", max_new_tokens=256, tasks=["write"])
+SYSTEM = {
+    "event": "system", "step": 3, "seconds": 10.0,
+    "gpus": [{"index": 0, "power_watts": 300.0}, {"index": 1, "power_watts": None}],
+}  # fmt: skip
+
+
+def manifest(path="a|b\n.jsonl") -> StoreManifest:
+    return StoreManifest(
+        format=1, fingerprint="f" * 64, family_kind="decoder",
+        tokenizer=TokenizerEntry("t", "0", 9), examples=90, rows=90, tokens=Tokens(1000, 2000),
+        splits=Splits(80, 10), records=Records(100, 90), dropped={"too short": 10, "never": 0},
+        sources=[
+            SourceEntry(path, "recipes", 0, "0", 5, 60, 50),
+            SourceEntry("c", "r", 0, "0", 5, 40, 40),
+        ],
+        shards=[], files=[], columns={}, settings={"max_prompt_tokens": 64}, cut={},
+    )  # fmt: skip
+
+
+def finished(**options) -> Finished:
+    given = {
+        "step": 4, "goal": Goal("bleu", rises=True), "heldout": {"loss": 1.5}, "tasks": {},
+        "progress": Progress(step=6, epoch=1.5, tokens=5000, seconds=75.0), "texts": {},
+        "n_texts": 0,
+    }  # fmt: skip
+    return Finished(**(given | options))
+
+
+def card_of(run: Finished, *words: str, record: Provenance = RECIPES) -> str:
+    return model_card(load_config("demo", list(words)).config, record, manifest(), run)
+
+
+def test_a_run_of_which_little_is_known() -> None:
+    card = card_of(finished())
+    assert "weights of step 4, the highest bleu" in card
+    assert "| runs/demo/cookbook.jsonl | not recorded | 2 | 100 | 90 |" in card
+    assert "Left out, by reason: too short 10." in card
+    assert "No text was written and scored" in card
+    for name in ("parameters", "precision", "device", "energy of the GPUs"):
+        assert f"| {name} | not measured |" in card
+    assert "Trained on prompts of up to 64 tokens; longer ones are not measured." in card
+    assert "| time of the updates | 1:15 |" in card
+
+
+def test_a_run_that_measured_all() -> None:
+    texts = {
+        "recipe_score": Estimate(0.4, 0.3, 0.5, 8),
+        "distinct_1": Estimate(0.2, None, None, 8),
+    }
+    start = {
+        "event": "start", "flops_per_token": 1e6, "precision": "bf16", "ranks": 2,
+        "parameters": {"total": 1000.0, "trainable": 10.0}, "hardware": {"device": "a GPU"},
+    }  # fmt: skip
+    events = [
+        start, SYSTEM, {"event": "evaluation", "seconds": 61.0}, {"event": "end", "seconds": 140.0},
+    ]  # fmt: skip
+    card = card_of(
+        finished(texts=texts, n_texts=8, events=events, tasks={"title": {"accuracy": 0.5}}),
+        "data.sources=[{path: 'a|b', licence: CC-BY-4.0}]",
+    )
+    assert "| a\\|b | CC-BY-4.0 | 2 | 100 | 90 |" in card
+    assert "| recipe_score | 0.4 | 0.3 to 0.5 | 8 |" in card
+    assert "| distinct_1 | 0.2 | not measured | 8 |" in card
+    assert "| title_accuracy | 0.5 |" in card
+    assert "their recipe score is 0.40 of 1" in card
+    assert "| FLOPs, by the model's shape | 5e+09 |" in card
+    assert "| energy of the GPUs | 0.000833 kWh |" in card
+    assert "| time of the evaluations between them | 1:01 |" in card
+    assert "| time of the sessions that ended | 2:20 |" in card
+
+
+@pytest.mark.parametrize("form", ["recipes", "pairs", "documents", "gaps"])
+def test_every_form_names_its_use_and_what_nobody_measured(form: str) -> None:
+    card = card_of(finished(), record=Provenance(form=form, max_new_tokens=9))
+    assert re.search(r"- Intended use: \w+", card)
+    assert "- Not measured: whether" in card
+    assert ("allergen" in card) is (form == "recipes")
