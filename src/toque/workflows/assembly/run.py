@@ -23,6 +23,7 @@ from toque.training.callbacks import Callback, EarlyStopping
 from toque.training.checkpoint.store import Checkpoint
 from toque.training.checkpoint.upload import UploadProgress, Uploads
 from toque.training.distributed.collectives import Ranks
+from toque.training.host_use import HostWatch
 from toque.training.observers.busy_machine import BusyMachine
 from toque.training.observers.console import ConsoleLoss, ConsoleProgress
 from toque.training.observers.metrics_log import MetricsLog
@@ -176,10 +177,11 @@ def _observers(
         MetricsLog(
             run / "metrics.jsonl",
             log_every=config.observe.log_every,
-            about=about_run(setup, tuned.resources),
+            about=about_run(setup, tuned.resources, arithmetic),
             flops_per_token=arithmetic.flops_per_token,
             peak=total_peak(runtime.peak(arithmetic.products), runtime.ranks),
             copies=[feed.take for feed in feeds],
+            host=HostWatch(),
         ),
         SampleWriter(
             sampler,
