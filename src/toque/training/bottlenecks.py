@@ -27,6 +27,8 @@ GRAD_NORM: Final = 5.0
 """A gradient norm that stays above it before clipping is no sign of a run that learns steadily."""
 GPU_BUSY: Final = 0.8
 """Share of the time in which a GPU computes, below which the rest of the machine holds it up."""
+RAN_OUT: Final = "ran out of memory"
+"""In every warning of an update that is computed again with fewer rows."""
 
 
 def memory_ladder(*, checkpointing: bool, optimizer: str) -> list[str]:

@@ -53,7 +53,12 @@ from toque.workflows.assembly.observers import Watchers
 from toque.workflows.assembly.sample_writer import SampleWriter, writing_in
 from toque.workflows.assembly.setup import Setup
 from toque.workflows.assembly.timing.ahead import Length, length_of, time_left_of, with_length
-from toque.workflows.assembly.trainer import about_run, arithmetic_of, build_trainer
+from toque.workflows.assembly.trainer import (
+    about_run,
+    arithmetic_of,
+    build_trainer,
+    rate_of_bf16,
+)
 
 LOOKS = 2
 """Texts written at every evaluation for the eye; the scored ones come at the end."""
@@ -177,7 +182,7 @@ def _observers(
         MetricsLog(
             run / "metrics.jsonl",
             log_every=config.observe.log_every,
-            about=about_run(setup, tuned.resources, arithmetic),
+            about=about_run(setup, tuned.resources, arithmetic) | rate_of_bf16(runtime, arithmetic),
             flops_per_token=arithmetic.flops_per_token,
             peak=total_peak(runtime.peak(arithmetic.products), runtime.ranks),
             copies=[feed.take for feed in feeds],

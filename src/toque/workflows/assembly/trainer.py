@@ -31,6 +31,8 @@ from toque.training.guards.update_guard import UpdateGuard
 from toque.training.host_use import cores_and_threads
 from toque.training.optim.factory import build_optimizer
 from toque.training.optim.gradient_noise import GradientNoise
+from toque.training.peak_flops import peak_of
+from toque.training.runtime import Runtime
 from toque.training.schedule import Schedule
 from toque.training.trainer import Trainer
 from toque.version import __version__
@@ -126,6 +128,7 @@ def about_run(setup: Setup, resources: Resources, arithmetic: Arithmetic) -> dic
         "compile": resources.compile,
         "gradient_checkpointing": resources.gradient_checkpointing,
         "micro_batch_rows": resources.micro_batch_rows,
+        "readers": setup.stream.readers,
         "ranks": runtime.ranks.world_size,
         "train": setup.config.train.model_dump(mode="json"),
     }
@@ -154,6 +157,14 @@ class Arithmetic:
             "attention_kind": self.kind,
             "attention_computed": max(needed, self.masked_flops_per_token) if masked else needed,
         }
+
+
+def rate_of_bf16(runtime: Runtime, arithmetic: Arithmetic) -> dict[str, float]:
+    """The rate of the model's products in bf16, where a float32 run leaves it unused."""
+    if runtime.precision != "float32" or not has_fast_bf16(runtime.device):
+        return {}
+    peak = peak_of(runtime.device, torch.bfloat16, arithmetic.products)
+    return {"bf16_peak": peak.flops_per_second}
 
 
 def arithmetic_of(model: PreTrainedModel, stream: BatchStream) -> Arithmetic:

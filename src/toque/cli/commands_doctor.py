@@ -1,0 +1,34 @@
+"""Command `doctor`: this machine checked, or a run's bottleneck told and its lever tried."""
+
+from __future__ import annotations
+
+from json import dumps
+from pathlib import Path
+
+from toque.cli.commands_data import reporter
+
+
+def doctor(
+    run: Path | None = None,
+    /,
+    *,
+    try_: bool = False,
+    steps: int = 12,
+    pairs: int = 2,
+    json: bool = False,
+) -> None:
+    """Check this machine; or tell what limits a run, and try the lever.
+
+    Without RUN: versions, processor, GPUs, a compile, two processes that share a sum, disk, memory,
+    limits, credentials and extras, each with what to do; exit code 1 when something needed is
+    broken. With RUN, also while it goes on or after a kill: what its time went into, what limits
+    it, what to change and what that should give.
+
+    Args:
+        run: run folder.
+        try_: train a few updates on the run's data as it is and with the lever, in turn, in a
+            scratch folder, and print the measured gain.
+        steps: updates of each turn of `--try`.
+        pairs: turns of each side.
+        json: print one JSON object, for programs.
+    """
