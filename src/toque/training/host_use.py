@@ -2,6 +2,8 @@
 
 * waiting for a core: seconds in which a thread was ready to run and another had its core
   (`/proc/self/task/*/schedstat`), of the thread that waited longest;
+* asleep: seconds in which the main thread neither ran nor wanted to, as while it waits for a batch,
+  for a disk, or is stopped;
 * memory: seconds in which something waited for pages (`/proc/pressure/memory`), and pages that had
   to be read from disk again;
 * throttling: seconds in which a container's limit on processor time held everything back.
@@ -36,6 +38,8 @@ class HostCounts:
     use: ProcessorUse
     waited: dict[str, float] | None
     """Seconds each thread waited for a core, by its number."""
+    ran: float | None
+    """Seconds the main thread had one."""
     memory_stall: float | None
     throttled: float | None
     major_faults: int
@@ -46,6 +50,7 @@ class HostCounts:
         return cls(
             use=ProcessorUse.now(),
             waited=_waited(),
+            ran=_schedule(Path(_TASKS, str(os.getpid())), 0),
             memory_stall=_memory_stall(),
             throttled=_throttled(),
             major_faults=resource.getrusage(resource.RUSAGE_SELF).ru_majflt,
@@ -63,6 +68,11 @@ class HostCounts:
         if self.waited is not None and before.waited is not None:
             waits = (now - before.waited.get(tid, 0.0) for tid, now in self.waited.items())
             found["waiting_for_core_seconds"] = max(waits, default=0.0)
+        if self.ran is not None and before.ran is not None:
+            main = str(os.getpid())
+            waited = [(each.waited or {}).get(main, 0.0) for each in (self, before)]
+            running = self.ran - before.ran + waited[0] - waited[1]
+            found["asleep_seconds"] = max(0.0, seconds - running)
         if self.memory_stall is not None and before.memory_stall is not None:
             found["memory_stall_seconds"] = self.memory_stall - before.memory_stall
         if self.throttled is not None and before.throttled is not None:
@@ -108,13 +118,21 @@ def _waited() -> dict[str, float] | None:
     try:
         own = os.getpriority(os.PRIO_PROCESS, os.getpid())
         for thread in Path(_TASKS).iterdir():
-            with suppress(OSError, IndexError, ValueError):  # a thread may end meanwhile
+            with suppress(OSError):  # a thread may end meanwhile
                 if os.getpriority(os.PRIO_PROCESS, int(thread.name)) <= own:
-                    text = (thread / "schedstat").read_text(encoding="ascii")
-                    found[thread.name] = int(text.split()[1]) / 1e9
+                    waited = _schedule(thread, 1)
+                    if waited is not None:
+                        found[thread.name] = waited
     except OSError:
         return None
     return found or None
+
+
+def _schedule(thread: Path, field: int) -> float | None:
+    """Seconds a thread had a core (field 0), or was ready and had none (field 1)."""
+    with suppress(OSError, IndexError, ValueError):
+        return int((thread / "schedstat").read_text(encoding="ascii").split()[field]) / 1e9
+    return None
 
 
 def _memory_stall() -> float | None:

@@ -12,6 +12,7 @@ from toque.data.store.held_store import held_store
 from toque.data.store.token_store import TokenStore
 from toque.errors import CheckpointError, Interrupted, ToqueError, argument
 from toque.reporter import SILENT, LogReporter, Reporter
+from toque.reports.verdict import verdict_of
 from toque.storage.no_follow import refuse_links
 from toque.training.checkpoint.resume import broadcast_checkpoint
 from toque.training.checkpoint.upload import Uploads
@@ -78,6 +79,8 @@ def train(
                 uploads.finished()
         if uploads is not None:
             write_after(run.folder, {"uploads": time.perf_counter() - trained})
+    if reporter is not SILENT and (verdict := verdict_of(run.folder)) is not None:
+        reporter.notice(str(verdict))
     return run
 
 

@@ -30,6 +30,8 @@ class Host:
     """The same while no other program did: the run's own threads were in each other's way."""
     memory_stall: float = 0.0
     throttled: float = 0.0
+    asleep: float = 0.0
+    """Seconds in which the main thread neither ran nor wanted to."""
     major_faults: float = 0.0
 
 
@@ -215,6 +217,7 @@ def _host(steps: Sequence[Event]) -> Host | None:
         waiting_alone=waited - waited_beside,
         memory_stall=_sum(looks, "memory_stall_seconds"),
         throttled=_sum(looks, "throttled_seconds"),
+        asleep=_sum(looks, "asleep_seconds"),
         major_faults=_sum(looks, "major_faults"),
     )
 

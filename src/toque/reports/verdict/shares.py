@@ -31,8 +31,11 @@ OTHERS: Final = "other programs on the cores"
 CROWDED: Final = "more threads than cores"
 PAGING: Final = "waiting for memory"
 THROTTLED: Final = "throttled by a limit on processor time"
+STILL: Final = "standing still"
 BETWEEN: Final = "between updates, not told apart"
 
+_MUCH_SLEEP: Final = 0.25
+"""Of computing."""
 _MOST_LOST: Final = 0.95
 """Of computing that waits can be: they are counted by thread, and threads wait at once."""
 
@@ -112,6 +115,11 @@ def _lost(facts: Facts, *, busy: float) -> dict[str, float]:
     }
     covered = facts.wall - facts.part("uploads", "finishing")
     scale = covered / host.seconds
+    if facts.device == "cpu":
+        # The loop sleeps while it waits for a batch or a save; threads may, while they wait for
+        # each other. What goes far beyond is a process that was stopped, or waits for a disk.
+        asleep = host.asleep - facts.part("data_wait", "saving", "starting") / scale
+        lost[STILL] = asleep if asleep * scale > _MUCH_SLEEP * busy else 0.0
     total = scale * sum(lost.values())
     scale *= min(1.0, _MOST_LOST * busy / total) if total > 0.0 else 0.0
     return {name: value * scale for name, value in lost.items()}
