@@ -26,9 +26,9 @@ line: `toque train my.yaml train.stop_after="1 epoch" optim.peak_lr=1e-3`.
 Start here: `toque demo`, then `toque init YOUR-RECIPES` and `toque train my.yaml`.
 
 Exit codes: 0 done; 1 `check`, `drill` or `doctor` failed, a process of a shared run was lost, a
-result could not be printed, or the system refused a file; 2 wrong usage or config; 3 data; 4 checkpoint;
-5 loss not finite; 75 interrupted, saved and resumable; 130 stopped by Ctrl-C, what was saved before
-stays.
+result could not be printed, or the system refused a file; 2 wrong usage or config; 3 data;
+4 checkpoint; 5 loss not finite; 75 interrupted, saved and resumable; 130 stopped by Ctrl-C, what
+was saved before stays.
 `--traceback` after any command shows where an error came from.
 """
 

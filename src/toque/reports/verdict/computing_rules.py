@@ -14,10 +14,13 @@ from toque.reports.verdict.shares import (
     OPTIMIZER,
     PAGING,
     PRODUCTS,
+    STILL,
     computes_padding,
 )
 from toque.training.bottlenecks import GPU_BUSY, memory_ladder
 
+_PAGES: Final = 10
+"""Pages read back from disk in an update, from which memory is too small."""
 _MUCH_PADDING: Final = 0.15
 _FEW_TOKENS: Final = 1024
 """Of an update; below it a step is mostly what every step costs. A guess."""
@@ -84,7 +87,7 @@ def _padding(case: Case) -> Iterator[Finding]:
     where = "is computed like the rest" if computed else "is not computed, but fills the updates"
     yield Finding(
         "padding",
-        max(saved, 0.0 if computed else NOTABLE * pad),
+        max(saved, 0.0 if computed else NOTABLE * (0.5 + pad)),
         f"{pad:.0%} of every batch is padding, which {where}",
         lever="pack several examples into a row"
         if packs is False
@@ -123,7 +126,8 @@ def _micro_batch(case: Case) -> Iterator[Finding]:
     # Rows of an update, at most: a micro-batch is never larger than its update.
     each = sum(lengths)
     tokens = min(rows * each, facts.tokens / facts.n_updates / max(0.05, 1.0 - facts.pad_fraction))
-    stalled = case.share(PAGING)
+    paged = facts.host is not None and facts.host.major_faults > _PAGES * facts.n_updates
+    stalled = case.share(PAGING, *([STILL] if paged else []))
     if stalled >= NOTABLE or tokens > _MANY_AT_ONCE:
         cause, idle = "oversized micro-batch", 1.0 - (facts.utilisation or 0.5)
     elif tokens < _FEW_AT_ONCE and facts.device == "cpu":
@@ -133,7 +137,8 @@ def _micro_batch(case: Case) -> Iterator[Finding]:
     memory = f", and {stalled:.0%} of the time went into waiting for memory" if stalled else ""
     yield Finding(
         cause,
-        max(stalled, 0.5 * case.computing * idle),  # for its rank alone
+        # For its rank alone: what stands still for want of memory is told here.
+        max(1.01 * stalled, 0.5 * case.computing * idle),
         f"{rows:.0f} rows are computed at once (train.micro_batch_rows), about {tokens:,.0f} "
         f"tokens{memory}",
         lever="have the fastest number of rows measured; the result stays the same",

@@ -167,11 +167,16 @@ class _Place:
             self._train(config, environment)
         return rate_of(read_metrics(run / METRICS), evaluate_every=every, save_every=save_every)
 
+    def _own_threads(self) -> dict[str, str]:
+        """As many threads as the run had, which may have begun in another environment."""
+        threads = self.facts.start_number("hardware", "threads")
+        return {"OMP_NUM_THREADS": f"{threads:.0f}"} if threads else {}
+
     def _train(self, config: Path, environment: Mapping[str, str]) -> None:
         command = [sys.executable, "-m", "toque", "train", str(config), "--no-prepare"]
         done = subprocess.run(  # noqa: S603 - our own command
             command,
-            env={**os.environ, **environment},
+            env={**os.environ, **self._own_threads(), **environment},
             capture_output=True,
             text=True,
             errors="replace",
@@ -217,7 +222,9 @@ def rate_of(
     update = seconds / len(later)
     tokens = sum(number(e.get("tokens")) or 0.0 for e in steps[1:]) / len(later)
     evaluations = sum(1 for e in events if e.get("event") == "evaluation")
-    saves = sum(1 for e in events if e.get("event") == "save")
+    ends = [mapping(e.get("saves")) for e in events if e.get("event") == "end"]
+    skipped = sum(number(end.get("skipped")) or 0.0 for end in ends)
+    saves = sum(1 for e in events if e.get("event") == "save") + skipped
 
     def of_all(*names: str) -> float:
         return sum(number(part.get(name)) or 0.0 for part in told for name in names)
