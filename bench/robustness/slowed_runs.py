@@ -32,14 +32,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import harness
 from s3_emulator import BUCKET, s3_emulator
 
+from toque.training.processor_use import WORTH_WHILE, others_now
+
 SLOWED = Path(__file__).resolve().parents[1] / "slowed"
 """Holds what Python imports when it starts, and what makes a run slow there."""
 CONFIG = """
 run_dir: run
 model: {family: gpt2, tokenizer: "trained:2048",
-  shape: {n_embd: 256, n_layer: 4, n_head: 4, n_positions: 2048}}
+  shape: {n_embd: 192, n_layer: 3, n_head: 4, n_positions: 2048}}
 data: {sources: [{path: a.jsonl}], store: store, max_prompt_tokens: 64, max_target_tokens: 256}
-train: {batch: "8192 tokens", compile: false}
+train: {batch: "4096 tokens", compile: false}
 evaluation: {max_examples: 16, generate: 0}
 observe: {log_every: "2 steps"}
 """
@@ -65,7 +67,7 @@ class Case:
 
 
 CASES = {
-    "reader": Case(("waiting for data",), environment={"SLOWED": "reader"}),
+    "reader": Case(("waiting for data",), environment={"SLOWED": "reader", "SLOWED_SECONDS": "3"}),
     "tiny-batches": Case(("tiny batches",), ("train.batch=1 examples",), faster=5),
     "padding": Case(("padding",), ("train.pack=false", "train.row_tokens=512")),
     "evaluation": Case(
@@ -89,6 +91,9 @@ CASES = {
 
 def measure(a: argparse.Namespace) -> harness.Result:
     """Slow each, and ask."""
+    others = others_now()
+    if others > WORTH_WHILE:
+        harness.note(f"other programs keep {others:.1f} cores busy: doctor will name them instead")
     with tempfile.TemporaryDirectory(prefix="slowed-") as name:
         work = Path(name)
         (work / "run.yaml").write_text(CONFIG)
@@ -110,7 +115,7 @@ def measure(a: argparse.Namespace) -> harness.Result:
     return harness.Result(
         ours={"named": len(named), "of": len(found), "levers_tried": len(tried)},
         quality=quality,
-        details={"runs": found},
+        details={"others_cores_before": round(others, 2), "runs": found},
     )
 
 
