@@ -173,6 +173,7 @@ install() {
 check() {
     run $PYTHON_OF_VENV -m toque --version
     run torch_computes
+    run $PYTHON_OF_VENV -m toque doctor
 }
 
 torch_computes() {

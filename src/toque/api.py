@@ -16,6 +16,7 @@ from toque.workflows.ablate.run import ablate
 from toque.workflows.check.run import check
 from toque.workflows.classify import classify
 from toque.workflows.configure import Configured, configure, with_origins
+from toque.workflows.doctor.run import doctor
 from toque.workflows.drill.run import drill
 from toque.workflows.evaluate import evaluate
 from toque.workflows.export.run import export
@@ -32,6 +33,7 @@ __all__ = [
     "check",
     "classify",
     "configure",
+    "doctor",
     "drill",
     "evaluate",
     "export",

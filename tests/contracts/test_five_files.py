@@ -28,6 +28,8 @@ ELSEWHERE = {
     "self.lr_at": "a function of progress",
     "self.check_reached": "adapters only, once",
     "self.count_seconds": "a limit on the whole command only",
+    "self.clock.lap": "a clock",
+    "self.clock.taken": "a clock",
     "step_if": "one if: on the device for fused AdamW, else on the host",
     "self.noise.add": "optim.gradient_noise only",
     "self.skip_step.limits": "optim.outliers only",

@@ -76,7 +76,11 @@ def test_a_plan_names_every_step_and_ends_with_the_line_to_type(clone: Path):
     steps = [line for line in plan.splitlines() if line.startswith("+ ")]
     assert [step.split()[2:4] for step in steps[:2]] == [["-m", "venv"], ["-m", "pip"]]
     assert steps[1].endswith("--editable .[data,serve]")
-    assert steps[2:] == ["+ .venv/bin/python -m toque --version", "+ torch_computes"]
+    assert steps[2:] == [
+        "+ .venv/bin/python -m toque --version",
+        "+ torch_computes",
+        "+ .venv/bin/python -m toque doctor",
+    ]
     assert plan.endswith("\nNext:\n  .venv/bin/toque demo\n")
 
 

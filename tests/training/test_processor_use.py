@@ -63,7 +63,7 @@ def test_spare_cores_are_no_contention():
 def info(step: int) -> StepInfo:
     before, after = Progress(step=step - 1), Progress(step=step)
     zero = torch.zeros(())
-    return StepInfo(before, after, zero, zero, 1e-3, 10, 20, 2, 20, 0.1, 0.0)
+    return StepInfo(before, after, zero, zero, 1e-3, 10, 20, 2, 20, 0.1)
 
 
 def watched(others: list[float], *, threads: int = 2, environment=None) -> tuple[list, list]:

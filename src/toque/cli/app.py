@@ -10,6 +10,7 @@ from cyclopts import App, CycloptsError, Group, Parameter
 
 from toque.cli import launch as several
 from toque.cli.commands_data import cookbook, prepare, presets, report, show, show_batch, verify
+from toque.cli.commands_doctor import doctor
 from toque.cli.commands_init import init
 from toque.cli.commands_run import ablate, check, demo, drill, evaluate, export, generate, train
 from toque.cli.commands_serve import serve
@@ -24,10 +25,10 @@ line: `toque train my.yaml train.stop_after="1 epoch" optim.peak_lr=1e-3`.
 
 Start here: `toque demo`, then `toque init YOUR-RECIPES` and `toque train my.yaml`.
 
-Exit codes: 0 done; 1 `check` or `drill` failed, a process of a shared run was lost, a result
-could not be printed, or the system refused a file; 2 wrong usage or config; 3 data; 4 checkpoint;
-5 loss not finite; 75 interrupted, saved and resumable; 130 stopped by Ctrl-C, what was saved before
-stays.
+Exit codes: 0 done; 1 `check`, `drill` or `doctor` failed, a process of a shared run was lost, a
+result could not be printed, or the system refused a file; 2 wrong usage or config; 3 data;
+4 checkpoint; 5 loss not finite; 75 interrupted, saved and resumable; 130 stopped by Ctrl-C, what
+was saved before stays.
 `--traceback` after any command shows where an error came from.
 """
 
@@ -62,7 +63,7 @@ _GROUPS: Mapping[str, tuple[Callable[..., object], ...]] = {
     "Begin": (demo, init),
     "From data to a model in use": (prepare, train, evaluate, generate, serve, report, export),
     "Look up": (show, show_batch, presets, cookbook, completion),
-    "Prove": (verify, check, drill, ablate),
+    "Prove": (doctor, verify, check, drill, ablate),
 }
 for _place, (_title, _commands) in enumerate(_GROUPS.items()):
     _group = Group(_title, sort_key=_place)

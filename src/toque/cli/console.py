@@ -30,6 +30,7 @@ _FLAGS: Final = {
     "form": "--format",
     "prompts": "--prompt",
     "adapters": "--adapter",
+    "try_levers": "--try",
 }
 """Arguments whose flag has another name."""
 

@@ -21,6 +21,7 @@ from toque.reports.store_report import (
 )
 
 if TYPE_CHECKING:
+    from toque.workflows.doctor.checkup import Checkup
     from toque.workflows.drill.run import DrillResult
 
 _NO_TERMINAL_COLUMNS = 120
@@ -65,6 +66,22 @@ def print_drill(result: DrillResult) -> None:
     for o in result.outcomes:
         table.add_row(o.fault, o.done, o.expected, o.happened, o.verdict)
     Console().print(table, highlight=False)
+
+
+def print_checkup(checkup: Checkup) -> None:
+    """Print everything that was looked at, with what to do about it."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, _NO_TERMINAL_COLUMNS)
+    table = Table("", "state", "found", "what to do", box=SIMPLE_HEAD, pad_edge=False)
+    styles = {"ok": "green", "warning": "yellow", "failed": "red"}
+    for check in checkup.checks:
+        state = Text(check.state, style=styles[check.state])
+        table.add_row(check.name, state, Text(_plain(check.found)), Text(_plain(check.todo)))
+    console.print(table)
+    states = [check.state for check in checkup.checks]
+    counted = ", ".join(f"{states.count(s)} {s}" for s in styles if s in states)
+    console.print(f"{counted}; looked for {checkup.seconds:.0f} s")
 
 
 def _table(title: str, grid: Grid) -> Table:

@@ -19,6 +19,7 @@ SAFE_TO_CHANGE = frozenset(
     {
         "run_dir",
         "data.engine",  # the store is the same
+        "train.readers",  # never changes a batch, only how many are read at once
         "train.micro_batch_rows",  # never changes an update, only the memory it needs
         "train.gradient_checkpointing",  # the same bits
         "train.evaluate_every",

@@ -216,6 +216,9 @@ class TrainConfig(Config):
     micro_batch_rows: Annotated[int, Field(ge=1)] | Auto = "auto"
     """Rows computed at once. Less needs less memory; the update stays the same. auto: measured
     before the first update, the fastest on a CPU, the most that fit on a GPU."""
+    readers: Annotated[int, Field(ge=1, le=64)] = 1
+    """Threads that make batches ahead of the loop; the batches stay the same. One is enough for a
+    local disk; more help where reading waits, as on a network disk (docs/guides/doctor.md)."""
     row_tokens: Annotated[int, Field(ge=16)] | Auto = "auto"
     """Length of a packed row, in tokens; for T5, of its target side. auto: chosen from the data."""
     pack: bool = True

@@ -22,6 +22,8 @@ _WIDE: Final = Frame(1000.0, 330.0)
 _MOST_SAMPLES: Final = 12
 _MOST_TEXTS: Final = 4
 _MOST_ROWS: Final = 40
+_NOT_SHOWN: Final = ("event", "step", "epoch", "stop_after", "train", "arithmetic")
+"""Of a start event: shown elsewhere, or by the configuration."""
 _ENDED: Final = {
     "finished": "Finished",
     "early_stopping": "Stopped early, as asked",
@@ -232,7 +234,7 @@ def _flat(value: object, name: str = "") -> list[tuple[str, object]]:
 
 def _environment(events: Sequence[Event]) -> Grid:
     start = next((e for e in reversed(events) if e["event"] == "start"), {})
-    told = {k: v for k, v in start.items() if k not in ("event", "step", "epoch", "stop_after")}
+    told = {k: v for k, v in start.items() if k not in _NOT_SHOWN}
     rows = [(name.replace("_", " "), written(value)) for name, value in _flat(told)]
     return Grid(("what", "value"), rows)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,15 @@ class StepInfo:
     n_computed: int
     seconds: float
     """Wall seconds of the whole update, waiting for data included."""
-    data_wait_seconds: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Wall seconds since the update before, by what they went into: `part_clock.PARTS`."""
     stage: int | None = None
     """Of the curriculum, counted from 1; None without one."""
+
+    @property
+    def data_wait_seconds(self) -> float:
+        """Of `seconds`, what the update waited for its batch."""
+        return self.parts.get("data_wait", 0.0)
 
 
 @dataclass(frozen=True)
@@ -86,6 +93,8 @@ class RunEnd:
     saves: SaveCounts = field(default_factory=SaveCounts)
     skipped_updates: int = 0
     """Outliers that were not applied, over the whole run."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Wall seconds since the last update, as in `StepInfo`."""
 
 
 def end_reason(error: BaseException | None) -> str | None:

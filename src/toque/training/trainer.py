@@ -27,6 +27,7 @@ from toque.training.guards.nan_tracer import LossFn, find_nonfinite_origin
 from toque.training.guards.update_guard import UpdateGuard
 from toque.training.optim.gradient_noise import GradientNoise
 from toque.training.optim.weight_average import WeightAverage
+from toque.training.part_clock import PartClock
 from toque.training.runtime import Runtime
 from toque.training.schedule import Schedule
 from toque.training.signals import INTERRUPTED
@@ -70,6 +71,7 @@ class Trainer:
     """An interruption came before an evaluation that was due; continuing begins with it."""
     notes: list[str] = field(default_factory=list)
     count_seconds: Callable[[float], float] = float  # what `Progress` counts of an update's
+    clock: PartClock = field(default_factory=PartClock)
 
     def __post_init__(self) -> None:
         self._ranks = self.runtime.ranks
@@ -86,6 +88,7 @@ class Trainer:
             CheckpointError: another process holds the run folder, or the final save failed.
         """
         self._session_began = time.perf_counter()
+        self.clock.restart()
         self.stop_reason = None
         self._ranks.assert_in_sync("at the begin", self.model, self.progress, self.cursor)
         with ExitStack() as stack:
@@ -94,6 +97,7 @@ class Trainer:
             wants = stack.enter_context(self.callbacks.around(self._start(leftovers), self._end))
             stack.enter_context(self._saves.session(lambda: self.progress))
             self._apply_requests(self._ranks.any_rank(wants))
+            self.clock.lap("starting")
             self._run_deferred_evaluation()
             if not self.finished:
                 self._train()
@@ -105,8 +109,10 @@ class Trainer:
             while not self.finished:
                 started = time.perf_counter()
                 self.callbacks.on_before_step(self.progress)
-                planned, batch, waited = prefetch.next()
-                info = self.step(planned, batch, started=started, data_wait_seconds=waited)
+                self.clock.lap("observers")
+                planned, batch, _ = prefetch.next()
+                self.clock.lap("data_wait")
+                info = self.step(planned, batch, started=started)
                 self.progress, self.cursor = info.progress, planned.cursor
                 if not cuda or self.finished or self.schedule.check_due(info.before, self.progress):
                     self._check_updates()
@@ -119,14 +125,10 @@ class Trainer:
                 self._apply_requests(wants)
                 self._evaluate_and_save(info.before, wants)
                 self._saves.tell(self.progress)
+        self.clock.lap("data_wait")  # for the batch that is being made and nobody needs
 
     def step(
-        self,
-        planned: Step,
-        batch: Batch | None = None,
-        *,
-        started: float | None = None,
-        data_wait_seconds: float = 0.0,
+        self, planned: Step, batch: Batch | None = None, *, started: float | None = None
     ) -> StepInfo:
         """One update; the same update for every micro-batch size (dropout aside) and world size.
 
@@ -134,13 +136,14 @@ class Trainer:
             planned: what the update sees.
             batch: `planned.batch`, perhaps in page-locked memory.
             started: `perf_counter` when the update began, before waiting for its data.
-            data_wait_seconds: of that, the seconds waited.
         """
         started = time.perf_counter() if started is None else started
         loss_sum = self.oom_fallback.run(
             self.progress, self.forward_backward, batch or planned.batch, planned.n_targets
         )
+        self.clock.lap("forward_backward")
         loss_sum = self.runtime.sum_gradients(self.optimizer, loss_sum)  # over ranks, once
+        self.clock.lap("ranks")
         if self.check_reached is not None:
             self.check_reached(self.model)
             self.check_reached = None
@@ -150,25 +153,19 @@ class Trainer:
         if self.noise is not None:
             self.noise.add(self.model, self.progress.step)
         apply = self.guard.should_apply(self.progress.step, lr, loss, grad_norm, planned.batch)
+        self.clock.lap("clip")
         self.runtime.optimizer_step(self.optimizer, lr=lr, only_if=apply)
+        self.clock.lap("optimizer")
         # Rates and lengths may be in minutes, which are rank 0's, or ranks would part ways.
         own = (time.perf_counter() - started) if self._ranks.is_main else 0.0
         sums = [own, self.count_seconds(own), planned.n_computed]
         seconds, counted, n_computed = self._ranks.all_reduce_sum(sums)
         return StepInfo(
-            before=self.progress,
-            progress=planned.after(self.progress, counted),
-            loss=loss,
-            grad_norm=grad_norm,
-            lr=lr,
-            n_targets=planned.n_targets,
-            n_tokens=planned.n_tokens,
-            n_examples=planned.n_examples,
-            n_computed=int(n_computed),
-            seconds=seconds,
-            data_wait_seconds=data_wait_seconds,
-            stage=planned.stage,
-        )
+            before=self.progress, progress=planned.after(self.progress, counted),
+            loss=loss, grad_norm=grad_norm, lr=lr, seconds=seconds, parts=self.clock.taken(),
+            n_targets=planned.n_targets, n_tokens=planned.n_tokens, n_examples=planned.n_examples,
+            n_computed=int(n_computed), stage=planned.stage,
+        )  # fmt: skip
 
     def forward_backward(self, micro_batches: Sequence[Batch], n_targets: int) -> Tensor:
         """Gradient accumulation: add up the gradients of an update; [] its loss in nats, summed.
@@ -242,18 +239,23 @@ class Trainer:
     def _evaluate(self) -> Requests:
         self._check_updates()
         self.callbacks.on_before_evaluate(self.progress)
+        self.clock.lap("observers")
         with self.average.in_place(self.model) if self.average is not None else nullcontext():
             metrics = self.evaluator()
+            self.clock.lap("evaluation")
             self.best = self.goal.best(self.best, self.progress.step, metrics)
             if self._ranks.is_main:
                 at, tensors = self.progress, partial(model_tensors, self.model)
                 self._saves.save_best(at, tensors, progress=asdict(at), metrics=metrics)
+            self.clock.lap("saving")
             wants = self._ranks.any_rank(self.callbacks.on_evaluate(self.progress, metrics))
+            self.clock.lap("texts")
         self._apply_requests(wants)
         return wants
 
     def _save(self, *, final: bool) -> None:
         self._check_updates()
+        self.clock.lap("observers")
         self._ranks.assert_in_sync("before a save", self.model, self.progress, self.cursor)
         layout = self.oom_fallback.for_checkpoint(self._ranks)
         if not self._ranks.is_main:
@@ -261,6 +263,7 @@ class Trainer:
         self.callbacks.on_before_save(self.progress)
         tensors = resume.trainer_tensors(self.model, self.optimizer, self.average)
         self._saves.save(self.progress, tensors, self.state_dict() | layout, final=final)
+        self.clock.lap("saving")
 
     def state_dict(self) -> State:
         """The JSON of a checkpoint."""
@@ -288,12 +291,10 @@ class Trainer:
         return RunStart(self.progress, self.schedule.stop_after, notes, self.best)
 
     def _end(self, error: BaseException | None) -> RunEnd:
+        self.clock.lap("saving")  # those in the background were waited for
         return RunEnd(
             reason=end_reason(error) or self.stop_reason or "finished",
-            progress=self.progress,
-            seconds=time.perf_counter() - self._session_began,
-            best=self.best,
-            error=str(error) if error is not None else None,
-            saves=self._saves.counts,
-            skipped_updates=self.guard.n_skipped,
-        )
+            progress=self.progress, seconds=time.perf_counter() - self._session_began,
+            best=self.best, skipped_updates=self.guard.n_skipped, parts=self.clock.taken(),
+            saves=self._saves.counts, error=str(error) if error is not None else None,
+        )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,12 +12,14 @@ from toque.data.store.held_store import held_store
 from toque.data.store.token_store import TokenStore
 from toque.errors import CheckpointError, Interrupted, ToqueError, argument
 from toque.reporter import SILENT, LogReporter, Reporter
+from toque.reports.verdict import verdict_of
 from toque.storage.no_follow import refuse_links
 from toque.training.checkpoint.resume import broadcast_checkpoint
 from toque.training.checkpoint.upload import Uploads
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.launch import joined
 from toque.training.distributed.main_alone import while_others_wait
+from toque.training.observers.metrics_log import write_after
 from toque.training.time_limit import CommandClock
 from toque.workflows.assembly.data import is_prepared, open_store
 from toque.workflows.assembly.metrics import build_text_scores
@@ -75,8 +78,13 @@ def train(
             on = upload and ranks.is_main
             uploads = stack.enter_context(uploading(config.config, say=reporter.notice, on=on))
             run = _train(config, store, ranks, watchers, uploads, clock, reporter, start=start)
+            trained = time.perf_counter()
             if uploads is not None and not run.interrupted:
                 uploads.finished()
+        if uploads is not None:
+            write_after(run.folder, {"uploads": time.perf_counter() - trained})
+    if reporter is not SILENT and (verdict := verdict_of(run.folder)) is not None:
+        reporter.notice(str(verdict))
     return run
 
 
@@ -157,5 +165,8 @@ def _train(
     end = trainer.fit()
     result = TrainedRun(folder, end.progress.step, end.reason)
     if not result.interrupted and not ranks.broadcast(is_finished(folder, end.progress.step)):
+        began = time.perf_counter()
         finish(run, reporter)
+        if ranks.is_main:
+            write_after(folder, {"finishing": time.perf_counter() - began})
     return result

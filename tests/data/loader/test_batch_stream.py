@@ -9,6 +9,7 @@ from toque.data.loader.batch_stream import BatchStream, Step
 from toque.data.loader.collate import Layout, decoder_batch, encoder_decoder_batch
 from toque.data.loader.epoch_plan import EpochPlan
 from toque.data.loader.packing import RowShape
+from toque.data.loader.prefetch import Prefetch
 from toque.units import Cursor
 
 
@@ -155,3 +156,14 @@ def test_splitting_keeps_every_row_in_order(kind: type) -> None:
     assert torch.equal(torch.cat([part.labels for part in parts]), batch.labels)
     assert sum((part.example_ids for part in parts), ()) == batch.example_ids
     assert sum(part.n_targets for part in parts) == batch.n_targets
+
+
+def test_several_readers_make_the_batches_of_one() -> None:
+    shared = stream(encoder=False)
+    shared.readers = 4
+    with Prefetch(shared, Cursor()) as ahead:
+        for expected in first(stream(encoder=False), 25):
+            planned, batch, _ = ahead.next()
+            assert (planned.cursor, planned.n_targets) == (expected.cursor, expected.n_targets)
+            assert torch.equal(batch.labels, expected.batch.labels)
+            assert batch.example_ids == expected.batch.example_ids

@@ -5,6 +5,7 @@ import threading
 import pytest
 import torch
 
+from toque.data.loader.epoch_plan import Update
 from toque.data.loader.prefetch import Prefetch
 from toque.errors import DataError
 from toque.units import Cursor
@@ -60,4 +61,45 @@ def test_a_damaged_store_ends_the_run_with_its_own_error(make_run):
     with pytest.raises(DataError):
         run.trainer.fit()
     assert run.recorder.events[-2:] == ["save 4", "end DataError"]
+    assert running() == []
+
+
+class Read:
+    """A stream whose reads wait for each other: none ends before `together` have begun."""
+
+    def __init__(self, stream, *, readers, together):
+        self.stream, self.readers = stream, readers
+        self.barrier = threading.Barrier(together, timeout=20)
+
+    def at(self, cursor):
+        return self.stream.at(cursor)
+
+    def planned(self, cursor):
+        step = self.stream.at(cursor)
+        return Update(((step.n_tokens,),), step.cursor, step.epoch)
+
+    def collated(self, cursor, update):
+        self.barrier.wait()
+        return self.stream.at(cursor)
+
+
+def test_several_readers_read_at_once_and_the_order_stays(row_stream):
+    slow = Read(row_stream, readers=3, together=3)
+    cursor = Cursor()
+    with Prefetch(slow, cursor, depth=2) as ahead:
+        for _ in range(9):
+            planned, batch, _ = ahead.next()
+            expected = row_stream.at(cursor)
+            assert planned.cursor == expected.cursor
+            assert torch.equal(batch.tokens, expected.batch.tokens)
+            cursor = expected.cursor
+        slow.barrier.abort()
+    assert running() == []
+
+
+def test_an_error_of_a_reader_reaches_the_loop(row_stream):
+    broken = Read(row_stream, readers=2, together=2)
+    broken.barrier.abort()
+    with Prefetch(broken, Cursor()) as ahead, pytest.raises(threading.BrokenBarrierError):
+        ahead.next()
     assert running() == []

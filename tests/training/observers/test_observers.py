@@ -39,7 +39,7 @@ def info(step, *, loss=2.0, seconds=0.5):
         n_examples=4,
         n_computed=125,
         seconds=seconds,
-        data_wait_seconds=0.1,
+        parts={"data_wait": 0.1},
     )
 
 
@@ -86,6 +86,7 @@ def test_the_events_and_fields_of_the_contract(tmp_path):
         "tokens_per_second": 200.0,
         "data_wait_seconds": 0.1,
         "mfu": 0.2,
+        "parts": {"data_wait": 0.1},
     }
     assert evaluation["metrics"] == {"loss": 1.5, "perplexity": None}
     assert (save["step"], save["path"]) == (3, "checkpoints/step-00000003")

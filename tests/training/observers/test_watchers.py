@@ -28,7 +28,7 @@ END = RunEnd("finished", Progress(step=6, epoch=3.0), 60.0, Best(4, 1.5))
 def info(step, *, loss=2.0, per_epoch=2):
     before, after = (Progress(step=s, epoch=s / per_epoch) for s in (step - 1, step))
     zero = torch.zeros(())
-    return StepInfo(before, after, torch.tensor(loss), zero, 1e-3, 10, 20, 2, 20, 0.1, 0.0)
+    return StepInfo(before, after, torch.tensor(loss), zero, 1e-3, 10, 20, 2, 20, 0.1)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ The cursor travels with the batch, so prefetching cannot misreport what was trai
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -64,6 +64,7 @@ class BatchStream:
         rank: this process.
         world_size: processes that share each update's rows.
         varied: examples that change from epoch to epoch; None for the stored ones.
+        readers: threads that may collate at once.
     """
 
     plan: EpochPlan | StagedPlan
@@ -73,6 +74,7 @@ class BatchStream:
     rank: int = 0
     world_size: int = 1
     varied: Varied | None = None
+    readers: int = 1
     _ahead: dict[Cursor, Step] = field(default_factory=dict, init=False, repr=False)
     _expected: Cursor | None = field(default=None, init=False, repr=False)
     _at_once: int = field(default=1, init=False, repr=False)
@@ -101,8 +103,21 @@ class BatchStream:
             cursor.stage,
             cursor.epoch,
         ):
-            updates[following] = update = self.plan.at(following)
+            updates[following] = update = self.planned(following)
             following = update.next
+        return self._collated(updates)
+
+    def planned(self, cursor: Cursor) -> Update:
+        """The update that begins at `cursor`, not yet read; one thread at a time."""
+        return self.plan.at(cursor)
+
+    def collated(self, cursor: Cursor, update: Update) -> Step:
+        """What `planned` gave, read and collated; for any number of threads."""
+        return self._collated({cursor: update})[cursor]
+
+    def _collated(self, updates: Mapping[Cursor, Update]) -> dict[Cursor, Step]:
+        """Updates of one epoch, by their cursor."""
+        cursor = next(iter(updates))
         counts = [sum(map(len, update.rows)) for update in updates.values()]
         rows = chain.from_iterable(update.rows for update in updates.values())
         ids = np.array(list(chain.from_iterable(rows)), np.int64)

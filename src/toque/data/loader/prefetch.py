@@ -1,4 +1,4 @@
-"""Prefetch: a thread makes batches ahead of the loop.
+"""Prefetch: a thread, or several, make batches ahead of the loop.
 
 A prefetched batch carries its own cursor, so a checkpoint stores the position of the last batch
 trained on, however many are waiting.
@@ -6,13 +6,15 @@ trained on, however many are waiting.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 from toque.batch import Batch
 from toque.data.loader.batch_stream import Step
+from toque.data.loader.epoch_plan import Update
 from toque.units import Cursor
 
 
@@ -24,31 +26,56 @@ class Batches(Protocol):
         ...
 
 
+@runtime_checkable
+class SharedBatches(Batches, Protocol):
+    """Batches that several threads make at once: planned in turn, read and collated together."""
+
+    readers: int
+    """Threads."""
+
+    def planned(self, cursor: Cursor) -> Update:
+        """The update that begins at `cursor`, not yet read; one thread at a time."""
+        ...
+
+    def collated(self, cursor: Cursor, update: Update) -> Step:
+        """What `planned` gave, read and collated; for any number of threads."""
+        ...
+
+
+Made = tuple[Step, Batch]
+
+
 class Prefetch:
     """Up to `depth` updates ahead of the loop, from `cursor` on.
 
-    Use as a context manager: leaving it ends the thread.
+    Use as a context manager: leaving it ends the threads.
 
     Args:
-        batches: makes them.
+        batches: makes them, in several threads where it has more than one reader.
         cursor: of the first one.
-        depth: batches that may wait.
+        depth: batches that may wait, and one more for each further reader.
         pin: put batches in page-locked memory, from which copies to CUDA do not block.
     """
 
     def __init__(
         self, batches: Batches, cursor: Cursor, *, depth: int = 2, pin: bool = False
     ) -> None:
-        self._batches, self._cursor, self._depth, self._pin = batches, cursor, depth, pin
-        self._ahead: deque[Future[tuple[Step, Batch]]] = deque()
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="toque-prefetch")
+        shared = batches if isinstance(batches, SharedBatches) and batches.readers > 1 else None
+        readers = shared.readers if shared is not None else 1
+        self._batches, self._shared = batches, shared
+        self._cursor, self._depth, self._pin = cursor, depth + readers - 1, pin
+        self._ahead: deque[Future[Made]] = deque()
+        self._unclaimed: deque[Future[Made]] = deque()
+        self._turn = threading.Lock()
+        self._threads = ThreadPoolExecutor(readers, thread_name_prefix="toque-prefetch")
 
     def __enter__(self) -> Self:
-        self._ahead.extend(self._thread.submit(self._make) for _ in range(self._depth))
+        for _ in range(self._depth):
+            self._submit()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._thread.shutdown(cancel_futures=True)
+        self._threads.shutdown(cancel_futures=True)
 
     def next(self) -> tuple[Step, Batch, float]:
         """The next update, its batch (in pinned memory if `pin`), and the seconds waited for it.
@@ -56,12 +83,38 @@ class Prefetch:
         Raises:
             ToqueError: whatever making the batch raised, e.g. DataError for a damaged store.
         """
-        self._ahead.append(self._thread.submit(self._make))
+        self._submit()
         started = time.perf_counter()
         step, batch = self._ahead.popleft().result()
         return step, batch, time.perf_counter() - started
 
-    def _make(self) -> tuple[Step, Batch]:
+    def _submit(self) -> None:
+        if self._shared is None:
+            self._ahead.append(self._threads.submit(self._make))
+            return
+        place: Future[Made] = Future()
+        self._ahead.append(place)
+        self._unclaimed.append(place)
+        self._threads.submit(self._fill, self._shared)
+
+    def _make(self) -> Made:
         step = self._batches.at(self._cursor)
         self._cursor = step.cursor
+        return self._pinned(step)
+
+    def _fill(self, batches: SharedBatches) -> None:
+        with self._turn:  # a place and its cursor are taken together, so the order is the plan's
+            place, cursor = self._unclaimed.popleft(), self._cursor
+            try:
+                update = batches.planned(cursor)
+                self._cursor = update.next
+            except Exception as error:  # noqa: BLE001 - the loop meets it in its turn
+                place.set_exception(error)
+                return
+        try:
+            place.set_result(self._pinned(batches.collated(cursor, update)))
+        except Exception as error:  # noqa: BLE001 - the loop meets it in its turn
+            place.set_exception(error)
+
+    def _pinned(self, step: Step) -> Made:
         return step, step.batch.pin() if self._pin else step.batch

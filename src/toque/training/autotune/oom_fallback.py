@@ -13,6 +13,7 @@ from toque.batch import Batch
 from toque.errors import ConfigError
 from toque.training.autotune.cache import Resources
 from toque.training.autotune.memory import is_out_of_memory
+from toque.training.bottlenecks import RAN_OUT
 from toque.training.callbacks import Callbacks
 from toque.training.distributed.collectives import Ranks
 from toque.training.events import State
@@ -97,6 +98,6 @@ class OomFallback:
             self.remember(self.smaller_from)
         self.callbacks.on_warning(
             at,
-            f"step {at.step} ran out of memory with {rows} rows at once ({reason}); it is computed "
+            f"step {at.step} {RAN_OUT} with {rows} rows at once ({reason}); it is computed "
             f"again with {rows // 2}, and so are the following: the update stays the same",
         )

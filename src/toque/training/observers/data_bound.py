@@ -6,13 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from toque.training.bottlenecks import DATA_ADVICE, DATA_SHARE
 from toque.training.callbacks import Callback
 from toque.training.events import RunStart, StepInfo
 from toque.training.observers.step_window import Window
 from toque.units import Progress
 
-SHARE: Final = 0.2
-"""Share of the time that may go into waiting."""
 _UPDATES: Final = 50
 """Judged together, so that a single cold read of the disk is no verdict."""
 
@@ -31,7 +30,7 @@ class DataBound(Callback):
     """
 
     warn: Callable[[Progress, str], None]
-    share: float = SHARE
+    share: float = DATA_SHARE
     updates: int = _UPDATES
     _window: Window | None = None
     _warned: bool = False
@@ -55,8 +54,6 @@ class DataBound(Callback):
             self.warn(
                 info.progress,
                 f"data-bound {waited:.0%}: of the time of the last {window.n_steps} updates so "
-                "much went into waiting for batches. Keep data.store on a local disk; leave a core "
-                "to the thread that makes them (OMP_NUM_THREADS one lower, other programs ended); "
-                "augmentation and train.pack=false make batches dearer",
+                f"much went into waiting for batches. {DATA_ADVICE}",
             )
         self._warned = waited > self.share

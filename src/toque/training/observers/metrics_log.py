@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from toque.errors import CheckpointError
-from toque.storage.json_files import JsonLines
+from toque.storage.json_files import JsonLines, append_json_lines
 from toque.training.callbacks import Callback
 from toque.training.events import RunEnd, RunStart, Saved, StepInfo
+from toque.training.host_use import HostWatch
+from toque.training.observers.metrics_reader import METRICS
 from toque.training.observers.step_window import Window
 from toque.training.peak_flops import Peak
 from toque.units import Duration, Progress
@@ -36,6 +38,7 @@ class MetricsLog(Callback):
         peak: peak FLOP/s of the machine; None for no utilisation.
         evaluated: further fields of an evaluation event: `seconds`, and `texts`, the scores of the
             texts written at it, by name.
+        host: what the machine did meanwhile, told in step events; None for nothing.
         copies: each is called with every record, whether or not the file took it.
 
     Raises:
@@ -49,6 +52,7 @@ class MetricsLog(Callback):
     peak: Peak | None = None
     evaluated: Callable[[], Mapping[str, Any]] = dict
     copies: Sequence[Callable[[Mapping[str, Any]], None]] = ()
+    host: HostWatch | None = None
     dropped_records: int = 0
     _window: Window = field(default_factory=Window)
     _stop_after: Duration | None = None
@@ -60,6 +64,8 @@ class MetricsLog(Callback):
         self._file = _opened(self.path)
         self._stop_after = start.stop_after
         self._window = Window()
+        if self.host is not None:
+            self.host.begin()
         peak = self.peak
         self._write(
             "start",
@@ -127,6 +133,7 @@ class MetricsLog(Callback):
             dropped_records=self.dropped_records,
             saves=asdict(end.saves),
             skipped_updates=end.skipped_updates,
+            **({} if not end.parts else {"parts": dict(end.parts)}),
         )
         if self._file is not None:
             self._file.close()
@@ -136,6 +143,7 @@ class MetricsLog(Callback):
         window, last = self._window, self._window.last
         if last is None:
             return
+        host = self.host.look() if self.host is not None else None
         self._write(
             "step",
             step=last.progress.step,
@@ -151,6 +159,8 @@ class MetricsLog(Callback):
             data_wait_seconds=window.data_wait_seconds,
             mfu=self._utilisation(last.progress),
             **({} if last.stage is None else {"stage": last.stage}),
+            **({} if not window.parts else {"parts": window.parts}),
+            **({} if host is None else {"host": host}),
         )
         self._window = Window()
 
@@ -176,6 +186,16 @@ class MetricsLog(Callback):
             self.dropped_records += 1
         for copy in self.copies:
             copy(record)
+
+
+def write_after(run: Path, parts: Mapping[str, float]) -> None:
+    """Add to a run's figures what came after its last session: the finished model, uploads.
+
+    Args:
+        run: its folder.
+        parts: seconds by what they went into.
+    """
+    append_json_lines(run / METRICS, [_line({"event": "after", "parts": dict(parts)})])
 
 
 def _opened(path: Path) -> JsonLines:

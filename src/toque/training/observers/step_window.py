@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from toque.training.events import StepInfo
 from toque.training.peak_flops import Peak
@@ -18,6 +18,8 @@ class Window:
     n_computed: int = 0
     seconds: float = 0.0
     data_wait_seconds: float = 0.0
+    parts: dict[str, float] = field(default_factory=dict)
+    """Wall seconds since the window before, by what they went into: `part_clock.PARTS`."""
     last: StepInfo | None = None
 
     def add(self, info: StepInfo) -> None:
@@ -28,6 +30,8 @@ class Window:
         self.n_computed += info.n_computed
         self.seconds += info.seconds
         self.data_wait_seconds += info.data_wait_seconds
+        for part, seconds in info.parts.items():
+            self.parts[part] = self.parts.get(part, 0.0) + seconds
         self.last = info
 
     @property

@@ -31,6 +31,7 @@ from toque.training.autotune.micro_batch import (
     largest_rows,
 )
 from toque.training.autotune.worst_batch import WorstBatch
+from toque.training.bottlenecks import memory_ladder
 from toque.training.checkpoint.store import Checkpoint
 from toque.training.distributed.collectives import Ranks
 from toque.training.optim.factory import build_optimizer, state_bytes
@@ -264,11 +265,7 @@ class _Fit:
 
     def _refusal(self, needs: MemoryNeeds, *, recompute: bool) -> ConfigError:
         device, free = self.runtime.device, self.free(self.runtime.device)
-        levers = [] if recompute else ["train.gradient_checkpointing=true"]
-        if self.config.optim.name in {"adamw", "muon"}:
-            levers.append("optim.name=adamw8bit or adafactor")
-        levers.append("shorter rows (train.row_tokens, data.max_target_tokens)")
-        levers.append("a smaller model, or an adapter")
+        levers = memory_ladder(checkpointing=recompute, optimizer=self.config.optim.name)
         return ConfigError(
             f"One row of {self.row_tokens} tokens does not fit into the {in_words(free)} that "
             f"{device} has free, and a micro-batch is at least one row. It takes: weights "

@@ -190,6 +190,7 @@ def build_stream(
         rank=rank,
         world_size=ranks,
         varied=varied,
+        readers=config.train.readers,
     )
 
 

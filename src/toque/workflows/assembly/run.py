@@ -22,6 +22,7 @@ from toque.training.callbacks import Callback, EarlyStopping
 from toque.training.checkpoint.store import Checkpoint
 from toque.training.checkpoint.upload import UploadProgress, Uploads
 from toque.training.distributed.collectives import Ranks
+from toque.training.host_use import HostWatch
 from toque.training.observers.busy_machine import BusyMachine
 from toque.training.observers.console import ConsoleLoss, ConsoleProgress
 from toque.training.observers.metrics_log import MetricsLog
@@ -49,7 +50,12 @@ from toque.workflows.assembly.observers import Watchers
 from toque.workflows.assembly.sample_writer import SampleWriter, writing_in
 from toque.workflows.assembly.setup import Setup
 from toque.workflows.assembly.timing.ahead import Length, length_of, time_left_of, with_length
-from toque.workflows.assembly.trainer import about_run, arithmetic_of, build_trainer
+from toque.workflows.assembly.trainer import (
+    about_run,
+    arithmetic_of,
+    build_trainer,
+    rate_of_bf16,
+)
 from toque.workflows.assembly.while_training.banner import banner
 from toque.workflows.assembly.while_training.evaluator import Evaluator
 from toque.workflows.assembly.while_training.goals import goal_of, watched_metrics
@@ -202,11 +208,12 @@ def _observers(
         MetricsLog(
             run / "metrics.jsonl",
             log_every=config.observe.log_every,
-            about=about_run(setup, tuned.resources),
+            about=about_run(setup, tuned.resources, arithmetic) | rate_of_bf16(runtime, arithmetic),
             flops_per_token=arithmetic.flops_per_token,
             peak=peak,
             evaluated=evaluator.record,
             copies=[feed.take for feed in feeds],
+            host=HostWatch(),
         ),
         SampleWriter(
             evaluator,

@@ -19,15 +19,20 @@ from toque.config import config_sha256
 from toque.data.loader.batch_stream import BatchStream
 from toque.models.flops import flops_per_token, parameter_counts, products_of
 from toque.models.forward.loss import loss_sum
+from toque.models.forward.varlen_attention import supports_varlen
 from toque.models.lora.layers import is_adapted, refuse_unreached
+from toque.models.precision import has_fast_bf16
 from toque.training.autotune.cache import Resources
 from toque.training.autotune.oom_fallback import OomFallback
 from toque.training.callbacks import Callback, Callbacks
 from toque.training.checkpoint.store import CheckpointStore, RunIdentity, software_versions
 from toque.training.guards.skip_step import SkipStep
 from toque.training.guards.update_guard import UpdateGuard
+from toque.training.host_use import cores_and_threads
 from toque.training.optim.factory import build_optimizer
 from toque.training.optim.gradient_noise import GradientNoise
+from toque.training.peak_flops import peak_of
+from toque.training.runtime import Runtime
 from toque.training.schedule import Schedule
 from toque.training.trainer import Trainer
 from toque.version import __version__
@@ -100,7 +105,7 @@ def build_trainer(
     )
 
 
-def about_run(setup: Setup, resources: Resources) -> dict[str, Any]:
+def about_run(setup: Setup, resources: Resources, arithmetic: Arithmetic) -> dict[str, Any]:
     """The start event of metrics.jsonl: hash, versions, hardware, sizes, precision."""
     runtime = setup.runtime
     cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else None
@@ -114,17 +119,21 @@ def about_run(setup: Setup, resources: Resources) -> dict[str, Any]:
         },
         "hardware": {
             "device": cuda or platform.processor() or platform.machine(),
-            "threads": torch.get_num_threads(),
+            **cores_and_threads(torch.get_num_threads()),
+            "fast_bf16": has_fast_bf16(runtime.device),
             "memory_bytes": psutil.virtual_memory().total,
         },
         "parameters": asdict(parameter_counts(setup.model)),
         "row": asdict(setup.stream.layout.shape),
+        "arithmetic": arithmetic.record(),
         "precision": runtime.precision,
         "deterministic": runtime.deterministic,
         "compile": resources.compile,
         "gradient_checkpointing": resources.gradient_checkpointing,
         "micro_batch_rows": resources.micro_batch_rows,
+        "readers": setup.stream.readers,
         "ranks": runtime.ranks.world_size,
+        "train": setup.config.train.model_dump(mode="json"),
     }
 
 
@@ -135,6 +144,30 @@ class Arithmetic:
     flops_per_token: float
     products: dict[tuple[int, int], float]
     """Of that, the FLOPs of products with weights, by the matrix' (in, out)."""
+    kind: str = "masked"
+    """How attention keeps packed examples apart: variable-length (each alone) or masked."""
+    masked_flops_per_token: float = 0.0
+    """FLOPs of attention as it is computed where it is masked: every pair of a row's positions."""
+
+    def record(self) -> dict[str, Any]:
+        """For the start event; FLOPs per useful token."""
+        products = sum(self.products.values())
+        needed = self.flops_per_token - products
+        masked = self.kind == "masked"
+        return {
+            "products": products,
+            "attention": needed,
+            "attention_kind": self.kind,
+            "attention_computed": max(needed, self.masked_flops_per_token) if masked else needed,
+        }
+
+
+def rate_of_bf16(runtime: Runtime, arithmetic: Arithmetic) -> dict[str, float]:
+    """The rate of the model's products in bf16, where a float32 run leaves it unused."""
+    if runtime.precision != "float32" or not has_fast_bf16(runtime.device):
+        return {}
+    peak = peak_of(runtime.device, torch.bfloat16, arithmetic.products)
+    return {"bf16_peak": peak.flops_per_second}
 
 
 def arithmetic_of(model: PreTrainedModel, stream: BatchStream) -> Arithmetic:
@@ -146,14 +179,15 @@ def arithmetic_of(model: PreTrainedModel, stream: BatchStream) -> Arithmetic:
     def context(lengths: np.ndarray, of: np.ndarray) -> float:  # that an average token of `of` has
         return float((lengths * of).sum() / max(1.0, float(of.sum())))
 
-    own = context(target, target) / 2
-    if stream.layout.shape.source == 0:
+    own, shape = context(target, target) / 2, stream.layout.shape
+    if shape.source == 0:
         # As `BatchStream` counts: a last token is no input; without a prompt a first is no label.
         prompts, targets = stream.prompt_lengths, stream.target_lengths
         labelled = int(targets.sum()) - int((prompts == 0).sum())
         tokens = int(prompts.sum()) + int(targets.sum()) - len(targets)
         shares = {"labelled_share": labelled / max(1, tokens)}
         flops = flops_per_token(model, context=own, **shares)
+        everything = flops_per_token(model, context=shape.target, **shares)
     else:
         shares = {"source_share": float(source.sum()) / float(source.sum() + target.sum())}
         flops = flops_per_token(
@@ -163,4 +197,8 @@ def arithmetic_of(model: PreTrainedModel, stream: BatchStream) -> Arithmetic:
             cross_context=context(source, target),
             **shares,
         )
-    return Arithmetic(flops, products_of(model, **shares))
+        sides = {"source_context": shape.source, "cross_context": shape.source}
+        everything = flops_per_token(model, context=shape.target, **sides, **shares)
+    products = products_of(model, **shares)
+    kind = "variable-length" if supports_varlen(model, model.device) else "masked"
+    return Arithmetic(flops, products, kind, everything - sum(products.values()))

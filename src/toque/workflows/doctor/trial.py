@@ -1,0 +1,235 @@
+"""Trial: a run trained for some updates as it is and with a lever, in turn, and the gain measured.
+
+Each turn is `toque train` in a process of its own, on the run's own store, into a scratch folder on
+the run's disk. Nothing is uploaded or told to anybody, and the run's folder is only read. The first
+update of a turn is left out: it loads and chooses kernels. Evaluations and saves count by what one
+takes, as often as each side's interval has them.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from toque.config import load_config, resolved_yaml
+from toque.errors import ConfigError
+from toque.reporter import Reporter
+from toque.reports.verdict import Finding, Verdict
+from toque.reports.verdict.facts import Facts, mapping, number
+from toque.training.observers.metrics_reader import METRICS, read_metrics
+from toque.units import Duration
+
+_QUIET: Final = (
+    "observe.trackers=[]",
+    "observe.webhook=null",
+    "observe.callbacks=[]",
+    'observe.log_every="1 step"',
+    "checkpoint.upload=null",
+    "evaluation.generate=0",
+    "evaluation.prompts=[]",
+    "train.early_stopping=null",
+)
+"""What a turn leaves out: it tells nobody, and its texts are nobody's."""
+_MOST: Final = 2
+"""Findings that are tried."""
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Useful tokens a second of one turn, and what they are made of."""
+
+    tokens_per_second: float
+    update_seconds: float
+    evaluation_seconds: float
+    """Of one evaluation."""
+    save_seconds: float
+    """Of one save, what the loop waited."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A lever beside the run as it is."""
+
+    finding: Finding
+    as_it_is: Sequence[Rate]
+    with_lever: Sequence[Rate]
+    not_tried: str = ""
+    """Why nothing was measured; empty where it was."""
+
+    @property
+    def gain(self) -> float | None:
+        """The median over the pairs: 0.25 is a quarter more tokens a second."""
+        pairs = zip(self.with_lever, self.as_it_is, strict=True)
+        ratios = [a.tokens_per_second / b.tokens_per_second for a, b in pairs]
+        return statistics.median(ratios) - 1.0 if ratios else None
+
+    def record(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "cause": self.finding.cause,
+            "settings": list(self.finding.settings),
+            "environment": dict(self.finding.environment),
+            "measured_gain": self.gain,
+            "expected_gain": self.finding.gain,
+            "as_it_is": [asdict(rate) for rate in self.as_it_is],
+            "with_lever": [asdict(rate) for rate in self.with_lever],
+            "not_tried": self.not_tried,
+        }
+
+    def __str__(self) -> str:
+        """A line for people."""
+        variables = [f"{name}={value}" for name, value in self.finding.environment.items()]
+        given = " ".join([*variables, *self.finding.settings]) or str(self.finding.lever)
+        if self.gain is None:
+            return f"not tried: {given}. {self.not_tried}"
+        before, after = (
+            statistics.median(rate.tokens_per_second for rate in side)
+            for side in (self.as_it_is, self.with_lever)
+        )
+        turns = f"{len(self.as_it_is)} turns each"
+        return (
+            f"tried: {given}: {self.gain:+.0%} tokens a second ({before:,.0f} as it is, "
+            f"{after:,.0f} with it, {turns})"
+        )
+
+
+def try_findings(
+    folder: Path, verdict: Verdict, *, steps: int, pairs: int, reporter: Reporter
+) -> list[Trial]:
+    """Try the first findings that are a matter of settings.
+
+    Args:
+        folder: of the run.
+        verdict: on it.
+        steps: updates of each turn.
+        pairs: turns of each side.
+        reporter: hears of progress.
+
+    Raises:
+        ConfigError: the run's configuration cannot be used, or a turn failed.
+    """
+    trials: list[Trial] = []
+    with tempfile.TemporaryDirectory(prefix=".toque-trial-", dir=folder.parent) as scratch:
+        place = _Place(folder, Path(scratch), verdict.facts, steps, reporter)
+        for finding in verdict.found[:_MOST]:
+            if finding.cause == "uploads" or not (finding.settings or finding.environment):
+                why = (
+                    "The scratch folder uploads nothing."
+                    if finding.cause == "uploads"
+                    else "It is no setting of a run."
+                )
+                trials.append(Trial(finding, [], [], why))
+                continue
+            as_it_is, with_lever = [], []
+            for turn in range(pairs):
+                name = f"{len(trials)}-{turn}"
+                as_it_is.append(place.turn(f"{name}-as-it-is", [], {}))
+                with_lever.append(
+                    place.turn(f"{name}-lever", finding.settings, finding.environment)
+                )
+            trials.append(Trial(finding, as_it_is, with_lever))
+    return trials
+
+
+@dataclass(frozen=True)
+class _Place:
+    folder: Path
+    scratch: Path
+    facts: Facts
+    steps: int
+    reporter: Reporter
+
+    def turn(self, name: str, settings: Sequence[str], environment: Mapping[str, str]) -> Rate:
+        """Train for some updates, and measure."""
+        run = self.scratch / name
+        config = self.scratch / f"{name}.yaml"
+        overrides = [*_QUIET, f"run_dir={run}", *settings]
+        resolved = load_config(str(self.folder / "config.yaml"), overrides)
+        train = resolved.config.train
+        every = _updates_of(train.evaluate_every, self.facts, self.facts.n_evaluations)
+        saves = self.facts.n_saves + self.facts.skipped_saves
+        save_every = _updates_of(train.save_every, self.facts, saves)
+        short = [
+            f'train.stop_after="{self.steps} steps"',
+            f'train.evaluate_every="{max(1, round(every))} steps"',
+            f'train.save_every="{max(1, round(save_every))} steps"',
+        ]
+        resolved = load_config(str(self.folder / "config.yaml"), [*overrides, *short])
+        config.write_text(resolved_yaml(resolved), encoding="utf-8")
+        with self.reporter.working(f"training {self.steps} updates: {name}"):
+            self._train(config, environment)
+        return rate_of(read_metrics(run / METRICS), evaluate_every=every, save_every=save_every)
+
+    def _own_threads(self) -> dict[str, str]:
+        """As many threads as the run had, which may have begun in another environment."""
+        threads = self.facts.start_number("hardware", "threads")
+        return {"OMP_NUM_THREADS": f"{threads:.0f}"} if threads else {}
+
+    def _train(self, config: Path, environment: Mapping[str, str]) -> None:
+        command = [sys.executable, "-m", "toque", "train", str(config), "--no-prepare"]
+        done = subprocess.run(  # noqa: S603 - our own command
+            command,
+            env={**os.environ, **self._own_threads(), **environment},
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+        if done.returncode:
+            said = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+            raise ConfigError(
+                f"A trial of {self.folder} ended with an error: {said[0]} The run itself is "
+                "untouched. Its store must be where data.store says; mend that and try again."
+            )
+
+
+def _updates_of(every: Duration, facts: Facts, n_times: int) -> float:
+    """An interval in updates: as set, or as often as it came in the run."""
+    if every.unit == "steps":
+        return every.amount
+    return facts.n_updates / max(1, n_times)
+
+
+def rate_of(
+    events: Sequence[Mapping[str, Any]], *, evaluate_every: float, save_every: float
+) -> Rate:
+    """The rate of a turn from its events.
+
+    Args:
+        events: of its metrics.jsonl.
+        evaluate_every: updates between evaluations in the run that is tried.
+        save_every: updates between checkpoints.
+
+    Raises:
+        ConfigError: it has fewer than two updates.
+    """
+    steps = [e for e in events if e.get("event") == "step"]
+    if len(steps) < 2:
+        raise ConfigError("A trial had fewer than two updates: the run's data is too little.")
+    told = [mapping(e.get("parts")) for e in events if e.get("event") in ("step", "end")]
+    later = [mapping(e.get("parts")) for e in steps[1:]]
+    apart = ("starting", "evaluation", "texts", "saving")
+    seconds = sum(
+        number(value) or 0.0 for part in later for name, value in part.items() if name not in apart
+    )
+    update = seconds / len(later)
+    tokens = sum(number(e.get("tokens")) or 0.0 for e in steps[1:]) / len(later)
+    evaluations = sum(1 for e in events if e.get("event") == "evaluation")
+    ends = [mapping(e.get("saves")) for e in events if e.get("event") == "end"]
+    skipped = sum(number(end.get("skipped")) or 0.0 for end in ends)
+    saves = sum(1 for e in events if e.get("event") == "save") + skipped
+
+    def of_all(*names: str) -> float:
+        return sum(number(part.get(name)) or 0.0 for part in told for name in names)
+
+    evaluation = of_all("evaluation", "texts") / max(1, evaluations)
+    save = of_all("saving") / max(1, saves)
+    whole = update + evaluation / evaluate_every + save / save_every
+    return Rate(tokens / whole, update, evaluation, save)

@@ -1,0 +1,241 @@
+"""Verdict on a run, from made-up events: every cause named, shares that add up, odd files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toque.reports.verdict import advice, verdict_of
+from toque.reports.verdict.ladders import ladders, signs
+
+TRAIN = {
+    "pack": True,
+    "batch": "4096 tokens",
+    "micro_batch_rows": "auto",
+    "evaluate_every": "10 steps",
+    "save_every": "10 steps",
+    "keep_best": 1,
+    "readers": 1,
+}
+QUIET = {"seconds": 10.0, "own_cores": 2.0, "others_cores": 0.0, "waiting_for_core_seconds": 0.0,
+         "asleep_seconds": 0.0, "memory_stall_seconds": 0.0, "major_faults": 0}  # fmt: skip
+PARTS = {"forward_backward": 9.0, "optimizer": 0.5, "clip": 0.2, "data_wait": 0.1, "observers": 0.2}
+
+
+def events(
+    *,
+    start: dict[str, Any] | None = None,
+    train: dict[str, Any] | None = None,
+    hardware: dict[str, Any] | None = None,
+    arithmetic: dict[str, Any] | None = None,
+    parts: dict[str, float] | None = None,
+    host: dict[str, float] | None = None,
+    more: list[dict[str, Any]] | None = None,
+    **step: Any,
+) -> list[dict[str, Any]]:
+    """A run of 40 updates in 10 seconds, with nothing amiss but what is given."""
+    first = {
+        "event": "start",
+        "step": 0,
+        "precision": "bf16",
+        "ranks": 1,
+        "micro_batch_rows": 8,
+        "row": {"source": 0, "target": 512},
+        "hardware": {"device": "x86_64", "threads": 2, "cores": 2, "fast_bf16": True}
+        | (hardware or {}),
+        "arithmetic": {
+            "products": 9e6, "attention": 1e6, "attention_computed": 1e6,
+            "attention_kind": "variable-length",
+        } | (arithmetic or {}),
+        "train": TRAIN | (train or {}),
+    } | (start or {})  # fmt: skip
+    one = {
+        "event": "step",
+        "step": 40,
+        "loss": 2.0,
+        "grad_norm": 1.0,
+        "tokens": 160_000,
+        "seconds": 10.0,
+        "pad_fraction": 0.02,
+        "mfu": 0.6,
+        "parts": PARTS | (parts or {}),
+        "host": QUIET | (host or {}),
+    } | step
+    return [first, one, *(more or [])]
+
+
+def written(folder: Path, told: list[dict[str, Any]], *, torn: str = "") -> Path:
+    lines = "".join(json.dumps(event) + "\n" for event in told)
+    (folder / "metrics.jsonl").write_text(lines + torn)
+    return folder
+
+
+EVALUATED = [
+    {"event": "evaluation", "step": 10 * n, "metrics": {"loss": 3.0 - n / 10}} for n in (1, 2, 3, 4)
+]
+SAVED = [{"event": "save", "step": 10 * n} for n in (1, 2, 3, 4)]
+
+CASES: dict[str, tuple[dict[str, Any], str]] = {
+    "waiting for data": ({"parts": {"data_wait": 6.0}}, "train.readers=4"),
+    "evaluation": ({"parts": {"evaluation": 5.0}, "more": EVALUATED}, "train.evaluate_every="),
+    "saving": ({"parts": {"saving": 5.0}, "more": SAVED}, "train.save_every="),
+    "uploads": ({"more": [{"event": "after", "parts": {"uploads": 9.0}}]}, "train.keep_best=0"),
+    "other programs": (
+        {"host": {"others_cores": 2.0, "waiting_for_core_seconds": 5.0}},
+        "end the other programs",
+    ),
+    "threads": ({"hardware": {"threads": 1}, "host": {"own_cores": 1.0}}, "OMP_NUM_THREADS"),
+    "float32": ({"start": {"precision": "float32"}}, "train.precision=auto"),
+    "dense attention": (
+        {
+            "arithmetic": {"attention_kind": "masked", "attention_computed": 2e7},
+            "train": {"compile": True},
+        },
+        "train.compile=false",
+    ),
+    "padding": ({"train": {"pack": False}, "pad_fraction": 0.7}, "train.pack=true"),
+    "tiny batches": (
+        {"tokens": 4_000, "train": {"batch": "1 examples"}, "parts": {"optimizer": 5.0}},
+        "train.batch=",
+    ),
+    "oversized micro-batch": (
+        {
+            "train": {"micro_batch_rows": 999},
+            "start": {"micro_batch_rows": 999},
+            "host": {"memory_stall_seconds": 6.0},
+        },
+        "train.micro_batch_rows=auto",
+    ),
+    "memory": ({"host": {"memory_stall_seconds": 6.0}}, "train.gradient_checkpointing=true"),
+    "standing still": ({"host": {"asleep_seconds": 8.0}}, "look at what stops it"),
+    "throttling": ({"host": {"throttled_seconds": 5.0}}, "raise the limit"),
+}
+
+
+@pytest.mark.parametrize("cause", CASES)
+def test_each_cause_is_named_with_its_lever(cause: str, tmp_path: Path) -> None:
+    given, lever = CASES[cause]
+    verdict = verdict_of(written(tmp_path, events(**given)))
+    assert verdict is not None
+    assert verdict.cause == cause
+    assert cause in verdict.sentence
+    assert lever.lower() in advice(verdict.found[0]).lower()
+    assert sum(share.share for share in verdict.shares) == pytest.approx(1.0)
+    assert sum(share.seconds for share in verdict.shares) == pytest.approx(verdict.facts.wall)
+
+
+def test_a_run_that_computes_is_held_up_by_nothing(tmp_path: Path) -> None:
+    verdict = verdict_of(written(tmp_path, events()))
+    assert verdict is not None
+    assert (verdict.cause, verdict.lever, verdict.expected_gain) == (None, None, None)
+    assert "Nothing holds this run up" in str(verdict)
+    shares = {share.name: share.seconds for share in verdict.shares}
+    # 60 % of the peak over ten seconds, of which nine tenths are products with weights
+    assert shares["products"] == pytest.approx(5.4)
+    assert shares["computing, not told apart"] == pytest.approx(9.0 - 5.4)
+    assert shares["optimizer"] == pytest.approx(0.7)
+
+
+def test_a_gain_is_that_of_the_time_saved(tmp_path: Path) -> None:
+    verdict = verdict_of(written(tmp_path, events(parts={"data_wait": 9.9})))
+    assert verdict is not None
+    waited = next(share.share for share in verdict.shares if share.name == "waiting for data")
+    assert verdict.expected_gain == pytest.approx(1.0 / (1.0 - waited) - 1.0)
+    assert "at most 100%" in str(verdict)
+
+
+def test_padding_costs_where_it_is_computed(tmp_path: Path) -> None:
+    masked = {"attention_kind": "masked"}
+    verdict = verdict_of(written(tmp_path, events(arithmetic=masked, pad_fraction=0.5, mfu=0.1)))
+    assert verdict is not None
+    assert next(s.seconds for s in verdict.shares if s.name == "padding") == pytest.approx(4.5)
+
+
+def test_on_a_gpu_the_parts_of_an_update_are_one(tmp_path: Path) -> None:
+    told = events(hardware={"device": "NVIDIA H200"}, parts={"observers": 5.0})
+    verdict = verdict_of(written(tmp_path, told))
+    assert verdict is not None
+    names = {share.name for share in verdict.shares}
+    assert names == {"products", "computing, not told apart", "waiting for data"}
+
+
+def test_an_idle_gpu_is_the_hosts_matter(tmp_path: Path) -> None:
+    gpu = {"utilisation_percent": 40, "throttled": ["heat"]}
+    more = [{"event": "system", "step": 40, "gpus": [gpu]}]
+    verdict = verdict_of(written(tmp_path, events(hardware={"device": "NVIDIA H200"}, more=more)))
+    assert verdict is not None
+    assert {finding.cause for finding in verdict.found} == {"host", "throttling"}
+
+
+def test_a_run_of_an_earlier_release_is_told_by_what_it_measured(tmp_path: Path) -> None:
+    old = [
+        {"event": "start", "step": 0},
+        {"event": "step", "step": 5, "tokens": 100, "seconds": 8.0, "data_wait_seconds": 6.0},
+        {"event": "end", "step": 5, "seconds": 10.0, "reason": "finished"},
+    ]
+    verdict = verdict_of(written(tmp_path, old))
+    assert verdict is not None
+    assert verdict.cause == "waiting for data"
+    assert verdict.facts.wall == pytest.approx(10.0)
+
+
+def test_a_killed_run_with_a_torn_line_is_judged(tmp_path: Path) -> None:
+    folder = written(tmp_path, events(parts={"data_wait": 6.0}), torn='{"event": "step", "st')
+    verdict = verdict_of(folder)
+    assert verdict is not None
+    assert verdict.cause == "waiting for data"
+
+
+@pytest.mark.parametrize("text", ["", "nonsense\n", '{"event": "start", "step": 0}\n'])
+def test_without_an_update_there_is_no_verdict(tmp_path: Path, text: str) -> None:
+    assert verdict_of(tmp_path) is None
+    (tmp_path / "metrics.jsonl").write_text(text)
+    assert verdict_of(tmp_path) is None
+
+
+HOSTILE: list[Any] = [None, "x", -1, 1e308, [], {}, True, {"data_wait": "x"}, [[]]]
+
+
+@pytest.mark.parametrize("value", HOSTILE, ids=repr)
+def test_values_of_any_kind_count_as_not_measured(tmp_path: Path, value: Any) -> None:
+    names = ("parts", "host", "mfu", "pad_fraction", "grad_norm", "loss", "data_wait_seconds")
+    for name in names:
+        verdict = verdict_of(written(tmp_path, with_field(name, value)))
+        if verdict is not None:
+            assert sum(share.share for share in verdict.shares) == pytest.approx(1.0)
+            signs(verdict.facts)
+    for name in ("hardware", "arithmetic", "train", "row", "precision", "micro_batch_rows"):
+        told = events()
+        told[0][name] = value
+        verdict_of(written(tmp_path, told))
+
+
+def with_field(name: str, value: Any) -> list[dict[str, Any]]:
+    told = events()
+    told[1][name] = value
+    return told
+
+
+def test_memory_that_ran_out_has_its_ladder(tmp_path: Path) -> None:
+    again = {"event": "warning", "step": 3, "message": "step 3 ran out of memory with 8 rows"}
+    verdict = verdict_of(written(tmp_path, events(more=[again])))
+    assert verdict is not None
+    (ladder,) = ladders(tmp_path, verdict.facts)
+    assert ladder.title == "out of memory"
+    assert ladder.steps[0] == "train.gradient_checkpointing=true"
+
+
+@pytest.mark.parametrize(
+    ("losses", "first"), [((3.0, 2.5), "train longer"), ((3.0, 3.0), "more recipes")]
+)
+def test_poor_texts_have_theirs(tmp_path: Path, losses: tuple[float, ...], first: str) -> None:
+    (tmp_path / "evaluation.json").write_text('{"generated": {"recipe_score": 0.2}}')
+    scored = [{"event": "evaluation", "step": n, "metrics": {"loss": loss}}
+              for n, loss in enumerate(losses)]  # fmt: skip
+    verdict = verdict_of(written(tmp_path, events(more=scored)))
+    assert verdict is not None
+    (ladder,) = ladders(tmp_path, verdict.facts)
+    assert ladder.steps[0].startswith(first)
