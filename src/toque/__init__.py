@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         serve,
         train,
         verify,
+        watch,
     )
     from toque.cli.console import ConsoleReporter
     from toque.config import RunConfig
@@ -60,6 +61,7 @@ __all__ = [
     "serve",
     "train",
     "verify",
+    "watch",
 ]
 
 _HOME = {

@@ -26,6 +26,7 @@ from toque.workflows.report import report
 from toque.workflows.results import Model, TrainedRun
 from toque.workflows.serve.run import serve
 from toque.workflows.verify import verify
+from toque.workflows.watch import watch
 
 __all__ = [
     "ablate",
@@ -42,6 +43,7 @@ __all__ = [
     "serve",
     "train",
     "verify",
+    "watch",
 ]
 
 
