@@ -72,7 +72,7 @@ class Viewer:
     def view(self, runs: Mapping[str, WatchedRun], chosen: Chosen, trouble: str = "") -> View:
         """The page about `runs`; `trouble` says why they could not be listed."""
         states = {name: state_of(run) for name, run in runs.items()}
-        names = sorted(runs, key=lambda name: _rank(runs[name], states[name]))
+        names = sorted(runs, key=lambda name: (*_rank(runs[name], states[name]), name))
         if not names:
             return self._empty(trouble)
         shown = chosen.shown if chosen.shown is not None and chosen.shown in runs else names[0]
@@ -123,8 +123,9 @@ class Viewer:
 
 
 def _rank(run: WatchedRun, state: RunState) -> tuple[int, float]:
-    """Runs that go on come first, then the newest."""
-    return _ORDER.index(state.kind), -(run.written_at or 0.0)
+    """Runs that go on come first, then the newest; those that go on do not change places."""
+    goes_on = state.kind in ("running", "scoring", "waiting")
+    return _ORDER.index(state.kind), 0.0 if goes_on else -(run.written_at or 0.0)
 
 
 def _facts(run: WatchedRun, state: RunState) -> list[tuple[str, str]]:

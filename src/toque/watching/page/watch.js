@@ -65,7 +65,11 @@ async function listen() {
 }
 
 function show({ parts = {}, title, said }) {
+  const { over, show: shown } = document.activeElement.dataset;
   for (const [id, html] of Object.entries(parts)) become(at(id), html);
+  // Rows change places when a run ends; the focus goes with its run.
+  if (over !== undefined) document.querySelector(`[data-over="${CSS.escape(over)}"]`)?.focus();
+  if (shown !== undefined) document.querySelector(`[data-show="${CSS.escape(shown)}"]`)?.focus();
   if (title !== undefined) document.title = title;
   if (said !== undefined) tell(said);
 }
