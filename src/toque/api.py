@@ -15,6 +15,7 @@ from toque.reporter import SILENT, Reporter
 from toque.workflows.ablate.run import ablate
 from toque.workflows.check.run import check
 from toque.workflows.classify import classify
+from toque.workflows.compare.run import compare
 from toque.workflows.configure import Configured, configure, with_origins
 from toque.workflows.drill.run import drill
 from toque.workflows.evaluate import evaluate
@@ -32,6 +33,7 @@ __all__ = [
     "ablate",
     "check",
     "classify",
+    "compare",
     "configure",
     "drill",
     "evaluate",

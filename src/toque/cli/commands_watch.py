@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -30,3 +31,18 @@ def watch(
     from toque.workflows.watch import watch as workflow
 
     workflow(run_or_folder, host=host, port=port, token=token, reporter=reporter())
+
+
+def compare(*runs: str, out: Path | None = None, json: bool = False) -> None:
+    """Hold runs against the first: settings that differ, scores with intervals, cost, curves.
+
+    Args:
+        runs: two or more run folders, going on, ended or killed.
+        out: the page to write; comparison.html beside the first run when left out.
+        json: print every number as JSON instead of tables.
+    """
+    from toque.workflows.compare.run import compare as workflow
+    from toque.workflows.compare.run import in_json
+
+    found = workflow(*runs, out=out, reporter=reporter())
+    print(in_json(found) if json else found)

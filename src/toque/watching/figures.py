@@ -58,7 +58,7 @@ def figures_of(run: WatchedRun) -> tuple[Figure, list[Figure]]:
         ],
     )
     others = [
-        _figure(title, y_name, [Series(title, *curves[name].points())])
+        _figure(title, y_name, [Series(title, *curves[name].points())], from_zero=True)
         for title, name, y_name in _CURVES
         if name in curves
     ]
@@ -81,7 +81,7 @@ def figures_over(runs: Mapping[str, WatchedRun]) -> tuple[Figure, list[Figure]]:
     loss = _wide("Training loss, smoothed", _over(chosen, "loss smoothed"))
     others = [_figure("Held-out loss", _NATS, _over(chosen, "held-out loss", dots=True))]
     others += [
-        _figure(title, y_name, _over(chosen, name))
+        _figure(title, y_name, _over(chosen, name), from_zero=True)
         for title, name, y_name in _CURVES
         if any(name in run.curves for _, run in chosen)
     ]

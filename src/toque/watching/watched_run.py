@@ -13,7 +13,7 @@ from toque.training.observers.metrics_reader import METRICS, event_in
 from toque.units import Duration, Progress
 from toque.watching.holders import Holder, HolderWatch
 from toque.watching.places import Place
-from toque.watching.run_numbers import Curves, add_system, number, numbers
+from toque.watching.run_numbers import Curves, add_system, gpus_of, number, numbers
 from toque.watching.tail import Tail
 
 SAMPLES: Final = "samples.jsonl"
@@ -49,6 +49,8 @@ class Facts:
     """Lowest held-out loss, and its step."""
     saved: int | None = None
     system: Mapping[str, Any] = field(default_factory=dict)
+    watt_hours: float | None = None
+    """Of the GPUs, over the time that was measured; None where no power was."""
     totals: Totals = Totals()
     spent: float = 0.0
     """Seconds of this session: updates, evaluations and saves."""
@@ -141,6 +143,16 @@ class WatchedRun:
         """When its figures were last written, in seconds since 1970."""
         found = self._events.found
         return None if found is None else found.changed
+
+    def read_whole(self) -> None:
+        """Take in all there is.
+
+        Raises:
+            OSError: a file cannot be read.
+        """
+        self._look()
+        while self._events.behind or self._samples.behind:
+            self._look()
 
     def refresh(self) -> None:
         """Take in what is new. What cannot be read is said in `trouble`, and tried again."""
@@ -243,6 +255,10 @@ class WatchedRun:
 
     def _system(self, event: Mapping[str, Any]) -> None:
         self.facts.system = event
+        watts = [w for gpu in gpus_of(event) if (w := number(gpu.get("power_watts"))) is not None]
+        if watts:
+            spent = sum(watts) * (number(event.get("seconds")) or 0.0) / 3600
+            self.facts.watt_hours = (self.facts.watt_hours or 0.0) + spent
         add_system(self.curves, event)
 
     def _gradients(self, event: Mapping[str, Any]) -> None:
