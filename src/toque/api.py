@@ -27,7 +27,7 @@ from toque.workflows.report import report
 from toque.workflows.results import Model, TrainedRun
 from toque.workflows.serve.run import serve
 from toque.workflows.verify import verify
-from toque.workflows.watch import watch
+from toque.workflows.watch.run import watch
 
 __all__ = [
     "ablate",

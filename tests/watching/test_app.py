@@ -14,7 +14,7 @@ import pytest
 
 from toque.cli import main
 from toque.errors import ConfigError
-from toque.workflows.watch import watch
+from toque.workflows.watch.run import watch
 from watching.written_run import WrittenRun
 
 TAG = re.compile(r"<[^>]+>")

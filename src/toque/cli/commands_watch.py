@@ -28,7 +28,7 @@ def watch(
         port: 0 takes any that is free.
         token: what readers must give; better in the environment, where `ps` does not show it.
     """
-    from toque.workflows.watch import watch as workflow
+    from toque.workflows.watch.run import watch as workflow
 
     workflow(run_or_folder, host=host, port=port, token=token, reporter=reporter())
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from toque.errors import ConfigError, argument
 from toque.reporter import SILENT, Reporter
-from toque.workflows.listening import bound, hosts_of, url_of
 from toque.workflows.results import Model, TrainedRun, existing_folder, folder_of
+from toque.workflows.serve.listening import bound, hosts_of, url_of
 
 
 def serve(

@@ -10,8 +10,8 @@ from toque.errors import ConfigError
 from toque.reporter import SILENT, Reporter
 from toque.storage.bucket import is_remote, open_bucket
 from toque.storage.bucket_errors import BucketError, BucketUse, RunBucketError
-from toque.workflows.listening import bound, hosts_of, url_of
 from toque.workflows.results import Model, TrainedRun, existing_folder
+from toque.workflows.serve.listening import bound, hosts_of, url_of
 
 if TYPE_CHECKING:
     from toque.watching.found_runs import Finder
