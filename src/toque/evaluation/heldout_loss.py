@@ -115,7 +115,7 @@ def by_example(
                 batch = held_out.layout.batch(rows)
                 with held_out.autocast():
                     nats = nats_of(model, batch.to(held_out.device))
-                for ids, row in zip(rows, nats, strict=True):
+                for ids, row in zip(batch.example_ids, nats, strict=True):
                     found += [(i, value, weight) for i, value in zip(ids, row, strict=True)]
                 on_progress(len(found), total)
     finally:
