@@ -29,6 +29,7 @@ class Verdict(Protocol):
     sentence: str
     lever: str | None
     expected_gain: float | None
+    """Of the loop's speed: 0.25 is a quarter faster."""
 
 
 def verdict_of(folder: Path) -> Verdict | None:

@@ -9,7 +9,6 @@ from typing import Any, Final
 from toque.reporter import clock_text
 from toque.reports.html import LIVE, render
 from toque.reports.parts import Grid
-from toque.reports.score_tables import written
 from toque.reports.written_texts import shown_texts
 from toque.watching.figures import (
     MOST_OVER,
@@ -252,6 +251,6 @@ def _verdict_content(verdict: Verdict | None) -> dict[str, Any]:
     return {
         "sentence": verdict.sentence,
         "lever": verdict.lever or "",
-        "gain": "" if gain is None else f"expected gain {written(gain)}",
+        "gain": "" if gain is None else f"about {gain:.0%} faster expected",
         "shares": Grid(("part", "time", "share"), rows, frozenset({1, 2})),
     }
