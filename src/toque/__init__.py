@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         ablate,
         check,
         classify,
+        compare,
         configure,
         doctor,
         drill,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
         serve,
         train,
         verify,
+        watch,
     )
     from toque.cli.console import ConsoleReporter
     from toque.config import RunConfig
@@ -50,6 +52,7 @@ __all__ = [
     "ablate",
     "check",
     "classify",
+    "compare",
     "configure",
     "doctor",
     "drill",
@@ -62,6 +65,7 @@ __all__ = [
     "serve",
     "train",
     "verify",
+    "watch",
 ]
 
 _HOME = {

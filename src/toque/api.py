@@ -15,6 +15,7 @@ from toque.reporter import SILENT, Reporter
 from toque.workflows.ablate.run import ablate
 from toque.workflows.check.run import check
 from toque.workflows.classify import classify
+from toque.workflows.compare.run import compare
 from toque.workflows.configure import Configured, configure, with_origins
 from toque.workflows.doctor.run import doctor
 from toque.workflows.drill.run import drill
@@ -27,11 +28,13 @@ from toque.workflows.report import report
 from toque.workflows.results import Model, TrainedRun
 from toque.workflows.serve.run import serve
 from toque.workflows.verify import verify
+from toque.workflows.watch.run import watch
 
 __all__ = [
     "ablate",
     "check",
     "classify",
+    "compare",
     "configure",
     "doctor",
     "drill",
@@ -44,6 +47,7 @@ __all__ = [
     "serve",
     "train",
     "verify",
+    "watch",
 ]
 
 

@@ -19,6 +19,7 @@ LEVELS = (
     ("data",),
     ("training", "evaluation", "cooking"),
     ("reports", "serving"),
+    ("watching",),
     ("workflows",),
     ("cli", "api"),
     ("__main__",),
@@ -46,6 +47,7 @@ LIGHT = (
     "toque.data.loader.epoch_plan",
     "toque.cooking",
     "toque.reports",
+    "toque.watching",
 )
 """Modules and packages that must not load torch: commands answer at once, workers stay small."""
 HEAVY = ("torch", "transformers", "peft")

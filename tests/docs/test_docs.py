@@ -41,7 +41,7 @@ evaluation: {max_examples: 4, generate: 1}
 """
 UNRUN = {"make", "cd", "pip", "git", "python", "export", "docker", "torchrun", "tensorboard"}
 """Programs that a reader has or that take minutes; `make` targets are looked up."""
-NOT_AT_ALL = {"serve", "demo", "drill", "ablate"}
+NOT_AT_ALL = {"serve", "watch", "demo", "drill", "ablate"}
 """Verbs that do not end or take minutes."""
 
 

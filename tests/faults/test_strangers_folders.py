@@ -58,6 +58,7 @@ def linked(run: Path, tmp_path: Path, name: str, to: Path) -> Path:
         "samples.jsonl",
         "resources.json",
         "evaluation.json",
+        "scores_by_text.json",
         "report.html",
         "checkpoints/.lock",
         "checkpoints/.lock.lease",

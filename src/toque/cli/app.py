@@ -14,6 +14,7 @@ from toque.cli.commands_doctor import doctor
 from toque.cli.commands_init import init
 from toque.cli.commands_run import ablate, check, demo, drill, evaluate, export, generate, train
 from toque.cli.commands_serve import serve
+from toque.cli.commands_watch import compare, watch
 from toque.cli.streams import WORKING_VERBS, OutputLostError, standard_streams
 from toque.errors import ConfigError, ToqueError
 from toque.version import __version__
@@ -62,6 +63,7 @@ def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
 _GROUPS: Mapping[str, tuple[Callable[..., object], ...]] = {
     "Begin": (demo, init),
     "From data to a model in use": (prepare, train, evaluate, generate, serve, report, export),
+    "Watch": (watch, compare),
     "Look up": (show, show_batch, presets, cookbook, completion),
     "Prove": (doctor, verify, check, drill, ablate),
 }

@@ -41,6 +41,13 @@ class PerText:
         both = np.stack([np.where(applies, values, 0.0), applies.astype(float)], axis=1)
         return cls(both, _ratio, applies)
 
+    @classmethod
+    def ratio(cls, above: Floats, below: Floats) -> PerText:
+        """A sum over texts divided by another; a text with nothing below does not count."""
+        applies = below > 0
+        both = np.stack([np.where(applies, above, 0.0), np.where(applies, below, 0.0)], axis=1)
+        return cls(both, _ratio, applies)
+
     def at(self, rows: NDArray[np.int64]) -> PerText:
         """The statistics of some of the texts."""
         return PerText(self.values[rows], self.score, self.applies[rows])
@@ -103,6 +110,22 @@ def estimates(
             low, high = _bounds(measure.score(replicates[:, part]))
         found[name] = Estimate(float(measure.score(totals[part])), low, high, n)
     return found
+
+
+def interval_of(
+    values: Floats,
+    score: Callable[[Floats], Floats],
+    *,
+    resamples: int = RESAMPLES,
+    seed: int = SEED,
+) -> Estimate:
+    """The score of [texts, k] `values` with its interval, every text counted."""
+    n, totals = len(values), values.sum(axis=0)
+    low, high = None, None
+    if resamples and n > 1:
+        sums = np.concatenate([w @ values for w in _weights(n, resamples, seed)])
+        low, high = _bounds(score(sums))
+    return Estimate(float(score(totals)), low, high, n)
 
 
 def draws(n: int, replicate: int, *, seed: int = SEED) -> NDArray[np.int64]:

@@ -91,6 +91,38 @@ class HeldOut:
         return found
 
 
+def by_example(
+    held_out: HeldOut,
+    model: nn.Module,
+    nats_of: Callable[[nn.Module, Batch], list[list[float]]],
+    on_progress: Count = uncounted,
+) -> list[tuple[int, float, float]]:
+    """Store row, nats and weight of every example, computed by this process alone.
+
+    Args:
+        held_out: the examples.
+        model: on its device.
+        nats_of: (model, batch) -> nats of each example of each row.
+        on_progress: called with (examples done, all examples).
+    """
+    was_training = model.training
+    model.eval()
+    found: list[tuple[int, float, float]] = []
+    total = sum(map(len, held_out.rows))
+    try:
+        with torch.no_grad():
+            for weight, rows in held_out._batches():  # noqa: SLF001  # of this module
+                batch = held_out.layout.batch(rows)
+                with held_out.autocast():
+                    nats = nats_of(model, batch.to(held_out.device))
+                for ids, row in zip(batch.example_ids, nats, strict=True):
+                    found += [(i, value, weight) for i, value in zip(ids, row, strict=True)]
+                on_progress(len(found), total)
+    finally:
+        model.train(was_training)
+    return found
+
+
 def perplexity(loss: float) -> float:
     """Exp of the mean cross-entropy in nats; infinity where a float cannot hold it."""
     return math.exp(loss) if loss < 700 else math.inf

@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from toque.evaluation.bootstrap import Estimate, Floats, PerText, estimates
+from toque.evaluation.by_text import key_of_text
 from toque.evaluation.text_metrics.bleu_chrf import bleu_counts, bleu_of, chrf_counts, chrf_of
 from toque.evaluation.text_metrics.ngram_overlap import MAX_PAIRS, grams
 from toque.evaluation.text_metrics.repetition import distinct, repetition
@@ -46,6 +47,10 @@ class Scores:
     """slicing -> label -> texts."""
     failed: Mapping[str, str]
     """Metrics that raised, with the error."""
+    each: Mapping[str, PerText] = field(default_factory=dict)
+    """What the scores are made from, by name: a row a text."""
+    keys: Sequence[str] = ()
+    """A name of each text's prompt and reference, to know them by in another run."""
 
 
 @dataclass
@@ -64,6 +69,7 @@ class TextScores:
         self.n_texts = 0
         self.failed: dict[str, str] = {}
         self._unscored: Counter[str] = Counter()
+        self._keys: list[str] = []
         self._rows: dict[str, list[tuple[int, Floats]]] = defaultdict(list)
         self._labels: dict[str, list[str]] = defaultdict(list)
         self._texts: tuple[list[str], list[str]] = ([], [])
@@ -77,6 +83,7 @@ class TextScores:
 
     def _add_part(self, samples: Sequence[Sample]) -> None:
         texts = [sample.text for sample in samples]
+        self._keys += [key_of_text(s.prompt, s.reference or "") for s in samples]
         before, self.n_texts = self.n_texts, self.n_texts + len(samples)
         if "recipe" in self.groups:  # the domain's scores come first in every table
             for name in dict.fromkeys(name for sample in samples for name in sample.metrics):
@@ -141,7 +148,7 @@ class TextScores:
             self.failed["recipe"] = (
                 f"left out {self._unscored.total()} of {self.n_texts} texts: {reasons}"
             )
-        return Scores(self.n_texts, overall, slices, sizes, self.failed)
+        return Scores(self.n_texts, overall, slices, sizes, self.failed, measures, self._keys)
 
     def _measure(self, name: str, parts: Sequence[tuple[int, Floats]]) -> PerText:
         rows = np.full((self.n_texts, parts[0][1].shape[1]), np.nan)

@@ -11,25 +11,20 @@ import msgspec
 from toque.cooking.scoring.recipe_scores import hint
 from toque.data.prepare.report import Report
 from toque.reports.curves import Points, points, rates, smoothed, thinned
-from toque.reports.parts import Figure, Grid, Passage, Shown
+from toque.reports.parts import Figure, Grid
+from toque.reports.run_states import ended_in_words
 from toque.reports.score_tables import score_grids, written
 from toque.reports.svg_charts import Frame, Series, lines
+from toque.reports.written_texts import by_prompt, shown_texts
 from toque.storage.json_files import decode_json
 from toque.version import __version__
 
 Event = Mapping[str, Any]
 _WIDE: Final = Frame(1000.0, 330.0)
 _MOST_SAMPLES: Final = 12
-_MOST_TEXTS: Final = 4
 _MOST_ROWS: Final = 40
 _NOT_SHOWN: Final = ("event", "step", "epoch", "stop_after", "train", "arithmetic")
 """Of a start event: shown elsewhere, or by the configuration."""
-_ENDED: Final = {
-    "finished": "Finished",
-    "early_stopping": "Stopped early, as asked",
-    "interrupted": "Interrupted and saved; the same command continues it",
-    "non_finite": "Stopped on a loss that is not finite",
-}
 
 
 def run_content(folder: Path, events: Sequence[Event]) -> dict[str, Any]:
@@ -42,7 +37,7 @@ def run_content(folder: Path, events: Sequence[Event]) -> dict[str, Any]:
     steps = [e for e in events if e["event"] == "step"]
     scored = [e for e in events if e["event"] == "evaluation"]
     samples = list(filter(None, map(_json, _text(folder / "samples.jsonl").splitlines())))
-    written = _by_prompt(samples)
+    written = by_prompt(samples)
     evaluation = _json(_text(folder / "evaluation.json"))
     return {
         "title": folder.resolve().name,
@@ -54,7 +49,7 @@ def run_content(folder: Path, events: Sequence[Event]) -> dict[str, Any]:
         "plots": _plots(steps, scored),
         "evaluations": _evaluations(scored),
         "final": score_grids(evaluation),
-        "samples": [_shown(prompt, own) for prompt, own in written[-_MOST_SAMPLES:]],
+        "samples": [shown_texts(prompt, own) for prompt, own in written[-_MOST_SAMPLES:]],
         "samples_note": f"The last {_MOST_SAMPLES} of {len(written):,} prompts in samples.jsonl."
         if len(written) > _MOST_SAMPLES
         else "",
@@ -80,10 +75,7 @@ def _state(events: Sequence[Event]) -> str:
         return "No session has begun."
     if last["event"] == "start":
         return f"Running, or killed without a word: the last figures are of step {at:,}."
-    reason = str(last.get("reason"))
-    said = _ENDED.get(reason, reason.replace("_", " ").capitalize())
-    error = f" ({last['error']})" if last.get("error") else ""
-    return f"{said}{error}, at step {last['step']:,}."
+    return ended_in_words(last)
 
 
 def _facts(
@@ -176,30 +168,6 @@ def _evaluations(scored: Sequence[Event]) -> Grid:
     ]
     note = f"The last {len(rows)} of {len(scored)}." if len(scored) > len(rows) else ""
     return Grid(("step", *names), rows, frozenset(range(len(names) + 1)), note)
-
-
-def _by_prompt(samples: Sequence[Event]) -> list[tuple[str, list[Event]]]:
-    """What was written for each prompt over the run; the prompt seen last stands last."""
-    found: dict[str, list[Event]] = {}
-    for sample in samples:
-        prompt = str(sample.get("prompt", ""))
-        found[prompt] = [*found.pop(prompt, []), sample]
-    return list(found.items())
-
-
-def _shown(prompt: str, own: Sequence[Event]) -> Shown:
-    """A prompt's texts, the newest first; of many, some spread evenly over the run."""
-    gap = max(1, -(-len(own) // _MOST_TEXTS))
-    texts: list[Passage] = []
-    for sample in own[::-1][::gap]:
-        metrics = sample.get("metrics")
-        metrics = metrics if isinstance(metrics, dict) else {}
-        told = ", ".join(f"{name} {written(value)}" for name, value in metrics.items())
-        texts.append(Passage(str(sample.get("text", "")), f"step {sample.get('step')}", told))
-    if own[-1].get("reference"):
-        texts.append(Passage(str(own[-1]["reference"]), "reference"))
-    tag = f"{len(own)} texts" if len(own) > 1 else f"step {own[-1].get('step')}"
-    return Shown(" ".join(prompt.split()), texts, [tag])
 
 
 def _data(folder: Path) -> str:

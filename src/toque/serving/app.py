@@ -68,7 +68,7 @@ def build_app(
         token=token,
         hosts=hosts,
         paths=paths,
-        metrics=serving.metrics,
+        count=serving.metrics.answered,
         most=limits.connections,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -12,7 +12,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from toque.serving.errors import RequestError, stopping, too_many
 from toque.serving.limits import Limits
-from toque.serving.metrics import Metrics
 
 GUARDED = ("/v1/", "/api/", "/metrics")
 """What lies below them needs it."""
@@ -32,7 +31,7 @@ class Gate:
         hosts: Names that `Host` may say; None for any. On loopback this keeps out pages that make
             a browser ask a name of theirs which leads here (DNS rebinding).
         paths: Paths that are counted by name; requests for others are counted together.
-        metrics: Counts them.
+        count: Is told the path and the status of every answer.
         most: Requests at a time; more are refused with 503.
     """
 
@@ -43,11 +42,11 @@ class Gate:
         token: str | None,
         hosts: Collection[str] | None,
         paths: Collection[str],
-        metrics: Metrics,
+        count: Callable[[str, int], object],
         most: int,
     ) -> None:
         self._app, self._token, self._hosts = app, token, hosts
-        self._paths, self._metrics = frozenset(paths), metrics
+        self._paths, self._count = frozenset(paths), count
         self._most, self._n_open = most, 0
         self.is_stopping = False
         """Whether new requests are refused with 503."""
@@ -61,7 +60,7 @@ class Gate:
 
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
-                self._metrics.requests.labels(path, message["status"]).inc()
+                self._count(path, message["status"])
             await send(message)
 
         refusal = self._refusal(Request(scope))

@@ -48,6 +48,10 @@ class Metrics:
         live = Gauge("toque_live_texts", "Texts being written.", registry=registry)
         live.set_function(lambda: batcher.n_live)
 
+    def answered(self, path: str, status: int) -> None:
+        """Count an answer."""
+        self.requests.labels(path, status).inc()
+
     def page(self) -> bytes:
         """All of them in the text format."""
         return generate_latest(self._registry)

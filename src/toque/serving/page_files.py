@@ -1,11 +1,11 @@
 """Files of the page that a server shows to people, held in memory and sent with strict headers.
 
-Only what lies in the folder `page` at start has an address, so no request can name another file.
+Only what lies in the page's folder at start has an address, so no request can name another file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -32,10 +32,16 @@ _HEADERS: Final = {
 }
 
 
-def page_files() -> list[Route]:
-    """The page at "/" and what it is made of below "/page/"."""
-    routes = [Route(f"/page/{file.name}", _sending(file)) for file in sorted(FOLDER.iterdir())]
-    return [Route("/", _sending(FOLDER / "index.html")), *routes]
+def page_files(folder: Path = FOLDER, also: Iterable[Path] = ()) -> list[Route]:
+    """The page at "/" and what it is made of below "/page/".
+
+    Args:
+        folder: Holds index.html and the page's own files.
+        also: Files that it shares with other pages.
+    """
+    files = [*sorted(folder.iterdir()), *also]
+    routes = [Route(f"/page/{file.name}", _sending(file)) for file in files]
+    return [Route("/", _sending(folder / "index.html")), *routes]
 
 
 def _sending(file: Path) -> Callable[[Request], Awaitable[Response]]:

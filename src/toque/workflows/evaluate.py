@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from toque.config import load_config
 from toque.errors import CheckpointError, ConfigError
 from toque.reporter import SILENT, Reporter
-from toque.storage.atomic import atomic_write, disk_faults
 from toque.storage.no_follow import refuse_links
 from toque.workflows.configure import Configured, configure
 from toque.workflows.results import Model, existing_folder
@@ -55,6 +54,5 @@ def evaluate(
 
     result = score_model(folder, settings, reporter)
     if own.exists():
-        with disk_faults(folder, "writing the scores", setting="run_dir", error=CheckpointError):
-            atomic_write(folder / "evaluation.json", result.to_json().encode())
+        result.write(folder)
     return result

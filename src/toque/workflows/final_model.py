@@ -77,8 +77,7 @@ def finish(run: Run, reporter: Reporter) -> None:
         return
     result = evaluation_of(setup, losses, samples, step=step, reporter=reporter)
     refuse_replaced(store)
-    with disk_faults(folder, "writing the scores", setting="run_dir", error=CheckpointError):
-        atomic_write(folder / "evaluation.json", result.to_json().encode())
+    result.write(folder)
     refused = append_samples(folder / "samples.jsonl", samples, step=step)
     if refused is not None:
         reporter.notice(f"warning: {refused}")

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from toque.config import RunConfig
 from toque.cooking.scoring.recipe_scores import hint
+from toque.errors import CheckpointError
 from toque.evaluation.bootstrap import RESAMPLES, SEED, Estimate
+from toque.evaluation.by_text import FILE, Example, TextTable, key_of_text, losses_table, to_json
+from toque.evaluation.heldout_loss import HeldOut, by_example
 from toque.evaluation.text_samples import Sample
 from toque.evaluation.text_scores import Scores
+from toque.models.forward.loss_by_example import nats_by_example
 from toque.reporter import SILENT, Reporter, counting
+from toque.storage.atomic import atomic_write, disk_faults
 from toque.training.runtime import Runtime
 from toque.workflows.assembly.batches import build_stream
 from toque.workflows.assembly.data import open_store
@@ -37,6 +42,8 @@ class Evaluation:
     heldout: Mapping[str, float]
     texts: Scores
     tasks: Sequence[TaskScores] = ()
+    examples: TextTable = field(default_factory=lambda: TextTable((), {}))
+    """The loss of each held-out example."""
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -112,6 +119,18 @@ class Evaluation:
                 lines.append(f"  {label:24}{self.texts.sizes[slicing][label]:6}" + "".join(cells))
         return lines
 
+    def write(self, folder: Path) -> None:
+        """Write evaluation.json, and before it what its scores are made from.
+
+        Raises:
+            CheckpointError: the disk refused.
+        """
+        texts = TextTable(self.texts.keys, self.texts.each)
+        each = to_json(examples=self.examples, texts=texts, step=self.step)
+        with disk_faults(folder, "writing the scores", setting="run_dir", error=CheckpointError):
+            atomic_write(folder / FILE, each.encode())
+            atomic_write(folder / "evaluation.json", self.to_json().encode())
+
 
 def _line(name: str, e: Estimate, n_texts: int) -> str:
     line = f"  {name.replace('_', ' '):26}{e.value:8.3f}"
@@ -167,4 +186,20 @@ def evaluation_of(
     with reporter.working(f"scoring {len(samples):,} texts"):
         scores.add(samples)
         of_texts = scores.result()
-    return Evaluation(step, held_out, of_texts, score_tasks(setup, reporter))
+    examples = _each_example(setup, heldout, reporter, whole=whole)
+    return Evaluation(step, held_out, of_texts, score_tasks(setup, reporter), examples)
+
+
+def _each_example(setup: Setup, heldout: HeldOut, reporter: Reporter, *, whole: bool) -> TextTable:
+    """The loss of each held-out example, so that another run's can be held against it."""
+    store, codec = setup.store, setup.store.codec()
+    alone = replace(heldout, share=(0, 1), total=tuple)  # by this process, whatever the ranks
+    with counting(reporter, "evaluating", "examples one by one") as count:
+        losses = by_example(alone, setup.model, nats_by_example, count)
+    found = []
+    for row, nats, weight in losses:
+        target = codec.decode(store.target(row))
+        key = key_of_text(codec.decode(store.prompt(row)), target)
+        size = len(target.encode("utf-8", "replace")) if whole else 0
+        found.append(Example(key, nats, int(store.target_lengths[row]), size, weight))
+    return losses_table(found)

@@ -8,7 +8,8 @@ from toque.cli import main
 from toque.config import load_config
 from toque.cooking.cookbook.generate import write_cookbook
 from toque.errors import ConfigError
-from toque.workflows.ablate.plan import IMPROVEMENTS, Interval, paired, plan_ablation, t_quantile
+from toque.evaluation.differences import Interval, paired, t_quantile
+from toque.workflows.ablate.plan import IMPROVEMENTS, plan_ablation
 from toque.workflows.ablate.run import Result, ablate, summary, table
 
 

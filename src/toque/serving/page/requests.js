@@ -1,6 +1,8 @@
 // Requests to the server that serves this page. What fails is a Failure, whose message is for people.
 
-const TOKEN = "toque.token";
+import { events, tokenHeader } from "./stream.js";
+
+export { useToken } from "./stream.js";
 
 /** Something that went wrong, in words. */
 export class Failure extends Error {
@@ -8,11 +10,6 @@ export class Failure extends Error {
     super(message);
     this.status = status;
   }
-}
-
-/** Keep the server's token until this tab is closed. */
-export function useToken(token) {
-  sessionStorage.setItem(TOKEN, token);
 }
 
 /** The JSON answer to a GET, or to a POST of `body`. */
@@ -26,7 +23,7 @@ export async function* write(request, signal) {
   const answer = await send("v1/completions", streamed, signal);
   let reason = null;
   let tokens = 0;
-  for await (const event of events(answer.body, signal)) {
+  for await (const event of received(answer.body)) {
     if (event.error) throw new Failure(`The server gave up: ${event.error.message}`);
     tokens = event.usage?.completion_tokens ?? tokens;
     const choice = event.choices?.[0];
@@ -40,9 +37,7 @@ export async function* write(request, signal) {
 }
 
 async function send(path, body, signal) {
-  const token = sessionStorage.getItem(TOKEN);
-  const headers = { "Content-Type": "application/json" };
-  if (token) headers.Authorization = `Bearer ${token}`;
+  const headers = { "Content-Type": "application/json", ...tokenHeader() };
   const options = body ? { method: "POST", headers, body: JSON.stringify(body) } : { headers };
   let answer;
   try {
@@ -54,25 +49,11 @@ async function send(path, body, signal) {
   return answer;
 }
 
-/** The objects of a stream of server-sent events; "[DONE]" ends it. */
-async function* events(stream) {
-  const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
-  let waiting = "";
-  for (;;) {
-    let piece;
-    try {
-      piece = await reader.read();
-    } catch (error) {
-      throw unreachable(error);
-    }
-    if (piece.done) return;
-    const lines = (waiting + piece.value).split(/\r?\n/);
-    waiting = lines.pop();
-    for (const line of lines) {
-      const data = line.startsWith("data:") ? line.slice(5).trim() : "";
-      if (data === "[DONE]") return;
-      if (data) yield JSON.parse(data);
-    }
+async function* received(stream) {
+  try {
+    yield* events(stream);
+  } catch (error) {
+    throw unreachable(error);
   }
 }
 

@@ -56,16 +56,17 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """
     events: list[dict[str, Any]] = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        event = _event(line)
+        event = event_in(line)
         if event is None:
             continue
         if event["event"] == "start":
-            events = [e for e in events if _stands(e, event["step"])]
+            events = [e for e in events if stands(e, event["step"])]
         events.append(event)
     return events
 
 
-def _event(line: str) -> dict[str, Any] | None:
+def event_in(line: str) -> dict[str, Any] | None:
+    """The event of one line; None for a torn line or an event of another form."""
     try:
         event = json.loads(line, parse_constant=lambda _: None)
         if not isinstance(event, dict) or not isinstance(event.get("event"), str):
@@ -76,6 +77,7 @@ def _event(line: str) -> dict[str, Any] | None:
     return event
 
 
-def _stands(event: Mapping[str, Any], continued_from: int) -> bool:
+def stands(event: Mapping[str, Any], continued_from: int) -> bool:
+    """Whether an event counts after a session began at the step `continued_from`."""
     counted = event["event"] in {"step", "evaluation", "save"}
     return not counted or event["step"] <= continued_from

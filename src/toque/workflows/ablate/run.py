@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from toque.config import Resolved, load_config, resolved_yaml
 from toque.errors import ConfigError, Interrupted, argument
+from toque.evaluation.differences import paired
 from toque.reporter import SILENT, Reporter
 from toque.reports.html import ABLATION, render
 from toque.reports.parts import Grid
@@ -27,7 +28,7 @@ from toque.storage.no_follow import open_append
 from toque.training.observers.metrics_reader import METRICS, read_metrics
 from toque.units import Duration
 from toque.version import __version__
-from toque.workflows.ablate.plan import Plan, Variant, paired, plan_ablation
+from toque.workflows.ablate.plan import Plan, Variant, plan_ablation
 from toque.workflows.assembly.user_objects import refuse_foreign_code
 from toque.workflows.configure import Configured, configure, with_origins
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
-import socket
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -12,9 +10,7 @@ from pathlib import Path
 from toque.errors import ConfigError, argument
 from toque.reporter import SILENT, Reporter
 from toque.workflows.results import Model, TrainedRun, existing_folder, folder_of
-
-LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
-_LAST_PORT = 65_535  # getaddrinfo takes a larger one for another port
+from toque.workflows.serve.listening import bound, hosts_of, url_of
 
 
 def serve(
@@ -47,18 +43,7 @@ def serve(
         CheckpointError: a model that is damaged, or an adapter of another base.
     """
     named = _named([models] if isinstance(models, TrainedRun | str | Path) else models)
-    is_local = _is_loopback(host)
-    if not is_local and not token:
-        raise ConfigError(
-            f"{argument(f'host={host}')} can be reached by other machines, and there is no "
-            f"{argument('token')}, so anyone could use the models. Give a {argument('token')} that "
-            f"clients must bring, or leave {argument('host')} out to serve this machine alone."
-        )
-    if not 0 <= port <= _LAST_PORT:
-        raise ConfigError(
-            f"{argument('port')} is {port}; it must be between 0 (any that is free) and "
-            f"{_LAST_PORT}."
-        )
+    hosts = hosts_of(host, port=port, token=token, risk="use the models")
     for name, value, least in (("rows", rows, 1), ("queue", queue, 0), ("seconds", seconds, 1)):
         if value < least:
             raise ConfigError(f"{argument(name)} is {value:g}; it must be at least {least}.")
@@ -74,8 +59,7 @@ def serve(
     from toque.workflows.serve.models import open_models
 
     limits = Limits(rows=rows, queue=queue, seconds=seconds)
-    hosts = LOOPBACK_NAMES if is_local else None
-    with _bound(host, port) as sock:  # before the models, which take longer
+    with bound(host, port) as sock:  # before the models, which take longer
         # A thread that has computed keeps a team of OpenMP threads until it ends; beside the
         # batch's team that is more threads than cores, and libgomp's then sleep at every product:
         # a step took twice as long (lab/notes.md, 2026-11-22).
@@ -83,8 +67,7 @@ def serve(
         with reporter.working(said), ThreadPoolExecutor(1) as once:
             served = once.submit(open_models, named).result()
             app = once.submit(build_app, served, limits=limits, token=token, hosts=hosts).result()
-        shown = f"[{host}]" if ":" in host else host
-        reporter.line(f"http://{shown}:{sock.getsockname()[1]} serves {', '.join(served)}.")
+        reporter.line(f"{url_of(host, sock)} serves {', '.join(served)}.")
         reporter.notice("Programs ask below /v1, as they ask OpenAI. Ctrl-C stops.")
         with suppress(KeyboardInterrupt):
             Server(app, limits).run(sockets=[sock])
@@ -120,26 +103,3 @@ def _name_and_folder(model: Model) -> tuple[str, Path]:
     # The model of a run is known by its run's name.
     is_inner = parts[-1] == "model" and len(parts) > 2
     return parts[-2 if is_inner else -1], folder
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False  # another name, which may lead anywhere
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    from toque.serving.server import listening
-
-    where = f"{argument(f'host={host}')} {argument(f'port={port}')}"
-    try:
-        return listening(host, port)
-    except OSError as error:
-        reason = error.strerror or error
-        raise ConfigError(
-            f"The server cannot listen at {where}: {reason}. Name another {argument('port')} (0 "
-            "takes any that is free), or end the program that has this one."
-        ) from error

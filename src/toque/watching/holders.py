@@ -1,0 +1,88 @@
+"""Holder of a run: whether the process that trains it still lives, told without touching its lock.
+
+Taking a lock to see whether it is free could refuse a run that begins in that moment, so the lock's
+content is read instead: the process id in `.lock`, or the record of a lease that is renewed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal, final
+
+import psutil
+
+from toque.storage.bucket_lock import LOCK as BUCKET_LOCK
+from toque.storage.lease import STALE
+from toque.storage.owner import died_here, owner_in
+from toque.watching.places import Found, Place
+
+_LOCK: Final = "checkpoints/.lock"
+_MOST_BYTES: Final = 1 << 12
+_CLOCK_SLACK: Final = 5.0
+"""Seconds by which a process may seem younger than what it wrote."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """What is known of the process that trains."""
+
+    state: Literal["alive", "gone", "unknown"]
+    pid: str = ""
+
+
+@final
+class HolderWatch:
+    """Looks at who holds a run.
+
+    Args:
+        place: of the run.
+        clock: seconds that pass.
+    """
+
+    def __init__(self, place: Place, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._place, self._clock = place, clock
+        self._record, self._unchanged_since = b"", clock()
+
+    def look(self) -> Holder:
+        """Whoever held it last.
+
+        Raises:
+            OSError, BucketError: the place cannot be read.
+        """
+        is_local = self._place.folder is not None
+        lease = f"{_LOCK}.lease" if is_local else BUCKET_LOCK
+        if (found := self._place.look(lease)) is not None:
+            return self._renewed(self._place.read(lease, 0, min(found.bytes, _MOST_BYTES)))
+        if not is_local:
+            return Holder("gone")  # who holds a bucket's run keeps its lock there
+        found = self._place.look(_LOCK)
+        if found is None:
+            return Holder("unknown")
+        return _process(self._place.read(_LOCK, 0, 64).decode("ascii", "replace").strip(), found)
+
+    def _renewed(self, record: bytes) -> Holder:
+        """Of a lease: gone where its process is known to be, or when it stays as it is."""
+        now = self._clock()
+        if record != self._record:
+            self._record, self._unchanged_since = record, now
+        owner = owner_in(record)
+        is_over = died_here(owner) or now - self._unchanged_since > STALE
+        return Holder("gone" if is_over else "alive", str(owner.get("pid", "")))
+
+
+def _process(pid: str, lock: Found) -> Holder:
+    """The process of an id, unless another one has the id by now."""
+    if not pid.isascii() or not pid.isdigit() or len(pid) > 9:
+        return Holder("unknown")
+    try:
+        began = psutil.Process(int(pid)).create_time()
+        is_over = psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return Holder("gone", pid)
+    except psutil.Error:
+        return Holder("unknown", pid)
+    if lock.changed is not None and began > lock.changed + _CLOCK_SLACK:
+        return Holder("gone", pid)
+    return Holder("gone" if is_over else "alive", pid)

@@ -1,0 +1,112 @@
+"""Watching of runs: a page in the browser that moves while they train."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from toque.errors import ConfigError
+from toque.reporter import SILENT, Reporter
+from toque.storage.bucket import is_remote, open_bucket
+from toque.storage.bucket_errors import BucketError, BucketUse, RunBucketError
+from toque.workflows.results import Model, TrainedRun, existing_folder
+from toque.workflows.serve.listening import bound, hosts_of, url_of
+
+if TYPE_CHECKING:
+    from toque.watching.found_runs import Finder
+
+_EVERY_SECONDS: Final = 1.0
+_EVERY_SECONDS_IN_A_BUCKET: Final = 15.0
+"""A look costs requests, and a run copies its figures at every checkpoint, no oftener."""
+_WATCHED: Final = BucketUse(
+    "the address to watch", "list and read", "Nothing there was changed.", RunBucketError
+)
+
+
+def watch(
+    run_or_folder: Model,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8001,
+    token: str | None = None,
+    reporter: Reporter = SILENT,
+) -> None:
+    """Show a run, or all runs in a folder, as a live page until SIGTERM or Ctrl-C.
+
+    The runs are read and never touched: they may go on, have ended, or have been killed.
+
+    Args:
+        run_or_folder: a run, a folder that holds runs, or one of the two at gs:// or s3://.
+        host: the address to listen on; one that other machines reach needs a token.
+        port: 0 takes any that is free.
+        token: what readers must give.
+        reporter: hears where the page is.
+
+    Raises:
+        ConfigError: no such folder, an address that cannot be listened on, or a public one without
+            a token.
+        CheckpointError: the bucket cannot be read.
+    """
+    hosts = hosts_of(host, port=port, token=token, risk="read the texts and figures of the runs")
+    try:
+        from toque.serving.limits import Limits
+        from toque.serving.server import Server
+        from toque.watching.app import build_app
+        from toque.watching.watcher import Watcher
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"`toque watch` needs {error.name}, which is not installed. Run: pip install "
+            "'toque[serve]'."
+        ) from error
+    finder, every = _finder(run_or_folder)
+    with bound(host, port) as sock:
+        app = build_app(Watcher(finder, every=every), token=token, hosts=hosts)
+        reporter.line(f"{url_of(host, sock)} shows {finder.address}.")
+        reporter.notice("The page follows the runs by itself. Ctrl-C stops it; the runs go on.")
+        with suppress(KeyboardInterrupt):
+            Server(app, Limits(connections=256)).run(sockets=[sock])
+    reporter.notice("Stopped.")
+
+
+def _finder(watched: Model) -> tuple[Finder, float]:
+    """What finds the runs, and the seconds between two looks.
+
+    Raises:
+        ConfigError: no such folder, or something else than runs.
+        CheckpointError: the bucket cannot be read.
+    """
+    from toque.watching.found_runs import BucketFinder, FolderFinder
+
+    if not isinstance(watched, TrainedRun) and _is_in_a_bucket(str(watched)):
+        finder = BucketFinder(open_bucket(str(watched).rstrip("/"), _WATCHED))
+        finder.places()  # a wrong address or key shows at once
+        return finder, _EVERY_SECONDS_IN_A_BUCKET
+    folder = existing_folder(watched)
+    if not folder.is_dir():
+        what = "a file" if folder.exists() else "no folder"
+        raise ConfigError(f"{folder} is {what}. Name a run, or a folder that holds runs.")
+    _refuse_another_kind(folder)
+    return FolderFinder(folder), _EVERY_SECONDS
+
+
+def _is_in_a_bucket(address: str) -> bool:
+    try:
+        return is_remote(address)
+    except BucketError as error:
+        scheme = address.partition("://")[0]
+        raise ConfigError(
+            f"{scheme}://... is a kind of address that cannot hold a run. Name a folder of this "
+            "machine, gs://BUCKET/FOLDER or s3://BUCKET/FOLDER."
+        ) from error
+
+
+def _refuse_another_kind(folder: Path) -> None:
+    """A store or a model holds no run, and the page would wait for ever."""
+    signs = {"manifest.json": "a store or a checkpoint", "model.safetensors": "a model"}
+    for name, kind in signs.items():
+        if (folder / name).is_file():
+            raise ConfigError(
+                f"{folder} is {kind} ({name}), not a run. Name a run such as runs/mine, or the "
+                "folder that holds your runs."
+            )

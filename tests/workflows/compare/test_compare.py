@@ -1,0 +1,164 @@
+"""Runs held against each other: what differs, what it is worth, and what cannot be said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import toque
+from toque.cli import main
+from toque.errors import CheckpointError, ConfigError
+from toque.evaluation.bootstrap import PerText
+from toque.evaluation.by_text import FILE, Example, TextTable, losses_table, to_json
+from watching.written_run import WrittenRun
+
+DRAWN = np.random.default_rng(3)
+NATS = DRAWN.normal(50.0, 10.0, 120)
+SCORES = DRAWN.uniform(0.2, 0.9, 40)
+
+
+def run_of(
+    folder: Path,
+    *,
+    better_by: float = 0.0,
+    score: float = 0.0,
+    rate: str = "0.001",
+    texts: str = "t",
+    tokens: int = 20,
+    scored: bool = True,
+) -> Path:
+    """A run whose held-out examples cost `better_by` nats less each, but for some noise."""
+    run = WrittenRun(folder)
+    for step in range(1, 11):
+        run.step(step)
+    run.evaluation(10, 2.0)
+    run.system(10, gpus=[{"index": 0, "power_watts": 300.0}], seconds=12.0)
+    run.end(10)
+    (folder / "config.yaml").write_text(f"run_dir: {folder}\noptim: {{peak_lr: {rate}}}\nseed: 3\n")
+    if scored:
+        noise = np.random.default_rng(len(folder.name)).normal(0.0, 1.0, len(NATS))
+        losses = NATS - better_by + noise
+        examples = [Example(f"{texts}{i}", n, tokens, 80) for i, n in enumerate(losses.tolist())]
+        keys = [f"{texts}{i}" for i in range(len(SCORES))]
+        written = TextTable(keys, {"recipe_score": PerText.mean(SCORES + score)})
+        (folder / FILE).write_text(to_json(examples=losses_table(examples), texts=written, step=10))
+        evaluation = {"step": 10, "heldout": {"loss": 2.5, "target_tokens": 2400},
+                      "generated": {"recipe_score": 0.5, "texts": 40}}  # fmt: skip
+        (folder / "evaluation.json").write_text(json.dumps(evaluation))
+    return folder
+
+
+def test_the_better_run_is_named_with_its_interval_and_cost(tmp_path):
+    first = run_of(tmp_path / "a")
+    other = run_of(tmp_path / "bb", better_by=3.0, rate="0.003")
+    found = toque.compare(first, other)
+    loss = found.record["differences"]["bb"]["loss"]
+    assert loss["low"] < -3.0 / 20 < loss["high"] < 0
+    assert loss["better"] == "other"
+    assert loss["pairs"] == 120
+    assert found.record["settings"] == {"optim.peak_lr": {"a": "0.001", "bb": "0.003"}}
+    assert found.record["runs"]["a"]["cost"] == {
+        "steps": 10, "training_seconds": 20.0, "tokens": 1000, "gpu_watt_hours": 1.0,
+    }  # fmt: skip
+    assert found.sentence.startswith("bb is better than a: held-out loss 0.1")
+    assert "Not told apart: recipe score differs by +0.0000" in found.sentence
+    assert found.sentence.endswith("bb took 1.00 times the training time of a.")
+    text = str(found)
+    for part in ("Settings that differ", "optim.peak_lr  0.001  0.003", "* better", "Cost"):
+        assert part in text
+    page = found.page.read_text()
+    assert found.page == tmp_path / "comparison.html"
+    assert page.count("<svg") >= 5
+    assert "<script" not in page
+
+
+def test_what_noise_could_have_done_is_not_told_apart(tmp_path):
+    found = toque.compare(run_of(tmp_path / "a"), run_of(tmp_path / "bb"))
+    assert found.sentence.startswith("bb and a are not told apart: held-out loss differs by")
+    assert found.record["differences"]["bb"]["loss"]["better"] is None
+
+
+def test_better_by_one_measure_and_worse_by_the_other(tmp_path):
+    found = toque.compare(
+        run_of(tmp_path / "a"), run_of(tmp_path / "bb", better_by=3.0, score=-0.1)
+    )
+    assert "is better than a by held-out loss" in found.sentence
+    assert "and worse by recipe score 0.1000 lower" in found.sentence
+
+
+def test_three_runs_are_held_against_the_first(tmp_path):
+    runs = [run_of(tmp_path / name, better_by=n) for n, name in enumerate(("a", "bb", "ccc"))]
+    found = toque.compare(*runs, out=tmp_path / "page.html")
+    assert list(found.record["differences"]) == ["bb", "ccc"]
+    assert (tmp_path / "page.html").exists()
+
+
+def test_other_held_out_texts_give_no_interval(tmp_path):
+    found = toque.compare(run_of(tmp_path / "a"), run_of(tmp_path / "bb", texts="u", better_by=9.0))
+    assert found.record["differences"] == {"bb": {}}
+    assert "cannot be told apart from these files" in found.sentence
+    assert any("scored on different held-out examples" in note for note in found.record["notes"])
+    assert "different held-out examples" in found.page.read_text()
+
+
+def test_texts_are_paired_by_what_they_are_not_by_their_place(tmp_path):
+    first, other = run_of(tmp_path / "a"), run_of(tmp_path / "bb", better_by=3.0)
+    before = toque.compare(first, other).record["differences"]["bb"]["loss"]["mean"]
+    record = json.loads((other / FILE).read_text())
+    record["examples"]["keys"].reverse()
+    for rows in record["examples"]["measures"].values():
+        rows.reverse()
+    (other / FILE).write_text(json.dumps(record))
+    after = toque.compare(first, other).record["differences"]["bb"]["loss"]["mean"]
+    assert after == pytest.approx(before)
+
+
+def test_other_tokens_are_compared_by_bits_a_byte(tmp_path):
+    found = toque.compare(run_of(tmp_path / "a"), run_of(tmp_path / "bb", tokens=25, better_by=3.0))
+    assert "loss" not in found.record["differences"]["bb"]
+    assert found.sentence.startswith("bb is better than a: bits per byte")
+
+
+def test_a_run_without_scores_has_its_curves_and_cost(tmp_path):
+    first, killed = run_of(tmp_path / "a"), run_of(tmp_path / "bb", scored=False)
+    found = toque.compare(first, killed)
+    assert found.record["runs"]["bb"]["cost"]["tokens"] == 1000
+    assert any("toque evaluate" in note for note in found.record["notes"])
+    assert "cannot be told apart" in found.sentence
+    (killed / FILE).write_text("{")
+    (killed / "evaluation.json").write_text('{"step": 10}')
+    assert any("cannot be read" in note for note in toque.compare(first, killed).record["notes"])
+    (killed / FILE).write_text((first / FILE).read_text())
+    (killed / "evaluation.json").write_text('{"step": 5}')
+    assert any("another step" in note for note in toque.compare(first, killed).record["notes"])
+
+
+def test_json_is_the_record(tmp_path, capsys):
+    names = [str(run_of(tmp_path / name)) for name in ("a", "bb")]
+    assert main(["compare", *names, "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["differences"]["bb"]["recipe_score"]["mean"] == 0.0
+    assert record["sentence"]
+
+
+def test_what_cannot_be_compared_is_refused_in_words(tmp_path):
+    run = run_of(tmp_path / "a")
+    (tmp_path / "empty").mkdir()
+    for runs, words in (
+        ([run], "two runs or more"),
+        ([run, run], "named twice"),
+        ([run, tmp_path / "empty"], "no run that has begun"),
+        ([run, tmp_path / "b"], "There is no folder"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            toque.compare(*runs)
+    with pytest.raises(ConfigError, match="cannot be written"):
+        toque.compare(run, run_of(tmp_path / "bb"), out="/proc/nowhere/page.html")
+    linked = run_of(tmp_path / "linked")
+    (linked / "metrics.jsonl").unlink()
+    (linked / "metrics.jsonl").symlink_to(run / "metrics.jsonl")
+    with pytest.raises(CheckpointError, match="symbolic link"):
+        toque.compare(run, linked)
