@@ -11,6 +11,7 @@ from cyclopts import App, CycloptsError, Group, Parameter
 from toque.cli import launch as several
 from toque.cli.commands_data import cookbook, prepare, presets, report, show, show_batch, verify
 from toque.cli.commands_init import init
+from toque.cli.commands_plan import plan
 from toque.cli.commands_run import ablate, check, demo, drill, evaluate, export, generate, train
 from toque.cli.commands_serve import serve
 from toque.cli.streams import WORKING_VERBS, OutputLostError, standard_streams
@@ -61,7 +62,7 @@ def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
 _GROUPS: Mapping[str, tuple[Callable[..., object], ...]] = {
     "Begin": (demo, init),
     "From data to a model in use": (prepare, train, evaluate, generate, serve, report, export),
-    "Look up": (show, show_batch, presets, cookbook, completion),
+    "Look up": (plan, show, show_batch, presets, cookbook, completion),
     "Prove": (verify, check, drill, ablate),
 }
 for _place, (_title, _commands) in enumerate(_GROUPS.items()):
