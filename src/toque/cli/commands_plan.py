@@ -35,7 +35,14 @@ def plan(
             f"--utilisation is {utilisation:g} per cent, and no machine computes more than 100 % of "
             "its peak, or less than nothing. Published trainings reach 12 to 57."
         )
-    settings = load(config, overrides).config
+    from toque.config.resolve import names_card
+    from toque.hardware.cards import card_named
+
+    changed = None
+    if hardware is not None:
+        hardware = card_named(hardware).name
+        changed = hardware if names_card(config, hardware) else None
+    settings = load(config, overrides, hardware=changed).config
     with loading():
         from toque.workflows.plan.run import plan as workflow
 

@@ -31,7 +31,9 @@ class Ahead:
     """The work of a run."""
 
     row: OutlinedRows
-    """One row, filled."""
+    """One row, filled with as many examples as rows have on average."""
+    worst_examples: int
+    """Of a row of the longest examples, whose attention takes most memory."""
     update_rows: int
     tokens_per_update: float
     """That are no padding, both sides."""
@@ -75,15 +77,19 @@ def what_lies_ahead(config: RunConfig, model: PreTrainedModel, store: TokenStore
 def _from_store(config: RunConfig, model: PreTrainedModel, store: TokenStore) -> Ahead:
     stream = build_stream(config, store, model)
     batch, shape = stream.at(Cursor()).batch, stream.layout.shape
+    longest = int(stream.plan.source_lengths.max()), int(stream.plan.target_lengths.max())
     if not stream.layout.packed:
-        longest = int(stream.plan.source_lengths.max()), int(stream.plan.target_lengths.max())
         shape = RowShape(longest[0] if shape.source else 0, longest[1])
     examples = sum(len(ids) for ids in batch.example_ids) / max(1, batch.n_rows)
     splits, whole = store.manifest.splits, store.manifest.tokens
     held_out = min(splits.validation, config.evaluation.max_examples or splits.validation)
     each = (whole.prompt + whole.target) / max(1, store.manifest.examples)
+    worst = -(-shape.target // max(1, longest[1]))
+    if shape.source:
+        worst = max(worst, -(-shape.source // max(1, longest[0])))
     return Ahead(
         row=OutlinedRows(1, shape.source, shape.target, max(1, round(examples))),
+        worst_examples=worst,
         update_rows=batch.n_rows,
         tokens_per_update=float(_real_tokens(batch)),
         totals=expected_totals(config, stream),
@@ -123,6 +129,7 @@ def _as_asked(config: RunConfig, model: PreTrainedModel) -> Ahead:
     held_out = float((config.evaluation.max_examples or 512) * row.tokens)
     return Ahead(
         row=row,
+        worst_examples=1,
         update_rows=rows,
         tokens_per_update=tokens,
         totals=_totals(config, rows, tokens),

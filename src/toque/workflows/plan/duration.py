@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -149,7 +150,8 @@ def _measured(config: RunConfig, model: PreTrainedModel, ahead: Ahead) -> tuple[
     if total != parameter_counts(model).total or len(steps) < _LEAST_UPDATES:
         return None
     late = steps[len(steps) // 5 :]  # the first ones load and choose kernels
-    rate = sum(e["tokens"] for e in late) / sum(e["seconds"] for e in late)
+    # The median, so that a pause or another program does not count.
+    rate = statistics.median(e["tokens"] / e["seconds"] for e in late)
     return ahead.tokens_per_update / rate, f"as {path} has it: {rate:,.0f} tokens a second"
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -17,7 +16,6 @@ from transformers import PreTrainedModel
 from toque.config import RunConfig
 from toque.models.families import family_of, head_size, vocabulary_rows
 from toque.models.forward.cross_entropy import logits_bytes
-from toque.models.forward.outline import OutlinedRows
 from toque.storage.cache_folder import cache_folder
 from toque.training.autotune.cache import MachineCache, machine_facts
 from toque.training.autotune.micro_batch import HEADROOM, evenly
@@ -27,15 +25,25 @@ from toque.workflows.assembly.batches import CPU_MICRO_BATCH_TOKENS
 from toque.workflows.plan.ahead import Ahead
 from toque.workflows.plan.machine import Machine
 
-_RESIDENT: Final = """
-import psutil
-import toque.workflows.train, torch
-x = torch.randn(64, 64, requires_grad=True)
-with torch.autocast("cpu", torch.bfloat16):
-    torch.autograd.backward((x @ x).sum())
-print(psutil.Process().memory_info().rss)
+_SMALLEST: Final = """
+import resource, sys
+import toque
+from toque.cooking.cookbook.generate import write_cookbook
+folder = sys.argv[1]
+write_cookbook(folder + "/recipes.jsonl", n=40, seed=1)
+toque.train({
+    "run_dir": folder + "/run",
+    "model": {"family": "llama", "tokenizer": "trained:512", "shape": {
+        "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "intermediate_size": 64, "max_position_embeddings": 512}},
+    "data": {"sources": [{"path": folder + "/recipes.jsonl"}], "store": folder + "/store"},
+    "train": {"stop_after": "2 steps", "batch": "1024 tokens", "compile": False},
+    "evaluation": {"max_examples": 4, "generate": 2},
+})
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
-"""What a process has before there is a model: the interpreter and the libraries."""
+"""A training of next to no model: what it takes is the interpreter's and the libraries'."""
+_KIB: Final = 1024
 
 
 @dataclass(frozen=True)
@@ -125,7 +133,7 @@ class _Attempt:
         machine, config = self.machine, self.config
         update = outline_update(
             self.model,
-            replace(self.ahead.row, rows=rows),
+            replace(self.ahead.row, rows=rows, examples=self.ahead.worst_examples),
             where=machine.where,
             precision=machine.precision,
             optimizer=self.optimizer,
@@ -186,21 +194,21 @@ def texts_bytes(config: RunConfig, model: PreTrainedModel, ahead: Ahead) -> int:
 
 
 def resident_bytes() -> int:
-    """Bytes of a training process before it has a model, measured once on this machine."""
+    """Bytes of a training process with next to no model, measured once on this machine."""
     cache = MachineCache(cache_folder("measured"))
     versions = {"toque": __version__, "torch": torch.__version__}
     key = machine_facts(torch.device("cpu")) | versions | {"transformers": transformers.__version__}
-    key |= {"about": "resident bytes of a training process"}
+    key |= {"about": "resident bytes of the smallest training"}
     known = cache.get(key)
     if known is None:
-        said = subprocess.run(
-            [sys.executable, "-c", _RESIDENT],
-            capture_output=True,
-            text=True,
-            check=True,
-            env=dict(os.environ),
-        ).stdout
-        known = {"bytes": json.loads(said)}
+        with tempfile.TemporaryDirectory() as folder:
+            said = subprocess.run(  # noqa: S603  # this interpreter and the text above
+                [sys.executable, "-c", _SMALLEST, folder],
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout
+        known = {"bytes": int(said.split()[-1]) * _KIB}
         cache.put(key, known)
     return int(known["bytes"])
 

@@ -60,6 +60,9 @@ def vocabulary_of(config: RunConfig, store: TokenStore | None) -> tuple[Vocabula
         return Vocabulary(n), f"{n:,} tokens, as asked for"
     if config.model.start_from != "scratch":
         return None, "the checkpoint's"
+    if source in KNOWN:
+        n = KNOWN[source].vocab_size
+        return Vocabulary(n), f"{n:,} tokens of {source}"
     from toque.data.tokenizer.codec import load_codec
     from toque.data.tokenizer.folder import resolve_tokenizer
 
