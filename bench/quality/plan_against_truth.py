@@ -27,7 +27,6 @@ import harness
 
 MEMORY_FLOOR, TIME_FLOOR = 0.10, 0.20
 _DATA = "max_prompt_tokens: 96, max_target_tokens: 320, validation_fraction: 0.05"
-_PLAIN = 'optim: {{name: adamw, peak_lr: 1e-3}}\ntrain: {{batch: "8192 tokens", {train}}}'
 _SHAPES = {
     "t5": "family: t5, tokenizer: 'trained:8192', shape: {d_model: 384, d_kv: 64, d_ff: 1024, "
     "num_layers: 6, num_heads: 6, feed_forward_proj: gated-gelu}",
@@ -73,7 +72,7 @@ def configuration(folder: Path, name: str, updates: int) -> Path:
 def planned(path: Path) -> dict[str, Any]:
     """What `toque plan` says, in a process of its own."""
     words = [sys.executable, "-m", "toque", "plan", str(path), "--json"]
-    said = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+    said = subprocess.run(words, check=True, capture_output=True, text=True).stdout  # noqa: S603
     record: dict[str, Any] = json.loads(said)
     return record
 
@@ -81,7 +80,7 @@ def planned(path: Path) -> dict[str, Any]:
 def trained(path: Path, run: Path) -> tuple[int, float, dict[str, Any]]:
     """Largest resident bytes, seconds of an update, and the start event."""
     words = [sys.executable, "-c", _CHILD, str(path)]
-    said = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+    said = subprocess.run(words, check=True, capture_output=True, text=True).stdout  # noqa: S603
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     events = [json.loads(line) for line in lines]
     seconds = [event["seconds"] for event in events if event["event"] == "step"]
@@ -94,7 +93,7 @@ def compared(folder: Path, name: str, updates: int) -> dict[str, Any]:
     """One case: planned, trained, planned again."""
     path = configuration(folder, name, updates)
     toque = [sys.executable, "-m", "toque"]
-    subprocess.run([*toque, "prepare", str(path)], check=True, capture_output=True)
+    subprocess.run([*toque, "prepare", str(path)], check=True, capture_output=True)  # noqa: S603
     before = planned(path)
     peak, seconds, started = trained(path, folder / name)
     again = planned(path)
@@ -118,10 +117,14 @@ def measure(arguments: argparse.Namespace) -> harness.Result:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         words = [sys.executable, "-m", "toque", "cookbook", f"{folder}/cookbook.jsonl"]
-        subprocess.run([*words, "--n", str(arguments.examples)], check=True, capture_output=True)
+        subprocess.run([*words, "--n", str(arguments.examples)], check=True, capture_output=True)  # noqa: S603
         chosen = arguments.only or CASES
         needed = [case for case in CASES if case in chosen or f"{case}-lora" in chosen]
-        found = {case: compared(folder, case, arguments.updates) for case in needed}
+        found = {}
+        for case in needed:
+            found[case] = compared(folder, case, arguments.updates)
+            figures = {k: v for k, v in found[case].items() if k != "parts"}
+            print(case, json.dumps(figures), file=sys.stderr, flush=True)
     result.ours = {
         "planned": {n: [c["planned_bytes"], c["planned_seconds"]] for n, c in found.items()}
     }

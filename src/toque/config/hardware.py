@@ -58,7 +58,8 @@ def overlaid(
     for path, line in list(document.lines.items()):
         if path[: len(above)] == above and len(path) > len(above):
             document.lines[path[len(above) :]] = line
-    return _merged(given, overlays[name])
+    merged: dict[str, Any] = _merged(given, overlays[name])
+    return merged
 
 
 def has_overlay(document: Document, card: str) -> bool:

@@ -44,6 +44,12 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 """A training of next to no model: what it takes is the interpreter's and the libraries'."""
 _KIB: Final = 1024
+_HEAP_SHARE: Final = 0.9
+_HEAP_BYTES: Final = 120 << 20
+"""What a CPU's heap takes beside the tensors, as a share of what computing takes and besides: holes
+between tensors that come and go in different sizes, and kernels' own buffers. Fitted to two of the
+trainings of bench/quality/plan_against_truth.py, a GPT-2 of 27 M and the demo's shape, on one core.
+"""
 
 
 @dataclass(frozen=True)
@@ -175,6 +181,7 @@ class _Attempt:
                 update.gradients if self.config.train.keep_best else 0
             )
             parts["Python and its libraries"] = resident_bytes()
+            parts["allocator's rest"] = round(_HEAP_SHARE * update.computing) + _HEAP_BYTES
         else:
             held = sum(parts.values())
             parts["allocator's rest"] = round(held / HEADROOM) - held

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from transformers import PreTrainedModel
 
 from toque.config import RunConfig
@@ -96,13 +99,33 @@ def outlined_model(
         rows = vocabulary_rows(model)
         seen = known or Vocabulary(rows)
         grow_vocabulary(model, seen.vocab_size)
-        add_adapter(config, model, seen, base_rows=rows)  # type: ignore[arg-type]  # the same names
+        if config.adapter is not None:
+            _adapt(config, model, seen, rows)
     hold_frozen(model, DTYPES[precision])
     if where == "cpu":
         use_fast_dropout(model)
         if precision == "bf16":
             use_bf16_layers(model)
     return model
+
+
+def _adapt(config: RunConfig, model: PreTrainedModel, seen: Vocabulary, rows: int) -> None:
+    """Put the adapter in, with the model on the device "meta": peft cannot move fake tensors."""
+    with unset_fake_temporarily(), torch.device("meta"):
+        _remake(model, "meta")
+        add_adapter(config, model, seen, base_rows=rows)  # type: ignore[arg-type]  # the same names
+    _remake(model, "cpu")
+
+
+def _remake(model: nn.Module, device: str) -> None:
+    """Exchange every parameter for an empty one on `device`; shared ones stay shared."""
+    made: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, old in module.named_parameters(recurse=False):
+            if id(old) not in made:
+                new = torch.empty(old.shape, dtype=old.dtype, device=device)
+                made[id(old)] = nn.Parameter(new, requires_grad=old.requires_grad)
+            module.register_parameter(name, made[id(old)])
 
 
 def _of_checkpoint(start: str) -> PreTrainedModel:
