@@ -23,6 +23,7 @@ from toque.workflows.evaluate import evaluate
 from toque.workflows.export.run import export
 from toque.workflows.generate import generate
 from toque.workflows.init.run import init
+from toque.workflows.plan.run import plan
 from toque.workflows.prepare import prepare, prepare_before_torch
 from toque.workflows.report import report
 from toque.workflows.results import Model, TrainedRun
@@ -42,6 +43,7 @@ __all__ = [
     "export",
     "generate",
     "init",
+    "plan",
     "prepare",
     "report",
     "serve",

@@ -13,7 +13,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent.parent
 PACKAGE = REPOSITORY / "src" / "toque"
 LEVELS = (
     ("errors", "version"),
-    ("units", "batch", "keyed_random", "reporter"),
+    ("units", "batch", "keyed_random", "reporter", "hardware"),
     ("storage", "config"),
     ("sources", "models"),
     ("data",),

@@ -12,6 +12,7 @@ from toque.cli import launch as several
 from toque.cli.commands_data import cookbook, prepare, presets, report, show, show_batch, verify
 from toque.cli.commands_doctor import doctor
 from toque.cli.commands_init import init
+from toque.cli.commands_plan import plan
 from toque.cli.commands_run import ablate, check, demo, drill, evaluate, export, generate, train
 from toque.cli.commands_serve import serve
 from toque.cli.commands_watch import compare, watch
@@ -64,7 +65,7 @@ _GROUPS: Mapping[str, tuple[Callable[..., object], ...]] = {
     "Begin": (demo, init),
     "From data to a model in use": (prepare, train, evaluate, generate, serve, report, export),
     "Watch": (watch, compare),
-    "Look up": (show, show_batch, presets, cookbook, completion),
+    "Look up": (plan, show, show_batch, presets, cookbook, completion),
     "Prove": (doctor, verify, check, drill, ablate),
 }
 for _place, (_title, _commands) in enumerate(_GROUPS.items()):

@@ -21,11 +21,17 @@ if TYPE_CHECKING:
 Overrides = Annotated[str, Parameter(help="Settings to change, as section.field=value.")]
 
 
-def load(config: str, overrides: Iterable[str], *, trust_code: bool | None = None) -> Resolved:
-    """The configuration that a command line names; `trust_code` is `load_config`'s."""
+def load(
+    config: str,
+    overrides: Iterable[str],
+    *,
+    trust_code: bool | None = None,
+    hardware: str | None = None,
+) -> Resolved:
+    """The configuration that a command line names; the rest is `load_config`'s."""
     from toque.config import load_config
 
-    return load_config(config, list(overrides), trust_code=trust_code)
+    return load_config(config, list(overrides), trust_code=trust_code, hardware=hardware)
 
 
 def reporter() -> Reporter:
@@ -70,18 +76,21 @@ def prepare(config: str, /, *overrides: Overrides, replace: bool = False) -> Non
         refuse_untrainable(settings, result.store)  # after the report, which says why
 
 
-def show(config: str, /, *overrides: Overrides, plot: bool = False) -> None:
+def show(
+    config: str, /, *overrides: Overrides, plot: bool = False, hardware: str | None = None
+) -> None:
     """Print the resolved configuration with the origin of every value, and what saves will take.
 
     Args:
         config: YAML file, preset or run folder.
         overrides: settings to change, as section.field=value.
         plot: draw the learning rate over the run instead, and where a curriculum's stages begin.
+        hardware: a card such as rtx-4090; what CONFIG says of it comes on top.
     """
     from toque.workflows.show import show as workflow
 
     own = Path(config) / "config.yaml"
-    resolved = load(str(own) if own.exists() else config, overrides)
+    resolved = load(str(own) if own.exists() else config, overrides, hardware=hardware)
     with loading():
         shown = workflow(resolved, plot=plot)
     print(shown)

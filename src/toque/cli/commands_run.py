@@ -47,6 +47,7 @@ def train(
     no_upload: bool = False,
     no_prepare: bool = False,
     trust_code: bool = False,
+    hardware: str | None = None,
 ) -> None:
     """Train, or continue: a run folder that holds a whole checkpoint continues exactly.
 
@@ -59,10 +60,11 @@ def train(
         no_upload: leave checkpoint.upload alone in this session; nothing is fetched either.
         no_prepare: refuse to begin when the store is absent, instead of preparing it.
         trust_code: where CONFIG is a run's own, import the metrics and callbacks it names.
+        hardware: a card such as rtx-4090; what CONFIG says of it comes on top.
     """
     began = time.monotonic()
     # A mistyped key is answered before torch loads.
-    resolved = load(config, overrides, trust_code=trust_code or None)
+    resolved = load(config, overrides, trust_code=trust_code or None, hardware=hardware)
     prints = reporter()
     if not no_prepare and not (Path(resolved.config.data.store) / "manifest.json").exists():
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as for `prepare`
@@ -84,6 +86,7 @@ def train(
     )
     if run.interrupted:
         flags = ["--trust-code"] if trust_code else []
+        flags += ["--hardware", hardware] if hardware is not None else []
         again = shlex.join(["toque", "train", config, *without_secrets(overrides), *flags])
         raise Interrupted(
             f"Stopped by a signal and saved at step {run.step}. Continue with: {again}"

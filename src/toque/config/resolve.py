@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from toque.config.cross_checks import impossible
 from toque.config.error_messages import Origin, explain, explain_combination
 from toque.config.foreign_code import foreign_names, is_of_a_run
+from toque.config.hardware import has_overlay, overlaid, without_overlays
 from toque.config.schema import RunConfig
 from toque.config.suggestions import nearest, unknown_names
 from toque.config.yaml_reader import Document, dotted, read_yaml
@@ -25,6 +26,12 @@ PRESETS = Path(__file__).parent.parent / "presets"
 RETIRED: Mapping[str, Mapping[str, Any]] = {"observe": {"profile": None, "system": True}}
 """Settings that 0.1.0 wrote into every run's config.yaml and that never did anything: with the one
 value they could have, they are passed over, so that its runs still open."""
+
+FORMER_PRESETS: Mapping[str, str] = {
+    "recipes-t5-small": "recipe-t5-small",
+    "recipes-gpt2-small": "recipe-gpt2-small",
+}
+"""Names that presets had before, and those they have now; the former are still understood."""
 
 FORMER_DEFAULTS: Mapping[str, str] = {"optim.warmup": "100 steps"}
 """Defaults that an earlier release had, as its runs' config.yaml has them: a run begun with one
@@ -41,9 +48,13 @@ class Resolved:
 
 
 def load_config(
-    name_or_path: str | Path, overrides: Sequence[str] = (), *, trust_code: bool | None = None
+    name_or_path: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    trust_code: bool | None = None,
+    hardware: str | None = None,
 ) -> Resolved:
-    """Read a YAML file or a preset and apply overrides. Default < file < override.
+    """Read a YAML file or a preset and apply overrides. Default < file < its card < override.
 
     Args:
         name_or_path: a file, or the name of a preset; a name without a folder or an ending is a
@@ -51,12 +62,15 @@ def load_config(
         overrides: "section.field=value" texts, the value written as in YAML.
         trust_code: whether code that the file names may be imported; None: unless the file is a
             run's own, which may come from anyone.
+        hardware: a card that the file's `hardware` section names; its settings come on top.
 
     Raises:
         ConfigError: the file, a name, a value or a combination of values is not usable.
     """
     document = _read(str(name_or_path))
-    given = dict(document.value)
+    given, overlays = without_overlays(document)
+    if hardware is not None:
+        given = overlaid(given, document, overlays, hardware)
     overridden: set[SettingPath] = set()
     for text in overrides:
         path, value = _override(text)
@@ -87,6 +101,15 @@ def load_config(
 
     foreign = foreign_names(resolved.config.model_dump(mode="json"), origin)
     return replace(resolved, config=resolved.config.with_foreign_code(foreign))
+
+
+def names_card(name_or_path: str | Path, card: str) -> bool:
+    """Whether a file or preset says what changes on that card.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    return has_overlay(_read(str(name_or_path)), card)
 
 
 def resolve_values(values: Mapping[str, Any], name: str = "values") -> Resolved:
@@ -152,6 +175,7 @@ def _without_retired(given: dict[str, Any]) -> dict[str, Any]:
 
 def _read(name: str) -> Document:
     known = presets()
+    name = FORMER_PRESETS.get(name, name)
     if name in known:
         text = (PRESETS / f"{name}.yaml").read_text(encoding="utf-8")
         return _mapping(text, f"presets/{name}.yaml")

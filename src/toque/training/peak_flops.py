@@ -15,25 +15,10 @@ from typing import Final
 
 import torch
 
+from toque.hardware.cards import card_of_device
 from toque.models.onednn import onednn_is_faster, product
 
-# Dense bfloat16 with float32 accumulation, TFLOP/s, from the makers' data sheets. The first entry
-# found in the device's name wins, so longer names come first.
-_STATED_TFLOPS: Final = (
-    ("B200", 2250.0),
-    ("H200", 989.5),
-    ("H100 PCIe", 756.0),
-    ("H100 NVL", 835.0),
-    ("H100", 989.5),
-    ("A100", 312.0),
-    ("L40S", 362.0),
-    ("L4", 121.0),
-    ("A10G", 70.0),
-    ("A10", 125.0),
-    ("RTX 5090", 209.5),
-    ("RTX 4090", 165.2),
-    ("RTX 3090", 71.0),
-)
+_KINDS: Final = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 _MEASURE_SECONDS: Final = 0.2
 _ROUNDS: Final = 2
 """At least, of each shape: the first loads and chooses kernels."""
@@ -59,9 +44,10 @@ def peak_of(device: torch.device, dtype: torch.dtype, products: Products) -> Pea
     """
     if device.type == "cuda" and dtype in {torch.bfloat16, torch.float16}:
         name = torch.cuda.get_device_name(device)
-        for known, tflops in _STATED_TFLOPS:
-            if known in name:
-                return Peak(tflops * 1e12, f"stated for {name}, dense 16-bit")
+        card = card_of_device(name)
+        rate = card.flops_per_second.get(_KINDS[dtype]) if card is not None else None
+        if rate is not None:
+            return Peak(rate, f"stated for {name}, dense 16-bit")
     return measure_peak(device, dtype, products)
 
 

@@ -28,7 +28,7 @@ from toque.training.state_values import number_in
 
 Precision = Literal["bf16", "fp16", "float32"]
 PrecisionChoice = Literal["auto", "bf16", "fp16", "float32"]
-_DTYPES: Final[dict[str, torch.dtype]] = {
+DTYPES: Final[dict[str, torch.dtype]] = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
     "float32": torch.float32,
@@ -89,7 +89,7 @@ class Runtime:
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of matrix products."""
-        return _DTYPES[self.precision]
+        return DTYPES[self.precision]
 
     @property
     def numerics(self) -> dict[str, str]:
@@ -240,7 +240,7 @@ def _precision(
             f"precision fp16 needs CUDA, the device is {device}. Use bf16 or float32."
         )
     kind = _fastest(device, fp16_is_safe=fp16_is_safe) if asked == "auto" else asked
-    failure = None if kind == "float32" else _autocast_failure(device, _DTYPES[kind])
+    failure = None if kind == "float32" else _autocast_failure(device, DTYPES[kind])
     if failure is not None:
         return "float32", [
             f"{kind} does not run on this {device.type}, so float32 is used: {failure}"

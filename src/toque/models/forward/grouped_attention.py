@@ -261,7 +261,7 @@ def _stacked(group: Group, packed: Tensor, others: Tensor | None) -> Sequence[Te
 def _add_masks(scores: Tensor, group: Group, bias: Tensor | None, *, causal: bool) -> None:
     """Add bias, causal mask and padded keys to [H, G, t, s] scores."""
     if causal:
-        scores.add_(_causal(scores.shape[2]))
+        scores.add_(causal_mask(scores.shape[2]))
     if bias is not None:  # padding may reach past its edge; what stands there is not read
         part = scores[:, :, : bias.shape[1], : bias.shape[2]]
         part.add_(bias[:, None, : part.shape[2], : part.shape[3]])
@@ -270,6 +270,6 @@ def _add_masks(scores: Tensor, group: Group, bias: Tensor | None, *, causal: boo
 
 
 @lru_cache(maxsize=64)
-def _causal(length: int) -> Tensor:
+def causal_mask(length: int) -> Tensor:
     """[length, length] -inf above the diagonal, else 0."""
     return torch.full((length, length), -torch.inf).triu_(1)

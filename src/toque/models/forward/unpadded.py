@@ -87,8 +87,8 @@ def unpadded_encoder_decoder(core: PreTrainedModel, batch: EncoderDecoderBatch) 
     both = AttentionPlan(spans(target.numbers), spans(target.numbers, source.numbers))
     encoder, decoder = core.get_submodule("encoder"), core.get_submodule("decoder")
     with varlen_attention(core):
-        states = _t5_stack(encoder, source.taken(batch.source_tokens), own, None)
-        hidden = _t5_stack(decoder, target.taken(batch.target_tokens), both, states)
+        states = t5_stack(encoder, source.taken(batch.source_tokens), own, None)
+        hidden = t5_stack(decoder, target.taken(batch.target_tokens), both, states)
     return target.put_back(hidden)
 
 
@@ -96,7 +96,7 @@ def _step(segments: Tensor) -> int:
     return int(segments.max()) + 1
 
 
-def _t5_stack(
+def t5_stack(
     stack: torch.nn.Module, tokens: Tensor, plan: AttentionPlan, states: Tensor | None
 ) -> Tensor:
     """T5Stack.forward of transformers 5, with the position bias of the longest example only.

@@ -32,7 +32,7 @@ def bf16_copy(weight: Tensor) -> Tensor:
     """
     if weight.dtype == torch.bfloat16:
         return weight.detach()
-    now = (weight._version, weight.data_ptr())  # noqa: SLF001  # it has no public name
+    now = _state_of(weight)
     held: tuple[tuple[int, int], Tensor] | None = getattr(weight, _NAME, None)
     if held is not None and held[0] == now:
         return held[1]
@@ -57,10 +57,18 @@ class StackedCopy:
 
     def of(self, weights: Sequence[Tensor]) -> Tensor:
         """[sum of O, I]."""
-        now = [(w._version, w.data_ptr()) for w in weights]  # noqa: SLF001  # no public name
+        now = [_state_of(w) for w in weights]
         if self.copy is None or now != self.made_from:
             with torch.no_grad():
                 parts = [w.detach().to(torch.bfloat16) for w in weights]
                 self.copy = torch.cat(parts, out=self.copy)
             self.made_from = now
         return self.copy
+
+
+def _state_of(weight: Tensor) -> tuple[int, int]:
+    """What differs once the weight was changed or its memory exchanged.
+
+    By the storage, not by its data's address, which a tensor without memory (`FakeTensor`) lacks.
+    """
+    return weight._version, weight.untyped_storage()._cdata  # noqa: SLF001  # no public names

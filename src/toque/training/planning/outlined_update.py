@@ -1,0 +1,222 @@
+"""Outlined update: memory and work of one micro-batch and of the optimizer, from shapes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from transformers import PreTrainedModel
+
+from toque.models.forward.activation_checkpointing import recompute_blocks, stop_recomputing
+from toque.models.forward.cross_entropy import cross_entropy_sum, logits_bytes
+from toque.models.forward.grouped_attention import causal_mask
+from toque.models.forward.outline import CpuPlans, OutlinedRows, Where, outlined_hidden
+from toque.models.forward.packed import output_head
+from toque.training.optim.adamw8bit import code_book
+from toque.training.optim.factory import build_optimizer, state_bytes
+from toque.training.planning.ledger import Ledger
+
+_BY_VALUES: Final = ("adamw8bit", "adafactor")
+"""Optimizers whose step reads numbers, which an outline has not."""
+_LITTLE: Final = 1e-12
+_LOGIT_BYTES: Final = 8
+"""Of a logit and its gradient in float32, as `logits_bytes` counts."""
+_HALF: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class OutlinedUpdate:
+    """Bytes and work of an update's parts; from the second micro-batch on."""
+
+    weights: int
+    copies: int
+    """16-bit copies of the weights that layers keep from one update to the next."""
+    gradients: int
+    optimizer: int
+    """Its state, once every weight was updated."""
+    computing: int
+    """The most that forward, loss and backward take beside all of these."""
+    kept: int
+    """Of that, what forward keeps for backward."""
+    step: int
+    """What the optimizer's step takes for itself while it runs."""
+    products: Mapping[str, float]
+    """FLOPs of the micro-batch's matrix products, plain and batched."""
+    moved: int
+    """Bytes its other operations read and write."""
+    operations: int
+    step_moved: int
+    """Bytes that the step reads and writes."""
+    step_operations: int
+    step_products: float
+
+    @property
+    def fixed(self) -> int:
+        """Bytes that stay from update to update."""
+        return self.weights + self.copies + self.gradients + self.optimizer
+
+    @property
+    def total(self) -> int:
+        """The most at any moment."""
+        return self.fixed + max(self.computing, self.step)
+
+
+@contextmanager
+def outlining() -> Iterator[FakeTensorMode]:
+    """A context in which tensors have shapes and no content.
+
+    Tables that the process keeps are made before, or thrown away after, so that none without
+    content stays behind for a training that follows.
+    """
+    for signed in (True, False):
+        code_book(signed=signed)
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            yield mode
+    finally:
+        causal_mask.cache_clear()
+
+
+def outline_update(
+    model: PreTrainedModel,
+    rows: OutlinedRows,
+    *,
+    where: Where,
+    precision: str,
+    optimizer: str,
+    accumulates: bool,
+    recompute: bool = False,
+    smoothing: float = 0.0,
+) -> OutlinedUpdate:
+    """Run a micro-batch forward and backward, and the optimizer's step, on shapes.
+
+    Args:
+        model: an outlined one, its layers those of `where`; inside `outlining`.
+        rows: the micro-batch.
+        where: the kind of device.
+        precision: bf16, fp16 or float32.
+        optimizer: its name in the configuration.
+        accumulates: whether an update has more micro-batches than one: then the gradients of those
+            before are there already.
+        recompute: with activation checkpointing.
+        smoothing: of labels.
+    """
+    model.train()
+    for parameter in model.parameters():
+        parameter.grad = None
+        if accumulates and parameter.requires_grad:
+            parameter.grad = torch.empty_like(parameter)
+    weights = sum({_key(p): p.untyped_storage().nbytes() for p in model.parameters()}.values())
+    trained = [p for p in model.parameters() if p.requires_grad]
+    gradients = sum(p.numel() * p.element_size() for p in trained)
+    before = gradients if accumulates else 0
+    with unset_fake_temporarily():
+        plans = CpuPlans.of(rows)
+    if recompute:
+        recompute_blocks(model)
+    try:
+        with Ledger() as ledger:
+            for parameter in model.parameters():
+                ledger.hold(parameter)
+                if parameter.grad is not None:
+                    ledger.hold(parameter.grad)
+            kept = _forward_and_backward(model, rows, plans, ledger, where, precision, smoothing)
+    finally:
+        stop_recomputing(model)
+    copies = _copies(model)
+    state, step = _step(model, optimizer)
+    peak = max(ledger.peak, weights + copies + gradients)
+    return OutlinedUpdate(
+        weights=weights,
+        copies=copies,
+        gradients=gradients,
+        optimizer=state,
+        computing=max(0, peak - weights - copies - gradients),
+        kept=max(0, kept - weights - copies - before),
+        step=step.peak if step else max((4 * p.numel() for p in trained), default=0),
+        products=dict(ledger.products),
+        moved=ledger.moved,
+        operations=ledger.operations,
+        step_moved=step.moved if step else 2 * (gradients + state),
+        step_operations=step.operations if step else 10 * len(trained),
+        step_products=sum(step.products.values()) if step else 0.0,
+    )
+
+
+def _forward_and_backward(
+    model: PreTrainedModel,
+    rows: OutlinedRows,
+    plans: CpuPlans,
+    ledger: Ledger,
+    where: Where,
+    precision: str,
+    smoothing: float,
+) -> int:
+    """Bytes when forward is done."""
+    half = _HALF.get(precision)
+    autocast = torch.autocast("cpu", dtype=half) if half is not None else nullcontext()
+    with autocast:
+        hidden = outlined_hidden(model, rows, where, plans)
+        weight, bias = output_head(model)
+        labels = torch.zeros(hidden.shape[:-1], dtype=torch.int64)
+        kept = ledger.now
+        chunk = None
+        if where == "cuda":
+            # A CPU's way for 16 bits is not a GPU's; with smoothing, however little, it is left.
+            smoothing = max(smoothing, _LITTLE)
+            chunk = max(64, logits_bytes(1, "cuda") // _LOGIT_BYTES // len(weight))
+        loss = cross_entropy_sum(
+            hidden, weight, labels, bias=bias, smoothing=smoothing, chunk_rows=chunk
+        )
+    torch.autograd.backward(loss)
+    return kept
+
+
+def _step(model: nn.Module, name: str) -> tuple[int, Ledger | None]:
+    """Bytes of the optimizer's state, and what its second step does beside it."""
+    optimizer = build_optimizer(model, name=name)
+    if name in _BY_VALUES:
+        return state_bytes(optimizer), None
+    for group in optimizer.param_groups:
+        group["lr"] = 1e-3
+    for parameter in model.parameters():
+        if parameter.requires_grad and parameter.grad is None:
+            parameter.grad = torch.empty_like(parameter)
+    optimizer.step()
+    with Ledger() as ledger:
+        held = [p for p in model.parameters()] + [
+            value for state in optimizer.state.values() for value in state.values()
+        ]
+        before = 0
+        for tensor in (*held, *(p.grad for p in model.parameters())):
+            if isinstance(tensor, torch.Tensor):
+                ledger.hold(tensor)
+        before = ledger.now
+        optimizer.step()
+    ledger.peak -= before
+    return state_bytes(optimizer), ledger
+
+
+def _copies(model: nn.Module) -> int:
+    """Bytes of the 16-bit copies that layers keep (`models.forward.bf16.weights`)."""
+    found: dict[int, int] = {}
+    for module in model.modules():
+        stacked = getattr(vars(module).get("_toque_stacked"), "copy", None)
+        for tensor in (stacked, *(_copy_of(p) for p in module.parameters(recurse=False))):
+            if isinstance(tensor, torch.Tensor):
+                found[_key(tensor)] = tensor.untyped_storage().nbytes()
+    return sum(found.values())
+
+
+def _copy_of(parameter: nn.Parameter) -> torch.Tensor | None:
+    held = getattr(parameter, "_toque_bf16", None)
+    return None if held is None else held[1]
+
+
+def _key(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001  # it has no public name

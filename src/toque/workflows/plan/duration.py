@@ -1,0 +1,179 @@
+"""Time of a plan: from a measured run, from rates measured here, or from a card's peak."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from transformers import PreTrainedModel
+
+from toque.config import RunConfig
+from toque.errors import ConfigError
+from toque.models.families import family_of
+from toque.models.flops import parameter_counts
+from toque.training.observers.metrics_reader import METRICS, read_metrics
+from toque.training.peak_flops import Peak
+from toque.units import Duration
+from toque.workflows.plan.ahead import Ahead
+from toque.workflows.plan.machine import Machine, Rates, measured_rates
+from toque.workflows.plan.memory import Memory
+
+ASSUMED: Final = {True: 0.30, False: 0.40}
+"""Share of a card's peak, by whether the model is an encoder-decoder. Guesses, until a run of the
+model has measured its own: published T5 trainings reach 12 to 38 %, decoders 33 to 57 %."""
+_RECOMPUTED: Final = 4 / 3
+"""A second forward: backward costs two."""
+_LEAST_UPDATES: Final = 5
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast the machine computes: its peak, and what else an update waits for."""
+
+    peak: Peak
+    rates: Rates | None
+    """Of a CPU's other operations; None for a card."""
+    share: float
+    """Of a card's peak that is assumed while it computes; 1 for a CPU, whose rates are measured."""
+
+    def seconds(self, ahead: Ahead, memory: Memory) -> float:
+        """Of an update: products at the peak, all other operations at the rate of memory."""
+        update, pieces = memory.update, ahead.update_rows / memory.micro_batch_rows
+        if self.rates is None:
+            return (
+                sum(update.products.values()) * pieces / (self.share * self.peak.flops_per_second)
+            )
+        # On a CPU padding is taken out of the rows before the first layer.
+        useful = pieces * ahead.useful_share
+        products = sum(update.products.values()) * useful + update.step_products
+        moved = update.moved * useful + update.step_moved
+        operations = update.operations * pieces + update.step_operations
+        return (
+            products / self.peak.flops_per_second
+            + moved / self.rates.bytes_per_second
+            + operations * self.rates.seconds_per_operation
+        )
+
+
+@dataclass(frozen=True)
+class Time:
+    """Seconds of an update and of the run, and what they were computed from."""
+
+    update_seconds: float
+    flops_per_update: float
+    """That the model needs, padding and recomputing not counted."""
+    pace: Pace
+    how: str
+    evaluation_seconds: float
+    """Of one held-out loss."""
+    run_seconds: float | None
+    """Of all updates and held-out losses; None where their number is not known."""
+
+    @property
+    def peak(self) -> Peak:
+        """What the utilisation is a share of."""
+        return self.pace.peak
+
+    @property
+    def utilisation(self) -> float:
+        """Useful FLOPs as a share of the peak, in [0, 1]."""
+        return self.flops_per_update / (self.update_seconds * self.peak.flops_per_second)
+
+
+def time_of(
+    config: RunConfig,
+    model: PreTrainedModel,
+    ahead: Ahead,
+    machine: Machine,
+    memory: Memory,
+    *,
+    utilisation: float | None = None,
+) -> Time:
+    """Seconds of an update and of the run; not inside `outlining`, for it may measure.
+
+    Args:
+        config: of the run.
+        model: outlined.
+        ahead: its work.
+        machine: that it is for.
+        memory: for the micro-batch, whose work is known by its operations.
+        utilisation: share of the peak to assume, instead of what is known.
+
+    Raises:
+        ConfigError: more than the peak is asked for or comes out.
+    """
+    peak, on_cpu = machine.peak(ahead.arithmetic.products), machine.where == "cpu"
+    assumed = 1.0 if on_cpu else ASSUMED[family_of(model.config).is_encoder_decoder]
+    pace = Pace(peak, measured_rates() if on_cpu else None, assumed)
+    flops = ahead.arithmetic.flops_per_token * ahead.tokens_per_update
+    if utilisation is not None:
+        _refuse_impossible(utilisation, "was asked for")
+        seconds = flops / (utilisation * peak.flops_per_second)
+        how = f"{utilisation:.0%} of the peak, as asked for"
+    elif machine.here and (known := _measured(config, model, ahead)) is not None:
+        seconds, how = known
+    elif pace.rates is not None:
+        seconds = pace.seconds(ahead, memory)
+        how = (
+            "products at the peak, other operations at "
+            f"{pace.rates.bytes_per_second / 1e9:,.1f} GB/s, both measured just now"
+        )
+    else:
+        more = _RECOMPUTED if memory.recompute else 1.0
+        seconds = flops * more / (ahead.useful_share * assumed * peak.flops_per_second)
+        how = f"{assumed:.0%} of the peak while it computes: a guess until a run has measured it"
+    _refuse_impossible(flops / (seconds * peak.flops_per_second), "comes out")
+    held_out = ahead.held_out_tokens / ahead.tokens_per_update * seconds / 3  # forward alone
+    return Time(seconds, flops, pace, how, held_out, _whole(config, ahead, seconds, held_out))
+
+
+def _refuse_impossible(share: float, what: str) -> None:
+    if not 0.0 < share <= 1.0:
+        raise ConfigError(
+            f"A utilisation of {share:.0%} {what}, and no machine computes more than 100 % of its "
+            "peak, or less than nothing. Published trainings reach 12 to 57 %: give --utilisation "
+            "a number between 0 and 100, or leave it out."
+        )
+
+
+def _measured(config: RunConfig, model: PreTrainedModel, ahead: Ahead) -> tuple[float, str] | None:
+    """Seconds of an update by the run's own metrics, if it has begun with this model."""
+    path = Path(config.run_dir) / METRICS
+    if not path.is_file():
+        return None
+    events = read_metrics(path)
+    started = next((e for e in events if e["event"] == "start"), {})
+    total = (started.get("parameters") or {}).get("total")
+    steps = [e for e in events if e["event"] == "step" and e.get("tokens") and e.get("seconds")]
+    if total != parameter_counts(model).total or len(steps) < _LEAST_UPDATES:
+        return None
+    late = steps[len(steps) // 5 :]  # the first ones load and choose kernels
+    # The median, so that a pause or another program does not count.
+    rate = statistics.median(e["tokens"] / e["seconds"] for e in late)
+    return ahead.tokens_per_update / rate, f"as {path} has it: {rate:,.0f} tokens a second"
+
+
+def _whole(config: RunConfig, ahead: Ahead, seconds: float, held_out: float) -> float | None:
+    if ahead.seconds is not None:
+        return ahead.seconds
+    if ahead.steps is None:
+        return None
+    return ahead.steps * seconds + evaluations_of(config, ahead) * held_out
+
+
+def evaluations_of(config: RunConfig, ahead: Ahead) -> float:
+    """How often the held-out loss is taken; the end is always evaluated."""
+    return times(config.train.evaluate_every, ahead, config)
+
+
+def times(every: Duration, ahead: Ahead, config: RunConfig) -> float:
+    """How often something happens that `every` is between, the end among it."""
+    unit, amount = every.unit, every.amount
+    if unit == "%":
+        return 100.0 / amount
+    whole = ahead.totals.get(unit)
+    stop = config.train.stop_after
+    whole = stop.amount if whole is None and stop.unit == unit else whole
+    return 1.0 if whole is None else max(1.0, -(-whole // amount))

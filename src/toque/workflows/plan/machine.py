@@ -1,0 +1,119 @@
+"""The machine that a plan is for: this one, measured, or a card by its maker's table."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from toque.config import RunConfig
+from toque.errors import ConfigError
+from toque.hardware.cards import Card, card_named
+from toque.models.forward.outline import Where
+from toque.training.autotune.memory import free_bytes
+from toque.training.peak_flops import Peak, Products, peak_of
+from toque.training.runtime import DTYPES, Runtime
+
+_STREAM_BYTES: Final = 16 << 20
+"""Of one tensor: about what an activation of a micro-batch takes, larger than a core's cache."""
+_SMALL: Final = 256
+_ROUNDS: Final = 12
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where the run is to be.
+
+    Attributes:
+        name: for people.
+        where: the kind of device.
+        precision: of the products.
+        room: bytes that a process may have.
+        card: of the table; None for a CPU.
+        here: whether it is the machine the plan is made on.
+    """
+
+    name: str
+    where: Where
+    precision: str
+    room: int
+    card: Card | None
+    here: bool
+
+    def peak(self, products: Products) -> Peak:
+        """FLOP/s of the model's products: stated for a card, measured here.
+
+        Raises:
+            ConfigError: the card has no unit for the precision.
+        """
+        if self.here:
+            return peak_of(_device(), DTYPES[self.precision], products)
+        assert self.card is not None
+        kind = "fp32" if self.precision == "float32" else self.precision
+        rate = self.card.flops_per_second.get(kind)
+        if rate is None:
+            raise ConfigError(
+                f"train.precision is {self.precision}, and {self.card.name} has no unit for it. It "
+                f"has {', '.join(self.card.flops_per_second)}."
+            )
+        return Peak(rate, f"stated: {self.card.source}, dense {kind}")
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What operations other than products cost on this machine's CPU."""
+
+    bytes_per_second: float
+    """Read and written by one operation after another."""
+    seconds_per_operation: float
+    """That each takes however small it is."""
+
+
+def machine_of(config: RunConfig, hardware: str | None, family: str) -> Machine:
+    """The named card, or this machine.
+
+    Raises:
+        ConfigError: no such card; or a precision that it, or this machine, cannot compute.
+    """
+    if hardware is None:
+        device = _device()
+        precision = Runtime.detect(
+            precision=config.train.precision,
+            deterministic=config.train.deterministic,
+            fp16_is_safe=family != "t5",
+        ).precision
+        name = torch.cuda.get_device_name() if device.type == "cuda" else _cpu_name()
+        where: Where = "cuda" if device.type == "cuda" else "cpu"
+        return Machine(name, where, precision, free_bytes(device), None, here=True)
+    card = card_named(hardware)
+    chosen: str = config.train.precision
+    if chosen == "auto":
+        has_bf16, safe = "bf16" in card.flops_per_second, family != "t5"
+        chosen = "bf16" if has_bf16 else "fp16" if safe else "float32"
+    return Machine(card.name, "cuda", chosen, card.memory_bytes, card, here=False)
+
+
+def measured_rates() -> Rates:
+    """Of this machine's CPU, the best of a few tries; a tenth of a second."""
+    a = torch.ones(_STREAM_BYTES // 4)
+    b, few = torch.ones_like(a), torch.ones(_SMALL)
+    stream = min(_seconds_of(a, b) for _ in range(_ROUNDS))
+    each = min(_seconds_of(few, few, times=200) for _ in range(_ROUNDS)) / 200
+    return Rates(3 * _STREAM_BYTES / stream, each)
+
+
+def _seconds_of(a: torch.Tensor, b: torch.Tensor, *, times: int = 1) -> float:
+    begun = time.perf_counter()
+    for _ in range(times):
+        torch.add(a, b)
+    return time.perf_counter() - begun
+
+
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _cpu_name() -> str:
+    return f"this machine, {torch.get_num_threads()} threads of its CPU"

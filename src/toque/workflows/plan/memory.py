@@ -1,0 +1,232 @@
+"""Memory of a plan, by part, from outlined updates."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from toque.config import RunConfig
+from toque.models.families import family_of, head_size, vocabulary_rows
+from toque.models.forward.cross_entropy import logits_bytes
+from toque.storage.cache_folder import cache_folder
+from toque.training.autotune.cache import MachineCache, machine_facts
+from toque.training.autotune.micro_batch import HEADROOM, evenly
+from toque.training.planning.outlined_update import OutlinedUpdate, outline_update
+from toque.version import __version__
+from toque.workflows.assembly.batches import CPU_MICRO_BATCH_TOKENS
+from toque.workflows.plan.ahead import Ahead
+from toque.workflows.plan.machine import Machine
+
+_SMALLEST: Final = """
+import resource, sys
+import toque
+from toque.cooking.cookbook.generate import write_cookbook
+folder = sys.argv[1]
+write_cookbook(folder + "/recipes.jsonl", n=40, seed=1)
+toque.train({
+    "run_dir": folder + "/run",
+    "model": {"family": "llama", "tokenizer": "trained:512", "shape": {
+        "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "intermediate_size": 64, "max_position_embeddings": 512}},
+    "data": {"sources": [{"path": folder + "/recipes.jsonl"}], "store": folder + "/store"},
+    "train": {"stop_after": "2 steps", "batch": "1024 tokens", "compile": False},
+    "evaluation": {"max_examples": 4, "generate": 2},
+})
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+"""A training of next to no model: what it takes is the interpreter's and the libraries'."""
+_KIB: Final = 1024
+_HEAP_SHARE: Final = 0.9
+_HEAP_BYTES: Final = 120 << 20
+"""What a CPU's heap takes beside the tensors, as a share of what computing takes and besides: holes
+between tensors that come and go in different sizes, and kernels' own buffers. Fitted to two of the
+trainings of bench/quality/plan_against_truth.py, a GPT-2 of 27 M and the demo's shape, on one core.
+"""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes at the fullest moment of training; the parts add up to `total`."""
+
+    parts: Mapping[str, int]
+    room: int
+    micro_batch_rows: int
+    recompute: bool
+    update: OutlinedUpdate
+    """What one micro-batch of so many rows takes."""
+    host: int | None = None
+    """Bytes of the machine's own memory while a card's model is read; None on a CPU."""
+
+    @property
+    def total(self) -> int:
+        """All parts together."""
+        return sum(self.parts.values())
+
+    @property
+    def fits(self) -> bool:
+        """Whether the machine has so much."""
+        return self.total <= self.room
+
+
+def memory_of(
+    config: RunConfig,
+    model: PreTrainedModel,
+    ahead: Ahead,
+    machine: Machine,
+    *,
+    rows: int | None = None,
+    recompute: bool | None = None,
+    optimizer: str | None = None,
+) -> Memory:
+    """Memory by part; inside `outlining`.
+
+    Args:
+        config: of the run.
+        model: outlined.
+        ahead: its rows and updates.
+        machine: that it is for.
+        rows: at once, instead of what the settings say.
+        recompute: with activation checkpointing or not, instead of what they say.
+        optimizer: instead of theirs.
+    """
+    train = config.train
+    asked = train.gradient_checkpointing if recompute is None else recompute
+    attempt = _Attempt(config, model, ahead, machine, optimizer or config.optim.name)
+    wanted = rows if rows is not None else train.micro_batch_rows
+    if isinstance(wanted, int):
+        wanted = min(wanted, ahead.update_rows)
+    made = attempt.of(wanted, recompute=asked is True)
+    if asked == "auto" and not made.fits and made.micro_batch_rows == 1:
+        made = attempt.of(wanted, recompute=True)
+    return made
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    config: RunConfig
+    model: PreTrainedModel
+    ahead: Ahead
+    machine: Machine
+    optimizer: str
+
+    def of(self, wanted: int | str, *, recompute: bool) -> Memory:
+        if isinstance(wanted, int):
+            return self._at(wanted, recompute=recompute)
+        if self.machine.where == "cpu":
+            # The first size that is timed; the fastest is at most twice as large or half of it.
+            guess = max(1, CPU_MICRO_BATCH_TOKENS // self.ahead.row.tokens)
+            return self._at(evenly(self.ahead.update_rows, guess), recompute=recompute)
+        one = self._at(1, recompute=recompute)
+        if not one.fits or self.ahead.update_rows == 1:
+            return one
+        two = self._at(2, recompute=recompute)
+        each = max(1, two.total - one.total)
+        most = max(1, 1 + (one.room - one.total) // each)
+        rows = evenly(self.ahead.update_rows, most)
+        while rows > 1 and not (found := self._at(rows, recompute=recompute)).fits:
+            rows = evenly(self.ahead.update_rows, int(0.85 * rows))
+        return one if rows == 1 else found
+
+    def _at(self, rows: int, *, recompute: bool) -> Memory:
+        machine, config = self.machine, self.config
+        update = outline_update(
+            self.model,
+            replace(self.ahead.row, rows=rows, examples=self.ahead.worst_examples),
+            where=machine.where,
+            precision=machine.precision,
+            optimizer=self.optimizer,
+            accumulates=rows < self.ahead.update_rows,
+            recompute=recompute,
+            smoothing=config.optim.label_smoothing,
+        )
+        return Memory(
+            parts=self._parts(update),
+            room=machine.room,
+            micro_batch_rows=rows,
+            recompute=recompute,
+            update=update,
+            host=4 * _parameters(self.model) if machine.where == "cuda" else None,
+        )
+
+    def _parts(self, update: OutlinedUpdate) -> dict[str, int]:
+        logits = min(
+            logits_bytes(vocabulary_rows(self.model), self.machine.where), update.computing
+        )
+        averages = _averages(self.config, update)
+        parts = {
+            "weights": update.weights,
+            "16-bit copies of weights": update.copies,
+            "gradients": update.gradients,
+            "optimizer states": update.optimizer,
+            "averages of weights": averages,
+            "logits": logits,
+            "activations and their gradients": update.computing - logits,
+        }
+        beside = max(0, update.step - update.computing)
+        if self.machine.where == "cpu":
+            texts = texts_bytes(self.config, self.model, self.ahead)
+            parts["evaluation: keys and values"] = max(0, texts - update.computing - beside)
+        parts["the optimizer's step"] = beside
+        if self.machine.where == "cpu":
+            saved = update.gradients + update.optimizer + averages
+            parts["a save's copies"] = saved + (
+                update.gradients if self.config.train.keep_best else 0
+            )
+            parts["Python and its libraries"] = resident_bytes()
+            parts["allocator's rest"] = round(_HEAP_SHARE * update.computing) + _HEAP_BYTES
+        else:
+            held = sum(parts.values())
+            parts["allocator's rest"] = round(held / HEADROOM) - held
+        return parts
+
+
+def texts_bytes(config: RunConfig, model: PreTrainedModel, ahead: Ahead) -> int:
+    """Keys and values of the texts that the final evaluation writes side by side, in float32."""
+    shape, texts = model.config, config.evaluation.generate
+    if family_of(shape).is_encoder_decoder:
+        width, layers = shape.num_heads * shape.d_kv, shape.num_decoder_layers
+        tokens = ahead.row.source + ahead.row.target  # its own, and the prompt's across
+    else:
+        heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
+        width, layers, tokens = heads * head_size(shape), shape.num_hidden_layers, ahead.row.target
+    return 2 * 4 * int(layers) * int(width) * tokens * texts
+
+
+def resident_bytes() -> int:
+    """Bytes of a training process with next to no model, measured once on this machine."""
+    cache = MachineCache(cache_folder("measured"))
+    versions = {"toque": __version__, "torch": torch.__version__}
+    key = machine_facts(torch.device("cpu")) | versions | {"transformers": transformers.__version__}
+    key |= {"about": "resident bytes of the smallest training"}
+    known = cache.get(key)
+    if known is None:
+        with tempfile.TemporaryDirectory() as folder:
+            said = subprocess.run(  # noqa: S603  # this interpreter and the text above
+                [sys.executable, "-c", _SMALLEST, folder],
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout
+        known = {"bytes": int(said.split()[-1]) * _KIB}
+        cache.put(key, known)
+    return int(known["bytes"])
+
+
+def _averages(config: RunConfig, update: OutlinedUpdate) -> int:
+    averaging = config.optim.averaging
+    if averaging is None:
+        return 0
+    points = averaging.last or 5 if averaging.kind == "last" else 1
+    return points * update.gradients
+
+
+def _parameters(model: PreTrainedModel) -> int:
+    return sum(p.numel() for p in model.parameters())

@@ -1,0 +1,146 @@
+"""Outlined model of a plan: the run's model, adapter and all, with shapes and no numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from transformers import PreTrainedModel
+
+from toque.config import RunConfig
+from toque.errors import ConfigError
+from toque.models.families import vocabulary_rows
+from toque.models.forward.bf16.layers import use_bf16_layers
+from toque.models.forward.fast_dropout import use_fast_dropout
+from toque.models.forward.outline import Where
+from toque.models.loading.from_scratch import build_model, outline_of
+from toque.models.loading.hub import resolve_folder
+from toque.models.loading.known_shapes import KNOWN, known_model
+from toque.models.loading.pretrained import grow_vocabulary
+from toque.models.lora.layers import hold_frozen
+from toque.training.runtime import DTYPES
+from toque.workflows.assembly.optim_and_adapter import add_adapter
+
+if TYPE_CHECKING:
+    from toque.data.store.token_store import TokenStore
+
+_TRAINED = "trained:"
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What a model must know of the tokenizer; a codec will do as well."""
+
+    vocab_size: int
+    pad_id: int = 0
+    eos_id: int = 1
+    bos_id: int | None = None
+    newline_id: int | None = None
+
+
+def vocabulary_of(config: RunConfig, store: TokenStore | None) -> tuple[Vocabulary | None, str]:
+    """The store's vocabulary, or what the settings say of it; None where a checkpoint decides.
+
+    Returns:
+        It, and where it is from in words.
+
+    Raises:
+        ConfigError: a model from scratch with a tokenizer that is not there to be counted.
+    """
+    if store is not None:
+        codec = store.codec()
+        known = Vocabulary(
+            codec.vocab_size, codec.pad_id, codec.eos_id, codec.bos_id, codec.newline_id
+        )
+        return known, f"{codec.vocab_size:,} tokens, the store's"
+    source = config.model.tokenizer_source
+    if source.startswith(_TRAINED):
+        n = int(source.removeprefix(_TRAINED))
+        return Vocabulary(n), f"{n:,} tokens, as asked for"
+    if config.model.start_from != "scratch":
+        return None, "the checkpoint's"
+    if source in KNOWN:
+        n = KNOWN[source].vocab_size
+        return Vocabulary(n), f"{n:,} tokens of {source}"
+    from toque.data.tokenizer.codec import load_codec
+    from toque.data.tokenizer.folder import resolve_tokenizer
+
+    codec = load_codec(resolve_tokenizer(source))
+    return Vocabulary(codec.vocab_size), f"{codec.vocab_size:,} tokens of {source}"
+
+
+def outlined_model(
+    config: RunConfig, known: Vocabulary | None, *, where: Where, precision: str
+) -> PreTrainedModel:
+    """The run's model with its layers as they are on that kind of device; inside `outlining`.
+
+    Raises:
+        ConfigError: a model that cannot be made, or one whose config.json cannot be had.
+    """
+    start = config.model.start_from
+    if start == "scratch":
+        if known is None:
+            raise ConfigError("A model from scratch needs a tokenizer: name model.tokenizer.")
+        model = build_model(
+            family=config.model.family,
+            shape=config.model.shape,
+            vocab_size=known.vocab_size,
+            pad_id=known.pad_id,
+            eos_id=known.eos_id,
+            bos_id=known.bos_id,
+            seed=config.seed,
+        )
+    else:
+        model = _of_checkpoint(start)
+        rows = vocabulary_rows(model)
+        seen = known or Vocabulary(rows)
+        grow_vocabulary(model, seen.vocab_size)
+        if config.adapter is not None:
+            _adapt(config, model, seen, rows)
+    hold_frozen(model, DTYPES[precision])
+    if where == "cpu":
+        use_fast_dropout(model)
+        if precision == "bf16":
+            use_bf16_layers(model)
+    return model
+
+
+def _adapt(config: RunConfig, model: PreTrainedModel, seen: Vocabulary, rows: int) -> None:
+    """Put the adapter in, with the model on the device "meta": peft cannot move fake tensors."""
+    with unset_fake_temporarily(), torch.device("meta"):
+        _remake(model, "meta")
+        add_adapter(config, model, seen, base_rows=rows)  # type: ignore[arg-type]  # the same names
+    _remake(model, "cpu")
+
+
+def _remake(model: nn.Module, device: str) -> None:
+    """Exchange every parameter for an empty one on `device`; shared ones stay shared."""
+    made: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, old in module.named_parameters(recurse=False):
+            if id(old) not in made:
+                new = torch.empty(old.shape, dtype=old.dtype, device=device)
+                made[id(old)] = nn.Parameter(new, requires_grad=old.requires_grad)
+            module.register_parameter(name, made[id(old)])
+
+
+def _of_checkpoint(start: str) -> PreTrainedModel:
+    folder = Path(start).expanduser()
+    if not folder.is_dir():
+        known = known_model(start)
+        if known is not None:
+            return known
+        try:
+            folder = resolve_folder(start, needs=("config.json",), also=())
+        except ConfigError as error:
+            raise ConfigError(
+                f"{error} A plan needs its config.json alone, and knows without it: "
+                f"{', '.join(KNOWN)}."
+            ) from error
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"model.start_from is {folder}, which has no config.json.")
+    return outline_of(folder)

@@ -1,0 +1,200 @@
+"""Plan: what a run will take, as a table and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from toque.models.flops import ParameterCounts
+from toque.training.autotune.memory import in_words
+from toque.workflows.plan.ahead import Ahead
+from toque.workflows.plan.disk import Disk
+from toque.workflows.plan.duration import Time
+from toque.workflows.plan.levers import Lever
+from toque.workflows.plan.machine import Machine
+from toque.workflows.plan.memory import Memory
+
+_SHARES = (0.3, 0.4, 0.5)
+"""Utilisations that a card's hours are shown at."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Memory, arithmetic, time, disk and traffic of a run that has not begun."""
+
+    parameters: ParameterCounts
+    machine: Machine
+    ahead: Ahead
+    memory: Memory
+    time: Time
+    disk: Disk
+    levers: Sequence[Lever]
+    notes: Sequence[str]
+
+    @property
+    def fits(self) -> bool:
+        """Whether the run fits into the machine's memory."""
+        return self.memory.fits
+
+    def record(self) -> dict[str, Any]:
+        """The same as JSON: bytes, seconds and FLOPs."""
+        time, memory, machine = self.time, self.memory, self.machine
+        return {
+            "machine": {
+                "name": machine.name,
+                "device": machine.where,
+                "precision": machine.precision,
+                "memory_bytes": machine.room,
+                "source": machine.card.source if machine.card else None,
+            },
+            "parameters": asdict(self.parameters),
+            "rows": asdict(self.ahead.row) | {"update": self.ahead.update_rows},
+            "lengths": self.ahead.how,
+            "memory": {
+                "parts": dict(memory.parts),
+                "total": memory.total,
+                "host": memory.host,
+                "fits": memory.fits,
+                "micro_batch_rows": memory.micro_batch_rows,
+                "gradient_checkpointing": memory.recompute,
+            },
+            "flops": {
+                "token": self.ahead.arithmetic.flops_per_token,
+                "update": time.flops_per_update,
+                "run": self._flops(),
+            },
+            "time": {
+                "update_seconds": time.update_seconds,
+                "run_seconds": time.run_seconds,
+                "evaluation_seconds": time.evaluation_seconds,
+                "utilisation": time.utilisation,
+                "peak_flops_per_second": time.peak.flops_per_second,
+                "peak": time.peak.origin,
+                "how": time.how,
+            },
+            "totals": dict(self.ahead.totals),
+            "disk": asdict(self.disk) | {"total": self.disk.total},
+            "levers": [asdict(lever) for lever in self.levers],
+            "notes": list(self.notes),
+        }
+
+    def _flops(self) -> float | None:
+        updates = self._updates()
+        return None if updates is None else updates * self.time.flops_per_update
+
+    def _updates(self) -> float | None:
+        if self.ahead.seconds is not None:
+            return self.ahead.seconds / self.time.update_seconds
+        return self.ahead.steps
+
+    def __str__(self) -> str:
+        blocks = [self._heading(), self._memory(), self._time(), self._disk(), self._changes()]
+        return "\n\n".join(block for block in (*blocks, "\n".join(self.notes)) if block)
+
+    def _heading(self) -> str:
+        n, row = self.parameters, self.ahead.row
+        rows = f"{row.source} + {row.target}" if row.source else f"{row.target}"
+        trained = "" if n.trainable == n.total else f", {n.trainable / 1e6:,.2f} M of them trained"
+        return (
+            f"{n.total / 1e6:,.1f} M parameters ({n.non_embedding / 1e6:,.1f} M without embeddings)"
+            f"{trained}; on {self.machine.name} in {self.machine.precision}\n"
+            f"an update: {self.ahead.update_rows:,} rows of {rows} tokens, "
+            f"{self.memory.micro_batch_rows} at once"
+            f"{', activations recomputed' if self.memory.recompute else ''}; "
+            f"{self.ahead.tokens_per_update:,.0f} tokens that are no padding\n"
+            f"lengths: {self.ahead.how}"
+        )
+
+    def _memory(self) -> str:
+        parts = [(name, in_words(size)) for name, size in self.memory.parts.items() if size]
+        total = in_words(self.memory.total)
+        room = in_words(self.memory.room)
+        verdict = "fits" if self.fits else "DOES NOT FIT"
+        rows = _columns([*parts, ("all together", total)])
+        host = ""
+        if self.memory.host is not None:
+            host = f"\nThe machine's own memory: {in_words(self.memory.host)} to read the model."
+        return f"Memory\n{rows}\n{total} of {room}: it {verdict}.{host}"
+
+    def _time(self) -> str:
+        time, whole = self.time, self._flops()
+        lines = [
+            ("of an update", f"{time.flops_per_update:.3g} FLOP, {_seconds(time.update_seconds)}"),
+            ("peak", f"{time.peak.flops_per_second / 1e12:,.2f} TFLOP/s, {time.peak.origin}"),
+            ("of it used", f"{time.utilisation:.0%}"),
+            ("by", time.how),
+        ]
+        updates = self._updates()
+        if updates is None or time.run_seconds is None or whole is None:
+            million = 1e6 / self.ahead.tokens_per_update * time.update_seconds
+            lines.append(("a million tokens", _seconds(million)))
+            lines.append(("the run", "not known before its data is prepared: toque prepare"))
+        else:
+            lines.append(
+                (
+                    "the run",
+                    f"{updates:,.0f} updates, {whole:.3g} FLOP, {_seconds(time.run_seconds)}, "
+                    "held-out losses among it, the texts at the end not",
+                )
+            )
+            if not self.machine.here and self.ahead.seconds is None:
+                hours = (_seconds(time.run_seconds * time.utilisation / s) for s in _SHARES)
+                shares = (
+                    f"{said} at {share:.0%}" for said, share in zip(hours, _SHARES, strict=True)
+                )
+                lines.append(("or", ", ".join(shares)))
+        return f"Time\n{_columns(lines)}"
+
+    def _disk(self) -> str:
+        disk = self.disk
+        lines = [
+            ("a checkpoint", _size(disk.checkpoint)),
+            ("checkpoints, at most", _size(disk.kept)),
+            ("the finished model", _size(disk.model)),
+        ]
+        if disk.store:
+            lines.append(("the store", _size(disk.store)))
+        if disk.uploaded:
+            said = f"{_size(disk.uploaded)} in {disk.saves:,.0f} saves"
+            if disk.upload_bytes_per_second is not None:
+                said += f", {_size(disk.upload_bytes_per_second)}/s on average"
+            lines.append(("to the bucket", said))
+        return f"Disk\n{_columns(lines)}"
+
+    def _changes(self) -> str:
+        if not self.levers:
+            return ""
+        head = "What would change it" if self.fits else "What to change so that it fits"
+        lines = [
+            (
+                lever.settings,
+                f"{in_words(lever.total)}{'' if lever.fits else ', does not fit'}; "
+                f"{_seconds(lever.update_seconds)} an update; {lever.changes}",
+            )
+            for lever in self.levers
+        ]
+        return f"{head}\n{_columns(lines)}"
+
+
+def _columns(rows: Sequence[tuple[str, str]]) -> str:
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 1.0:
+        return f"{seconds * 1e3:,.0f} ms"
+    if seconds < 120.0:
+        return f"{seconds:,.1f} s"
+    if seconds < 7200.0:
+        return f"{seconds / 60:,.0f} minutes"
+    return f"{seconds / 3600:,.1f} hours"
+
+
+def _size(n_bytes: float) -> str:
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if n_bytes < 1000:
+            return f"{n_bytes:,.0f} {unit}" if unit == "bytes" else f"{n_bytes:,.1f} {unit}"
+        n_bytes /= 1000
+    return f"{n_bytes:,.1f} TB"
