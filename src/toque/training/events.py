@@ -32,6 +32,8 @@ class StepInfo:
     data_wait_seconds: float
     stage: int | None = None
     """Of the curriculum, counted from 1; None without one."""
+    slowed: bool = False
+    """Whether an observer slowed the update, as a profiler does; rates leave it out."""
 
 
 @dataclass(frozen=True)

@@ -166,6 +166,7 @@ class Trainer:
             seconds=seconds,
             data_wait_seconds=data_wait_seconds,
             stage=planned.stage,
+            slowed=self.callbacks.slow,
         )
 
     def forward_backward(self, micro_batches: Sequence[Batch], n_targets: int) -> Tensor:

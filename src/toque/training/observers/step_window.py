@@ -10,7 +10,7 @@ from toque.training.peak_flops import Peak
 
 @dataclass
 class Window:
-    """Sums over consecutive updates."""
+    """Sums over consecutive updates; rates are of those that no observer slowed."""
 
     n_steps: int = 0
     n_targets: int = 0
@@ -18,6 +18,8 @@ class Window:
     n_computed: int = 0
     seconds: float = 0.0
     data_wait_seconds: float = 0.0
+    slowed_tokens: int = 0
+    slowed_seconds: float = 0.0
     last: StepInfo | None = None
 
     def add(self, info: StepInfo) -> None:
@@ -28,6 +30,9 @@ class Window:
         self.n_computed += info.n_computed
         self.seconds += info.seconds
         self.data_wait_seconds += info.data_wait_seconds
+        if info.slowed:
+            self.slowed_tokens += info.n_tokens
+            self.slowed_seconds += info.seconds
         self.last = info
 
     @property
@@ -37,8 +42,14 @@ class Window:
 
     @property
     def tokens_per_second(self) -> float:
-        """Throughput: tokens of both sides without padding, per second with data wait."""
-        return self.n_tokens / self.seconds if self.seconds > 0 else 0.0
+        """Throughput: tokens of both sides without padding, per second with data wait.
+
+        That of slowed updates where there are no others.
+        """
+        tokens, seconds = self.n_tokens - self.slowed_tokens, self.seconds - self.slowed_seconds
+        if tokens == 0:
+            tokens, seconds = self.n_tokens, self.seconds
+        return tokens / seconds if seconds > 0 else 0.0
 
     def utilisation(self, flops_per_token: float, peak: Peak) -> float:
         """Model FLOPs utilisation (MFU): FLOP/s the model needs, over the peak.

@@ -57,7 +57,9 @@ def build_trainer(
         model=model,
         optimizer=build_optimizer(model, name=optim.name, weight_decay=optim.weight_decay),
         batches=stream,
-        loss_fn=partial(loss_sum, smoothing=optim.label_smoothing),
+        loss_fn=runtime.phases.around(
+            "forward", partial(loss_sum, smoothing=optim.label_smoothing)
+        ),
         lr_at=learning_rate(by_length, expected_totals(config, stream)),
         evaluator=evaluator,
         checkpoints=CheckpointStore(
