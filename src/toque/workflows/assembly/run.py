@@ -47,6 +47,7 @@ from toque.workflows.assembly.evaluation import (
     held_out_prompts,
     own_prompts,
 )
+from toque.workflows.assembly.figures import build_figures, phase_memory
 from toque.workflows.assembly.mixture import mixture_in_words
 from toque.workflows.assembly.observers import Watchers
 from toque.workflows.assembly.sample_writer import SampleWriter, writing_in
@@ -137,7 +138,7 @@ def assemble(
             ConsoleProgress(
                 log_every=config.observe.log_every, reporter=reporter, time_left=time_left
             ),
-            *_observers(setup, tuned, sampler, watchers, warn, reporter),
+            *_observers(setup, tuned, sampler, watchers, warn, lambda: trainer.optimizer, reporter),
         ]
     if length.limit is not None:
         callbacks.append(length.limit)  # after those that write at an evaluation
@@ -167,20 +168,26 @@ def _observers(
     sampler: Sampler,
     watchers: Watchers,
     warn: Callable[[Progress, str], None],
+    optimizer: Callable[[], torch.optim.Optimizer],
     reporter: Reporter,
 ) -> list[Callback]:
     config, model, runtime = setup.config, setup.model, setup.runtime
     run, feeds = Path(config.run_dir), watchers.feeds(warn)
     arithmetic = arithmetic_of(model, setup.stream)
+    memory = phase_memory(runtime)
+    log = MetricsLog(
+        run / "metrics.jsonl",
+        log_every=config.observe.log_every,
+        about=about_run(setup, tuned.resources),
+        flops_per_token=arithmetic.flops_per_token,
+        peak=total_peak(runtime.peak(arithmetic.products), runtime.ranks),
+        copies=[feed.take for feed in feeds],
+        beside=[part.take for part in memory],
+    )
     callbacks: list[Callback] = [
-        MetricsLog(
-            run / "metrics.jsonl",
-            log_every=config.observe.log_every,
-            about=about_run(setup, tuned.resources),
-            flops_per_token=arithmetic.flops_per_token,
-            peak=total_peak(runtime.peak(arithmetic.products), runtime.ranks),
-            copies=[feed.take for feed in feeds],
-        ),
+        *memory,
+        *build_figures(setup, log.record, warn, reporter, optimizer),
+        log,
         SampleWriter(
             sampler,
             model,

@@ -103,6 +103,7 @@ def about_run(setup: Setup, resources: Resources) -> dict[str, Any]:
     """The start event of metrics.jsonl: hash, versions, hardware, sizes, precision."""
     runtime = setup.runtime
     cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    counts = parameter_counts(setup.model)
     return {
         "config_sha256": config_sha256(setup.config),
         "versions": {
@@ -116,7 +117,7 @@ def about_run(setup: Setup, resources: Resources) -> dict[str, Any]:
             "threads": torch.get_num_threads(),
             "memory_bytes": psutil.virtual_memory().total,
         },
-        "parameters": asdict(parameter_counts(setup.model)),
+        "parameters": asdict(counts) | {"trainable_share": counts.trainable / counts.total},
         "row": asdict(setup.stream.layout.shape),
         "precision": runtime.precision,
         "deterministic": runtime.deterministic,
