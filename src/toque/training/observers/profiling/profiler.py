@@ -224,8 +224,8 @@ class Profiler(Callback):
         why = str(error).partition("\n")[0]
         self.warn(
             at,
-            f"profiling ended: {type(error).__name__}: {why:.200}. What was traced before is in the "
-            "run folder's trace/; training goes on",
+            f"profiling ended: {type(error).__name__}: {why:.200}. What was traced before is in "
+            "trace/ of the run folder; training goes on",
         )
 
     def _tell_if_too_long(self, at: Progress, updates: int) -> None:
