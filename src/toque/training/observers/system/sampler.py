@@ -23,7 +23,7 @@ from toque.units import Progress
 _PATIENCE_SECONDS = 5.0
 """For a look that hangs, as those of a broken driver do."""
 _LEAST_SECONDS = 0.2
-"""Rates over less say nothing."""
+"""Rates over less say little: no last look after so short a time, unless it is the only one."""
 
 
 class Record(Protocol):
@@ -99,12 +99,12 @@ class SystemSampler(Callback):
 
     def _look_until(self, over: threading.Event, gpus: Gpus | None) -> None:
         host, looked = self.make_host(), time.monotonic()
-        last = False
+        looks, last = 0, False
         while not last:
             last = over.wait(self.every_seconds)
             seconds = time.monotonic() - looked
-            if last and seconds < _LEAST_SECONDS:
+            if last and looks and seconds < _LEAST_SECONDS:
                 return
-            looked += seconds
+            looks, looked = looks + 1, looked + seconds
             figures = host.look() | {"gpus": [] if gpus is None else gpus.look()}
             self.record("system", step=self._at.step, seconds=round(seconds, 3), **figures)
