@@ -159,10 +159,16 @@ def test_a_driver_that_is_not_there_is_a_sentence(monkeypatch):
 
 
 def test_events_of_other_threads_are_whole_lines_within_the_session(tmp_path):
-    copied = []
-    log = MetricsLog(
-        tmp_path / "metrics.jsonl", log_every=Duration(1, "steps"), copies=[copied.append]
-    )
+    copied, inside, overlaps = [], [], []
+
+    def copy(record):
+        inside.append(1)
+        threading.Event().wait(1e-4)  # lets another thread in, if anything does
+        overlaps.append(len(inside) > 1)
+        inside.pop()
+        copied.append(record)
+
+    log = MetricsLog(tmp_path / "metrics.jsonl", log_every=Duration(1, "steps"), copies=[copy])
     log.record("system", step=0)
     log.on_fit_start(START)
     threads = [
@@ -181,6 +187,7 @@ def test_events_of_other_threads_are_whole_lines_within_the_session(tmp_path):
     assert [line["event"] for line in lines].count("system") == 200
     assert (lines[0]["event"], lines[-1]["event"]) == ("start", "end")
     assert len(copied) == len(lines)
+    assert not any(overlaps)
 
 
 def test_figures_of_steps_that_a_continued_run_repeats_are_left_out(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from importlib.util import find_spec
 
 import pytest
 
@@ -159,6 +160,16 @@ def test_a_tracker_that_is_not_installed_is_refused_with_its_extra(monkeypatch, 
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"toque\[track\]"):
         opener("trackio", folder=tmp_path, settings={})
+
+
+def test_a_folder_of_a_trackers_name_is_no_installed_tracker(monkeypatch, tmp_path):
+    absent = [name for name in ("wandb", "mlflow", "trackio") if find_spec(name) is None]
+    if not absent:
+        pytest.skip("every tracker is installed")
+    (tmp_path / absent[0]).mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match="is not installed"):
+        opener(absent[0], folder=tmp_path, settings={})
 
 
 def fed(name, folder, warn, settings):

@@ -45,7 +45,9 @@ def opener(name: str, *, folder: Path, settings: Mapping[str, Any]) -> Open:
         ConfigError: its package is not installed.
     """
     package, make = TRACKERS[name]
-    if importlib.util.find_spec(package) is None:
+    spec = importlib.util.find_spec(package)
+    # Without an origin it is a mere folder of that name, as W&B leaves one where it has run.
+    if spec is None or spec.origin is None:
         raise ConfigError(
             f"observe.trackers names {name}, and the package {package} is not installed. Install "
             f"it (pip install 'toque[{_EXTRA.get(name, 'track')}]'), or take {name} out of "
