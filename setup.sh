@@ -124,7 +124,7 @@ look_at_credentials() {
 
 choose_extras() {
     if [ -z "$extras" ]; then
-        extras=data,serve
+        extras=data,serve${gpu:+,gpu}
         case "$google $data" in yes* | *gs://*) extras=$extras,gcs ;; esac
         case "$amazon $data" in yes* | *s3://*) extras=$extras,s3 ;; esac
         [ -z "${WANDB_API_KEY:-}" ] || extras=$extras,wandb

@@ -122,6 +122,9 @@ def test_unknown_name_on_the_command_line():
         ("data:\n  sources:\n  - path: a\n  - format: text\n", 4, ["sources.1.path`", "missing"]),
         ("data: [1]\n", 1, ["`data` is a list of 1"]),
         ("optim: null\n", 1, ["`optim` is null"]),
+        ("observe: {system: 5 steps}\n", 1, ["seconds or minutes"]),
+        ("observe: {gradients: 1.5 steps}\n", 1, ["a whole number of steps", "or null"]),
+        ("observe: {profile: {repeat: 0}}\n", 1, ["`observe.profile.repeat`", "from 1"]),
         ("evaluation: {prompts: [1]}\n", 1, ["`evaluation.prompts.0` is 1"]),
     ],
 )  # fmt: skip
@@ -133,12 +136,13 @@ def test_wrong_value_says_where_what_and_what_is_allowed(tmp_path, text, line, w
         assert word in message
 
 
-def test_a_retired_setting_is_passed_over_with_its_only_value_and_refused_with_another(tmp_path):
+def test_a_retired_value_is_passed_over_and_another_refused(tmp_path):
     old = write(tmp_path, "observe: {profile: null, system: true, log_every: 3 steps}\n")
-    assert str(load_config(old).config.observe.log_every) == "3 steps"
-    assert "`observe.system` is not a setting" in refusal(
-        write(tmp_path, "observe: {system: false}\n")
-    )
+    found = load_config(old).config.observe
+    assert (str(found.log_every), str(found.system)) == ("3 steps", "10 seconds")
+    said = refusal(write(tmp_path, "observe: {system: false}\n"))
+    assert "`observe.system` is false" in said
+    assert 'seconds or minutes, at least 0.1 seconds, e.g. "10 seconds" or null' in said
 
 
 @pytest.mark.parametrize(

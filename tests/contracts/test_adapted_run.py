@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from safetensors.torch import load_file
 from tiny import shape_yaml
 from toque.cli import main
 from toque.cooking.cookbook.generate import write_cookbook
+from toque.training.observers.metrics_reader import read_metrics
 
 BASE = """
 seed: 5
@@ -38,6 +41,15 @@ EVERYTHING = [
     "train.evaluate_every=4 steps",
     "train.keep_last=20",
 ]
+
+OBSERVED = [
+    "observe.system=0.1 seconds",
+    "observe.gradients=2 steps",
+    "observe.profile={wait: 0, warmup: 1, active: 2, repeat: 2}",
+    "observe.trackers=[tensorboard]",
+    "observe.log_every=1 steps",
+]
+UNOBSERVED = ["observe.system=null", "observe.gradients=null", "observe.log_every=1 steps"]
 
 
 @pytest.fixture(params=[pytest.param("t5", marks=pytest.mark.slow), "llama"])
@@ -123,3 +135,34 @@ def test_a_run_with_everything_on(kitchen: Path, capfd: pytest.CaptureFixture[st
     assert "other frozen weights" in capfd.readouterr().err
     assert main(["generate", str(whole), *asked]) == 4
     assert "trained on other weights" in capfd.readouterr().err
+
+
+def test_observing_an_adapted_run_and_its_continuation_changes_no_bit(kitchen: Path) -> None:
+    plain = train(kitchen, "plain", *UNOBSERVED)
+    watched = train(kitchen, "watched", *OBSERVED, "train.stop_after=9 steps")
+    newest = max((watched / "checkpoints").glob("step-*")).name
+    kept = [f for f in (watched / "checkpoints").glob("step-*") if f.name != newest]
+    # As after a kill: only an earlier checkpoint is there, and the log has what came after it.
+    shutil.rmtree(watched / "checkpoints" / newest)
+    at = int(max(kept).name[5:])
+    train(kitchen, "watched", *OBSERVED)
+
+    expected, found = weights(plain, 9), weights(watched, 9)
+    assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
+    events, before = read_metrics(watched / "metrics.jsonl"), read_metrics(plain / "metrics.jsonl")
+    assert losses(events) == losses(before)
+    gradients = [e for e in events if e["event"] == "gradients"]
+    assert [e["step"] for e in gradients] == [2, 4, 6, 8]  # those done again count once
+    assert all(name.startswith("adapter ") for e in gradients for name in e["groups"])
+    whole = {e["step"]: e["grad_norm"] for e in events if e["event"] == "step"}
+    for event in gradients:
+        norms = [group["grad_norm"] for group in event["groups"].values()]
+        assert math.hypot(*norms) == pytest.approx(whole[event["step"]], rel=1e-4)
+    assert any(e["event"] == "system" and e["step"] > at for e in events)
+    start = next(e for e in events if e["event"] == "start")
+    assert 0 < start["parameters"]["trainable_share"] < 0.5
+    assert (watched / "trace" / "top_operations.md").exists()
+
+
+def losses(events: list[dict[str, Any]]) -> list[tuple[int, float, float]]:
+    return [(e["step"], e["loss"], e["grad_norm"]) for e in events if e["event"] == "step"]

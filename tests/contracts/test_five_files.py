@@ -35,6 +35,7 @@ ELSEWHERE = {
     "self.skip_step.limits": "optim.outliers only",
     "self.oom_fallback.run": "calls forward_backward",
     "self.callbacks.on_micro_batch": "observers only",
+    "self.phases": "observers only",
     "self._ranks.all_reduce_sum": "several ranks only",
 }
 """Calls that leave the five files -> why a reader need not follow them."""

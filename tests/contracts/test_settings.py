@@ -7,7 +7,6 @@ everything but their neutral value.
 import hashlib
 import json
 import sys
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,6 +137,21 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "evaluation.prompts": ('["toast: bread, butter"]', "samples"),
     "observe.log_every": ("3 steps", "losses"),
     "observe.summary": ("2 steps", "summaries"),
+    "observe.system": ("null", "system"),
+    "observe.gradients": ("2 steps", "gradients"),
+    "observe.profile": ("{wait: 0, warmup: 1, active: 1, repeat: 1}", "trace"),
+    "observe.profile.wait": ("{wait: 1, warmup: 1, active: 1, repeat: 1}", "trace"),
+    "observe.profile.warmup": ("{wait: 0, warmup: 2, active: 1, repeat: 1}", "trace"),
+    "observe.profile.active": ("{wait: 0, warmup: 1, active: 2, repeat: 1}", "trace"),
+    "observe.profile.repeat": ("{wait: 0, warmup: 1, active: 1, repeat: 2}", "trace"),
+    "observe.profile.stacks": (
+        "{wait: 0, warmup: 1, active: 1, repeat: 1, stacks: true}",
+        "trace",
+    ),
+    "observe.profile.memory": (
+        "{wait: 0, warmup: 1, active: 1, repeat: 1, memory: false}",
+        "trace",
+    ),
     "observe.trackers": ("[tensorboard]", "trackers"),
     "observe.webhook": ("http://127.0.0.1:9/nobody", "warnings"),
     "observe.callbacks": ("[stop_watch:AtThree]", "losses"),
@@ -153,6 +167,7 @@ _T5 = (
     "evaluation.generate=0",
 )
 _GAPS = (*_T5, "span_corruption={}")
+_PROFILED = ("observe.profile={wait: 0, warmup: 1, active: 1, repeat: 1}",)
 BESIDE: dict[str, tuple[str, ...]] = {
     "curriculum.stages.from": (
         "curriculum={stages: [{from: 0 %}, {from: 2 steps, max_steps: 5}]}",
@@ -178,6 +193,12 @@ BESIDE: dict[str, tuple[str, ...]] = {
     "optim.outliers.roll_back_after": (
         "optim.outliers={sigma: 1e-6, window: 2, roll_back_after: 99}",
     ),
+    "observe.profile.wait": _PROFILED,
+    "observe.profile.warmup": _PROFILED,
+    "observe.profile.active": _PROFILED,
+    "observe.profile.repeat": _PROFILED,
+    "observe.profile.stacks": _PROFILED,
+    "observe.profile.memory": _PROFILED,
     "adapter": _PRETRAINED,
     "adapter.kind": _ADAPTED,
     "adapter.r": _ADAPTED,
@@ -276,6 +297,8 @@ def facts_of(kitchen: Path, name: str, store: Path) -> dict[str, object]:
     manifest = json.loads((store / "manifest.json").read_text())
     samples = run / "samples.jsonl"
     card = (run / "model" / "README.md").read_text()
+    samples, operations = run / "samples.jsonl", run / "trace" / "top_operations.json"
+    profiled = json.loads(operations.read_text()) if operations.exists() else {"operations": []}
     return {
         "folder": run.name,
         "store_folder": store.name,
@@ -298,6 +321,13 @@ def facts_of(kitchen: Path, name: str, store: Path) -> dict[str, object]:
         "best": sorted(p.name for p in (run / "best").glob("step-*")),
         "warnings": [e["message"] for e in events if e["event"] == "warning"],
         "trackers": [p.name for p in run.glob("tensorboard")],
+        "system": any(e["event"] == "system" for e in events),
+        "gradients": [e["step"] for e in events if e["event"] == "gradients"],
+        "trace": (
+            sorted(p.name for p in (run / "trace").glob("*")),
+            profiled.get("updates"),
+            any(operation["stack"] for operation in profiled["operations"]),
+        ),
         "scores": list(json.loads((run / "evaluation.json").read_text())["generated"]),
         "samples": hashlib.sha256(samples.read_bytes() if samples.exists() else b"").hexdigest(),
         "store": (manifest["fingerprint"], manifest["tokens"], manifest["splits"]),
@@ -305,30 +335,6 @@ def facts_of(kitchen: Path, name: str, store: Path) -> dict[str, object]:
 
 
 _BASES: dict[tuple[Path, tuple[str, ...]], Seen] = {}
-
-
-@pytest.fixture
-def pantry(path: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A bucket, for the setting that needs one."""
-    if path != "checkpoint.upload":
-        yield
-        return
-    server = pytest.importorskip("moto.server")
-    running = server.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    running.start()
-    host, port = running.get_host_and_port()
-    for name, value in {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }.items():
-        monkeypatch.setenv(name, value)
-    request = urllib.request.Request(f"http://{host}:{port}/pantry", data=b"", method="PUT")
-    urllib.request.urlopen(request).close()  # noqa: S310
-    yield
-    running.stop()
 
 
 @pytest.fixture

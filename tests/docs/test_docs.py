@@ -39,7 +39,18 @@ optim: {warmup: "1 steps"}
 train: {stop_after: "3 steps", batch: "1024 tokens", precision: float32}
 evaluation: {max_examples: 4, generate: 1}
 """
-UNRUN = {"make", "cd", "pip", "git", "python", "export", "docker", "torchrun", "tensorboard"}
+UNRUN = {
+    "make",
+    "cd",
+    "pip",
+    "git",
+    "python",
+    "export",
+    "docker",
+    "torchrun",
+    "tensorboard",
+    "trackio",
+}
 """Programs that a reader has or that take minutes; `make` targets are looked up."""
 NOT_AT_ALL = {"serve", "watch", "demo", "drill", "ablate"}
 """Verbs that do not end or take minutes."""

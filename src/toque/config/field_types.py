@@ -50,6 +50,14 @@ def _is_length(value: Duration) -> bool:
     return value.amount > 0 and value.unit != "%"
 
 
+def _is_by_the_clock(value: Duration) -> bool:
+    return (value.seconds or 0.0) >= 0.1
+
+
+def _is_whole_steps(value: Duration) -> bool:
+    return value.unit == "steps" and value.amount >= 1 and value.amount.is_integer()
+
+
 def _is_batch(value: Duration) -> bool:
     return value.amount > 0 and value.amount.is_integer() and value.unit in ("tokens", "examples")
 
@@ -107,6 +115,20 @@ Interval = Annotated[
     Allowed(f'a number above 0 and a unit ({_UNITS} or %), e.g. "200 steps"'),
 ]
 """Something that recurs."""
+
+Seconds = Annotated[
+    _Duration,
+    Predicate(_is_by_the_clock),
+    Allowed('seconds or minutes, at least 0.1 seconds, e.g. "10 seconds"'),
+]
+"""Something that recurs by the clock."""
+
+StepInterval = Annotated[
+    _Duration,
+    Predicate(_is_whole_steps),
+    Allowed('a whole number of steps, e.g. "100 steps"'),
+]
+"""Something that recurs at the same updates, whatever sessions a run is made in."""
 
 RunLength = Annotated[
     Duration,

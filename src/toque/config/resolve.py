@@ -23,9 +23,9 @@ from toque.errors import ConfigError
 COMMAND_LINE = "command line"
 DEFAULT = "default"
 PRESETS = Path(__file__).parent.parent / "presets"
-RETIRED: Mapping[str, Mapping[str, Any]] = {"observe": {"profile": None, "system": True}}
-"""Settings that 0.1.0 wrote into every run's config.yaml and that never did anything: with the one
-value they could have, they are passed over, so that its runs still open."""
+RETIRED: Mapping[str, Mapping[str, Any]] = {"observe": {"system": True}}
+"""Values that 0.1.0 wrote into every run's config.yaml and that never did anything: they are passed
+over for the default, so that its runs still open."""
 
 FORMER_PRESETS: Mapping[str, str] = {
     "recipes-t5-small": "recipe-t5-small",

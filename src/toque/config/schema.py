@@ -28,7 +28,9 @@ from toque.config.field_types import (
     PythonName,
     RunLength,
     ScoreName,
+    Seconds,
     SecretAddress,
+    StepInterval,
     TaskName,
     TokenizerName,
 )
@@ -40,6 +42,7 @@ from toque.config.schema_methods import (
     CyclesConfig,
     NoiseConfig,
     OutliersConfig,
+    ProfileConfig,
     SpanCorruptionConfig,
 )
 from toque.units import Duration
@@ -298,6 +301,16 @@ class ObserveConfig(Config):
     summary: Interval | None = Duration(500, "steps")
     """Time between summaries in the terminal and in `training.log`: speed, utilisation, memory,
     what an update sees, scaling, signs of convergence. null: none."""
+    system: Seconds | None = Duration(10, "seconds")
+    """Time between looks at the machine, written as `system` events: processor, memory, disk and
+    network, and each GPU's use, memory, power, heat and throttling; null: never
+    (docs/guides/watch-the-machine.md)."""
+    gradients: StepInterval | None = Duration(100, "steps")
+    """Updates between `gradients` events: for each group of layers the norm of its gradient and the
+    update's length beside the weights'; null: never."""
+    profile: ProfileConfig | None = None
+    """Trace some updates with torch's profiler, into `trace/` of the run folder; rates leave these
+    updates out. null: none."""
     trackers: Annotated[
         tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...],
         AsTuple,

@@ -1,4 +1,4 @@
-"""Settings of optional methods: adapters, restarts, noise, averaging, curriculum, augmentation."""
+"""Settings of optional methods: adapters, noise, averaging, curriculum, augmentation, profiling."""
 
 from __future__ import annotations
 
@@ -148,3 +148,20 @@ class AugmentationConfig(Config):
     """Of examples: one ingredient for another, in prompt and recipe alike, where that is safe."""
     tips: Probability = 0.0
     """Of examples: end with a tip."""
+
+
+class ProfileConfig(Config):
+    """Updates of every session that are traced (docs/guides/watch-the-machine.md)."""
+
+    wait: Annotated[int, Field(ge=0)] = 2
+    """Updates before each trace that nothing is done to."""
+    warmup: Annotated[int, Field(ge=1)] = 2
+    """Updates after them with the profiler on and not traced, as its beginning is slow."""
+    active: Annotated[int, Field(ge=1, le=1000)] = 5
+    """Updates of a trace. A trace of a large model takes about 10 MB an update."""
+    repeat: Annotated[int, Field(ge=1, le=1000)] = 3
+    """Traces, one after the other."""
+    stacks: bool = False
+    """Record where in the code operations are called from: slower, and ten times as large."""
+    memory: bool = True
+    """Record every allocation, for the memory timeline."""

@@ -17,6 +17,9 @@ from toque.units import Progress
 class Callback:
     """Every method does nothing; override the ones you need, and never call the base's."""
 
+    slows: bool = False
+    """Whether it slows the update under way so much that rates should leave it out."""
+
     def on_fit_start(self, start: RunStart) -> Requests | None:
         """A session begins."""
 
@@ -60,6 +63,11 @@ class Callbacks:
 
     def __init__(self, callbacks: Sequence[Callback] = ()) -> None:
         self._callbacks = tuple(callbacks)
+
+    @property
+    def slow(self) -> bool:
+        """Whether any of them slows the update under way."""
+        return any(callback.slows for callback in self._callbacks)
 
     @contextmanager
     def around(

@@ -35,6 +35,8 @@ class StepInfo:
     """Wall seconds since the update before, by what they went into: `part_clock.PARTS`."""
     stage: int | None = None
     """Of the curriculum, counted from 1; None without one."""
+    slowed: bool = False
+    """Whether an observer slowed the update, as a profiler does; rates leave it out."""
 
     @property
     def data_wait_seconds(self) -> float:

@@ -24,6 +24,7 @@ from toque.training.distributed.collectives import Ranks
 from toque.training.glibc_malloc import keep_freed_memory
 from toque.training.optim.factory import step_if
 from toque.training.peak_flops import Peak, Products, peak_of
+from toque.training.phases import Phases
 from toque.training.state_values import number_in
 
 Precision = Literal["bf16", "fp16", "float32"]
@@ -49,6 +50,8 @@ class Runtime:
     warnings: tuple[str, ...] = ()
     """Sentences for the user about the choices made."""
     scaler: torch.amp.GradScaler | None = None
+    phases: Phases = field(default_factory=Phases)
+    """Told of backward, clip and update as they happen."""
 
     @classmethod
     def detect(
@@ -120,7 +123,8 @@ class Runtime:
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of `loss` to the parameters' gradients."""
         scaled = loss if self.scaler is None else self.scaler.scale(loss)
-        torch.autograd.backward(scaled)
+        with self.phases("backward"):
+            torch.autograd.backward(scaled)
 
     def sum_gradients(self, optimizer: torch.optim.Optimizer, loss_sum: Tensor) -> Tensor:
         """Sum the gradients over all ranks; [] the loss summed over them."""
@@ -136,10 +140,11 @@ class Runtime:
         """
         if self.scaler is not None:
             self.scaler.unscale_(optimizer)
-        gradients = [p.grad for p in _parameters(optimizer) if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
-        if max_grad_norm:
-            torch.nn.utils.clip_grads_with_norm_(_parameters(optimizer), max_grad_norm, norm)
+        with self.phases("clip"):
+            gradients = [p.grad for p in _parameters(optimizer) if p.grad is not None]
+            norm = torch.nn.utils.get_total_norm(gradients)
+            if max_grad_norm:
+                torch.nn.utils.clip_grads_with_norm_(_parameters(optimizer), max_grad_norm, norm)
         return norm
 
     def optimizer_step(
@@ -154,7 +159,8 @@ class Runtime:
         """
         for group in optimizer.param_groups:
             group["lr"] = lr * group.get("lr_scale", 1.0)
-        step_if(optimizer, only_if, self.device)
+        with self.phases("update"):
+            step_if(optimizer, only_if, self.device)
         # Fused optimizers change weights without counting, and copies of weights go by the count.
         torch.autograd.graph.increment_version(list(_parameters(optimizer)))
         if self.scaler is not None:

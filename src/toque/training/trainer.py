@@ -164,7 +164,7 @@ class Trainer:
             before=self.progress, progress=planned.after(self.progress, counted),
             loss=loss, grad_norm=grad_norm, lr=lr, seconds=seconds, parts=self.clock.taken(),
             n_targets=planned.n_targets, n_tokens=planned.n_tokens, n_examples=planned.n_examples,
-            n_computed=int(n_computed), stage=planned.stage,
+            n_computed=int(n_computed), stage=planned.stage, slowed=self.callbacks.slow,
         )  # fmt: skip
 
     def forward_backward(self, micro_batches: Sequence[Batch], n_targets: int) -> Tensor:

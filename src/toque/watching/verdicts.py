@@ -2,43 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Protocol, cast, final
+from typing import Final, final
+
+from toque.reports.verdict import Verdict, verdict_of
 
 _EVERY: Final = 30.0
 """Seconds between two verdicts on a run that goes on."""
 _SHARE: Final = 0.01
 """Most of the time that verdicts may take."""
-
-
-class Share(Protocol):
-    """A part of the wall time."""
-
-    name: str
-    seconds: float
-    share: float
-
-
-class Verdict(Protocol):
-    """What limits a run: `toque.reports.verdict.Verdict`."""
-
-    shares: Sequence[Share]
-    sentence: str
-    lever: str | None
-    expected_gain: float | None
-    """Of the loop's speed: 0.25 is a quarter faster."""
-
-
-def verdict_of(folder: Path) -> Verdict | None:
-    """What limits the run in a folder; None where its figures do not tell."""
-    try:
-        module = importlib.import_module("toque.reports.verdict")
-    except ModuleNotFoundError:
-        return None
-    return cast("Verdict | None", module.verdict_of(folder))
 
 
 @final

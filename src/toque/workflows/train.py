@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from toque.config import Resolved, RunConfig
@@ -30,6 +30,7 @@ from toque.workflows.bucket_run import on_this_machine, uploading
 from toque.workflows.final_model import finish, is_finished
 from toque.workflows.forecast import refuse_small_disk
 from toque.workflows.prepare import prepare_if_absent
+from toque.workflows.report import report
 from toque.workflows.results import Model, TrainedRun
 from toque.workflows.run_files.run_log import LoggedReporter
 from toque.workflows.run_folder import (
@@ -77,6 +78,8 @@ def train(
                 stack.enter_context(logged.writing(folder))
             on = upload and ranks.is_main
             uploads = stack.enter_context(uploading(config.config, say=reporter.notice, on=on))
+            if watchers is not None:
+                stack.enter_context(tracked(watchers, reporter))
             run = _train(config, store, ranks, watchers, uploads, clock, reporter, start=start)
             trained = time.perf_counter()
             if uploads is not None and not run.interrupted:
@@ -86,6 +89,24 @@ def train(
     if reporter is not SILENT and (verdict := verdict_of(run.folder)) is not None:
         reporter.notice(str(verdict))
     return run
+
+
+@contextmanager
+def tracked(watchers: Watchers, reporter: Reporter) -> Iterator[None]:
+    """Trackers get the end of a command: the texts and scores of its model, and its report page."""
+    failed = True
+    try:
+        yield
+        failed = False
+    finally:
+        page = None
+        if watchers.opened:
+            try:
+                page = report(watchers.run).file
+            except ToqueError as error:
+                reporter.notice(f"note: trackers get no report page: {error}")
+        for feed in watchers.opened:
+            feed.finish(failed=failed, scores=watchers.run / "evaluation.json", page=page)
 
 
 def _hold_store(

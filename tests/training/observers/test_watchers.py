@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from http.client import HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import torch
 
-from toque.errors import ConfigError
 from toque.training.callbacks import Callbacks
 from toque.training.events import Best, Requests, RunEnd, RunStart, StepInfo
 from toque.training.observers.background_thread import BackgroundThread
 from toque.training.observers.overfitting import Overfitting
-from toque.training.observers.trackers import TrackerFeed, opener
 from toque.training.observers.user_callbacks import UserCallback
 from toque.training.observers.webhook import Webhook, body_for, describe, post_json
 from toque.units import Duration, Progress
@@ -273,73 +270,6 @@ def test_what_does_not_fit_the_queue_is_dropped_and_told_once():
     gate.set()
     thread.close(Progress(), patience_seconds=30)
     assert thread.done + thread.dropped == 6
-
-
-class Listening:
-    def __init__(self, heard, *, fails=False):
-        self.heard, self.fails = heard, fails
-
-    def log(self, step, values):
-        if self.fails:
-            raise ConnectionError("no network\nand a second line")
-        self.heard.append((step, values))
-
-    def end(self, *, failed):
-        self.heard.append(("end", failed))
-
-
-RECORDS = [
-    {"event": "start", "step": 0, "versions": {}},
-    {"event": "step", "step": 1, "loss": 2.0, "mfu": None},
-    {"event": "evaluation", "step": 1, "metrics": {"loss": 1.5}},
-    {"event": "end", "step": 1, "reason": "finished", "error": None},
-]
-
-
-def test_a_tracker_gets_copies_of_the_figures(warn, warnings):
-    heard = []
-    feed = TrackerFeed("paper", lambda: Listening(heard), warn=warn)
-    for record in RECORDS:
-        feed.take(record)
-    feed.on_fit_end(END)
-    assert heard == [(1, {"train/loss": 2.0}), (1, {"eval/loss": 1.5}), ("end", False)]
-    assert warnings == []
-
-
-def test_a_tracker_that_fails_is_warned_of(warn, warnings):
-    feed = TrackerFeed("paper", lambda: Listening([], fails=True), warn=warn)
-    for record in RECORDS:
-        feed.take(record)
-    feed.on_fit_end(END)
-    ((_, said),) = warnings
-    assert said.startswith("2 records for paper could not be delivered so far (the last failed")
-    assert "ConnectionError: no network;" not in said
-    assert said.endswith("no network); the run goes on")
-
-
-def test_a_tracker_that_is_not_installed_is_refused_with_its_extra(monkeypatch, tmp_path):
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match=r"toque\[track\]"):
-        opener("trackio", folder=tmp_path, settings={})
-
-
-def test_tensorboard_files_hold_the_figures(tmp_path, warn, warnings):
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    feed = TrackerFeed(
-        "tensorboard", opener("tensorboard", folder=tmp_path, settings={}), warn=warn
-    )
-    for record in RECORDS:
-        feed.take(record)
-    began = time.perf_counter()
-    while feed._thread.done < 3 and time.perf_counter() - began < 60:
-        time.sleep(0.01)
-    feed.on_fit_end(END)
-    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [(1, 2.0)]
-    assert [(e.step, e.value) for e in events.Scalars("eval/loss")] == [(1, 1.5)]
-    assert warnings == []
 
 
 def test_the_new_events_reach_all(warn):

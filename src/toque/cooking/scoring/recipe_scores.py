@@ -57,6 +57,16 @@ NAMES: Final = (
 _FACTORS: Final = ("variety", "title_kept", "overall_quality")
 """Scores that are no part of the mean in `recipe_score`."""
 
+RECIPE_SCORES: Final = frozenset(
+    {
+        "recipe_score", "ingredient_coverage", "hallucinated_ingredients", "ingredients_used",
+        "steps_listed", "title_kept", "variety", "quantity_sanity", "structure",
+        "ingredient_coherence", "instruction_quality", "completeness", "format_correctness",
+        "overall_quality",
+    }
+)  # fmt: skip
+"""Every name that `text_metrics` may give."""
+
 
 def text_metrics(prompt: str, text: str) -> dict[str, float]:
     """Every recipe score of a text, `recipe_score` first; empty if no recipe was asked for.

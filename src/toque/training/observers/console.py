@@ -81,6 +81,8 @@ class ConsoleProgress(Callback):
     def on_step(self, info: StepInfo) -> None:
         """Renew the line."""
         self._window.add(info)
+        if info.slowed:
+            self._time_left.slowed(info.before, info.progress)
         first = info.before.step == 0
         logged = first or self.log_every.crossed(info.before, info.progress, self._stop_after)
         now = self._clock()

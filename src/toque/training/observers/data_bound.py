@@ -44,6 +44,8 @@ class DataBound(Callback):
         if self._window is None:
             self._window = Window()
             return
+        if info.slowed:
+            return
         window = self._window
         window.add(info)
         if window.n_steps < self.updates:

@@ -1,6 +1,7 @@
 """Metrics log `metrics.jsonl`: one JSON object per line; every other record is a copy of it.
 
-Events are start, step, evaluation, save, warning and end. A step event holds loss, learning rate
+Events are start, step, evaluation, save, warning and end, and what other observers have recorded:
+system and gradients. A step event holds loss, learning rate
 and gradient norm of that update, and throughput and sums since the last step event.
 One is written before every save, so a run continued from a checkpoint neither loses nor doubles
 anything: its start event names the step it continues from, and `metrics_reader.read_metrics`
@@ -10,6 +11,7 @@ leaves out what earlier sessions wrote beyond that step.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -40,6 +42,7 @@ class MetricsLog(Callback):
             texts written at it, by name.
         host: what the machine did meanwhile, told in step events; None for nothing.
         copies: each is called with every record, whether or not the file took it.
+        beside: each is asked for further fields of a step event.
 
     Raises:
         CheckpointError: the file cannot be opened.
@@ -53,11 +56,13 @@ class MetricsLog(Callback):
     evaluated: Callable[[], Mapping[str, Any]] = dict
     copies: Sequence[Callable[[Mapping[str, Any]], None]] = ()
     host: HostWatch | None = None
+    beside: Sequence[Callable[[], Mapping[str, Any]]] = ()
     dropped_records: int = 0
     _window: Window = field(default_factory=Window)
     _stop_after: Duration | None = None
     _file: JsonLines | None = None
     _peak_doubted: bool = False
+    _one_writer: threading.RLock = field(default_factory=threading.RLock)
 
     def on_fit_start(self, start: RunStart) -> None:
         """Open the file and write the start event."""
@@ -136,8 +141,15 @@ class MetricsLog(Callback):
             **({} if not end.parts else {"parts": dict(end.parts)}),
         )
         if self._file is not None:
-            self._file.close()
-            self._file = None
+            with self._one_writer:
+                self._file.close()
+                self._file = None
+
+    def record(self, event: str, **fields: Any) -> None:
+        """Write an event of another observer, from any thread; outside a session nothing."""
+        with self._one_writer:
+            if self._file is not None:
+                self._write(event, **fields)
 
     def _write_step(self) -> None:
         window, last = self._window, self._window.last
@@ -161,6 +173,7 @@ class MetricsLog(Callback):
             **({} if last.stage is None else {"stage": last.stage}),
             **({} if not window.parts else {"parts": window.parts}),
             **({} if host is None else {"host": host}),
+            **{name: value for ask in self.beside for name, value in ask().items()},
         )
         self._window = Window()
 
@@ -182,10 +195,11 @@ class MetricsLog(Callback):
 
     def _write(self, event: str, **fields: Any) -> None:
         record = {"event": event, **fields}
-        if self._file is not None and self._file.append([_line(record)]) is not None:
-            self.dropped_records += 1
-        for copy in self.copies:
-            copy(record)
+        with self._one_writer:
+            if self._file is not None and self._file.append([_line(record)]) is not None:
+                self.dropped_records += 1
+            for copy in self.copies:
+                copy(record)
 
 
 def write_after(run: Path, parts: Mapping[str, float]) -> None:

@@ -35,6 +35,37 @@ class _Evaluation(_Placed):
     metrics: dict[str, _Number] = {}
 
 
+class _Gpu(msgspec.Struct):
+    index: _Count
+    name: str | None = None
+    utilisation_percent: _Number = None
+    memory_used_bytes: _Number = None
+    memory_total_bytes: _Number = None
+    power_watts: _Number = None
+    temperature_celsius: _Number = None
+    throttled: list[str] = []
+
+
+class _System(_Placed):
+    seconds: _Number = None
+    cpu_percent: _Number = None
+    cpu_percent_by_core: list[_Number] = []
+    process_cpu_percent: _Number = None
+    memory_used_bytes: _Number = None
+    memory_total_bytes: _Number = None
+    process_resident_bytes: _Number = None
+    disk_read_bytes_per_second: _Number = None
+    disk_write_bytes_per_second: _Number = None
+    network_received_bytes_per_second: _Number = None
+    network_sent_bytes_per_second: _Number = None
+    gpus: list[_Gpu] = []
+
+
+class _Gradients(_Placed):
+    groups: dict[str, dict[str, _Number]] = {}
+    optimizer_groups: list[dict[str, _Number]] = []
+
+
 class _End(_Placed):
     seconds: _Number = None
 
@@ -44,6 +75,8 @@ _FORMS: Final[Mapping[str, type[msgspec.Struct]]] = {
     "step": _Step,
     "evaluation": _Evaluation,
     "save": _Placed,
+    "system": _System,
+    "gradients": _Gradients,
     "end": _End,
 }
 """What every reader of an event may rely on, where it is there."""
@@ -79,5 +112,5 @@ def event_in(line: str) -> dict[str, Any] | None:
 
 def stands(event: Mapping[str, Any], continued_from: int) -> bool:
     """Whether an event counts after a session began at the step `continued_from`."""
-    counted = event["event"] in {"step", "evaluation", "save"}
+    counted = event["event"] in {"step", "evaluation", "save", "system", "gradients"}
     return not counted or event["step"] <= continued_from

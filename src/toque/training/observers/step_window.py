@@ -10,7 +10,7 @@ from toque.training.peak_flops import Peak
 
 @dataclass
 class Window:
-    """Sums over consecutive updates."""
+    """Sums over consecutive updates; rates are of those that no observer slowed."""
 
     n_steps: int = 0
     n_targets: int = 0
@@ -20,6 +20,8 @@ class Window:
     data_wait_seconds: float = 0.0
     parts: dict[str, float] = field(default_factory=dict)
     """Wall seconds since the window before, by what they went into: `part_clock.PARTS`."""
+    slowed_tokens: int = 0
+    slowed_seconds: float = 0.0
     last: StepInfo | None = None
 
     def add(self, info: StepInfo) -> None:
@@ -32,6 +34,9 @@ class Window:
         self.data_wait_seconds += info.data_wait_seconds
         for part, seconds in info.parts.items():
             self.parts[part] = self.parts.get(part, 0.0) + seconds
+        if info.slowed:
+            self.slowed_tokens += info.n_tokens
+            self.slowed_seconds += info.seconds
         self.last = info
 
     @property
@@ -41,8 +46,14 @@ class Window:
 
     @property
     def tokens_per_second(self) -> float:
-        """Throughput: tokens of both sides without padding, per second with data wait."""
-        return self.n_tokens / self.seconds if self.seconds > 0 else 0.0
+        """Throughput: tokens of both sides without padding, per second with data wait.
+
+        That of slowed updates where there are no others.
+        """
+        tokens, seconds = self.n_tokens - self.slowed_tokens, self.seconds - self.slowed_seconds
+        if tokens == 0:
+            tokens, seconds = self.n_tokens, self.seconds
+        return tokens / seconds if seconds > 0 else 0.0
 
     def utilisation(self, flops_per_token: float, peak: Peak) -> float:
         """Model FLOPs utilisation (MFU): FLOP/s the model needs, over the peak.

@@ -11,6 +11,8 @@ from toque.reporter import clock_text
 from toque.units import Duration, Progress
 
 _WORTH_SAYING_SECONDS: Final = 2.0
+_ROUNDING: Final = 1e-12
+"""A share of the run that is no update's."""
 
 
 @dataclass
@@ -38,10 +40,17 @@ class TimeLeft:
     def __post_init__(self) -> None:
         self._began = Progress()
         self._evaluations: list[float] = []
+        self._slowed_seconds = self._slowed_share = 0.0
 
     def start(self, at: Progress) -> None:
         """A session begins; updates are measured from here."""
         self._began = at
+        self._slowed_seconds = self._slowed_share = 0.0
+
+    def slowed(self, before: Progress, after: Progress) -> None:
+        """An observer slowed this update: it says nothing of those to come."""
+        self._slowed_seconds += after.seconds - before.seconds
+        self._slowed_share += self.stop_after.fraction(after) - self.stop_after.fraction(before)
 
     def evaluated(self, seconds: float) -> None:
         """An evaluation took so long, texts included."""
@@ -83,7 +92,8 @@ class TimeLeft:
 
     def _training(self, at: Progress) -> float:
         done = self.stop_after.fraction(at)
-        gained = done - self.stop_after.fraction(self._began)
-        if gained > 0:
-            return (at.seconds - self._began.seconds) * (1.0 - done) / gained
+        gained = done - self.stop_after.fraction(self._began) - self._slowed_share
+        if gained > _ROUNDING:
+            took = at.seconds - self._began.seconds - self._slowed_seconds
+            return max(0.0, took) * (1.0 - done) / gained
         return self.training_seconds * (1.0 - done)

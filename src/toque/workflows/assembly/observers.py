@@ -5,16 +5,19 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from toque.config import RunConfig
+from toque.cooking.scoring.recipe_scores import RECIPE_SCORES
 from toque.errors import ConfigError
 from toque.training.callbacks import Callback
 from toque.training.observers.data_bound import DataBound
 from toque.training.observers.overfitting import Overfitting
-from toque.training.observers.trackers import TrackerFeed, opener
+from toque.training.observers.tracker_names import TrackerNames
+from toque.training.observers.tracker_services import Open, opener
+from toque.training.observers.trackers import TrackerFeed
 from toque.training.observers.user_callbacks import METHODS, UserCallback
 from toque.training.observers.webhook import Webhook
 from toque.units import Progress
@@ -30,20 +33,28 @@ class Watchers:
     own: Sequence[tuple[str, object]]
     """Name and object of each of the user's."""
     webhook: str | None
-    trackers: Sequence[tuple[str, Callable[[], Any]]]
-    run: str
+    trackers: Sequence[tuple[str, Open]]
+    run: Path
+    names: TrackerNames
+    opened: list[TrackerFeed] = field(default_factory=list)
+    """The feeds of this command, to be finished when it ends."""
 
     def callbacks(self, warn: Warn) -> list[Callback]:
         """As observers of the loop; `warn` takes what they have to say."""
         found: list[Callback] = [Overfitting(warn=warn), DataBound(warn=warn)]
         found += [UserCallback(watcher, name=name, warn=warn) for name, watcher in self.own]
         if self.webhook is not None:
-            found.append(Webhook(self.webhook, run=self.run, warn=warn))
+            found.append(Webhook(self.webhook, run=self.run.name, warn=warn))
         return found
 
     def feeds(self, warn: Warn) -> list[TrackerFeed]:
         """One for each tracker."""
-        return [TrackerFeed(name, connect, warn=warn) for name, connect in self.trackers]
+        samples = self.run / "samples.jsonl"
+        self.opened.extend(
+            TrackerFeed(name, connect, warn=warn, names=self.names, samples=samples)
+            for name, connect in self.trackers
+        )
+        return list(self.opened)
 
 
 def build_watchers(config: RunConfig, own: Sequence[object] = ()) -> Watchers:
@@ -63,8 +74,10 @@ def build_watchers(config: RunConfig, own: Sequence[object] = ()) -> Watchers:
     for name, item in objects:
         _check(name, item)
     settings: Mapping[str, Any] = config.model_dump(mode="json")
+    stages = settings["curriculum"]["stages"] if settings["curriculum"] else ()
+    names = TrackerNames(stages, RECIPE_SCORES)
     trackers = [(name, opener(name, folder=folder, settings=settings)) for name in observe.trackers]
-    return Watchers(objects, _address(observe.webhook), trackers, folder.name)
+    return Watchers(objects, _address(observe.webhook), trackers, folder, names)
 
 
 def _made(config: RunConfig, path: str) -> object:

@@ -45,6 +45,7 @@ from toque.workflows.assembly.evaluation import (
     held_out_prompts,
     own_prompts,
 )
+from toque.workflows.assembly.figures import build_figures, phase_memory
 from toque.workflows.assembly.metrics import build_text_scores
 from toque.workflows.assembly.observers import Watchers
 from toque.workflows.assembly.sample_writer import SampleWriter, writing_in
@@ -124,6 +125,9 @@ def assemble(
     def warn(at: Progress, message: str) -> None:
         trainer.callbacks.on_warning(at, message)
 
+    def optimizer() -> torch.optim.Optimizer:
+        return trainer.optimizer
+
     # torchrun passes on a signal that every process has had already.
     again = 5.0 if ranks.is_distributed else 0.0
     callbacks: list[Callback] = [Interrupt(silent=not heard(reporter), same_for_seconds=again)]
@@ -134,7 +138,16 @@ def assemble(
             ConsoleProgress(
                 log_every=config.observe.log_every, reporter=reporter, time_left=time_left
             ),
-            *_observers(setup, tuned, evaluator, watchers, uploads, warn, reporter),
+            *_observers(
+                setup,
+                tuned,
+                evaluator,
+                watchers,
+                uploads,
+                warn,
+                lambda: trainer.optimizer,
+                reporter,
+            ),
         ]
     if length.limit is not None:
         callbacks.append(length.limit)  # after those that write at an evaluation
@@ -198,23 +211,29 @@ def _observers(
     watchers: Watchers,
     uploads: Uploads | None,
     warn: Callable[[Progress, str], None],
+    optimizer: Callable[[], torch.optim.Optimizer],
     reporter: Reporter,
 ) -> list[Callback]:
     config, model, runtime = setup.config, setup.model, setup.runtime
     run, feeds = Path(config.run_dir), watchers.feeds(warn)
     arithmetic = arithmetic_of(model, setup.stream)
     peak = total_peak(runtime.peak(arithmetic.products), runtime.ranks)
+    memory = phase_memory(runtime)
+    log = MetricsLog(
+        run / "metrics.jsonl",
+        log_every=config.observe.log_every,
+        about=about_run(setup, tuned.resources, arithmetic) | rate_of_bf16(runtime, arithmetic),
+        flops_per_token=arithmetic.flops_per_token,
+        peak=peak,
+        evaluated=evaluator.record,
+        host=HostWatch(),
+        copies=[feed.take for feed in feeds],
+        beside=[part.take for part in memory],
+    )
     callbacks: list[Callback] = [
-        MetricsLog(
-            run / "metrics.jsonl",
-            log_every=config.observe.log_every,
-            about=about_run(setup, tuned.resources, arithmetic) | rate_of_bf16(runtime, arithmetic),
-            flops_per_token=arithmetic.flops_per_token,
-            peak=peak,
-            evaluated=evaluator.record,
-            copies=[feed.take for feed in feeds],
-            host=HostWatch(),
-        ),
+        *memory,
+        *build_figures(setup, log.record, warn, reporter, optimizer),
+        log,
         SampleWriter(
             evaluator,
             run / "samples.jsonl",

@@ -63,7 +63,9 @@ def build_trainer(
         model=model,
         optimizer=build_optimizer(model, name=optim.name, weight_decay=optim.weight_decay),
         batches=stream,
-        loss_fn=partial(loss_sum, smoothing=optim.label_smoothing),
+        loss_fn=runtime.phases.around(
+            "forward", partial(loss_sum, smoothing=optim.label_smoothing)
+        ),
         lr_at=learning_rate(by_length, expected_totals(config, stream)),
         evaluator=evaluator,
         checkpoints=CheckpointStore(
@@ -109,6 +111,7 @@ def about_run(setup: Setup, resources: Resources, arithmetic: Arithmetic) -> dic
     """The start event of metrics.jsonl: hash, versions, hardware, sizes, precision."""
     runtime = setup.runtime
     cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    counts = parameter_counts(setup.model)
     return {
         "config_sha256": config_sha256(setup.config),
         "versions": {
@@ -123,7 +126,7 @@ def about_run(setup: Setup, resources: Resources, arithmetic: Arithmetic) -> dic
             "fast_bf16": has_fast_bf16(runtime.device),
             "memory_bytes": psutil.virtual_memory().total,
         },
-        "parameters": asdict(parameter_counts(setup.model)),
+        "parameters": asdict(counts) | {"trainable_share": counts.trainable / counts.total},
         "row": asdict(setup.stream.layout.shape),
         "arithmetic": arithmetic.record(),
         "precision": runtime.precision,

@@ -1,0 +1,212 @@
+"""Tracker services: TensorBoard, Trackio, W&B and MLflow behind one small form."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from toque.errors import ConfigError
+
+Row = tuple[int, str, str, str | None, float | None]
+"""A text: step, prompt, text, reference, recipe score."""
+COLUMNS: Final = ("step", "prompt", "text", "reference", "recipe_score")
+_LONGEST: Final = 2_000
+"""Characters of a text in a table; samples.jsonl has all of it."""
+
+
+class Tracker(Protocol):
+    """One service; created, used and ended in one thread."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Log the figures of an event."""
+
+    def texts(self, step: int, rows: Sequence[Row]) -> None:
+        """Log the texts written at a step, as a table."""
+
+    def file(self, path: Path) -> None:
+        """Keep a file of the run: its report."""
+
+    def end(self, *, failed: bool) -> None:
+        """The run is over."""
+
+
+Open = Callable[[], Tracker]
+
+
+def opener(name: str, *, folder: Path, settings: Mapping[str, Any]) -> Open:
+    """A function that connects the tracker `name` to the run in `folder` with its `settings`.
+
+    Raises:
+        ConfigError: its package is not installed.
+    """
+    package, make = TRACKERS[name]
+    spec = importlib.util.find_spec(package)
+    # Without an origin it is a mere folder of that name, as W&B leaves one where it has run.
+    if spec is None or spec.origin is None:
+        raise ConfigError(
+            f"observe.trackers names {name}, and the package {package} is not installed. Install "
+            f"it (pip install 'toque[{_EXTRA.get(name, 'track')}]'), or take {name} out of "
+            "observe.trackers: metrics.jsonl holds the same figures."
+        )
+    if name == "mlflow" and not os.environ.get(_MLFLOW_HOME):
+        raise ConfigError(
+            f"observe.trackers names mlflow, and {_MLFLOW_HOME} is not set. MLflow keeps runs on a "
+            f"server: export {_MLFLOW_HOME}=http://..., or take mlflow out of observe.trackers."
+        )
+    return lambda: make(folder, settings)
+
+
+class _TensorBoard:
+    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer: Any = SummaryWriter(str(folder / "tensorboard"))
+        lines = "\n".join(f"{path}: {value}" for path, value in _flat(settings))
+        self._writer.add_text("config", _verbatim(lines))
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def texts(self, step: int, rows: Sequence[Row]) -> None:
+        parts = [
+            f"**{_cell(row[1])}** (recipe score {row[4]})\n\n{_verbatim(row[2])}" for row in rows
+        ]
+        self._writer.add_text("samples", "\n\n---\n\n".join(parts), step)
+
+    def file(self, path: Path) -> None:
+        # It keeps no files; it can say where ours is.
+        self._writer.add_text("report", str(path))
+
+    def end(self, *, failed: bool) -> None:
+        self._writer.close()
+
+
+class _Wandb:
+    """WANDB_PROJECT, WANDB_MODE and the rest of its environment are W&B's own."""
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+        self._wandb: Any = importlib.import_module("wandb")
+        self._run: Any = self._wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "toque"),
+            name=folder.name,
+            dir=str(folder),
+            config=dict(settings),
+        )
+        self._run.define_metric("*", step_metric="step")
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        # Not `step=`: W&B refuses to go back, and a continued run goes back to its checkpoint.
+        self._run.log({**values, "step": step})
+
+    def texts(self, step: int, rows: Sequence[Row]) -> None:
+        table = self._wandb.Table(columns=list(COLUMNS), data=[list(_short(row)) for row in rows])
+        self._run.log({"samples": table, "step": step})
+
+    def file(self, path: Path) -> None:
+        artifact = self._wandb.Artifact(f"{path.stem}-{self._run.id}", type="report")
+        artifact.add_file(str(path))
+        self._run.log_artifact(artifact)
+
+    def end(self, *, failed: bool) -> None:
+        self._run.finish(exit_code=int(failed))
+
+
+class _Trackio:
+    """Embedded: files of this machine, no account. TRACKIO_PROJECT, TRACKIO_DIR are its own."""
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+        self._trackio: Any = importlib.import_module("trackio")
+        self._run: Any = self._trackio.init(
+            project=os.environ.get("TRACKIO_PROJECT", "toque"),
+            name=folder.name,
+            config=dict(settings),
+            resume="allow",  # a run that continues stays one run
+            embed=False,
+            auto_log_gpu=False,  # the system's figures are ours, beside the steps they belong to
+            auto_log_cpu=False,
+        )
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def texts(self, step: int, rows: Sequence[Row]) -> None:
+        data = [dict(zip(COLUMNS, _short(row), strict=True)) for row in rows]
+        self._run.log({"samples": self._trackio.Table(data=data)}, step=step)
+
+    def file(self, path: Path) -> None:
+        self._run.log_artifact(path, name=f"{path.stem}-{self._run.name}", type="report")
+
+    def end(self, *, failed: bool) -> None:
+        self._run.finish()
+
+
+class _Mlflow:
+    """MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME say where it logs."""
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+        tracking = importlib.import_module("mlflow.tracking")
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "toque")
+        self._client: Any = tracking.MlflowClient(tracking_uri=os.environ[_MLFLOW_HOME])
+        known = self._client.get_experiment_by_name(name)
+        experiment = known.experiment_id if known else self._client.create_experiment(name)
+        self._id: str = self._client.create_run(experiment, run_name=folder.name).info.run_id
+        for path, value in _flat(settings):
+            self._client.log_param(self._id, path, str(value)[:500])
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._client.log_metric(self._id, name, value, step=step)
+
+    def texts(self, step: int, rows: Sequence[Row]) -> None:
+        # The form that MLflow's page shows as a table.
+        table = {"columns": list(COLUMNS), "data": [list(_short(row)) for row in rows]}
+        text = json.dumps(table)
+        self._client.log_text(self._id, text, f"samples/step-{step:08d}.json")
+
+    def file(self, path: Path) -> None:
+        self._client.log_artifact(self._id, str(path))
+
+    def end(self, *, failed: bool) -> None:
+        self._client.set_terminated(self._id, "FAILED" if failed else "FINISHED")
+
+
+TRACKERS: Final[Mapping[str, tuple[str, Callable[[Path, Mapping[str, Any]], Tracker]]]] = {
+    "trackio": ("trackio", _Trackio),
+    "tensorboard": ("tensorboard", _TensorBoard),
+    "wandb": ("wandb", _Wandb),
+    "mlflow": ("mlflow", _Mlflow),
+}
+"""Name -> the package it needs, and how it is opened."""
+_MLFLOW_HOME: Final = "MLFLOW_TRACKING_URI"
+_EXTRA: Final = {"wandb": "wandb", "mlflow": "mlflow"}
+
+
+def _flat(settings: Mapping[str, Any], above: str = "") -> list[tuple[str, Any]]:
+    found = []
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            found += _flat(value, f"{above}{name}.")
+        else:
+            found.append((f"{above}{name}", value))
+    return found
+
+
+def _short(row: Row) -> Row:
+    step, prompt, text, reference, score = row
+    cut = None if reference is None else reference[:_LONGEST]
+    return step, prompt[:_LONGEST], text[:_LONGEST], cut, score
+
+
+def _verbatim(text: str) -> str:
+    """As Markdown that shows a text as it is, fences of its own included."""
+    return "\n".join(f"    {line}" for line in text[:_LONGEST].splitlines())
+
+
+def _cell(text: str) -> str:
+    return " ".join(text[:_LONGEST].split())

@@ -1,0 +1,167 @@
+"""Profiles of some updates: files that others can read, sums that are right, the same run."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+import torch
+
+from toque.training.observers.profiling.operations import Operation, Profiled
+from toque.training.observers.profiling.profiler import Profiler, ProfileSchedule
+from toque.training.observers.step_window import Window
+from toque.training.observers.time_left import TimeLeft
+from toque.training.phases import Phases
+from toque.units import Duration, Progress
+
+# torch says so itself on the way out of a trace whose memory was taken before it.
+pytestmark = pytest.mark.filterwarnings("ignore:.*allocated before the profiling.*")
+
+
+class Watch:
+    """A profiled run of the small model."""
+
+    def __init__(self, make, folder, plan, **options):
+        self.said, self.warned = [], []
+        self.profiler = Profiler(
+            ProfileSchedule(*plan),
+            folder,
+            Phases(),
+            lambda _, text: self.warned.append(text),
+            self.said.append,
+            stacks=options.pop("stacks", False),
+            memory=options.pop("memory", True),
+        )
+        self.run = make(callbacks=(self.profiler,), folder=folder, save_every=None, **options)
+        trainer = self.run.trainer
+        self.profiler.phases = trainer.runtime.phases
+        trainer.loss_fn = trainer.runtime.phases.around("forward", trainer.loss_fn)
+        self.trace = folder / "trace"
+
+    def operations(self):
+        return json.loads((self.trace / "top_operations.json").read_text())
+
+
+@pytest.fixture
+def profile(make_run, tmp_path):
+    return lambda *plan, **options: Watch(make_run, tmp_path / "profiled", plan, **options)
+
+
+@pytest.mark.parametrize("micro_batch_rows", [4, 2])
+def test_a_profiled_run_is_the_same_and_its_figures_add_up(
+    make_run,
+    profile,
+    tmp_path,
+    micro_batch_rows,
+):
+    options = {"steps": 9, "evaluate_every": "4 steps", "micro_batch_rows": micro_batch_rows}
+    plain = make_run(folder=tmp_path / "plain", **options)
+    plain.trainer.fit()
+    watch = profile(1, 1, 2, 2, **options)
+    watch.run.trainer.fit()
+    assert watch.run.losses == plain.losses
+    assert watch.run.recorder.evaluations == plain.recorder.evaluations
+    assert watch.warned == []
+    assert sorted(path.name for path in watch.trace.iterdir()) == [
+        "step-00000003-memory.csv", "step-00000003.json.gz", "step-00000007-memory.csv",
+        "step-00000007.json.gz", "top_operations.json", "top_operations.md",
+    ]  # fmt: skip
+    slowed = [i.progress.step for i in watch.run.recorder.steps if i.slowed]
+    assert slowed == [2, 3, 4, 6, 7, 8]
+    found = watch.operations()
+    assert found["updates"] == 4
+    own = sum(operation["cpu_seconds"] for operation in found["operations"])
+    # Exact but for the rounding of clocks: own times and the remainder are the updates.
+    assert own + found["remainder_seconds"] == pytest.approx(found["traced_seconds"], rel=1e-6)
+    # By the loop's own clock, which also runs while the marks are made.
+    assert found["traced_seconds"] <= found["loop_seconds"] * 1.05
+    assert set(found["phases"]) == {"forward", "backward", "clip", "update"}
+    assert len(watch.said) == 2
+
+
+def test_a_trace_is_chrome_trace_json_with_the_phases_in_it(profile):
+    watch = profile(0, 1, 2, 1, steps=4)
+    watch.run.trainer.fit()
+    trace = json.loads(gzip.decompress((watch.trace / "step-00000002.json.gz").read_bytes()))
+    events = trace["traceEvents"]
+    assert all("ph" in e and "pid" in e for e in events)
+    spans = [e for e in events if e["ph"] == "X"]
+    assert all(e["dur"] >= 0 for e in spans)
+    names = [e["name"] for e in spans]
+    assert names.count("toque update") == 2
+    assert names.count("toque: backward") == 2
+    lines = (watch.trace / "step-00000002-memory.csv").read_text().splitlines()
+    assert lines[0] == "milliseconds,device,allocated_bytes,phase"
+    assert {line.split(",")[3] for line in lines[1:]} >= {"forward", "backward"}
+    times = [float(line.split(",")[0]) for line in lines[1:]]
+    assert times == sorted(times)
+
+
+def test_a_schedule_longer_than_the_run_is_said_and_what_there_is_is_kept(profile):
+    watch = profile(0, 1, 3, 5, steps=3)
+    watch.run.trainer.fit()
+    (said,) = watch.warned
+    assert "needs 20 updates" in said
+    assert "this session has 3" in said
+    assert len(watch.run.losses) == 3
+    assert watch.operations()["updates"] == 2  # the begun repetition
+
+
+def test_a_folder_that_takes_nothing_costs_the_profile_and_not_the_run(profile, tmp_path):
+    (tmp_path / "profiled").mkdir()
+    (tmp_path / "profiled" / "trace").write_text("in the way")
+    watch = profile(0, 1, 1, 2, steps=5)
+    watch.run.trainer.fit()
+    (said,) = watch.warned
+    assert said.startswith("profiling ended: FileExistsError")
+    assert len(watch.run.losses) == 5
+    assert not any(i.slowed for i in watch.run.recorder.steps[3:])
+
+
+def test_a_run_that_ends_with_an_error_leaves_no_profiler_on(profile):
+    def fail(*_):
+        raise ZeroDivisionError
+
+    watch = profile(0, 1, 3, 1, steps=5, loss_fn=fail)
+    with pytest.raises(ZeroDivisionError):
+        watch.run.trainer.fit()
+    assert torch.autograd.profiler._is_profiler_enabled is False
+    assert watch.run.trainer.runtime.phases.watchers == []
+
+
+def test_stacks_say_where_an_operation_is_called_from(profile):
+    watch = profile(0, 1, 1, 1, steps=3, stacks=True, memory=False)
+    watch.run.trainer.fit()
+    stacks = [o["stack"] for o in watch.operations()["operations"] if o["stack"]]
+    assert any("runs.py" in frame and "forward" in frame for stack in stacks for frame in stack)
+    assert sorted(p.suffix for p in watch.trace.iterdir()) == [".gz", ".json", ".md"]
+
+
+def test_rates_and_the_time_left_pass_over_slowed_updates():
+    def info(n, seconds, *, slowed):
+        zero = torch.zeros(())
+        at = [Progress(step=n + i, seconds=float(n * 2 + i * seconds)) for i in (0, 1)]
+        return type("Info", (), {
+            "before": at[0], "progress": at[1], "n_targets": 50, "n_tokens": 100, "loss": zero,
+            "n_computed": 100, "seconds": seconds, "data_wait_seconds": 0.0, "slowed": slowed,
+        })()  # fmt: skip
+
+    window = Window()
+    window.add(info(0, 2.0, slowed=False))
+    window.add(info(1, 8.0, slowed=True))
+    assert (window.n_tokens, window.seconds, window.tokens_per_second) == (200, 10.0, 50.0)
+    left = TimeLeft(Duration(10, "steps"))
+    left.start(Progress())
+    left.slowed(Progress(step=1, seconds=2.0), Progress(step=2, seconds=10.0))
+    assert left.seconds(Progress(step=2, seconds=10.0)) == pytest.approx(16.0)
+
+
+def test_the_table_has_every_second_in_it():
+    operations = tuple(Operation(f"aten::op{i}", 4, 0.01, 0.0) for i in range(40))
+    found = Profiled(2, 1.0, 1.0, {"forward": 0.6}, operations)
+    rows = [line.split("|") for line in found.table().splitlines() if line.startswith("| ")]
+    shares = [float(row[-2].strip(" %")) for row in rows if row[-2].strip().endswith("%")]
+    assert sum(shares[:2]) == pytest.approx(100.0)  # forward, and what is between the phases
+    assert sum(shares[2:]) == pytest.approx(100.0)
+    assert (found + found).operations[0].calls == 8

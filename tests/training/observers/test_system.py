@@ -1,0 +1,238 @@
+"""Figures of the machine while a run trains: written on the way, and never in its way."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import torch
+
+from toque.training.events import RunEnd, RunStart, StepInfo
+from toque.training.observers.metrics_log import MetricsLog
+from toque.training.observers.metrics_reader import read_metrics
+from toque.training.observers.phase_memory import PhaseMemory
+from toque.training.observers.system.gpus import Gpus, gpus_here
+from toque.training.observers.system.host import Host
+from toque.training.observers.system.sampler import SystemSampler
+from toque.training.phases import Phases
+from toque.units import Duration, Progress
+
+START = RunStart(Progress(), Duration(6, "steps"))
+END = RunEnd("finished", Progress(step=6), 1.0)
+
+
+def step(n, *, slowed=False):
+    before, after = Progress(step=n - 1), Progress(step=n)
+    zero = torch.zeros(())
+    return StepInfo(before, after, zero, zero, 1e-3, 10, 20, 2, 20, 0.1, 0.0, slowed=slowed)
+
+
+class Heard:
+    """Takes events as `MetricsLog.record` does."""
+
+    def __init__(self):
+        self.events, self.come = [], threading.Event()
+
+    def __call__(self, event, **fields):
+        self.events.append({"event": event, **fields})
+        self.come.set()
+
+
+def test_the_machine_is_looked_at_with_the_fields_of_the_contract():
+    figures = Host().look()
+    assert set(figures) == {
+        "cpu_percent", "cpu_percent_by_core", "process_cpu_percent", "memory_used_bytes",
+        "memory_total_bytes", "process_resident_bytes", "disk_read_bytes_per_second",
+        "disk_write_bytes_per_second", "network_received_bytes_per_second",
+        "network_sent_bytes_per_second",
+    }  # fmt: skip
+    assert 0 < figures["process_resident_bytes"] < figures["memory_total_bytes"]
+    assert len(figures["cpu_percent_by_core"]) == len(psutil.Process().cpu_affinity())
+
+
+def test_looks_come_while_a_run_goes_on_and_once_more_at_its_end():
+    heard, warnings = Heard(), []
+    sampler = SystemSampler(heard, 0.01, lambda _, text: warnings.append(text))
+    sampler.on_fit_start(START)
+    sampler.on_step(step(1))
+    assert heard.come.wait(60)
+    sampler.on_fit_end(END)
+    ended = len(heard.events)
+    assert {e["event"] for e in heard.events} == {"system"}
+    assert all(e["gpus"] == [] and e["step"] in (0, 1) for e in heard.events)
+    assert not sampler._thread.is_alive()
+    assert len(heard.events) == ended
+    assert warnings == []
+
+
+def test_a_run_shorter_than_the_interval_is_looked_at_once():
+    heard = Heard()
+    sampler = SystemSampler(heard, 3600.0, lambda *_: None)
+    sampler.on_fit_start(START)
+    sampler.on_fit_end(END)
+    assert len(heard.events) == 1
+
+
+def test_a_system_that_cannot_be_looked_at_is_one_warning():
+    class Closed:
+        def look(self):
+            raise psutil.AccessDenied(pid=1)
+
+    heard, warnings = Heard(), []
+    sampler = SystemSampler(
+        heard, 0.001, lambda at, text: warnings.append((at.step, text)), make_host=Closed
+    )
+    sampler.on_fit_start(START)
+    sampler._thread.join(60)
+    sampler.on_step(step(3))
+    sampler.on_step(step(4))
+    sampler.on_fit_end(END)
+    ((at, said),) = warnings
+    assert at == 3
+    assert "AccessDenied" in said
+    assert "The run goes on" in said
+    assert heard.events == []
+
+
+class NvmlError(Exception):
+    pass
+
+
+def refused(*_):
+    raise NvmlError("no permission")
+
+
+def of_first(answer):
+    """What the first card answers; the second, in another mode, refuses."""
+    return lambda handle, *_: refused() if handle else answer
+
+
+def nvml(**changes):
+    """nvidia-ml-py of a machine with two cards."""
+    answers = {
+        "NVMLError": NvmlError,
+        "nvmlClocksThrottleReasonSwPowerCap": 4,
+        "nvmlClocksThrottleReasonSwThermalSlowdown": 32,
+        "nvmlInit": lambda: None,
+        "nvmlShutdown": lambda: None,
+        "nvmlDeviceGetCount": lambda: 2,
+        "nvmlDeviceGetHandleByIndex": lambda index: index,
+        "nvmlDeviceGetName": lambda handle: "card B" if handle else b"card A",
+        "nvmlDeviceGetUtilizationRates": of_first(SimpleNamespace(gpu=97)),
+        "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(used=30, total=80),
+        "nvmlDeviceGetPowerUsage": lambda _: 250_000,
+        "nvmlDeviceGetTemperature": lambda _, sensor: 71 + sensor,
+        "nvmlDeviceGetCurrentClocksThrottleReasons": of_first(32 | 1),
+    }
+    return SimpleNamespace(**(answers | changes))
+
+
+def test_what_one_card_refuses_the_others_still_tell():
+    closed = []
+    gpus = Gpus(nvml(nvmlShutdown=lambda: closed.append(True)))
+    first, second = gpus.look()
+    assert first == {
+        "index": 0, "name": "card A", "utilisation_percent": 97, "memory_used_bytes": 30,
+        "memory_total_bytes": 80, "power_watts": 250.0, "temperature_celsius": 71,
+        "throttled": ["heat"],
+    }  # fmt: skip
+    assert (second["name"], second["utilisation_percent"], second["throttled"]) == (
+        "card B", None, [],
+    )  # fmt: skip
+    gpus.close()
+    assert closed == [True]
+
+
+def test_a_driver_that_is_not_there_is_a_sentence(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", nvml(nvmlInit=refused))
+    found, why = gpus_here()
+    assert found is None
+    assert "no permission" in why
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # as if not installed
+    found, why = gpus_here()
+    assert found is None
+    assert "toque[gpu]" in why
+
+
+def test_events_of_other_threads_are_whole_lines_within_the_session(tmp_path):
+    copied, inside, overlaps = [], [], []
+
+    def copy(record):
+        inside.append(1)
+        threading.Event().wait(1e-4)  # lets another thread in, if anything does
+        overlaps.append(len(inside) > 1)
+        inside.pop()
+        copied.append(record)
+
+    log = MetricsLog(tmp_path / "metrics.jsonl", log_every=Duration(1, "steps"), copies=[copy])
+    log.record("system", step=0)
+    log.on_fit_start(START)
+    threads = [
+        threading.Thread(target=lambda: [log.record("system", step=0) for _ in range(50)])
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for n in range(1, 6):
+        log.on_step(step(n))
+    for thread in threads:
+        thread.join()
+    log.on_fit_end(END)
+    log.record("system", step=6)
+    lines = [json.loads(line) for line in log.path.read_text().splitlines()]
+    assert [line["event"] for line in lines].count("system") == 200
+    assert (lines[0]["event"], lines[-1]["event"]) == ("start", "end")
+    assert len(copied) == len(lines)
+    assert not any(overlaps)
+
+
+def test_figures_of_steps_that_a_continued_run_repeats_are_left_out(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    events = [
+        {"event": "start", "step": 0},
+        {"event": "system", "step": 2, "cpu_percent": 50.0, "gpus": []},
+        {"event": "gradients", "step": 4, "groups": {"head": {"grad_norm": None}}},
+        {"event": "system", "step": 5, "cpu_percent": "much"},  # nobody's form
+        {"event": "start", "step": 3},
+        {"event": "gradients", "step": 4, "groups": {"head": {"grad_norm": 1.0}}},
+    ]
+    path.write_text("".join(json.dumps(event) + "\n" for event in events))
+    found = [(e["event"], e["step"]) for e in read_metrics(path)]
+    assert found == [("start", 0), ("system", 2), ("start", 3), ("gradients", 4)]
+
+
+def test_peaks_by_phase_are_of_the_first_update_since_they_were_taken():
+    phases, level = Phases(), [0]
+    memory = PhaseMemory(phases, lambda: None, lambda: level[0])
+    log_fields = []
+    memory.on_fit_start(START)
+    for n, (forward, backward) in enumerate([(10, 30), (99, 99), (20, 5)], start=1):
+        memory.on_before_step(Progress(step=n - 1))
+        for phase, held in (("forward", forward), ("forward", forward - 1), ("backward", backward)):
+            with phases(phase):
+                level[0] = held
+        if n == 2:
+            memory.on_before_evaluate(Progress(step=n))
+            level[0] = 7
+            memory.on_evaluate(Progress(step=n), {})
+            log_fields.append(memory.take())
+    log_fields.append(memory.take())
+    memory.on_fit_end(END)
+    assert log_fields == [
+        {"peak_memory_bytes": {"forward": 10, "backward": 30, "evaluation": 7}},
+        {"peak_memory_bytes": {"forward": 20, "backward": 5}},
+    ]
+    assert memory.take() == {}
+    assert phases.watchers == []
+
+
+@pytest.mark.gpu
+def test_the_gpus_of_this_machine():
+    pytest.importorskip("pynvml")
+    found, why = gpus_here()
+    assert why is None
+    assert len(found.look()) >= torch.cuda.device_count()
