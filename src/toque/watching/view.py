@@ -9,6 +9,7 @@ from typing import Any, Final
 from toque.reporter import clock_text
 from toque.reports.html import LIVE, render
 from toque.reports.parts import Grid
+from toque.reports.verdict import Verdict
 from toque.reports.written_texts import shown_texts
 from toque.watching.figures import (
     MOST_OVER,
@@ -19,7 +20,7 @@ from toque.watching.figures import (
 )
 from toque.watching.run_numbers import gpus_of, number
 from toque.watching.run_state import RunState, state_of
-from toque.watching.verdicts import Verdict, Verdicts
+from toque.watching.verdicts import Verdicts
 from toque.watching.watched_run import WatchedRun
 
 _NONE: Final = "-"
