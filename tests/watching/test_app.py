@@ -74,6 +74,8 @@ def test_new_figures_come_by_themselves_and_nothing_else_does(runs, showing):
         assert set(first["parts"]) >= {"head", "curves", "texts"}
         assert (first["loss"], first["said"]) == (1.0, "one: Running, at step 2.")
         assert first["title"] == "1.0000 · step 2 · one"
+        assert "Learning rate" in stream.parts["curves"]
+        assert "Utilisation" not in stream.parts["curves"]  # no event has a number of it
         run.step(3, loss=0.25)
         second = stream.next()
         assert (second["loss"], second["said"]) == (0.25, "one: Running, at step 3.")

@@ -60,7 +60,7 @@ def figures_of(run: WatchedRun) -> tuple[Figure, list[Figure]]:
     others = [
         _figure(title, y_name, [Series(title, *curves[name].points())], from_zero=True)
         for title, name, y_name in _CURVES
-        if name in curves
+        if _is_there(curves, name)
     ]
     for what, title in (("grad_norm", "Gradient norm by group"),
                         ("update_ratio", "Update-to-weight ratio by group")):  # fmt: skip
@@ -83,7 +83,7 @@ def figures_over(runs: Mapping[str, WatchedRun]) -> tuple[Figure, list[Figure]]:
     others += [
         _figure(title, y_name, _over(chosen, name), from_zero=True)
         for title, name, y_name in _CURVES
-        if any(name in run.curves for _, run in chosen)
+        if any(_is_there(run.curves, name) for _, run in chosen)
     ]
     return loss, [*others, *_scores(chosen)]
 
@@ -144,6 +144,11 @@ def _over(
 
 def _dotted(name: str, points: Points, style: str) -> Series:
     return Series(name, *points, style=style, dots=len(points[0]) < _FEW)
+
+
+def _is_there(curves: Curves, name: str) -> bool:
+    """Whether a curve has a number; utilisation has none where the peak is not known."""
+    return any(y is not None for y in _points(curves, name)[1])
 
 
 def _points(curves: Curves, name: str) -> Points:
