@@ -144,7 +144,7 @@ def _spans(tokens: int, examples: int) -> list[Span]:
 
 
 def _attend(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **more: Any
+    _module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **more: Any
 ) -> tuple[Tensor, None]:
     """An attention function as transformers calls it: [R, H, L, d] each, to [R, L, H, d]."""
     bias = more.get("position_bias")
