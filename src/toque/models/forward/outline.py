@@ -175,7 +175,7 @@ class _KernelAttention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, mask, _, _ = ctx.saved_tensors
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, mask = ctx.saved_tensors[:4]
         slope = torch.empty_like(mask) if mask is not None and ctx.needs_input_grad[3] else None
         return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), slope
