@@ -269,8 +269,8 @@ def test_values_need_no_file():
 def test_every_preset_says_what_it_is():
     assert set(presets()) >= {
         "demo",
-        "recipes-t5-small",
-        "recipes-gpt2-small",
+        "recipe-t5-small",
+        "recipe-gpt2-small",
         "finetune-folder",
     }
     assert all(line.endswith(".") for line in presets().values())

@@ -32,8 +32,8 @@ def plan(
     """
     if utilisation is not None and not 0.0 < utilisation <= 100.0:
         raise ConfigError(
-            f"--utilisation is {utilisation:g} per cent, and no machine computes more than 100 % of "
-            "its peak, or less than nothing. Published trainings reach 12 to 57."
+            f"--utilisation is {utilisation:g} per cent, and no machine computes more than 100 % "
+            "of its peak, or less than nothing. Published trainings reach 12 to 57."
         )
     from toque.config.resolve import names_card
     from toque.hardware.cards import card_named

@@ -144,7 +144,7 @@ def _spans(tokens: int, examples: int) -> list[Span]:
 
 
 def _attend(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **more: Any
+    _module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **more: Any
 ) -> tuple[Tensor, None]:
     """An attention function as transformers calls it: [R, H, L, d] each, to [R, L, H, d]."""
     bias = more.get("position_bias")
@@ -175,7 +175,7 @@ class _KernelAttention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, mask, _, _ = ctx.saved_tensors
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, mask = ctx.saved_tensors[:4]
         slope = torch.empty_like(mask) if mask is not None and ctx.needs_input_grad[3] else None
         return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), slope

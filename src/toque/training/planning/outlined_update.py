@@ -189,10 +189,9 @@ def _step(model: nn.Module, name: str) -> tuple[int, Ledger | None]:
             parameter.grad = torch.empty_like(parameter)
     optimizer.step()
     with Ledger() as ledger:
-        held = [p for p in model.parameters()] + [
+        held = list(model.parameters()) + [
             value for state in optimizer.state.values() for value in state.values()
         ]
-        before = 0
         for tensor in (*held, *(p.grad for p in model.parameters())):
             if isinstance(tensor, torch.Tensor):
                 ledger.hold(tensor)

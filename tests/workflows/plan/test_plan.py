@@ -1,0 +1,141 @@
+"""A plan held to the model it is about: bytes of real tensors, counts, refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import toque
+from toque.cli.app import main
+from toque.errors import ConfigError
+from toque.models.forward.bf16.layers import use_bf16_layers
+from toque.models.forward.fast_dropout import use_fast_dropout
+from toque.models.forward.grouped_attention import causal_mask
+from toque.models.forward.loss import loss_sum
+from toque.models.forward.outline import OutlinedRows
+from toque.models.loading.from_scratch import build_model
+from toque.training.autotune.micro_batch import Probe
+from toque.training.autotune.worst_batch import WorstBatch
+from toque.training.planning.outlined_update import outline_update, outlining
+from toque.training.runtime import Runtime
+
+SHAPES = {
+    "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 128},
+    "t5": {"d_model": 64, "d_kv": 32, "d_ff": 96, "num_layers": 2, "num_heads": 2},
+    "neox": {
+        "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "intermediate_size": 128, "max_position_embeddings": 128,
+    },
+}  # fmt: skip
+
+
+def made(family: str, precision: str) -> torch.nn.Module:
+    model = build_model(
+        family=family, shape=SHAPES[family], vocab_size=300, pad_id=0, eos_id=1, bos_id=None, seed=1
+    )
+    use_fast_dropout(model)
+    if precision == "bf16":
+        use_bf16_layers(model)
+    return model
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("family", sorted(SHAPES))
+def test_an_outline_keeps_the_bytes_that_a_real_forward_keeps(family: str, precision: str) -> None:
+    rows = OutlinedRows(2, 64 if family == "t5" else 0, 128, 2)
+    with outlining():
+        outline = outline_update(
+            made(family, precision),  # type: ignore[arg-type]
+            rows, where="cpu", precision=precision, optimizer="adamw", accumulates=False,
+        )  # fmt: skip
+    runtime = Runtime(precision=precision)  # type: ignore[arg-type]
+    worst = WorstBatch(rows.source, 128, 32, 64, 300)
+    real = made(family, precision)
+    probe = Probe(real, loss_sum, runtime, worst)
+    kept = probe.activation_bytes(2, 1 << 40)
+    assert kept is not None
+    head = sum(p.numel() * 4 for n, p in real.named_parameters() if n.startswith("lm_head"))
+    head = head or 300 * 64 * 4  # shared with the embedding: its gradient is kept all the same
+    hidden = 2 * 128 * 64 * 4
+    # What the loss keeps is counted there, and here with what is computed.
+    assert outline.kept == pytest.approx(kept - head - hidden, rel=0.12)
+    assert outline.weights == sum(p.numel() * 4 for p in real.parameters())
+    assert outline.gradients == outline.weights
+
+
+def test_nothing_without_content_stays_behind() -> None:
+    with outlining():
+        outline_update(
+            made("gpt2", "bf16"),  # type: ignore[arg-type]
+            OutlinedRows(1, 0, 64), where="cpu", precision="bf16", optimizer="muon",
+            accumulates=True,
+        )  # fmt: skip
+    assert type(causal_mask(64)) is torch.Tensor
+
+
+def test_checkpointing_keeps_less_and_computes_more() -> None:
+    def outline(*, recompute: bool) -> tuple[int, float]:
+        with outlining():
+            found = outline_update(
+                made("neox", "bf16"),  # type: ignore[arg-type]
+                OutlinedRows(4, 0, 128), where="cuda", precision="bf16", optimizer="adamw",
+                accumulates=True, recompute=recompute,
+            )  # fmt: skip
+        return found.kept, sum(found.products.values())
+
+    plain, again = outline(recompute=False), outline(recompute=True)
+    assert again[0] < plain[0] / 2
+    assert again[1] > plain[1]
+
+
+def test_the_parts_add_up_and_a_card_too_small_gets_levers() -> None:
+    plan = toque.plan("neox-1.2b", hardware="rtx-3080")
+    assert sum(plan.memory.parts.values()) == plan.memory.total
+    assert not plan.fits
+    assert plan.memory.micro_batch_rows == 1
+    assert plan.memory.recompute  # auto, as a row does not fit without
+    assert plan.memory.parts["optimizer states"] == pytest.approx(8 * 1414.46e6, rel=1e-3)
+    assert any(lever.total < plan.memory.total for lever in plan.levers)
+    assert "DOES NOT FIT" in str(plan)
+    assert plan.record()["flops"]["token"] == pytest.approx(8.47e9, rel=0.01)
+
+
+def test_flops_and_hours_follow_from_the_utilisation() -> None:
+    plan = toque.plan("neox-1.2b", hardware="h100", utilisation=0.5)
+    assert plan.time.utilisation == pytest.approx(0.5)
+    run = plan.record()
+    expected = run["flops"]["update"] * 10_000 / (0.5 * 989.5e12)
+    assert run["time"]["run_seconds"] == pytest.approx(expected, rel=0.05)  # and evaluations
+
+
+@pytest.mark.parametrize("share", [1.01, 0.0, -0.2])
+def test_more_than_the_peak_is_refused(share: float) -> None:
+    with pytest.raises(ConfigError, match="no machine computes more than 100 %"):
+        toque.plan("agi2-small", hardware="h100", utilisation=share)
+
+
+def test_a_card_without_the_unit_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"train.precision is bf16, and t4 has no unit for it"):
+        toque.plan("neox-1.2b", hardware="t4")
+
+
+def test_the_command_prints_json_and_names_the_nearest_card(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["plan", "agi2-small", "--hardware", "rtx-4090", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["machine"]["name"] == "rtx-4090"
+    assert said["memory"]["micro_batch_rows"] == 8  # the overlay's
+    assert main(["plan", "agi2-small", "--hardware", "rtx-409"]) == 2
+    assert "Nearest: rtx-4090" in capsys.readouterr().err
+    assert main(["plan", "agi2-small", "--hardware", "h100", "--utilisation", "120"]) == 2
+
+
+def test_a_checkpoint_that_cannot_be_had_is_named(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(ConfigError, match=r"which has no config.json"):
+        toque.plan({"model": {"family": "auto", "start_from": str(tmp_path)}}, hardware="a100")
