@@ -107,3 +107,25 @@ def test_bad_patience_and_unknown_metrics_are_refused():
         EarlyStopping(patience=0)
     with pytest.raises(ConfigError, match=r"watches 'bleu'.*gives loss"):
         EarlyStopping(patience=1, metric="bleu").on_evaluate(Progress(), {"loss": 1.0})
+
+
+def test_a_run_that_now_goes_by_another_metric_begins_to_count():
+    first = EarlyStopping(patience=3)
+    for loss in (1.0, 2.0):
+        first.on_evaluate(Progress(), {"loss": loss})
+    state = first.state_dict()
+    other = EarlyStopping(patience=3, metric="bleu", rises=True)
+    other.load_state_dict(state)
+    assert (other.best, other.evaluations_without_improvement) == (None, 0)
+    same = EarlyStopping(patience=3)
+    old = {name: value for name, value in state.items() if name != "metric"}  # as 0.1.0 wrote it
+    same.load_state_dict(old)
+    assert (same.best, same.evaluations_without_improvement) == (1.0, 1)
+
+
+def test_more_is_better_where_a_metric_rises_and_what_is_not_measured_is_no_improvement():
+    stopping = EarlyStopping(patience=2, metric="bleu", rises=True)
+    assert stopping.on_evaluate(Progress(), {"bleu": 1.0}) is None
+    assert stopping.on_evaluate(Progress(), {"bleu": 2.0}) is None
+    assert stopping.on_evaluate(Progress(), {"bleu": float("nan")}) is None
+    assert stopping.on_evaluate(Progress(), {"bleu": 1.5}).stop

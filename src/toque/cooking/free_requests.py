@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from typing import Final
 
-_POLITE: Final = r"(?:please |can you |could you |would you |will you |kindly )*"
+_POLITE: Final = r"(?:please |can you |could you |would you |will you |kindly ){0,4}"
 _VERB: Final = (
     r"(?:create|make|write|generate|cook|prepare|bake|give|show|suggest|invent|design|tell|find)"
 )
 _FOR_WHOM: Final = r"(?: me| us)?"
 _WISH: Final = r"i(?: want| need| would like|'d like)(?: to (?:make|cook|bake|prepare|eat|have))?"
 _ARTICLE: Final = r"(?:an?|the|some)"
-_DETAIL: Final = r"(?:(?:simple|detailed|good|easy|quick|complete|full|new) )*"
+_DETAIL: Final = r"(?:(?:simple|detailed|good|easy|quick|complete|full|new) ){0,4}"
 _OPENINGS: Final = tuple(
     re.compile(pattern, re.IGNORECASE)
     for pattern in (

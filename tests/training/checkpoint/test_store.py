@@ -18,6 +18,7 @@ from toque.training.checkpoint.store import (
     SaveError,
     verify_checkpoint,
 )
+from toque.training.goal import Goal
 
 
 def tensors(value):
@@ -366,3 +367,15 @@ def test_a_manifest_is_held_to_the_hash_of_itself(store, name):
     path.write_bytes(text.replace(b'"row": 4', b'"row": 5'))
     with pytest.raises(CheckpointError, match="does not have the hash that stands in it"):
         verify_checkpoint(store.folder / "step-00000004")
+
+
+def test_the_best_may_go_by_a_metric_that_rises_and_older_ones_lack_it_last(tmp_path):
+    by_loss = CheckpointStore(tmp_path / "checkpoints", keep_best=2)
+    keep_best(by_loss, 1, 1.0)
+    store = CheckpointStore(tmp_path / "checkpoints", keep_best=2, best_by=Goal("bleu", rises=True))
+    for step, bleu in ((2, 5.0), (3, 7.0), (4, 6.0), (5, 1.0), (6, float("nan"))):
+        metrics = {"loss": 9.0, "bleu": bleu}
+        store.save_best(step, tensors(step)["model"], progress={"step": step}, metrics=metrics)
+    kept = sorted(path.name for path in (tmp_path / "best").glob("step-*"))
+    assert kept == ["step-00000003", "step-00000004"]
+    assert store.best().step == 3
