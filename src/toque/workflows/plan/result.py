@@ -134,8 +134,10 @@ class Plan:
             lines.append(
                 (
                     "the run",
-                    f"{updates:,.0f} updates, {whole:.3g} FLOP, {_seconds(time.run_seconds)}, "
-                    + "held-out losses among it, the texts at the end not",
+                    (
+                        f"{updates:,.0f} updates, {whole:.3g} FLOP, {_seconds(time.run_seconds)}, "
+                        "held-out losses among it, the texts at the end not"
+                    ),
                 )
             )
             if not self.machine.here and self.ahead.seconds is None:
@@ -169,8 +171,10 @@ class Plan:
         lines = [
             (
                 lever.settings,
-                f"{in_words(lever.total)}{'' if lever.fits else ', does not fit'}; "
-                + f"{_seconds(lever.update_seconds)} an update; {lever.changes}",
+                (
+                    f"{in_words(lever.total)}{'' if lever.fits else ', does not fit'}; "
+                    f"{_seconds(lever.update_seconds)} an update; {lever.changes}"
+                ),
             )
             for lever in self.levers
         ]
