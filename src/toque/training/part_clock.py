@@ -31,8 +31,8 @@ PARTS: Final[dict[Part, str]] = {
     "clip": "the gradient's norm, clipping, the guard against outliers",
     "optimizer": "updating the weights",
     "observers": "records, progress and other callbacks between updates",
-    "evaluation": "the held-out loss",
-    "texts": "what callbacks do at an evaluation: writing texts",
+    "evaluation": "the held-out loss, and texts written and scored",
+    "texts": "what callbacks do at an evaluation: showing and keeping texts",
     "saving": "what the loop waited for checkpoints",
 }
 """What each is, in words."""
