@@ -40,7 +40,7 @@ def test_a_card_that_the_file_does_not_name_is_refused(path: Path) -> None:
     with pytest.raises(ConfigError, match=r"what changes on rtx-4090. Nearest: rtx-4090"):
         load_config(path, hardware="rtx-4080")
     assert (names_card(path, "rtx-4090"), names_card(path, "h100")) == (True, False)
-    with pytest.raises(ConfigError, match="demo.yaml has no `hardware` section"):
+    with pytest.raises(ConfigError, match=r"demo\.yaml has no `hardware` section"):
         load_config("demo", hardware="h100")
 
 

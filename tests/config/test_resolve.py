@@ -189,7 +189,7 @@ def test_text_that_is_no_configuration(tmp_path, text, words):
 def test_missing_file_names_the_nearest_preset():
     message = refusal("recipes-t5-smal")
     assert "neither a file nor a preset" in message
-    assert "Nearest preset: recipes-t5-small" in message
+    assert "Nearest preset: recipe-t5-small" in message
 
 
 def test_folder_and_binary_file_are_refused(tmp_path):
