@@ -156,7 +156,7 @@ def test_a_retired_setting_is_passed_over_with_its_only_value_and_refused_with_a
 )
 def test_impossible_combinations(overrides, words):
     message = refusal("recipes-t5-small", *overrides)
-    assert message.startswith(("command line: ", "presets/recipes-t5-small.yaml:"))
+    assert message.startswith(("command line: ", "presets/recipe-t5-small.yaml:"))
     for word in words:
         assert word in message
 
