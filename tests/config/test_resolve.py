@@ -160,7 +160,7 @@ def test_a_retired_value_is_passed_over_and_another_refused(tmp_path):
 )
 def test_impossible_combinations(overrides, words):
     message = refusal("recipes-t5-small", *overrides)
-    assert message.startswith(("command line: ", "presets/recipes-t5-small.yaml:"))
+    assert message.startswith(("command line: ", "presets/recipe-t5-small.yaml:"))
     for word in words:
         assert word in message
 
@@ -193,7 +193,7 @@ def test_text_that_is_no_configuration(tmp_path, text, words):
 def test_missing_file_names_the_nearest_preset():
     message = refusal("recipes-t5-smal")
     assert "neither a file nor a preset" in message
-    assert "Nearest preset: recipes-t5-small" in message
+    assert "Nearest preset: recipe-t5-small" in message
 
 
 def test_folder_and_binary_file_are_refused(tmp_path):

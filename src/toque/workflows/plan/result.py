@@ -131,15 +131,8 @@ class Plan:
             lines.append(("a million tokens", _seconds(million)))
             lines.append(("the run", "not known before its data is prepared: toque prepare"))
         else:
-            lines.append(
-                (
-                    "the run",
-                    (
-                        f"{updates:,.0f} updates, {whole:.3g} FLOP, {_seconds(time.run_seconds)}, "
-                        "held-out losses among it, the texts at the end not"
-                    ),
-                )
-            )
+            said = f"{updates:,.0f} updates, {whole:.3g} FLOP, {_seconds(time.run_seconds)}"
+            lines.append(("the run", f"{said}, held-out losses among it, the texts at the end not"))
             if not self.machine.here and self.ahead.seconds is None:
                 hours = (_seconds(time.run_seconds * time.utilisation / s) for s in _SHARES)
                 shares = (
@@ -168,16 +161,11 @@ class Plan:
         if not self.levers:
             return ""
         head = "What would change it" if self.fits else "What to change so that it fits"
-        lines = [
-            (
-                lever.settings,
-                (
-                    f"{in_words(lever.total)}{'' if lever.fits else ', does not fit'}; "
-                    f"{_seconds(lever.update_seconds)} an update; {lever.changes}"
-                ),
-            )
-            for lever in self.levers
-        ]
+        lines = []
+        for lever in self.levers:
+            memory = in_words(lever.total) + ("" if lever.fits else ", does not fit")
+            seconds = _seconds(lever.update_seconds)
+            lines.append((lever.settings, f"{memory}; {seconds} an update; {lever.changes}"))
         return f"{head}\n{_columns(lines)}"
 
 
