@@ -31,6 +31,11 @@ def events(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+def ended(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """The last end; what came after a session may stand behind it."""
+    return next(event for event in reversed(found) if event["event"] == "end")
+
+
 def lost(folder: Path) -> list[str]:
     found = [e["message"] for e in events(folder) if e["event"] == "warning"]
     return [message for message in found if "console" in message]
@@ -39,7 +44,7 @@ def lost(folder: Path) -> list[str]:
 def assert_whole(folder: Path) -> None:
     found = events(folder)
     assert [e["step"] for e in found if e["event"] == "step"] == list(range(1, 13))
-    assert found[-1]["reason"] == "finished"
+    assert ended(found)["reason"] == "finished"
     assert found[-1]["saves"]["failed"] == 0
     assert (folder / "checkpoints" / "step-00000012" / "manifest.json").exists()
     assert (folder / "model" / "config.json").exists()
@@ -114,8 +119,8 @@ def test_fault_62_the_terminal_is_closed(words, tmp_path, started):
         assert "Input/output error" in lost(tmp_path / "run")[0]
     else:
         assert code == 75
-        assert events(tmp_path / "run")[-1]["reason"] == "interrupted"
-        step = events(tmp_path / "run")[-1]["step"]
+        assert ended(events(tmp_path / "run"))["reason"] == "interrupted"
+        step = ended(events(tmp_path / "run"))["step"]
         assert (tmp_path / "run" / "checkpoints" / f"step-{step:08d}" / "manifest.json").exists()
 
 
@@ -141,10 +146,10 @@ def test_fault_62_a_hangup_saves_and_ends(words, tmp_path, times):
     )  # fmt: skip
     assert done.returncode == 75, done.stderr
     assert "SIGHUP: finishing this step" in done.stderr
-    assert events(tmp_path / "run")[-1]["reason"] == "interrupted"
+    assert ended(events(tmp_path / "run"))["reason"] == "interrupted"
     assert (tmp_path / "run" / "checkpoints" / "step-00000005" / "manifest.json").exists()
     assert subprocess.run(words, env=ENVIRONMENT, check=False).returncode == 0
-    assert events(tmp_path / "run")[-1]["step"] == 12
+    assert ended(events(tmp_path / "run"))["step"] == 12
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from tiny import EOS, PAD, VOCAB
+from toque.models.generation import packed_products
 from toque.models.generation.base import cache_dtype
 from toque.models.generation.engine import generate
 from toque.models.generation.packed_products import (
@@ -16,6 +17,8 @@ from toque.models.generation.packed_products import (
     has_bf16_products,
     with_bf16_products,
 )
+from toque.models.lora.files import use_adapter
+from toque.models.lora.layers import attach, resolve
 
 PROMPTS = [[5, 9, 7, 3, 8, 6, 4], [12, 5], [9, 9, 30, 11], [7]]
 IDS = {"eos_id": EOS, "pad_id": PAD}
@@ -95,3 +98,30 @@ def test_draws_come_in_bf16_too(kind, rows, tiny):
     )
     assert len(texts) == len(PROMPTS)
     assert all(0 <= token < VOCAB for text in texts for token in text)
+
+
+@pytest.mark.parametrize("adapter", ["lora", "dora", "rslora"])
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_an_adapter_writes_as_in_the_model(family_kind, tiny, adapter, precision, monkeypatch):
+    if torch.backends.mkldnn.is_available():
+        monkeypatch.setattr(packed_products, "onednn_is_faster", lambda: True)
+    model = tiny(family_kind)
+    attach(model, resolve(model, kind=adapter, r=4), base="tiny", seed=0)
+    with torch.no_grad():  # B is zero at first
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, std=0.5)
+    states = torch.randint(1, VOCAB, (2, 5))
+    of_twin = packed_products.with_fast_products if precision == "float32" else with_bf16_products
+    twin = of_twin(model)
+    assert any(isinstance(m, PackedLinear) for m in twin.modules())
+    inputs = {"input_ids": states}
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = states
+    with torch.inference_mode():
+        exact, found = model(**inputs).logits, twin(**inputs).logits
+    tolerance = 1e-4 if precision == "float32" else 0.1
+    assert float((found - exact).abs().mean()) < tolerance * float(exact.abs().mean())
+    use_adapter(model, None)
+    with torch.inference_mode():
+        assert float((model(**inputs).logits - exact).abs().max()) > 1e-3

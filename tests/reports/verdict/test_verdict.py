@@ -163,7 +163,7 @@ def test_on_a_gpu_the_parts_of_an_update_are_one(tmp_path: Path) -> None:
 
 
 def test_an_idle_gpu_is_the_hosts_matter(tmp_path: Path) -> None:
-    gpu = {"utilisation_percent": 40, "throttled": ["heat"]}
+    gpu = {"index": 0, "utilisation_percent": 40, "throttled": ["heat"]}
     more = [{"event": "system", "step": 40, "gpus": [gpu]}]
     verdict = verdict_of(written(tmp_path, events(hardware={"device": "NVIDIA H200"}, more=more)))
     assert verdict is not None

@@ -23,7 +23,7 @@ def info(step: int, *, loss: float = 2.0, lr: float = 1e-3, norm: float = 1.0) -
     return StepInfo(
         before=Progress(step=step - 1), progress=Progress(step=step), loss=torch.tensor(loss),
         grad_norm=torch.tensor(norm), lr=lr, n_targets=10, n_tokens=100, n_examples=4,
-        n_computed=125, seconds=0.5, data_wait_seconds=0.05,
+        n_computed=125, seconds=0.5, parts={"data_wait": 0.05},
     )  # fmt: skip
 
 

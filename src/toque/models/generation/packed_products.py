@@ -109,6 +109,8 @@ def _with_packed(core: PreTrainedModel, dtype: torch.dtype, packs: Packs) -> Pre
                     weight = module.weight if isinstance(module, nn.Linear) else module.weight.T
                     packs[module] = PackedLinear(weight, module.bias, dtype)
                 twins[module] = packs[module]
+            elif getattr(module, "lora_variant", None):
+                twins[module] = module  # DoRA reads the weight itself
             else:
                 # Shallow: parameters, hooks and settings are the model's own.
                 twin = twins[module] = copy.copy(module)

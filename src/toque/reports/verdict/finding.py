@@ -21,7 +21,7 @@ from toque.reports.verdict.shares import (
 
 NOTABLE: Final = 0.05
 """Share from which something is worth a word."""
-AMOUNT = re.compile(r"\s*([0-9.]+)\s*([a-z%]+)\s*\Z")
+AMOUNT = re.compile(r"([0-9.]+) ?([a-z%]+)\Z")
 """A length as settings have it, number and unit."""
 
 

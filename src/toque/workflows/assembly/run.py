@@ -138,16 +138,7 @@ def assemble(
             ConsoleProgress(
                 log_every=config.observe.log_every, reporter=reporter, time_left=time_left
             ),
-            *_observers(
-                setup,
-                tuned,
-                evaluator,
-                watchers,
-                uploads,
-                warn,
-                lambda: trainer.optimizer,
-                reporter,
-            ),
+            *_observers(setup, tuned, evaluator, watchers, uploads, warn, optimizer, reporter),
         ]
     if length.limit is not None:
         callbacks.append(length.limit)  # after those that write at an evaluation

@@ -1,4 +1,4 @@
-"""What lies ahead: rows, updates and tokens of a run, from its store or from the settings alone."""
+"""Run ahead: its rows, updates and tokens, from its store or from the settings alone."""
 
 from __future__ import annotations
 
