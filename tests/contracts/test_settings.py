@@ -145,7 +145,10 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "observe.profile.active": ("{wait: 0, warmup: 1, active: 2, repeat: 1}", "trace"),
     "observe.profile.repeat": ("{wait: 0, warmup: 1, active: 1, repeat: 2}", "trace"),
     "observe.profile.stacks": ("{wait: 0, warmup: 1, active: 1, repeat: 1, stacks: true}", "trace"),
-    "observe.profile.memory": ("{wait: 0, warmup: 1, active: 1, repeat: 1, memory: no}", "trace"),
+    "observe.profile.memory": (
+        "{wait: 0, warmup: 1, active: 1, repeat: 1, memory: false}",
+        "trace",
+    ),
     "observe.trackers": ("[tensorboard]", "trackers"),
     "observe.webhook": ("http://127.0.0.1:9/nobody", "warnings"),
     "observe.callbacks": ("[stop_watch:AtThree]", "losses"),

@@ -28,7 +28,7 @@ END = RunEnd("finished", Progress(step=6), 1.0)
 def step(n, *, slowed=False):
     before, after = Progress(step=n - 1), Progress(step=n)
     zero = torch.zeros(())
-    return StepInfo(before, after, zero, zero, 1e-3, 10, 20, 2, 20, 0.1, 0.0, slowed=slowed)
+    return StepInfo(before, after, zero, zero, 1e-3, 10, 20, 2, 20, 0.1, slowed=slowed)
 
 
 class Heard:

@@ -21,7 +21,7 @@ from toque.reports.verdict.shares import (
 
 NOTABLE: Final = 0.05
 """Share from which something is worth a word."""
-AMOUNT = re.compile(r"([0-9.]+) ?([a-z%]+)\Z")
+AMOUNT = re.compile(r"([0-9.]{1,20}) ?([a-z%]{1,12})\Z")
 """A length as settings have it, number and unit."""
 
 
