@@ -13,6 +13,9 @@ PACKAGE = Path(__file__).resolve().parent.parent.parent / "src" / "toque"
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z_-]*")
 OTHER_PROGRAMS = {
     "models/loading/card_usage.py": {"--temp", "--jinja"},  # llama.cpp's
+    # nvidia-smi's, Docker's and pip's; and what the doctor calls this program with.
+    "workflows/doctor/environment.py": {"--query-gpu", "--format", "--shm-size", "--upgrade"},
+    "workflows/doctor/trial.py": {"--no-prepare"},
     "training/distributed/launch.py": {"--nproc-per-node", "--cpu", "--num_processes"},
     "training/distributed/rank_failures.py": {"--max-restarts"},  # torchrun's, as those above
 }

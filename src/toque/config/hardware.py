@@ -11,7 +11,7 @@ from typing import Any
 
 from toque.config.yaml_reader import Document
 from toque.config.yaml_reader import Path as SettingPath
-from toque.errors import ConfigError
+from toque.errors import ConfigError, argument
 
 SECTION = "hardware"
 
@@ -44,14 +44,15 @@ def overlaid(
     """
     name = "-".join(card.lower().split())
     if name not in overlays:
+        asked = argument(f"hardware={card}")
         if not overlays:
             raise ConfigError(
-                f"--hardware {card}: {document.name} has no `{SECTION}` section, so nothing in it "
-                "changes with the card. Leave --hardware out; `toque plan` takes it for any card."
+                f"{asked}: {document.name} has no `{SECTION}` section, so nothing in it changes "
+                f"with the card. Leave {argument('hardware')} out; `toque plan` takes it for any."
             )
         close = difflib.get_close_matches(name, overlays, n=1, cutoff=0.0)
         raise ConfigError(
-            f"--hardware {card}: {document.name} says what changes on {', '.join(overlays)}. "
+            f"{asked}: {document.name} says what changes on {', '.join(overlays)}. "
             f"Nearest: {close[0]}."
         )
     above: SettingPath = (SECTION, name)

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from toque.errors import ConfigError
+from toque.errors import ConfigError, argument
 
 _TABLE: Final = Path(__file__).with_name("cards.tsv")
 _GIB: Final = 2**30
@@ -57,7 +57,7 @@ def card_named(name: str) -> Card:
     close = difflib.get_close_matches(wanted, known, n=1, cutoff=0.0)
     raise ConfigError(
         f"{name!r} is not a card that is known here. Nearest: {close[0]}. Known: "
-        f"{', '.join(known)}. For the machine you are on, leave --hardware out."
+        f"{', '.join(known)}. For the machine you are on, leave {argument('hardware')} out."
     )
 
 

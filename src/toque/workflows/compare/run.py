@@ -41,7 +41,7 @@ class Comparison:
     """What a comparison found."""
 
     record: Mapping[str, Any]
-    """Every number; what `--json` prints."""
+    """Every number, for programs."""
     sentence: str
     """Which run is better, by how much, or that they are not told apart."""
     page: Path

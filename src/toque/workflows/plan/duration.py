@@ -10,7 +10,7 @@ from typing import Final
 from transformers import PreTrainedModel
 
 from toque.config import RunConfig
-from toque.errors import ConfigError
+from toque.errors import ConfigError, argument
 from toque.models.families import family_of
 from toque.models.flops import parameter_counts
 from toque.training.observers.metrics_reader import METRICS, read_metrics
@@ -133,8 +133,8 @@ def _refuse_impossible(share: float, what: str) -> None:
     if not 0.0 < share <= 1.0:
         raise ConfigError(
             f"A utilisation of {share:.0%} {what}, and no machine computes more than 100 % of its "
-            "peak, or less than nothing. Published trainings reach 12 to 57 %: give --utilisation "
-            "a number between 0 and 100, or leave it out."
+            "peak, or less than nothing. Published trainings reach 12 to 57 %: give "
+            f"{argument('utilisation')} a number between 0 and 100, or leave it out."
         )
 
 
