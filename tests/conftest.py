@@ -19,7 +19,7 @@ os.environ.setdefault("TOQUE_CACHE", tempfile.mkdtemp(prefix="toque-cache-"))
 import pytest
 from hypothesis import settings
 
-pytest_plugins = ["fixtures.stores", "fixtures.runs", "fixtures.recipe_files"]
+pytest_plugins = ["fixtures.stores", "fixtures.runs", "fixtures.recipe_files", "fixtures.browser"]
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 GOLDEN = REPOSITORY / "tests" / "golden"

@@ -125,6 +125,19 @@ def clock_text(seconds: float) -> str:
     return f"{minutes}:{whole % 60:02}"
 
 
+def size_text(n_bytes: float) -> str:
+    """Bytes for people, in powers of 1,000.
+
+    >>> size_text(12), size_text(1_234_000)
+    ('12 bytes', '1.2 MB')
+    """
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if n_bytes < 1000:
+            return f"{n_bytes:,.0f} {unit}" if unit == "bytes" else f"{n_bytes:,.1f} {unit}"
+        n_bytes /= 1000
+    return f"{n_bytes:,.1f} TB"
+
+
 SILENT: Final[Reporter] = Silent()
 
 

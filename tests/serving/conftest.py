@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
+from fixtures.servers import in_a_thread
 from tiny import shape_of
 from toque.data.tokenizer.codec import Codec, load_codec
 from toque.models.loading.export import save_model
@@ -22,7 +20,7 @@ from toque.models.lora.layers import attach, resolve
 from toque.serving.app import build_app
 from toque.serving.limits import Limits
 from toque.serving.served import ServedModel, ServedModels
-from toque.serving.server import Server, listening
+from toque.serving.server import Server
 
 FAMILIES = ("gpt2", "t5")
 
@@ -86,16 +84,8 @@ def running(models: ServedModels, **settings: object) -> Iterator[str]:
     """A real server on a free port, in a thread of its own; gives its address."""
     limits = Limits(**settings.pop("limits", {}))
     server = Server(build_app(models, limits=limits, **settings), limits)
-    sock = listening("127.0.0.1", 0)
-    thread = threading.Thread(target=partial(server.run, sockets=[sock]))
-    thread.start()
-    while not server.started and thread.is_alive():
-        time.sleep(0.01)
-    try:
-        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
+    with in_a_thread(server, lambda: setattr(server, "should_exit", True)) as address:
+        yield address
 
 
 @pytest.fixture(scope="session")

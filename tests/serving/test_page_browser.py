@@ -1,29 +1,18 @@
 """The page in Chromium, with a model that really writes.
 
-Set AXE_CORE to the path of axe.min.js (npm's axe-core) to have accessibility checked, and
-PAGE_SHOTS to a folder for pictures.
+`fixtures/browser.py` says how to have accessibility checked, and pictures taken.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
+from fixtures.browser import MARKS, SIZES, look, pages, soon
 from serving.known_recipe import FOODS, TEXT, TITLE, served_models
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(BROWSER is None, reason="no chromium on this machine"),
-    pytest.mark.timeout(900),
-]
-PATIENCE_MS = 240_000
-SIZES = {"wide": (1280, 900), "phone": (390, 844)}
+pytestmark = MARKS
 LENGTHS = """() => {
   window.lengths = [];
   new MutationObserver(() => {
@@ -37,14 +26,6 @@ LENGTHS = """() => {
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[object]:
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture(scope="module")
 def address(serving) -> Iterator[str]:
     with serving(served_models(["soups", "other"])) as address:
         yield address
@@ -53,27 +34,15 @@ def address(serving) -> Iterator[str]:
 @pytest.fixture
 def opened(browser, address):
     """A page of any size and colour scheme that fails the test on an error in its console."""
-    contexts, wrong = [], []
+    wrong = []
+    with pages(browser, wrong) as open_page:
 
-    def open_page(size="wide", scheme="light", to=address):
-        width, height = SIZES[size]
-        context = browser.new_context(
-            viewport={"width": width, "height": height},
-            color_scheme=scheme,
-            reduced_motion="reduce",
-        )
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(PATIENCE_MS)
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("console", lambda said: "Security Policy" in said.text and wrong.append(said.text))
-        page.goto(to)
-        page.wait_for_selector("#model option", state="attached")
-        return page
+        def open_here(size="wide", scheme="light", to=address):
+            page = open_page(to, size, scheme)
+            page.wait_for_selector("#model option", state="attached")
+            return page
 
-    yield open_page
-    for context in contexts:
-        context.close()
+        yield open_here
     assert wrong == []
 
 
@@ -89,13 +58,6 @@ def ask(page, *, dish=TITLE, foods=FOODS) -> None:
     page.click("#go")
 
 
-def soon(found):
-    """What a part of the page comes to be."""
-    expect = playwright.expect
-    expect.set_options(timeout=PATIENCE_MS)
-    return expect(found)
-
-
 def finished(page) -> None:
     page.wait_for_selector(".sheet[aria-busy=false]")
     page.wait_for_selector(".shopping li")
@@ -104,17 +66,6 @@ def finished(page) -> None:
 
 def texts(page, selector: str) -> list[str]:
     return [text.strip() for text in page.locator(selector).all_inner_texts()]
-
-
-def look(page, name: str) -> None:
-    """Check a state of the page with axe-core, and take its picture, where these are asked for."""
-    if folder := os.environ.get("PAGE_SHOTS"):
-        page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
-    if script := os.environ.get("AXE_CORE"):
-        page.evaluate(Path(script).read_text(encoding="utf-8"))
-        found = page.evaluate("axe.run()")
-        assert len(found["passes"]) > 10
-        assert [(each["id"], each["nodes"][0]["target"]) for each in found["violations"]] == []
 
 
 def test_a_recipe_is_written_scaled_and_kept(opened):

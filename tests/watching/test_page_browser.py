@@ -1,35 +1,27 @@
 """The live page in Chromium, beside a run that really trains and is really killed.
 
-Set AXE_CORE to the path of axe.min.js (npm's axe-core) to have accessibility checked, and
-PAGE_SHOTS to a folder for pictures.
+`fixtures/browser.py` says how to have accessibility checked, and pictures taken.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from fixtures.browser import MARKS, SIZES, look, pages, soon
 from toque.cooking.cookbook.generate import write_cookbook
 from watching.written_run import WrittenRun
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(BROWSER is None, reason="no chromium on this machine"),
-    pytest.mark.timeout(900),
-]
-PATIENCE_MS = 240_000
-SIZES = {"wide": (1280, 900), "phone": (390, 844)}
+pytestmark = MARKS
 CONFIG = """
 run_dir: runs/first
 model: {family: gpt2, tokenizer: "trained:512",
@@ -44,39 +36,17 @@ observe: {log_every: "1 steps"}
 """
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[object]:
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
 @pytest.fixture
 def opened(browser):
-    """A page of any size and colour scheme that fails the test on an error in its console."""
-    contexts, wrong = [], []
+    """A page as `pages` opens it, that asks nobody else; it fails the test on an error."""
+    wrong = []
 
-    def open_page(to: str, size="wide", scheme="light"):
-        width, height = SIZES[size]
-        context = browser.new_context(
-            viewport={"width": width, "height": height},
-            color_scheme=scheme,
-            reduced_motion="reduce",
-        )
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(PATIENCE_MS)
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("console", lambda said: "Security Policy" in said.text and wrong.append(said.text))
+    def listen(page):
         page.on("request", lambda asked: asked.url.startswith("http://127.0.0.1:")
                 or wrong.append(asked.url))  # fmt: skip
-        page.goto(to)
-        return page
 
-    yield open_page
-    for context in contexts:
-        context.close()
+    with pages(browser, wrong) as open_page:
+        yield partial(open_page, prepare=listen)
     assert wrong == []
 
 
@@ -103,23 +73,6 @@ def newest_loss(run: Path) -> float | None:
 
 def fact(page, name: str):
     return page.locator(".facts div", has_text=name).locator("dd")
-
-
-def soon(found):
-    expect = playwright.expect
-    expect.set_options(timeout=PATIENCE_MS)
-    return expect(found)
-
-
-def look(page, name: str) -> None:
-    """Check a state of the page with axe-core, and take its picture, where these are asked for."""
-    if folder := os.environ.get("PAGE_SHOTS"):
-        page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
-    if script := os.environ.get("AXE_CORE"):
-        page.evaluate(Path(script).read_text(encoding="utf-8"))
-        found = page.evaluate("axe.run()")
-        assert len(found["passes"]) > 10
-        assert [(each["id"], each["nodes"][0]["target"]) for each in found["violations"]] == []
 
 
 def test_the_page_follows_a_run_and_says_that_it_was_killed(opened, training, showing):

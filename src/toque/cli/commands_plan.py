@@ -5,7 +5,6 @@ from __future__ import annotations
 from json import dumps
 
 from toque.cli.commands_data import Overrides, load, loading, reporter
-from toque.errors import ConfigError
 
 
 def plan(
@@ -30,11 +29,6 @@ def plan(
             out.
         json: print one JSON object instead of a table.
     """
-    if utilisation is not None and not 0.0 < utilisation <= 100.0:
-        raise ConfigError(
-            f"--utilisation is {utilisation:g} per cent, and no machine computes more than 100 % "
-            "of its peak, or less than nothing. Published trainings reach 12 to 57."
-        )
     from toque.config.resolve import names_card
     from toque.hardware.cards import card_named
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from toque.config import RunConfig
 from toque.errors import CheckpointError, ConfigError, DataError
+from toque.reporter import size_text
 from toque.units import Progress
 
 if TYPE_CHECKING:
@@ -47,10 +48,11 @@ class Space:
         """One sentence or two."""
         kept = f"the newest {self.keep_last}"
         if self.keep_best:
-            kept += f" and the best {self.keep_best}, {_size(self.best)} each"
+            kept += f" and the best {self.keep_best}, {size_text(self.best)} each"
         said = (
-            f"A checkpoint takes {_size(self.checkpoint)} ({self.how}). Kept are {kept}: at most "
-            f"{_size(self.most)} while one is being written; {_size(self.free)} are free."
+            f"A checkpoint takes {size_text(self.checkpoint)} ({self.how}). Kept are {kept}: at "
+            f"most {size_text(self.most)} while one is being written; {size_text(self.free)} are "
+            "free."
         )
         return said if self.most <= self.free else f"{said} THAT IS TOO LITTLE: saves would fail."
 
@@ -88,10 +90,10 @@ def refuse_small_disk(trainer: Trainer, config: RunConfig) -> None:
     free = shutil.disk_usage(_existing(folder)).free
     if whole + best <= free:
         return
-    kept = f" and the best model, {_size(best)} (train.keep_best=0 keeps none)" if best else ""
+    kept = f" and the best model, {size_text(best)} (train.keep_best=0 keeps none)" if best else ""
     raise CheckpointError(
-        f"The disk of {folder} has {_size(free)} free, and the next save does not fit: a "
-        f"checkpoint, {_size(whole)} (weights, optimizer and averages){kept}. Nothing that "
+        f"The disk of {folder} has {size_text(free)} free, and the next save does not fit: a "
+        f"checkpoint, {size_text(whole)} (weights, optimizer and averages){kept}. Nothing that "
         "training makes could be kept, so it does not begin. Make room, or choose another run_dir."
     )
 
@@ -217,11 +219,3 @@ def _progress(totals: dict[str, float], share: float) -> Progress:
         tokens=round(at["tokens"]),
         seconds=at["seconds"],
     )
-
-
-def _size(n_bytes: float) -> str:
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if n_bytes < 1000:
-            return f"{n_bytes:,.0f} {unit}" if unit == "bytes" else f"{n_bytes:,.1f} {unit}"
-        n_bytes /= 1000
-    return f"{n_bytes:,.1f} TB"

@@ -17,7 +17,6 @@ from toque.reports.verdict.facts import Facts
 DATA: Final = "waiting for data"
 PRODUCTS: Final = "products"
 PADDING: Final = "padding"
-ATTENTION: Final = "attention"
 COMPUTING: Final = "computing, not told apart"
 OPTIMIZER: Final = "optimizer"
 RANKS: Final = "summing over processes"

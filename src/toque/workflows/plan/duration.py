@@ -10,7 +10,6 @@ from typing import Final
 from transformers import PreTrainedModel
 
 from toque.config import RunConfig
-from toque.errors import ConfigError, argument
 from toque.models.families import family_of
 from toque.models.flops import parameter_counts
 from toque.training.observers.metrics_reader import METRICS, read_metrics
@@ -19,6 +18,7 @@ from toque.units import Duration
 from toque.workflows.plan.ahead import Ahead
 from toque.workflows.plan.machine import Machine, Rates, measured_rates
 from toque.workflows.plan.memory import Memory
+from toque.workflows.plan.utilisation import refuse_impossible
 
 ASSUMED: Final = {True: 0.30, False: 0.40}
 """Share of a card's peak, by whether the model is an encoder-decoder. Guesses, until a run of the
@@ -102,14 +102,13 @@ def time_of(
         utilisation: share of the peak to assume, instead of what is known.
 
     Raises:
-        ConfigError: more than the peak is asked for or comes out.
+        ConfigError: more than the peak comes out.
     """
     peak, on_cpu = machine.peak(ahead.arithmetic.products), machine.where == "cpu"
     assumed = 1.0 if on_cpu else ASSUMED[family_of(model.config).is_encoder_decoder]
     pace = Pace(peak, measured_rates() if on_cpu else None, assumed)
     flops = ahead.arithmetic.flops_per_token * ahead.tokens_per_update
     if utilisation is not None:
-        _refuse_impossible(utilisation, "was asked for")
         seconds = flops / (utilisation * peak.flops_per_second)
         how = f"{utilisation:.0%} of the peak, as asked for"
     elif machine.here and (known := _measured(config, model, ahead)) is not None:
@@ -124,18 +123,9 @@ def time_of(
         more = _RECOMPUTED if memory.recompute else 1.0
         seconds = flops * more / (ahead.useful_share * assumed * peak.flops_per_second)
         how = f"{assumed:.0%} of the peak while it computes: a guess until a run has measured it"
-    _refuse_impossible(flops / (seconds * peak.flops_per_second), "comes out")
+    refuse_impossible(flops / (seconds * peak.flops_per_second), "comes out")
     held_out = ahead.held_out_tokens / ahead.tokens_per_update * seconds / 3  # forward alone
     return Time(seconds, flops, pace, how, held_out, _whole(config, ahead, seconds, held_out))
-
-
-def _refuse_impossible(share: float, what: str) -> None:
-    if not 0.0 < share <= 1.0:
-        raise ConfigError(
-            f"A utilisation of {share:.0%} {what}, and no machine computes more than 100 % of its "
-            "peak, or less than nothing. Published trainings reach 12 to 57 %: give "
-            f"{argument('utilisation')} a number between 0 and 100, or leave it out."
-        )
 
 
 def _measured(config: RunConfig, model: PreTrainedModel, ahead: Ahead) -> tuple[float, str] | None:

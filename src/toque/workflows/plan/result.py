@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from toque.models.flops import ParameterCounts
+from toque.reporter import size_text
 from toque.training.autotune.memory import in_words
 from toque.workflows.plan.ahead import Ahead
 from toque.workflows.plan.disk import Disk
@@ -144,16 +145,16 @@ class Plan:
     def _disk(self) -> str:
         disk = self.disk
         lines = [
-            ("a checkpoint", _size(disk.checkpoint)),
-            ("checkpoints, at most", _size(disk.kept)),
-            ("the finished model", _size(disk.model)),
+            ("a checkpoint", size_text(disk.checkpoint)),
+            ("checkpoints, at most", size_text(disk.kept)),
+            ("the finished model", size_text(disk.model)),
         ]
         if disk.store:
-            lines.append(("the store", _size(disk.store)))
+            lines.append(("the store", size_text(disk.store)))
         if disk.uploaded:
-            said = f"{_size(disk.uploaded)} in {disk.saves:,.0f} saves"
+            said = f"{size_text(disk.uploaded)} in {disk.saves:,.0f} saves"
             if disk.upload_bytes_per_second is not None:
-                said += f", {_size(disk.upload_bytes_per_second)}/s on average"
+                said += f", {size_text(disk.upload_bytes_per_second)}/s on average"
             lines.append(("to the bucket", said))
         return f"Disk\n{_columns(lines)}"
 
@@ -182,11 +183,3 @@ def _seconds(seconds: float) -> str:
     if seconds < 7200.0:
         return f"{seconds / 60:,.0f} minutes"
     return f"{seconds / 3600:,.1f} hours"
-
-
-def _size(n_bytes: float) -> str:
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if n_bytes < 1000:
-            return f"{n_bytes:,.0f} {unit}" if unit == "bytes" else f"{n_bytes:,.1f} {unit}"
-        n_bytes /= 1000
-    return f"{n_bytes:,.1f} TB"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from toque.reporter import SILENT, Reporter
 from toque.workflows.configure import Configured, configure
+from toque.workflows.plan.utilisation import refuse_impossible
 
 if TYPE_CHECKING:
     from toque.workflows.plan.result import Plan
@@ -33,6 +34,8 @@ def plan(
         ConfigError: the configuration, the card or the utilisation cannot be used.
         DataError: the store is damaged.
     """
+    if utilisation is not None:
+        refuse_impossible(utilisation, "was asked for")
     settings = configure(config)
     from toque.workflows.plan.planned import planned  # it loads torch
 
