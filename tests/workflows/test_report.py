@@ -157,6 +157,8 @@ def test_a_run_becomes_a_page_going_or_ended(tmp_path, *, end):
     assert f"disk {SCRIPT}" in page.text
     assert ("no end written" in page.text) is not end
     assert "Utilisation" not in page.text  # mfu was never known
+    assert "What limits this run: waiting for data." in page.text
+    assert re.search(r"waiting for data\s*20\.0%", page.text) is not None
 
 
 def test_a_whole_run_shows_scores_samples_and_settings(tmp_path):

@@ -15,6 +15,7 @@ from toque.reports.parts import Figure, Grid
 from toque.reports.run_states import ended_in_words
 from toque.reports.score_tables import score_grids, written
 from toque.reports.svg_charts import Frame, Series, lines
+from toque.reports.verdict import Verdict, advice
 from toque.reports.written_texts import by_prompt, shown_texts
 from toque.storage.json_files import decode_json
 from toque.version import __version__
@@ -27,12 +28,15 @@ _NOT_SHOWN: Final = ("event", "step", "epoch", "stop_after", "train", "arithmeti
 """Of a start event: shown elsewhere, or by the configuration."""
 
 
-def run_content(folder: Path, events: Sequence[Event]) -> dict[str, Any]:
+def run_content(
+    folder: Path, events: Sequence[Event], verdict: Verdict | None = None
+) -> dict[str, Any]:
     """The variables of the run's page.
 
     Args:
         folder: of the run; what is missing in it is left out of the page.
         events: of its metrics.jsonl, undone ones left out.
+        verdict: what limits the run, once that is known.
     """
     steps = [e for e in events if e["event"] == "step"]
     scored = [e for e in events if e["event"] == "evaluation"]
@@ -47,6 +51,8 @@ def run_content(folder: Path, events: Sequence[Event]) -> dict[str, Any]:
         "hint": _hint(evaluation),
         "loss": _loss(steps, scored),
         "plots": _plots(steps, scored),
+        "limits": _limits(verdict) if verdict is not None else (),
+        "time": _time(verdict) if verdict is not None else None,
         "evaluations": _evaluations(scored),
         "final": score_grids(evaluation),
         "samples": [shown_texts(prompt, own) for prompt, own in written[-_MOST_SAMPLES:]],
@@ -135,6 +141,16 @@ def _verdict(held_out: Points) -> str:
         f"Held-out loss was lowest at step {at:,.0f} ({best:.4f}); the {len(since)} "
         f"evaluation{'s' if len(since) > 1 else ''} since were higher."
     )
+
+
+def _limits(verdict: Verdict) -> list[str]:
+    """What limits the run and what to do about it, as sentences."""
+    return [verdict.sentence, *(advice(found) for found in verdict.found[:1])]
+
+
+def _time(verdict: Verdict) -> Grid:
+    rows = [[share.name, f"{share.share:.1%}"] for share in verdict.shares]
+    return Grid(("part", "share"), rows, frozenset({1}))
 
 
 def _plots(steps: Sequence[Event], scored: Sequence[Event]) -> list[Figure]:

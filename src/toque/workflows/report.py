@@ -12,6 +12,7 @@ from toque.errors import CheckpointError, ConfigError, DataError, argument
 from toque.reports.html import RUN, STORE, render
 from toque.reports.run_report import run_content
 from toque.reports.store_report import store_content
+from toque.reports.verdict import verdict_of
 from toque.storage.atomic import atomic_write
 from toque.storage.no_follow import refuse_links
 from toque.training.observers.metrics_reader import METRICS, read_metrics
@@ -48,7 +49,8 @@ def report(path: Model, *, out: str | Path | None = None) -> Page:
     is_run = any(os.path.lexists(folder / name) for name in (METRICS, "config.yaml"))
     refuse_links(folder, CheckpointError if is_run else DataError)
     if (folder / METRICS).is_file():
-        html = render(RUN, run_content(folder, read_metrics(folder / METRICS)))
+        events = read_metrics(folder / METRICS)
+        html = render(RUN, run_content(folder, events, verdict_of(folder)))
     elif (folder / "config.yaml").is_file():
         raise ConfigError(
             f"The run {folder} has no {METRICS} yet, so there is nothing to report. It appears "

@@ -95,6 +95,14 @@ def test_auto_says_what_it_chose_and_keeps_to_it(fit: Fit) -> None:
     assert fit("train.micro_batch_rows=5").resources.smaller_from == {}
 
 
+def test_more_rows_than_an_update_has_are_never_tried(fit: Fit) -> None:
+    """Half a million tokens at once were tried when such a run began anew: 23 GB, and killed."""
+    first = fit("train.micro_batch_rows=999", free=4 * 10**8)
+    assert "as set" in first.line
+    again = fit("train.micro_batch_rows=999", free=4 * 10**8, run="other")
+    assert "as before" in again.line
+
+
 def test_recomputing_is_chosen_when_a_row_does_not_fit_without(fit: Fit) -> None:
     fitted = fit(free=10**9)
     assert not fitted.resources.gradient_checkpointing

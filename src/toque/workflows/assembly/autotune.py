@@ -181,7 +181,8 @@ class _Fit:
     def has_room(self, known: Resources) -> bool:
         """Whether the micro-batch fits into memory now."""
         self._recompute(known.gradient_checkpointing)
-        return self.probe.activation_bytes(known.micro_batch_rows, self._room()) is not None
+        rows = self._at_once(known.micro_batch_rows)
+        return self.probe.activation_bytes(rows, self._room()) is not None
 
     def measured(self, key: dict[str, Any], cache: MachineCache) -> Fitted:
         """Measure and choose."""
@@ -218,6 +219,10 @@ class _Fit:
                 raise
             return None
         return seconds * self.update_rows / min(rows, self.update_rows)
+
+    def _at_once(self, rows: int) -> int:
+        """Rows of the largest micro-batch there is: however many are allowed, an update has few."""
+        return min(rows, self.update_rows)
 
     def _words(self, chosen: Resources) -> str:
         n = chosen.micro_batch_rows
@@ -306,7 +311,7 @@ class _Fit:
         started = time.perf_counter()
         try:
             with self.reporter.working("compiling the model with torch.compile"):
-                self.probe.seconds(rows)
+                self.probe.seconds(self._at_once(rows))
         except (RuntimeError, OSError, ImportError) as error:
             if is_out_of_memory(error):
                 raise

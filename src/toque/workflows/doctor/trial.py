@@ -9,6 +9,7 @@ takes, as often as each side's interval has them.
 from __future__ import annotations
 
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -182,6 +183,12 @@ class _Place:
             errors="replace",
             check=False,
         )
+        if done.returncode < 0:
+            raise ConfigError(
+                f"A trial of {self.folder} was killed by {signal.Signals(-done.returncode).name}. "
+                "The run itself is untouched. SIGKILL mostly means that the machine's memory ran "
+                "out: end other programs."
+            )
         if done.returncode:
             said = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
             raise ConfigError(
