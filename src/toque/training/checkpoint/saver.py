@@ -219,25 +219,26 @@ class Saves:
         else:
             self._durable(at, saved)
 
+    def wants_best(self, at: Progress, metrics: dict[str, float]) -> bool:
+        """Whether a model with these metrics is to be kept apart."""
+        if self._best.job is not None:
+            wait([self._best.job])  # the one before it decides what the lowest are
+        self.tell(at)
+        return self.store.is_among_best(at.step, metrics)
+
     def save_best(
         self,
         at: Progress,
-        model: Callable[[], NamedTensors],
+        tensors: Tensors,
         *,
         progress: Mapping[str, Any],
         metrics: dict[str, float],
     ) -> None:
-        """Keep the model apart when its loss is among the lowest. Never skipped."""
-        if self._best.job is not None:
-            wait([self._best.job])  # the one before it decides what the lowest are
-        self.tell(at)
-        if not self.store.is_among_best(at.step, metrics):
-            return
+        """Keep the model apart, of which `wants_best` said so. Never skipped."""
 
         def write(tensors: Tensors, _state: Mapping[str, Any]) -> None:
             self.store.save_best(at.step, tensors["model"], progress=progress, metrics=metrics)
 
-        tensors = {"model": model()}
         if self.background and self._writer.submit(self._best, write, tensors, {}):
             return
         try:
