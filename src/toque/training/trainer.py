@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +17,8 @@ from toque.errors import DataError
 from toque.training.autotune.oom_fallback import OomFallback
 from toque.training.callbacks import Callbacks
 from toque.training.checkpoint import resume
-from toque.training.checkpoint.saver import Saves, Tensors
-from toque.training.checkpoint.state_tensors import model_tensors
+from toque.training.checkpoint.saver import Saves
 from toque.training.checkpoint.store import Checkpoint, CheckpointStore
-from toque.training.distributed.parts import gathered
 from toque.training.distributed.sharing import Alone, LossFn, Sharing
 from toque.training.events import Requests, RunEnd, RunStart, State, StepInfo, end_reason
 from toque.training.goal import LOSS, Best, Goal
@@ -53,8 +51,7 @@ class Trainer:
     guard: UpdateGuard
     max_grad_norm: float | None
     seed: int
-    sharing: Sharing | None = None
-    """How the ranks hold the model; None in one process."""
+    sharing: Sharing | None = None  # how the ranks hold the model; None in one process
     noise: GradientNoise | None = None
     average: WeightAverage | None = None
     """If set, the average is what is evaluated and kept as a best model."""
@@ -83,7 +80,7 @@ class Trainer:
         self._stateful: dict[str, resume.Stateful] = {
             "callbacks": self.callbacks, "runtime": self.runtime, "outliers": self.guard
         }  # fmt: skip
-        self._saves = Saves(self.checkpoints, self.callbacks, background=self.background_saves)
+        self._saves = Saves(self.checkpoints, self.callbacks, self._ranks, self.background_saves)
 
     def fit(self) -> RunEnd:
         """Train until the end, or until a callback asks to stop; the end is evaluated and saved.
@@ -92,10 +89,9 @@ class Trainer:
             NonFiniteError: a loss or gradient is NaN or infinite; nothing of it was applied.
             CheckpointError: another process holds the run folder, or the final save failed.
         """
-        self._session_began = time.perf_counter()
+        self._session_began, self.stop_reason = time.perf_counter(), None
         self.clock.restart()
-        self.stop_reason = None
-        self._assert_in_sync("at the begin")
+        self._ranks.assert_in_sync("at the begin", self._sharing, self.progress, self.cursor)
         with ExitStack() as stack:
             claimed = self.checkpoints.claimed
             leftovers = stack.enter_context(claimed()) if self._ranks.is_main else []
@@ -177,8 +173,7 @@ class Trainer:
     def forward_backward(self, micro_batches: Sequence[Batch], n_targets: int) -> Tensor:
         """Gradient accumulation: add up the gradients of an update; [] its loss in nats, summed.
 
-        The loss is of this rank's rows, the gradients of all ranks' once the last backward is done.
-        `n_targets` are those of all ranks: a sum divided once is the mean over the whole update.
+        `n_targets` are of all ranks, whose gradients the last backward sums: their mean at once.
 
         Raises:
             DataError: no token has loss, so there is nothing to learn from.
@@ -191,17 +186,13 @@ class Trainer:
         self.model.train()
         loss_sum = torch.zeros((), device=self.runtime.device)
         for done, rows in enumerate(micro_batches, start=1):
-            rows, last = rows.to(self.runtime.device), done == len(micro_batches)
+            here, last = rows.to(self.runtime.device), done == len(micro_batches)
             with self.runtime.autocast():
-                loss = self._sharing.loss(self.loss_fn, rows, last=last)  # [] nats, summed
+                loss = self._sharing.loss(self.loss_fn, here, last=last)  # [] nats, summed
             self.runtime.backward(loss / n_targets)
             loss_sum += loss.detach()
             self.callbacks.on_micro_batch(self.progress, done, len(micro_batches))
         return loss_sum
-
-    def _assert_in_sync(self, when: str) -> None:
-        at, part = (self.progress, self.cursor), self._sharing.part
-        self._ranks.assert_in_sync(when, self.model, *at, part=part)
 
     def _check_updates(self) -> None:
         """Judge the updates since the last check; waits for the device."""
@@ -209,7 +200,6 @@ class Trainer:
         if bad is not None:
             micro_batches = bad.batch.split(self.oom_fallback.rows_at(bad.step))
             with self._sharing.whole() as model:
-                model.train()
                 self.runtime.seed(self.seed, bad.step)
                 origin = find_nonfinite_origin(model, self.loss_fn, micro_batches, self.runtime)
             raise self.guard.error(bad, origin)
@@ -258,31 +248,20 @@ class Trainer:
             metrics = self.evaluator()
             self.clock.lap("evaluation")
             self.best = self.goal.best(self.best, self.progress.step, metrics)
-            self._save_best(metrics)
+            self._saves.save_best(self.progress, self.model, metrics)
             self.clock.lap("saving")
             wants = self._ranks.any_rank(self.callbacks.on_evaluate(self.progress, metrics))
             self.clock.lap("texts")
         self._apply_requests(wants)
         return wants
 
-    def _save_best(self, metrics: dict[str, float]) -> None:
-        wanted = self._ranks.is_main and self._saves.wants_best(self.progress, metrics)
-        if self._ranks.broadcast(wanted):
-            tensors = gathered({"model": model_tensors(self.model)}, keep=self._ranks.is_main)
-            if self._ranks.is_main:
-                at = self.progress
-                self._saves.save_best(at, tensors, progress=asdict(at), metrics=metrics)
-
     def _save(self, *, final: bool) -> None:
         self._check_updates()
         self.clock.lap("observers")
-        self._assert_in_sync("before a save")
+        self._ranks.assert_in_sync("before a save", self._sharing, self.progress, self.cursor)
         layout = self.oom_fallback.for_checkpoint(self._ranks)
-        tensors: Tensors = resume.trainer_tensors(self.model, self.optimizer, self.average)
-        tensors = gathered(tensors, keep=self._ranks.is_main)
-        if not self._ranks.is_main:
-            return
         self.callbacks.on_before_save(self.progress)
+        tensors = resume.trainer_tensors(self.model, self.optimizer, self.average)
         self._saves.save(self.progress, tensors, self.state_dict() | layout, final=final)
         self.clock.lap("saving")
 

@@ -73,12 +73,7 @@ def build_trainer(
             keep_last=train.keep_last,
             keep_best=train.keep_best,
             best_by=goal_of(train.best_by),
-            identity=RunIdentity(
-                config_sha256=config_sha256(config),
-                data_fingerprint=setup.store.fingerprint,
-                versions=software_versions() | runtime.numerics | _summed_by(setup),
-                settings=config.model_dump(mode="json"),
-            ),
+            identity=_identity(setup),
             held=True,  # by whoever trains, before anything is written
         ),
         callbacks=observers,
@@ -108,9 +103,16 @@ def build_trainer(
     )
 
 
-def _summed_by(setup: Setup) -> dict[str, str]:
-    """What a checkpoint records of the order in which gradients are summed."""
-    return {} if setup.sharded is None else {"strategy": setup.sharded.strategy}
+def _identity(setup: Setup) -> RunIdentity:
+    config, sharded = setup.config, setup.sharded
+    # The order in which gradients are summed decides their last bits.
+    summed = {} if sharded is None else {"strategy": sharded.strategy}
+    return RunIdentity(
+        config_sha256=config_sha256(config),
+        data_fingerprint=setup.store.fingerprint,
+        versions=software_versions() | setup.runtime.numerics | summed,
+        settings=config.model_dump(mode="json"),
+    )
 
 
 def about_run(setup: Setup, resources: Resources, arithmetic: Arithmetic) -> dict[str, Any]:
