@@ -87,7 +87,7 @@ def _ranks(a: argparse.Namespace, name: str, n: int) -> list[dict[str, Any]]:
     shared |= {"MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, __file__, "--rank-of", name, "--turns", str(a.turns)]
     started = [
-        subprocess.Popen(
+        subprocess.Popen(  # noqa: S603  # this script again
             command,
             env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,

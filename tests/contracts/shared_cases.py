@@ -46,7 +46,7 @@ from toque.units import Duration
 
 UPDATES = 20
 STOPPED_AT = 8
-"""Where a run that is continued was left; saves are due after every 3 updates."""
+"""Where a run that is continued was left."""
 ROWS = {"even": 4, "uneven": 5}
 """Rows of an update; of 5 the ranks have 3 and 2, in 2 micro-batches and 1, and of the last update
 of an epoch one rank has none."""
@@ -126,7 +126,7 @@ def run_of(
         callbacks=Callbacks([seen]),
         runtime=runtime,
         sharing=sharing,
-        schedule=Schedule(Duration(UPDATES, "steps"), Duration(7, "steps"), Duration(3, "steps")),
+        schedule=Schedule(Duration(UPDATES, "steps"), Duration(9, "steps"), Duration(20, "steps")),
         oom_fallback=OomFallback(2),
         guard=UpdateGuard(runtime, run_folder=folder),
         max_grad_norm=0.5,

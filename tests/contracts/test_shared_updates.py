@@ -37,10 +37,9 @@ _SPEC.loader.exec_module(shared_cases)
 STRATEGIES = ("ddp", "fsdp", "hsdp", "copies")
 """`copies` is hsdp whose two ranks hold all weights each, as two machines would."""
 FAST = (
-    "gpt2/ddp/full/uneven", "t5/fsdp/lora/uneven", "llama/hsdp/full/even", "neox/copies/lora/even",
-    "t5/fsdp/full/uneven",
+    "gpt2/ddp/full/uneven", "t5/fsdp/full/uneven", "llama/hsdp/lora/even", "neox/copies/lora/uneven"
 )  # fmt: skip
-"""Every family, strategy, kind of weights and share once."""
+"""Every family, strategy, kind of weights and share."""
 MATRIX = ["/".join(c) for c in itertools.product(FAMILIES, STRATEGIES, ("full", "lora"), ("even", "uneven"))]  # fmt: skip  # noqa: E501
 
 
@@ -99,6 +98,7 @@ def fast(tmp_path_factory) -> list[dict[str, Any]]:
     return walked(tmp_path_factory.mktemp("fast"), "both", *FAST)
 
 
+@pytest.mark.timeout(900)  # several processes on a busy machine wait for each other's turns
 @pytest.mark.parametrize("case", FAST)
 def test_two_processes_train_as_one(fast, case):
     check_as_one(fast, case)
@@ -149,7 +149,8 @@ STEPS = 24
 CONFIG = f"""
 seed: 5
 model: {{family: gpt2, tokenizer: "trained:512",
-  shape: {{n_embd: 32, n_layer: 2, n_head: 2, n_positions: 512}}}}
+  shape: {{n_embd: 32, n_layer: 2, n_head: 2, n_positions: 512,
+    resid_pdrop: 0.0, embd_pdrop: 0.0, attn_pdrop: 0.0}}}}
 data: {{sources: [{{path: a.jsonl}}], store: store, max_prompt_tokens: 64, max_target_tokens: 256}}
 optim: {{warmup: "2 steps", peak_lr: 1e-2, averaging: {{kind: ema}}}}
 train: {{stop_after: "{STEPS} steps", batch: "4096 tokens", evaluate_every: "10 steps",
