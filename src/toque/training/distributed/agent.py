@@ -121,7 +121,8 @@ class Agent(SimpleElasticAgent):
         alive = self._alive()
         for process in alive:
             process.send_signal(number)
-        if not alive and not self._in_exit_barrier:
+        done = self._ranks and all(rank.poll() in AGREED for rank in self._ranks.values())
+        if not alive and not done:
             raise SignalException(f"{self.signal.name} between two attempts", self.signal)
 
     def _alive(self) -> list[subprocess.Popen[bytes]]:
@@ -227,5 +228,5 @@ def ending(agent: Agent) -> int:
             f"{told}, out of memory perhaps: `dmesg` tells. All ranks stop, and the last "
             "checkpoint stands. The same command continues from it."
         )
-    lost = [code for code in codes if code != Interrupted.exit_code]
-    return lost[0] if lost else (codes[0] if codes else 0)
+    lost = [code for code in codes if code > 0 and code != Interrupted.exit_code]
+    return lost[0] if lost else (Interrupted.exit_code if codes else 0)

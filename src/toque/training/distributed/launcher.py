@@ -120,12 +120,12 @@ def launch(machines: Machines, command: Sequence[str], *, say: Callable[[str], N
         except RendezvousConnectionError as error:
             if agent.restarts_left == 0 or agent.signal is not None:
                 raise RankLost(
-                    f"The store at {meeting.host}:{meeting.store.port} is gone, and with it the "
-                    "first machine's command. The last checkpoint stands; the same command on "
-                    "every machine continues from it."
+                    f"{meeting.host}:{meeting.store.port} cannot be reached any more: the command "
+                    "there has ended, or the network is gone. All ranks stop, and the last "
+                    "checkpoint stands. The same command on every machine continues from it."
                 ) from error
             restarts = agent.restarts_left - 1
-            say(f"the command on {meeting.host} is gone: waiting for it to be started again")
+            say(f"{meeting.host} cannot be reached any more: trying for {meeting.patience} s")
 
 
 def _ended(agent: Agent, meeting: Meeting) -> int:

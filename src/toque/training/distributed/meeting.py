@@ -105,7 +105,8 @@ class Meeting:
 
 def alone() -> Meeting:
     """The meeting of a single machine."""
-    return _met("localhost", 0, nodes=1, patience=_CONNECT_SECONDS, is_host=True, address=None)
+    here = "localhost"
+    return _met(here, 0, nodes=1, patience=_CONNECT_SECONDS, is_host=True, address=here)
 
 
 def met(endpoint: str, *, nodes: int, patience: int) -> Meeting:
@@ -190,7 +191,7 @@ def interface_to(host: str) -> str | None:
 
 
 def _met(
-    host: str, port: int, *, nodes: int, patience: int, is_host: bool, address: str | None
+    host: str, port: int, *, nodes: int, patience: int, is_host: bool, address: str
 ) -> Meeting:
     def attempt(*, serves: bool) -> Meeting:
         parameters = RendezvousParameters(
