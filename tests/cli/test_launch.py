@@ -27,7 +27,7 @@ def test_what_cannot_be_meant_ends_with_2(words, told, capsys):
 def test_gpus_beside_a_launcher_of_somebody_else(monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "4")
     with monkeypatch.context() as patch:
-        patch.setattr("toque.cli.launch.leave", lambda code: None)
+        patch.setattr("toque.cli.launch.leave", lambda _: None)
         assert main(["train", "demo", "--gpus", "2"]) == 2
     assert "this is one of 4 already (WORLD_SIZE)" in capsys.readouterr().err
 

@@ -1,4 +1,4 @@
-"""The launcher over real processes that are no trainings: exit codes, restarts, signals, meeting."""
+"""The launcher over real processes that are no trainings: exit codes, restarts, signals."""
 
 from __future__ import annotations
 
@@ -39,6 +39,10 @@ def ended(body: str, said: list[str], machines: Machines = TWO) -> int:
     return launch(machines, [sys.executable, "-c", RANK + body], say=said.append)
 
 
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
 @pytest.mark.parametrize(
     ("body", "code"),
     [
@@ -56,7 +60,9 @@ def test_the_ranks_exit_code_is_the_commands_and_is_not_tried_again(body, code, 
 def test_a_rank_that_still_works_is_waited_for(said, tmp_path):
     """Torch's own agent would end it as soon as the first has left with 75."""
     late = tmp_path / "late"
-    assert ended(f"time.sleep(1.5 * rank); open({str(late)!r}, 'a').close(); sys.exit(75)", said) == 75
+    assert (
+        ended(f"time.sleep(1.5 * rank); open({str(late)!r}, 'a').close(); sys.exit(75)", said) == 75
+    )
     assert late.exists()
 
 
@@ -67,7 +73,7 @@ if rank == 1 and again == 0:
     os.kill(os.getpid(), signal.SIGKILL)
 """
     assert ended(body, said) == 0
-    assert sorted(os.listdir(tmp_path)) == ["0-0", "0-1", "1-0", "1-1"]
+    assert names(tmp_path) == ["0-0", "0-1", "1-0", "1-1"]
     assert "Rank 1 (process " in said[1]
     assert said[1].endswith("was killed by SIGKILL, out of memory perhaps")
     assert said[2] == "starting again from the newest checkpoint: restart 1 of 1"
@@ -110,9 +116,7 @@ def test_signals_go_to_the_ranks_and_end_the_command(answer, code, said, tmp_pat
 open({str(tmp_path)!r} + f"/{{rank}}", "w").close()
 time.sleep(60)
 """
-    sender = when(
-        lambda: len(os.listdir(tmp_path)) == 2, lambda: os.kill(os.getpid(), signal.SIGTERM)
-    )
+    sender = when(lambda: len(names(tmp_path)) == 2, lambda: os.kill(os.getpid(), signal.SIGTERM))
     assert ended(body, said) == code
     sender.join()
     assert len(said) == 1
@@ -164,11 +168,12 @@ if again == 0:
     both = [machine(2, port, body) for _ in range(2)]
     said = [each.communicate(timeout=120)[0] for each in both]
     assert [each.returncode for each in both] == [0, 0], said
-    assert sorted(os.listdir(tmp_path)) == [f"{n}-{r}-of-4" for n in (0, 1) for r in range(4)]
+    assert names(tmp_path) == [f"{n}-{r}-of-4" for n in (0, 1) for r in range(4)]
     assert all("starting again from the newest checkpoint: restart 1 of 1" in s for s in said)
 
 
-def test_machines_that_do_not_come_are_counted(tmp_path):
+@pytest.mark.slow
+def test_machines_that_do_not_come_are_counted():
     """One of two; and one that counts otherwise than the first."""
     port = free_port()
     first = machine(2, port, "", patience=12)

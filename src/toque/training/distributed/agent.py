@@ -90,8 +90,9 @@ class Agent(SimpleElasticAgent):
         return int(self._remaining_restarts)
 
     def killed(self) -> str:
-        """Ranks that somebody else ended by a signal, in words; empty where there are none, or
-        where a rank is left that has said so.
+        """Ranks that somebody else ended by a signal, in words.
+
+        Empty where there are none, or where a rank was left that has said so.
         """
         if any(code > 0 and code not in AGREED for code in self.codes.values()):
             return ""

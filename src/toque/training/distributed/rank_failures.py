@@ -27,7 +27,9 @@ _ANSWER_SECONDS: Final = 3.0
 
 
 _BY_ITSELF: Final = (
-    "" if is_launched() else "; torchrun --max-restarts=3, or `toque train` with its own "
+    ""
+    if is_launched()
+    else "; torchrun --max-restarts=3, or `toque train` with its own "
     f"{argument('gpus')}, does so by itself"
 )
 
