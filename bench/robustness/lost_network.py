@@ -6,8 +6,8 @@
 Every machine is a network namespace with a host name of its own, joined by a bridge in one more
 namespace (root, iproute2 and util-linux; nothing outside of them is touched). On each the same
 `toque train CONFIG --gpus 1 --nodes 4 --rendezvous HOST:PORT` is typed; the run folder is shared,
-as on a cluster. Once the run has saved, the lost machine's cable is pulled (`ip link set ... down` on
-the bridge's side) and put back after --seconds. The others name it once a collective has waited
+as on a cluster. Once the run has saved, the lost machine's cable is pulled (`ip link set ... down`
+on the bridge's side) and put back after --seconds. The others name it once a collective has waited
 --answer seconds (TOQUE_RANK_TIMEOUT), wait for it, and all start again from the newest checkpoint.
 Compared with an undisturbed run's, bit for bit: weights, optimizer, finished model, every loss.
 """
