@@ -1,7 +1,7 @@
 """Four simulated machines share a run, one loses its network for a minute, and the run continues.
 
     python bench/robustness/lost_network.py [--machines 4] [--lost 3] [--seconds 60] [--steps 24]
-                                            [--answer 8]
+                                            [--answer 20]
 
 Every machine is a network namespace with a host name of its own, joined by a bridge in one more
 namespace (root, iproute2 and util-linux; nothing outside of them is touched). On each the same
@@ -227,7 +227,7 @@ def options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--lost", type=int, default=3, help="which machine; 1 holds the store")
     p.add_argument("--seconds", type=float, default=60.0, help="without the network")
     p.add_argument("--steps", type=int, default=24, help="of the run")
-    p.add_argument("--answer", type=int, default=8, help="seconds that a collective waits")
+    p.add_argument("--answer", type=int, default=20, help="seconds that a collective waits")
 
 
 if __name__ == "__main__":

@@ -129,10 +129,14 @@ def launch(machines: Machines, command: Sequence[str], *, say: Callable[[str], N
 
 
 def _ended(agent: Agent, meeting: Meeting) -> int:
+    leaves = True
     try:
         with agent.passing_signals_on():
             agent.run()
         return ending(agent)
+    except RendezvousConnectionError:
+        leaves = False  # the others are to wait for this machine
+        raise
     except RendezvousClosedError as error:
         raise RankLost(
             "The run was given up on another machine, whose message says why. All ranks stop, and "
@@ -141,9 +145,9 @@ def _ended(agent: Agent, meeting: Meeting) -> int:
     except SignalException as error:
         return 128 + error.sigval  # the shell's convention
     finally:
-        meeting.handler.shutdown()
-        if meeting.is_host and meeting.nodes > 1:
-            time.sleep(_HEARD_SECONDS)
+        if leaves:
+            meeting.handler.shutdown()
+            time.sleep(_HEARD_SECONDS if meeting.is_host and meeting.nodes > 1 else 0)
 
 
 def environment_of(machines: Machines) -> dict[str, str]:

@@ -34,8 +34,8 @@ A machine of a cluster may need minutes to be given, hence ten of them when it i
 PATIENCE_SECONDS: Final = 600
 PORT: Final = 29400
 """Of the store where the address names none; torch's own."""
-_CONNECT_SECONDS: Final = 30
-"""One attempt to reach the first machine; there are as many as fit into the patience."""
+_CONNECT_SECONDS: Final = 60
+"""One attempt to reach the first machine, as long as torch's; as many as fit into the patience."""
 _RUN: Final = "toque"
 """One name for every run: machines whose commands differ are to meet, and be told what differs."""
 
