@@ -249,7 +249,7 @@ def test_addresses():
 
 SRUN = {
     "SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "77",
-    "SLURM_STEP_ID": "2", "SLURM_STEP_NODELIST": "gpu[07-08]",
+    "SLURM_STEP_ID": "2", "SLURM_STEP_NODELIST": "gpu[07-08]", "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
 }  # fmt: skip
 
 
@@ -257,8 +257,11 @@ def test_srun_names_the_ranks():
     found = ranks_of_srun(SRUN)
     port = found.pop("MASTER_PORT")
     assert found == {
-        "WORLD_SIZE": "8", "RANK": "5", "LOCAL_RANK": "1", "MASTER_ADDR": "gpu07"
+        "WORLD_SIZE": "8", "RANK": "5", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4",
+        "MASTER_ADDR": "gpu07",
     }  # fmt: skip
+    uneven = ranks_of_srun(SRUN | {"SLURM_STEP_TASKS_PER_NODE": "5,3"})
+    assert "LOCAL_WORLD_SIZE" not in uneven
     assert ranks_of_srun(SRUN | {"SLURM_PROCID": "6"})["MASTER_PORT"] == port
     assert ranks_of_srun(SRUN | {"SLURM_STEP_ID": "3"})["MASTER_PORT"] != port
     assert ranks_of_srun(SRUN | {"MASTER_ADDR": "x"}).get("MASTER_ADDR") is None

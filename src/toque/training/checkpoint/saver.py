@@ -19,18 +19,20 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import takewhile
 from typing import Any, Final, final
 
 import psutil
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from toque.training.callbacks import Callbacks
-from toque.training.checkpoint.state_tensors import bytes_of
+from toque.training.checkpoint.state_tensors import bytes_of, model_tensors
 from toque.training.checkpoint.store import CheckpointStore, NamedTensors, SaveError
+from toque.training.distributed.collectives import Ranks
+from toque.training.distributed.parts import gathered
 from toque.training.events import SaveCounts, Saved
 from toque.units import Progress
 
@@ -146,11 +148,13 @@ class Saves:
     Args:
         store: where they go.
         callbacks: called after each.
+        ranks: of which the first writes; all of them call `save` and `save_best`.
         background: write while training goes on; otherwise every save is waited for.
     """
 
     store: CheckpointStore
     callbacks: Callbacks
+    ranks: Ranks = field(default_factory=Ranks)
     background: bool = False
     counts: SaveCounts = field(default_factory=SaveCounts)
     _writer: BackgroundWriter = field(default_factory=BackgroundWriter)
@@ -194,6 +198,9 @@ class Saves:
         Raises:
             SaveError: the final save failed.
         """
+        tensors = gathered(tensors, keep=self.ranks.is_main)
+        if not self.ranks.is_main:
+            return
         if self.background and not final:
             if self._ordinary.busy:
                 self.counts.skipped += 1
@@ -219,25 +226,25 @@ class Saves:
         else:
             self._durable(at, saved)
 
-    def save_best(
-        self,
-        at: Progress,
-        model: Callable[[], NamedTensors],
-        *,
-        progress: Mapping[str, Any],
-        metrics: dict[str, float],
-    ) -> None:
-        """Keep the model apart when its loss is among the lowest. Never skipped."""
+    def _wants_best(self, at: Progress, metrics: dict[str, float]) -> bool:
         if self._best.job is not None:
             wait([self._best.job])  # the one before it decides what the lowest are
         self.tell(at)
-        if not self.store.is_among_best(at.step, metrics):
+        return self.store.is_among_best(at.step, metrics)
+
+    def save_best(self, at: Progress, model: nn.Module, metrics: dict[str, float]) -> None:
+        """Keep the model apart when its loss is among the lowest. Never skipped."""
+        writes = self.ranks.is_main
+        if not self.ranks.broadcast(writes and self._wants_best(at, metrics)):
+            return
+        tensors = gathered({"model": model_tensors(model)}, keep=writes)
+        if not writes:
             return
 
         def write(tensors: Tensors, _state: Mapping[str, Any]) -> None:
-            self.store.save_best(at.step, tensors["model"], progress=progress, metrics=metrics)
+            model, progress = tensors["model"], asdict(at)
+            self.store.save_best(at.step, model, progress=progress, metrics=metrics)
 
-        tensors = {"model": model()}
         if self.background and self._writer.submit(self._best, write, tensors, {}):
             return
         try:

@@ -59,6 +59,9 @@ def ranks_of_srun(environ: Mapping[str, str]) -> dict[str, str]:
         "MASTER_ADDR": first_host(environ.get("SLURM_STEP_NODELIST", "localhost")),
         "MASTER_PORT": str(_FIRST_PORT + (31 * int(job) + int(step)) % _PORTS),
     }
+    each = re.match(r"(\d+)(?:\(x\d+\))?$", environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    if each is not None:  # as many on every machine
+        found["LOCAL_WORLD_SIZE"] = each[1]
     return {name: value for name, value in found.items() if name not in environ}
 
 

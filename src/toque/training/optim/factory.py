@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from toque.errors import CheckpointError, ConfigError
+from toque.training.distributed.parts import divided_like
 from toque.training.mismatches import refuse
 from toque.training.optim.adamw8bit import AdamW8bit
 from toque.training.optim.muon import MuonWithAdamW
@@ -113,7 +114,8 @@ def _layout(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[s
         optimizer = optimizer.half_of(parameter)
     if isinstance(optimizer, AdamW8bit):
         return optimizer.initial_state(parameter, "meta")
-    like, step = parameter.detach().to("meta"), torch.empty((), device="meta")
+    like = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
+    step = torch.empty((), device="meta")
     if isinstance(optimizer, torch.optim.Muon):
         return {"momentum_buffer": like}
     if not isinstance(optimizer, torch.optim.Adafactor):
@@ -220,5 +222,6 @@ def _placed(
         )
         return value.to(parameter.device if on_device else "cpu").clone()
     if value.shape == parameter.shape:
-        return torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+        own = torch.empty_like(parameter, dtype=value.dtype)
+        return own.copy_(divided_like(own, value))
     return value.to(parameter.device).clone()

@@ -73,16 +73,12 @@ def build_trainer(
             keep_last=train.keep_last,
             keep_best=train.keep_best,
             best_by=goal_of(train.best_by),
-            identity=RunIdentity(
-                config_sha256=config_sha256(config),
-                data_fingerprint=setup.store.fingerprint,
-                versions=software_versions() | runtime.numerics,
-                settings=config.model_dump(mode="json"),
-            ),
+            identity=_identity(setup),
             held=True,  # by whoever trains, before anything is written
         ),
         callbacks=observers,
         runtime=runtime,
+        sharing=setup.sharing,
         schedule=Schedule(length.stop_after, train.evaluate_every, train.save_every),
         oom_fallback=OomFallback(
             rows=resources.micro_batch_rows,
@@ -104,6 +100,18 @@ def build_trainer(
         background_saves=True,
         goal=goal_of(train.best_by),
         count_seconds=float if limit is None else limit.count_seconds,
+    )
+
+
+def _identity(setup: Setup) -> RunIdentity:
+    config, sharded = setup.config, setup.sharded
+    # The order in which gradients are summed decides their last bits.
+    summed = {} if sharded is None else {"strategy": sharded.strategy}
+    return RunIdentity(
+        config_sha256=config_sha256(config),
+        data_fingerprint=setup.store.fingerprint,
+        versions=software_versions() | setup.runtime.numerics | summed,
+        settings=config.model_dump(mode="json"),
     )
 
 
@@ -136,6 +144,7 @@ def about_run(setup: Setup, resources: Resources, arithmetic: Arithmetic) -> dic
         "micro_batch_rows": resources.micro_batch_rows,
         "readers": setup.stream.readers,
         "ranks": runtime.ranks.world_size,
+        "strategy": "single" if setup.sharing is None else setup.sharing.strategy,
         "train": setup.config.train.model_dump(mode="json"),
     }
 
