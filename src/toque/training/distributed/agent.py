@@ -106,7 +106,7 @@ class Agent(SimpleElasticAgent):
     @contextmanager
     def passing_signals_on(self) -> Iterator[None]:
         """While inside, signals go to the ranks; only the main thread can see to that."""
-        before: dict[int, Any] = {}
+        before: dict[signal.Signals, Any] = {}
         with contextlib.suppress(ValueError):  # another thread
             for number in SIGNALS:
                 if signal.getsignal(number) is not signal.SIG_IGN:
