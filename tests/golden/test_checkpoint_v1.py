@@ -18,8 +18,9 @@ from toque.batch import DecoderBatch
 from toque.errors import CheckpointError
 from toque.models.forward.loss import loss_sum
 from toque.training.checkpoint.manifest import FORMAT, READERS, NewerFormatError
+from toque.training.checkpoint.saved import verify_checkpoint
 from toque.training.checkpoint.state_tensors import load_model_tensors, model_tensors
-from toque.training.checkpoint.store import CheckpointStore, RunIdentity, verify_checkpoint
+from toque.training.checkpoint.store import CheckpointStore, RunIdentity
 from toque.training.optim.factory import build_optimizer, load_optimizer_tensors, optimizer_tensors
 
 FOLDER = Path(__file__).parent / "checkpoint-v1"

@@ -144,8 +144,7 @@ def atomic_folder(target: Path, *, after: AfterStage = no_hook) -> Iterator[Fold
         yield FolderWriter(temp, after)
         for path in sorted(temp.rglob("*")):
             if path.is_file():
-                with path.open("rb") as file:
-                    os.fsync(file.fileno())  # a full disk may show only here
+                sync_file(path)
                 after(f"fsync {path.name}")
         sync_folder(temp)
         after("fsync folder")
@@ -211,6 +210,12 @@ def sweep_files(folder: Path) -> list[str]:
             path.unlink(missing_ok=True)
             removed.append(path.name)
     return removed
+
+
+def sync_file(path: Path) -> None:
+    """Make the content of a file last through a power cut; a full disk may show only here."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:

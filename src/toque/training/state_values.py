@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 MOST: Final = 1 << 53
 """No count of a run comes near; above it floats no longer tell whole numbers apart."""
@@ -75,8 +76,20 @@ def impossible_weights(stored: Tensor, own: Tensor) -> str | None:
     """
     if not stored.is_floating_point():
         return None
-    if not bool(torch.isfinite(stored).all()):
+    if not all_finite(stored):
         return "holds numbers that are not finite"
+    if isinstance(stored, DTensor):
+        return None  # of a slice zeros may be its share: a padding token's row
     if stored.numel() > 1 and not bool(stored.any()) and bool(own.any()):
         return "is all zero"
     return None
+
+
+def all_finite(stored: Tensor) -> bool:
+    """Whether every number is finite; of a DTensor every one on this rank."""
+    return bool(torch.isfinite(local_of(stored)).all())
+
+
+def local_of(tensor: Tensor) -> Tensor:
+    """What of `tensor` this rank holds; of a plain one, all."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

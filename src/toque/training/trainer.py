@@ -18,9 +18,11 @@ from toque.errors import DataError
 from toque.training.autotune.oom_fallback import OomFallback
 from toque.training.callbacks import Callbacks
 from toque.training.checkpoint import resume
+from toque.training.checkpoint.saved import Checkpoint
 from toque.training.checkpoint.saver import Saves
+from toque.training.checkpoint.sharded_saver import ShardedSaves
 from toque.training.checkpoint.state_tensors import model_tensors
-from toque.training.checkpoint.store import Checkpoint, CheckpointStore
+from toque.training.checkpoint.store import CheckpointStore
 from toque.training.events import Requests, RunEnd, RunStart, State, StepInfo, end_reason
 from toque.training.goal import LOSS, Best, Goal
 from toque.training.guards.nan_tracer import LossFn, find_nonfinite_origin
@@ -61,6 +63,8 @@ class Trainer:
     """Hash of frozen weights that checkpoints leave out; a checkpoint of others is refused."""
     background_saves: bool = False
     """Write checkpoints while training goes on; the last of a session is always waited for."""
+    sharded_saves: bool = False
+    """Let every rank write its own slices; otherwise rank 0 writes whole tensors."""
     progress: Progress = Progress()
     cursor: Cursor = Cursor()
     goal: Goal = LOSS
@@ -78,7 +82,9 @@ class Trainer:
         self._stateful: dict[str, resume.Stateful] = {
             "callbacks": self.callbacks, "runtime": self.runtime, "outliers": self.guard
         }  # fmt: skip
-        self._saves = Saves(self.checkpoints, self.callbacks, background=self.background_saves)
+        kind = ShardedSaves if self.sharded_saves else Saves
+        parts = (self.checkpoints, self.callbacks, self._ranks, self.background_saves)
+        self._saves: Saves | ShardedSaves = kind(*parts)
 
     def fit(self) -> RunEnd:
         """Train until the end, or until a callback asks to stop; the end is evaluated and saved.
@@ -244,9 +250,8 @@ class Trainer:
             metrics = self.evaluator()
             self.clock.lap("evaluation")
             self.best = self.goal.best(self.best, self.progress.step, metrics)
-            if self._ranks.is_main:
-                at, tensors = self.progress, partial(model_tensors, self.model)
-                self._saves.save_best(at, tensors, progress=asdict(at), metrics=metrics)
+            at, tensors = self.progress, partial(model_tensors, self.model)
+            self._saves.save_best(at, tensors, progress=asdict(at), metrics=metrics)
             self.clock.lap("saving")
             wants = self._ranks.any_rank(self.callbacks.on_evaluate(self.progress, metrics))
             self.clock.lap("texts")
@@ -258,9 +263,8 @@ class Trainer:
         self.clock.lap("observers")
         self._ranks.assert_in_sync("before a save", self.model, self.progress, self.cursor)
         layout = self.oom_fallback.for_checkpoint(self._ranks)
-        if not self._ranks.is_main:
-            return
-        self.callbacks.on_before_save(self.progress)
+        if self._ranks.is_main:
+            self.callbacks.on_before_save(self.progress)
         tensors = resume.trainer_tensors(self.model, self.optimizer, self.average)
         self._saves.save(self.progress, tensors, self.state_dict() | layout, final=final)
         self.clock.lap("saving")

@@ -26,8 +26,9 @@ from toque.config.yaml_reader import read_yaml
 from toque.data.store.token_store import TokenStore
 from toque.errors import CheckpointError, ToqueError, argument
 from toque.storage.atomic import atomic_write
-from toque.training.checkpoint.state_tensors import load_model_tensors
-from toque.training.checkpoint.store import Checkpoint, CheckpointStore, run_lock, verify_checkpoint
+from toque.training.checkpoint.saved import Checkpoint, verify_checkpoint
+from toque.training.checkpoint.state_tensors import load_model_tensors, model_tensors
+from toque.training.checkpoint.store import CheckpointStore, run_lock
 from toque.units import Progress
 from toque.workflows.results import Model, folder_of, refuse_absent_start
 from toque.workflows.run_files.run_log import LOG
@@ -231,4 +232,5 @@ def load_start(model: nn.Module, start: Model) -> None:
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
     """Load the weights of a checkpoint: all of them, or those that are trained."""
-    load_model_tensors(model, checkpoint.tensors("model"), where=str(checkpoint.path))
+    stored = checkpoint.tensors("model", model_tensors(model).get)
+    load_model_tensors(model, stored, where=str(checkpoint.path))

@@ -60,7 +60,7 @@ def _store(path: Path) -> str:
 
 
 def _checkpoint(path: Path) -> str:
-    from toque.training.checkpoint.store import verify_checkpoint  # with torch
+    from toque.training.checkpoint.saved import verify_checkpoint  # with torch
 
     checkpoint = verify_checkpoint(path)
     size = sum(entry.bytes for entry in checkpoint.manifest.files)

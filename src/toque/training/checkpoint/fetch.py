@@ -24,7 +24,7 @@ from toque.training.checkpoint.manifest import (
     read_manifest,
     verify_files,
 )
-from toque.training.checkpoint.store import verify_checkpoint
+from toque.training.checkpoint.saved import verify_checkpoint
 
 Say = Callable[[str], None]
 

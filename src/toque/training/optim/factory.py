@@ -16,6 +16,7 @@ from toque.errors import CheckpointError, ConfigError
 from toque.training.mismatches import refuse
 from toque.training.optim.adamw8bit import AdamW8bit
 from toque.training.optim.muon import MuonWithAdamW
+from toque.training.state_values import all_finite, local_of
 
 OPTIMIZERS: Final = ("adamw", "adafactor", "muon", "adamw8bit")
 _ADAFACTOR_EPS: Final = (1e-18, 1e-3)
@@ -113,7 +114,8 @@ def _layout(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[s
         optimizer = optimizer.half_of(parameter)
     if isinstance(optimizer, AdamW8bit):
         return optimizer.initial_state(parameter, "meta")
-    like, step = parameter.detach().to("meta"), torch.empty((), device="meta")
+    like = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
+    step = torch.empty((), device="meta")
     if isinstance(optimizer, torch.optim.Muon):
         return {"momentum_buffer": like}
     if not isinstance(optimizer, torch.optim.Adafactor):
@@ -190,9 +192,9 @@ def _impossible_state(entry: str, value: Tensor, steps: int | None) -> str | Non
         return None if possible else f"counts {count:g} updates, in a run of {most:,}"
     if not value.is_floating_point():
         return None
-    if not bool(torch.isfinite(value).all()):
+    if not all_finite(value):
         return "holds numbers that are not finite"
-    if entry in _NEVER_NEGATIVE and bool((value < 0).any()):
+    if entry in _NEVER_NEGATIVE and bool((local_of(value) < 0).any()):
         return "holds negative numbers, and is an average of squares"
     return None
 

@@ -94,6 +94,7 @@ class WeightAverage:
             for name, tensor in weights.items()
         }
 
+    @torch.no_grad()
     def load(self, model: nn.Module, tensors: Mapping[str, Tensor], *, where: str) -> None:
         """Take back what `tensors` gave.
 
@@ -111,7 +112,7 @@ class WeightAverage:
             elif why := impossible_weights(tensor, own):
                 wrong.append(f"{key} {why}")
             else:
-                held.setdefault(point, {})[name] = tensor.to(own.device, copy=True)
+                held.setdefault(point, {})[name] = torch.empty_like(own).copy_(tensor)
         wrong += [
             f"{point} lacks {name}"
             for point, weights in held.items()
