@@ -172,6 +172,18 @@ def _put_in_place(temp: Path, target: Path, after: AfterStage) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
+def move_into(path: Path, folder: Path, name: str) -> None:
+    """Rename a file or folder to `name` in `folder`, which is made when missing, durably.
+
+    Raises:
+        OSError: the file system refused, or something of that name is there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path.rename(folder / name)
+    sync_folder(folder)
+    sync_folder(path.parent)
+
+
 def remove_folder(folder: Path, *, after: AfterStage = no_hook) -> None:
     """Delete a folder so that a crash half-way leaves no part of it under its name."""
     doomed = folder.with_name(f"{TEMP_PREFIX}removed-{folder.name}")

@@ -108,10 +108,21 @@ def checkpoint_to_continue(
     Raises:
         CheckpointError: it belongs to another run.
     """
+    found = CheckpointStore(Path(config.run_dir) / "checkpoints").newest_valid()
+    if found is not None:
+        refuse_another_run(config, store, found, say)
+    return found
+
+
+def refuse_another_run(
+    config: RunConfig, store: TokenStore, found: Checkpoint, say: Callable[[str], None]
+) -> None:
+    """Refuse to continue from a checkpoint of other data or settings; see `checkpoint_to_continue`.
+
+    Raises:
+        CheckpointError: it belongs to another run.
+    """
     run = Path(config.run_dir)
-    found = CheckpointStore(run / "checkpoints").newest_valid()
-    if found is None:
-        return None
     refuse_another_store(run, found, store)
     old = _settings_of(found, run, say)
     longer = lengthened(old, config, _progress_of(found))
@@ -132,7 +143,6 @@ def checkpoint_to_continue(
             "with these would be neither run. Set them back to continue, or begin a new run from "
             f"its weights: run_dir=runs/another {argument(f'start={found.path}')}."
         )
-    return found
 
 
 def _progress_of(found: Checkpoint) -> Progress:

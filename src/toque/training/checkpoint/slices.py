@@ -88,8 +88,10 @@ def shard_of(
     shard = OwnShard({}, {})
     for stem, named in tensors.items():
         for name, tensor in named.items():
-            shape, sharded = tuple(tensor.shape), isinstance(tensor, DTensor)
-            held = Held.of(tensor) if sharded else Held.whole(shape, rank, world_size)
+            shape, local = tuple(tensor.shape), tensor
+            held = Held.whole(shape, rank, world_size)
+            if isinstance(tensor, DTensor):
+                held, local = Held.of(tensor), tensor.to_local()
             loads = dealt[held.copies] or [0] * held.copies
             owner = loads.index(min(loads))
             loads[owner] += tensor.numel() * tensor.element_size()
@@ -97,7 +99,7 @@ def shard_of(
             if owner != held.copy or (held.start == held.stop and tensor.numel()):
                 continue
             key, dtype = f"{stem}/{name}", str(tensor.dtype).removeprefix("torch.")
-            shard.tensors[key] = tensor.to_local() if sharded else tensor
+            shard.tensors[key] = local
             shard.cut[key] = CutTensor(dtype, shape, held.dim, ((0, held.start, held.stop),))
     return shard
 
