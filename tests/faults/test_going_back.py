@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from toque.cli import main
-from toque.storage.bucket import open_bucket
-from toque.storage.bucket_errors import RUNS
+from toque.errors import CheckpointError
 from toque.storage.checksums import sha256_of
+from toque.training.callbacks import Callbacks
+from toque.training.checkpoint.fetch import fetch_run, fetch_step
 from toque.training.checkpoint.saved import verify_checkpoint
+from toque.training.checkpoint.set_aside import named_step, set_aside
+from toque.training.checkpoint.sharded_saver import ShardedSaves
+from toque.training.distributed.collectives import Ranks
 from toque.training.observers.metrics_reader import read_metrics
+from toque.units import Progress
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -163,31 +168,49 @@ def test_a_launchers_restart_does_not_go_back_twice(again, tmp_path, monkeypatch
     assert start["step"] == 10
 
 
-def test_in_a_bucket_the_newer_ones_are_set_aside_too(kitchen, whole, service, tmp_path, parts):
-    at = parts.address(service, "runs/back")
-    words = (f"checkpoint.upload={at}", "checkpoint.layout=sharded")
-    assert trained(kitchen, tmp_path / "run", *words) == 0
-    bucket = open_bucket(at, RUNS)
-    names = bucket.names()
-    assert "checkpoints/step-00000012/shard-00000-of-00001.safetensors" in names
-    step = bucket.names("checkpoints")[0].split("/")[1]  # uploads may have skipped some
-    shutil.rmtree(tmp_path / "run")  # an empty machine
-    assert trained(kitchen, tmp_path / "run", *words, "--resume", step) == 0
-    now = bucket.names()
-    assert {n.split("/", 2)[2] for n in now if n.startswith("set-aside/")} == {
-        n for n in names if n.startswith(("checkpoints/", "best/")) and n.split("/")[1] > step
-    }
-    assert set(names) <= {n for n in now if not n.startswith("set-aside/")} | {
-        n.split("/", 2)[2] for n in now if n.startswith("set-aside/")
-    }
-    again, first = (
-        verify_checkpoint(folder) for folder in (tmp_path / "run" / LAST, whole / LAST)
-    )
-    for stem in ("model", "optimizer"):
-        mine, wanted = again.tensors(stem), first.tensors(stem)
-        assert mine.keys() == wanted.keys()
-        assert all(mine[name].equal(wanted[name]) for name in mine)
-    start = [e for e in read_metrics(tmp_path / "run" / "metrics.jsonl") if e["event"] == "start"]
-    assert start[-1]["step"] == int(step.removeprefix("step-"))
-    manifest = json.loads((tmp_path / "run" / LAST / "manifest.json").read_text())
-    assert manifest["format"] == 2
+def test_in_a_bucket_the_newer_ones_are_set_aside_too(remote, tmp_path, parts):
+    run = tmp_path / "run"
+    parts.made(run, 2, 4, 6, keep_last=3)
+    for step in (2, 4, 6):  # a session that uploads takes the newest alone
+        newest = run / "checkpoints" / f"step-{step:08d}"
+        for path in newest.iterdir():
+            remote.put_file(path, f"checkpoints/{newest.name}/{path.name}")
+    remote.put_file(newest / "manifest.json", "best/step-00000006/manifest.json")
+    before = {name: remote.read(name) for name in remote.names()}
+    new = tmp_path / "new"  # an empty machine
+    fetch_step(remote, new, 4, say=lambda _sentence: None)
+    assert [p.name for p in (new / "checkpoints").iterdir()] == ["step-00000004"]
+    assert set_aside(new, 4, bucket=remote) == ["checkpoints/step-00000006", "best/step-00000006"]
+    after = {name: remote.read(name) for name in remote.names()}
+    moved = {n.split("/", 2)[2]: text for n, text in after.items() if n.startswith("set-aside/")}
+    assert {n.rpartition("/")[0] for n in moved} == {
+        "checkpoints/step-00000006", "best/step-00000006",
+    }  # fmt: skip
+    assert moved | {n: text for n, text in after.items() if "set-aside" not in n} == before
+    assert fetch_run(remote, tmp_path / "another", say=lambda _sentence: None) == 4
+    assert set_aside(new, 4, bucket=remote) == []  # the same command again
+    with pytest.raises(CheckpointError, match="there are: step-00000002, step-00000004"):
+        named_step("6", new, remote)
+
+
+def test_what_waits_to_be_uploaded_is_set_aside_too(remote, tmp_path, parts):
+    run = tmp_path / "run"
+    parts.made(run, 2, 4, keep_last=2)
+    for kind, step in (("checkpoints", 2), ("checkpoints", 4), ("best", 4)):
+        source = run / "checkpoints" / f"step-{step:08d}"
+        shutil.copytree(source, run / "outbox" / f"{kind}-{source.name}")
+    set_aside(run, 2, bucket=remote)
+    assert [p.name for p in (run / "outbox").iterdir()] == ["checkpoints-step-00000002"]
+    parts.upload(run, remote)
+    assert fetch_run(remote, tmp_path / "another", say=lambda _sentence: None) == 2
+
+
+def test_a_sharded_checkpoint_goes_to_a_bucket_and_comes_back(remote, tmp_path, parts):
+    run, alone = tmp_path / "run", {"w": torch.arange(40.0).reshape(8, 5)}
+    saves = ShardedSaves(parts.made(run), Callbacks([]), Ranks())
+    saves.save(Progress(2), {"model": alone}, {"progress": {"step": 2}}, final=True)
+    parts.upload(run, remote)
+    assert fetch_run(remote, tmp_path / "new", say=lambda _sentence: None) == 2
+    found = verify_checkpoint(tmp_path / "new" / "checkpoints" / "step-00000002")
+    assert found.manifest.format == 2
+    assert torch.equal(found.tensors("model")["w"], alone["w"])

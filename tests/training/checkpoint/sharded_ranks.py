@@ -239,6 +239,7 @@ def choices(ranks: Ranks, folder: Path) -> dict[str, Any]:
             "auto", parts.model, parts.optimizer, averages=True, ranks=ranks
         )
     refuse_unshared_folder(folder / "shared", ranks)
+    ranks.broadcast()
     left = list((folder / "shared" / "checkpoints").iterdir())
     try:
         refuse_unshared_folder(folder / f"own{ranks.rank}", ranks)
