@@ -50,6 +50,19 @@ class _Rows:
             for n, part in zip(sizes, parts, strict=True)
         ]
 
+    def unlabelled(self) -> Self:
+        """One row of a single token without a label, as wide as these rows.
+
+        A rank that has no row left computes it where ranks must compute together: its loss and its
+        gradients are zero.
+        """
+        made = {}
+        for name, tensor in self._tensors().items():
+            made[name] = tensor.new_full((1, *tensor.shape[1:]), IGNORE * (name == "labels"))
+            if name.endswith("segments"):
+                made[name][0, 0] = 1
+        return replace(self, example_ids=((),), **made)  # type: ignore[arg-type]
+
     def to(self, device: torch.device | str) -> Self:
         """The same batch on `device`; copies from pinned memory do not block."""
         moved = {n: t.to(device, non_blocking=True) for n, t in self._tensors().items()}

@@ -32,9 +32,7 @@ LAST = "checkpoints/step-00000012"
 
 
 def trained(kitchen: Path, run: Path, *words: str) -> int:
-    return main(
-        ["train", str(kitchen / "run.yaml"), f"run_dir={run}", "train.keep_last=4", *words]
-    )
+    return main(["train", str(kitchen / "run.yaml"), f"run_dir={run}", "train.keep_last=4", *words])
 
 
 @pytest.fixture(scope="module")

@@ -29,6 +29,7 @@ from toque.training.callbacks import Callback, Callbacks
 from toque.training.checkpoint.store import CheckpointStore
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.launch import joined
+from toque.training.distributed.sharing import Replicated
 from toque.training.events import Requests, StepInfo
 from toque.training.guards.update_guard import UpdateGuard
 from toque.training.lr_schedules import make_schedule
@@ -38,7 +39,7 @@ from toque.training.optim.weight_average import WeightAverage
 from toque.training.runtime import Runtime
 from toque.training.schedule import Schedule
 from toque.training.trainer import Trainer
-from toque.units import Duration
+from toque.units import Cursor, Duration
 
 N = 38
 STEPS = 6
@@ -101,6 +102,7 @@ def run_of(
         checkpoints=CheckpointStore(folder / "checkpoints"),
         callbacks=Callbacks([seen]),
         runtime=runtime,
+        sharing=Replicated(model) if ranks.is_distributed else None,
         schedule=Schedule(stop, Duration(3, "steps"), Duration(3, "steps")),
         oom_fallback=OomFallback(2),
         guard=UpdateGuard(runtime, run_folder=folder),
@@ -115,16 +117,33 @@ def run_of(
     return trainer, seen
 
 
+class Three(nn.Module):
+    """One parameter that all reach, one that nobody does, one that the second rank does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mine, self.nobodys, self.second_ranks = (
+            nn.Parameter(torch.zeros(n)) for n in (3, 2, 4)
+        )
+
+
+def gradients(ranks: Ranks) -> list[list[float] | None]:
+    model = Three()
+    sharing = Replicated(model)
+
+    def loss_fn(model: nn.Module, _batch: Batch) -> Tensor:
+        assert isinstance(model, Three)
+        loss = (model.mine * (torch.arange(3.0) + ranks.rank)).sum()
+        return loss + 1.5 * model.second_ranks.sum() if ranks.rank == 1 else loss
+
+    batch = next(stream("gpt2", ranks).starting_at(Cursor())).batch
+    for last in (False, True):  # only the last backward exchanges, and all that was added up
+        sharing.loss(loss_fn, batch, last=last).backward()
+    return [None if p.grad is None else p.grad.tolist() for p in model.parameters()]
+
+
 def exchanges(ranks: Ranks) -> dict[str, Any]:
     """Everything ranks say to each other."""
-    mine = torch.nn.Parameter(torch.zeros(3))
-    nobodys = torch.nn.Parameter(torch.zeros(2))
-    second_ranks = torch.nn.Parameter(torch.zeros(2, 2, dtype=torch.bfloat16))
-    mine.grad = torch.arange(3.0) + ranks.rank
-    if ranks.rank == 1:
-        second_ranks.grad = torch.full((2, 2), 1.5, dtype=torch.bfloat16)
-    loss = ranks.sum_gradients([mine, nobodys, second_ranks], torch.tensor(1.0 + ranks.rank))
-    assert second_ranks.grad is not None
     wants = Requests(save=ranks.rank == 1, stop=True, reason="tired" if ranks.rank else "")
     return {
         "total": ranks.all_reduce_sum([1.0, ranks.rank]),
@@ -132,10 +151,9 @@ def exchanges(ranks: Ranks) -> dict[str, Any]:
         "first": ranks.broadcast(["of", ranks.rank]),
         "agreed": asdict(ranks.any_rank(wants)),
         "nothing": asdict(ranks.any_rank(Requests())),
-        "loss": float(loss),
-        "gradients": [
-            mine.grad.tolist(), nobodys.grad, second_ranks.grad.float().tolist(),
-        ],
+        "most": ranks.all_reduce_max(3 + ranks.rank),
+        "loss": float(ranks.total(torch.tensor(1.0 + ranks.rank))),
+        "gradients": gradients(ranks),
     }  # fmt: skip
 
 

@@ -109,7 +109,8 @@ def test_what_ranks_say_to_each_other(seen):
         }  # fmt: skip
         assert not any(said["nothing"].values())
         assert said["loss"] == 3.0
-        assert said["gradients"] == [[1.0, 3.0, 5.0], None, [[1.5, 1.5], [1.5, 1.5]]]
+        assert said["most"] == 4
+        assert said["gradients"] == [[2.0, 6.0, 10.0], None, [3.0, 3.0, 3.0, 3.0]]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

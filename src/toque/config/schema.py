@@ -249,9 +249,11 @@ class TrainConfig(Config):
     """End the run when the held-out loss, or another metric, stops improving; null: never."""
     deterministic: bool = True
     """The same bits in every run on the same machine; costs a little speed on some GPUs."""
-    strategy: Literal["auto", "single", "ddp"] = "auto"
-    """How several processes share the work (docs/guides/several-gpus.md). auto: all that torchrun
-    started share every update. single: refuse to be one of several. ddp: refuse to be alone."""
+    strategy: Literal["auto", "single", "ddp", "fsdp", "hsdp"] = "auto"
+    """How several processes hold the model (docs/guides/several-gpus.md). single: refuse to be one
+    of several. ddp: all of it in each. fsdp: a part of every weight, gradient and optimizer state
+    in each. hsdp: parts within a machine, copies between machines. auto: single alone, else ddp
+    where it fits into memory, else fsdp."""
 
 
 class CheckpointConfig(Config):

@@ -37,6 +37,8 @@ class HeldOut:
         weights: of each row; None: 1. A batch holds rows of one weight.
         share: (rank, ranks): this process computes every ranks-th batch.
         total: all-reduce over the ranks, a sum.
+        in_step: whether all ranks compute together: one that has a batch less computes one row
+            without labels in its place.
     """
 
     layout: Layout
@@ -48,6 +50,7 @@ class HeldOut:
     weights: Sequence[float] | None = None
     share: tuple[int, int] = (0, 1)
     total: Callable[[Sequence[float]], Sequence[float]] = tuple
+    in_step: bool = False
 
     def __call__(self, model: nn.Module, on_progress: Count = uncounted) -> dict[str, float]:
         """`loss` in nats per target token, `perplexity`, and `target_tokens`.
@@ -67,7 +70,8 @@ class HeldOut:
         on_progress(0, n_examples)
         try:
             with torch.no_grad():
-                for weight, rows in self._batches()[rank::ranks]:
+                batches = self._batches()
+                for weight, rows in batches[rank::ranks]:
                     batch = self.layout.batch(rows)
                     with self.autocast():
                         nats += weight * float(self.loss_sum(model, batch.to(self.device)))
@@ -75,6 +79,10 @@ class HeldOut:
                     targets += batch.n_targets
                     done += ranks * sum(map(len, rows))
                     on_progress(min(done, n_examples), n_examples)
+                if self.in_step and rank >= len(batches) % ranks > 0:
+                    empty = self.layout.batch(batches[0][1]).unlabelled()
+                    with self.autocast():
+                        self.loss_sum(model, empty.to(self.device))
         finally:
             model.train(was_training)
         nats, weighed, n_targets = self.total((nats, weighed, targets))

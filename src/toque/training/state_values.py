@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+
+from toque.training.distributed.parts import is_divided, own_part
 
 MOST: Final = 1 << 53
 """No count of a run comes near; above it floats no longer tell whole numbers apart."""
@@ -78,7 +79,7 @@ def impossible_weights(stored: Tensor, own: Tensor) -> str | None:
         return None
     if not all_finite(stored):
         return "holds numbers that are not finite"
-    if isinstance(stored, DTensor):
+    if is_divided(stored):
         return None  # of a slice zeros may be its share: a padding token's row
     if stored.numel() > 1 and not bool(stored.any()) and bool(own.any()):
         return "is all zero"
@@ -87,9 +88,4 @@ def impossible_weights(stored: Tensor, own: Tensor) -> str | None:
 
 def all_finite(stored: Tensor) -> bool:
     """Whether every number is finite; of a DTensor every one on this rank."""
-    return bool(torch.isfinite(local_of(stored)).all())
-
-
-def local_of(tensor: Tensor) -> Tensor:
-    """What of `tensor` this rank holds; of a plain one, all."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return bool(torch.isfinite(own_part(stored)).all())

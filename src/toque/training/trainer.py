@@ -23,9 +23,10 @@ from toque.training.checkpoint.saver import Saves
 from toque.training.checkpoint.sharded_saver import ShardedSaves
 from toque.training.checkpoint.state_tensors import model_tensors
 from toque.training.checkpoint.store import CheckpointStore
+from toque.training.distributed.sharing import Alone, LossFn, Sharing
 from toque.training.events import Requests, RunEnd, RunStart, State, StepInfo, end_reason
 from toque.training.goal import LOSS, Best, Goal
-from toque.training.guards.nan_tracer import LossFn, find_nonfinite_origin
+from toque.training.guards.nan_tracer import find_nonfinite_origin
 from toque.training.guards.update_guard import UpdateGuard
 from toque.training.optim.gradient_noise import GradientNoise
 from toque.training.optim.weight_average import WeightAverage
@@ -54,6 +55,8 @@ class Trainer:
     guard: UpdateGuard
     max_grad_norm: float | None
     seed: int
+    sharing: Sharing | None = None
+    """How the ranks hold the model; None in one process."""
     noise: GradientNoise | None = None
     average: WeightAverage | None = None
     """If set, the average is what is evaluated and kept as a best model."""
@@ -79,6 +82,8 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self._ranks = self.runtime.ranks
+        assert self.sharing is not None or not self._ranks.is_distributed
+        self._sharing = self.sharing or Alone(self.model)
         self._stateful: dict[str, resume.Stateful] = {
             "callbacks": self.callbacks, "runtime": self.runtime, "outliers": self.guard
         }  # fmt: skip
@@ -96,7 +101,7 @@ class Trainer:
         self._session_began = time.perf_counter()
         self.clock.restart()
         self.stop_reason = None
-        self._ranks.assert_in_sync("at the begin", self.model, self.progress, self.cursor)
+        self._assert_in_sync("at the begin")
         with ExitStack() as stack:
             claimed = self.checkpoints.claimed
             leftovers = stack.enter_context(claimed()) if self._ranks.is_main else []
@@ -144,16 +149,18 @@ class Trainer:
             started: `perf_counter` when the update began, before waiting for its data.
         """
         started = time.perf_counter() if started is None else started
-        loss_sum = self.oom_fallback.run(
-            self.progress, self.forward_backward, batch or planned.batch, planned.n_targets
-        )
+        n_targets, own = planned.n_targets, batch or planned.batch
+        with self._ranks.computing():
+            loss_sum = self.oom_fallback.run(
+                self.progress, self.forward_backward, self._sharing, own, n_targets
+            )
         self.clock.lap("forward_backward")
-        loss_sum = self.runtime.sum_gradients(self.optimizer, loss_sum)  # over ranks, once
+        loss_sum = self._ranks.total(loss_sum)
         self.clock.lap("ranks")
         if self.check_reached is not None:
             self.check_reached(self.model)
             self.check_reached = None
-        loss = loss_sum / planned.n_targets
+        loss = loss_sum / n_targets
         lr = self.lr_at(self.progress)  # no scheduler object to restore
         grad_norm = self.runtime.clip_gradients(self.optimizer, self.max_grad_norm)
         if self.noise is not None:
@@ -163,19 +170,20 @@ class Trainer:
         self.runtime.optimizer_step(self.optimizer, lr=lr, only_if=apply)
         self.clock.lap("optimizer")
         # Rates and lengths may be in minutes, which are rank 0's, or ranks would part ways.
-        own = (time.perf_counter() - started) if self._ranks.is_main else 0.0
-        sums = [own, self.count_seconds(own), planned.n_computed]
+        spent = (time.perf_counter() - started) if self._ranks.is_main else 0.0
+        sums = [spent, self.count_seconds(spent), planned.n_computed]
         seconds, counted, n_computed = self._ranks.all_reduce_sum(sums)
         return StepInfo(
             before=self.progress, progress=planned.after(self.progress, counted),
             loss=loss, grad_norm=grad_norm, lr=lr, seconds=seconds, parts=self.clock.taken(),
-            n_targets=planned.n_targets, n_tokens=planned.n_tokens, n_examples=planned.n_examples,
+            n_targets=n_targets, n_tokens=planned.n_tokens, n_examples=planned.n_examples,
             n_computed=int(n_computed), stage=planned.stage, slowed=self.callbacks.slow,
         )  # fmt: skip
 
     def forward_backward(self, micro_batches: Sequence[Batch], n_targets: int) -> Tensor:
         """Gradient accumulation: add up the gradients of an update; [] its loss in nats, summed.
 
+        The loss is of this rank's rows, the gradients of all ranks' once the last backward is done.
         `n_targets` are those of all ranks: a sum divided once is the mean over the whole update.
 
         Raises:
@@ -189,21 +197,27 @@ class Trainer:
         self.model.train()
         loss_sum = torch.zeros((), device=self.runtime.device)
         for done, rows in enumerate(micro_batches, start=1):
+            rows, last = rows.to(self.runtime.device), done == len(micro_batches)
             with self.runtime.autocast():
-                loss = self.loss_fn(self.model, rows.to(self.runtime.device))  # [] nats, summed
+                loss = self._sharing.loss(self.loss_fn, rows, last=last)  # [] nats, summed
             self.runtime.backward(loss / n_targets)
             loss_sum += loss.detach()
             self.callbacks.on_micro_batch(self.progress, done, len(micro_batches))
         return loss_sum
 
+    def _assert_in_sync(self, when: str) -> None:
+        at, part = (self.progress, self.cursor), self._sharing.part
+        self._ranks.assert_in_sync(when, self.model, *at, part=part)
+
     def _check_updates(self) -> None:
         """Judge the updates since the last check; waits for the device."""
         bad = self.guard.check(self.progress)
         if bad is not None:
-            self.model.train()
-            self.runtime.seed(self.seed, bad.step)
             micro_batches = bad.batch.split(self.oom_fallback.rows_at(bad.step))
-            origin = find_nonfinite_origin(self.model, self.loss_fn, micro_batches, self.runtime)
+            with self._sharing.whole() as model:
+                model.train()
+                self.runtime.seed(self.seed, bad.step)
+                origin = find_nonfinite_origin(model, self.loss_fn, micro_batches, self.runtime)
             raise self.guard.error(bad, origin)
 
     def _roll_back(self) -> None:
@@ -261,7 +275,7 @@ class Trainer:
     def _save(self, *, final: bool) -> None:
         self._check_updates()
         self.clock.lap("observers")
-        self._ranks.assert_in_sync("before a save", self.model, self.progress, self.cursor)
+        self._assert_in_sync("before a save")
         layout = self.oom_fallback.for_checkpoint(self._ranks)
         if self._ranks.is_main:
             self.callbacks.on_before_save(self.progress)

@@ -250,7 +250,7 @@ def choices(ranks: Ranks, folder: Path) -> dict[str, Any]:
 
 
 def killed_between_two_writes(ranks: Ranks, folder: Path) -> str:
-    """The second rank dies when its shard is written; the first must not make a checkpoint of it."""
+    """The second rank dies when its shard is written; the first makes no checkpoint of the two."""
     dying = [False]
 
     def after(stage: str) -> None:

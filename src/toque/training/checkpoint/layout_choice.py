@@ -9,12 +9,12 @@ from typing import Final, Literal
 import psutil
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from toque.errors import CheckpointError
 from toque.storage.atomic import atomic_write
 from toque.training.checkpoint.state_tensors import bytes_of, model_tensors
 from toque.training.distributed.collectives import Ranks
+from toque.training.distributed.parts import is_divided
 from toque.training.optim.factory import state_bytes
 
 Layout = Literal["whole", "sharded"]
@@ -41,7 +41,7 @@ def chosen_layout(
     """
     if asked != "auto":
         return asked
-    if not any(isinstance(p, DTensor) for p in model.parameters()):
+    if not any(is_divided(p) for p in model.parameters()):
         return "whole"
     weights = bytes_of(model_tensors(model))  # a DTensor counts as the whole of it
     needed = weights * (2 if averages else 1) + state_bytes(optimizer)

@@ -32,6 +32,7 @@ from toque.training.callbacks import Callbacks
 from toque.training.checkpoint.state_tensors import bytes_of
 from toque.training.checkpoint.store import CheckpointStore, NamedTensors, SaveError
 from toque.training.distributed.collectives import Ranks
+from toque.training.distributed.parts import gathered
 from toque.training.events import SaveCounts, Saved
 from toque.units import Progress
 
@@ -203,6 +204,7 @@ class Saves:
         Raises:
             SaveError: the final save failed.
         """
+        tensors = gathered(tensors, keep=self.ranks.is_main)
         if not self.ranks.is_main:
             return
         if self.background and not final:
@@ -234,24 +236,28 @@ class Saves:
         metrics: dict[str, float],
     ) -> None:
         """Keep the model apart when its loss is among the lowest. Never skipped."""
-        if not self.ranks.is_main:
+        wanted = self._wants_best(at, metrics) if self.ranks.is_main else None
+        if not self.ranks.broadcast(wanted):
             return
-        if self._best.job is not None:
-            wait([self._best.job])  # the one before it decides what the lowest are
-        self.tell(at)
-        if not self.store.is_among_best(at.step, metrics):
+        tensors: Tensors = gathered({"model": model()}, keep=self.ranks.is_main)
+        if not self.ranks.is_main:
             return
 
         def write(tensors: Tensors, _state: Mapping[str, Any]) -> None:
             self.store.save_best(at.step, tensors["model"], progress=progress, metrics=metrics)
 
-        tensors = {"model": model()}
         if self.background and self._writer.submit(self._best, write, tensors, {}):
             return
         try:
             write(tensors, {})
         except SaveError as error:
             self._failed(at, error)
+
+    def _wants_best(self, at: Progress, metrics: dict[str, float]) -> bool:
+        if self._best.job is not None:
+            wait([self._best.job])  # the one before it decides what the lowest are
+        self.tell(at)
+        return self.store.is_among_best(at.step, metrics)
 
     def _durable(self, at: Progress, saved: Saved) -> None:
         self.counts.written += 1

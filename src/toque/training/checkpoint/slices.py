@@ -11,15 +11,18 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from toque.errors import CheckpointError
 from toque.training.checkpoint.shard_layout import CutTensor, ShardLayout
 from toque.training.checkpoint.state_tensors import opened_tensors
+from toque.training.distributed.parts import is_divided
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor, Shard
 
 Like = Callable[[str], Tensor | None]
 """The tensor of this run that a stored one belongs to, by the stored one's name."""
@@ -50,12 +53,13 @@ class Held:
         copy, copies = 0, 1
         sizes = tensor.device_mesh.shape
         for placement, index, size in zip(tensor.placements, where, sizes, strict=True):
-            if isinstance(placement, Replicate):
+            if placement.is_replicate():
                 copy, copies = copy * size + index, copies * size
                 continue
-            assert type(placement) is Shard, "cut along one dimension of the tensor"
+            # Alone `Shard` itself; what FSDP makes of a tensor that was cut before is another.
+            assert type(placement).__name__ == "Shard", "cut along one dimension of the tensor"
             assert not cut, "over one of the mesh"
-            cut, dim = True, placement.dim % tensor.ndim
+            cut, dim = True, cast("Shard", placement).dim % tensor.ndim
             length = tensor.shape[dim]
             most = -(-length // size)  # as torch.chunk, by which DTensor cuts
             held = cls(dim, min(length, most * index), min(length, most * (index + 1)))
@@ -90,7 +94,7 @@ def shard_of(
         for name, tensor in named.items():
             shape, local = tuple(tensor.shape), tensor
             held = Held.whole(shape, rank, world_size)
-            if isinstance(tensor, DTensor):
+            if is_divided(tensor):
                 held, local = Held.of(tensor), tensor.to_local()
             loads = dealt[held.copies] or [0] * held.copies
             owner = loads.index(min(loads))
@@ -114,7 +118,11 @@ def read_whole(path: Path, like: Like) -> dict[str, Tensor]:
     with opened_tensors(path) as file:
         for name in file.keys():  # noqa: SIM118 - no mapping
             own = like(name)
-            if isinstance(own, DTensor) and list(own.shape) == file.get_slice(name).get_shape():
+            if (
+                own is not None
+                and is_divided(own)
+                and list(own.shape) == file.get_slice(name).get_shape()
+            ):
                 part = Held.of(own)
                 found[name] = _placed(own, _part(file, name, part.dim, part.start, part.stop))
             else:
@@ -143,7 +151,7 @@ def read_sharded(folder: Path, layout: ShardLayout, stem: str, like: Like) -> di
 
         for name, tensor in cut.items():
             own = like(name)
-            if isinstance(own, DTensor) and tuple(own.shape) == tensor.shape:
+            if own is not None and is_divided(own) and tuple(own.shape) == tensor.shape:
                 found[name] = _placed(own, _gathered(name, tensor, Held.of(own), slice_of))
             else:
                 found[name] = _gathered(name, tensor, Held.whole(tensor.shape), slice_of)
@@ -191,6 +199,8 @@ def _part(file: Any, name: str, dim: int, start: int, stop: int) -> Tensor:
 
 
 def _placed(own: DTensor, local: Tensor) -> DTensor:
+    from torch.distributed.tensor import DTensor  # loading it takes a second
+
     return DTensor.from_local(
         local,
         own.device_mesh,

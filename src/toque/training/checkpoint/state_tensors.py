@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from toque.errors import CheckpointError
 from toque.storage.safetensors_header import check_header
+from toque.training.distributed.parts import divided_like, own_part
 from toque.training.mismatches import refuse
 from toque.training.state_values import impossible_weights
 
@@ -103,11 +104,11 @@ def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor], *, where
         mine, theirs = own[name], tensors[name]
         if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
             wrong.append(f"{name} is {_kind(theirs)}, the model has {_kind(mine)}")
-        elif isinstance(mine, nn.Parameter) and (why := impossible_weights(theirs, mine)):
+        elif isinstance(mine, nn.Parameter) and (why := impossible_weights(theirs, own_part(mine))):
             wrong.append(f"{name} {why}, which training cannot have made of it")
     refuse(wrong, where=where, what="the model")
     for name, tensor in own.items():
-        tensor.copy_(tensors[name])
+        tensor.copy_(divided_like(tensor, tensors[name]))
 
 
 def _kind(tensor: Tensor) -> str:

@@ -17,7 +17,7 @@ from toque.errors import ConfigError, RankLost
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.rank_failures import RankFailures
 
-Strategy = Literal["auto", "single", "ddp"]
+Strategy = Literal["auto", "single", "ddp", "fsdp", "hsdp"]
 _STARTING: Final = "torchrun --nproc-per-node 2 -m toque train CONFIG"
 
 
@@ -33,7 +33,7 @@ def joined(*, strategy: Strategy) -> Iterator[Ranks]:
 
     Args:
         strategy: auto takes the processes there are; single wants one; ddp wants to have been
-            started as one of several.
+            started as one of several, and fsdp and hsdp to be one of several.
 
     Raises:
         ConfigError: the strategy does not fit how the process was started, or its surroundings
@@ -46,9 +46,10 @@ def joined(*, strategy: Strategy) -> Iterator[Ranks]:
             f"train.strategy is single, and this is one of {world_size} processes (WORLD_SIZE). "
             "Start `toque train` without torchrun, or set train.strategy=auto."
         )
-    if strategy == "ddp" and "WORLD_SIZE" not in os.environ:
+    sharded = strategy in ("fsdp", "hsdp") and world_size == 1  # nothing to divide among
+    if sharded or (strategy == "ddp" and "WORLD_SIZE" not in os.environ):
         raise ConfigError(
-            "train.strategy is ddp, and this process was started alone (WORLD_SIZE is not set). "
+            f"train.strategy is {strategy}, and this process was started alone (WORLD_SIZE is not set). "
             f"Start several with `{_STARTING}`; `accelerate launch --cpu` starts one whatever "
             "--num_processes says. Or set train.strategy=auto."
         )

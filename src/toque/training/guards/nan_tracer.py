@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from toque.batch import Batch
 from toque.models.forward.compile import compile_disabled
+from toque.training.distributed.sharing import LossFn
 from toque.training.runtime import Runtime
-
-LossFn = Callable[[nn.Module, Batch], Tensor]
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,8 @@ def fit_to_machine(
     """
     fit, ranks = _Fit(setup, free, reporter), setup.runtime.ranks
     run = Path(setup.config.run_dir)
+    if setup.sharded is not None:
+        return _in_step(fit, run, ranks, found)
     if not ranks.is_main:
         return _as_main_rank(fit, run, ranks, found)
     cache = MachineCache(cache_folder("measured"))
@@ -118,6 +120,14 @@ def _as_main_rank(fit: _Fit, run: Path, ranks: Ranks, found: Checkpoint | None) 
     if own is not None:
         chosen = replace(chosen, smaller_from=own.smaller_from)
     return fit.again(chosen)
+
+
+def _in_step(fit: _Fit, run: Path, ranks: Ranks, found: Checkpoint | None) -> Fitted:
+    """Choices where ranks compute together, so that none of them can measure: by arithmetic."""
+    known, notes = earlier_choices(run, found, fit.cache_key(), rank=ranks.rank)
+    fitted = fit.again(known) if known is not None else fit.unmeasured()
+    fitted.resources.save(run, rank=ranks.rank)
+    return replace(fitted, warnings=(*notes, *fitted.warnings))
 
 
 class _Fit:
@@ -177,6 +187,19 @@ class _Fit:
         kept = replace(known, compile=compiled)
         state = "compiled" if compiled else "not compiled"
         return Fitted(kept, f"{self._words(kept)}; {state}, as before", tuple(self.warnings))
+
+    def unmeasured(self) -> Fitted:
+        """What is asked for; auto is the first guess, without compiling or recomputing."""
+        asked, recompute = self.train.micro_batch_rows, self.train.gradient_checkpointing is True
+        guess = max(1, CPU_MICRO_BATCH_TOKENS // self.row_tokens)
+        rows, why = (asked, "as set") if isinstance(asked, int) else (guess, "not measured")
+        compiled = self.train.compile is True
+        if compiled:
+            compile_blocks(self.model)
+        self._recompute(recompute)
+        resources = Resources(rows, recompute, compiled, machine=self.cache_key())
+        state = "compiled" if compiled else "not compiled"
+        return Fitted(resources, f"{self._words(resources)} ({why}); {state}")
 
     def has_room(self, known: Resources) -> bool:
         """Whether the micro-batch fits into memory now."""

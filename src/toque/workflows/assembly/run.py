@@ -22,6 +22,7 @@ from toque.training.callbacks import Callback, EarlyStopping
 from toque.training.checkpoint.saved import Checkpoint
 from toque.training.checkpoint.upload import UploadProgress, Uploads
 from toque.training.distributed.collectives import Ranks
+from toque.training.distributed.sharing import Alone
 from toque.training.host_use import HostWatch
 from toque.training.observers.busy_machine import BusyMachine
 from toque.training.observers.console import ConsoleLoss, ConsoleProgress
@@ -45,11 +46,12 @@ from toque.workflows.assembly.evaluation import (
     held_out_prompts,
     own_prompts,
 )
-from toque.workflows.assembly.figures import build_figures, phase_memory
+from toque.workflows.assembly.figures import build_figures, build_gradients, phase_memory
 from toque.workflows.assembly.metrics import build_text_scores
 from toque.workflows.assembly.observers import Watchers
 from toque.workflows.assembly.sample_writer import SampleWriter, writing_in
 from toque.workflows.assembly.setup import Setup
+from toque.workflows.assembly.strategy import strategy_of
 from toque.workflows.assembly.timing.ahead import Length, length_of, time_left_of, with_length
 from toque.workflows.assembly.trainer import (
     about_run,
@@ -110,12 +112,18 @@ def assemble(
     )
     base_hash = base_sha256(model) if is_adapted(model) else None
     hold_frozen(model, runtime.dtype)
-    model.to(runtime.device)  # type: ignore[arg-type]  # transformers annotates it away
-    use_fast_dropout(model)
-    use_cpu_layers(model, runtime.precision)
+    strategy = strategy_of(config, model, runtime)
+    if not strategy.is_sharded:
+        model.to(runtime.device)  # type: ignore[arg-type]  # transformers annotates it away
+    if runtime.device.type == "cpu":
+        use_fast_dropout(model)
+        # Copies of weights in 16 bits would be as large as the parts that are gathered.
+        use_cpu_layers(model, "float32" if strategy.is_sharded else runtime.precision)
     stream = build_stream(config, store, model, rank=ranks.rank, ranks=ranks.world_size)
-    setup = Setup(config, store, model, stream, runtime)
+    setup = Setup(config, store, model, stream, runtime, strategy.share(model, runtime))
     tuned = fit_to_machine(setup, found, reporter=reporter)
+    if strategy.reason:
+        tuned = replace(tuned, warnings=(strategy.note, *tuned.warnings))
     heldout = build_heldout(setup)
     evaluator = build_evaluator(
         setup, heldout, encoder=family.is_encoder_decoder, reporter=reporter
@@ -140,6 +148,8 @@ def assemble(
             ),
             *_observers(setup, tuned, evaluator, watchers, uploads, warn, optimizer, reporter),
         ]
+    elif setup.sharded is not None:
+        callbacks += build_gradients(setup, _unrecorded, optimizer)
     if length.limit is not None:
         callbacks.append(length.limit)  # after those that write at an evaluation
     if uploads is not None:
@@ -164,6 +174,7 @@ def build_evaluator(
     return Evaluator(
         heldout,
         model,
+        setup.sharing or Alone(model),
         build_sampler(config, store, [*held_out, *own]),
         len(held_out),
         runtime.ranks,
@@ -173,6 +184,10 @@ def build_evaluator(
         watched.known,
         reporter,
     )
+
+
+def _unrecorded(_event: str, **_fields: object) -> None:
+    """Takes what the first rank writes down."""
 
 
 def _time_left(

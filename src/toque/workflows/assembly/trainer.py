@@ -88,13 +88,14 @@ def build_trainer(
             identity=RunIdentity(
                 config_sha256=config_sha256(config),
                 data_fingerprint=setup.store.fingerprint,
-                versions=software_versions() | runtime.numerics,
+                versions=software_versions() | runtime.numerics | _summed_by(setup),
                 settings=config.model_dump(mode="json"),
             ),
             held=True,  # by whoever trains, before anything is written
         ),
         callbacks=observers,
         runtime=runtime,
+        sharing=setup.sharing,
         schedule=Schedule(length.stop_after, train.evaluate_every, train.save_every),
         oom_fallback=OomFallback(
             rows=resources.micro_batch_rows,
@@ -118,6 +119,11 @@ def build_trainer(
         goal=goal_of(train.best_by),
         count_seconds=float if limit is None else limit.count_seconds,
     )
+
+
+def _summed_by(setup: Setup) -> dict[str, str]:
+    """What a checkpoint records of the order in which gradients are summed."""
+    return {} if setup.sharded is None else {"strategy": setup.sharded.strategy}
 
 
 def about_run(setup: Setup, resources: Resources, arithmetic: Arithmetic) -> dict[str, Any]:
@@ -149,6 +155,7 @@ def about_run(setup: Setup, resources: Resources, arithmetic: Arithmetic) -> dic
         "micro_batch_rows": resources.micro_batch_rows,
         "readers": setup.stream.readers,
         "ranks": runtime.ranks.world_size,
+        "strategy": "single" if setup.sharing is None else setup.sharing.strategy,
         "train": setup.config.train.model_dump(mode="json"),
     }
 

@@ -25,7 +25,8 @@ def banner(setup: Setup, tuned: Fitted, length: Length) -> str:
     splits, tokens = store.manifest.splits, store.manifest.tokens
     rows = f"{shape.source} + {shape.target}" if shape.source else f"{shape.target}"
     batch = stream.at(Cursor()).batch
-    ranks = rank_summary(runtime.ranks, str(runtime.device), batch.n_rows)
+    strategy = "single" if setup.sharing is None else setup.sharing.strategy
+    ranks = rank_summary(runtime.ranks, str(runtime.device), batch.n_rows, strategy)
     resources = tuned.resources
     model = (
         f"{config.model.family} from {config.model.start_from}, {counts.total / 1e6:,.1f} M "
