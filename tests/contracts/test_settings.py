@@ -293,7 +293,6 @@ def facts_of(kitchen: Path, name: str, store: Path) -> dict[str, object]:
     start = next(e for e in events if e["event"] == "start")
     steps = [e for e in events if e["event"] == "step"]
     manifest = json.loads((store / "manifest.json").read_text())
-    samples = run / "samples.jsonl"
     card = (run / "model" / "README.md").read_text()
     samples, operations = run / "samples.jsonl", run / "trace" / "top_operations.json"
     profiled = json.loads(operations.read_text()) if operations.exists() else {"operations": []}

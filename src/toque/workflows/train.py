@@ -30,7 +30,6 @@ from toque.workflows.assembly.user_objects import refuse_foreign_code
 from toque.workflows.bucket_run import on_this_machine, uploading
 from toque.workflows.final_model import finish, is_finished
 from toque.workflows.forecast import refuse_small_disk
-from toque.workflows.going_back import go_back
 from toque.workflows.prepare import prepare_if_absent
 from toque.workflows.report import report
 from toque.workflows.results import Model, TrainedRun
@@ -39,6 +38,7 @@ from toque.workflows.run_folder import (
     checkpoint_to_continue,
     claimed_folder,
     former_defaults,
+    go_back,
     load_start,
     start_folder,
     with_values,
