@@ -61,7 +61,7 @@ class _Rows:
             made[name] = tensor.new_full((1, *tensor.shape[1:]), IGNORE * (name == "labels"))
             if name.endswith("segments"):
                 made[name][0, 0] = 1
-        return replace(self, example_ids=((),), **made)  # type: ignore[arg-type]
+        return replace(self, example_ids=((),), **made)
 
     def to(self, device: torch.device | str) -> Self:
         """The same batch on `device`; copies from pinned memory do not block."""

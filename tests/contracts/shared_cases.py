@@ -2,7 +2,7 @@
 
 `python shared_cases.py FOLDER VERB CASE...` with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set
 writes what the rank saw to FOLDER/rank<N>.json. One group of processes walks many cases: starting
-torch is what takes time here. A case is `family/strategy/weights/share`, e.g. `t5/fsdp/lora/uneven`.
+torch is what takes time here. A case is family/strategy/weights/share: t5/fsdp/lora/uneven.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from toque.units import Duration
 
 UPDATES = 20
 STOPPED_AT = 8
-"""Where a run that is continued was left; saves are due after every 3 updates."""
+"""Where a run that is continued was left."""
 ROWS = {"even": 4, "uneven": 5}
 """Rows of an update; of 5 the ranks have 3 and 2, in 2 micro-batches and 1, and of the last update
 of an epoch one rank has none."""
@@ -126,9 +126,7 @@ def run_of(
         callbacks=Callbacks([seen]),
         runtime=runtime,
         sharing=sharing,
-        schedule=Schedule(
-            Duration(UPDATES, "steps"), Duration(7, "steps"), Duration(3, "steps")
-        ),
+        schedule=Schedule(Duration(UPDATES, "steps"), Duration(9, "steps"), Duration(20, "steps")),
         oom_fallback=OomFallback(2),
         guard=UpdateGuard(runtime, run_folder=folder),
         max_grad_norm=0.5,
@@ -158,34 +156,26 @@ def ended(trainer: Trainer, seen: Numbers) -> dict[str, Any]:
     }
 
 
-def compared(case: str, ranks: Ranks, folder: Path) -> dict[str, Any]:
-    """The run by all ranks, and by this process alone."""
-    family, _, weights, share = case.split("/")
-    single = f"{family}/single/{weights}/{share}"
-    alone = folder / f"rank{ranks.rank}" / single
-    return {
-        "shared": ended(*run_of(case, ranks, folder / case)),
-        "alone": ended(*run_of(single, Ranks(), alone)),
-    }
-
-
-def resumed(case: str, ranks: Ranks, folder: Path) -> dict[str, Any]:
-    """The run in one session, and in two."""
-    whole = ended(*run_of(case, ranks, folder / "whole" / case))
-    parts = folder / "parts" / case
-    first = ended(*run_of(case, ranks, parts, stop_at=STOPPED_AT))
-    return {"whole": whole, "first": first, "second": ended(*run_of(case, ranks, parts))}
-
-
 def moved(case: str, ranks: Ranks, folder: Path) -> dict[str, Any]:
     """So many more updates of a run that other numbers of processes began or will end."""
     stop_at = int(os.environ["STOP_AT"])
     return ended(*run_of(case, ranks, folder / "moved", stop_at=stop_at))
 
 
+def both(case: str, ranks: Ranks, folder: Path) -> dict[str, Any]:
+    """The run by all ranks in one session, and in two; and by this process alone."""
+    family, _, weights, share = case.split("/")
+    single, parts = f"{family}/single/{weights}/{share}", folder / "parts" / case
+    return {
+        "shared": ended(*run_of(case, ranks, folder / "whole" / case)),
+        "first": ended(*run_of(case, ranks, parts, stop_at=STOPPED_AT)),
+        "second": ended(*run_of(case, ranks, parts)),
+        "alone": ended(*run_of(single, Ranks(), folder / f"rank{ranks.rank}" / case)),
+    }
+
+
 VERBS: dict[str, Callable[[str, Ranks, Path], dict[str, Any]]] = {
-    "compared": compared,
-    "resumed": resumed,
+    "both": both,
     "moved": moved,
 }
 

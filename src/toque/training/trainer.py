@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import asdict, dataclass, field
-from functools import partial
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +18,7 @@ from toque.training.autotune.oom_fallback import OomFallback
 from toque.training.callbacks import Callbacks
 from toque.training.checkpoint import resume
 from toque.training.checkpoint.saved import Checkpoint
-from toque.training.checkpoint.saver import Saves
-from toque.training.checkpoint.sharded_saver import ShardedSaves
-from toque.training.checkpoint.state_tensors import model_tensors
+from toque.training.checkpoint.sharded_saver import SAVERS, Layout
 from toque.training.checkpoint.store import CheckpointStore
 from toque.training.distributed.sharing import Alone, LossFn, Sharing
 from toque.training.events import Requests, RunEnd, RunStart, State, StepInfo, end_reason
@@ -55,25 +52,20 @@ class Trainer:
     guard: UpdateGuard
     max_grad_norm: float | None
     seed: int
-    sharing: Sharing | None = None
-    """How the ranks hold the model; None in one process."""
+    sharing: Sharing | None = None  # how the ranks hold the model; None in one process
     noise: GradientNoise | None = None
     average: WeightAverage | None = None
     """If set, the average is what is evaluated and kept as a best model."""
     check_reached: Callable[[nn.Module], None] | None = None
     """Called with the gradients of a session's first update; raises when parts got none."""
-    base_sha256: str | None = None
-    """Hash of frozen weights that checkpoints leave out; a checkpoint of others is refused."""
-    background_saves: bool = False
-    """Write checkpoints while training goes on; the last of a session is always waited for."""
-    sharded_saves: bool = False
-    """Let every rank write its own slices; otherwise rank 0 writes whole tensors."""
+    base_sha256: str | None = None  # of frozen weights, which checkpoints leave out
+    background_saves: bool = False  # the last of a session is waited for all the same
+    layout: Layout = "whole"  # of checkpoints
     progress: Progress = Progress()
     cursor: Cursor = Cursor()
     goal: Goal = LOSS
     best: Best | None = None
-    stop_reason: str | None = None
-    """Why a callback asked to end before `stop_after`."""
+    stop_reason: str | None = None  # why a callback asked to end before `stop_after`
     owes_evaluation: bool = False
     """An interruption came before an evaluation that was due; continuing begins with it."""
     notes: list[str] = field(default_factory=list)
@@ -87,9 +79,8 @@ class Trainer:
         self._stateful: dict[str, resume.Stateful] = {
             "callbacks": self.callbacks, "runtime": self.runtime, "outliers": self.guard
         }  # fmt: skip
-        kind = ShardedSaves if self.sharded_saves else Saves
-        parts = (self.checkpoints, self.callbacks, self._ranks, self.background_saves)
-        self._saves: Saves | ShardedSaves = kind(*parts)
+        parts = self.checkpoints, self.callbacks, self._ranks, self.background_saves
+        self._saves = SAVERS[self.layout](*parts)
 
     def fit(self) -> RunEnd:
         """Train until the end, or until a callback asks to stop; the end is evaluated and saved.
@@ -98,10 +89,9 @@ class Trainer:
             NonFiniteError: a loss or gradient is NaN or infinite; nothing of it was applied.
             CheckpointError: another process holds the run folder, or the final save failed.
         """
-        self._session_began = time.perf_counter()
+        self._session_began, self.stop_reason = time.perf_counter(), None
         self.clock.restart()
-        self.stop_reason = None
-        self._assert_in_sync("at the begin")
+        self._ranks.assert_in_sync("at the begin", self._sharing, self.progress, self.cursor)
         with ExitStack() as stack:
             claimed = self.checkpoints.claimed
             leftovers = stack.enter_context(claimed()) if self._ranks.is_main else []
@@ -183,8 +173,7 @@ class Trainer:
     def forward_backward(self, micro_batches: Sequence[Batch], n_targets: int) -> Tensor:
         """Gradient accumulation: add up the gradients of an update; [] its loss in nats, summed.
 
-        The loss is of this rank's rows, the gradients of all ranks' once the last backward is done.
-        `n_targets` are those of all ranks: a sum divided once is the mean over the whole update.
+        `n_targets` are of all ranks, whose gradients the last backward sums: their mean at once.
 
         Raises:
             DataError: no token has loss, so there is nothing to learn from.
@@ -197,17 +186,13 @@ class Trainer:
         self.model.train()
         loss_sum = torch.zeros((), device=self.runtime.device)
         for done, rows in enumerate(micro_batches, start=1):
-            rows, last = rows.to(self.runtime.device), done == len(micro_batches)
+            here, last = rows.to(self.runtime.device), done == len(micro_batches)
             with self.runtime.autocast():
-                loss = self._sharing.loss(self.loss_fn, rows, last=last)  # [] nats, summed
+                loss = self._sharing.loss(self.loss_fn, here, last=last)  # [] nats, summed
             self.runtime.backward(loss / n_targets)
             loss_sum += loss.detach()
             self.callbacks.on_micro_batch(self.progress, done, len(micro_batches))
         return loss_sum
-
-    def _assert_in_sync(self, when: str) -> None:
-        at, part = (self.progress, self.cursor), self._sharing.part
-        self._ranks.assert_in_sync(when, self.model, *at, part=part)
 
     def _check_updates(self) -> None:
         """Judge the updates since the last check; waits for the device."""
@@ -215,7 +200,6 @@ class Trainer:
         if bad is not None:
             micro_batches = bad.batch.split(self.oom_fallback.rows_at(bad.step))
             with self._sharing.whole() as model:
-                model.train()
                 self.runtime.seed(self.seed, bad.step)
                 origin = find_nonfinite_origin(model, self.loss_fn, micro_batches, self.runtime)
             raise self.guard.error(bad, origin)
@@ -264,8 +248,7 @@ class Trainer:
             metrics = self.evaluator()
             self.clock.lap("evaluation")
             self.best = self.goal.best(self.best, self.progress.step, metrics)
-            at, tensors = self.progress, partial(model_tensors, self.model)
-            self._saves.save_best(at, tensors, progress=asdict(at), metrics=metrics)
+            self._saves.save_best(self.progress, self.model, metrics)
             self.clock.lap("saving")
             wants = self._ranks.any_rank(self.callbacks.on_evaluate(self.progress, metrics))
             self.clock.lap("texts")
@@ -275,10 +258,9 @@ class Trainer:
     def _save(self, *, final: bool) -> None:
         self._check_updates()
         self.clock.lap("observers")
-        self._assert_in_sync("before a save")
+        self._ranks.assert_in_sync("before a save", self._sharing, self.progress, self.cursor)
         layout = self.oom_fallback.for_checkpoint(self._ranks)
-        if self._ranks.is_main:
-            self.callbacks.on_before_save(self.progress)
+        self.callbacks.on_before_save(self.progress)
         tensors = resume.trainer_tensors(self.model, self.optimizer, self.average)
         self._saves.save(self.progress, tensors, self.state_dict() | layout, final=final)
         self.clock.lap("saving")

@@ -29,7 +29,7 @@ from toque.training.checkpoint import resume
 from toque.training.checkpoint.layout_choice import chosen_layout, refuse_unshared_folder
 from toque.training.checkpoint.saved import verify_checkpoint
 from toque.training.checkpoint.sharded_saver import ShardedSaves
-from toque.training.checkpoint.state_tensors import model_tensors, write_tensors
+from toque.training.checkpoint.state_tensors import write_tensors
 from toque.training.checkpoint.store import CheckpointStore, SaveError
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.launch import joined
@@ -182,12 +182,8 @@ def in_the_background(ranks: Ranks, folder: Path) -> dict[str, Any]:
         save(saves, parts, 2, final=False)
         kept = list((folder / "background" / "checkpoints").glob("step-*"))
         go_on.set()
-        saves.save_best(
-            Progress(2), lambda: model_tensors(parts.model), progress={}, metrics={"loss": 2.0}
-        )
-        saves.save_best(
-            Progress(3), lambda: model_tensors(parts.model), progress={}, metrics={"loss": 3.0}
-        )
+        saves.save_best(Progress(2), parts.model, {"loss": 2.0})
+        saves.save_best(Progress(3), parts.model, {"loss": 3.0})
     other = Parts(2, (2,))
     other.load(folder / "background" / "checkpoints" / "step-00000001")
     return {

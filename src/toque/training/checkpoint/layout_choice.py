@@ -12,12 +12,12 @@ from torch import nn
 
 from toque.errors import CheckpointError
 from toque.storage.atomic import atomic_write
+from toque.training.checkpoint.sharded_saver import Layout
 from toque.training.checkpoint.state_tensors import bytes_of, model_tensors
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.parts import is_divided
 from toque.training.optim.factory import state_bytes
 
-Layout = Literal["whole", "sharded"]
 MOST_OF_MEMORY: Final = 0.5
 """Share of rank 0's free memory that whole tensors may take."""
 

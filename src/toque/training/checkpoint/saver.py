@@ -19,17 +19,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import takewhile
 from typing import Any, Final, final
 
 import psutil
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from toque.training.callbacks import Callbacks
-from toque.training.checkpoint.state_tensors import bytes_of
+from toque.training.checkpoint.state_tensors import bytes_of, model_tensors
 from toque.training.checkpoint.store import CheckpointStore, NamedTensors, SaveError
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.parts import gathered
@@ -149,12 +149,12 @@ def lower_priority() -> None:
 
 @dataclass
 class Saves:
-    """The saves of one session, of whole tensors; of several ranks the first alone writes.
+    """The saves of one session, of whole tensors, by the first rank.
 
     Args:
         store: where they go.
         callbacks: called after each.
-        ranks: the processes that share the run.
+        ranks: of which the first writes; all of them call `save` and `save_best`.
         background: write while training goes on; otherwise every save is waited for.
     """
 
@@ -227,24 +227,24 @@ class Saves:
         else:
             self._durable(at, saved)
 
-    def save_best(
-        self,
-        at: Progress,
-        model: Callable[[], NamedTensors],
-        *,
-        progress: Mapping[str, Any],
-        metrics: dict[str, float],
-    ) -> None:
+    def _wants_best(self, at: Progress, metrics: dict[str, float]) -> bool:
+        if self._best.job is not None:
+            wait([self._best.job])  # the one before it decides what the lowest are
+        self.tell(at)
+        return self.store.is_among_best(at.step, metrics)
+
+    def save_best(self, at: Progress, model: nn.Module, metrics: dict[str, float]) -> None:
         """Keep the model apart when its loss is among the lowest. Never skipped."""
-        wanted = self._wants_best(at, metrics) if self.ranks.is_main else None
-        if not self.ranks.broadcast(wanted):
+        writes = self.ranks.is_main
+        if not self.ranks.broadcast(writes and self._wants_best(at, metrics)):
             return
-        tensors: Tensors = gathered({"model": model()}, keep=self.ranks.is_main)
-        if not self.ranks.is_main:
+        tensors = gathered({"model": model_tensors(model)}, keep=writes)
+        if not writes:
             return
 
         def write(tensors: Tensors, _state: Mapping[str, Any]) -> None:
-            self.store.save_best(at.step, tensors["model"], progress=progress, metrics=metrics)
+            model, progress = tensors["model"], asdict(at)
+            self.store.save_best(at.step, model, progress=progress, metrics=metrics)
 
         if self.background and self._writer.submit(self._best, write, tensors, {}):
             return
@@ -252,12 +252,6 @@ class Saves:
             write(tensors, {})
         except SaveError as error:
             self._failed(at, error)
-
-    def _wants_best(self, at: Progress, metrics: dict[str, float]) -> bool:
-        if self._best.job is not None:
-            wait([self._best.job])  # the one before it decides what the lowest are
-        self.tell(at)
-        return self.store.is_among_best(at.step, metrics)
 
     def _durable(self, at: Progress, saved: Saved) -> None:
         self.counts.written += 1

@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Final, Literal, final
 
 import psutil
-from torch import Tensor
+from torch import Tensor, nn
 
 from toque.storage.atomic import FileEntry, FolderWriter, sync_file
 from toque.training.callbacks import Callbacks
@@ -30,19 +30,15 @@ from toque.training.checkpoint.saved import step_name
 from toque.training.checkpoint.saver import (
     SHARE_OF_MEMORY,
     SKIPPED,
+    Saves,
     Slot,
     Tensors,
     lower_priority,
 )
 from toque.training.checkpoint.shard_layout import LAYOUT, CutTensor, joined, shard_name
 from toque.training.checkpoint.slices import shard_of
-from toque.training.checkpoint.state_tensors import bytes_of, write_tensors
-from toque.training.checkpoint.store import (
-    CheckpointStore,
-    NamedTensors,
-    SaveError,
-    save_error,
-)
+from toque.training.checkpoint.state_tensors import bytes_of, model_tensors, write_tensors
+from toque.training.checkpoint.store import CheckpointStore, SaveError, save_error
 from toque.training.distributed.collectives import Ranks
 from toque.training.events import SaveCounts, Saved
 from toque.units import Progress
@@ -139,21 +135,14 @@ class ShardedSaves:
         if failed is not None and final:
             raise failed
 
-    def save_best(
-        self,
-        at: Progress,
-        model: Callable[[], NamedTensors],
-        *,
-        progress: Mapping[str, Any],
-        metrics: Mapping[str, float],
-    ) -> None:
+    def save_best(self, at: Progress, model: nn.Module, metrics: dict[str, float]) -> None:
         """Keep the model apart when its loss is among the lowest. Never skipped."""
         if any(save.parent == self.store.best_folder for save in self._under_way):
             self.settle(at)  # the one before it decides what the lowest are
         own = self.store.is_among_best(at.step, metrics) if self.ranks.is_main else None
         if self.ranks.broadcast(own):
-            state = {"progress": progress}
-            self._begin(at, self.store.best_folder, {"model": model()}, state, metrics=metrics)
+            tensors, state = {"model": model_tensors(model)}, {"progress": asdict(at)}
+            self._begin(at, self.store.best_folder, tensors, state, metrics=metrics)
 
     def _begin(
         self,
@@ -288,3 +277,10 @@ def _write(writer: FolderWriter, name: str, tensors: Mapping[str, Tensor]) -> Fi
     except OSError as error:
         return error.strerror or str(error)
     return entry
+
+
+Layout = Literal["whole", "sharded"]
+SAVERS: Final[Mapping[Layout, type[Saves | ShardedSaves]]] = {
+    "whole": Saves,
+    "sharded": ShardedSaves,
+}

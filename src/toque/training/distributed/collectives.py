@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from toque.errors import CheckpointError
 from toque.training.distributed.parts import own_part
 from toque.training.distributed.rank_failures import RankFailures
+from toque.training.distributed.sharing import Sharing
 from toque.training.events import Requests
 from toque.units import Cursor, Progress
 
@@ -117,16 +118,15 @@ class Ranks:
             raise self.failures.lost(error) from error
 
     def assert_in_sync(
-        self, when: str, model: nn.Module, progress: Progress, cursor: Cursor, *, part: int = 0
+        self, when: str, sharing: Sharing, progress: Progress, cursor: Cursor
     ) -> None:
         """Make sure that all ranks are at the same place with the same weights.
 
         Args:
             when: for the message: "before a save".
-            model: its trainable weights are compared by their sum.
+            sharing: trainable weights of ranks that hold the same part are compared by their sum.
             progress: of this rank.
             cursor: of this rank.
-            part: of the weights; ranks that hold the same part are compared.
 
         Raises:
             CheckpointError: on every rank, when they differ.
@@ -137,7 +137,7 @@ class Ranks:
             "the step": progress.step,
             "the place in the data": str(cursor),
         }
-        held = self.all_gather((part, facts | {_SUM: weights_sum(model)}))
+        held = self.all_gather((sharing.part, facts | {_SUM: weights_sum(sharing.model)}))
         first = {of: rank for rank, (of, _) in reversed(list(enumerate(held)))}
         wrong = []
         for rank, (of, own) in enumerate(held):

@@ -48,10 +48,11 @@ def joined(*, strategy: Strategy) -> Iterator[Ranks]:
         )
     sharded = strategy in ("fsdp", "hsdp") and world_size == 1  # nothing to divide among
     if sharded or (strategy == "ddp" and "WORLD_SIZE" not in os.environ):
+        found = os.environ.get("WORLD_SIZE", "not set")
         raise ConfigError(
-            f"train.strategy is {strategy}, and this process was started alone (WORLD_SIZE is not set). "
-            f"Start several with `{_STARTING}`; `accelerate launch --cpu` starts one whatever "
-            "--num_processes says. Or set train.strategy=auto."
+            f"train.strategy is {strategy}, and this process was started alone (WORLD_SIZE is "
+            f"{found}). Start several with `{_STARTING}`; `accelerate launch --cpu` starts one "
+            "whatever --num_processes says. Or set train.strategy=auto."
         )
     if world_size == 1:
         yield Ranks()

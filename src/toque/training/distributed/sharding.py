@@ -1,4 +1,4 @@
-"""Sharded weights by FSDP2 (`fully_shard`; Zhao et al. 2023, arXiv 2304.11277): each rank holds a part.
+"""Sharded weights by FSDP2 (Zhao et al. 2023, arXiv 2304.11277): each rank holds a part.
 
 Weights, gradients and optimizer state are divided among the ranks. A block's weights are gathered
 for its forward and again for its backward, and dropped after each; its gradients are summed and
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal, cast, final
@@ -81,8 +82,8 @@ class Sharded:
         dtype: torch.dtype,
         on_this_machine: int,
     ) -> None:
-        self.strategy = strategy
-        self._model, self._ranks, self._device = model, ranks, device
+        self.strategy: str = strategy
+        self.model, self._ranks, self._device = model, ranks, device
         self._outline = _outline(model, device)
         shape = mesh_shape(strategy, ranks.world_size, on_this_machine)
         mesh = _mesh(device, shape, strategy)
@@ -97,8 +98,11 @@ class Sharded:
         return own + [batch.unlabelled()] * (most - len(own))
 
     def loss(self, loss_fn: LossFn, batch: Batch, *, last: bool) -> Tensor:
-        """[] `loss_fn(model, batch)`; every backward sums the parts' gradients, so that no rank
-        holds the whole gradient, and the last one those of the copies."""
+        """[] `loss_fn(model, batch)`.
+
+        Every backward sums the gradients of the parts, so that no rank holds a whole gradient, and
+        the last one those of the copies.
+        """
         if self._all_reduces:
             self._root.set_requires_all_reduce(last)
         return cast("Tensor", cast("nn.Module", self._root)(loss_fn, batch))
@@ -122,13 +126,13 @@ class Sharded:
         at the end.
         """
         full: dict[str, nn.Parameter] = {}
-        for name, parameter in self._model.named_parameters():
+        for name, parameter in self.model.named_parameters():
             tensor = whole(parameter.detach())
             full[name] = nn.Parameter(tensor, requires_grad=parameter.requires_grad)
         outlined = dict(self._outline.named_parameters())
         _exchange(self._outline, {id(outlined[name]): p for name, p in full.items()})
         try:
-            yield self._outline.train(self._model.training)
+            yield self._outline.train(self.model.training)
         finally:
             _exchange(self._outline, {id(p): outlined[name] for name, p in full.items()})
 
@@ -159,12 +163,14 @@ def _divided(
     policy = MixedPrecisionPolicy(
         param_dtype=rounded, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
+    # Packed rows leave a block as a view. Nothing here adds to one in place.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     for module in list(model.modules()):
         if hasattr(module, _BIAS):  # T5's is computed outside of the block that holds it
             fully_shard(module.get_submodule(_BIAS), mesh=mesh)
     for block in list(blocks(model)):
         fully_shard(block, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
-    root = cast("FSDPModule", fully_shard(_Rooted(model), mesh=mesh, reshard_after_forward=False))
+    root = fully_shard(_Rooted(model), mesh=mesh, reshard_after_forward=False)
     for module in cast("nn.Module", root).modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)

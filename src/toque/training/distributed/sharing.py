@@ -2,9 +2,9 @@
 
 Each rank computes the gradient of its share of an update's rows. Losses are sums, divided by the
 target tokens of the whole update before any backward, so the sum of the ranks' gradients is the
-gradient of one process. PyTorch's own engine does it while backward goes on: DistributedDataParallel
-where every rank holds all weights (here), FSDP2 where each holds a part (`sharding.py`). Both
-average by default and are told to sum.
+gradient of one process. PyTorch's own engine adds them while backward goes on:
+DistributedDataParallel where every rank holds all weights (here), FSDP2 where each holds a part
+(`sharding.py`). Both average by default and are told to sum.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ BUCKET_MIB: Final = 25
 class Sharing(Protocol):
     """The model of a run as its ranks hold it."""
 
+    model: nn.Module
+    """As it is to be updated and saved."""
     strategy: str
     """single, ddp, fsdp or hsdp."""
     is_sharded: bool
@@ -49,8 +51,7 @@ class Sharing(Protocol):
         """[] `loss_fn(model, batch)` without gradients."""
 
     def sum_of_parts(self, values: Sequence[float]) -> Sequence[float]:
-        """Sums over the parts of the weights, of which this rank gives its own's; a collective
-        where there are several."""
+        """Sums over the parts of the weights, of which each rank gives its own's."""
 
     def whole(self) -> AbstractContextManager[nn.Module]:
         """The model with all weights, for this rank alone to compute with; all ranks enter."""
@@ -86,20 +87,20 @@ class Alone:
     may_repeat = True
 
     def __init__(self, model: nn.Module) -> None:
-        self._model = model
+        self.model = model
 
     def micro_batches(self, batch: Batch, rows: int) -> Sequence[Batch]:
         """Of the whole update."""
         return batch.split(rows)
 
-    def loss(self, loss_fn: LossFn, batch: Batch, *, last: bool) -> Tensor:  # noqa: ARG002
+    def loss(self, loss_fn: LossFn, batch: Batch, *, last: bool) -> Tensor:
         """[] `loss_fn(model, batch)`."""
-        return loss_fn(self._model, batch)
+        return loss_fn(self.model, batch)
 
     def evaluate(self, loss_fn: LossFn, batch: Batch) -> Tensor:
         """[] `loss_fn(model, batch)` without gradients."""
         with torch.no_grad():
-            return loss_fn(self._model, batch)
+            return loss_fn(self.model, batch)
 
     def sum_of_parts(self, values: Sequence[float]) -> Sequence[float]:
         """The values: every rank has the whole."""
@@ -107,16 +108,16 @@ class Alone:
 
     def whole(self) -> AbstractContextManager[nn.Module]:
         """The model itself."""
-        return nullcontext(self._model)
+        return nullcontext(self.model)
 
 
 @final
 class Replicated:
     """All weights on every rank; DistributedDataParallel sums the gradients during backward.
 
-    Buckets stay as they were laid out first (`find_unused_parameters`, which also leaves a parameter
-    that nothing reaches without a gradient, as in one process): more than two ranks add a number up
-    in an order that depends on its place in its bucket, and a continued run must add up alike.
+    Buckets stay as they were laid out first (`find_unused_parameters`, which also leaves a
+    parameter that nothing reaches without a gradient, as in one process): more than two ranks add a
+    number up in an order that depends on its place in its bucket, and a continued run must, too.
     """
 
     strategy = "ddp"
@@ -124,7 +125,7 @@ class Replicated:
     part = 0
 
     def __init__(self, model: nn.Module) -> None:
-        self._model, self._exchanging = model, False
+        self.model, self._exchanging = model, False
         self._ddp = DistributedDataParallel(
             _Unreached(model),
             forward_sync_buffers=False,
@@ -156,7 +157,7 @@ class Replicated:
     def evaluate(self, loss_fn: LossFn, batch: Batch) -> Tensor:
         """[] `loss_fn(model, batch)` without gradients, by this rank alone."""
         with torch.no_grad():
-            return loss_fn(self._model, batch)
+            return loss_fn(self.model, batch)
 
     def sum_of_parts(self, values: Sequence[float]) -> Sequence[float]:
         """The values: every rank has the whole."""
@@ -164,10 +165,10 @@ class Replicated:
 
     def whole(self) -> AbstractContextManager[nn.Module]:
         """The model itself."""
-        return nullcontext(self._model)
+        return nullcontext(self.model)
 
 
-def _summed(bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+def _summed(bucket: Any) -> Any:
     """A communication hook: the sum over the ranks, where DDP would average."""
-    work = dist.all_reduce(bucket.buffer(), async_op=True)
-    return cast("Any", work).get_future().then(lambda done: done.value()[0])
+    work: Any = dist.all_reduce(bucket.buffer(), async_op=True)
+    return work.get_future().then(lambda done: done.value()[0])

@@ -47,6 +47,7 @@ def find_nonfinite_origin(
     Returns:
         None when everything is finite this time.
     """
+    model.train()
     for name, parameter in model.named_parameters():
         if not _finite(parameter):
             return NonFiniteOrigin(f"the weight {name} itself")

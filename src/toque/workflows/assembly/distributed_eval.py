@@ -43,6 +43,6 @@ def rank_summary(ranks: Ranks, device: str, rows: int, strategy: str) -> str:
         return ""
     library = "nccl" if device.startswith("cuda") else "gloo"
     return (
-        f"{ranks.world_size} ranks over {library} share each update by {strategy}, about {rows} of its "
-        "rows each\n"
+        f"{ranks.world_size} ranks over {library} share each update by {strategy}, about {rows} of "
+        "its rows each\n"
     )

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from transformers import PreTrainedModel
 
 from toque.config import RunConfig
 from toque.data.store.token_store import TokenStore
@@ -22,7 +23,7 @@ from toque.training.callbacks import Callback, EarlyStopping
 from toque.training.checkpoint.saved import Checkpoint
 from toque.training.checkpoint.upload import UploadProgress, Uploads
 from toque.training.distributed.collectives import Ranks
-from toque.training.distributed.sharing import Alone
+from toque.training.distributed.sharing import Alone, Sharing
 from toque.training.host_use import HostWatch
 from toque.training.observers.busy_machine import BusyMachine
 from toque.training.observers.console import ConsoleLoss, ConsoleProgress
@@ -51,7 +52,7 @@ from toque.workflows.assembly.metrics import build_text_scores
 from toque.workflows.assembly.observers import Watchers
 from toque.workflows.assembly.sample_writer import SampleWriter, writing_in
 from toque.workflows.assembly.setup import Setup
-from toque.workflows.assembly.strategy import strategy_of
+from toque.workflows.assembly.strategy import Strategy, strategy_of
 from toque.workflows.assembly.timing.ahead import Length, length_of, time_left_of, with_length
 from toque.workflows.assembly.trainer import (
     about_run,
@@ -113,17 +114,11 @@ def assemble(
     base_hash = base_sha256(model) if is_adapted(model) else None
     hold_frozen(model, runtime.dtype)
     strategy = strategy_of(config, model, runtime)
-    if not strategy.is_sharded:
-        model.to(runtime.device)  # type: ignore[arg-type]  # transformers annotates it away
-    if runtime.device.type == "cpu":
-        use_fast_dropout(model)
-        # Copies of weights in 16 bits would be as large as the parts that are gathered.
-        use_cpu_layers(model, "float32" if strategy.is_sharded else runtime.precision)
+    sharing = _placed(model, runtime, strategy)
     stream = build_stream(config, store, model, rank=ranks.rank, ranks=ranks.world_size)
-    setup = Setup(config, store, model, stream, runtime, strategy.share(model, runtime))
+    setup = Setup(config, store, model, stream, runtime, sharing)
     tuned = fit_to_machine(setup, found, reporter=reporter)
-    if strategy.reason:
-        tuned = replace(tuned, warnings=(strategy.note, *tuned.warnings))
+    tuned = replace(tuned, warnings=(*strategy.notes, *tuned.warnings))
     heldout = build_heldout(setup)
     evaluator = build_evaluator(
         setup, heldout, encoder=family.is_encoder_decoder, reporter=reporter
@@ -158,6 +153,17 @@ def assemble(
     return Run(setup, trainer, evaluator, banner(setup, tuned, length))
 
 
+def _placed(model: PreTrainedModel, runtime: Runtime, strategy: Strategy) -> Sharing:
+    """Put the model, with the layers its device computes fastest, where this rank holds it."""
+    if not strategy.is_sharded:
+        model.to(runtime.device)  # type: ignore[arg-type]  # transformers annotates it away
+    if runtime.device.type == "cpu":
+        use_fast_dropout(model)
+        # Copies of weights in 16 bits would be as large as the parts that are gathered.
+        use_cpu_layers(model, "float32" if strategy.is_sharded else runtime.precision)
+    return strategy.share(model, runtime)
+
+
 def build_evaluator(
     setup: Setup, heldout: HeldOut, *, encoder: bool, reporter: Reporter
 ) -> Evaluator:
@@ -186,7 +192,7 @@ def build_evaluator(
     )
 
 
-def _unrecorded(_event: str, **_fields: object) -> None:
+def _unrecorded(event: str, **fields: object) -> None:
     """Takes what the first rank writes down."""
 
 

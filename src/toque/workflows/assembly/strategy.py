@@ -6,7 +6,6 @@ import os
 from dataclasses import dataclass
 from typing import Final, Literal, cast
 
-import torch
 from transformers import PreTrainedModel
 
 from toque.config import RunConfig
@@ -36,9 +35,9 @@ class Strategy:
         return self.name in ("fsdp", "hsdp")
 
     @property
-    def note(self) -> str:
+    def notes(self) -> tuple[str, ...]:
         """A sentence about what auto chose."""
-        return f"train.strategy auto is {self.name}: {self.reason}"
+        return (f"train.strategy auto is {self.name}: {self.reason}",) if self.reason else ()
 
     def share(self, model: PreTrainedModel, runtime: Runtime) -> Sharing:
         """The model as this rank holds it; all ranks call it.

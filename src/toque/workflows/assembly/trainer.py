@@ -26,6 +26,7 @@ from toque.training.autotune.cache import Resources
 from toque.training.autotune.oom_fallback import OomFallback
 from toque.training.callbacks import Callback, Callbacks
 from toque.training.checkpoint.layout_choice import chosen_layout, refuse_unshared_folder
+from toque.training.checkpoint.sharded_saver import Layout
 from toque.training.checkpoint.store import CheckpointStore, RunIdentity, software_versions
 from toque.training.guards.skip_step import SkipStep
 from toque.training.guards.update_guard import UpdateGuard
@@ -62,15 +63,6 @@ def build_trainer(
     by_length, limit = with_length(config, length), length.limit
     optimizer = build_optimizer(model, name=optim.name, weight_decay=optim.weight_decay)
     average = weight_average(by_length)
-    layout = chosen_layout(
-        config.checkpoint.layout,
-        model,
-        optimizer,
-        averages=average is not None,
-        ranks=runtime.ranks,
-    )
-    if layout == "sharded":
-        refuse_unshared_folder(run, runtime.ranks)
     return Trainer(
         model=model,
         optimizer=optimizer,
@@ -85,12 +77,7 @@ def build_trainer(
             keep_last=train.keep_last,
             keep_best=train.keep_best,
             best_by=goal_of(train.best_by),
-            identity=RunIdentity(
-                config_sha256=config_sha256(config),
-                data_fingerprint=setup.store.fingerprint,
-                versions=software_versions() | runtime.numerics | _summed_by(setup),
-                settings=config.model_dump(mode="json"),
-            ),
+            identity=_identity(setup),
             held=True,  # by whoever trains, before anything is written
         ),
         callbacks=observers,
@@ -115,15 +102,30 @@ def build_trainer(
         check_reached=refuse_unreached if is_adapted(model) else None,
         base_sha256=base_hash,
         background_saves=True,
-        sharded_saves=layout == "sharded",
+        layout=_layout(setup, optimizer, averages=average is not None),
         goal=goal_of(train.best_by),
         count_seconds=float if limit is None else limit.count_seconds,
     )
 
 
-def _summed_by(setup: Setup) -> dict[str, str]:
-    """What a checkpoint records of the order in which gradients are summed."""
-    return {} if setup.sharded is None else {"strategy": setup.sharded.strategy}
+def _layout(setup: Setup, optimizer: torch.optim.Optimizer, *, averages: bool) -> Layout:
+    asked, ranks = setup.config.checkpoint.layout, setup.runtime.ranks
+    layout = chosen_layout(asked, setup.model, optimizer, averages=averages, ranks=ranks)
+    if layout == "sharded":
+        refuse_unshared_folder(Path(setup.config.run_dir), ranks)
+    return layout
+
+
+def _identity(setup: Setup) -> RunIdentity:
+    config, sharded = setup.config, setup.sharded
+    # The order in which gradients are summed decides their last bits.
+    summed = {} if sharded is None else {"strategy": sharded.strategy}
+    return RunIdentity(
+        config_sha256=config_sha256(config),
+        data_fingerprint=setup.store.fingerprint,
+        versions=software_versions() | setup.runtime.numerics | summed,
+        settings=config.model_dump(mode="json"),
+    )
 
 
 def about_run(setup: Setup, resources: Resources, arithmetic: Arithmetic) -> dict[str, Any]:
