@@ -128,6 +128,7 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "train.early_stopping.metric": ("{patience: 1, metric: title_kept}", "losses"),
     "train.readers": ("3", "readers"),
     "train.deterministic": ("false", "deterministic"),
+    "checkpoint.layout": ("sharded", "checkpoint_files"),
     "checkpoint.upload": ("s3://pantry/runs/a", "said"),
     "evaluation.max_examples": ("2", "evaluations"),
     "evaluation.generate": ("2", "samples"),
@@ -292,7 +293,6 @@ def facts_of(kitchen: Path, name: str, store: Path) -> dict[str, object]:
     start = next(e for e in events if e["event"] == "start")
     steps = [e for e in events if e["event"] == "step"]
     manifest = json.loads((store / "manifest.json").read_text())
-    samples = run / "samples.jsonl"
     card = (run / "model" / "README.md").read_text()
     samples, operations = run / "samples.jsonl", run / "trace" / "top_operations.json"
     profiled = json.loads(operations.read_text()) if operations.exists() else {"operations": []}
@@ -315,6 +315,7 @@ def facts_of(kitchen: Path, name: str, store: Path) -> dict[str, object]:
         "data_in_card": [line for line in card.splitlines() if "a.jsonl |" in line],
         "saves": [e["step"] for e in events if e["event"] == "save"],
         "checkpoints": sorted(p.name for p in (run / "checkpoints").glob("step-*")),
+        "checkpoint_files": sorted(p.name for p in (run / "checkpoints").glob("step-*/*")),
         "best": sorted(p.name for p in (run / "best").glob("step-*")),
         "warnings": [e["message"] for e in events if e["event"] == "warning"],
         "trackers": [p.name for p in run.glob("tensorboard")],

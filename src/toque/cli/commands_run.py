@@ -44,6 +44,7 @@ def train(
     /,
     *overrides: Overrides,
     start: Annotated[str | None, Parameter(name="--from")] = None,
+    resume: str | None = None,
     no_upload: bool = False,
     no_prepare: bool = False,
     trust_code: bool = False,
@@ -61,6 +62,8 @@ def train(
         config: YAML file or preset; a run's own config.yaml will do.
         overrides: settings to change, as section.field=value.
         start: begin a new run from this checkpoint's weights.
+        resume: continue exactly from this older checkpoint of the run, e.g. step-00000200 or 200;
+            newer ones are set aside in the run's folder (and bucket), and nothing is deleted.
         no_upload: leave checkpoint.upload alone in this session; nothing is fetched either.
         no_prepare: refuse to begin when the store is absent, instead of preparing it.
         trust_code: where CONFIG is a run's own, import the metrics and callbacks it names.
@@ -94,6 +97,7 @@ def train(
     run = workflow(
         resolved,
         start=start,
+        resume=resume,
         upload=not no_upload,
         prepare=not no_prepare,
         clock=CommandClock(began=began),

@@ -257,7 +257,7 @@ class TrainConfig(Config):
 
 
 class CheckpointConfig(Config):
-    """Where checkpoints go besides the run's folder."""
+    """Where checkpoints go besides the run's folder, and how they lie there."""
 
     upload: (
         Annotated[
@@ -270,6 +270,11 @@ class CheckpointConfig(Config):
     """Folder in a bucket that checkpoints, figures and the finished model are copied to while
     training goes on; from there another machine continues
     (docs/guides/buckets-and-the-hub.md). null: nowhere."""
+    layout: Literal["auto", "whole", "sharded"] = "auto"
+    """whole: rank 0 writes whole tensors. sharded: every rank writes its own slices, side by side,
+    under one manifest; all ranks must see the run's folder. Each is continued from by any number of
+    processes and any strategy. auto: sharded where the strategy shards the weights and a whole
+    checkpoint would take more than half of rank 0's free memory."""
 
 
 class EvaluationConfig(Config):

@@ -17,8 +17,9 @@ from toque.errors import DataError
 from toque.training.autotune.oom_fallback import OomFallback
 from toque.training.callbacks import Callbacks
 from toque.training.checkpoint import resume
-from toque.training.checkpoint.saver import Saves
-from toque.training.checkpoint.store import Checkpoint, CheckpointStore
+from toque.training.checkpoint.saved import Checkpoint
+from toque.training.checkpoint.sharded_saver import SAVERS, Layout
+from toque.training.checkpoint.store import CheckpointStore
 from toque.training.distributed.sharing import Alone, LossFn, Sharing
 from toque.training.events import Requests, RunEnd, RunStart, State, StepInfo, end_reason
 from toque.training.goal import LOSS, Best, Goal
@@ -57,16 +58,14 @@ class Trainer:
     """If set, the average is what is evaluated and kept as a best model."""
     check_reached: Callable[[nn.Module], None] | None = None
     """Called with the gradients of a session's first update; raises when parts got none."""
-    base_sha256: str | None = None
-    """Hash of frozen weights that checkpoints leave out; a checkpoint of others is refused."""
-    background_saves: bool = False
-    """Write checkpoints while training goes on; the last of a session is always waited for."""
+    base_sha256: str | None = None  # of frozen weights, which checkpoints leave out
+    background_saves: bool = False  # the last of a session is waited for all the same
+    layout: Layout = "whole"  # of checkpoints
     progress: Progress = Progress()
     cursor: Cursor = Cursor()
     goal: Goal = LOSS
     best: Best | None = None
-    stop_reason: str | None = None
-    """Why a callback asked to end before `stop_after`."""
+    stop_reason: str | None = None  # why a callback asked to end before `stop_after`
     owes_evaluation: bool = False
     """An interruption came before an evaluation that was due; continuing begins with it."""
     notes: list[str] = field(default_factory=list)
@@ -80,7 +79,8 @@ class Trainer:
         self._stateful: dict[str, resume.Stateful] = {
             "callbacks": self.callbacks, "runtime": self.runtime, "outliers": self.guard
         }  # fmt: skip
-        self._saves = Saves(self.checkpoints, self.callbacks, self._ranks, self.background_saves)
+        parts = self.checkpoints, self.callbacks, self._ranks, self.background_saves
+        self._saves = SAVERS[self.layout](*parts)
 
     def fit(self) -> RunEnd:
         """Train until the end, or until a callback asks to stop; the end is evaluated and saved.

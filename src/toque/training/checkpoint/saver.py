@@ -37,8 +37,13 @@ from toque.training.events import SaveCounts, Saved
 from toque.units import Progress
 
 _NICENESS: Final = 10
-_SHARE_OF_MEMORY: Final = 0.5
+SHARE_OF_MEMORY: Final = 0.5
 """A snapshot may take so much of the free memory; a larger one is not taken."""
+
+SKIPPED: Final = (
+    "the save due at step {step} is skipped: the one before it is still being written. The disk is "
+    "slower than train.save_every asks for; further ones are counted in the end event"
+)
 
 Tensors = Mapping[str, NamedTensors]
 Write = Callable[[Tensors, Mapping[str, Any]], Saved | None]
@@ -103,7 +108,7 @@ class BackgroundWriter:
         """
         started = time.perf_counter()
         needed = sum(map(bytes_of, tensors.values())) - slot.bytes
-        if needed > _SHARE_OF_MEMORY * psutil.virtual_memory().available:
+        if needed > SHARE_OF_MEMORY * psutil.virtual_memory().available:
             return False
         state = json.loads(json.dumps(state, allow_nan=False))
         with torch.no_grad():
@@ -115,7 +120,7 @@ class BackgroundWriter:
             return replace(saved, blocked_seconds=blocked) if saved is not None else None
 
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, "toque-save", initializer=_lower_priority)
+            self._pool = ThreadPoolExecutor(1, "toque-save", initializer=lower_priority)
         slot.job = self._pool.submit(job)
         self._jobs.append(slot.job)
         return True
@@ -136,14 +141,15 @@ class BackgroundWriter:
             self._pool = None
 
 
-def _lower_priority() -> None:
+def lower_priority() -> None:
+    """Let a thread that writes checkpoints give way to those that train."""
     with contextlib.suppress(OSError):  # some systems allow it to nobody
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 @dataclass
 class Saves:
-    """The saves of one session.
+    """The saves of one session, of whole tensors, by the first rank.
 
     Args:
         store: where they go.
@@ -205,12 +211,7 @@ class Saves:
             if self._ordinary.busy:
                 self.counts.skipped += 1
                 if self.counts.skipped == 1:
-                    self.callbacks.on_warning(
-                        at,
-                        f"the save due at step {at.step} is skipped: the one before it is still "
-                        "being written. The disk is slower than train.save_every asks for; "
-                        "further ones are counted in the end event",
-                    )
+                    self.callbacks.on_warning(at, SKIPPED.format(step=at.step))
                 return
             write = partial(self.store.save, at.step)
             if self._writer.submit(self._ordinary, write, tensors, state):

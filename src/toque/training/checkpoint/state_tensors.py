@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from toque.errors import CheckpointError
@@ -41,19 +42,32 @@ def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return separate
 
 
+@contextmanager
+def opened_tensors(path: Path) -> Iterator[Any]:
+    """A safetensors file, open to read its tensors, or slices of them, on the CPU.
+
+    Raises:
+        CheckpointError: the file is missing, is not a safetensors file, or lacks what is asked.
+    """
+    try:
+        check_header(path)
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+    except SafetensorError as error:
+        raise CheckpointError(f"{path} is not a safetensors file: {error}.") from error
+
+
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file, on the CPU.
 
     Raises:
         CheckpointError: the file is missing or is not a safetensors file.
     """
-    try:
-        check_header(path)
-        return load_file(path)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
-    except SafetensorError as error:
-        raise CheckpointError(f"{path} is not a safetensors file: {error}.") from error
+    with opened_tensors(path) as file:
+        found: dict[str, Tensor] = file.get_tensors()
+        return found
 
 
 def bytes_of(tensors: Mapping[Any, Tensor]) -> int:

@@ -34,8 +34,8 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def divided_like(own: Tensor, full: Tensor) -> Tensor:
-    """`full`, which every rank has, divided as `own` is; exchanges nothing."""
-    if not is_divided(own):
+    """`full`, which every rank has, divided as `own` is, if it is not yet; exchanges nothing."""
+    if not is_divided(own) or is_divided(full):
         return full
     from torch.distributed.tensor import distribute_tensor
 

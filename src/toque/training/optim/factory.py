@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from toque.errors import CheckpointError, ConfigError
-from toque.training.distributed.parts import divided_like
+from toque.training.distributed.parts import divided_like, own_part
 from toque.training.mismatches import refuse
 from toque.training.optim.adamw8bit import AdamW8bit
 from toque.training.optim.muon import MuonWithAdamW
+from toque.training.state_values import all_finite
 
 OPTIMIZERS: Final = ("adamw", "adafactor", "muon", "adamw8bit")
 _ADAFACTOR_EPS: Final = (1e-18, 1e-3)
@@ -192,9 +193,9 @@ def _impossible_state(entry: str, value: Tensor, steps: int | None) -> str | Non
         return None if possible else f"counts {count:g} updates, in a run of {most:,}"
     if not value.is_floating_point():
         return None
-    if not bool(torch.isfinite(value).all()):
+    if not all_finite(value):
         return "holds numbers that are not finite"
-    if entry in _NEVER_NEGATIVE and bool((value < 0).any()):
+    if entry in _NEVER_NEGATIVE and bool((own_part(value) < 0).any()):
         return "holds negative numbers, and is an average of squares"
     return None
 

@@ -32,7 +32,7 @@ from toque.training.autotune.micro_batch import (
 )
 from toque.training.autotune.worst_batch import WorstBatch
 from toque.training.bottlenecks import memory_ladder
-from toque.training.checkpoint.store import Checkpoint
+from toque.training.checkpoint.saved import Checkpoint
 from toque.training.distributed.collectives import Ranks
 from toque.training.optim.factory import build_optimizer, state_bytes
 from toque.units import Cursor

@@ -20,7 +20,7 @@ from toque.models.lora.files import base_sha256
 from toque.models.lora.layers import hold_frozen, is_adapted
 from toque.reporter import Reporter, heard, losing
 from toque.training.callbacks import Callback, EarlyStopping
-from toque.training.checkpoint.store import Checkpoint
+from toque.training.checkpoint.saved import Checkpoint
 from toque.training.checkpoint.upload import UploadProgress, Uploads
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.sharing import Alone, Sharing

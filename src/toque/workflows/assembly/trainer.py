@@ -25,6 +25,8 @@ from toque.models.precision import has_fast_bf16
 from toque.training.autotune.cache import Resources
 from toque.training.autotune.oom_fallback import OomFallback
 from toque.training.callbacks import Callback, Callbacks
+from toque.training.checkpoint.layout_choice import chosen_layout, refuse_unshared_folder
+from toque.training.checkpoint.sharded_saver import Layout
 from toque.training.checkpoint.store import CheckpointStore, RunIdentity, software_versions
 from toque.training.guards.skip_step import SkipStep
 from toque.training.guards.update_guard import UpdateGuard
@@ -59,9 +61,11 @@ def build_trainer(
     observers, noise, outliers = Callbacks(callbacks), optim.gradient_noise, optim.outliers
     skip = SkipStep(**dict(outliers)) if outliers else None
     by_length, limit = with_length(config, length), length.limit
+    optimizer = build_optimizer(model, name=optim.name, weight_decay=optim.weight_decay)
+    average = weight_average(by_length)
     return Trainer(
         model=model,
-        optimizer=build_optimizer(model, name=optim.name, weight_decay=optim.weight_decay),
+        optimizer=optimizer,
         batches=stream,
         loss_fn=runtime.phases.around(
             "forward", partial(loss_sum, smoothing=optim.label_smoothing)
@@ -94,13 +98,22 @@ def build_trainer(
         max_grad_norm=optim.max_grad_norm,
         seed=config.seed,
         noise=GradientNoise(**dict(noise), seed=config.seed) if noise else None,
-        average=weight_average(by_length),
+        average=average,
         check_reached=refuse_unreached if is_adapted(model) else None,
         base_sha256=base_hash,
         background_saves=True,
+        layout=_layout(setup, optimizer, averages=average is not None),
         goal=goal_of(train.best_by),
         count_seconds=float if limit is None else limit.count_seconds,
     )
+
+
+def _layout(setup: Setup, optimizer: torch.optim.Optimizer, *, averages: bool) -> Layout:
+    asked, ranks = setup.config.checkpoint.layout, setup.runtime.ranks
+    layout = chosen_layout(asked, setup.model, optimizer, averages=averages, ranks=ranks)
+    if layout == "sharded":
+        refuse_unshared_folder(Path(setup.config.run_dir), ranks)
+    return layout
 
 
 def _identity(setup: Setup) -> RunIdentity:
