@@ -44,6 +44,7 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "data.sources.path": ('[{path: "OTHER"}]', "store"),
     "data.sources.format": ('[{path: "SOURCE", format: text}]', "store"),
     "data.sources.columns": ('[{path: "SOURCE", columns: {title: source}}]', "store"),
+    "data.sources.max_files": ('[{path: "FOLDER", max_files: 1}]', "store"),
     "data.sources.weight": ('[{path: "SOURCE", weight: 2.0}]', "losses"),
     "data.sources.licence": ('[{path: "SOURCE", licence: CC-BY-4.0}]', "data_in_card"),
     "data.engine": ("ray", "said"),
@@ -274,6 +275,7 @@ def run_tiny(
     config.write_text(text)
     value = value.replace("OTHER", str(kitchen / "b.jsonl"))
     value = value.replace("SOURCE", str(kitchen / "a.jsonl"))
+    value = value.replace("FOLDER", str(kitchen / "*.jsonl"))
     section = path if path is None else ".".join(path.split(".")[:2])
     if path in ("run_dir", "data.store"):
         value = str(kitchen / value)

@@ -42,6 +42,9 @@ class PrepareSettings:
     dedup: Dedup = "exact"
     tasks: tuple[str, ...] = ("write",)
     max_bad_share: float = DEFAULT_BAD_SHARE
+    max_files: tuple[int | None, ...] = ()
+    """Files read of each source; recorded where a source has a limit, to compare sources that are
+    not on this machine."""
 
     def __post_init__(self) -> None:
         """Refuse impossible values."""
@@ -87,6 +90,10 @@ class PrepareSettings:
         """The settings as manifests record them and fingerprints cover them."""
         values = {**asdict(self), "tasks": list(self.tasks)}
         del values["room"]
+        # Stores of before there was a limit keep their fingerprint.
+        values["max_files"] = list(self.max_files)
+        if not self.max_files:
+            del values["max_files"]
         return values
 
     def filled_from(self, there: Mapping[str, Any]) -> PrepareSettings:

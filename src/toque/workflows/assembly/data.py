@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
-from toque.config import RunConfig
+from toque.config import RunConfig, SourceConfig
 from toque.data.prepare.settings import TRAINED, PrepareSettings, is_chosen
 from toque.data.prepare.source_differences import source_differences
 from toque.data.store.manifest import StoreManifest
@@ -23,7 +23,7 @@ from toque.sources.files import SourceFile, find_files, located
 from toque.sources.hf_datasets import PREFIX, dataset_files, saved_files
 from toque.sources.records import Source, encoding_in
 from toque.sources.token_arrays import TokenReader
-from toque.storage.bucket import is_remote
+from toque.storage.bucket import RemoteFile, is_remote
 from toque.storage.download import fetch, listing
 from toque.storage.located import Located
 from toque.storage.progress import ProgressSink, no_progress
@@ -31,6 +31,7 @@ from toque.workflows.assembly.sources.file_kinds import judged
 
 _POSITIONS: Final = {"gpt2": 1024, "neox": 2048, "llama": 2048}
 """Positions of a model from scratch whose shape does not say, by family; T5 has no limit."""
+_File = TypeVar("_File", Located, RemoteFile)
 
 
 def family_kind(config: RunConfig) -> Literal["decoder", "encoder-decoder"]:
@@ -76,9 +77,11 @@ def sources_of(
     sources = []
     for source, remote in zip(given, listed, strict=True):
         if remote is not None:
-            files = tuple(fetch(*remote, progress=progress, say=say))
+            bucket, found_there = remote
+            wanted = _first(found_there, source, say)
+            files = tuple(fetch(bucket, wanted, progress=progress, say=say))
         else:
-            files = _local_files(source.path)
+            files = tuple(_first(_local_files(source.path), source, say))
         found = judged(source, files, encoding=config.data.encoding, say=say)
         if any(
             isinstance(r, TokenReader) for r in (found.reader, *found.readers.values())
@@ -90,6 +93,21 @@ def sources_of(
             )
         sources.append(found)
     return sources
+
+
+def _first(
+    files: Sequence[_File], source: SourceConfig, say: Callable[[str], None]
+) -> Sequence[_File]:
+    """The files that `max_files` leaves of a listing, which is in the order of names."""
+    most = source.max_files
+    if most is None:
+        return files
+    asked = f"{source.path}: max_files is {most:,}"
+    if len(files) <= most:
+        say(f"{asked}, and it has {len(files):,} files: all of them are read.")
+    else:
+        say(f"{asked}: the first {most:,} of its {len(files):,} files by name are read.")
+    return files[:most]
 
 
 def _local_files(path: str) -> tuple[Located, ...]:
@@ -119,7 +137,14 @@ def prepare_settings(config: RunConfig) -> PrepareSettings:
         min_quality=data.min_quality,
         tasks=data.tasks,
         max_bad_share=data.max_bad_share,
+        max_files=_max_files(config),
     )
+
+
+def _max_files(config: RunConfig) -> tuple[int | None, ...]:
+    """Of every source; nothing where no source has a limit."""
+    most = tuple(source.max_files for source in config.data.sources)
+    return most if any(most) else ()
 
 
 def _room(config: RunConfig) -> int | None:
@@ -185,7 +210,8 @@ def refuse_other_sources(config: RunConfig, manifest: StoreManifest) -> None:
         data = config.data.model_copy(update={"sources": (asked[number],)})
         return find_files(sources_of(config.model_copy(update={"data": data})))
 
-    wrong = source_differences(manifest, [source.path for source in asked], read)
+    paths = [source.path for source in asked]
+    wrong = source_differences(manifest, paths, read, max_files=_max_files(config))
     if wrong:
         raise DataError(
             f"The store {config.data.store} was not prepared from what data.sources names: "

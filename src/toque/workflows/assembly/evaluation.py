@@ -23,7 +23,7 @@ from toque.models.generation.engine import generate
 from toque.workflows.asking.own_words import in_trained_form
 from toque.workflows.asking.provenance import provenance_of_run, target_limit
 from toque.workflows.assembly.batches import CPU_MICRO_BATCH_TOKENS, Lengths, refuse_empty
-from toque.workflows.assembly.metrics import slices_of
+from toque.workflows.assembly.metrics import slices_of, text_bytes
 from toque.workflows.assembly.mixture import held_out_weights
 from toque.workflows.assembly.setup import Setup
 from toque.workflows.assembly.span_corruption import corrupted_held_out, spans_of
@@ -57,6 +57,7 @@ def build_heldout(setup: Setup) -> HeldOut:
         )
         for weight in sorted(set(weights.tolist()))
     }
+    held_rows = [row for part in packed.values() for row in part]
     return HeldOut(
         layout=Layout(
             store if spans is None else corrupted_held_out(store, spans),
@@ -65,7 +66,7 @@ def build_heldout(setup: Setup) -> HeldOut:
             start_id=trained.start_id,
             packed=trained.packed,
         ),
-        rows=[row for part in packed.values() for row in part],
+        rows=held_rows,
         weights=[weight for weight, part in packed.items() for _ in part],
         loss_sum=loss_sum,
         autocast=runtime.autocast,
@@ -73,6 +74,8 @@ def build_heldout(setup: Setup) -> HeldOut:
         rows_per_batch=max(1, CPU_MICRO_BATCH_TOKENS // shape.tokens),
         share=(runtime.ranks.rank, runtime.ranks.world_size),
         total=runtime.ranks.all_reduce_sum,
+        # The targets of a corrupted text are pieces: bits a byte would describe no text.
+        n_bytes=text_bytes(store, held_rows) if spans is None else 0,
     )
 
 

@@ -21,7 +21,7 @@ from toque.evaluation.text_scores import TextScores
 from toque.reporter import SILENT, Reporter, counting
 from toque.training.distributed.collectives import Ranks
 from toque.workflows.assembly.distributed_eval import sample_on_all_ranks
-from toque.workflows.assembly.while_training.goals import HELD_OUT
+from toque.workflows.assembly.while_training.goals import BITS, HELD_OUT
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Evaluator:
     def _fill(self, texts: dict[str, float], failed: Mapping[str, str]) -> None:
         raised = any(":" in name for name in failed)
         for name in self.watched:
-            if name in texts or name in HELD_OUT:
+            if name in texts or name in (*HELD_OUT, BITS):
                 continue
             if name not in self.known and not raised:
                 raise ConfigError(
