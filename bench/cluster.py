@@ -184,8 +184,10 @@ def models() -> list[Model]:
     llama = (
         "model.family=llama",
         "model.tokenizer=trained:32000",
-        "model.shape={hidden_size: 4096, num_hidden_layers: 32, num_attention_heads: 32, "
-        "num_key_value_heads: 32, intermediate_size: 11008, max_position_embeddings: 2048}",
+        (
+            "model.shape={hidden_size: 4096, num_hidden_layers: 32, num_attention_heads: 32, "
+            "num_key_value_heads: 32, intermediate_size: 11008, max_position_embeddings: 2048}"
+        ),
     )
     found = []
     for name, rows, overrides in (("GPT-NeoX 1.2B", 8, ()), ("Llama 7B", 4, llama)):

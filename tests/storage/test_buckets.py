@@ -27,6 +27,7 @@ from toque.storage.bucket import RemoteFile, is_remote
 from toque.storage.cache_folder import cache_folder
 from toque.storage.download import fetch, listing, place_of
 from toque.storage.located import Located
+from toque.storage.progress import no_progress
 from toque.workflows.assembly.data import sources_of
 
 # Looked for, not imported: gcsfs reads a variable at its import, which the product sets before.
@@ -326,11 +327,30 @@ def test_max_files_fetches_the_first_by_name(service, tmp_path):
         overrides=[f"data.sources=[{{path: '{service.scheme}://pantry/dumps/', max_files: 2}}]"],
     ).config
     said: list[str] = []
-    with pytest.raises(DataError, match=r"None of the 2 files"):
-        sources_of(config, say=said.append)
-    assert f"{service.scheme}://pantry/dumps/: max_files is 2: the first 2 of its 3 files" in said[2]
+    (source,) = sources_of(config, say=said.append)
+    assert [file.path.name for file in source.files] == ["a.json"]
+    assert [name.rpartition("/")[2] for name in source.left_out] == ["big.bin"]
+    assert (
+        f"{service.scheme}://pantry/dumps/: max_files is 2: the first 2 of its 3 files" in said[2]
+    )
     cache = tmp_path / "cache" / "sources" / service.scheme / "pantry" / "dumps"
     assert sorted(p.name for p in cache.iterdir() if p.name[0] != ".") == ["a.json", "big.bin"]
+
+
+def test_an_object_that_changes_after_it_was_listed_is_refused_and_named(service, tmp_path):
+    address = f"{service.scheme}://pantry/dumps"
+    bucket, files = listing(address, print)
+    service.put("dumps/a.json", b"[1, 1]")
+    service.put("dumps/new.json", b"[7]")
+    words = rf"{address}/a.json changed in the bucket after it was listed \(3 bytes then, 6 now\)"
+    with pytest.raises(DataError, match=words) as refused:
+        fetch(bucket, files, progress=no_progress, say=print)
+    assert refused.value.exit_code == 3
+    cache = tmp_path / "cache" / "sources" / service.scheme / "pantry" / "dumps"
+    assert not (cache / "a.json").exists()
+    bucket, files = listing(address, print)
+    found = fetch(bucket, files, progress=no_progress, say=print)
+    assert found[0].path.read_bytes() == b"[1, 1]"
 
 
 def test_what_is_not_there_is_said(service):

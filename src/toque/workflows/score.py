@@ -178,7 +178,7 @@ def evaluation_of(
     reporter: Reporter = SILENT,
 ) -> Evaluation:
     """Score the texts and the tasks, and put them beside the held-out losses of the same model."""
-    store, heldout, held_out = setup.store, build_heldout(setup), dict(losses)
+    heldout, held_out = build_heldout(setup), dict(losses)
     whole = heldout.n_bytes > 0
     if whole:
         held_out["target_bytes"] = heldout.n_bytes

@@ -81,6 +81,11 @@ class PrepareSettings:
         return [name for name in LIMITS if getattr(self, name) is None]
 
     @property
+    def splits_documents(self) -> bool:
+        """Whether a document that is too long is cut into rows."""
+        return self.on_overlong in ("auto", "split")
+
+    @property
     def limits(self) -> tuple[int, int]:
         """Longest prompt and target, once both are known."""
         assert self.max_prompt_tokens is not None and self.max_target_tokens is not None  # noqa: PT018

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import MISSING, fields
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal, TypeVar
 
@@ -24,10 +26,10 @@ from toque.sources.hf_datasets import PREFIX, dataset_files, saved_files
 from toque.sources.records import Source, encoding_in
 from toque.sources.token_arrays import TokenReader
 from toque.storage.bucket import RemoteFile, is_remote
-from toque.storage.download import fetch, listing
+from toque.storage.download import arrived, fetch, fetching, listing
 from toque.storage.located import Located
 from toque.storage.progress import ProgressSink, no_progress
-from toque.workflows.assembly.sources.file_kinds import judged
+from toque.workflows.assembly.sources.file_kinds import judged, promised_reader
 
 _POSITIONS: Final = {"gpt2": 1024, "neox": 2048, "llama": 2048}
 """Positions of a model from scratch whose shape does not say, by family; T5 has no limit."""
@@ -66,6 +68,22 @@ def sources_of(
         ConfigError: no source is named, or a tokenizer is to be trained on token files.
         DataError: a source cannot be found, fetched or recognised.
     """
+    with sources_coming(config, progress=progress, say=say) as sources:
+        return [source.whole() for source in sources]
+
+
+@contextmanager
+def sources_coming(
+    config: RunConfig,
+    *,
+    progress: ProgressSink = no_progress,
+    say: Callable[[str], None] = lambda _: None,
+) -> Iterator[list[Source]]:
+    """`sources_of` without waiting for the last bucket: its files come while others are read.
+
+    Only a source whose format is said can be read before all of its files are here; "auto" looks
+    at them all.
+    """
     given = config.data.sources
     if not given:
         raise ConfigError(
@@ -74,25 +92,50 @@ def sources_of(
         )
     # Every bucket is asked before the first byte is fetched: a wrong key shows at once.
     listed = [listing(s.path, say) if is_remote(s.path) else None for s in given]
-    sources = []
-    for source, remote in zip(given, listed, strict=True):
-        if remote is not None:
-            bucket, found_there = remote
-            wanted = _first(found_there, source, say)
-            files = tuple(fetch(bucket, wanted, progress=progress, say=say))
-        else:
-            files = tuple(_first(_local_files(source.path), source, say))
-        found = judged(source, files, encoding=config.data.encoding, say=say)
-        if any(
-            isinstance(r, TokenReader) for r in (found.reader, *found.readers.values())
-        ) and config.model.tokenizer_source.startswith(TRAINED):
-            raise ConfigError(
-                f"{source.path} holds token ids, and model.tokenizer is "
-                f"{config.model.tokenizer_source}: no tokenizer can be learnt from ids. Name the "
-                "tokenizer the file was written with in model.tokenizer."
-            )
-        sources.append(found)
-    return sources
+    last = max((i for i, remote in enumerate(listed) if remote is not None), default=None)
+    sources: list[Source] = []
+    with ExitStack() as stack:
+        for i, (source, remote) in enumerate(zip(given, listed, strict=True)):
+            judge = partial(_judged, config, source, say)
+            promised = promised_reader(source, encoding=config.data.encoding)
+            if remote is None:
+                sources.append(judge(_first(_local_files(source.path), source, say)))
+                continue
+            bucket, wanted = remote[0], _first(remote[1], source, say)
+            if i != last or promised is None:
+                sources.append(judge(fetch(bucket, wanted, progress=progress, say=say)))
+                continue
+            coming = stack.enter_context(fetching(bucket, wanted, progress=progress, say=say))
+            whole = partial(_once_here, judge, coming)
+            sources.append(Source(source.path, promised, tuple(coming), judged=whole))
+        yield sources
+
+
+def _once_here(judge: Callable[[Sequence[Located]], Source], coming: Sequence[Located]) -> Source:
+    return judge([arrived(file) for file in coming])
+
+
+def _judged(
+    config: RunConfig,
+    source: SourceConfig,
+    say: Callable[[str], None],
+    files: Sequence[Located],
+) -> Source:
+    """The source with the reader of each of its files.
+
+    Raises:
+        ConfigError: a tokenizer is to be trained on token files.
+    """
+    found = judged(source, files, encoding=config.data.encoding, say=say)
+    readers = (found.reader, *found.readers.values())
+    trained = config.model.tokenizer_source.startswith(TRAINED)
+    if trained and any(isinstance(reader, TokenReader) for reader in readers):
+        raise ConfigError(
+            f"{source.path} holds token ids, and model.tokenizer is "
+            f"{config.model.tokenizer_source}: no tokenizer can be learnt from ids. Name the "
+            "tokenizer the file was written with in model.tokenizer."
+        )
+    return found
 
 
 def _first(

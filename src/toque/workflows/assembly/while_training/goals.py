@@ -43,9 +43,7 @@ class Watched:
     """Measured by what comes with Toque."""
 
 
-def watched_metrics(
-    config: RunConfig, prompts: Sequence[Prompt], *, bits: bool = False
-) -> Watched:
+def watched_metrics(config: RunConfig, prompts: Sequence[Prompt], *, bits: bool = False) -> Watched:
     """The metrics that the run goes by.
 
     Args:
