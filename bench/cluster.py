@@ -190,7 +190,11 @@ def models() -> list[Model]:
         ),
     )
     found = []
-    for name, rows, overrides in (("GPT-NeoX 1.2B", 8, ()), ("Llama 7B", 4, llama)):
+    for name, rows, overrides in (
+        ("GPT-NeoX 1.2B, 16,384 tokens a GPU", 8, ()),
+        ("GPT-NeoX 1.2B, 2,048 tokens a GPU", 1, ()),
+        ("Llama 7B, 8,192 tokens a GPU", 4, llama),
+    ):
         config = load_config("neox-1.2b", overrides=overrides).config
         with outlining():
             model = outlined_model(

@@ -2,8 +2,8 @@
 
     python bench/speed/prepare_workers.py [--records 20000] [--workers 1 2 4] [--engines local ray]
 
-Generated recipes (the embedded cookbook's), a T5-like vocabulary learnt beforehand, a process of its
-own for each case. `rows_per_second` counts from the sources to the finished store, Ray's start left
+Generated recipes (the embedded cookbook's), a vocabulary like T5's learnt beforehand, a process for
+each case. `rows_per_second` counts from the sources to the finished store, Ray's start left
 out; `read` is the rate at which the one reading process can give blocks to any number of workers.
 Quality: every case writes the same bytes. Workers beyond the cores share them.
 

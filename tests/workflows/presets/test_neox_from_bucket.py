@@ -58,7 +58,7 @@ def service() -> Iterator[Service]:
     for number in range(FILES):
         lengths = chance.integers(1, 200, DOCUMENTS)
         data = BytesIO()
-        ids = chance.integers(20, VOCABULARY, lengths.sum()).astype(np.uint16)
+        ids = chance.integers(20, 256, lengths.sum()).astype(np.uint16)
         np.savez(data, ids=ids, ends=np.cumsum(lengths))
         running.put(f"corpus/year-{number // 3}/part/{number:05}.npz", data.getvalue())
     yield running
