@@ -21,12 +21,13 @@ from torch import Tensor, nn
 from tiny import FAMILIES, model_of, shape_of, stream_of, uneven_examples
 from toque.batch import Batch
 from toque.data.loader.batch_stream import BatchStream
-from toque.errors import CheckpointError, NonFiniteError
+from toque.errors import CheckpointError, ConfigError, NonFiniteError
 from toque.evaluation.heldout_loss import HeldOut
 from toque.models.forward.loss import loss_sum
 from toque.training.autotune.oom_fallback import OomFallback
 from toque.training.callbacks import Callback, Callbacks
 from toque.training.checkpoint.store import CheckpointStore
+from toque.training.distributed.alike import refuse_unlike, versions
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.launch import joined
 from toque.training.events import Requests, StepInfo
@@ -215,10 +216,21 @@ def in_minutes(ranks: Ranks, folder: Path) -> dict[str, Any]:
     return {"progress": asdict(end.progress), "updates": len(seen.losses)}
 
 
+def unlike(ranks: Ranks) -> dict[str, Any]:
+    """Another version of torch beside the first rank's; then nothing that differs."""
+    refuse_unlike(ranks, versions())
+    try:
+        refuse_unlike(ranks, {"torch": f"2.{ranks.rank}", "python": "3.11"})
+    except ConfigError as error:
+        return {"said": str(error)}
+    return {}
+
+
 def work(folder: Path) -> None:
     with joined(strategy="ddp") as ranks:
         seen: dict[str, Any] = {
             "exchanges": exchanges(ranks),
+            "unlike": unlike(ranks),
             "families": families(ranks, folder),
             "stopped": stopped_by_the_second(ranks, folder),
             "memory": short_of_memory(ranks, folder),

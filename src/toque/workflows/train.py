@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from toque.config import Resolved, RunConfig
+from toque.config import Resolved, RunConfig, config_sha256
 from toque.data.store.held_store import held_store
 from toque.data.store.token_store import TokenStore
 from toque.errors import CheckpointError, Interrupted, ToqueError, argument
@@ -16,6 +16,7 @@ from toque.reports.verdict import verdict_of
 from toque.storage.no_follow import refuse_links
 from toque.training.checkpoint.resume import broadcast_checkpoint
 from toque.training.checkpoint.upload import Uploads
+from toque.training.distributed.alike import refuse_unlike, versions
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.launch import joined
 from toque.training.distributed.main_alone import while_others_wait
@@ -62,6 +63,9 @@ def train(
     refuse_foreign_code(config.config)
     build_text_scores(config.config)  # a metric that cannot be imported is refused now
     with joined(strategy=config.config.train.strategy) as ranks:
+        if ranks.is_distributed:
+            said = config_sha256(config.config)[:12]
+            refuse_unlike(ranks, versions() | {"the configuration (its SHA-256)": said})
         config = on_this_machine(config)
         refuse_links(Path(config.config.run_dir), CheckpointError)
         # Every rank computes; the first also speaks, writes and uploads.

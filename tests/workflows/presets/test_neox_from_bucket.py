@@ -93,9 +93,7 @@ def start(service: Service, kitchen: Path, name: str) -> subprocess.Popen[bytes]
         "AWS_EC2_METADATA_DISABLED": "true",
         "OMP_NUM_THREADS": "1",
     }
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
-    place = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0")
-    command = [*torchrun, *place, "-m", "toque", "train", "neox-1.2b-test", *words]
+    command = [sys.executable, "-m", "toque", "train", "neox-1.2b-test", "--gpus", "2", *words]
     with (kitchen / f"{name}.log").open("ab") as log:
         return subprocess.Popen(command, cwd=kitchen, env=environment, stdout=log, stderr=log)
 

@@ -1,4 +1,4 @@
-"""Process group launch: rendezvous with the ranks that torchrun or accelerate started, and exit."""
+"""Process group launch: rendezvous with the other ranks, whoever started them, and exit."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]
 
-from toque.errors import ConfigError, RankLost
+from toque.errors import ConfigError, RankLost, argument
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.rank_failures import RankFailures
 
 Strategy = Literal["auto", "single", "ddp"]
-_STARTING: Final = "torchrun --nproc-per-node 2 -m toque train CONFIG"
+_STARTING: Final = f"toque train CONFIG {argument('gpus=2')}"
 
 
 TIMEOUT_VARIABLE: Final = "TOQUE_RANK_TIMEOUT"
@@ -110,7 +110,7 @@ def _number(name: str, default: int) -> int:
     text = os.environ.get(name, str(default))
     if not text.isdecimal():
         raise ConfigError(
-            f"{name} is {text!r} in the environment, where a whole number belongs. torchrun sets "
-            f"what it takes to share a run (`{_STARTING}`); or unset {name}."
+            f"{name} is {text!r} in the environment, where a whole number belongs. The "
+            f"launcher sets what it takes to share a run (`{_STARTING}`); or unset {name}."
         )
     return int(text)

@@ -22,6 +22,7 @@ from toque.training.callbacks import Callback, EarlyStopping
 from toque.training.checkpoint.store import Checkpoint
 from toque.training.checkpoint.upload import UploadProgress, Uploads
 from toque.training.distributed.collectives import Ranks
+from toque.training.distributed.surroundings import is_launched
 from toque.training.host_use import HostWatch
 from toque.training.observers.busy_machine import BusyMachine
 from toque.training.observers.console import ConsoleLoss, ConsoleProgress
@@ -128,8 +129,8 @@ def assemble(
     def optimizer() -> torch.optim.Optimizer:
         return trainer.optimizer
 
-    # torchrun passes on a signal that every process has had already.
-    again = 5.0 if ranks.is_distributed else 0.0
+    # A launcher passes on a signal that every process has had already.
+    again = 5.0 if ranks.is_distributed or is_launched() else 0.0
     callbacks: list[Callback] = [Interrupt(silent=not heard(reporter), same_for_seconds=again)]
     if watchers is not None:
         time_left = _time_left(setup, tuned, evaluator, length, reporter)
