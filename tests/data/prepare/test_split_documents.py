@@ -20,7 +20,11 @@ from toque.sources.token_arrays import TokenReader
 
 LIMIT = 8
 LENGTHS = (1, 6, 7, 8, 9, 16, 17, 100, 3)
-TEXTS = ["Onions, butter and a spoon of crème fraîche. " * 9, "Salt.", "½ cup of jalapeños. " * 4]
+TEXTS = [
+    "Onions, butter and a spoon of crème fraîche.\n" * 8 + "Serve.",
+    "Salt.",
+    "½ cup jalapeños, " * 4 + "½.",
+]
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,7 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.skipif(not all(map(find_spec, NEEDED)), reason=f"needs {', '.join(NEEDED)}"),
 ]
-STEPS, VOCABULARY, FILES, DOCUMENTS = 12, 300, 7, 30
+STEPS, VOCABULARY, FILES, DOCUMENTS = 48, 300, 7, 30
 SHRUNKEN = (
     f"model.shape={shape_yaml('neox', width=32, layers=2, heads=2, positions=64)}",
     "data.max_target_tokens=64",
@@ -44,8 +44,9 @@ SHRUNKEN = (
     "train.compile=false",
     "train.precision=float32",
     f"train.stop_after={STEPS} steps",
-    "train.save_every=2 steps",
-    "train.evaluate_every=6 steps",
+    "train.micro_batch_rows=2",  # measured twice, it might be chosen twice, with other last bits
+    "train.save_every=4 steps",
+    "train.evaluate_every=16 steps",
     "observe.log_every=1 step",
 )
 
@@ -109,10 +110,10 @@ def hashes(run: Path) -> dict[str, str]:
     return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
-def saved_there(service: Service, name: str, step: int) -> bool:
+def saved_there(service: Service, name: str) -> bool:
     """Whether the bucket holds the manifest of a checkpoint: it is whole there."""
     listed = service.listed(f"runs/{name}/")
-    return any(f"step-{step:08d}" in key and key.endswith("manifest.json") for key in listed)
+    return any("/step-" in key and key.endswith("manifest.json") for key in listed)
 
 
 def test_killed_and_continued_from_the_bucket_to_the_same_bits(service, kitchen):
@@ -127,13 +128,13 @@ def test_killed_and_continued_from_the_bucket_to_the_same_bits(service, kitchen)
 
     killed = start(service, kitchen, "killed")
     deadline = time.monotonic() + 300
-    while not saved_there(service, "killed", 4):
+    while not saved_there(service, "killed"):
         said = (kitchen / "killed.log").read_text()[-4000:]
         assert killed.poll() is None, said
         assert time.monotonic() < deadline, said
         time.sleep(0.02)
-    everyone = psutil.Process(killed.pid).children(recursive=True)
-    for process in (*everyone, psutil.Process(killed.pid)):
+    launcher = psutil.Process(killed.pid)
+    for process in (launcher, *launcher.children(recursive=True)):  # it would start them again
         process.send_signal(signal.SIGKILL)
     killed.wait()
     steps = _steps(run_folder(kitchen, "killed"))
