@@ -8,8 +8,8 @@ all-reduce; Rajbhandari et al. 2020, ZeRO, section 7, for sharded weights):
     all-reduce                    both, one after the other
 
     ddp     one all-reduce of the gradients, while backward runs
-    fsdp    of every layer two all-gathers of the weights (forward, backward), one reduce-scatter of
-            the gradients, while other layers compute
+    fsdp    of every layer two all-gathers of the weights (forward, backward), one of embeddings and
+            head; a reduce-scatter of the gradients; all while other layers compute
     hsdp    the same inside a machine, then an all-reduce of each GPU's eighth between machines
 
 Seconds are the slower of the two kinds of links, and a latency for each hop of a ring.
@@ -55,6 +55,8 @@ class Model:
 
     name: str
     weights: int
+    in_layers: int
+    """Of the weights; embeddings and head are gathered once an update, those of layers twice."""
     layers: int
     flops_per_token: float
     tokens: int
@@ -114,7 +116,8 @@ def update(model: Model, strategy: Strategy, gpus: int, machine: Machine | None 
     """Bytes and seconds of one update."""
     machine = machine or Machine()
     machines = max(1, gpus // machine.gpus)
-    gradients, weights = model.weights * GRADIENT_BYTES, model.weights * WEIGHT_BYTES
+    gradients = model.weights * GRADIENT_BYTES
+    gathered = (model.weights + model.in_layers) * WEIGHT_BYTES
     nothing, shards, hidden_in = _Traffic(), gpus, 1.0
     if strategy == "ddp":
         # Summing hides behind backward, which is two thirds of the products.
@@ -122,11 +125,11 @@ def update(model: Model, strategy: Strategy, gpus: int, machine: Machine | None 
         gather, reduce = nothing, _gathered(gradients, gpus, machine)
         reduce = reduce + reduce
     elif strategy == "fsdp":
-        gather = _gathered(2 * weights, gpus, machine, 2 * model.layers)
+        gather = _gathered(gathered, gpus, machine, 2 * model.layers)
         reduce = _gathered(gradients, gpus, machine, model.layers)
     else:
         shards = min(gpus, machine.gpus)
-        gather = _gathered(2 * weights, shards, machine)
+        gather = _gathered(gathered, shards, machine)
         own = 2 * ring_bytes(gradients / shards, machines)
         across = _Traffic(0.0, own, 2 * (machines - 1))
         reduce = _gathered(gradients, shards, machine) + across
@@ -203,5 +206,5 @@ def models() -> list[Model]:
             counts = parameter_counts(model)
             flops = flops_per_token(model, context=1024)
         layers = int(model.config.num_hidden_layers)
-        found.append(Model(name, counts.total, layers, flops, rows * 2048))
+        found.append(Model(name, counts.total, counts.non_embedding, layers, flops, rows * 2048))
     return found

@@ -41,10 +41,11 @@ def worker(a: argparse.Namespace) -> dict[str, Any] | None:
     dist.init_process_group("gloo")
     ranks = dist.get_world_size()
     torch.manual_seed(0)
-    model, act = _small(a.width), None
+    model = _small(a.width)
     n_weights = sum(p.numel() for p in model.parameters())
-    layers = model.gpt_neox.layers
-    act = _sharing(a.worker, model, layers)
+    # Counted before they are divided.
+    in_layers = sum(p.numel() for p in model.gpt_neox.layers.parameters())
+    act = _sharing(a.worker, model, model.gpt_neox.layers)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     tokens = torch.randint(VOCABULARY, (ROWS, LENGTH))
 
@@ -62,6 +63,7 @@ def worker(a: argparse.Namespace) -> dict[str, Any] | None:
         "ranks": ranks,
         "strategy": a.worker,
         "weights": n_weights,
+        "in_layers": in_layers,
         "update": updates,
         "all_reduce_alone": sums,
     }
@@ -146,11 +148,12 @@ def expected_bytes(found: dict[str, Any]) -> float:
     """What all ranks send in an update by the formulas, in float32.
 
     gloo has no reduce-scatter of its own: PyTorch's is an all-reduce of which each rank keeps its
-    part, so a sharded update sends four times the ring's share, and not three.
+    part, twice the bytes of NCCL's.
     """
-    ranks, size = found["ranks"], 4.0 * found["weights"]
-    times = {"ddp": 2, "fsdp": 2 + 2}[found["strategy"]]
-    return ranks * times * cluster.ring_bytes(size, ranks)
+    ranks, weights, in_layers = found["ranks"], found["weights"], found["in_layers"]
+    gathered = 0 if found["strategy"] == "ddp" else weights + in_layers
+    moved = gathered + 2 * weights
+    return ranks * cluster.ring_bytes(4.0 * moved, ranks)
 
 
 def measure(a: argparse.Namespace) -> harness.Result | dict[str, Any]:

@@ -90,9 +90,7 @@ def network(count: int) -> Iterator[tuple[str, list[Machine]]]:
         raise harness.Skipped("network namespaces need root, iproute2 and util-linux")
     tag = f"toque{os.getpid()}"
     switch = f"{tag}-switch"
-    machines = [
-        Machine(f"machine-{n}", f"{tag}-{n}", f"10.77.0.{n}") for n in range(1, count + 1)
-    ]
+    machines = [Machine(f"machine-{n}", f"{tag}-{n}", f"10.77.0.{n}") for n in range(1, count + 1)]
     made: list[str] = []
     try:
         for name in (switch, *(machine.namespace for machine in machines)):

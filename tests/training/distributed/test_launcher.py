@@ -56,7 +56,9 @@ def test_the_ranks_exit_code_is_the_commands_and_is_not_tried_again(body, code, 
 def test_a_rank_that_still_works_is_waited_for(said, tmp_path):
     """Torch's own agent would end it as soon as the first has left with 75."""
     late = tmp_path / "late"
-    assert ended(f"time.sleep(1.5 * rank); open({str(late)!r}, 'a').close(); sys.exit(75)", said) == 75
+    assert (
+        ended(f"time.sleep(1.5 * rank); open({str(late)!r}, 'a').close(); sys.exit(75)", said) == 75
+    )
     assert late.exists()
 
 
