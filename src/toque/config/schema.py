@@ -283,7 +283,7 @@ class EvaluationConfig(Config):
     text is written for held-out prompts, while training neither."""
     texts: Annotated[int, Field(ge=0)] = 16
     """Of those prompts, how many are written for and scored at every evaluation while training,
-    the same each time. What that costs is printed; 0: loss and perplexity alone."""
+    the same each time. What that costs is printed; 0: the held-out loss alone."""
     prompts: Annotated[tuple[str, ...], AsTuple] = ()
     """Own prompts to write for at every evaluation, in any words, e.g. [Make a healthy breakfast]:
     asked in the form the model is trained on, shown with their quality, kept in `samples.jsonl`."""

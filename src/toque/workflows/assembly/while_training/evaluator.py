@@ -117,7 +117,7 @@ class Evaluator:
         return dict(self.last.metrics)
 
     def losses(self) -> dict[str, float]:
-        """The held-out loss and perplexity alone."""
+        """The figures of the held-out examples alone: loss, perplexity, bits a byte."""
         with counting(self.reporter, "evaluating", "held-out examples") as count:
             return self.heldout(self.model, count)
 
