@@ -92,6 +92,9 @@ class SourceConfig(Config):
     """Fields that hold a recipe's parts, e.g. {title: dish, steps: method}, where a table's or JSON
     file's own names are not recognised; or {text: body}, the field that holds a document; or
     {prompt: question, target: answer}, for texts of your own task, taken as they are."""
+    max_files: Annotated[int, Field(ge=1)] | None = None
+    """Read only this many files, the first ones by name, so that every start reads the same; in a
+    bucket the others are not fetched. null for all."""
     weight: Annotated[float, Field(gt=0, le=100)] = 1.0
     """Times an epoch passes over this source's training examples: 2.0 repeats each, 0.5 takes half
     of them, the other half in the next epoch. Changing it needs no new store."""
@@ -287,7 +290,7 @@ class EvaluationConfig(Config):
     text is written for held-out prompts, while training neither."""
     texts: Annotated[int, Field(ge=0)] = 16
     """Of those prompts, how many are written for and scored at every evaluation while training,
-    the same each time. What that costs is printed; 0: loss and perplexity alone."""
+    the same each time. What that costs is printed; 0: the held-out loss alone."""
     prompts: Annotated[tuple[str, ...], AsTuple] = ()
     """Own prompts to write for at every evaluation, in any words, e.g. [Make a healthy breakfast]:
     asked in the form the model is trained on, shown with their quality, kept in `samples.jsonl`."""

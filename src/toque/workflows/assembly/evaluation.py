@@ -24,7 +24,7 @@ from toque.training.distributed.sharing import LossFn, Sharing
 from toque.workflows.asking.own_words import in_trained_form
 from toque.workflows.asking.provenance import provenance_of_run, target_limit
 from toque.workflows.assembly.batches import CPU_MICRO_BATCH_TOKENS, Lengths, refuse_empty
-from toque.workflows.assembly.metrics import slices_of
+from toque.workflows.assembly.metrics import slices_of, text_bytes
 from toque.workflows.assembly.mixture import held_out_weights
 from toque.workflows.assembly.setup import Setup
 from toque.workflows.assembly.span_corruption import corrupted_held_out, spans_of
@@ -58,6 +58,7 @@ def build_heldout(setup: Setup) -> HeldOut:
         )
         for weight in sorted(set(weights.tolist()))
     }
+    held_rows = [row for part in packed.values() for row in part]
     return HeldOut(
         layout=Layout(
             store if spans is None else corrupted_held_out(store, spans),
@@ -66,7 +67,7 @@ def build_heldout(setup: Setup) -> HeldOut:
             start_id=trained.start_id,
             packed=trained.packed,
         ),
-        rows=[row for part in packed.values() for row in part],
+        rows=held_rows,
         weights=[weight for weight, part in packed.items() for _ in part],
         loss_sum=loss_sum if sharded is None else _together(sharded),
         autocast=runtime.autocast,
@@ -75,6 +76,8 @@ def build_heldout(setup: Setup) -> HeldOut:
         share=(runtime.ranks.rank, runtime.ranks.world_size),
         total=runtime.ranks.all_reduce_sum,
         in_step=sharded is not None,
+        # The targets of a corrupted text are pieces: bits a byte would describe no text.
+        n_bytes=text_bytes(store, held_rows) if spans is None else 0,
     )
 
 

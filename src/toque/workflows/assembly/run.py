@@ -177,7 +177,7 @@ def build_evaluator(
     evaluation = config.evaluation
     held_out = held_out_prompts(store, min(evaluation.texts, evaluation.generate))
     own = own_prompts(config, store, encoder=encoder)
-    watched = watched_metrics(config, held_out)
+    watched = watched_metrics(config, held_out, bits=heldout.n_bytes > 0)
     return Evaluator(
         heldout,
         model,

@@ -22,7 +22,7 @@ from toque.reporter import SILENT, Reporter, counting
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.sharing import Sharing
 from toque.workflows.assembly.distributed_eval import sample_on_all_ranks
-from toque.workflows.assembly.while_training.goals import HELD_OUT
+from toque.workflows.assembly.while_training.goals import BITS, HELD_OUT
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Evaluator:
         return dict(self.last.metrics)
 
     def losses(self) -> dict[str, float]:
-        """The held-out loss and perplexity alone."""
+        """The figures of the held-out examples alone: loss, perplexity, bits a byte."""
         with counting(self.reporter, "evaluating", "held-out examples") as count:
             return self.heldout(self.model, count)
 
@@ -148,7 +148,7 @@ class Evaluator:
     def _fill(self, texts: dict[str, float], failed: Mapping[str, str]) -> None:
         raised = any(":" in name for name in failed)
         for name in self.watched:
-            if name in texts or name in HELD_OUT:
+            if name in texts or name in (*HELD_OUT, BITS):
                 continue
             if name not in self.known and not raised:
                 raise ConfigError(
