@@ -109,6 +109,7 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "adapter.alpha": ("64.0", "losses"),
     "adapter.dropout": ("0.5", "losses"),
     "adapter.target_modules": ("all", "losses"),
+    "adapter.quantize_base": ("int8", "losses"),
     "train.stop_after": ("4 steps", "losses"),
     "train.batch": ("8 examples", "losses"),
     "train.micro_batch_rows": ("7", "banner"),
@@ -117,6 +118,7 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "train.precision": ("bf16", "precision"),
     "train.compile": ("true", "compiled"),
     "train.gradient_checkpointing": ("true", "recomputed"),
+    "train.activation_offload": ("true", "refusal"),  # this is a CPU
     "train.evaluate_every": ("3 steps", "evaluations"),
     "train.save_every": ("3 steps", "saves"),
     "train.keep_last": ("1", "checkpoints"),
@@ -202,6 +204,8 @@ BESIDE: dict[str, tuple[str, ...]] = {
     "adapter.alpha": _ADAPTED,
     "adapter.dropout": _ADAPTED,
     "adapter.target_modules": _ADAPTED,
+    "adapter.quantize_base": _ADAPTED,
+    "train.activation_offload": ("train.gradient_checkpointing=true",),
 }
 
 

@@ -11,12 +11,10 @@ import torch
 
 from toque.config import RunConfig
 from toque.data.store.token_store import TokenStore
+from toque.errors import ConfigError
 from toque.evaluation.heldout_loss import HeldOut
-from toque.models.families import family_of
 from toque.models.forward.cpu_layers import use_cpu_layers
 from toque.models.forward.fast_dropout import use_fast_dropout
-from toque.models.lora.files import base_sha256
-from toque.models.lora.layers import hold_frozen, is_adapted
 from toque.reporter import Reporter, heard, losing
 from toque.training.callbacks import Callback, EarlyStopping
 from toque.training.checkpoint.store import Checkpoint
@@ -37,7 +35,7 @@ from toque.training.time_limit import CommandClock
 from toque.training.trainer import Trainer
 from toque.units import Progress
 from toque.workflows.assembly.autotune import Fitted, fit_to_machine
-from toque.workflows.assembly.batches import build_language_model, build_stream
+from toque.workflows.assembly.batches import build_stream
 from toque.workflows.assembly.distributed_eval import total_peak
 from toque.workflows.assembly.evaluation import (
     build_heldout,
@@ -47,6 +45,10 @@ from toque.workflows.assembly.evaluation import (
 )
 from toque.workflows.assembly.figures import build_figures, phase_memory
 from toque.workflows.assembly.metrics import build_text_scores
+from toque.workflows.assembly.model.language_model import (
+    family_to_train,
+    place_language_model,
+)
 from toque.workflows.assembly.observers import Watchers
 from toque.workflows.assembly.sample_writer import SampleWriter, writing_in
 from toque.workflows.assembly.setup import Setup
@@ -100,17 +102,15 @@ def assemble(
     Raises:
         ConfigError: settings that do not fit each other, the model or the data.
     """
-    model = build_language_model(config, store)
-    family = family_of(model.config)
+    family = family_to_train(config)
     runtime = Runtime.detect(
         precision=config.train.precision,
         deterministic=config.train.deterministic,
         fp16_is_safe=family.name != "t5",
         ranks=ranks,
     )
-    base_hash = base_sha256(model) if is_adapted(model) else None
-    hold_frozen(model, runtime.dtype)
-    model.to(runtime.device)  # type: ignore[arg-type]  # transformers annotates it away
+    _refuse_offload(config, runtime)
+    model, base_hash = place_language_model(config, store, runtime)
     use_fast_dropout(model)
     use_cpu_layers(model, runtime.precision)
     stream = build_stream(config, store, model, rank=ranks.rank, ranks=ranks.world_size)
@@ -146,6 +146,14 @@ def assemble(
         callbacks.append(UploadProgress(uploads, Path(config.run_dir), warn))
     trainer = build_trainer(setup, tuned, evaluator, callbacks, base_hash, length)
     return Run(setup, trainer, evaluator, banner(setup, tuned, length))
+
+
+def _refuse_offload(config: RunConfig, runtime: Runtime) -> None:
+    if config.train.activation_offload and runtime.device.type == "cpu":
+        raise ConfigError(
+            "train.activation_offload is true, and this run is on a CPU, whose memory is the one "
+            "that it would be moved to. Set it to false."
+        )
 
 
 def build_evaluator(

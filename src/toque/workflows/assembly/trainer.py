@@ -6,6 +6,7 @@ import platform
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from toque.config import config_sha256
+from toque.config import RunConfig, config_sha256
 from toque.data.loader.batch_stream import BatchStream
 from toque.models.flops import flops_per_token, parameter_counts, products_of
 from toque.models.forward.loss import loss_sum
@@ -76,7 +77,7 @@ def build_trainer(
             identity=RunIdentity(
                 config_sha256=config_sha256(config),
                 data_fingerprint=setup.store.fingerprint,
-                versions=software_versions() | runtime.numerics,
+                versions=software_versions() | runtime.numerics | _quantiser(config),
                 settings=config.model_dump(mode="json"),
             ),
             held=True,  # by whoever trains, before anything is written
@@ -105,6 +106,13 @@ def build_trainer(
         goal=goal_of(train.best_by),
         count_seconds=float if limit is None else limit.count_seconds,
     )
+
+
+def _quantiser(config: RunConfig) -> dict[str, str]:
+    """The package that a quantised base's last bits depend on."""
+    if config.adapter is None or config.adapter.quantize_base != "nf4":
+        return {}
+    return {"bitsandbytes": version("bitsandbytes")}
 
 
 def about_run(setup: Setup, resources: Resources, arithmetic: Arithmetic) -> dict[str, Any]:
