@@ -1,4 +1,4 @@
-"""Bases larger than a card in float32: read straight to it, quantised there, activations moved out."""
+"""Bases too large in float32: read straight to the card, quantised there, activations moved."""
 
 from __future__ import annotations
 
@@ -63,7 +63,9 @@ def test_read_to_the_device_as_if_moved_there(kind, name, tmp_path):
             losses.append(loss_sum(one, batch))
         torch.autograd.backward(losses[-1])
     assert torch.equal(*losses)
-    slopes = [{n: p.grad for n, p in m.named_parameters() if p.requires_grad} for m in (model, whole)]
+    slopes = [
+        {n: p.grad for n, p in m.named_parameters() if p.requires_grad} for m in (model, whole)
+    ]
     assert all(torch.equal(slopes[0][n], g) for n, g in slopes[1].items() if g is not None)
 
 

@@ -70,9 +70,7 @@ def _recomputed(
             return nullcontext(), attending_with(configs, chosen)
 
         with offloading(args[0]) if offload else nullcontext():
-            return checkpoint(
-                original, *args, use_reentrant=False, context_fn=contexts, **kwargs
-            )
+            return checkpoint(original, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
     forward._toque_original = original  # type: ignore[attr-defined]  # noqa: SLF001
     return forward

@@ -43,7 +43,6 @@ def _on_host(tensor: Tensor) -> Tensor:
 
 
 def _place(tensor: Tensor) -> tuple[int, int, torch.Size]:
-    """What equal views of one memory have in common; by the storage, which has no address when
-    only outlined."""
+    """What equal views of one memory have in common; an outlined storage has no address."""
     storage = tensor.untyped_storage()._cdata  # noqa: SLF001  # it has no public name
-    return storage, tensor.storage_offset(), tensor.shape
+    return storage, int(tensor.storage_offset()), tensor.shape

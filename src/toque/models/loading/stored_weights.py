@@ -54,7 +54,8 @@ class StoredWeights:
         file = self.files[name]
         try:
             with safe_open(file, framework="pt") as tensors:
-                return tensors.get_tensor(name).to(torch.float32, copy=True)
+                tensor: Tensor = tensors.get_tensor(name)
+                return tensor.to(torch.float32, copy=True)
         except (SafetensorError, OSError) as error:
             raise _damaged(file, error) from error
 
@@ -82,9 +83,7 @@ def stored_weights(folder: Path) -> StoredWeights:
 
 
 def _damaged(file: Path, error: Exception) -> CheckpointError:
-    return CheckpointError(
-        f"{file} is damaged or cut short ({error}). Copy or download it again."
-    )
+    return CheckpointError(f"{file} is damaged or cut short ({error}). Copy or download it again.")
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -22,6 +22,7 @@ from transformers.pytorch_utils import Conv1D
 
 from toque.errors import ConfigError
 from toque.models.families import embedding, family_of
+from toque.models.lora.quantised import silence_bitsandbytes
 
 AdapterKind = Literal["lora", "dora", "rslora"]
 ADAPTER: Final = "default"
@@ -231,6 +232,7 @@ def _sides(module: nn.Module) -> tuple[int, int]:
 
 
 def _peft() -> Any:
+    silence_bitsandbytes()
     try:
         import peft
     except ImportError as error:

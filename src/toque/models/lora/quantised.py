@@ -12,6 +12,7 @@ it to the adapters below, none is computed for it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal, Protocol
 
@@ -80,13 +81,14 @@ class Nf4:
         scales = self._functional.dequantize_blockwise(
             held["scales"], absmax=held["nested"], code=held["code_book"], blocksize=NESTED
         )
-        made: Tensor = self._functional.dequantize_4bit(
-            held["codes"],
+        state = self._functional.QuantState(
             absmax=scales + held["mean"],
-            out=torch.empty(shape, dtype=dtype, device=held["codes"].device),
+            shape=shape,
+            dtype=dtype,
             blocksize=BLOCK,
             quant_type="nf4",
         )
+        made: Tensor = self._functional.dequantize_4bit(held["codes"], state)
         return made
 
 
@@ -193,7 +195,13 @@ def quantised_layers(model: nn.Module) -> Iterator[tuple[str, QuantisedLinear]]:
             yield name, module
 
 
+def silence_bitsandbytes() -> None:
+    """Let its import, which is also peft's, not speak of a kernel that nothing here calls."""
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+
+
 def _bitsandbytes() -> Any:
+    silence_bitsandbytes()
     try:
         from bitsandbytes import functional as found
     except ImportError as error:

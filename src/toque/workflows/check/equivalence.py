@@ -33,8 +33,8 @@ from toque.workflows.assembly.batches import (
     check_positions,
     row_shape,
 )
-from toque.workflows.assembly.model.language_model import build_language_model
 from toque.workflows.assembly.data import open_store
+from toque.workflows.assembly.model.language_model import build_language_model
 from toque.workflows.check.reference_update import (
     Difference,
     Measured,
