@@ -1,6 +1,6 @@
 """Memory of reading a base for LoRA: matrix by matrix, against whole in float32 first.
 
-    python bench/speed/loading_memory.py [--layers 12] [--form bf16|int8|nf4] [--stored float32|bf16]
+    python bench/speed/loading_memory.py [--layers 12] [--form bf16|int8|nf4] [--stored bf16]
 
 A T5 v1.1 with random weights, 540 M with the defaults, is written to a temporary folder; each way
 reads it in a process of its own and attaches LoRA. "peak" is that process's largest resident size,

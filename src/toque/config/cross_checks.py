@@ -73,8 +73,8 @@ def _memory(config: RunConfig) -> Iterator[Problem]:
         if adapter.kind == "dora":
             yield Problem(
                 ("adapter.quantize_base", "adapter.kind"),
-                f"`adapter.quantize_base` is {form} and `adapter.kind` is dora, which computes with "
-                "the lengths of the base's own rows. Take lora or rslora, or set "
+                f"`adapter.quantize_base` is {form} and `adapter.kind` is dora, which computes "
+                "with the lengths of the base's own rows. Take lora or rslora, or set "
                 "`adapter.quantize_base` to null.",
             )
         if strategy in ("fsdp", "hsdp"):
