@@ -53,7 +53,7 @@ def end(run: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors") | load_file(folder / "optimizer.safetensors")
 
 
-@pytest.mark.parametrize("form", ["int8", "nf4"])
+@pytest.mark.parametrize("form", ["nf4", pytest.param("int8", marks=pytest.mark.slow)])
 def test_a_quantised_run(form: str, kitchen: Path, capfd: pytest.CaptureFixture[str]) -> None:
     if form == "nf4":
         pytest.importorskip("bitsandbytes")

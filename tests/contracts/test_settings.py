@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from tiny import shape_yaml
 from toque.cli import main
 from toque.config import RunConfig
+from toque.config.schema_methods import AdapterConfig, ProfileConfig
 from toque.cooking.cookbook.generate import write_cookbook
 
 BASE = """
@@ -192,19 +193,9 @@ BESIDE: dict[str, tuple[str, ...]] = {
     "optim.outliers.roll_back_after": (
         "optim.outliers={sigma: 1e-6, window: 2, roll_back_after: 99}",
     ),
-    "observe.profile.wait": _PROFILED,
-    "observe.profile.warmup": _PROFILED,
-    "observe.profile.active": _PROFILED,
-    "observe.profile.repeat": _PROFILED,
-    "observe.profile.stacks": _PROFILED,
-    "observe.profile.memory": _PROFILED,
+    **{f"observe.profile.{name}": _PROFILED for name in ProfileConfig.model_fields},
     "adapter": _PRETRAINED,
-    "adapter.kind": _ADAPTED,
-    "adapter.r": _ADAPTED,
-    "adapter.alpha": _ADAPTED,
-    "adapter.dropout": _ADAPTED,
-    "adapter.target_modules": _ADAPTED,
-    "adapter.quantize_base": _ADAPTED,
+    **{f"adapter.{name}": _ADAPTED for name in AdapterConfig.model_fields},
     "train.activation_offload": ("train.gradient_checkpointing=true",),
 }
 
