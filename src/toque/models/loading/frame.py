@@ -43,8 +43,8 @@ def load_frame(found: CheckedFolder) -> PreTrainedModel | None:
         for name, buffer in buffers.items():
             empty = torch.empty_like(buffer, device="cpu")
             setattr(module, name, nn.Buffer(empty, persistent=False))
-        if buffers:  # those of rotary embeddings, which are computed and in no file
-            model._init_weights(module)  # noqa: SLF001  # what from_pretrained calls for them
+        if buffers:  # of rotary embeddings: in no file, computed as from_pretrained does
+            model._init_weights(module)  # type: ignore[no-untyped-call]  # noqa: SLF001
     fuse_activations(model)
     model.train(mode=False)
     return model
