@@ -50,8 +50,9 @@ from toque.models.loading.fused_activations import fuse_activations
 from toque.training.optim.factory import build_optimizer
 from toque.training.runtime import Runtime
 from toque.units import Cursor
-from toque.workflows.assembly.batches import build_language_model, build_stream
+from toque.workflows.assembly.batches import build_stream
 from toque.workflows.assembly.data import open_store, prepare_settings, sources_of
+from toque.workflows.assembly.model.language_model import build_language_model
 from toque.workflows.assembly.trainer import arithmetic_of
 
 LARGE = {"hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8,

@@ -37,7 +37,8 @@ from toque.models.flops import flops_per_token, parameter_counts, products_of
 from toque.models.forward.activation_checkpointing import recompute_blocks
 from toque.models.forward.compile import compile_blocks
 from toque.models.loading.from_scratch import build_model
-from toque.models.lora.layers import attach, hold_frozen, resolve
+from toque.models.lora.frozen import hold_frozen
+from toque.models.lora.layers import attach, resolve
 from toque.training.optim.factory import build_optimizer
 from toque.training.runtime import Runtime
 

@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from tiny import shape_yaml
 from toque.cli import main
 from toque.config import RunConfig
+from toque.config.schema_methods import AdapterConfig, ProfileConfig
 from toque.cooking.cookbook.generate import write_cookbook
 
 BASE = """
@@ -110,6 +111,7 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "adapter.alpha": ("64.0", "losses"),
     "adapter.dropout": ("0.5", "losses"),
     "adapter.target_modules": ("all", "losses"),
+    "adapter.quantize_base": ("int8", "losses"),
     "train.stop_after": ("4 steps", "losses"),
     "train.batch": ("8 examples", "losses"),
     "train.micro_batch_rows": ("7", "banner"),
@@ -118,6 +120,7 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "train.precision": ("bf16", "precision"),
     "train.compile": ("true", "compiled"),
     "train.gradient_checkpointing": ("true", "recomputed"),
+    "train.activation_offload": ("true", "refusal"),  # this is a CPU
     "train.evaluate_every": ("3 steps", "evaluations"),
     "train.save_every": ("3 steps", "saves"),
     "train.keep_last": ("1", "checkpoints"),
@@ -192,18 +195,10 @@ BESIDE: dict[str, tuple[str, ...]] = {
     "optim.outliers.roll_back_after": (
         "optim.outliers={sigma: 1e-6, window: 2, roll_back_after: 99}",
     ),
-    "observe.profile.wait": _PROFILED,
-    "observe.profile.warmup": _PROFILED,
-    "observe.profile.active": _PROFILED,
-    "observe.profile.repeat": _PROFILED,
-    "observe.profile.stacks": _PROFILED,
-    "observe.profile.memory": _PROFILED,
+    **{f"observe.profile.{name}": _PROFILED for name in ProfileConfig.model_fields},
     "adapter": _PRETRAINED,
-    "adapter.kind": _ADAPTED,
-    "adapter.r": _ADAPTED,
-    "adapter.alpha": _ADAPTED,
-    "adapter.dropout": _ADAPTED,
-    "adapter.target_modules": _ADAPTED,
+    **{f"adapter.{name}": _ADAPTED for name in AdapterConfig.model_fields},
+    "train.activation_offload": ("train.gradient_checkpointing=true",),
 }
 
 

@@ -237,6 +237,9 @@ class TrainConfig(Config):
     gradient_checkpointing: bool | Auto = "auto"
     """Recompute activations in backward to save memory; the same bits, about a third slower.
     auto: when a single row does not fit without."""
+    activation_offload: bool = False
+    """Keep what `gradient_checkpointing` keeps, the inputs of the blocks, in the machine's memory
+    until backward asks for them. The same bits; for GPUs only (docs/explanation/fit-a-model.md)."""
     evaluate_every: Interval = Duration(200, "steps")
     """Time between evaluations on the held-out examples; the end is always evaluated."""
     save_every: Interval = Duration(200, "steps")

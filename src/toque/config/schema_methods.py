@@ -33,6 +33,10 @@ class AdapterConfig(Config):
     ) = "auto"
     """Linear layers that are adapted, by the last part of their names. auto: the attention
     projections q and v (joined ones whole); all: every one but the output head."""
+    quantize_base: Literal["int8", "nf4"] | None = None
+    """Hold the frozen matrices in fewer bits and turn them back at each product (QLoRA, Dettmers et
+    al. 2023): int8 takes half of 16 bits, nf4 a quarter, which needs the extra quant. null: in the
+    format of the products, to the same bits as in float32. (docs/explanation/fit-a-model.md)"""
 
 
 class CyclesConfig(Config):

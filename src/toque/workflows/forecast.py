@@ -140,7 +140,7 @@ def in_outline(config: RunConfig, store: TokenStore) -> Iterator[PreTrainedModel
 
     from toque.models.loading.from_scratch import outline_of
     from toque.models.loading.pretrained import grow_vocabulary
-    from toque.workflows.assembly.batches import build_language_model
+    from toque.workflows.assembly.model.language_model import build_language_model
 
     start = Path(config.model.start_from).expanduser()
     scratch = config.model.start_from == "scratch"

@@ -18,6 +18,7 @@ from toque.models.forward.compile import compile_blocks, stop_compiling, uncompi
 from toque.models.forward.cross_entropy import logits_bytes
 from toque.models.forward.loss import loss_sum
 from toque.models.forward.packed import output_head
+from toque.models.lora.quantised import quantised_layers
 from toque.reporter import SILENT, Reporter
 from toque.storage.cache_folder import cache_folder
 from toque.training.autotune.cache import MachineCache, Resources, machine_facts
@@ -176,6 +177,8 @@ class _Fit:
             "compile": self.train.compile,
             "micro_batch_rows": self.train.micro_batch_rows,
         }
+        if self.train.activation_offload:
+            key["activation_offload"] = True
         return key | ({"ranks": ranks.world_size} if ranks.is_distributed else {})
 
     def again(self, known: Resources) -> Fitted:
@@ -282,9 +285,10 @@ class _Fit:
     def _needs(self) -> MemoryNeeds:
         parameters = list(self.model.parameters())
         trained = [p for p in parameters if p.requires_grad]
+        quantised = [b for _, layer in quantised_layers(self.model) for b in layer.buffers()]
         optimizer = build_optimizer(self.model, name=self.config.optim.name)
         return MemoryNeeds(
-            weights=sum(p.numel() * p.element_size() for p in parameters),
+            weights=sum(t.nbytes for t in (*parameters, *quantised)),
             gradients=sum(p.numel() * p.element_size() for p in trained),
             optimizer=state_bytes(optimizer),
             activations=0,
@@ -325,7 +329,7 @@ class _Fit:
     def _recompute(self, on: bool) -> None:  # noqa: FBT001 - the name is the argument
         stop_recomputing(self.model)
         if on:
-            recompute_blocks(self.model)
+            recompute_blocks(self.model, offload=self.train.activation_offload)
 
     def _compile(self, rows: int) -> float | None:
         """Compile and try, in seconds; None, with a warning, when that does not work."""

@@ -12,12 +12,10 @@ from transformers import PreTrainedModel
 
 from toque.config import RunConfig
 from toque.data.store.token_store import TokenStore
+from toque.errors import ConfigError
 from toque.evaluation.heldout_loss import HeldOut
-from toque.models.families import family_of
 from toque.models.forward.cpu_layers import use_cpu_layers
 from toque.models.forward.fast_dropout import use_fast_dropout
-from toque.models.lora.files import base_sha256
-from toque.models.lora.layers import hold_frozen, is_adapted
 from toque.reporter import Reporter, heard, losing
 from toque.training.callbacks import Callback, EarlyStopping
 from toque.training.checkpoint.saved import Checkpoint
@@ -40,7 +38,7 @@ from toque.training.time_limit import CommandClock
 from toque.training.trainer import Trainer
 from toque.units import Progress
 from toque.workflows.assembly.autotune import Fitted, fit_to_machine
-from toque.workflows.assembly.batches import build_language_model, build_stream
+from toque.workflows.assembly.batches import build_stream
 from toque.workflows.assembly.distributed_eval import total_peak
 from toque.workflows.assembly.evaluation import (
     build_heldout,
@@ -50,10 +48,14 @@ from toque.workflows.assembly.evaluation import (
 )
 from toque.workflows.assembly.figures import build_figures, build_gradients, phase_memory
 from toque.workflows.assembly.metrics import build_text_scores
+from toque.workflows.assembly.model.language_model import (
+    family_to_train,
+    place_language_model,
+)
 from toque.workflows.assembly.observers import Watchers
 from toque.workflows.assembly.sample_writer import SampleWriter, writing_in
 from toque.workflows.assembly.setup import Setup
-from toque.workflows.assembly.strategy import Strategy, strategy_of
+from toque.workflows.assembly.strategy import Strategy, may_divide, strategy_of
 from toque.workflows.assembly.timing.ahead import Length, length_of, time_left_of, with_length
 from toque.workflows.assembly.trainer import (
     about_run,
@@ -104,16 +106,17 @@ def assemble(
     Raises:
         ConfigError: settings that do not fit each other, the model or the data.
     """
-    model = build_language_model(config, store)
-    family = family_of(model.config)
+    family = family_to_train(config)
     runtime = Runtime.detect(
         precision=config.train.precision,
         deterministic=config.train.deterministic,
         fp16_is_safe=family.name != "t5",
         ranks=ranks,
     )
-    base_hash = base_sha256(model) if is_adapted(model) else None
-    hold_frozen(model, runtime.dtype)
+    _refuse_offload(config, runtime)
+    # What may be divided among devices is whole in the machine's memory first.
+    first_at = torch.device("cpu") if may_divide(config, ranks) else runtime.device
+    model, base_hash = place_language_model(config, store, runtime.dtype, first_at)
     strategy = strategy_of(config, model, runtime)
     sharing = _placed(model, runtime, strategy)
     stream = build_stream(config, store, model, rank=ranks.rank, ranks=ranks.world_size)
@@ -163,6 +166,14 @@ def _placed(model: PreTrainedModel, runtime: Runtime, strategy: Strategy) -> Sha
         # Copies of weights in 16 bits would be as large as the parts that are gathered.
         use_cpu_layers(model, "float32" if strategy.is_sharded else runtime.precision)
     return strategy.share(model, runtime)
+
+
+def _refuse_offload(config: RunConfig, runtime: Runtime) -> None:
+    if config.train.activation_offload and runtime.device.type == "cpu":
+        raise ConfigError(
+            "train.activation_offload is true, and this run is on a CPU, whose memory is the one "
+            "that it would be moved to. Set it to false."
+        )
 
 
 def build_evaluator(

@@ -12,6 +12,7 @@ from toque.config import RunConfig
 from toque.errors import ConfigError
 from toque.training.autotune.memory import free_bytes, in_words
 from toque.training.autotune.micro_batch import HEADROOM
+from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.sharing import Alone, Replicated, Sharing
 from toque.training.optim.factory import build_optimizer, state_bytes
 from toque.training.runtime import Runtime
@@ -61,6 +62,11 @@ class Strategy:
         )
 
 
+def may_divide(config: RunConfig, ranks: Ranks) -> bool:
+    """Whether `strategy_of` may come to a strategy that divides the weights."""
+    return ranks.is_distributed and config.train.strategy in ("auto", "fsdp", "hsdp")
+
+
 def strategy_of(config: RunConfig, model: PreTrainedModel, runtime: Runtime) -> Strategy:
     """What train.strategy asks for; auto is ddp where it fits into memory, else fsdp.
 
@@ -101,6 +107,8 @@ def _obstacle(config: RunConfig, runtime: Runtime) -> str | None:
     if name not in _BY_ELEMENT:
         allowed = " or ".join(_BY_ELEMENT)
         return f"optim.name={name} needs whole tensors: set optim.name={allowed}"
+    if config.adapter is not None and config.adapter.quantize_base is not None:
+        return "a quantised base is held whole: set adapter.quantize_base=null"
     if runtime.scaler is not None:
         return "precision fp16 needs one loss scale for all parts: set train.precision=bf16"
     return None

@@ -6,6 +6,7 @@ import platform
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from toque.config import config_sha256
+from toque.config import RunConfig, config_sha256
 from toque.data.loader.batch_stream import BatchStream
 from toque.models.flops import flops_per_token, parameter_counts, products_of
 from toque.models.forward.loss import loss_sum
@@ -123,9 +124,16 @@ def _identity(setup: Setup) -> RunIdentity:
     return RunIdentity(
         config_sha256=config_sha256(config),
         data_fingerprint=setup.store.fingerprint,
-        versions=software_versions() | setup.runtime.numerics | summed,
+        versions=software_versions() | setup.runtime.numerics | summed | _quantiser(config),
         settings=config.model_dump(mode="json"),
     )
+
+
+def _quantiser(config: RunConfig) -> dict[str, str]:
+    """The package that a quantised base's last bits depend on."""
+    if config.adapter is None or config.adapter.quantize_base != "nf4":
+        return {}
+    return {"bitsandbytes": version("bitsandbytes")}
 
 
 def about_run(setup: Setup, resources: Resources, arithmetic: Arithmetic) -> dict[str, Any]:
