@@ -41,6 +41,7 @@ from toque.config.schema_methods import (
     CurriculumConfig,
     CyclesConfig,
     NoiseConfig,
+    OptimisationsConfig,
     OutliersConfig,
     ProfileConfig,
     SpanCorruptionConfig,
@@ -249,6 +250,8 @@ class TrainConfig(Config):
     """End the run when the held-out loss, or another metric, stops improving; null: never."""
     deterministic: bool = True
     """The same bits in every run on the same machine; costs a little speed on some GPUs."""
+    optimisations: OptimisationsConfig = Field(default_factory=OptimisationsConfig)
+    """Switches of what makes a run faster; everything is on."""
     strategy: Literal["auto", "single", "ddp"] = "auto"
     """How several processes share the work (docs/guides/several-gpus.md). auto: all that torchrun
     started share every update. single: refuse to be one of several. ddp: refuse to be alone."""

@@ -13,8 +13,6 @@ from toque.config import RunConfig
 from toque.data.store.token_store import TokenStore
 from toque.evaluation.heldout_loss import HeldOut
 from toque.models.families import family_of
-from toque.models.forward.cpu_layers import use_cpu_layers
-from toque.models.forward.fast_dropout import use_fast_dropout
 from toque.models.lora.files import base_sha256
 from toque.models.lora.layers import hold_frozen, is_adapted
 from toque.reporter import Reporter, heard, losing
@@ -50,6 +48,7 @@ from toque.workflows.assembly.metrics import build_text_scores
 from toque.workflows.assembly.observers import Watchers
 from toque.workflows.assembly.sample_writer import SampleWriter, writing_in
 from toque.workflows.assembly.setup import Setup
+from toque.workflows.assembly.speed.optimisations import attention_in, optimise
 from toque.workflows.assembly.timing.ahead import Length, length_of, time_left_of, with_length
 from toque.workflows.assembly.trainer import (
     about_run,
@@ -111,8 +110,7 @@ def assemble(
     base_hash = base_sha256(model) if is_adapted(model) else None
     hold_frozen(model, runtime.dtype)
     model.to(runtime.device)  # type: ignore[arg-type]  # transformers annotates it away
-    use_fast_dropout(model)
-    use_cpu_layers(model, runtime.precision)
+    optimise(model, config, runtime)
     stream = build_stream(config, store, model, rank=ranks.rank, ranks=ranks.world_size)
     setup = Setup(config, store, model, stream, runtime)
     tuned = fit_to_machine(setup, found, reporter=reporter)
@@ -207,7 +205,7 @@ def _observers(
 ) -> list[Callback]:
     config, model, runtime = setup.config, setup.model, setup.runtime
     run, feeds = Path(config.run_dir), watchers.feeds(warn)
-    arithmetic = arithmetic_of(model, setup.stream)
+    arithmetic = arithmetic_of(model, setup.stream, attention_in(model, runtime))
     peak = total_peak(runtime.peak(arithmetic.products), runtime.ranks)
     memory = phase_memory(runtime)
     log = MetricsLog(
