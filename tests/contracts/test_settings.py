@@ -99,10 +99,7 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "optim.outliers": ("{sigma: 1e-6, window: 2}", "losses"),
     "optim.outliers.sigma": ("{sigma: 1e-6, window: 2}", "warnings"),
     "optim.outliers.window": ("{sigma: 1e-6, window: 2}", "losses"),
-    "optim.outliers.roll_back_after": (
-        "{sigma: 1e-6, window: 2, roll_back_after: 3}",
-        "warnings",
-    ),
+    "optim.outliers.roll_back_after": ("{sigma: 1e-6, window: 2, roll_back_after: 3}", "warnings"),
     "adapter": ("{r: 4}", "losses"),
     "adapter.kind": ("dora", "losses"),
     "adapter.r": ("2", "losses"),
@@ -129,12 +126,10 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "train.readers": ("3", "readers"),
     "train.deterministic": ("false", "deterministic"),
     "train.optimisations.attention": ("{attention: dense}", "attention"),
-    "train.optimisations.dropout": ("{dropout: false}", "losses"),
-    "train.optimisations.activations": ("{activations: false}", "losses"),
-    "train.optimisations.layers": ("{layers: false}", "warnings"),
-    "train.optimisations.head": ("{head: false}", "warnings"),
-    "train.optimisations.prefetch": ("{prefetch: false}", "warnings"),
-    "train.optimisations.background_saves": ("{background_saves: false}", "warnings"),
+    **{
+        f"train.optimisations.{name}": (f"{{{name}: false}}", "warnings")
+        for name in ("dropout", "activations", "layers", "head", "prefetch", "background_saves")
+    },
     "checkpoint.upload": ("s3://pantry/runs/a", "said"),
     "evaluation.max_examples": ("2", "evaluations"),
     "evaluation.generate": ("2", "samples"),
@@ -152,10 +147,7 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "observe.profile.active": ("{wait: 0, warmup: 1, active: 2, repeat: 1}", "trace"),
     "observe.profile.repeat": ("{wait: 0, warmup: 1, active: 1, repeat: 2}", "trace"),
     "observe.profile.stacks": ("{wait: 0, warmup: 1, active: 1, repeat: 1, stacks: true}", "trace"),
-    "observe.profile.memory": (
-        "{wait: 0, warmup: 1, active: 1, repeat: 1, memory: false}",
-        "trace",
-    ),
+    "observe.profile.memory": ("{wait: 0, active: 1, repeat: 1, memory: false}", "trace"),
     "observe.trackers": ("[tensorboard]", "trackers"),
     "observe.webhook": ("http://127.0.0.1:9/nobody", "warnings"),
     "observe.callbacks": ("[stop_watch:AtThree]", "losses"),
@@ -182,9 +174,6 @@ BESIDE: dict[str, tuple[str, ...]] = {
     "data.task_weights": _TWO_TASKS,
     "data.task_temperature": _TWO_TASKS,
     "train.early_stopping.metric": ("train.early_stopping={patience: 1}",),
-    "train.optimisations.dropout": (
-        f"model.shape={shape_yaml('gpt2', width=16, layers=1, heads=2, positions=512)}",
-    ),
     "optim.cycles": ("optim.schedule=cosine_restarts",),
     "optim.cycles.first": ("optim.schedule=cosine_restarts",),
     "optim.cycles.growth": ("optim.schedule=cosine_restarts", "optim.cycles={first: 1 steps}"),
@@ -302,7 +291,6 @@ def facts_of(kitchen: Path, name: str, store: Path) -> dict[str, object]:
     start = next(e for e in events if e["event"] == "start")
     steps = [e for e in events if e["event"] == "step"]
     manifest = json.loads((store / "manifest.json").read_text())
-    samples = run / "samples.jsonl"
     card = (run / "model" / "README.md").read_text()
     samples, operations = run / "samples.jsonl", run / "trace" / "top_operations.json"
     profiled = json.loads(operations.read_text()) if operations.exists() else {"operations": []}

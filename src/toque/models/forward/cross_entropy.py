@@ -126,8 +126,7 @@ class _CrossEntropySum(torch.autograd.Function):
             # Once, not once a chunk; on a CPU once an update.
             matrix = bf16_copy(weight) if rounded else weight.to(compute)
             labelled = _labelled(labels, n_labels)
-            if rounded:
-                chunk_rows *= CHUNKS
+            chunk_rows *= CHUNKS if rounded else 1
             longest = min(chunk_rows, len(labelled))
             room = padded_length(longest) if rounded else 0 if fast else longest
             products = matrix.new_empty(room, len(matrix))
