@@ -59,10 +59,8 @@ class Trainer:
     """Called with the gradients of a session's first update; raises when parts got none."""
     base_sha256: str | None = None
     """Hash of frozen weights that checkpoints leave out; a checkpoint of others is refused."""
-    prefetch: Callable[[Batches, Cursor], Prefetch] = Prefetch
-    """Makes batches ahead of the loop."""
-    background_saves: bool = False
-    """Write checkpoints while training goes on; the last of a session is always waited for."""
+    prefetch: Callable[[Batches, Cursor], Prefetch] = Prefetch  # makes batches ahead of the loop
+    background_saves: bool = False  # write while training goes on; a session's last is waited for
     progress: Progress = Progress()
     cursor: Cursor = Cursor()
     goal: Goal = LOSS

@@ -1,4 +1,4 @@
-"""Which attention keeps packed examples apart: chosen by rule, and on a GPU by trying it.
+"""Attention of packed rows, the choice of it: by rule, and on a GPU by trying it.
 
 By rule and no timing: what a run computes must not depend on the machine's load. Before a kernel is
 used it computes a small packed batch of the model's head size, forward and backward, and is

@@ -1,4 +1,4 @@
-"""What attention kernels are told of packed rows: ends of examples, or blocks of the mask.
+"""Plan of attention: what kernels are told of packed rows, ends of examples or blocks of a mask.
 
 Made for a whole update's batch at once, where the batch is made; its micro-batches are cut from it
 row by row. Everything is computed by tensor operations whose shapes the host knows, so that on a

@@ -1,4 +1,4 @@
-"""What makes a run faster, as `train.optimisations` turns it on and off: the one place for it."""
+"""Optimisations of a run, as `train.optimisations` turns them on and off: the one place for them."""
 
 from __future__ import annotations
 
