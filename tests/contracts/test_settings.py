@@ -101,10 +101,7 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "optim.outliers": ("{sigma: 1e-6, window: 2}", "losses"),
     "optim.outliers.sigma": ("{sigma: 1e-6, window: 2}", "warnings"),
     "optim.outliers.window": ("{sigma: 1e-6, window: 2}", "losses"),
-    "optim.outliers.roll_back_after": (
-        "{sigma: 1e-6, window: 2, roll_back_after: 3}",
-        "warnings",
-    ),
+    "optim.outliers.roll_back_after": ("{sigma: 1e-6, window: 2, roll_back_after: 3}", "warnings"),
     "adapter": ("{r: 4}", "losses"),
     "adapter.kind": ("dora", "losses"),
     "adapter.r": ("2", "losses"),
@@ -133,6 +130,11 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "train.readers": ("3", "readers"),
     "train.deterministic": ("false", "deterministic"),
     "checkpoint.layout": ("sharded", "checkpoint_files"),
+    "train.optimisations.attention": ("{attention: dense}", "attention"),
+    **{
+        f"train.optimisations.{name}": (f"{{{name}: false}}", "warnings")
+        for name in ("dropout", "activations", "layers", "head", "prefetch", "background_saves")
+    },
     "checkpoint.upload": ("s3://pantry/runs/a", "said"),
     "evaluation.max_examples": ("2", "evaluations"),
     "evaluation.generate": ("2", "samples"),
@@ -150,10 +152,7 @@ EFFECTS: dict[str, tuple[str, str]] = {
     "observe.profile.active": ("{wait: 0, warmup: 1, active: 2, repeat: 1}", "trace"),
     "observe.profile.repeat": ("{wait: 0, warmup: 1, active: 1, repeat: 2}", "trace"),
     "observe.profile.stacks": ("{wait: 0, warmup: 1, active: 1, repeat: 1, stacks: true}", "trace"),
-    "observe.profile.memory": (
-        "{wait: 0, warmup: 1, active: 1, repeat: 1, memory: false}",
-        "trace",
-    ),
+    "observe.profile.memory": ("{wait: 0, active: 1, repeat: 1, memory: false}", "trace"),
     "observe.trackers": ("[tensorboard]", "trackers"),
     "observe.webhook": ("http://127.0.0.1:9/nobody", "warnings"),
     "observe.callbacks": ("[stop_watch:AtThree]", "losses"),
@@ -302,6 +301,7 @@ def facts_of(kitchen: Path, name: str, store: Path) -> dict[str, object]:
         "deterministic": start["deterministic"],
         "readers": start["readers"],
         "compiled": start["compile"],
+        "attention": start["attention"],
         "recomputed": start["gradient_checkpointing"],
         "banner": start["micro_batch_rows"],
         "evaluations": [(e["step"], e["metrics"]) for e in events if e["event"] == "evaluation"],

@@ -41,6 +41,7 @@ from toque.config.schema_methods import (
     CurriculumConfig,
     CyclesConfig,
     NoiseConfig,
+    OptimisationsConfig,
     OutliersConfig,
     ProfileConfig,
     SpanCorruptionConfig,
@@ -260,6 +261,8 @@ class TrainConfig(Config):
     of several. ddp: all of it in each. fsdp: a part of every weight, gradient and optimizer state
     in each. hsdp: parts within a machine, copies between machines. auto: single alone, else ddp
     where it fits into memory, else fsdp."""
+    optimisations: OptimisationsConfig = Field(default_factory=OptimisationsConfig)
+    """Switches of what makes a run faster; everything is on."""
 
 
 class CheckpointConfig(Config):

@@ -59,6 +59,7 @@ class Trainer:
     check_reached: Callable[[nn.Module], None] | None = None
     """Called with the gradients of a session's first update; raises when parts got none."""
     base_sha256: str | None = None  # of frozen weights, which checkpoints leave out
+    prefetch: Callable[[Batches, Cursor], Prefetch] = Prefetch  # makes batches ahead of the loop
     background_saves: bool = False  # the last of a session is waited for all the same
     layout: Layout = "whole"  # of checkpoints
     progress: Progress = Progress()
@@ -106,7 +107,7 @@ class Trainer:
 
     def _train(self) -> None:
         cuda = self.runtime.device.type == "cuda"
-        with Prefetch(self.batches, self.cursor, pin=cuda) as prefetch:
+        with self.prefetch(self.batches, self.cursor) as prefetch:
             while not self.finished:
                 started = time.perf_counter()
                 self.callbacks.on_before_step(self.progress)
@@ -135,7 +136,7 @@ class Trainer:
 
         Args:
             planned: what the update sees.
-            batch: `planned.batch`, perhaps in page-locked memory.
+            batch: `planned.batch`, perhaps on the device already.
             started: `perf_counter` when the update began, before waiting for its data.
         """
         started = time.perf_counter() if started is None else started

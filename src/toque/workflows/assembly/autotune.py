@@ -6,7 +6,6 @@ import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +15,6 @@ from toque.errors import ConfigError
 from toque.models.forward.activation_checkpointing import recompute_blocks, stop_recomputing
 from toque.models.forward.compile import compile_blocks, stop_compiling, uncompiled
 from toque.models.forward.cross_entropy import logits_bytes
-from toque.models.forward.loss import loss_sum
 from toque.models.forward.packed import output_head
 from toque.models.lora.quantised import quantised_layers
 from toque.reporter import SILENT, Reporter
@@ -40,6 +38,7 @@ from toque.units import Cursor
 from toque.version import __version__
 from toque.workflows.assembly.batches import CPU_MICRO_BATCH_TOKENS, expected_totals
 from toque.workflows.assembly.setup import Setup
+from toque.workflows.assembly.speed.optimisations import training_loss
 
 _GUESSES: Final = {"cpu": (150.0, 0.15), "cuda": (40.0, 0.25)}
 """Seconds that compiling takes and the share of a step it saves, before either was measured."""
@@ -151,7 +150,7 @@ class _Fit:
             longest_target=longest[1],
             vocab_size=output_head(model)[0].shape[0],
         )
-        loss_fn = partial(loss_sum, smoothing=self.config.optim.label_smoothing)
+        loss_fn = training_loss(self.config)
         self.probe = Probe(model, loss_fn, self.runtime, self.worst)
         self.warnings: list[str] = []
 
@@ -175,6 +174,7 @@ class _Fit:
             "update_rows": self.update_rows,
             "gradient_checkpointing": self.train.gradient_checkpointing,
             "compile": self.train.compile,
+            "optimisations": self.train.optimisations.model_dump(),
             "micro_batch_rows": self.train.micro_batch_rows,
         }
         if self.train.activation_offload:

@@ -14,8 +14,6 @@ from toque.config import RunConfig
 from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError
 from toque.evaluation.heldout_loss import HeldOut
-from toque.models.forward.cpu_layers import use_cpu_layers
-from toque.models.forward.fast_dropout import use_fast_dropout
 from toque.reporter import Reporter, heard, losing
 from toque.training.callbacks import Callback, EarlyStopping
 from toque.training.checkpoint.saved import Checkpoint
@@ -55,6 +53,7 @@ from toque.workflows.assembly.model.language_model import (
 from toque.workflows.assembly.observers import Watchers
 from toque.workflows.assembly.sample_writer import SampleWriter, writing_in
 from toque.workflows.assembly.setup import Setup
+from toque.workflows.assembly.speed.optimisations import attention_in, optimise
 from toque.workflows.assembly.strategy import Strategy, may_divide, strategy_of
 from toque.workflows.assembly.timing.ahead import Length, length_of, time_left_of, with_length
 from toque.workflows.assembly.trainer import (
@@ -118,7 +117,7 @@ def assemble(
     first_at = torch.device("cpu") if may_divide(config, ranks) else runtime.device
     model, base_hash = place_language_model(config, store, runtime.dtype, first_at)
     strategy = strategy_of(config, model, runtime)
-    sharing = _placed(model, runtime, strategy)
+    sharing = _placed(model, config, runtime, strategy)
     stream = build_stream(config, store, model, rank=ranks.rank, ranks=ranks.world_size)
     setup = Setup(config, store, model, stream, runtime, sharing)
     tuned = fit_to_machine(setup, found, reporter=reporter)
@@ -157,14 +156,13 @@ def assemble(
     return Run(setup, trainer, evaluator, banner(setup, tuned, length))
 
 
-def _placed(model: PreTrainedModel, runtime: Runtime, strategy: Strategy) -> Sharing:
+def _placed(
+    model: PreTrainedModel, config: RunConfig, runtime: Runtime, strategy: Strategy
+) -> Sharing:
     """Put the model, with the layers its device computes fastest, where this rank holds it."""
     if not strategy.is_sharded:
         model.to(runtime.device)  # type: ignore[arg-type]  # transformers annotates it away
-    if runtime.device.type == "cpu":
-        use_fast_dropout(model)
-        # Copies of weights in 16 bits would be as large as the parts that are gathered.
-        use_cpu_layers(model, "float32" if strategy.is_sharded else runtime.precision)
+    optimise(model, config, runtime, sharded=strategy.is_sharded)
     return strategy.share(model, runtime)
 
 
@@ -240,7 +238,7 @@ def _observers(
 ) -> list[Callback]:
     config, model, runtime = setup.config, setup.model, setup.runtime
     run, feeds = Path(config.run_dir), watchers.feeds(warn)
-    arithmetic = arithmetic_of(model, setup.stream)
+    arithmetic = arithmetic_of(model, setup.stream, attention_in(model, runtime))
     peak = total_peak(runtime.peak(arithmetic.products), runtime.ranks)
     memory = phase_memory(runtime)
     log = MetricsLog(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,7 @@ from transformers import PreTrainedModel
 from toque.config import RunConfig, config_sha256
 from toque.data.loader.batch_stream import BatchStream
 from toque.models.flops import flops_per_token, parameter_counts, products_of
-from toque.models.forward.loss import loss_sum
-from toque.models.forward.varlen_attention import supports_varlen
+from toque.models.forward.kernels.choice import Choice, attention_of
 from toque.models.lora.layers import is_adapted, refuse_unreached
 from toque.models.precision import has_fast_bf16
 from toque.training.autotune.cache import Resources
@@ -43,6 +41,12 @@ from toque.workflows.assembly.autotune import Fitted
 from toque.workflows.assembly.batches import expected_totals
 from toque.workflows.assembly.optim_and_adapter import learning_rate, weight_average
 from toque.workflows.assembly.setup import Setup
+from toque.workflows.assembly.speed.optimisations import (
+    attention_in,
+    prefetching,
+    training_loss,
+    turned_off,
+)
 from toque.workflows.assembly.timing.ahead import Length, with_length
 from toque.workflows.assembly.while_training.goals import goal_of
 
@@ -68,9 +72,7 @@ def build_trainer(
         model=model,
         optimizer=optimizer,
         batches=stream,
-        loss_fn=runtime.phases.around(
-            "forward", partial(loss_sum, smoothing=optim.label_smoothing)
-        ),
+        loss_fn=runtime.phases.around("forward", training_loss(config)),
         lr_at=learning_rate(by_length, expected_totals(config, stream)),
         evaluator=evaluator,
         checkpoints=CheckpointStore(
@@ -95,15 +97,16 @@ def build_trainer(
             resources=resources,
         ),
         guard=UpdateGuard(runtime, observers, skip, run_folder=run),
-        notes=list(fitted.warnings),
+        notes=[*fitted.warnings, *_notes(setup)],
         max_grad_norm=optim.max_grad_norm,
         seed=config.seed,
         noise=GradientNoise(**dict(noise), seed=config.seed) if noise else None,
         average=average,
         check_reached=refuse_unreached if is_adapted(model) else None,
         base_sha256=base_hash,
-        background_saves=True,
         layout=_layout(setup, optimizer, averages=average is not None),
+        prefetch=prefetching(model, config, runtime),
+        background_saves=train.optimisations.background_saves,
         goal=goal_of(train.best_by),
         count_seconds=float if limit is None else limit.count_seconds,
     )
@@ -136,6 +139,12 @@ def _quantiser(config: RunConfig) -> dict[str, str]:
     return {"bitsandbytes": version("bitsandbytes")}
 
 
+def _notes(setup: Setup) -> list[str]:
+    """What is slower than it could be, and why."""
+    off = turned_off(setup.config)
+    return [*([off] if off else []), *attention_in(setup.model, setup.runtime).notes]
+
+
 def about_run(setup: Setup, resources: Resources, arithmetic: Arithmetic) -> dict[str, Any]:
     """The start event of metrics.jsonl: hash, versions, hardware, sizes, precision."""
     runtime = setup.runtime
@@ -161,6 +170,7 @@ def about_run(setup: Setup, resources: Resources, arithmetic: Arithmetic) -> dic
         "precision": runtime.precision,
         "deterministic": runtime.deterministic,
         "compile": resources.compile,
+        "attention": attention_in(setup.model, runtime).name,
         "gradient_checkpointing": resources.gradient_checkpointing,
         "micro_batch_rows": resources.micro_batch_rows,
         "readers": setup.stream.readers,
@@ -203,8 +213,10 @@ def rate_of_bf16(runtime: Runtime, arithmetic: Arithmetic) -> dict[str, float]:
     return {"bf16_peak": peak.flops_per_second}
 
 
-def arithmetic_of(model: PreTrainedModel, stream: BatchStream) -> Arithmetic:
-    """Forward and backward arithmetic of one useful token of this data."""
+def arithmetic_of(
+    model: PreTrainedModel, stream: BatchStream, attention: Choice | None = None
+) -> Arithmetic:
+    """Forward and backward arithmetic of one useful token of this data, by some attention."""
     source, target = (
         side.astype(float) for side in (stream.plan.source_lengths, stream.plan.target_lengths)
     )
@@ -233,5 +245,6 @@ def arithmetic_of(model: PreTrainedModel, stream: BatchStream) -> Arithmetic:
         sides = {"source_context": shape.source, "cross_context": shape.source}
         everything = flops_per_token(model, context=shape.target, **sides, **shares)
     products = products_of(model, **shares)
-    kind = "variable-length" if supports_varlen(model, model.device) else "masked"
+    chosen = attention or attention_of(model, model.device)
+    kind = "masked" if chosen.name == "dense" else "variable-length"
     return Arithmetic(flops, products, kind, everything - sum(products.values()))

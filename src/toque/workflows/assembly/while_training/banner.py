@@ -15,6 +15,7 @@ from toque.workflows.assembly.curriculum import stages_in_words
 from toque.workflows.assembly.distributed_eval import rank_summary
 from toque.workflows.assembly.mixture import mixture_in_words
 from toque.workflows.assembly.setup import Setup
+from toque.workflows.assembly.speed.optimisations import attention_in
 from toque.workflows.assembly.timing.ahead import Length
 
 
@@ -51,6 +52,7 @@ def banner(setup: Setup, tuned: Fitted, length: Length) -> str:
         ("batch", f"{config.train.batch} an update, over all micro-batches and ranks"),
         ("accumulation", f"{at_once}; {tuned.line}"),
         ("precision", f"{runtime.precision} on {runtime.device}"),
+        ("attention", attention_in(setup.model, runtime).name),
         ("compile", "compiled" if resources.compile else "not compiled"),
         ("uploads", config.checkpoint.upload or "none"),
         ("run folder", config.run_dir),
