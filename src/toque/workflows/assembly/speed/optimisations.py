@@ -1,4 +1,4 @@
-"""Optimisations of a run, as `train.optimisations` turns them on and off: the one place for them."""
+"""Optimisations of a run as `train.optimisations` turns them on and off, the one place for them."""
 
 from __future__ import annotations
 
