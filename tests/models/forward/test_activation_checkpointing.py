@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from toque.models.forward import packed as forward
 from toque.models.forward.activation_checkpointing import recompute_blocks, stop_recomputing
 from toque.models.forward.compile import compile_blocks, stop_compiling
+from toque.models.forward.kernels.choice import use_attention
 from toque.models.forward.loss import loss_sum
 
 # torch's compiler reads .grad of every tensor it meets, and warns itself about it.
@@ -43,13 +43,14 @@ def same(one, other):
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
-@pytest.mark.parametrize("path", ["segments", "masks"])
+@pytest.mark.parametrize("path", ["segments", "dense", "flash", "flex"])
 def test_gradients_are_the_same_to_the_bit_and_memory_is_less(
-    kind, path, precision, tiny, some_examples, packed, monkeypatch
+    kind, path, precision, tiny, some_examples, packed
 ):
-    if path == "masks":
-        monkeypatch.setattr(forward, "supports_varlen", lambda *_: False)
+    if path == "flash" and kind.startswith("t5"):
+        pytest.skip("T5 adds a bias to its scores")
     model, made = tiny(kind), some_examples(9)
+    use_attention(model, path)
     batch = packed(kind, [made[:3], made[3:4], made[4:9]])
     plain = computed(model, batch, precision)
     assert recompute_blocks(model) >= 2
@@ -59,7 +60,7 @@ def test_gradients_are_the_same_to_the_bit_and_memory_is_less(
     stop_recomputing(model)
     last = computed(model, batch, precision)
     same(plain, last)
-    assert last[2] == plain[2]
+    assert last[2] == pytest.approx(plain[2], rel=0.01)  # counted by address, and some are reused
 
 
 def test_frozen_inputs_and_no_gradient_are_fine(family_kind, tiny, some_examples, packed):
