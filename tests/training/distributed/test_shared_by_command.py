@@ -80,7 +80,7 @@ def rank(command: subprocess.Popen[str], number: int) -> psutil.Process:
 
 
 def test_two_processes_train_on_a_machine_without_gpus(kitchen: Path) -> None:
-    command = train(kitchen, "short", 'train.stop_after="2 steps"', "--gpus", "2")
+    command = train(kitchen, "short", 'train.stop_after="4 steps"', "--gpus", "2")
     said = said_by(command)
     assert command.returncode == 0, said[-3000:]
     assert said.count("2 processes on the CPU, as this machine has no CUDA device") == 1
