@@ -11,8 +11,8 @@ until this (`own`); the same without any sum (`compute`); and the exchange of as
 buckets of the same size alone (`exchange`). `ddp_by_the_slower` is ddp's seconds by the larger of
 the last two: 1 would be an exchange that hides completely.
 
-Quality: losses and gradient norms of both strategies agree to 1e-5, and so do ddp's and the own
-sum's.
+Quality: losses of both strategies agree to 1e-5 and gradient norms to 1e-4 (a float32 norm of 12 M
+numbers is no closer), and so do ddp's and the own sum's.
 """
 
 from __future__ import annotations
@@ -104,8 +104,10 @@ def _ranks(a: argparse.Namespace, name: str, n: int) -> list[dict[str, Any]]:
 
 
 def _close(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    pairs = [pair for key in ("losses", "norms") for pair in zip(one[key], other[key], strict=True)]
-    return all(abs(x - y) <= 1e-5 * abs(y) for x, y in pairs)
+    def apart(key: str) -> float:
+        return max(abs(x - y) / abs(y) for x, y in zip(one[key], other[key], strict=True))
+
+    return apart("losses") <= 1e-5 and apart("norms") <= 1e-4
 
 
 def _batch(step: int, rank: int, rows: int) -> DecoderBatch:
@@ -153,11 +155,13 @@ def _memory(strategy: str) -> dict[str, Any]:
         runtime = Runtime.detect(device="cpu", precision="float32", ranks=ranks)
         model = _model(shape)
         n = sum(p.numel() for p in model.parameters())
-        sharing: Sharing = Replicated(model)
-        if strategy == "fsdp":
-            cpu, n_ranks = torch.device("cpu"), ranks.world_size
+        cpu, here = torch.device("cpu"), ranks.world_size
+        sharing: Sharing
+        if strategy == "ddp":
+            sharing = Replicated(model)
+        else:
             sharing = Sharded(
-                model, "fsdp", ranks, device=cpu, dtype=torch.float32, on_this_machine=n_ranks
+                model, "fsdp", ranks, device=cpu, dtype=torch.float32, on_this_machine=here
             )
         optimizer = build_optimizer(model)
         for step in range(3):
