@@ -1,4 +1,4 @@
-"""Collectives by which the processes that share a run agree.
+"""Collectives (all-reduce, all-gather, broadcast) by which the processes that share a run agree.
 
 Everything that is decided (when to stop, save, evaluate) is agreed on at the same place by all.
 Gradients are summed by PyTorch's own engine (`sharing.py`, `sharding.py`).
