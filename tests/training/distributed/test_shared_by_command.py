@@ -155,7 +155,8 @@ def test_a_signal_saves_and_the_same_command_continues(
     assert "Continue with: toque train run.yaml run_dir=" in said
     assert "--gpus 2" in said
     again = train(kitchen, name, "--gpus", "2")
-    assert again.wait(timeout=300) == 0
+    said = said_by(again)
+    assert again.returncode == 0, said[-3000:]
     assert differing(facts_of(whole), facts_of(kitchen / name)) == []
 
 
