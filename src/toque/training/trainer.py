@@ -54,8 +54,7 @@ class Trainer:
     seed: int
     sharing: Sharing | None = None  # how the ranks hold the model; None in one process
     noise: GradientNoise | None = None
-    average: WeightAverage | None = None
-    """If set, the average is what is evaluated and kept as a best model."""
+    average: WeightAverage | None = None  # if set, what is evaluated and kept as a best model
     check_reached: Callable[[nn.Module], None] | None = None
     """Called with the gradients of a session's first update; raises when parts got none."""
     base_sha256: str | None = None  # of frozen weights, which checkpoints leave out
