@@ -104,7 +104,7 @@ class OomFallback:
                 f"Step {at.step} {RAN_OUT} with {rows} rows at once ({reason}), while the ranks "
                 "were exchanging weights or gradients, so that this one could not begin it again. "
                 f"The last checkpoint stands, and the same command continues with {rows // 2} rows "
-                "at once; a launcher that starts lost processes again does so by itself."
+                "at once."
             )
         self.callbacks.on_warning(
             at,
