@@ -135,6 +135,7 @@ def run_of(
         noise=GradientNoise(eta=1e-4, gamma=0.55, seed=1),
         average=WeightAverage("ema", decay=0.9),
     )
+    ranks.all_reduce_sum([0.0])  # rank 0 may still be saving what ended here
     newest = trainer.checkpoints.newest_valid()
     if newest is not None:
         trainer.load(newest)

@@ -85,7 +85,7 @@ class Runtime:
         chosen = device_named(device)
         kind, warnings = _precision(precision, chosen, fp16_is_safe=fp16_is_safe)
         set_deterministic(deterministic)
-        if chosen.type == "cpu":
+        if chosen.type == "cpu" and not ranks.is_distributed:  # of several, the strategy says
             keep_freed_memory()
         scaler = torch.amp.GradScaler(chosen.type) if kind == "fp16" else None
         return cls(chosen, kind, deterministic, ranks, warnings=tuple(warnings), scaler=scaler)

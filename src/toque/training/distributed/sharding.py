@@ -27,6 +27,7 @@ from toque.models.forward.compile import blocks
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.parts import whole
 from toque.training.distributed.sharing import Entered, LossFn
+from toque.training.glibc_malloc import return_freed_memory
 
 _BIAS = "relative_attention_bias"
 
@@ -90,6 +91,8 @@ class Sharded:
         self._all_reduces, self._copies = strategy == "hsdp", shape[0]
         self.part = ranks.rank % shape[1]
         self._root = _divided(model, mesh, device, dtype)
+        if device.type == "cpu":
+            return_freed_memory()  # of the whole weights now, and of gathered ones later
 
     def micro_batches(self, batch: Batch, rows: int) -> Sequence[Batch]:
         """As many on every rank as on the one with most: weights are gathered by all together."""

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from toque.batch import Batch
+from toque.training.glibc_malloc import keep_freed_memory
 
 LossFn = Callable[[nn.Module, Batch], Tensor]
 BUCKET_MIB: Final = 25
@@ -126,6 +127,8 @@ class Replicated:
 
     def __init__(self, model: nn.Module) -> None:
         self.model, self._exchanging = model, False
+        if next(model.parameters()).device.type == "cpu":
+            keep_freed_memory()
         self._ddp = DistributedDataParallel(
             _Unreached(model),
             forward_sync_buffers=False,
