@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import harness
+import peers
 
 BASES = ("float32", "bf16", "int8", "nf4")
 MOST_ABOVE = 1.02
@@ -74,14 +74,12 @@ def losses(run: Path) -> dict[str, Any]:
 
 def measure(arguments: argparse.Namespace) -> harness.Result:
     """Every base, one after the other."""
-    shared = Path(os.environ.get("TOQUE_SHARED", "../shared"))
-    if not (shared / _RECIPES).exists():
-        raise harness.Skipped(f"{shared / _RECIPES} is not there; set TOQUE_SHARED")
+    peers.shared(_RECIPES)
     result = harness.Result()
     with tempfile.TemporaryDirectory() as name:
         folder, found = Path(name), {}
         for base in arguments.only or BASES:
-            path = configuration(folder, base, arguments, shared)
+            path = configuration(folder, base, arguments, peers.SHARED)
             if not found:
                 toque("prepare", str(path))
             toque("train", str(path))

@@ -10,6 +10,7 @@ import torch
 
 import toque
 from toque.cli.app import main
+from toque.config import load_config
 from toque.errors import ConfigError
 from toque.models.forward.bf16.layers import use_bf16_layers
 from toque.models.forward.fast_dropout import use_fast_dropout
@@ -141,9 +142,11 @@ def test_a_checkpoint_that_cannot_be_had_is_named(
         toque.plan({"model": {"family": "auto", "start_from": str(tmp_path)}}, hardware="a100")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("card", ["rtx-3090", "rtx-4090", "rtx-5090"])
 def test_flan_t5_xxl_fits_a_small_card_with_its_base_in_few_bits(card: str) -> None:
-    plan = toque.plan("recipe-t5-xxl-lora", hardware=card)
+    settings = load_config("recipe-t5-xxl-lora", hardware=card).config
+    plan = toque.plan(settings, hardware=card)
     parts = plan.memory.parts
     assert plan.fits
     assert plan.memory.micro_batch_rows >= 2

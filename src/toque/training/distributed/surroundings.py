@@ -22,6 +22,10 @@ _FIRST_PORT: Final = 15_000
 _PORTS: Final = 15_000
 """Ports that ranks under srun may meet at: below those that Linux gives to outgoing connections."""
 
+_TASKS_EACH: Final = re.compile(r"(\d{1,9}+)(?:\(x\d{1,9}+\))?\Z")
+_FIRST_HOST: Final = re.compile(r"(?:\[[^]\[]*+\]|[^,\[])*+")
+_HOST_NUMBERS: Final = re.compile(r"\[(\w{1,32}+)[^]\[]*+\]")
+
 
 def is_launched() -> bool:
     """Whether our own launcher started this process."""
@@ -59,7 +63,7 @@ def ranks_of_srun(environ: Mapping[str, str]) -> dict[str, str]:
         "MASTER_ADDR": first_host(environ.get("SLURM_STEP_NODELIST", "localhost")),
         "MASTER_PORT": str(_FIRST_PORT + (31 * int(job) + int(step)) % _PORTS),
     }
-    each = re.match(r"(\d+)(?:\(x\d+\))?$", environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    each = _TASKS_EACH.match(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
     if each is not None:  # as many on every machine
         found["LOCAL_WORLD_SIZE"] = each[1]
     return {name: value for name, value in found.items() if name not in environ}
@@ -71,6 +75,6 @@ def first_host(nodes: str) -> str:
     >>> first_host("gpu[07-09,12],fat1"), first_host("r[1-2]n[3,5]"), first_host("a,b")
     ('gpu07', 'r1n3', 'a')
     """
-    first = re.match(r"(?:\[[^]]*\]|[^,[])*", nodes)
+    first = _FIRST_HOST.match(nodes)
     assert first is not None
-    return re.sub(r"\[(\w+)[^]]*\]", r"\1", first[0])
+    return _HOST_NUMBERS.sub(r"\1", first[0])
