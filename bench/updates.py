@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from toque.batch import Batch, DecoderBatch, EncoderDecoderBatch
 from toque.models.forward.loss import loss_sum
@@ -35,18 +36,27 @@ def update(
     return float(total) / batch.n_targets
 
 
-def batch_of(family: str, *, rows: int, source: int, target: int, vocabulary: int) -> Batch:
-    """One example a row, every target position with a label; `source` counts for T5 alone."""
+def batch_of(
+    family: str, *, rows: int, source: int, target: int, vocabulary: int, examples: int = 1
+) -> Batch:
+    """Full rows of equal examples, every target position with a label; `source` is T5's alone."""
     made = torch.Generator().manual_seed(2)
     tokens = torch.randint(2, vocabulary, (rows, target), generator=made)
-    ids = tuple((i,) for i in range(rows))
-    labels, segments = tokens.roll(-1, 1), torch.ones_like(tokens, dtype=torch.int32)
+    ids = tuple(tuple(range(i * examples, (i + 1) * examples)) for i in range(rows))
+    labels, segments = tokens.roll(-1, 1), _numbers(rows, target, examples)
     if family == "t5":
         prompt = torch.randint(2, vocabulary, (rows, source), generator=made)
         return EncoderDecoderBatch(
             labels=labels, example_ids=ids, source_tokens=prompt,
-            source_segments=torch.ones_like(prompt, dtype=torch.int32),
+            source_segments=_numbers(rows, source, examples),
             target_tokens=tokens, target_segments=segments,
         )  # fmt: skip
-    positions = torch.arange(target).expand_as(tokens).contiguous()
-    return DecoderBatch(labels, ids, tokens, segments, positions)
+    places = torch.arange(target).expand_as(tokens)
+    firsts = torch.searchsorted(segments, segments)
+    return DecoderBatch(labels, ids, tokens, segments, places - firsts)
+
+
+def _numbers(rows: int, length: int, examples: int) -> Tensor:
+    """[rows, length] segment numbers of equal examples."""
+    numbers = 1 + torch.arange(length) * examples // length
+    return numbers.int().expand(rows, length).contiguous()

@@ -182,7 +182,8 @@ def store_case(work: Path) -> Area:
 def checkpoint_case(work: Path) -> Area:
     """Checkpoints: `verify`, and what they hold read as a continued run would."""
     from toque.errors import CheckpointError
-    from toque.training.checkpoint.store import CheckpointStore, verify_checkpoint
+    from toque.training.checkpoint.saved import verify_checkpoint
+    from toque.training.checkpoint.store import CheckpointStore
 
     original = next((work / "half" / "checkpoints").glob("step-*"))
 

@@ -26,7 +26,8 @@ from updates import batch_of, update
 
 from toque.models.flops import flops_per_token, parameter_counts
 from toque.models.loading.from_scratch import build_model
-from toque.models.lora.layers import adapter_parameters, attach, hold_frozen, resolve
+from toque.models.lora.frozen import hold_frozen
+from toque.models.lora.layers import adapter_parameters, attach, resolve
 from toque.training.optim.factory import build_optimizer
 from toque.training.runtime import Runtime
 

@@ -4,10 +4,10 @@
 
 One model and the same examples for all: cookbook recipes, a tokenizer learnt from them, a small
 shape (or `--shape FILE`, arguments of the family's Hugging Face config). A part's two ways run in
-turn in this process, on first, each for one whole update; the ratio of a pair is off / on. On a CPU
-"on" is what is shipped: examples attended one by one, padding left out. The masked ways
-("packing", "segments") are what a GPU or a compiled model computes. "compile" is measured when it
-is named: on two CPU cores it takes longer than all others together.
+turn in this process, on first, each for one whole update; the ratio of a pair is off / on. "on" is
+what is shipped, one switch of `train.optimisations` turned off at a time; "packing", "bf16" and
+"compile" have settings of their own. "packing" and "kernels" are computed through masks both ways.
+"compile" is measured when it is named: on two CPU cores it takes longer than all others together.
 
 Quality: the first update's loss both ways, from the same weights, must agree to 1e-5 (bf16: 1e-2),
 or that part's ratio is void. The record's own ratio is null: `details.parts` has one for each part.
@@ -18,14 +18,13 @@ divides by it and counts useful tokens only.
 from __future__ import annotations
 
 import argparse
-import json
+import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -33,102 +32,23 @@ from unittest.mock import patch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import harness
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
-from updates import update
+from two_ways import SHAPES, UPDATES, Bench, Found, attending, in_turn
 
-from toque.batch import IGNORE, Batch
-from toque.config.resolve import resolve_values
-from toque.cooking.cookbook.generate import write_cookbook
-from toque.data.prepare.pipeline import prepare
+from toque.batch import IGNORE
+from toque.data.loader.prefetch import Batches, Prefetch
+from toque.models.forward import grouped_attention as grouped
 from toque.models.forward import loss as objective
-from toque.models.forward import packed as forward
 from toque.models.forward import varlen_attention as segmented
 from toque.models.forward.compile import compile_blocks, stop_compiling
 from toque.models.forward.fast_dropout import Dropout, use_fast_dropout
-from toque.models.loading.fused_activations import fuse_activations
-from toque.training.optim.factory import build_optimizer
-from toque.training.runtime import Runtime
+from toque.models.forward.kernels.choice import attention_of
+from toque.models.loading.fused_activations import fuse_activations, stock_activations
+from toque.training.checkpoint.saver import BackgroundWriter, Slot
 from toque.units import Cursor
-from toque.workflows.assembly.batches import build_language_model, build_stream
-from toque.workflows.assembly.data import open_store, prepare_settings, sources_of
-from toque.workflows.assembly.trainer import arithmetic_of
-
-LARGE = {"hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8,
-         "intermediate_size": 2048}  # fmt: skip
-SHAPES: dict[str, dict[str, Any]] = {
-    "t5": {"d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 4, "num_heads": 8,
-           "dropout_rate": 0.0},
-    "gpt2": {"n_embd": 512, "n_layer": 6, "n_head": 8, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
-             "attn_pdrop": 0.0},
-    "neox": LARGE,
-    "llama": LARGE,
-}  # fmt: skip
-Found = dict[str, Any]
-RECIPES, EXAMPLES, MICRO_BATCH = 600, 16, 4096
-"""Recipes in the store, examples of an update, tokens computed at once."""
-
-
-class Bench:
-    """A model, an optimizer and the same update laid out packed and not."""
-
-    def __init__(self, a: argparse.Namespace, folder: Path) -> None:
-        shape = json.loads(Path(a.shape).read_text()) if a.shape else SHAPES[a.family]
-        write_cookbook(folder / "cookbook.jsonl", RECIPES, seed=1)
-        values = {
-            "run_dir": str(folder / "run"),
-            "model": {"family": a.family, "shape": shape, "tokenizer": f"trained:{a.vocabulary}"},
-            "data": {
-                "sources": [{"path": str(folder / "cookbook.jsonl")}],
-                "store": str(folder / "store"),
-            },
-            "train": {"batch": f"{EXAMPLES} examples"},
-        }
-        config = resolve_values(values).config
-        prepare(
-            sources_of(config),
-            store=folder / "store",
-            settings=prepare_settings(config),
-            workers=1,
-        )
-        store = open_store(config)
-        self.runtime = Runtime.detect(device=a.device, precision=a.precision, deterministic=False)
-        self.model = build_language_model(config, store).to(self.runtime.device)
-        fuse_activations(self.model)
-        self.model.train()
-        stream = build_stream(config, store, self.model)
-        self.arithmetic = arithmetic_of(self.model, stream)
-        step = stream.at(Cursor())
-        self.useful = step.n_tokens
-        self.packed = step.batch.to(self.runtime.device)
-        alone = replace(stream.layout, packed=False)
-        self.alone = alone.batch(step.batch.example_ids).to(self.runtime.device)
-        self.optimizer = build_optimizer(self.model)
-
-    def update(self, batch: Batch, *, precision: str | None = None) -> tuple[float, float]:
-        """Seconds of one update, and its mean loss; the learning rate is 0, the work is not."""
-        tokens = batch.n_computed // batch.n_rows
-        kept = self.runtime.precision
-        self.runtime.precision = precision or kept  # type: ignore[assignment]
-        self.wait()
-        begun = time.perf_counter()
-        rows = max(1, MICRO_BATCH // tokens)
-        loss = update(self.model, batch, self.runtime, self.optimizer, lr=0.0, rows=rows)
-        seconds = time.perf_counter() - begun
-        self.runtime.precision = kept
-        return seconds, loss
-
-    def wait(self) -> None:
-        """Until the device has done what it was told."""
-        if self.runtime.device.type == "cuda":
-            torch.cuda.synchronize()
-
-
-@contextmanager
-def masked() -> Iterator[None]:
-    """Attention of packed rows through masks, padding computed, as on a GPU."""
-    with patch.object(forward, "supports_varlen", lambda *_: False):
-        yield
+from toque.workflows.assembly.speed.optimisations import prefetching
 
 
 def whole_logits(
@@ -141,50 +61,25 @@ def whole_logits(
     )
 
 
-Way = Callable[[], tuple[float, float]]
-"""Seconds and loss of one update."""
-
-
-def in_turn(a: argparse.Namespace, off: Way, on: Way, tolerance: float | None = None) -> Found:
-    """Both ways `--pairs` times after one update each to warm up.
-
-    The ratio is void when the two losses differ by more than `tolerance`, relatively.
-    """
-    losses = [off()[1], on()[1]]
-    apart = abs(losses[0] / losses[1] - 1) if losses[1] else 0.0
-    same = apart <= (a.close if tolerance is None else tolerance)
-    result = harness.paired(
-        lambda _: {"seconds": on()[0]},
-        lambda _: {"seconds": off()[0]},
-        pairs=a.pairs,
-        score=lambda run: 1 / run.value["seconds"],
-        quality=lambda *_: {"passes": same, "losses": losses, "loss_difference": apart},
-    )
-    result.details = {
-        name: round(statistics.median(run["seconds"] for run in side), 4)
-        for name, side in (("off_seconds", result.theirs), ("on_seconds", result.ours))
-    }
-    return result.as_part()
-
-
 def packing(a: argparse.Namespace, b: Bench) -> Found:
     """One example a row against packed rows, both through masks."""
-    with masked():
+    with attending(b, "dense"):
         found = in_turn(a, lambda: b.update(b.alone), lambda: b.update(b.packed))
     padding = {"off": b.alone.n_computed - b.useful, "on": b.packed.n_computed - b.useful}
     return found | {"padding_tokens": padding}
 
 
-def segments(a: argparse.Namespace, b: Bench) -> Found:
-    """Masks over packed rows against examples attended one by one, padding left out."""
-    if b.runtime.device.type != "cpu":
-        return {"skipped": "a GPU attends through masks or its own kernels"}
+def attention(a: argparse.Namespace, b: Bench) -> Found:
+    """Masks over packed rows against the attention that `auto` takes."""
+    with b.runtime.autocast():
+        chosen = attention_of(b.model, b.runtime.device)
 
     def off() -> tuple[float, float]:
-        with masked():
+        with attending(b, "dense"):
             return b.update(b.packed)
 
-    return in_turn(a, off, lambda: b.update(b.packed))
+    found = in_turn(a, off, lambda: b.update(b.packed))
+    return found | {"attention": chosen.name, "notes": chosen.notes}
 
 
 def head(a: argparse.Namespace, b: Bench) -> Found:
@@ -197,14 +92,90 @@ def head(a: argparse.Namespace, b: Bench) -> Found:
     return in_turn(a, off, lambda: b.update(b.packed))
 
 
+def activations(a: argparse.Namespace, b: Bench) -> Found:
+    """Transformers' GELU in eight steps against one kernel."""
+
+    def off() -> tuple[float, float]:
+        stock_activations(b.model)
+        try:
+            return b.update(b.packed)
+        finally:
+            fuse_activations(b.model)
+
+    before = list(map(type, b.model.modules()))
+    stock_activations(b.model)
+    same = before == list(map(type, b.model.modules()))
+    fuse_activations(b.model)
+    if same:
+        return {"skipped": "this family's activation is one kernel as it comes"}
+    return in_turn(a, off, lambda: b.update(b.packed))
+
+
+def layers(a: argparse.Namespace, b: Bench) -> Found:
+    """Stock layers against those that this processor computes fastest in the run's precision."""
+    if not b.exchanged:
+        return {"skipped": "no layer is exchanged on this device in this precision"}
+
+    def off() -> tuple[float, float]:
+        with b.stock_layers():
+            return b.update(b.packed)
+
+    return in_turn(a, off, lambda: b.update(b.packed), max(a.close, 1e-4))
+
+
+def prefetch(a: argparse.Namespace, b: Bench) -> Found:
+    """Batches made when they are asked for against made, and on a GPU sent, ahead."""
+
+    def loop(make: Callable[[Batches, Cursor], Prefetch]) -> tuple[float, float]:
+        with make(b.stream, Cursor()) as ahead:
+            b.wait()
+            begun = time.perf_counter()
+            losses = [b.update(ahead.next()[1].to(b.runtime.device))[1] for _ in range(UPDATES)]
+            b.wait()
+            return (time.perf_counter() - begun) / UPDATES, losses[-1]
+
+    shipped = prefetching(b.model, b.config, b.runtime)
+    return in_turn(a, lambda: loop(partial(Prefetch, depth=0)), lambda: loop(shipped))
+
+
+def saves(a: argparse.Namespace, b: Bench) -> Found:
+    """Weights written before the next updates against beside them: the time of both together."""
+
+    def write(tensors: Any, _state: Any) -> None:
+        path = Path(b.folder) / "saved.safetensors"
+        save_file(tensors["model"], path)
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+
+    slot = Slot()  # its memory is kept from save to save
+
+    def loop(*, background: bool) -> tuple[float, float]:
+        writer = BackgroundWriter()
+        tensors = {"model": {n: p.detach() for n, p in b.model.state_dict().items()}}
+        tensors["model"] = {n: t.clone() for n, t in tensors["model"].items()}
+        b.wait()
+        begun = time.perf_counter()
+        if background:
+            writer.submit(slot, write, tensors, {})
+        else:
+            write({"model": {n: t.cpu() for n, t in tensors["model"].items()}}, {})
+        losses = [b.update(b.packed)[1] for _ in range(UPDATES)]
+        seconds = time.perf_counter() - begun
+        writer.close()
+        return seconds, losses[-1]
+
+    return in_turn(a, lambda: loop(background=False), lambda: loop(background=True))
+
+
 def bf16(a: argparse.Namespace, b: Bench) -> Found:
-    """float32 against bf16 autocast."""
-    return in_turn(
-        a,
-        lambda: b.update(b.packed, precision="float32"),
-        lambda: b.update(b.packed, precision="bf16"),
-        1e-2,
-    )
+    """float32 against bf16, both in stock layers."""
+    with b.stock_layers():
+        return in_turn(
+            a,
+            lambda: b.update(b.packed, precision="float32"),
+            lambda: b.update(b.packed, precision="bf16"),
+            1e-2,
+        )
 
 
 def compiled(a: argparse.Namespace, b: Bench) -> Found:
@@ -224,13 +195,13 @@ def compiled(a: argparse.Namespace, b: Bench) -> Found:
     return found | {"compile_seconds": round(seconds, 1)}
 
 
-def attention(a: argparse.Namespace, b: Bench) -> Found:
+def kernels(a: argparse.Namespace, b: Bench) -> Found:
     """The eager attention against PyTorch's kernels, both over masked packed rows."""
 
     def of(kind: str) -> tuple[float, float]:
         b.model.set_attn_implementation(kind)
         try:
-            with masked():
+            with attending(b, "dense"):
                 return b.update(b.packed)
         finally:
             b.model.set_attn_implementation("sdpa")
@@ -264,6 +235,7 @@ def dropout(a: argparse.Namespace, b: Bench) -> Found:
         with (
             patch.object(Dropout, "forward", torch.nn.Dropout.forward),
             patch.object(segmented, "keep_mask", stock_mask),
+            patch.object(grouped, "keep_mask", stock_mask),
         ):
             return update()
 
@@ -328,13 +300,17 @@ def copies(a: argparse.Namespace, b: Bench) -> Found:
 
 
 PARTS = {
-    "packing": packing,
-    "segments": segments,
-    "head": head,
     "attention": attention,
+    "dropout": dropout,
+    "activations": activations,
+    "layers": layers,
+    "head": head,
+    "prefetch": prefetch,
+    "saves": saves,
+    "packing": packing,
+    "kernels": kernels,
     "bf16": bf16,
     "compile": compiled,
-    "dropout": dropout,
     "optimizer": optimizer,
     "causal": causal,
     "copies": copies,

@@ -36,8 +36,10 @@ from updates import batch_of, update
 from toque.models.flops import flops_per_token, parameter_counts, products_of
 from toque.models.forward.activation_checkpointing import recompute_blocks
 from toque.models.forward.compile import compile_blocks
+from toque.models.forward.kernels.choice import attention_of, use_attention
 from toque.models.loading.from_scratch import build_model
-from toque.models.lora.layers import attach, hold_frozen, resolve
+from toque.models.lora.frozen import hold_frozen
+from toque.models.lora.layers import attach, resolve
 from toque.training.optim.factory import build_optimizer
 from toque.training.runtime import Runtime
 
@@ -46,19 +48,29 @@ _FLAN = {"d_kv": 64, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": F
 SHAPES: dict[str, dict[str, Any]] = {
     "neox-1.2b": {"hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 16,
                   "intermediate_size": 8192, "max_position_embeddings": 2048},
+    "gpt2-large": {"n_embd": 1280, "n_layer": 36, "n_head": 20, "n_positions": 1024,
+                   "attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0},
     "flan-t5-large": _FLAN | {"d_model": 1024, "d_ff": 2816, "num_layers": 24, "num_heads": 16},
+    "flan-t5-large-6": _FLAN | {"d_model": 1024, "d_ff": 2816, "num_layers": 6, "num_heads": 16},
     "flan-t5-xxl": _FLAN | {"d_model": 4096, "d_ff": 10240, "num_layers": 24, "num_heads": 64},
     "tiny-neox": {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
                   "intermediate_size": 256, "max_position_embeddings": 256},
     "tiny-t5": _FLAN | {"d_model": 128, "d_ff": 256, "num_layers": 2, "num_heads": 2},
 }  # fmt: skip
-VOCABULARY = {"t5": 32128, "neox": 50304}
+VOCABULARY = {"t5": 32128, "neox": 50304, "gpt2": 50257}
 
 
 def shape_of(name: str) -> dict[str, Any]:
     """A shape by name, or from a JSON file."""
     found: dict[str, Any] = SHAPES.get(name) or json.loads(Path(name).read_text())
     return found
+
+
+def dropouts(a: argparse.Namespace) -> dict[str, float]:
+    """The shape's dropout, where one is asked for."""
+    names = {"t5": ["dropout_rate"], "neox": ["attention_dropout", "hidden_dropout"]}
+    names |= {"gpt2": ["attn_pdrop", "resid_pdrop", "embd_pdrop"]}
+    return {} if a.dropout is None else dict.fromkeys(names[a.family], a.dropout)
 
 
 def made(a: argparse.Namespace, runtime: Runtime) -> PreTrainedModel:
@@ -70,7 +82,7 @@ def made(a: argparse.Namespace, runtime: Runtime) -> PreTrainedModel:
     with torch.device(runtime.device):
         model = build_model(
             family=a.family,
-            shape=shape_of(a.shape),
+            shape=shape_of(a.shape) | dropouts(a),
             vocab_size=vocabulary,
             pad_id=0,
             eos_id=1,
@@ -83,6 +95,7 @@ def made(a: argparse.Namespace, runtime: Runtime) -> PreTrainedModel:
         hold_frozen(model, runtime.dtype)
     model.to(runtime.device)
     model.train()
+    use_attention(model, a.attention)
     if a.recompute:
         recompute_blocks(model)
     if a.compile:
@@ -100,16 +113,24 @@ def one(a: argparse.Namespace, rows: int) -> dict[str, Any]:
     optimizer = build_optimizer(model)
     vocabulary = a.vocabulary or VOCABULARY[a.family]
     batch = batch_of(
-        a.family, rows=rows, source=a.source, target=a.target, vocabulary=vocabulary
+        a.family,
+        rows=rows,
+        source=a.source,
+        target=a.target,
+        vocabulary=vocabulary,
+        examples=a.examples,
     ).to(runtime.device)
+    with runtime.autocast():
+        attention = attention_of(model, runtime.device)
     seconds, losses = [], []
     for _ in range(a.warmup + a.steps):
         begun = time.perf_counter()
         losses.append(update(model, batch, runtime, optimizer, lr=1e-5))
         seconds.append(time.perf_counter() - begun)
     share = a.source / (a.source + a.target) if a.family == "t5" else 0.0
+    alone = a.target / a.examples, a.source / a.examples
     flops = flops_per_token(
-        model, context=a.target / 2, source_share=share, source_context=float(a.source)
+        model, context=alone[0] / 2, source_share=share, source_context=alone[1]
     )
     peak_flops = runtime.peak(products_of(model, source_share=share))
     speed = batch.n_tokens / statistics.median(seconds[a.warmup :])
@@ -129,6 +150,8 @@ def one(a: argparse.Namespace, rows: int) -> dict[str, Any]:
         "losses": [round(losses[0], 4), round(losses[-1], 4)],
         "parameters": {"total": counts.total, "trained": counts.trainable},
         "precision": runtime.precision,
+        "attention": attention.name,
+        "notes": attention.notes,
         "device": torch.cuda.get_device_name() if on_gpu else "cpu",
     }
 
@@ -166,6 +189,9 @@ def options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--target", type=int, default=256)
     p.add_argument("--vocabulary", type=int, default=0)
     p.add_argument("--lora", type=int, default=0, metavar="R")
+    p.add_argument("--examples", type=int, default=1, help="in a row, of equal length")
+    p.add_argument("--attention", default="auto", help="as train.optimisations.attention")
+    p.add_argument("--dropout", type=float, help="of layers and attention; the shape's by default")
     p.add_argument("--recompute", action="store_true", help="gradient checkpointing")
     p.add_argument("--compile", action="store_true")
     p.add_argument("--limit-gib", type=float, default=0.0)

@@ -57,6 +57,7 @@ def train(
     config: Configured,
     *,
     start: Model | None = None,
+    resume: str | None = None,
     callbacks: Sequence[object] = (),
     upload: bool = True,
     prepare: bool = True,
@@ -68,6 +69,8 @@ def train(
     Args:
         config: what `configure` takes.
         start: a run or checkpoint whose weights a new run begins with.
+        resume: continue exactly from this older checkpoint of the run, e.g. "step-00000200"; newer
+            ones are set aside, and nothing is deleted.
         callbacks: objects that watch the run, besides those of observe.callbacks.
         upload: fetch from checkpoint.upload and copy to it, if there is one.
         prepare: prepare the store where it is absent; otherwise that is an error.
@@ -93,6 +96,7 @@ def train(
     return workflow(
         with_origins(settings),
         start=start,
+        resume=resume,
         callbacks=callbacks,
         upload=upload,
         prepare=prepare,

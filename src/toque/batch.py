@@ -7,7 +7,8 @@ segment. `labels[r, t]` is the token to be predicted *at* position t (already sh
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from itertools import islice
 from typing import Self
 
@@ -23,6 +24,13 @@ class _Rows:
     labels: Tensor
     example_ids: tuple[tuple[int, ...], ...]
     """Store indices of the examples in each row, in row order; for replay and error messages."""
+    labelled: tuple[int, ...] | None = field(default=None, kw_only=True)
+    """Tokens with loss in each row, where the host knows them: on a GPU it would wait to count."""
+    longest: int | None = field(default=None, kw_only=True)
+    """Tokens of the longest example, or of padding, at most; where attention's plan says so."""
+    attention: Mapping[str, Tensor] = field(default_factory=dict, kw_only=True)
+    """What attention kernels are told of the rows, row by row, made once for the whole batch
+    (`models/forward/kernels/plan.py`)."""
 
     @property
     def n_rows(self) -> int:
@@ -32,7 +40,7 @@ class _Rows:
     @property
     def n_targets(self) -> int:
         """Tokens with loss."""
-        return int((self.labels != IGNORE).sum())
+        return int((self.labels != IGNORE).sum()) if self.labelled is None else sum(self.labelled)
 
     def split(self, micro_batch_rows: int) -> list[Self]:
         """Consecutive micro-batches of at most `micro_batch_rows` rows."""
@@ -41,27 +49,68 @@ class _Rows:
 
     def cut(self, sizes: list[int]) -> list[Self]:
         """Consecutive batches of these many rows, which sum to all; views of this one's memory."""
-        ids = iter(self.example_ids)
+        ids, counts = iter(self.example_ids), iter(self.labelled or ())
         tensors = self._tensors()
+        known = self.labelled is not None
         parts = zip(*(torch.split(tensor, sizes) for tensor in tensors.values()), strict=True)
-        make = type(self)
         return [
-            make(example_ids=tuple(islice(ids, n)), **dict(zip(tensors, part, strict=True)))
+            self._with(
+                dict(zip(tensors, part, strict=True)),
+                example_ids=tuple(islice(ids, n)),
+                labelled=tuple(islice(counts, n)) if known else None,
+            )
             for n, part in zip(sizes, parts, strict=True)
         ]
 
+    def unlabelled(self) -> Self:
+        """One row of a single token without a label, as wide as these rows.
+
+        A rank that has no row left computes it where ranks must compute together: its loss and its
+        gradients are zero.
+        """
+        made = {}
+        for name, tensor in self._tensors().items():
+            if "/" not in name:  # attention's plan is of other rows
+                made[name] = tensor.new_full((1, *tensor.shape[1:]), IGNORE * (name == "labels"))
+            if name.endswith("segments"):
+                made[name][0, 0] = 1
+        return self._with(made, example_ids=((),), labelled=(0,), longest=None)
+
     def to(self, device: torch.device | str) -> Self:
         """The same batch on `device`; copies from pinned memory do not block."""
-        moved = {n: t.to(device, non_blocking=True) for n, t in self._tensors().items()}
-        return replace(self, **moved)  # type: ignore[arg-type]
+        leaves = torch.device(device).type != self.labels.device.type == "cpu"
+        counted = self.counted() if leaves else self
+        return counted._each(  # noqa: SLF001  # its own kind
+            lambda tensor: tensor.to(device, non_blocking=True)
+        )
 
     def pin(self) -> Self:
         """The same batch in page-locked memory."""
-        return replace(self, **{n: t.pin_memory() for n, t in self._tensors().items()})  # type: ignore[arg-type]
+        return self._each(Tensor.pin_memory)
+
+    def counted(self) -> Self:
+        """The same batch with `labelled`."""
+        if self.labelled is not None:
+            return self
+        return replace(self, labelled=tuple((self.labels != IGNORE).sum(1).tolist()))
+
+    def tensors(self) -> list[Tensor]:
+        """All of them."""
+        return list(self._tensors().values())
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
+        return self._with({name: change(tensor) for name, tensor in self._tensors().items()})
 
     def _tensors(self) -> dict[str, Tensor]:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        own = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        return own | {f"attention/{name}": tensor for name, tensor in self.attention.items()}
+
+    def _with(self, tensors: Mapping[str, Tensor], **others: object) -> Self:
+        """This batch with the tensors that `_tensors` names exchanged."""
+        own = {name: t for name, t in tensors.items() if "/" not in name}
+        plans = {name.partition("/")[2]: t for name, t in tensors.items() if "/" in name}
+        return replace(self, attention=plans, **own, **others)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import ClassVar
 
 _MARKED = re.compile("\0([^\0]*)\0")
 _LINE_BREAKS = re.compile(r"(?<![ \t])[ \t]*+[\r\n\v\f\x85\u2028\u2029]\s*+")
@@ -38,7 +37,7 @@ def argument(name: str) -> str:
 class ToqueError(Exception):
     """Base of everything a user may meet; never raised itself."""
 
-    exit_code: ClassVar[int] = 1
+    exit_code: int = 1
     said_by_another: bool = False
     """Whether another rank of the same run tells the user about it."""
 
@@ -70,40 +69,43 @@ def _in_a_paragraph(text: str) -> str:
 class CheckFailed(ToqueError):
     """Two computations that must agree do not: `check`, or a fault of `drill`."""
 
-    exit_code: ClassVar[int] = 1
+    exit_code = 1
 
 
 class ConfigError(ToqueError):
     """The command line or the configuration cannot be used as written."""
 
-    exit_code: ClassVar[int] = 2
+    exit_code = 2
 
 
 class DataError(ToqueError):
     """A source, a tokenizer or a store is missing, damaged or does not fit."""
 
-    exit_code: ClassVar[int] = 3
+    exit_code = 3
 
 
 class CheckpointError(ToqueError):
     """A checkpoint or a run folder is missing, damaged, or belongs to another run."""
 
-    exit_code: ClassVar[int] = 4
+    exit_code = 4
 
 
 class NonFiniteError(ToqueError):
     """The loss or the gradient norm became NaN or infinite."""
 
-    exit_code: ClassVar[int] = 5
+    exit_code = 5
 
 
 class RankLost(ToqueError):
-    """Another of the processes that share the run is gone or does not answer."""
+    """Another of the processes that share the run is gone or does not answer.
 
-    exit_code: ClassVar[int] = 1
+    Where that one ended by an error, this one leaves with the same exit code.
+    """
+
+    exit_code = 1
 
 
 class Interrupted(ToqueError):
     """A signal asked the run to stop; it saved and can continue."""
 
-    exit_code: ClassVar[int] = 75
+    exit_code = 75

@@ -223,7 +223,10 @@ def test_byte_order_mark_and_windows_lines_are_fine(tmp_path):
         ),
         (
             "data.sources.0.path=b.txt",
-            [{"path": "b.txt", "format": "auto", "columns": {}, "weight": 1.0, "licence": None}],
+            [
+                {"path": "b.txt", "format": "auto", "columns": {}, "max_files": None}
+                | {"weight": 1.0, "licence": None}
+            ],
         ),
         ("model.shape.d_model=64", 64),
     ],

@@ -27,7 +27,8 @@ from toque.data.store.token_store import TokenStore
 from toque.errors import ToqueError
 from toque.models.loading.pretrained import load_model
 from toque.storage.checksums import sealed
-from toque.training.checkpoint.store import CheckpointStore, verify_checkpoint
+from toque.training.checkpoint.saved import verify_checkpoint
+from toque.training.checkpoint.store import CheckpointStore
 
 MORE_BYTES = 400 << 20
 """Address space the process may still take while it opens what was crafted."""

@@ -31,12 +31,16 @@ ELSEWHERE = {
     "self.clock.lap": "a clock",
     "self.clock.taken": "a clock",
     "step_if": "one if: on the device for fused AdamW, else on the host",
+    "whole": "the norm of divided gradients, by fsdp",
     "self.noise.add": "optim.gradient_noise only",
     "self.skip_step.limits": "optim.outliers only",
     "self.oom_fallback.run": "calls forward_backward",
     "self.callbacks.on_micro_batch": "observers only",
     "self.phases": "observers only",
     "self._ranks.all_reduce_sum": "several ranks only",
+    "self._ranks.computing": "several ranks only",
+    "self._ranks.total": "several ranks only",
+    "self._sharing.loss": "calls the loss; DDP or FSDP where there are several ranks",
 }
 """Calls that leave the five files -> why a reader need not follow them."""
 
@@ -82,7 +86,8 @@ def calls(file: str, function: Function) -> Iterator[str]:
         if isinstance(node, ast.Call | ast.Attribute):
             # A method that is handed on, `self.forward_backward`, counts as called.
             dotted = ast.unparse(node.func if isinstance(node, ast.Call) else node)
-            method = dotted.count(".") == 1 and dotted.split(".")[1] in definitions()
+            named = dotted.count(".") == 1 and dotted.split(".")[1] in definitions()
+            method = named or dotted in FIELDS
             called = isinstance(node, ast.Call) or method
             if dotted.split(".")[0] in roots and called and not dotted.startswith(FOREIGN):
                 yield dotted

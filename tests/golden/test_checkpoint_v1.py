@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,12 +18,21 @@ from tiny import model_of, shape_of
 from toque.batch import DecoderBatch
 from toque.errors import CheckpointError
 from toque.models.forward.loss import loss_sum
-from toque.training.checkpoint.manifest import FORMAT, READERS, NewerFormatError
-from toque.training.checkpoint.state_tensors import load_model_tensors, model_tensors
-from toque.training.checkpoint.store import CheckpointStore, RunIdentity, verify_checkpoint
+from toque.training.checkpoint.manifest import FORMAT, READERS, SHARDED, NewerFormatError
+from toque.training.checkpoint.saved import verify_checkpoint
+from toque.training.checkpoint.shard_layout import LAYOUT, CutTensor, joined, shard_name
+from toque.training.checkpoint.slices import shard_of
+from toque.training.checkpoint.state_tensors import (
+    load_model_tensors,
+    model_tensors,
+    write_tensors,
+)
+from toque.training.checkpoint.store import CheckpointStore, RunIdentity
 from toque.training.optim.factory import build_optimizer, load_optimizer_tensors, optimizer_tensors
 
 FOLDER = Path(__file__).parent / "checkpoint-v1"
+SHARDS = Path(__file__).parent / "checkpoint-v2"
+"""The same tensors, in the shards of two ranks."""
 STEP = 3
 LOSSES = (3.8978245, 3.6584511)
 """Nats per target of the fixed batch: as loaded, and after one more update, which reads the
@@ -73,6 +83,45 @@ def write() -> None:
         "optimizer": optimizer_tensors(optimizer, model),
     }
     store.save(STEP, tensors, STATE)
+
+
+def write_in_shards() -> None:
+    """Two ranks' files, each matrix cut between them, as FSDP cuts it."""
+    saved = verify_checkpoint(FOLDER / f"step-{STEP:08d}")
+    tensors = {stem: saved.tensors(stem) for stem in ("model", "optimizer")}
+    store = CheckpointStore(SHARDS, identity=RunIdentity("c0", "da7a", saved.manifest.versions))
+    with store.writing(SHARDS, STEP, 0) as writer:
+        cuts, files = {}, []
+        for rank in range(2):
+            shard = shard_of(tensors, rank=rank, world_size=2)
+            for stem, named in tensors.items():
+                for name, tensor in named.items():
+                    if tensor.ndim == 2:
+                        key, half = f"{stem}/{name}", -(-len(tensor) // 2)
+                        start, stop = (0, half) if rank == 0 else (half, len(tensor))
+                        shard.tensors[key] = tensor[start:stop]
+                        shape = tuple(tensor.shape)
+                        shard.cut[key] = CutTensor("float32", shape, 0, ((0, start, stop),))
+            file = shard_name(rank, 2)
+            files.append(writer.write(file, partial(write_tensors, shard.tensors)))
+            cuts[file] = shard.cut
+        files.append(writer.put(LAYOUT, joined(cuts).to_json()))
+        store.seal(writer, STEP, files, state=STATE, metrics={}, version=SHARDED)
+
+
+@pytest.mark.golden
+def test_a_checkpoint_of_format_2_holds_what_that_of_format_1_does(*, regenerate: bool) -> None:
+    if regenerate and not SHARDS.exists():
+        write_in_shards()
+    whole = verify_checkpoint(FOLDER / f"step-{STEP:08d}")
+    found = verify_checkpoint(SHARDS / f"step-{STEP:08d}")
+    assert found.manifest.format == 2
+    assert found.state() == STATE
+    for stem in ("model", "optimizer"):
+        mine, wanted = found.tensors(stem), whole.tensors(stem)
+        assert mine.keys() == wanted.keys()
+        assert all(torch.equal(mine[name], wanted[name]) for name in mine)
+    assert sum(p.stat().st_size for p in SHARDS.rglob("*")) < 200_000
 
 
 @pytest.mark.golden

@@ -15,7 +15,8 @@ from toque.data.tokenizer.codec import Codec, load_codec
 from toque.models.loading.export import save_model
 from toque.models.loading.from_scratch import build_model
 from toque.models.loading.provenance import Provenance
-from toque.models.lora.files import base_sha256, write_adapter
+from toque.models.lora.files import write_adapter
+from toque.models.lora.frozen import base_sha256
 from toque.models.lora.layers import attach, resolve
 from toque.serving.app import build_app
 from toque.serving.limits import Limits

@@ -18,6 +18,7 @@ import pytest
 import toque
 from fixtures.buckets import Service, breaking
 from store_checks import READER
+from toque.config import load_config
 from toque.data.prepare.pipeline import prepare
 from toque.errors import DataError
 from toque.sources.records import Source
@@ -26,6 +27,8 @@ from toque.storage.bucket import RemoteFile, is_remote
 from toque.storage.cache_folder import cache_folder
 from toque.storage.download import fetch, listing, place_of
 from toque.storage.located import Located
+from toque.storage.progress import no_progress
+from toque.workflows.assembly.data import sources_of
 
 # Looked for, not imported: gcsfs reads a variable at its import, which the product sets before.
 NEEDED = ("s3fs", "gcsfs", "moto", "gcp_storage_emulator")
@@ -316,6 +319,38 @@ def test_a_store_is_the_same_from_a_bucket_and_names_the_address(
     shards = [sorted(p for p in (tmp_path / n).rglob("*.npy")) for n in ("far", "near")]
     assert [p.read_bytes() for p in shards[0]] == [p.read_bytes() for p in shards[1]]
     assert far.report.read == near.report.read == 33
+
+
+def test_max_files_fetches_the_first_by_name(service, tmp_path):
+    config = load_config(
+        "demo",
+        overrides=[f"data.sources=[{{path: '{service.scheme}://pantry/dumps/', max_files: 2}}]"],
+    ).config
+    said: list[str] = []
+    (source,) = sources_of(config, say=said.append)
+    assert [file.path.name for file in source.files] == ["a.json"]
+    assert [name.rpartition("/")[2] for name in source.left_out] == ["big.bin"]
+    assert (
+        f"{service.scheme}://pantry/dumps/: max_files is 2: the first 2 of its 3 files" in said[2]
+    )
+    cache = tmp_path / "cache" / "sources" / service.scheme / "pantry" / "dumps"
+    assert sorted(p.name for p in cache.iterdir() if p.name[0] != ".") == ["a.json", "big.bin"]
+
+
+def test_an_object_that_changes_after_it_was_listed_is_refused_and_named(service, tmp_path):
+    address = f"{service.scheme}://pantry/dumps"
+    bucket, files = listing(address, print)
+    service.put("dumps/a.json", b"[1, 1]")
+    service.put("dumps/new.json", b"[7]")
+    words = rf"{address}/a.json changed in the bucket after it was listed \(3 bytes then, 6 now\)"
+    with pytest.raises(DataError, match=words) as refused:
+        fetch(bucket, files, progress=no_progress, say=print)
+    assert refused.value.exit_code == 3
+    cache = tmp_path / "cache" / "sources" / service.scheme / "pantry" / "dumps"
+    assert not (cache / "a.json").exists()
+    bucket, files = listing(address, print)
+    found = fetch(bucket, files, progress=no_progress, say=print)
+    assert found[0].path.read_bytes() == b"[1, 1]"
 
 
 def test_what_is_not_there_is_said(service):

@@ -21,14 +21,16 @@ from torch import Tensor, nn
 from tiny import FAMILIES, model_of, shape_of, stream_of, uneven_examples
 from toque.batch import Batch
 from toque.data.loader.batch_stream import BatchStream
-from toque.errors import CheckpointError, NonFiniteError
+from toque.errors import CheckpointError, ConfigError, NonFiniteError
 from toque.evaluation.heldout_loss import HeldOut
 from toque.models.forward.loss import loss_sum
 from toque.training.autotune.oom_fallback import OomFallback
 from toque.training.callbacks import Callback, Callbacks
 from toque.training.checkpoint.store import CheckpointStore
+from toque.training.distributed.alike import refuse_unlike, versions
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.launch import joined
+from toque.training.distributed.sharing import Replicated
 from toque.training.events import Requests, StepInfo
 from toque.training.guards.update_guard import UpdateGuard
 from toque.training.lr_schedules import make_schedule
@@ -38,7 +40,7 @@ from toque.training.optim.weight_average import WeightAverage
 from toque.training.runtime import Runtime
 from toque.training.schedule import Schedule
 from toque.training.trainer import Trainer
-from toque.units import Duration
+from toque.units import Cursor, Duration
 
 N = 38
 STEPS = 6
@@ -101,6 +103,7 @@ def run_of(
         checkpoints=CheckpointStore(folder / "checkpoints"),
         callbacks=Callbacks([seen]),
         runtime=runtime,
+        sharing=Replicated(model) if ranks.is_distributed else None,
         schedule=Schedule(stop, Duration(3, "steps"), Duration(3, "steps")),
         oom_fallback=OomFallback(2),
         guard=UpdateGuard(runtime, run_folder=folder),
@@ -115,16 +118,33 @@ def run_of(
     return trainer, seen
 
 
+class Three(nn.Module):
+    """One parameter that all reach, one that nobody does, one that the second rank does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mine, self.nobodys, self.second_ranks = (
+            nn.Parameter(torch.zeros(n)) for n in (3, 2, 4)
+        )
+
+
+def gradients(ranks: Ranks) -> list[list[float] | None]:
+    model = Three()
+    sharing = Replicated(model)
+
+    def loss_fn(model: nn.Module, _batch: Batch) -> Tensor:
+        assert isinstance(model, Three)
+        loss = (model.mine * (torch.arange(3.0) + ranks.rank)).sum()
+        return loss + 1.5 * model.second_ranks.sum() if ranks.rank == 1 else loss
+
+    batch = next(stream("gpt2", ranks).starting_at(Cursor())).batch
+    for last in (False, True):  # only the last backward exchanges, and all that was added up
+        sharing.loss(loss_fn, batch, last=last).backward()
+    return [None if p.grad is None else p.grad.tolist() for p in model.parameters()]
+
+
 def exchanges(ranks: Ranks) -> dict[str, Any]:
     """Everything ranks say to each other."""
-    mine = torch.nn.Parameter(torch.zeros(3))
-    nobodys = torch.nn.Parameter(torch.zeros(2))
-    second_ranks = torch.nn.Parameter(torch.zeros(2, 2, dtype=torch.bfloat16))
-    mine.grad = torch.arange(3.0) + ranks.rank
-    if ranks.rank == 1:
-        second_ranks.grad = torch.full((2, 2), 1.5, dtype=torch.bfloat16)
-    loss = ranks.sum_gradients([mine, nobodys, second_ranks], torch.tensor(1.0 + ranks.rank))
-    assert second_ranks.grad is not None
     wants = Requests(save=ranks.rank == 1, stop=True, reason="tired" if ranks.rank else "")
     return {
         "total": ranks.all_reduce_sum([1.0, ranks.rank]),
@@ -132,10 +152,9 @@ def exchanges(ranks: Ranks) -> dict[str, Any]:
         "first": ranks.broadcast(["of", ranks.rank]),
         "agreed": asdict(ranks.any_rank(wants)),
         "nothing": asdict(ranks.any_rank(Requests())),
-        "loss": float(loss),
-        "gradients": [
-            mine.grad.tolist(), nobodys.grad, second_ranks.grad.float().tolist(),
-        ],
+        "most": ranks.all_reduce_max(3 + ranks.rank),
+        "loss": float(ranks.total(torch.tensor(1.0 + ranks.rank))),
+        "gradients": gradients(ranks),
     }  # fmt: skip
 
 
@@ -215,10 +234,21 @@ def in_minutes(ranks: Ranks, folder: Path) -> dict[str, Any]:
     return {"progress": asdict(end.progress), "updates": len(seen.losses)}
 
 
+def unlike(ranks: Ranks) -> dict[str, Any]:
+    """Another version of torch beside the first rank's; then nothing that differs."""
+    refuse_unlike(ranks, versions())
+    try:
+        refuse_unlike(ranks, {"torch": f"2.{ranks.rank}", "python": "3.11"})
+    except ConfigError as error:
+        return {"said": str(error)}
+    return {}
+
+
 def work(folder: Path) -> None:
     with joined(strategy="ddp") as ranks:
         seen: dict[str, Any] = {
             "exchanges": exchanges(ranks),
+            "unlike": unlike(ranks),
             "families": families(ranks, folder),
             "stopped": stopped_by_the_second(ranks, folder),
             "memory": short_of_memory(ranks, folder),

@@ -109,7 +109,17 @@ def test_what_ranks_say_to_each_other(seen):
         }  # fmt: skip
         assert not any(said["nothing"].values())
         assert said["loss"] == 3.0
-        assert said["gradients"] == [[1.0, 3.0, 5.0], None, [[1.5, 1.5], [1.5, 1.5]]]
+        assert said["most"] == 4
+        assert said["gradients"] == [[2.0, 6.0, 10.0], None, [3.0, 3.0, 3.0, 3.0]]
+
+
+def test_ranks_that_are_not_alike_are_told_which_has_which(seen):
+    host = socket.gethostname()
+    for rank in seen:
+        assert (
+            f"The 2 ranks are not alike: torch is 2.0 on {host} (rank 0), 2.1 on {host} (rank 1). "
+            in rank["unlike"]["said"]
+        )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -259,7 +269,9 @@ def test_one_error_of_several_ranks_is_printed_once(four_ranks):
     for each, error in zip(four_ranks, errors, strict=True):
         each.report(error)
     assert [error.said_by_another for error in errors] == [False, True, True, True]
-    assert "Another rank ended first" in str(four_ranks[0].lost(RuntimeError("closed")))
+    lost = four_ranks[0].lost(RuntimeError("closed"))
+    assert "Another rank ended first" in str(lost)
+    assert lost.exit_code == DataError.exit_code
 
 
 def test_a_bug_is_written_where_torchrun_looks_for_it(four_ranks, tmp_path, monkeypatch):

@@ -9,7 +9,16 @@ from typing import Literal
 from cyclopts import App, CycloptsError, Group, Parameter
 
 from toque.cli import launch as several
-from toque.cli.commands_data import cookbook, prepare, presets, report, show, show_batch, verify
+from toque.cli.commands_data import (
+    cookbook,
+    is_first,
+    prepare,
+    presets,
+    report,
+    show,
+    show_batch,
+    verify,
+)
 from toque.cli.commands_doctor import doctor
 from toque.cli.commands_init import init
 from toque.cli.commands_plan import plan
@@ -80,6 +89,7 @@ for _flag in ("--help", "--version"):
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    several.look_around(words)
     # Trackers note the command line they find; a webhook's address is a secret.
     sys.argv[1:] = several.without_secrets(sys.argv[1:])
     code = _ended(words)
@@ -104,7 +114,7 @@ def _answered(words: list[str]) -> int:
     try:
         several.refuse_repeating(words)
         given = [word for word in words if word != "--traceback"]
-        app(given, exit_on_error=False, print_error=False, verbose=False)
+        code = app(given, exit_on_error=False, print_error=False, verbose=False)
     except CycloptsError as error:
         verb = several.verb_of(words)
         known = f"toque {verb} --help" if error.command_chain else "toque --help"
@@ -129,9 +139,10 @@ def _answered(words: list[str]) -> int:
         )
         return REFUSED_FILE
     except KeyboardInterrupt:
-        _say("stopped by the keyboard. What was saved before stays; the same command goes on.")
+        if is_first():
+            _say("stopped by the keyboard. What was saved before stays; the same command goes on.")
         return STOPPED_UNSAVED
-    return 0
+    return code if isinstance(code, int) else 0
 
 
 def _say(text: str) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from toque.cli.commands_data import Overrides, is_first, load, loading, reporter
-from toque.cli.launch import suit_waiting_to_machine, without_secrets
+from toque.cli.launch import Launching, suit_waiting_to_machine, without_secrets
 from toque.cli.streams import TextsAsWritten
 from toque.errors import ConfigError, Interrupted
 from toque.workflows.results import existing_folder
@@ -44,11 +44,16 @@ def train(
     /,
     *overrides: Overrides,
     start: Annotated[str | None, Parameter(name="--from")] = None,
+    resume: str | None = None,
     no_upload: bool = False,
     no_prepare: bool = False,
     trust_code: bool = False,
     hardware: str | None = None,
-) -> None:
+    gpus: int | None = None,
+    nodes: int | None = None,
+    rendezvous: str | None = None,
+    restarts: int | None = None,
+) -> int:
     """Train, or continue: a run folder that holds a whole checkpoint continues exactly.
 
     A store that is absent is prepared first.
@@ -57,21 +62,34 @@ def train(
         config: YAML file or preset; a run's own config.yaml will do.
         overrides: settings to change, as section.field=value.
         start: begin a new run from this checkpoint's weights.
+        resume: continue exactly from this older checkpoint of the run, e.g. step-00000200 or 200;
+            newer ones are set aside in the run's folder (and bucket), and nothing is deleted.
         no_upload: leave checkpoint.upload alone in this session; nothing is fetched either.
         no_prepare: refuse to begin when the store is absent, instead of preparing it.
         trust_code: where CONFIG is a run's own, import the metrics and callbacks it names.
         hardware: a card such as rtx-4090; what CONFIG says of it comes on top.
+        gpus: share every update among this many processes of this machine, one a GPU; on a machine
+            without GPUs they share its cores.
+        nodes: machines that share the run; the same command is typed on each.
+        rendezvous: HOST:PORT of the first of several machines, where all of them meet.
+        restarts: how often all processes start again from the newest checkpoint when one was
+            lost; 3 when left out.
     """
     began = time.monotonic()
+    ranks = Launching(gpus, nodes, rendezvous, restarts)
+    launching = ranks.is_asked
     # A mistyped key is answered before torch loads.
     resolved = load(config, overrides, trust_code=trust_code or None, hardware=hardware)
     prints = reporter()
-    if not no_prepare and not (Path(resolved.config.data.store) / "manifest.json").exists():
+    prepares = ranks.prepares_first and not no_prepare
+    if prepares and not (Path(resolved.config.data.store) / "manifest.json").exists():
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as for `prepare`
         with loading():
             from toque.workflows.prepare import prepare_before_torch
 
         prepare_before_torch(resolved.config, start=start, reporter=prints)
+    if launching:
+        return ranks.start(prints.notice)
     with loading():
         from toque.training.time_limit import CommandClock
         from toque.workflows.train import train as workflow
@@ -79,6 +97,7 @@ def train(
     run = workflow(
         resolved,
         start=start,
+        resume=resume,
         upload=not no_upload,
         prepare=not no_prepare,
         clock=CommandClock(began=began),
@@ -87,6 +106,7 @@ def train(
     if run.interrupted:
         flags = ["--trust-code"] if trust_code else []
         flags += ["--hardware", hardware] if hardware is not None else []
+        flags += ranks.flags
         again = shlex.join(["toque", "train", config, *without_secrets(overrides), *flags])
         raise Interrupted(
             f"Stopped by a signal and saved at step {run.step}. Continue with: {again}"
@@ -97,6 +117,7 @@ def train(
             f"`toque report {folder}` makes a page of the run; `toque generate {folder} --prompt "
             '"..."` writes with its model.'
         )
+    return 0
 
 
 def evaluate(

@@ -5,10 +5,22 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass
+from typing import Final, NoReturn
 
 from toque.errors import ConfigError, Interrupted, ToqueError
+from toque.training.distributed.surroundings import (
+    follow_launcher,
+    is_launched,
+    ranks_of_srun,
+)
 
+COMMAND: Final[ContextVar[Sequence[str]]] = ContextVar("words of the command that runs")
+"""Every rank that the launcher starts is given the same ones."""
+RESTARTS: Final = 3
+"""How often a run that lost a process starts again by itself; as many as torchrun's own examples
+have. A resumed run is the same run to the bit, so nothing but time is at stake."""
 SHARED_VERBS = ("train",)
 """Commands whose work is shared; the others would do it once in each process."""
 
@@ -16,6 +28,76 @@ SHARED_VERBS = ("train",)
 def one_of_several() -> bool:
     """Whether this process has siblings."""
     return os.environ.get("WORLD_SIZE", "1") != "1"
+
+
+def look_around(words: Sequence[str]) -> None:
+    """Find out which of several processes this is, before anything asks."""
+    COMMAND.set(words)
+    follow_launcher()
+    if not any(word.partition("=")[0] == "--gpus" for word in words):  # a launcher has no rank
+        os.environ.update(ranks_of_srun(os.environ))
+
+
+@dataclass(frozen=True)
+class Launching:
+    """What a command line says of the processes that share its run; all None without any."""
+
+    gpus: int | None
+    nodes: int | None
+    rendezvous: str | None
+    restarts: int | None
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether this process is to start the ranks, and is none itself.
+
+        Raises:
+            ConfigError: it is one already, or the number of GPUs is missing beside the rest.
+        """
+        if self.gpus is None and self != Launching(None, None, None, None):
+            raise ConfigError(
+                "--nodes, --rendezvous and --restarts are about processes that `toque train` "
+                "starts, and --gpus, which says how many on each machine, is missing. Add it, or "
+                "leave these out."
+            )
+        if self.gpus is None or is_launched():
+            return False
+        if one_of_several():
+            raise ConfigError(
+                f"--gpus {self.gpus} starts processes, and this is one of "
+                f"{os.environ['WORLD_SIZE']} already (WORLD_SIZE). Leave --gpus out, or start "
+                "`toque train` without torchrun."
+            )
+        return True
+
+    @property
+    def prepares_first(self) -> bool:
+        """Whether an absent store is made before ranks are; of several machines, rank 0 does."""
+        return self.nodes in (None, 1)
+
+    @property
+    def flags(self) -> list[str]:
+        """As words of a command line."""
+        given = {name: value for name, value in asdict(self).items() if value is not None}
+        return [word for name in given for word in (f"--{name}", str(given[name]))]
+
+    def start(self, say: Callable[[str], None]) -> int:
+        """Start this very command once a GPU, and return the exit code that they agree on.
+
+        Raises:
+            ConfigError: machines that cannot be.
+            RankLost: a process or a machine is missing.
+        """
+        from toque.training.distributed.launcher import Machines, launch
+
+        assert self.gpus is not None
+        machines = Machines(
+            gpus=self.gpus,
+            nodes=1 if self.nodes is None else self.nodes,
+            rendezvous=self.rendezvous,
+            restarts=RESTARTS if self.restarts is None else self.restarts,
+        )
+        return launch(machines, [sys.executable, "-m", "toque", *COMMAND.get()], say=say)
 
 
 def verb_of(words: Sequence[str]) -> str:

@@ -23,6 +23,7 @@ def impossible(config: RunConfig) -> Iterator[Problem]:
     """Every impossible combination in `config`."""
     yield from _model(config)
     yield from _adapter(config)
+    yield from _memory(config)
     yield from _learning_rate(config)
     yield from _inert(config)
     yield from _held_out(config)
@@ -61,6 +62,35 @@ def _adapter(config: RunConfig) -> Iterator[Problem]:
             "`adapter` is set and `model.start_from` is scratch: an adapter beside random, frozen "
             "weights learns nothing of use, and nobody could load it. Name a checkpoint in "
             "`model.start_from`, or set `adapter` to null.",
+        )
+
+
+def _memory(config: RunConfig) -> Iterator[Problem]:
+    """Ways to save memory that go against each other."""
+    adapter, train, strategy = config.adapter, config.train, str(config.train.strategy)
+    if adapter is not None and adapter.quantize_base is not None:
+        form = adapter.quantize_base
+        if adapter.kind == "dora":
+            yield Problem(
+                ("adapter.quantize_base", "adapter.kind"),
+                f"`adapter.quantize_base` is {form} and `adapter.kind` is dora, which computes "
+                "with the lengths of the base's own rows. Take lora or rslora, or set "
+                "`adapter.quantize_base` to null.",
+            )
+        if strategy in ("fsdp", "hsdp"):
+            yield Problem(
+                ("adapter.quantize_base", "train.strategy"),
+                f"`adapter.quantize_base` is {form} and `train.strategy` is {strategy}, which "
+                "shards matrices of 16 or 32 bits. Take ddp, where each GPU holds the small base "
+                "whole, or set `adapter.quantize_base` to null.",
+            )
+    if train.activation_offload and train.gradient_checkpointing is not True:
+        yield Problem(
+            ("train.activation_offload", "train.gradient_checkpointing"),
+            "`train.activation_offload` is true and `train.gradient_checkpointing` is "
+            f"{str(train.gradient_checkpointing).lower()}: what it moves is what checkpointing "
+            "keeps. Set `train.gradient_checkpointing` to true, or `train.activation_offload` to "
+            "false.",
         )
 
 

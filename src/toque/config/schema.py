@@ -41,6 +41,7 @@ from toque.config.schema_methods import (
     CurriculumConfig,
     CyclesConfig,
     NoiseConfig,
+    OptimisationsConfig,
     OutliersConfig,
     ProfileConfig,
     SpanCorruptionConfig,
@@ -92,6 +93,9 @@ class SourceConfig(Config):
     """Fields that hold a recipe's parts, e.g. {title: dish, steps: method}, where a table's or JSON
     file's own names are not recognised; or {text: body}, the field that holds a document; or
     {prompt: question, target: answer}, for texts of your own task, taken as they are."""
+    max_files: Annotated[int, Field(ge=1)] | None = None
+    """Read only this many files, the first ones by name, so that every start reads the same; in a
+    bucket the others are not fetched. null for all."""
     weight: Annotated[float, Field(gt=0, le=100)] = 1.0
     """Times an epoch passes over this source's training examples: 2.0 repeats each, 0.5 takes half
     of them, the other half in the next epoch. Changing it needs no new store."""
@@ -234,6 +238,9 @@ class TrainConfig(Config):
     gradient_checkpointing: bool | Auto = "auto"
     """Recompute activations in backward to save memory; the same bits, about a third slower.
     auto: when a single row does not fit without."""
+    activation_offload: bool = False
+    """Keep what `gradient_checkpointing` keeps, the inputs of the blocks, in the machine's memory
+    until backward asks for them. The same bits; for GPUs only (docs/explanation/fit-a-model.md)."""
     evaluate_every: Interval = Duration(200, "steps")
     """Time between evaluations on the held-out examples; the end is always evaluated."""
     save_every: Interval = Duration(200, "steps")
@@ -249,13 +256,17 @@ class TrainConfig(Config):
     """End the run when the held-out loss, or another metric, stops improving; null: never."""
     deterministic: bool = True
     """The same bits in every run on the same machine; costs a little speed on some GPUs."""
-    strategy: Literal["auto", "single", "ddp"] = "auto"
-    """How several processes share the work (docs/guides/several-gpus.md). auto: all that torchrun
-    started share every update. single: refuse to be one of several. ddp: refuse to be alone."""
+    strategy: Literal["auto", "single", "ddp", "fsdp", "hsdp"] = "auto"
+    """How several processes hold the model (docs/guides/several-gpus.md). single: refuse to be one
+    of several. ddp: all of it in each. fsdp: a part of every weight, gradient and optimizer state
+    in each. hsdp: parts within a machine, copies between machines. auto: single alone, else ddp
+    where it fits into memory, else fsdp."""
+    optimisations: OptimisationsConfig = Field(default_factory=OptimisationsConfig)
+    """Switches of what makes a run faster; everything is on."""
 
 
 class CheckpointConfig(Config):
-    """Where checkpoints go besides the run's folder."""
+    """Where checkpoints go besides the run's folder, and how they lie there."""
 
     upload: (
         Annotated[
@@ -268,6 +279,11 @@ class CheckpointConfig(Config):
     """Folder in a bucket that checkpoints, figures and the finished model are copied to while
     training goes on; from there another machine continues
     (docs/guides/buckets-and-the-hub.md). null: nowhere."""
+    layout: Literal["auto", "whole", "sharded"] = "auto"
+    """whole: rank 0 writes whole tensors. sharded: every rank writes its own slices, side by side,
+    under one manifest; all ranks must see the run's folder. Each is continued from by any number of
+    processes and any strategy. auto: sharded where the strategy shards the weights and a whole
+    checkpoint would take more than half of rank 0's free memory."""
 
 
 class EvaluationConfig(Config):
@@ -280,7 +296,7 @@ class EvaluationConfig(Config):
     text is written for held-out prompts, while training neither."""
     texts: Annotated[int, Field(ge=0)] = 16
     """Of those prompts, how many are written for and scored at every evaluation while training,
-    the same each time. What that costs is printed; 0: loss and perplexity alone."""
+    the same each time. What that costs is printed; 0: the held-out loss alone."""
     prompts: Annotated[tuple[str, ...], AsTuple] = ()
     """Own prompts to write for at every evaluation, in any words, e.g. [Make a healthy breakfast]:
     asked in the form the model is trained on, shown with their quality, kept in `samples.jsonl`."""

@@ -33,6 +33,10 @@ class AdapterConfig(Config):
     ) = "auto"
     """Linear layers that are adapted, by the last part of their names. auto: the attention
     projections q and v (joined ones whole); all: every one but the output head."""
+    quantize_base: Literal["int8", "nf4"] | None = None
+    """Hold the frozen matrices in fewer bits and turn them back at each product (QLoRA, Dettmers et
+    al. 2023): int8 takes half of 16 bits, nf4 a quarter, which needs the extra quant. null: in the
+    format of the products, to the same bits as in float32. (docs/explanation/fit-a-model.md)"""
 
 
 class CyclesConfig(Config):
@@ -165,3 +169,25 @@ class ProfileConfig(Config):
     """Record where in the code operations are called from: slower, and ten times as large."""
     memory: bool = True
     """Record every allocation, for the memory timeline."""
+
+
+class OptimisationsConfig(Config):
+    """What makes a run faster, each to be turned off (docs/explanation/memory-and-speed.md)."""
+
+    attention: Literal["auto", "segments", "flash", "flex", "dense"] = "auto"
+    """What keeps the examples of a row apart. segments: each computed alone, on a CPU. flash:
+    PyTorch's variable-length kernel, in 16 bits; flex: FlexAttention, T5's bias included, both on a
+    GPU. dense: masks of all pairs of positions, which work everywhere. auto: the first that works
+    of segments on a CPU, flash, flex, dense."""
+    dropout: bool = True
+    """On a CPU, draw the layers' dropout from sixteen random bits instead of a double."""
+    activations: bool = True
+    """Compute GPT-2's and T5 v1.1's GELU in one kernel instead of eight steps."""
+    layers: bool = True
+    """On a CPU, compute layers by the library that is fastest there in the run's precision."""
+    head: bool = True
+    """Compute the loss in chunks, so that the logits of a micro-batch never exist at once."""
+    prefetch: bool = True
+    """Make the next batches while an update is computed; on a GPU copy them there, too."""
+    background_saves: bool = True
+    """Write checkpoints while training goes on."""

@@ -37,6 +37,9 @@ class HeldOut:
         weights: of each row; None: 1. A batch holds rows of one weight.
         share: (rank, ranks): this process computes every ranks-th batch.
         total: all-reduce over the ranks, a sum.
+        in_step: whether all ranks compute together: one that has a batch less computes one row
+            without labels in its place.
+        n_bytes: of all targets as text in UTF-8; 0 where they are no whole text.
     """
 
     layout: Layout
@@ -48,11 +51,15 @@ class HeldOut:
     weights: Sequence[float] | None = None
     share: tuple[int, int] = (0, 1)
     total: Callable[[Sequence[float]], Sequence[float]] = tuple
+    in_step: bool = False
+    n_bytes: int = 0
 
     def __call__(self, model: nn.Module, on_progress: Count = uncounted) -> dict[str, float]:
-        """`loss` in nats per target token, `perplexity`, and `target_tokens`.
+        """`loss` in nats per target token, `perplexity`, `target_tokens`, and `bits_per_byte`.
 
-        The loss is sum(w_i nats_i) / sum(w_i tokens_i) with the weights w_i of the rows i.
+        The loss is sum(w_i nats_i) / sum(w_i tokens_i) with the weights w_i of the rows i. Bits a
+        byte, sum(nats_i) / (n_bytes ln 2), compare models of different tokenizers; they are left
+        out where the bytes are not known.
         Draws nothing at random and leaves the model in the mode it was in.
 
         Args:
@@ -61,25 +68,35 @@ class HeldOut:
         """
         was_training = model.training
         model.eval()
-        nats, weighed, targets = 0.0, 0.0, 0
+        nats, weighed, targets, plain = 0.0, 0.0, 0, 0.0
         rank, ranks = self.share
         n_examples, done = sum(map(len, self.rows)), 0
         on_progress(0, n_examples)
         try:
             with torch.no_grad():
-                for weight, rows in self._batches()[rank::ranks]:
+                batches = self._batches()
+                for weight, rows in batches[rank::ranks]:
                     batch = self.layout.batch(rows)
                     with self.autocast():
-                        nats += weight * float(self.loss_sum(model, batch.to(self.device)))
+                        here = float(self.loss_sum(model, batch.to(self.device)))
+                    nats += weight * here
+                    plain += here
                     weighed += weight * batch.n_targets
                     targets += batch.n_targets
                     done += ranks * sum(map(len, rows))
                     on_progress(min(done, n_examples), n_examples)
+                if self.in_step and rank >= len(batches) % ranks > 0:
+                    empty = self.layout.batch(batches[0][1]).unlabelled()
+                    with self.autocast():
+                        self.loss_sum(model, empty.to(self.device))
         finally:
             model.train(was_training)
-        nats, weighed, n_targets = self.total((nats, weighed, targets))
+        nats, weighed, n_targets, plain = self.total((nats, weighed, targets, plain))
         targets, loss = int(n_targets), nats / weighed
-        return {"loss": loss, "perplexity": perplexity(loss), "target_tokens": targets}
+        found = {"loss": loss, "perplexity": perplexity(loss), "target_tokens": targets}
+        if self.n_bytes:
+            found["bits_per_byte"] = plain / (math.log(2.0) * self.n_bytes)
+        return found
 
     def _batches(self) -> list[tuple[float, Sequence[Sequence[int]]]]:
         """The rows of each batch, with their weight."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from toque.models.families import family_of, head_size, unwrapped
+from toque.models.lora.quantised import QuantisedLinear, quantised_layers
 
 
 @dataclass(frozen=True)
@@ -24,9 +25,10 @@ def parameter_counts(model: nn.Module) -> ParameterCounts:
     """Count a model's parameters, adapters included."""
     tables = {id(p) for module in _tables(model) for p in module.parameters()}
     parameters = list(model.parameters())
+    quantised = sum(layer.shape.numel() for _, layer in quantised_layers(model))
     return ParameterCounts(
-        total=sum(p.numel() for p in parameters),
-        non_embedding=sum(p.numel() for p in parameters if id(p) not in tables),
+        total=quantised + sum(p.numel() for p in parameters),
+        non_embedding=quantised + sum(p.numel() for p in parameters if id(p) not in tables),
         trainable=sum(p.numel() for p in parameters if p.requires_grad),
     )
 
@@ -94,18 +96,20 @@ def products_of(
     """
     found: dict[tuple[int, int], float] = {}
     for name, module in unwrapped(model).named_modules():
-        if not isinstance(module, nn.Linear | Conv1D):
+        if not isinstance(module, nn.Linear | Conv1D | QuantisedLinear):
             continue
-        weight: Tensor = module.weight
         is_source = name.startswith("encoder.") or any(
             f".EncDecAttention.{side}." in f"{name}." for side in "kv"
         )
         passes = source_share if is_source else 1.0 - source_share
         if name.startswith("lm_head"):
             passes *= labelled_share
-        rows, columns = weight.shape
+        if isinstance(module, QuantisedLinear):
+            (rows, columns), trained = module.shape, False
+        else:
+            (rows, columns), trained = module.weight.shape, module.weight.requires_grad
         sides = (rows, columns) if isinstance(module, Conv1D) else (columns, rows)
-        cost = passes * (6.0 if weight.requires_grad else 4.0) * weight.numel()
+        cost = passes * (6.0 if trained else 4.0) * rows * columns
         found[sides] = found.get(sides, 0.0) + cost
     return found
 

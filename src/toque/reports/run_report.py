@@ -91,7 +91,8 @@ def _facts(
     losses = [(loss, e["step"]) for e in scored if (loss := _metric(e, "loss")) is not None]
     tokens = sum(int(e.get("tokens") or 0) for e in steps)
     seconds = sum(float(e.get("seconds") or 0) for e in steps)
-    pairs = [("until", str(start.get("stop_after", "-")))]
+    asked = (start.get("train") or {}).get("stop_after")  # the other is what is left of it
+    pairs = [("until", str(asked or start.get("stop_after", "-")))]
     if steps:
         pairs += [
             ("steps", f"{steps[-1]['step']:,}"),

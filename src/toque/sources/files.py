@@ -12,7 +12,7 @@ from pathlib import Path
 from toque.errors import DataError
 from toque.sources.records import Block, RecordReader, Source
 from toque.storage.checksums import sha256_of
-from toque.storage.located import Located
+from toque.storage.located import Coming, Located
 
 GROUP_BYTES = 8 << 20
 """Raw bytes per shard: about 6,000 recipes; small enough to hold several in memory."""
@@ -35,7 +35,10 @@ class SourceFile:
     source: int
     reader: RecordReader
     sha256: str
+    """"" while it is being fetched."""
     bytes: int
+    coming: Coming | None = None
+    """Of a file that is still being fetched."""
 
 
 def find_files(sources: Sequence[Source]) -> list[SourceFile]:
@@ -49,6 +52,13 @@ def find_files(sources: Sequence[Source]) -> list[SourceFile]:
     files: list[SourceFile] = []
     for number, source in enumerate(sources):
         for file in source.files if source.files is not None else located(source.path):
+            reader = source.readers.get(file.name, source.reader)
+            if file.coming is not None:
+                found = SourceFile(
+                    file.path, file.name, number, reader, "", file.coming.bytes, file.coming
+                )
+                files.append(found)
+                continue
             try:
                 size, digest = file.path.stat().st_size, file.sha256 or sha256_of(file.path)
             except OSError as error:
@@ -61,7 +71,6 @@ def find_files(sources: Sequence[Source]) -> list[SourceFile]:
                     f"The source {file.name} is empty (0 bytes). Fetch it again, or take it out of "
                     "data.sources."
                 )
-            reader = source.readers.get(file.name, source.reader)
             files.append(SourceFile(file.path, file.name, number, reader, digest, size))
     return files
 
@@ -114,6 +123,8 @@ def blocks_of(file: SourceFile) -> Iterator[Block]:
     Raises:
         DataError: the reader refuses the file, or it is damaged.
     """
+    if file.coming is not None:
+        file.coming.wait()
     try:
         with named(file.path, file.name):
             for block in file.reader.blocks(file.path):
@@ -138,6 +149,8 @@ def named(path: Path, name: str) -> Iterator[None]:
 
 def plain_bytes(file: SourceFile) -> int:
     """Bytes of the uncompressed file; for gzip the size in its trailer (modulo 4 GiB)."""
+    if file.coming is not None:
+        return file.bytes
     with file.path.open("rb") as stream:
         if stream.read(2) != _GZIP or file.bytes < 18:
             return file.bytes

@@ -144,8 +144,7 @@ def atomic_folder(target: Path, *, after: AfterStage = no_hook) -> Iterator[Fold
         yield FolderWriter(temp, after)
         for path in sorted(temp.rglob("*")):
             if path.is_file():
-                with path.open("rb") as file:
-                    os.fsync(file.fileno())  # a full disk may show only here
+                sync_file(path)
                 after(f"fsync {path.name}")
         sync_folder(temp)
         after("fsync folder")
@@ -171,6 +170,18 @@ def _put_in_place(temp: Path, target: Path, after: AfterStage) -> None:
     sync_folder(target.parent)
     after("fsync parent")
     shutil.rmtree(aside, ignore_errors=True)
+
+
+def move_into(path: Path, folder: Path, name: str) -> None:
+    """Rename a file or folder to `name` in `folder`, which is made when missing, durably.
+
+    Raises:
+        OSError: the file system refused, or something of that name is there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path.rename(folder / name)
+    sync_folder(folder)
+    sync_folder(path.parent)
 
 
 def remove_folder(folder: Path, *, after: AfterStage = no_hook) -> None:
@@ -211,6 +222,12 @@ def sweep_files(folder: Path) -> list[str]:
             path.unlink(missing_ok=True)
             removed.append(path.name)
     return removed
+
+
+def sync_file(path: Path) -> None:
+    """Make the content of a file last through a power cut; a full disk may show only here."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:

@@ -213,6 +213,21 @@ class Bucket:
         what = f"read {self.address}/{name}"
         self.request(what, lambda: self.files.get_file(self._key(name), str(path)))
 
+    def copy(self, name: str, to: str) -> None:
+        """Copy an object to another name, within the service.
+
+        Raises:
+            BucketError: as for `put`.
+        """
+
+        def ask() -> None:
+            self.files.cp_file(self._key(name), self._key(to))
+            here, there = self.info(self._key(name)), self.info(self._key(to))
+            if here.bytes != there.bytes:
+                raise MismatchError(f"{to} has {there.bytes} bytes in the bucket, not {here.bytes}")
+
+        self.request(f"copy {self.address}/{name} to {to}", ask)
+
     def remove(self, names: Iterable[str]) -> None:
         """Remove objects, one after another; absent ones are no error.
 

@@ -15,8 +15,8 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from toque.storage.bucket_errors import SOURCES, SourceBucketError
 from toque.storage.cache_folder import CACHE_VARIABLE, cache_folder
 from toque.storage.checksums import md5_of, sha256_of
 from toque.storage.json_files import decode_json
-from toque.storage.located import Located
+from toque.storage.located import Coming, Located
 from toque.storage.locks import file_lock
 from toque.storage.no_follow import open_append
 from toque.storage.progress import ProgressSink
@@ -38,8 +38,8 @@ from toque.storage.retry import MismatchError, Retry
 CHUNK_BYTES = 8 << 20
 """One range request; a cut connection costs at most this."""
 THREADS = 8
-_CHANGED = 3
-"""Times a file may change while it is fetched."""
+_TRIES = 3
+"""Times a file is fetched whose checksum is not the service's."""
 
 Say = Callable[[str], None]
 """Called with a sentence that the user should read."""
@@ -97,43 +97,72 @@ def fetch(
     A whole file is not fetched again: its size, tag and SHA-256 are compared.
 
     Raises:
-        SourceBucketError: a name that would leave the cache, a full disk, or requests that fail
-            even after waiting; what has come is kept.
+        SourceBucketError: a name that would leave the cache, a full disk, a file that is not the
+            listed one any more, or requests that fail even after waiting; what has come is kept.
+    """
+    with fetching(bucket, files, progress=progress, say=say, cache=cache) as coming:
+        return [arrived(file) for file in coming]
+
+
+def arrived(file: Located) -> Located:
+    """The file, whole; waits for it.
+
+    Raises:
+        SourceBucketError: what kept it, or one of the others, from coming.
+    """
+    return file if file.coming is None else Located(file.name, file.path, file.coming.wait())
+
+
+@contextmanager
+def fetching(
+    bucket: Bucket,
+    files: Sequence[RemoteFile],
+    *,
+    progress: ProgressSink,
+    say: Say,
+    cache: Path | None = None,
+) -> Iterator[list[Located]]:
+    """Fetch the files in the background, the first ones first; leaving waits for all of them.
+
+    Raises:
+        SourceBucketError: as `fetch` does; leaving by another error stops what is under way.
     """
     cache = cache or cache_folder("sources")
-    places = [place_of(file, cache) for file in files]
-    total = sum(file.bytes for file in files)
+    places, total = [place_of(file, cache) for file in files], sum(file.bytes for file in files)
     started = time.monotonic()
     enough_space(files, cache)
     bucket = replace(bucket, retry=Retry(bucket.retry.deadline))
-    session = _Session(bucket)
+    session = _Session(bucket, cache)
     place = f"{bucket.scheme}://{bucket.name}"
     lock = cache / bucket.scheme / f".{bucket.name}.lock"
 
     def wait_for(holder: str) -> None:
         say(f"Another process (id {holder}) is fetching from {place}: waiting.")
 
-    with _cache_faults(cache), file_lock(lock, wait_for):
+    def tell() -> None:
+        come = sum(session.there.copy().values())
+        progress(come, total, f"fetching {len(files):,} files")
+
+    def wait_until_whole(job: Future[str]) -> str:
+        session.wait_for([job], tell)
+        return job.result()
+
+    with ExitStack() as stack:
+        with _cache_faults(cache):  # and not around what the caller does meanwhile
+            stack.enter_context(file_lock(lock, wait_for))
         pool = ThreadPoolExecutor(THREADS, thread_name_prefix="fetch")
         jobs = [pool.submit(session.fetch, *pair) for pair in zip(files, places, strict=True)]
         try:
-            waiting: set[Future[str]] = set(jobs)
-            while waiting:
-                done, waiting = wait(waiting, timeout=0.2, return_when=FIRST_EXCEPTION)
-                for job in done:
-                    job.result()
-                progress(
-                    sum(session.there.copy().values()), total, f"fetching {len(files):,} files"
-                )
+            yield [
+                Located(file.address, at, coming=Coming(file.bytes, partial(wait_until_whole, job)))
+                for file, at, job in zip(files, places, jobs, strict=True)
+            ]
+            session.wait_for(jobs, tell)
         finally:
             # Also on an error and on Ctrl-C: what has come stays, the rest is not begun.
             bucket.retry.stop.set()
             pool.shutdown(wait=True, cancel_futures=True)
-    say(session.summary(cache, time.monotonic() - started))
-    return [
-        Located(file.address, place, job.result())
-        for file, place, job in zip(files, places, jobs, strict=True)
-    ]
+    say(session.summary(time.monotonic() - started))
 
 
 def place_of(file: RemoteFile, cache: Path) -> Path:
@@ -157,19 +186,31 @@ class _Session:
     """One call of `fetch`, shared by its threads."""
 
     bucket: Bucket
+    cache: Path
     there: dict[str, int] = field(default_factory=dict)
     """Address -> bytes that are in the cache."""
     fetched: list[int] = field(default_factory=list)
     """Bytes that came over the line, by file."""
     events: list[str] = field(default_factory=list)
+    failure: BaseException | None = None
+    """Of the first file that did not come."""
 
-    def summary(self, cache: Path, seconds: float) -> str:
+    def wait_for(self, jobs: Sequence[Future[str]], told: Callable[[], None]) -> None:
+        """Wait for these jobs, telling how far all are; fail as soon as any of all fails."""
+        left: set[Future[str]] = set(jobs)
+        while left:
+            left = wait(left, timeout=0.2, return_when=FIRST_COMPLETED).not_done
+            if self.failure is not None:
+                raise self.failure
+            told()
+
+    def summary(self, seconds: float) -> str:
         """The sentence at the end."""
         counts = Counter(self.events)
         megabytes = sum(self.fetched) / 1e6
         parts = [
             f"{counts['fetched']:,} fetched ({megabytes:,.1f} MB in {seconds:.1f} s)",
-            f"{counts['whole']:,} already whole in {cache}",
+            f"{counts['whole']:,} already whole in {self.cache}",
         ]
         counts["retries"] = len(self.bucket.retry.waits)
         for what, words in (
@@ -184,6 +225,14 @@ class _Session:
 
     def fetch(self, file: RemoteFile, place: Path) -> str:
         """Make one file whole; its SHA-256."""
+        try:
+            with _cache_faults(self.cache):
+                return self._fetch(file, place)
+        except BaseException as error:
+            self.failure = self.failure or error
+            raise
+
+    def _fetch(self, file: RemoteFile, place: Path) -> str:
         record_path = place.with_name(f".{place.name}.json")
         part = place.with_name(f".{place.name}{PARTIAL}")
         record = None
@@ -202,25 +251,32 @@ class _Session:
         elif part.is_file() and 0 < part.stat().st_size <= file.bytes:
             self.events.append("resumed")
         seen: set[str] = set()
-        for _ in range(_CHANGED):
+        for _ in range(_TRIES):
             record = _Record(file.address, file.bytes, file.tag)
             atomic_write(record_path, msgspec.json.encode(record))
             self._append(file, part)
             record.sha256, md5 = sha256_of(part), md5_of(part)
             now = self.bucket.request(f"read {file.address}", partial(self.bucket.info, file.key))
+            if (now.tag, now.bytes) != (file.tag, file.bytes):
+                part.unlink(missing_ok=True)
+                raise SourceBucketError(
+                    f"{file.address} changed in the bucket after it was listed ({file.bytes:,} "
+                    f"bytes then, {now.bytes:,} now): a store is made of one listing. Nothing was "
+                    "overwritten, and the files that have come are kept; run the same command "
+                    "again when nobody writes there."
+                )
             # Not every S3 tag is an MD5 (encryption changes it): the same content twice is
             # believed.
-            if now.tag == file.tag and (file.md5 in (None, md5) or md5 in seen):
+            if file.md5 in (None, md5) or md5 in seen:
                 atomic_write(record_path, msgspec.json.encode(record))
                 part.replace(place)
                 self.events.append("fetched")
                 return record.sha256
             seen.add(md5)
-            file = now
             part.unlink(missing_ok=True)
         raise SourceBucketError(
-            f"{file.address} changed {_CHANGED} times while it was fetched. Wait until it is no "
-            "longer written, and run the same command again."
+            f"{file.address} came {_TRIES} times with content that its checksum does not fit, each "
+            "time another. The line or the service damages it; run the same command again later."
         )
 
     def _append(self, file: RemoteFile, part: Path) -> None:

@@ -21,6 +21,7 @@ from toque.keyed_random import key_of
 from toque.models.onednn import onednn_is_faster
 from toque.models.precision import has_fast_bf16
 from toque.training.distributed.collectives import Ranks
+from toque.training.distributed.parts import whole
 from toque.training.glibc_malloc import keep_freed_memory
 from toque.training.optim.factory import step_if
 from toque.training.peak_flops import Peak, Products, peak_of
@@ -84,7 +85,7 @@ class Runtime:
         chosen = device_named(device)
         kind, warnings = _precision(precision, chosen, fp16_is_safe=fp16_is_safe)
         set_deterministic(deterministic)
-        if chosen.type == "cpu":
+        if chosen.type == "cpu" and not ranks.is_distributed:  # of several, the strategy says
             keep_freed_memory()
         scaler = torch.amp.GradScaler(chosen.type) if kind == "fp16" else None
         return cls(chosen, kind, deterministic, ranks, warnings=tuple(warnings), scaler=scaler)
@@ -126,10 +127,6 @@ class Runtime:
         with self.phases("backward"):
             torch.autograd.backward(scaled)
 
-    def sum_gradients(self, optimizer: torch.optim.Optimizer, loss_sum: Tensor) -> Tensor:
-        """Sum the gradients over all ranks; [] the loss summed over them."""
-        return self.ranks.sum_gradients(_parameters(optimizer), loss_sum)
-
     def clip_gradients(
         self, optimizer: torch.optim.Optimizer, max_grad_norm: float | None
     ) -> Tensor:
@@ -142,7 +139,7 @@ class Runtime:
             self.scaler.unscale_(optimizer)
         with self.phases("clip"):
             gradients = [p.grad for p in _parameters(optimizer) if p.grad is not None]
-            norm = torch.nn.utils.get_total_norm(gradients)
+            norm = whole(torch.nn.utils.get_total_norm(gradients))
             if max_grad_norm:
                 torch.nn.utils.clip_grads_with_norm_(_parameters(optimizer), max_grad_norm, norm)
         return norm

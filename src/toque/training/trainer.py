@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import asdict, dataclass, field
-from functools import partial
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +17,13 @@ from toque.errors import DataError
 from toque.training.autotune.oom_fallback import OomFallback
 from toque.training.callbacks import Callbacks
 from toque.training.checkpoint import resume
-from toque.training.checkpoint.saver import Saves
-from toque.training.checkpoint.state_tensors import model_tensors
-from toque.training.checkpoint.store import Checkpoint, CheckpointStore
+from toque.training.checkpoint.saved import Checkpoint
+from toque.training.checkpoint.sharded_saver import SAVERS, Layout
+from toque.training.checkpoint.store import CheckpointStore
+from toque.training.distributed.sharing import Alone, LossFn, Sharing
 from toque.training.events import Requests, RunEnd, RunStart, State, StepInfo, end_reason
 from toque.training.goal import LOSS, Best, Goal
-from toque.training.guards.nan_tracer import LossFn, find_nonfinite_origin
+from toque.training.guards.nan_tracer import find_nonfinite_origin
 from toque.training.guards.update_guard import UpdateGuard
 from toque.training.optim.gradient_noise import GradientNoise
 from toque.training.optim.weight_average import WeightAverage
@@ -52,21 +52,20 @@ class Trainer:
     guard: UpdateGuard
     max_grad_norm: float | None
     seed: int
+    sharing: Sharing | None = None  # how the ranks hold the model; None in one process
     noise: GradientNoise | None = None
-    average: WeightAverage | None = None
-    """If set, the average is what is evaluated and kept as a best model."""
+    average: WeightAverage | None = None  # if set, what is evaluated and kept as a best model
     check_reached: Callable[[nn.Module], None] | None = None
     """Called with the gradients of a session's first update; raises when parts got none."""
-    base_sha256: str | None = None
-    """Hash of frozen weights that checkpoints leave out; a checkpoint of others is refused."""
-    background_saves: bool = False
-    """Write checkpoints while training goes on; the last of a session is always waited for."""
+    base_sha256: str | None = None  # of frozen weights, which checkpoints leave out
+    prefetch: Callable[[Batches, Cursor], Prefetch] = Prefetch  # makes batches ahead of the loop
+    background_saves: bool = False  # the last of a session is waited for all the same
+    layout: Layout = "whole"  # of checkpoints
     progress: Progress = Progress()
     cursor: Cursor = Cursor()
     goal: Goal = LOSS
     best: Best | None = None
-    stop_reason: str | None = None
-    """Why a callback asked to end before `stop_after`."""
+    stop_reason: str | None = None  # why a callback asked to end before `stop_after`
     owes_evaluation: bool = False
     """An interruption came before an evaluation that was due; continuing begins with it."""
     notes: list[str] = field(default_factory=list)
@@ -75,10 +74,13 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self._ranks = self.runtime.ranks
+        assert self.sharing is not None or not self._ranks.is_distributed
+        self._sharing = self.sharing or Alone(self.model)
         self._stateful: dict[str, resume.Stateful] = {
             "callbacks": self.callbacks, "runtime": self.runtime, "outliers": self.guard
         }  # fmt: skip
-        self._saves = Saves(self.checkpoints, self.callbacks, background=self.background_saves)
+        parts = self.checkpoints, self.callbacks, self._ranks, self.background_saves
+        self._saves = SAVERS[self.layout](*parts)
 
     def fit(self) -> RunEnd:
         """Train until the end, or until a callback asks to stop; the end is evaluated and saved.
@@ -87,10 +89,9 @@ class Trainer:
             NonFiniteError: a loss or gradient is NaN or infinite; nothing of it was applied.
             CheckpointError: another process holds the run folder, or the final save failed.
         """
-        self._session_began = time.perf_counter()
+        self._session_began, self.stop_reason = time.perf_counter(), None
         self.clock.restart()
-        self.stop_reason = None
-        self._ranks.assert_in_sync("at the begin", self.model, self.progress, self.cursor)
+        self._ranks.assert_in_sync("at the begin", self._sharing, self.progress, self.cursor)
         with ExitStack() as stack:
             claimed = self.checkpoints.claimed
             leftovers = stack.enter_context(claimed()) if self._ranks.is_main else []
@@ -105,7 +106,7 @@ class Trainer:
 
     def _train(self) -> None:
         cuda = self.runtime.device.type == "cuda"
-        with Prefetch(self.batches, self.cursor, pin=cuda) as prefetch:
+        with self.prefetch(self.batches, self.cursor) as prefetch:
             while not self.finished:
                 started = time.perf_counter()
                 self.callbacks.on_before_step(self.progress)
@@ -134,20 +135,22 @@ class Trainer:
 
         Args:
             planned: what the update sees.
-            batch: `planned.batch`, perhaps in page-locked memory.
+            batch: `planned.batch`, perhaps on the device already.
             started: `perf_counter` when the update began, before waiting for its data.
         """
         started = time.perf_counter() if started is None else started
-        loss_sum = self.oom_fallback.run(
-            self.progress, self.forward_backward, batch or planned.batch, planned.n_targets
-        )
+        n_targets, own = planned.n_targets, batch or planned.batch
+        with self._ranks.computing():
+            loss_sum = self.oom_fallback.run(
+                self.progress, self.forward_backward, self._sharing, own, n_targets
+            )
         self.clock.lap("forward_backward")
-        loss_sum = self.runtime.sum_gradients(self.optimizer, loss_sum)  # over ranks, once
+        loss_sum = self._ranks.total(loss_sum)
         self.clock.lap("ranks")
         if self.check_reached is not None:
             self.check_reached(self.model)
             self.check_reached = None
-        loss = loss_sum / planned.n_targets
+        loss = loss_sum / n_targets
         lr = self.lr_at(self.progress)  # no scheduler object to restore
         grad_norm = self.runtime.clip_gradients(self.optimizer, self.max_grad_norm)
         if self.noise is not None:
@@ -157,20 +160,20 @@ class Trainer:
         self.runtime.optimizer_step(self.optimizer, lr=lr, only_if=apply)
         self.clock.lap("optimizer")
         # Rates and lengths may be in minutes, which are rank 0's, or ranks would part ways.
-        own = (time.perf_counter() - started) if self._ranks.is_main else 0.0
-        sums = [own, self.count_seconds(own), planned.n_computed]
+        spent = (time.perf_counter() - started) if self._ranks.is_main else 0.0
+        sums = [spent, self.count_seconds(spent), planned.n_computed]
         seconds, counted, n_computed = self._ranks.all_reduce_sum(sums)
         return StepInfo(
             before=self.progress, progress=planned.after(self.progress, counted),
             loss=loss, grad_norm=grad_norm, lr=lr, seconds=seconds, parts=self.clock.taken(),
-            n_targets=planned.n_targets, n_tokens=planned.n_tokens, n_examples=planned.n_examples,
+            n_targets=n_targets, n_tokens=planned.n_tokens, n_examples=planned.n_examples,
             n_computed=int(n_computed), stage=planned.stage, slowed=self.callbacks.slow,
         )  # fmt: skip
 
     def forward_backward(self, micro_batches: Sequence[Batch], n_targets: int) -> Tensor:
         """Gradient accumulation: add up the gradients of an update; [] its loss in nats, summed.
 
-        `n_targets` are those of all ranks: a sum divided once is the mean over the whole update.
+        `n_targets` are of all ranks, whose gradients the last backward sums: their mean at once.
 
         Raises:
             DataError: no token has loss, so there is nothing to learn from.
@@ -183,8 +186,9 @@ class Trainer:
         self.model.train()
         loss_sum = torch.zeros((), device=self.runtime.device)
         for done, rows in enumerate(micro_batches, start=1):
+            here, last = rows.to(self.runtime.device), done == len(micro_batches)
             with self.runtime.autocast():
-                loss = self.loss_fn(self.model, rows.to(self.runtime.device))  # [] nats, summed
+                loss = self._sharing.loss(self.loss_fn, here, last=last)  # [] nats, summed
             self.runtime.backward(loss / n_targets)
             loss_sum += loss.detach()
             self.callbacks.on_micro_batch(self.progress, done, len(micro_batches))
@@ -194,10 +198,10 @@ class Trainer:
         """Judge the updates since the last check; waits for the device."""
         bad = self.guard.check(self.progress)
         if bad is not None:
-            self.model.train()
-            self.runtime.seed(self.seed, bad.step)
             micro_batches = bad.batch.split(self.oom_fallback.rows_at(bad.step))
-            origin = find_nonfinite_origin(self.model, self.loss_fn, micro_batches, self.runtime)
+            with self._sharing.whole() as model:
+                self.runtime.seed(self.seed, bad.step)
+                origin = find_nonfinite_origin(model, self.loss_fn, micro_batches, self.runtime)
             raise self.guard.error(bad, origin)
 
     def _roll_back(self) -> None:
@@ -244,9 +248,7 @@ class Trainer:
             metrics = self.evaluator()
             self.clock.lap("evaluation")
             self.best = self.goal.best(self.best, self.progress.step, metrics)
-            if self._ranks.is_main:
-                at, tensors = self.progress, partial(model_tensors, self.model)
-                self._saves.save_best(at, tensors, progress=asdict(at), metrics=metrics)
+            self._saves.save_best(self.progress, self.model, metrics)
             self.clock.lap("saving")
             wants = self._ranks.any_rank(self.callbacks.on_evaluate(self.progress, metrics))
             self.clock.lap("texts")
@@ -256,10 +258,8 @@ class Trainer:
     def _save(self, *, final: bool) -> None:
         self._check_updates()
         self.clock.lap("observers")
-        self._ranks.assert_in_sync("before a save", self.model, self.progress, self.cursor)
+        self._ranks.assert_in_sync("before a save", self._sharing, self.progress, self.cursor)
         layout = self.oom_fallback.for_checkpoint(self._ranks)
-        if not self._ranks.is_main:
-            return
         self.callbacks.on_before_save(self.progress)
         tensors = resume.trainer_tensors(self.model, self.optimizer, self.average)
         self._saves.save(self.progress, tensors, self.state_dict() | layout, final=final)

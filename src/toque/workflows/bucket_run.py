@@ -9,7 +9,7 @@ from pathlib import Path
 
 from toque.config import Resolved, RunConfig
 from toque.errors import ConfigError
-from toque.storage.bucket import is_remote, open_bucket
+from toque.storage.bucket import Bucket, is_remote, open_bucket
 from toque.storage.bucket_errors import RUNS, BucketError
 from toque.storage.bucket_lock import BucketLock
 from toque.storage.cache_folder import cache_folder
@@ -54,20 +54,31 @@ def on_this_machine(resolved: Resolved) -> Resolved:
 
 @contextmanager
 def uploading(
-    config: RunConfig, *, say: Callable[[str], None], on: bool = True
+    config: RunConfig,
+    *,
+    say: Callable[[str], None],
+    on: bool = True,
+    go_back: Callable[[Bucket | None], None] | None = None,
 ) -> Iterator[Uploads | None]:
     """Hold the run's place in its bucket, fetch what is newer there, and upload until the end.
+
+    With `go_back` that is called instead of fetching, with the place, or None without a bucket.
 
     Raises:
         CheckpointError: another process trains there, it holds another run, or the store refuses.
     """
     if config.checkpoint.upload is None or not on:
+        if go_back is not None:
+            go_back(None)
         yield None
         return
     run = Path(config.run_dir)
     bucket = open_bucket(config.checkpoint.upload.rstrip("/"), RUNS)
     with BucketLock(bucket) as lock:
-        fetch_run(bucket, run, say=say)
+        if go_back is None:
+            fetch_run(bucket, run, say=say)
+        else:
+            go_back(bucket)
         uploads = Uploads(run, bucket, lock, keep_last=config.train.keep_last)
         try:
             with uploads:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from transformers import PreTrainedModel
 
@@ -20,6 +22,7 @@ from toque.models.lora.layers import is_adapted
 from toque.reporter import Reporter, counting
 from toque.storage.atomic import atomic_write, disk_faults
 from toque.training.checkpoint.resume import broadcast_checkpoint
+from toque.training.distributed.sharing import Alone
 from toque.training.observers.metrics_reader import METRICS, read_metrics
 from toque.workflows.asking.provenance import (
     example_prompt,
@@ -30,6 +33,7 @@ from toque.workflows.assembly.distributed_eval import sample_on_all_ranks
 from toque.workflows.assembly.evaluation import build_sampler, held_out_prompts
 from toque.workflows.assembly.run import Run
 from toque.workflows.assembly.sample_writer import writing_in
+from toque.workflows.assembly.setup import Setup
 from toque.workflows.run_files.model_card import Finished, model_card
 from toque.workflows.run_folder import load_weights
 from toque.workflows.score import evaluation_of
@@ -59,9 +63,8 @@ def finish(run: Run, reporter: Reporter) -> None:
         DataError: the store was replaced since training began.
     """
     setup, trainer, step = run.setup, run.trainer, run.trainer.progress.step
-    config, store, model, runtime = setup.config, setup.store, setup.model, setup.runtime
-    folder = Path(config.run_dir)
-    refuse_replaced(store)
+    model, runtime = setup.model, setup.runtime
+    refuse_replaced(setup.store)
     best = broadcast_checkpoint(trainer.checkpoints.best, runtime.ranks)
     if best is not None:
         load_weights(model, best)
@@ -69,6 +72,18 @@ def finish(run: Run, reporter: Reporter) -> None:
     elif trainer.average is not None:
         trainer.average.apply(model)
     losses = run.evaluator.losses()
+    sharing = setup.sharing or Alone(model)
+    with sharing.whole() as whole:
+        ended = replace(setup, model=cast("PreTrainedModel", whole), sharing=None)
+        _score_and_keep(run, ended, losses, step=step, reporter=reporter)
+
+
+def _score_and_keep(
+    run: Run, setup: Setup, losses: Mapping[str, float], *, step: int, reporter: Reporter
+) -> None:
+    """Write texts on all ranks; on rank 0 score them and write the model that is in `setup`."""
+    config, store, model, runtime = setup.config, setup.store, setup.model, setup.runtime
+    trainer, folder = run.trainer, Path(config.run_dir)
     prompts = held_out_prompts(store, config.evaluation.generate)
     scored = build_sampler(config, store, prompts) if prompts else run.evaluator.sampler
     with counting(reporter, "writing", "texts") as count, writing_in(model, runtime)():

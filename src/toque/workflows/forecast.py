@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from toque.config import RunConfig
 from toque.errors import CheckpointError, ConfigError, DataError
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from toque.data.store.token_store import TokenStore
     from toque.training.trainer import Trainer
-
-_WEIGHTS: Final = "model.safetensors"
 
 
 @dataclass(frozen=True)
@@ -104,13 +102,15 @@ def _existing(folder: Path) -> Path:
 
 def _measured(run: Path) -> tuple[int, int, str] | None:
     from toque.training.checkpoint.manifest import read_manifest
+    from toque.training.checkpoint.saved import Checkpoint
 
     for folder in sorted((run / "checkpoints").glob("step-*"), reverse=True):
         try:
-            files = {entry.file: entry.bytes for entry in read_manifest(folder).files}
+            found = Checkpoint(folder, read_manifest(folder))
+            weights = found.bytes_of("model")
         except CheckpointError:
             continue  # `toque verify` says what is wrong with it
-        return sum(files.values()), files.get(_WEIGHTS, 0), f"as {folder.name} does"
+        return sum(e.bytes for e in found.manifest.files), weights, f"as {folder.name} does"
     return None
 
 
@@ -140,7 +140,7 @@ def in_outline(config: RunConfig, store: TokenStore) -> Iterator[PreTrainedModel
 
     from toque.models.loading.from_scratch import outline_of
     from toque.models.loading.pretrained import grow_vocabulary
-    from toque.workflows.assembly.batches import build_language_model
+    from toque.workflows.assembly.model.language_model import build_language_model
 
     start = Path(config.model.start_from).expanduser()
     scratch = config.model.start_from == "scratch"

@@ -9,7 +9,7 @@ from toque.config import RunConfig
 from toque.data.prepare import pipeline
 from toque.data.prepare.pipeline import PrepareResult
 from toque.reporter import SILENT, Reporter
-from toque.workflows.assembly.data import is_prepared, prepare_settings, sources_of
+from toque.workflows.assembly.data import is_prepared, prepare_settings, sources_coming
 from toque.workflows.check.trainable import refuse_untrainable
 from toque.workflows.configure import Configured, configure
 from toque.workflows.results import Model, refuse_absent_start
@@ -50,14 +50,15 @@ def prepared(
         reporter.progress(message, done=done_bytes, total=total_bytes, keep=not total_bytes)
 
     try:
-        return pipeline.prepare(
-            sources_of(settings, progress=progress, say=reporter.notice),
-            store=Path(settings.data.store),
-            settings=prepare_settings(settings),
-            progress=progress,
-            replace=replace,
-            engine=settings.data.engine,
-        )
+        with sources_coming(settings, progress=progress, say=reporter.notice) as sources:
+            return pipeline.prepare(
+                sources,
+                store=Path(settings.data.store),
+                settings=prepare_settings(settings),
+                progress=progress,
+                replace=replace,
+                engine=settings.data.engine,
+            )
     finally:
         reporter.progress("")
 

@@ -26,8 +26,18 @@ from toque.config.yaml_reader import read_yaml
 from toque.data.store.token_store import TokenStore
 from toque.errors import CheckpointError, ToqueError, argument
 from toque.storage.atomic import atomic_write
-from toque.training.checkpoint.state_tensors import load_model_tensors
-from toque.training.checkpoint.store import Checkpoint, CheckpointStore, run_lock, verify_checkpoint
+from toque.storage.bucket import Bucket
+from toque.training.checkpoint.fetch import fetch_step
+from toque.training.checkpoint.saved import Checkpoint, step_name, verify_checkpoint
+from toque.training.checkpoint.set_aside import (
+    SET_ASIDE,
+    is_done,
+    mark_done,
+    named_step,
+    set_aside,
+)
+from toque.training.checkpoint.state_tensors import load_model_tensors, model_tensors
+from toque.training.checkpoint.store import CheckpointStore, run_lock
 from toque.units import Progress
 from toque.workflows.results import Model, folder_of, refuse_absent_start
 from toque.workflows.run_files.run_log import LOG
@@ -107,10 +117,21 @@ def checkpoint_to_continue(
     Raises:
         CheckpointError: it belongs to another run.
     """
+    found = CheckpointStore(Path(config.run_dir) / "checkpoints").newest_valid()
+    if found is not None:
+        refuse_another_run(config, store, found, say)
+    return found
+
+
+def refuse_another_run(
+    config: RunConfig, store: TokenStore, found: Checkpoint, say: Callable[[str], None]
+) -> None:
+    """Refuse to continue from a checkpoint of other data or settings; see `checkpoint_to_continue`.
+
+    Raises:
+        CheckpointError: it belongs to another run.
+    """
     run = Path(config.run_dir)
-    found = CheckpointStore(run / "checkpoints").newest_valid()
-    if found is None:
-        return None
     refuse_another_store(run, found, store)
     old = _settings_of(found, run, say)
     longer = lengthened(old, config, _progress_of(found))
@@ -131,7 +152,50 @@ def checkpoint_to_continue(
             "with these would be neither run. Set them back to continue, or begin a new run from "
             f"its weights: run_dir=runs/another {argument(f'start={found.path}')}."
         )
-    return found
+
+
+def go_back(
+    resolved: Resolved,
+    store: TokenStore,
+    name: str,
+    say: Callable[[str], None],
+    bucket: Bucket | None,
+) -> None:
+    """Make the checkpoint `name` the run's newest: whatever is newer is set aside.
+
+    Call it on the first rank, with the folder and the bucket claimed.
+
+    Args:
+        resolved: of the session that begins.
+        store: its data.
+        name: of the checkpoint, e.g. step-00000200 or 200.
+        say: called with what was set aside.
+        bucket: the run's place in a bucket, if it has one.
+
+    Raises:
+        CheckpointError: there is none of that name, it is damaged, or it is another run's; nothing
+            was moved.
+        BucketError: the service refused or stayed away.
+    """
+    run = Path(resolved.config.run_dir)
+    if is_done(run, name):
+        say(f"note: started again after going back to {name}; the newest checkpoint is taken")
+        return
+    step = named_step(name, run, bucket)
+    if bucket is not None:
+        fetch_step(bucket, run, step, say=say)
+    found = verify_checkpoint(run / "checkpoints" / step_name(step))
+    config = with_values(resolved, former_defaults(resolved)).config
+    refuse_another_run(config, store, found, lambda _sentence: None)  # said when it continues
+    moved = set_aside(run, step, bucket=bucket)
+    mark_done(run, name)
+    if not moved:
+        say(f"continuing from {step_name(step)}, the newest there is")
+        return
+    say(
+        f"continuing from {step_name(step)}; set aside in {run / SET_ASIDE}, and no longer part of "
+        f"the run: {', '.join(moved)}"
+    )
 
 
 def _progress_of(found: Checkpoint) -> Progress:
@@ -231,4 +295,5 @@ def load_start(model: nn.Module, start: Model) -> None:
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
     """Load the weights of a checkpoint: all of them, or those that are trained."""
-    load_model_tensors(model, checkpoint.tensors("model"), where=str(checkpoint.path))
+    stored = checkpoint.tensors("model", model_tensors(model).get)
+    load_model_tensors(model, stored, where=str(checkpoint.path))

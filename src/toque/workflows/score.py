@@ -23,7 +23,7 @@ from toque.training.runtime import Runtime
 from toque.workflows.assembly.batches import build_stream
 from toque.workflows.assembly.data import open_store
 from toque.workflows.assembly.evaluation import build_heldout, build_sampler, held_out_prompts
-from toque.workflows.assembly.metrics import bits_per_byte, build_text_scores, text_bytes
+from toque.workflows.assembly.metrics import build_text_scores
 from toque.workflows.assembly.setup import Setup
 from toque.workflows.assembly.task_scores import TaskScores, score_tasks
 from toque.workflows.open_model import open_model
@@ -95,6 +95,8 @@ class Evaluation:
         lines = [f"held-out loss {loss:.4f} nats a token, perplexity {perplexity:.2f}"]
         if "bits_per_byte" in self.heldout:
             lines[0] += f", {self.heldout['bits_per_byte']:.3f} bits a byte"
+        else:
+            lines[0] += " (bits a byte are not known: the targets are pieces of texts)"
         lines.append(f"  over {tokens:,.0f} target tokens")
         for scores in self.tasks:
             lines += scores.lines()
@@ -176,12 +178,10 @@ def evaluation_of(
     reporter: Reporter = SILENT,
 ) -> Evaluation:
     """Score the texts and the tasks, and put them beside the held-out losses of the same model."""
-    store, heldout, held_out = setup.store, build_heldout(setup), dict(losses)
-    # The targets of a corrupted text are pieces: bits a byte would describe no text.
-    whole = heldout.layout.examples is store
-    if n_bytes := text_bytes(store, heldout.rows) if whole else 0:
-        bits = bits_per_byte(losses["loss"], int(losses["target_tokens"]), n_bytes)
-        held_out |= {"bits_per_byte": bits, "target_bytes": n_bytes}
+    heldout, held_out = build_heldout(setup), dict(losses)
+    whole = heldout.n_bytes > 0
+    if whole:
+        held_out["target_bytes"] = heldout.n_bytes
     scores = build_text_scores(setup.config)
     with reporter.working(f"scoring {len(samples):,} texts"):
         scores.add(samples)

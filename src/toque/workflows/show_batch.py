@@ -11,8 +11,9 @@ from toque.data.loader.collate import Ids
 from toque.data.tokenizer.codec import Codec
 from toque.errors import ConfigError, argument
 from toque.units import Cursor
-from toque.workflows.assembly.batches import build_language_model, build_stream
+from toque.workflows.assembly.batches import build_stream
 from toque.workflows.assembly.data import open_store
+from toque.workflows.assembly.model.language_model import build_language_model
 
 
 @dataclass(frozen=True)

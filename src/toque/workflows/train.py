@@ -5,17 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
-from toque.config import Resolved, RunConfig
+from toque.config import Resolved, RunConfig, config_sha256
 from toque.data.store.held_store import held_store
 from toque.data.store.token_store import TokenStore
-from toque.errors import CheckpointError, Interrupted, ToqueError, argument
+from toque.errors import CheckpointError, ConfigError, Interrupted, ToqueError, argument
 from toque.reporter import SILENT, LogReporter, Reporter
 from toque.reports.verdict import verdict_of
 from toque.storage.no_follow import refuse_links
 from toque.training.checkpoint.resume import broadcast_checkpoint
 from toque.training.checkpoint.upload import Uploads
+from toque.training.distributed.alike import refuse_unlike, versions
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.launch import joined
 from toque.training.distributed.main_alone import while_others_wait
@@ -37,6 +39,7 @@ from toque.workflows.run_folder import (
     checkpoint_to_continue,
     claimed_folder,
     former_defaults,
+    go_back,
     load_start,
     start_folder,
     with_values,
@@ -48,6 +51,7 @@ def train(
     config: Resolved,
     *,
     start: Model | None = None,
+    resume: str | None = None,
     callbacks: Sequence[object] = (),
     upload: bool = True,
     prepare: bool = True,
@@ -59,9 +63,13 @@ def train(
     Arguments and errors are those of `toque.api.train`; `clock` runs since the command began.
     """
     clock = clock or CommandClock()
+    _refuse_resume(config.config, resume, start, upload=upload)
     refuse_foreign_code(config.config)
     build_text_scores(config.config)  # a metric that cannot be imported is refused now
     with joined(strategy=config.config.train.strategy) as ranks:
+        if ranks.is_distributed:
+            said = config_sha256(config.config)[:12]
+            refuse_unlike(ranks, versions() | {"the configuration (its SHA-256)": said})
         config = on_this_machine(config)
         refuse_links(Path(config.config.run_dir), CheckpointError)
         # Every rank computes; the first also speaks, writes and uploads.
@@ -77,7 +85,12 @@ def train(
                 stack.enter_context(claimed_folder(folder))
                 stack.enter_context(logged.writing(folder))
             on = upload and ranks.is_main
-            uploads = stack.enter_context(uploading(config.config, say=reporter.notice, on=on))
+            back = None
+            if resume is not None and ranks.is_main:
+                back = partial(go_back, config, store, resume, reporter.notice)
+            uploads = stack.enter_context(
+                uploading(config.config, say=reporter.notice, on=on, go_back=back)
+            )
             if watchers is not None:
                 stack.enter_context(tracked(watchers, reporter))
             run = _train(config, store, ranks, watchers, uploads, clock, reporter, start=start)
@@ -89,6 +102,24 @@ def train(
     if reporter is not SILENT and (verdict := verdict_of(run.folder)) is not None:
         reporter.notice(str(verdict))
     return run
+
+
+def _refuse_resume(
+    config: RunConfig, resume: str | None, start: Model | None, *, upload: bool
+) -> None:
+    if resume is None:
+        return
+    if start is not None:
+        raise ConfigError(
+            f"{argument('resume')} continues a run from one of its checkpoints, and "
+            f"{argument('start')} begins a new one. Give one of them."
+        )
+    if not upload and (config.checkpoint.upload or "://" in config.run_dir):
+        raise ConfigError(
+            f"{argument('resume')} sets newer checkpoints aside in the bucket, too, or the next "
+            "session would continue from those, and this session is told to leave the bucket "
+            f"alone. Leave {argument('upload=False')} out."
+        )
 
 
 @contextmanager

@@ -60,12 +60,15 @@ def _store(path: Path) -> str:
 
 
 def _checkpoint(path: Path) -> str:
-    from toque.training.checkpoint.store import verify_checkpoint  # with torch
+    from toque.training.checkpoint.saved import verify_checkpoint  # with torch
 
     checkpoint = verify_checkpoint(path)
     size = sum(entry.bytes for entry in checkpoint.manifest.files)
+    layout = checkpoint.layout()
+    how = "" if layout is None else f" in {len(layout.files)} shards"
     return (
-        f"{path}: checkpoint of step {checkpoint.step}, {size / 2**20:,.1f} MiB, every hash right"
+        f"{path}: checkpoint of step {checkpoint.step}, {size / 2**20:,.1f} MiB{how}, every hash "
+        "right"
     )
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from toque.cooking.schemas import RecipeReader
-from toque.data.prepare.pipeline import PrepareResult, _plan, prepare
+from toque.data.prepare.pipeline import PrepareResult, prepare
+from toque.data.prepare.plan import plan_of
 from toque.data.prepare.settings import PrepareSettings
 from toque.errors import DataError
 from toque.sources.plain_text import TextReader
@@ -64,7 +65,8 @@ def test_names_and_fingerprints_are_those_of_0_1_0(
     path.write_bytes(b"one source of fixed bytes\n")
     settings = PrepareSettings(family_kind="decoder", tokenizer="trained:400")
     assert (
-        _plan([Source(str(path), reader)], tmp_path / "s", settings).job.fingerprint == fingerprint
+        plan_of([Source(str(path), reader)], tmp_path / "s", settings).fingerprint(settings)
+        == fingerprint
     )
 
 

@@ -64,5 +64,19 @@ def test_order_and_number_count():
     assert "lists 1 (gs://p/a.jsonl)" in said
 
 
+@pytest.mark.parametrize(("then", "now"), [(None, 3), ([3], None), ([3], 4)])
+def test_another_number_of_files_is_another_source(then, now):
+    entries = [SourceEntry("gs://p/a.npz", "reader", 0, "0" * 64, 9, 1, 1)]
+    manifest = manifest_of()
+    settings = manifest.settings | ({} if then is None else {"max_files": then})
+    manifest = msgspec.structs.replace(manifest, sources=entries, settings=settings)
+    before = then[0] if then else None
+    assert source_differences(manifest, ["gs://p/"], never, max_files=[before]) == []
+    (said,) = source_differences(manifest, ["gs://p/"], never, max_files=[now])
+    assert said == (
+        f"data.sources[0] is gs://p/ with max_files {now}, and it was prepared with {before}"
+    )
+
+
 def test_a_configuration_without_sources_takes_the_store_as_it_is():
     assert differing(manifest_of((0, "gs://p/a.jsonl"))) == []

@@ -11,7 +11,8 @@ from toque.models.forward.bf16.layers import use_bf16_layers
 from toque.models.forward.bf16.weights import bf16_copy, padded_length
 from toque.models.forward.grouped_attention import groups_of
 from toque.models.forward.loss import loss_sum
-from toque.models.lora.layers import attach, hold_frozen, resolve
+from toque.models.lora.frozen import hold_frozen
+from toque.models.lora.layers import attach, resolve
 from toque.training.runtime import Runtime
 
 

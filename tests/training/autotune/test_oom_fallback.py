@@ -54,7 +54,7 @@ def test_a_resumed_run_splits_every_step_as_it_was(make_run):
 
 
 def _checkpoint(run, *, step):
-    from toque.training.checkpoint.store import verify_checkpoint
+    from toque.training.checkpoint.saved import verify_checkpoint
 
     yield verify_checkpoint(run.trainer.checkpoints.folder / f"step-{step:08d}")
 

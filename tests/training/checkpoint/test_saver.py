@@ -120,7 +120,7 @@ def test_best_models_are_kept_from_the_background(make_run):
 
 
 def test_without_memory_for_a_copy_the_save_is_waited_for(make_run, monkeypatch):
-    monkeypatch.setattr("toque.training.checkpoint.saver._SHARE_OF_MEMORY", 0.0)
+    monkeypatch.setattr("toque.training.checkpoint.saver.SHARE_OF_MEMORY", 0.0)
     run = run_with(make_run, steps=4, save_every="2 steps")
     end = run.trainer.fit()
     assert (end.saves.written, end.saves.waited) == (2, 1)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import os
 
 import pytest
 
@@ -10,7 +11,7 @@ from toque.cooking.cookbook.generate import write_cookbook
 from toque.errors import ConfigError
 from toque.evaluation.differences import Interval, paired, t_quantile
 from toque.workflows.ablate.plan import IMPROVEMENTS, plan_ablation
-from toque.workflows.ablate.run import Result, ablate, summary, table
+from toque.workflows.ablate.run import Result, _alone, ablate, summary, table
 
 
 def plan(*overrides, seeds=2):
@@ -141,6 +142,17 @@ def test_two_lengths_are_refused(tmp_path):
         ablate("demo", steps=3, budget="5 minutes", out=tmp_path)
     with pytest.raises(ConfigError, match='such as budget="90 minutes"'):
         ablate("demo", budget="5 steps", out=tmp_path)
+
+
+def test_two_ablations_in_one_folder_are_refused(tmp_path):
+    with (
+        _alone(tmp_path / "out"),
+        pytest.raises(ConfigError, match=f"Another `toque ablate` .{os.getpid()}. writes into"),
+        _alone(tmp_path / "out"),
+    ):
+        pass
+    with _alone(tmp_path / "out"):
+        pass
 
 
 @pytest.mark.slow

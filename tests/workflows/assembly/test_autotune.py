@@ -21,7 +21,8 @@ from toque.training.autotune.cache import Resources
 from toque.training.autotune.micro_batch import Probe
 from toque.training.runtime import Runtime
 from toque.workflows.assembly.autotune import Fitted, fit_to_machine
-from toque.workflows.assembly.batches import build_language_model, build_stream
+from toque.workflows.assembly.batches import build_stream
+from toque.workflows.assembly.model.language_model import build_language_model
 from toque.workflows.assembly.setup import Setup
 
 BASE = """

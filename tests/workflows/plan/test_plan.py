@@ -10,6 +10,7 @@ import torch
 
 import toque
 from toque.cli.app import main
+from toque.config import load_config
 from toque.errors import ConfigError
 from toque.models.forward.bf16.layers import use_bf16_layers
 from toque.models.forward.fast_dropout import use_fast_dropout
@@ -139,3 +140,23 @@ def test_a_checkpoint_that_cannot_be_had_is_named(
 ) -> None:
     with pytest.raises(ConfigError, match=r"which has no config.json"):
         toque.plan({"model": {"family": "auto", "start_from": str(tmp_path)}}, hardware="a100")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("card", ["rtx-3090", "rtx-4090", "rtx-5090"])
+def test_flan_t5_xxl_fits_a_small_card_with_its_base_in_few_bits(card: str) -> None:
+    settings = load_config("recipe-t5-xxl-lora", hardware=card).config
+    plan = toque.plan(settings, hardware=card)
+    parts = plan.memory.parts
+    assert plan.fits
+    assert plan.memory.micro_batch_rows >= 2
+    assert (plan.ahead.row.source, plan.ahead.row.target) == (256, 512)
+    # Of 48 blocks the projections of 24 + 48 attentions, and two of three matrices behind them.
+    n = (24 + 48) * 4 * 4096 * 4096 + 48 * 2 * 4096 * 10240
+    bits = 8 if card == "rtx-5090" else 4
+    assert parts["quantised matrices"] == n * bits // 8
+    blocks = n // 64
+    expected = n // 4096 * 4 if bits == 8 else blocks + blocks // 256 * 4
+    assert parts["constants of their blocks"] == pytest.approx(expected, rel=0.01)
+    assert plan.memory.host is not None
+    assert plan.memory.host < 2 << 30

@@ -86,7 +86,7 @@ def found(run: str | Path) -> dict[int, tuple]:
 
 def test_scores_stand_in_the_event_and_texts_in_the_samples(kitchen) -> None:
     (first, *_) = events("plain", "evaluation")
-    assert set(first["metrics"]) == {"loss", "perplexity", "target_tokens"}
+    assert set(first["metrics"]) == {"loss", "perplexity", "bits_per_byte", "target_tokens"}
     assert {"bleu", "rougeL", "chrf", "recipe_score", "completeness"} <= set(first["texts"])
     assert 0 < first["texts_seconds"] < first["seconds"]
     lines = map(json.loads, (kitchen / "plain" / "samples.jsonl").read_text().splitlines())

@@ -14,6 +14,7 @@ from typing import Protocol, Self, runtime_checkable
 
 from toque.batch import Batch
 from toque.data.loader.batch_stream import Step
+from toque.data.loader.device_feed import DeviceFeed, Sent
 from toque.data.loader.epoch_plan import Update
 from toque.units import Cursor
 
@@ -42,7 +43,7 @@ class SharedBatches(Batches, Protocol):
         ...
 
 
-Made = tuple[Step, Batch]
+Made = tuple[Step, Batch | Sent]
 
 
 class Prefetch:
@@ -53,17 +54,24 @@ class Prefetch:
     Args:
         batches: makes them, in several threads where it has more than one reader.
         cursor: of the first one.
-        depth: batches that may wait, and one more for each further reader.
-        pin: put batches in page-locked memory, from which copies to CUDA do not block.
+        depth: batches that may wait, and one more for each further reader; 0: each is made when it
+            is asked for.
+        feed: copies them to a GPU, as they are made.
     """
 
     def __init__(
-        self, batches: Batches, cursor: Cursor, *, depth: int = 2, pin: bool = False
+        self,
+        batches: Batches,
+        cursor: Cursor,
+        *,
+        depth: int = 2,
+        feed: DeviceFeed | None = None,
     ) -> None:
         shared = batches if isinstance(batches, SharedBatches) and batches.readers > 1 else None
         readers = shared.readers if shared is not None else 1
         self._batches, self._shared = batches, shared
-        self._cursor, self._depth, self._pin = cursor, depth + readers - 1, pin
+        self._cursor, self._feed = cursor, feed
+        self._depth = depth + readers - 1 if depth else 0
         self._ahead: deque[Future[Made]] = deque()
         self._unclaimed: deque[Future[Made]] = deque()
         self._turn = threading.Lock()
@@ -78,15 +86,19 @@ class Prefetch:
         self._threads.shutdown(cancel_futures=True)
 
     def next(self) -> tuple[Step, Batch, float]:
-        """The next update, its batch (in pinned memory if `pin`), and the seconds waited for it.
+        """The next update, its batch (on the device with a feed), and the seconds waited for it.
 
         Raises:
             ToqueError: whatever making the batch raised, e.g. DataError for a damaged store.
         """
         self._submit()
         started = time.perf_counter()
-        step, batch = self._ahead.popleft().result()
-        return step, batch, time.perf_counter() - started
+        step, made = self._ahead.popleft().result()
+        waited = time.perf_counter() - started
+        if isinstance(made, tuple):
+            assert self._feed is not None
+            made = self._feed.receive(made)
+        return step, made, waited
 
     def _submit(self) -> None:
         if self._shared is None:
@@ -100,7 +112,7 @@ class Prefetch:
     def _make(self) -> Made:
         step = self._batches.at(self._cursor)
         self._cursor = step.cursor
-        return self._pinned(step)
+        return self._sent(step)
 
     def _fill(self, batches: SharedBatches) -> None:
         with self._turn:  # a place and its cursor are taken together, so the order is the plan's
@@ -112,9 +124,9 @@ class Prefetch:
                 place.set_exception(error)
                 return
         try:
-            place.set_result(self._pinned(batches.collated(cursor, update)))
+            place.set_result(self._sent(batches.collated(cursor, update)))
         except Exception as error:  # noqa: BLE001 - the loop meets it in its turn
             place.set_exception(error)
 
-    def _pinned(self, step: Step) -> Made:
-        return step, step.batch.pin() if self._pin else step.batch
+    def _sent(self, step: Step) -> Made:
+        return step, step.batch if self._feed is None else self._feed.send(step.batch)

@@ -71,7 +71,7 @@ def _measured(
     """Tokens of each sampled prompt and target, with what begins and ends them."""
     chosen = list(spread_blocks(files, _places(files)))
     around = sum(i is not None for i in prompt_bounds(codec, settings.family_kind))
-    splits = settings.on_overlong in ("auto", "split")
+    splits = settings.splits_documents
     prompts: list[Lengths] = [np.empty(0, np.int64)]
     targets: list[Lengths] = [np.empty(0, np.int64)]
     for file, block in chosen:

@@ -9,41 +9,36 @@ settings and the tokenizer. A killed `prepare` keeps its whole shards and ends w
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import shutil
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from toque.data.prepare.finalize import StoreFinalizer
 from toque.data.prepare.length_limits import LengthLimits, choose_limits
 from toque.data.prepare.near_duplicates import NEAR
+from toque.data.prepare.plan import Plan, plan_of
 from toque.data.prepare.process_pool import ForkedState
 from toque.data.prepare.report import Report
-from toque.data.prepare.settings import DEFAULT_BAD_SHARE, LIMITS, PrepareSettings
+from toque.data.prepare.settings import LIMITS, PrepareSettings
 from toque.data.prepare.shards import Engine, ShardWriting, read_sidecar
 from toque.data.prepare.tokenizer_sample import learn_tokenizer
 from toque.data.prepare.worker import SIDECAR, Job, shard_folder
 from toque.data.store.held_store import store_to_write
-from toque.data.store.manifest import FORMAT, NAME, StoreManifest, read_manifest
+from toque.data.store.manifest import NAME, StoreManifest, read_manifest
 from toque.data.store.token_store import TokenStore, check_files
 from toque.data.tokenizer.codec import Codec, load_codec
-from toque.data.tokenizer.folder import hash_of_folder, resolve_tokenizer
 from toque.data.tokenizer.sameness import tokenizer_differences
 from toque.errors import DataError, argument
-from toque.sources.files import SourceFile, find_files
 from toque.sources.records import Source
 from toque.storage.atomic import atomic_folder, atomic_write, disk_faults, sweep
 from toque.storage.no_follow import refuse_links
 from toque.storage.progress import ProgressSink, no_progress
 
-CODE_VERSION = 2
-"""Raised when the same inputs and settings would give other rows: older stores are not reused."""
 BUILDING = "building.json"
 _NOT_COMPARED = {"tokenizer", "tokenizer_sha256", "chosen", "room", "max_bad_share"}
 """Recorded settings that are compared otherwise, or change no row."""
@@ -59,42 +54,6 @@ class PrepareResult:
     older_reader: bool = False
     """Whether an earlier version of a reader wrote it: the same records would be read otherwise
     now, and stay as they are until the store is made anew."""
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """Everything known before the first record is read."""
-
-    job: Job
-    files: list[SourceFile]
-    tokenizer: Path | None
-    """None: it is to be trained."""
-    recorded: dict[str, Any]
-    """The settings as the manifest records them."""
-    inputs: list[Any]
-    """What a fingerprint covers besides settings: content and reader of every source file."""
-    left_out: dict[str, str]
-    """Files of the sources that are not read, with the reason."""
-
-    def fingerprint(self, settings: PrepareSettings, **changed: object) -> str:
-        """Of a store with these settings, whose limits are the same whoever chose them."""
-        recorded = self.recorded | {name: getattr(settings, name) for name in LIMITS} | changed
-        # The paths of the tokenizer and the sources do not change the store.
-        learnt = settings.trained_vocab_size is not None
-        counted = recorded | ({} if learnt else {"tokenizer": None})
-        counted |= {"room": settings.room} if settings.open_limits else {}
-        # The share of bad records decides whether there is a store, never what is in it: one made
-        # under another limit is the same, with the fingerprint it has had since 0.1.0.
-        counted |= {"max_bad_share": DEFAULT_BAD_SHARE}
-        inputs = [FORMAT, counted, self.inputs]
-        data = msgspec.json.encode(inputs, order="deterministic")
-        return hashlib.sha256(data).hexdigest()
-
-    def recorded_with(self, chosen: PrepareSettings) -> dict[str, Any]:
-        """The settings as recorded once the limits are known; those that were chosen are named."""
-        names = self.job.settings.open_limits
-        said = {"chosen": names, "room": chosen.room} if names else {}
-        return self.recorded | {name: getattr(chosen, name) for name in LIMITS} | said
 
 
 def prepare(
@@ -127,7 +86,10 @@ def prepare(
     progress = progress or no_progress
     progress(0, 1, "hashing the sources")
     refuse_links(Path(store), DataError)
-    plan = _plan(sources, Path(store), settings)
+    plan = plan_of(sources, Path(store), settings)
+    if any(file.coming is not None for file in plan.files):
+        _write_ahead(plan, progress, workers=workers, engine=engine)
+        plan = plan_of([source.whole() for source in sources], Path(store), settings)
     found = _reusable(plan, progress, replace=replace)
     if found is not None:
         return found
@@ -165,31 +127,33 @@ def prepare(
     return PrepareResult(TokenStore.open(job.store), report, reused=False)
 
 
-def _plan(sources: Sequence[Source], store: Path, settings: PrepareSettings) -> _Plan:
-    sources = [source.for_tasks(settings.tasks) for source in sources]
-    files = find_files(sources)
-    learnt = settings.trained_vocab_size is not None
-    tokenizer = None if learnt else resolve_tokenizer(settings.tokenizer)
-    recorded = settings.as_recorded() | {
-        "tokenizer_sha256": None if tokenizer is None else hash_of_folder(tokenizer),
-        "code_version": CODE_VERSION,
-        "reader_versions": [version for source in sources for version in source.versions],
-    }
-    inputs = [[f.sha256, f.reader.recorded_name, f.source] for f in files]
-    readers = {number: source.reader for number, source in enumerate(sources)}
-    others = {
-        (number, name): reader
-        for number, source in enumerate(sources)
-        for name, reader in source.readers.items()
-    }
-    left_out = {name: why for source in sources for name, why in source.left_out.items()}
-    job = Job(store, "", readers, settings, others)
-    plan = _Plan(job, files, tokenizer, recorded, inputs, left_out)
-    job = dataclasses.replace(job, fingerprint=plan.fingerprint(settings))
-    return dataclasses.replace(plan, job=job)
+def _write_ahead(
+    plan: Plan, progress: ProgressSink, *, workers: int | None, engine: Engine
+) -> None:
+    """Write shards as their files come, before there is a plan that counts.
+
+    They are what a killed `prepare` leaves: the real one, which begins when all files are here and
+    known, keeps those that are right and writes the others. So a store cannot depend on which file
+    came when, and what goes wrong here is met again there, where it can be said.
+    """
+    job = plan.job
+    if not plan.can_begin or (job.store / NAME).is_file():
+        return
+    _reusable(plan, progress, replace=False)  # refuses a folder of something else
+    with disk_faults(job.store, "preparing the data"), suppress(DataError):
+        job.store.mkdir(parents=True, exist_ok=True)
+        with store_to_write(job.store) as lock:
+            _begin(job)
+            codec = _tokenizer(plan, progress)
+            if job.settings.open_limits:  # which no file decides, or this would not begin
+                job = dataclasses.replace(
+                    job, settings=choose_limits([], codec, job.settings).settings
+                )
+            writing = ShardWriting(job, plan.files, ForkedState(codec, lock.descriptor))
+            writing.write(progress, workers=workers, engine=engine)
 
 
-def _reusable(plan: _Plan, progress: ProgressSink, *, replace: bool) -> PrepareResult | None:
+def _reusable(plan: Plan, progress: ProgressSink, *, replace: bool) -> PrepareResult | None:
     """The existing store, if it is whole and of the same fingerprint.
 
     Raises:
@@ -248,7 +212,7 @@ def _reusable(plan: _Plan, progress: ProgressSink, *, replace: bool) -> PrepareR
     return PrepareResult(TokenStore(folder, manifest), report, reused=True, older_reader=older)
 
 
-def _is_of(manifest: StoreManifest, plan: _Plan, *, older_readers: bool = False) -> bool:
+def _is_of(manifest: StoreManifest, plan: Plan, *, older_readers: bool = False) -> bool:
     """Whether a store is the planned one, though its tokenizer may have been saved again since.
 
     Args:
@@ -277,7 +241,7 @@ def _is_of(manifest: StoreManifest, plan: _Plan, *, older_readers: bool = False)
     return only_tokenizer and not _tokenizer_differences(plan)
 
 
-def _tokenizer_differences(plan: _Plan) -> list[str]:
+def _tokenizer_differences(plan: Plan) -> list[str]:
     """How the tokenizer of the existing store differs from the planned one, in words."""
     if plan.tokenizer is None:
         return []
@@ -288,7 +252,7 @@ def _tokenizer_differences(plan: _Plan) -> list[str]:
     return tokenizer_differences(there, load_codec(plan.tokenizer))
 
 
-def _refuse_bad_sources(plan: _Plan, manifest: StoreManifest) -> None:
+def _refuse_bad_sources(plan: Plan, manifest: StoreManifest) -> None:
     """Refuse to reuse a store that was made when more bad records were allowed."""
     folder = plan.job.store
     names = sorted({entry.file.split("/")[1] for entry in manifest.shards})
@@ -298,7 +262,7 @@ def _refuse_bad_sources(plan: _Plan, manifest: StoreManifest) -> None:
     StoreFinalizer(plan.job, plan.recorded, codec, plan.files, known).refuse_bad_sources()
 
 
-def _differences(manifest: StoreManifest, plan: _Plan) -> list[str]:
+def _differences(manifest: StoreManifest, plan: Plan) -> list[str]:
     """How an existing store differs from the requested one, in words."""
     there, here = manifest.settings, msgspec.to_builtins(plan.recorded)
     found = []
@@ -345,7 +309,7 @@ def _begin(job: Job) -> None:
     (store / "shards").mkdir(exist_ok=True)
 
 
-def _tokenizer(plan: _Plan, progress: ProgressSink) -> Codec:
+def _tokenizer(plan: Plan, progress: ProgressSink) -> Codec:
     """The codec, copied or trained into the store; one that an earlier start trained is kept."""
     folder = plan.job.store / "tokenizer"
     settings = plan.job.settings

@@ -42,6 +42,9 @@ class PrepareSettings:
     dedup: Dedup = "exact"
     tasks: tuple[str, ...] = ("write",)
     max_bad_share: float = DEFAULT_BAD_SHARE
+    max_files: tuple[int | None, ...] = ()
+    """Files read of each source; recorded where a source has a limit, to compare sources that are
+    not on this machine."""
 
     def __post_init__(self) -> None:
         """Refuse impossible values."""
@@ -78,6 +81,11 @@ class PrepareSettings:
         return [name for name in LIMITS if getattr(self, name) is None]
 
     @property
+    def splits_documents(self) -> bool:
+        """Whether a document that is too long is cut into rows."""
+        return self.on_overlong in ("auto", "split")
+
+    @property
     def limits(self) -> tuple[int, int]:
         """Longest prompt and target, once both are known."""
         assert self.max_prompt_tokens is not None and self.max_target_tokens is not None  # noqa: PT018
@@ -87,6 +95,10 @@ class PrepareSettings:
         """The settings as manifests record them and fingerprints cover them."""
         values = {**asdict(self), "tasks": list(self.tasks)}
         del values["room"]
+        # Stores of before there was a limit keep their fingerprint.
+        values["max_files"] = list(self.max_files)
+        if not self.max_files:
+            del values["max_files"]
         return values
 
     def filled_from(self, there: Mapping[str, Any]) -> PrepareSettings:

@@ -107,7 +107,7 @@ class ShardWriting:
         while self._needed is None and (group := next(coming, None)) is not None:
             number, blocks = group
             self._sizes[number] = sum(len(block.payload) for block in blocks)
-            kept = self._kept(number)
+            kept = self._kept(number, blocks)
             if kept is None:
                 yield group
             else:
@@ -138,10 +138,12 @@ class ShardWriting:
         )
         return int(first_of_kind(key, task, np.cumsum(starts, dtype=np.int64)).sum())
 
-    def _kept(self, number: int) -> ShardResult | None:
-        """The shard of an earlier start, if it is whole and of these inputs."""
+    def _kept(self, number: int, blocks: list[Block]) -> ShardResult | None:
+        """The shard of an earlier start, if it is whole and of these blocks."""
         result = read_sidecar(shard_folder(self.job.store, number) / SIDECAR)
         if result is None or result.fingerprint != self.job.fingerprint:
+            return None
+        if result.content != self.job.content_of(blocks):
             return None
         try:
             check_files(self.job.store, result.files, verify=True)

@@ -20,7 +20,13 @@ _NAMED: Final = 3
 Read = Callable[[int], Sequence[SourceFile]]
 
 
-def source_differences(manifest: StoreManifest, asked: Sequence[str], read: Read) -> list[str]:
+def source_differences(
+    manifest: StoreManifest,
+    asked: Sequence[str],
+    read: Read,
+    *,
+    max_files: Sequence[int | None] = (),
+) -> list[str]:
     """How the sources asked for differ from the store's, in words; [] for none asked for.
 
     Files on this machine are compared by content and reader, wherever they lie. Files elsewhere, in
@@ -31,6 +37,7 @@ def source_differences(manifest: StoreManifest, asked: Sequence[str], read: Read
         manifest: the store's.
         asked: the paths of the sources, in order.
         read: the files of a source of this machine by its number, hashed, each with its reader.
+        max_files: the limit of each source; () for none.
 
     Raises:
         DataError: a source is here and cannot be read.
@@ -44,6 +51,7 @@ def source_differences(manifest: StoreManifest, asked: Sequence[str], read: Read
         stores = f"it was prepared from {len(there)} (files such as {files})"
         return [f"{stores}, and data.sources lists {len(asked)} ({listed})"]
     found = []
+    limits = manifest.settings.get("max_files") or [None] * len(asked)
     for i, (path, entries) in enumerate(zip(asked, there, strict=True)):
         place = f"data.sources[{i}] is {path}"
         if _is_here(path):
@@ -51,6 +59,8 @@ def source_differences(manifest: StoreManifest, asked: Sequence[str], read: Read
         elif not all(_names(path, entry.path) for entry in entries):
             files = named([entry.path for entry in entries])
             found.append(f"{place}, which is not on this machine, and it was prepared from {files}")
+        elif (most := (max_files or [None] * len(asked))[i]) != limits[i]:
+            found.append(f"{place} with max_files {most}, and it was prepared with {limits[i]}")
     return found
 
 

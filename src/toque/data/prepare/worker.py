@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from toque.data.prepare.near_duplicates import NEAR
@@ -46,6 +47,8 @@ class ShardResult(msgspec.Struct):
     files: list[FileEntry]
     excerpts: list[Excerpt] = []
     """A few dropped records as they were, for the report."""
+    content: str = ""
+    """Hash of the blocks it was made from, and of their readers."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,16 @@ class Job:
     def reader_of(self, block: Block) -> RecordReader:
         """The reader of a block's file."""
         return self.other_readers.get((block.source, block.path), self.readers[block.source])
+
+    def content_of(self, blocks: Sequence[Block]) -> str:
+        """Hash of what a group holds and of how it is read; with `fingerprint` all of its shard."""
+        found = xxhash.xxh3_128()
+        for block in blocks:
+            reader = self.reader_of(block).recorded_name
+            place = (block.source, block.path, block.first_line, block.last, reader)
+            found.update(msgspec.json.encode((*place, len(block.payload))))
+            found.update(block.payload)
+        return found.hexdigest()
 
 
 class ShardWorker:
@@ -105,6 +118,7 @@ class ShardWorker:
                     if not name.endswith(("_tokens", "_ends")) and name != NEAR
                 },
                 files=files,
+                content=self.job.content_of(blocks),
                 **group_rows.counts(),
             )
             writer.put(SIDECAR, msgspec.json.encode(result, order="deterministic"))

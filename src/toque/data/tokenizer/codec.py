@@ -12,11 +12,13 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.decoders import DecodeStream
 
@@ -126,6 +128,22 @@ class Codec:
         if not (np.array_equal(fast.flat, right.flat) and np.array_equal(fast.ends, right.ends)):
             return replace(self._encode_whole(texts), disagreed=True)
         return self._encode_words(words, texts)
+
+    @cached_property
+    def token_bytes(self) -> NDArray[np.int64] | None:
+        """Bytes of text that each id writes; None where they depend on the tokens around it.
+
+        Byte-level vocabularies spell a byte as one character of a token's name.
+        """
+        decoder = json.loads(self._json).get("decoder") or {}
+        if decoder.get("type") != "ByteLevel":
+            return None
+        lengths = np.zeros(self.vocab_size, np.int64)
+        for name, number in self._tokenizer.get_vocab(with_added_tokens=False).items():
+            lengths[number] = len(name)
+        for number, token in self._tokenizer.get_added_tokens_decoder().items():
+            lengths[number] = 0 if number in self.silent else len(token.content.encode())
+        return lengths
 
     @property
     def special_ids(self) -> dict[str, int | None]:

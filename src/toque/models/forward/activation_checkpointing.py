@@ -14,15 +14,20 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from toque.models.forward.activation_offload import offloading
 from toque.models.forward.compile import blocks
 from toque.models.forward.varlen_attention import attending_with, attention_names, configs_of
 
 
-def recompute_blocks(model: nn.Module) -> int:
+def recompute_blocks(model: nn.Module, *, offload: bool = False) -> int:
     """Keep only the inputs of every transformer block; backward recomputes the rest.
 
     Chen et al. 2016, arXiv 1604.06174. Losses and gradients are the same to the bit: dropout
     repeats its draws. Compile first, if at all: a compiled block is wrapped as such.
+
+    Args:
+        model: changed in place; `stop_recomputing` undoes it.
+        offload: keep those inputs in the machine's own memory.
 
     Returns:
         The number of blocks.
@@ -31,9 +36,9 @@ def recompute_blocks(model: nn.Module) -> int:
     for block in found:
         compiled = block._compiled_call_impl  # noqa: SLF001  # it has no public name
         if compiled is not None:
-            block._compiled_call_impl = _recomputed(model, block, compiled)  # noqa: SLF001
+            block._compiled_call_impl = _recomputed(model, block, compiled, offload=offload)  # noqa: SLF001
         else:
-            block.forward = _recomputed(model, block, block.forward)
+            block.forward = _recomputed(model, block, block.forward, offload=offload)
     return len(found)
 
 
@@ -52,7 +57,7 @@ def stop_recomputing(model: nn.Module) -> None:
 
 
 def _recomputed(
-    model: nn.Module, block: nn.Module, original: Callable[..., Any]
+    model: nn.Module, block: nn.Module, original: Callable[..., Any], *, offload: bool
 ) -> Callable[..., Any]:
     configs = configs_of(model)
 
@@ -64,7 +69,8 @@ def _recomputed(
         def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
             return nullcontext(), attending_with(configs, chosen)
 
-        return checkpoint(original, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+        with offloading(args[0]) if offload else nullcontext():
+            return checkpoint(original, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
     forward._toque_original = original  # type: ignore[attr-defined]  # noqa: SLF001
     return forward

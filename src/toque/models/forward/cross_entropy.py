@@ -39,6 +39,7 @@ def cross_entropy_sum(
     bias: Tensor | None = None,
     smoothing: float = 0.0,
     chunk_rows: int | None = None,
+    n_labels: int | None = None,
 ) -> Tensor:
     """Cross-entropy of `softmax(hidden @ weight.T + bias)` in nats, summed over labelled positions.
 
@@ -47,7 +48,7 @@ def cross_entropy_sum(
     Positions without a label cost nothing: they are removed before the matrix product. Gradients
     are computed with the loss, chunk by chunk, and only for inputs that require one. Under autocast
     the products run in its dtype; softmax, loss and the weight's gradient sum are float32. On a GPU
-    the host waits once, for the number of labels.
+    the host waits for the number of labels, unless it is told.
 
     Args:
         hidden: [..., D], the output head's input.
@@ -56,6 +57,7 @@ def cross_entropy_sum(
         bias: [V] or None.
         smoothing: e above, in [0, 1].
         chunk_rows: Positions per chunk; by default as many as make chunks efficient.
+        n_labels: Positions with a label, where the host knows.
 
     Returns:
         [] float32 (float64 when `hidden` is). Zero, with zero gradients, without any label.
@@ -80,6 +82,7 @@ def cross_entropy_sum(
         labels.reshape(-1),
         smoothing,
         chunk_rows,
+        n_labels,
         torch.is_grad_enabled(),
     )
     return loss
@@ -101,6 +104,7 @@ class _CrossEntropySum(torch.autograd.Function):
         labels: Tensor,
         smoothing: float,
         chunk_rows: int,
+        n_labels: int | None,
         grad_enabled: bool,  # noqa: FBT001  # autograd functions take arguments by position
     ) -> Tensor:
         wants = [grad_enabled and needed for needed in ctx.needs_input_grad[:3]]
@@ -121,9 +125,8 @@ class _CrossEntropySum(torch.autograd.Function):
             rounded = kind == "cpu" and compute == torch.bfloat16 and smoothing == 0.0
             # Once, not once a chunk; on a CPU once an update.
             matrix = bf16_copy(weight) if rounded else weight.to(compute)
-            labelled = (labels != IGNORE).nonzero().squeeze(1)
-            if rounded:
-                chunk_rows *= CHUNKS
+            labelled = _labelled(labels, n_labels)
+            chunk_rows *= CHUNKS if rounded else 1
             longest = min(chunk_rows, len(labelled))
             room = padded_length(longest) if rounded else 0 if fast else longest
             products = matrix.new_empty(room, len(matrix))
@@ -162,11 +165,18 @@ class _CrossEntropySum(torch.autograd.Function):
             None if gradient is None else (gradient * grad_loss).to(dtype)
             for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         )
-        return (*scaled, None, None, None, None)
+        return (*scaled, None, None, None, None, None)
 
 
 # Shapes depend on data: a compiled caller breaks its graph instead of tracing into this.
 _uncompiled_sum: Any = torch.compiler.disable(_CrossEntropySum.apply)  # type: ignore[no-untyped-call]
+
+
+def _labelled(labels: Tensor, count: int | None) -> Tensor:
+    """Positions with a label, ascending. With their count known, a GPU need not be waited for."""
+    if labels.device.type == "cpu" or count is None:
+        return (labels != IGNORE).nonzero().squeeze(1)
+    return (labels == IGNORE).to(torch.uint8).argsort(stable=True)[:count]
 
 
 def _loss_and_gradient(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:

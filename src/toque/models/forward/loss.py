@@ -11,7 +11,9 @@ from toque.models.forward.cross_entropy import cross_entropy_sum
 from toque.models.forward.packed import hidden_states, output_head
 
 
-def loss_sum(model: nn.Module, batch: Batch, *, smoothing: float = 0.0) -> Tensor:
+def loss_sum(
+    model: nn.Module, batch: Batch, *, smoothing: float = 0.0, chunk_rows: int | None = None
+) -> Tensor:
     """Cross-entropy of the batch's labels in nats, summed, never averaged.
 
     The sum over a batch equals the sum over any split of it into micro-batches, and over its
@@ -21,13 +23,20 @@ def loss_sum(model: nn.Module, batch: Batch, *, smoothing: float = 0.0) -> Tenso
         model: A transformers model of one of the families.
         batch: On the model's device.
         smoothing: Label smoothing, see `cross_entropy_sum`; 0 when evaluating.
+        chunk_rows: Positions whose logits exist at once; by default as many as are efficient.
 
     Returns:
         [] float32.
     """
     weight, bias = output_head(model)
     return cross_entropy_sum(
-        hidden_states(model, batch), weight, batch.labels, bias=bias, smoothing=smoothing
+        hidden_states(model, batch),
+        weight,
+        batch.labels,
+        bias=bias,
+        smoothing=smoothing,
+        chunk_rows=chunk_rows,
+        n_labels=None if batch.labelled is None else sum(batch.labelled),
     )
 
 

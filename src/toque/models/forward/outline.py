@@ -107,8 +107,10 @@ def _on_cpu(
             ).last_hidden_state
             return hidden
         read = torch.zeros(1, rows.rows * rows.source, dtype=torch.int64)
-        states = t5_stack(model.get_submodule("encoder"), read, plans.encoder, None)
-        hidden = t5_stack(model.get_submodule("decoder"), written, plans.decoder, states)
+        longest = plans.encoder.longest, plans.decoder.longest
+        encode, decode = model.get_submodule("encoder"), model.get_submodule("decoder")
+        states = t5_stack(encode, read, plans.encoder, None, longest=longest[0])
+        hidden = t5_stack(decode, written, plans.decoder, states, longest=longest[1])
         return scale_decoder_outputs(model, hidden)
 
 

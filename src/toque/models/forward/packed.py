@@ -1,8 +1,9 @@
 """The forward of a packed batch, up to the tensor the output head reads.
 
-Stock transformers modules do the work. Ours are the means that keep packed examples apart: masks on
-a GPU (`masks.py`), variable-length attention without padding on a CPU (`varlen_attention.py`,
-`unpadded.py`). The logits of a whole batch never exist (`cross_entropy.py`).
+Stock transformers modules do the work. Ours are the means that keep packed examples apart: kernels
+without masks on a GPU (`kernels/`), variable-length attention without padding on a CPU
+(`varlen_attention.py`, `unpadded.py`), masks (`masks.py`) where neither works. The logits of a
+whole batch never exist (`cross_entropy.py`).
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from transformers import PreTrainedModel
 from toque.batch import Batch, DecoderBatch, EncoderDecoderBatch
 from toque.errors import ConfigError
 from toque.models.families import family_of, max_positions, unwrapped
+from toque.models.forward.kernels.choice import attention_of
+from toque.models.forward.kernels.rows import decoder_hidden, encoder_decoder_hidden
 from toque.models.forward.masks import causal_same_segment, cross_segment, for_model, same_segment
 from toque.models.forward.unpadded import unpadded_decoder, unpadded_encoder_decoder
-from toque.models.forward.varlen_attention import supports_varlen
 
 
 def hidden_states(model: nn.Module, batch: Batch) -> Tensor:
@@ -80,8 +82,11 @@ def scale_decoder_outputs(model: nn.Module, hidden: Tensor) -> Tensor:
 
 
 def _encoder_decoder(core: PreTrainedModel, batch: EncoderDecoderBatch) -> Tensor:
-    if supports_varlen(core, batch.labels.device):
+    attention = attention_of(core, batch.labels.device).name
+    if attention == "segments":
         return scale_decoder_outputs(core, unpadded_encoder_decoder(core, batch))
+    if attention == "flex":
+        return scale_decoder_outputs(core, encoder_decoder_hidden(core, batch))
     encoder, decoder = core.get_submodule("encoder"), core.get_submodule("decoder")
     own_mask = same_segment(batch.source_segments)
     causal = causal_same_segment(batch.target_segments)
@@ -100,10 +105,12 @@ def _encoder_decoder(core: PreTrainedModel, batch: EncoderDecoderBatch) -> Tenso
 
 
 def _decoder_only(core: PreTrainedModel, batch: DecoderBatch) -> Tensor:
-    varlen = supports_varlen(core, batch.labels.device)
+    attention = attention_of(core, batch.labels.device).name
     causal = _purely_causal(core, batch)
-    if varlen and not (causal and bool((batch.segments > 0).all())):
+    if attention == "segments" and not (causal and bool((batch.segments > 0).all())):
         return unpadded_decoder(core, batch)
+    if attention in {"flash", "flex"} and not causal:
+        return decoder_hidden(core, batch, attention)
     # Embeddings instead of tokens: without a mask GPT-2 would look for padding among the tokens.
     embeddings = core.get_input_embeddings()(batch.tokens)
     if causal:

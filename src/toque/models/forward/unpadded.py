@@ -87,8 +87,12 @@ def unpadded_encoder_decoder(core: PreTrainedModel, batch: EncoderDecoderBatch) 
     both = AttentionPlan(spans(target.numbers), spans(target.numbers, source.numbers))
     encoder, decoder = core.get_submodule("encoder"), core.get_submodule("decoder")
     with varlen_attention(core):
-        states = t5_stack(encoder, source.taken(batch.source_tokens), own, None)
-        hidden = t5_stack(decoder, target.taken(batch.target_tokens), both, states)
+        states = t5_stack(
+            encoder, source.taken(batch.source_tokens), own, None, longest=own.longest
+        )
+        hidden = t5_stack(
+            decoder, target.taken(batch.target_tokens), both, states, longest=both.longest
+        )
     return target.put_back(hidden)
 
 
@@ -97,14 +101,20 @@ def _step(segments: Tensor) -> int:
 
 
 def t5_stack(
-    stack: torch.nn.Module, tokens: Tensor, plan: AttentionPlan, states: Tensor | None
+    stack: torch.nn.Module, tokens: Tensor, plan: object, states: Tensor | None, *, longest: int
 ) -> Tensor:
     """T5Stack.forward of transformers 5, with the position bias of the longest example only.
 
-    The stock one makes a bias for every pair of the row's positions, [H, N, N]; here N is the
+    The stock one makes a bias for every pair of the row's positions, [H, N, N]; here N may be the
     whole batch, and an example never looks further than its own length.
+
+    Args:
+        stack: Encoder or decoder.
+        tokens: Rows of them.
+        plan: Handed to every layer's attention.
+        states: The encoder's, for a decoder.
+        longest: Positions that attention looks at, at most.
     """
-    longest = max(end - start for _, start, end, _, _ in plan.own)
     first = stack.get_submodule("block.0.layer.0.SelfAttention")
     bias = first.compute_bias(longest, longest)  # type: ignore[operator]
     # Cross-attention has no bias; the stock layer would make one of zeros. `_attend` ignores it.

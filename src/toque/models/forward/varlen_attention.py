@@ -4,7 +4,7 @@ A mask makes a row of L tokens cost L * L, whatever it holds. Examples are runs 
 tokens, so their blocks can be computed alone: no mask, and the sum of squares instead of the
 square of the sum. On a CPU, where PyTorch's attention also falls to its slow path as soon as a
 position bias needs a gradient (T5), this is several times faster. On a GPU so many small products
-would be slower than one masked one; there `masks.py` keeps examples apart.
+would be slower than one masked one; there kernels keep examples apart (`kernels/`).
 
 Letters: R rows, T queries and S keys of a row, H heads, d head size; t and s those of one example.
 """
@@ -43,6 +43,11 @@ class AttentionPlan:
     """Self-attention."""
     across: list[Span] | None = None
     """Cross-attention, decoder to encoder; None without one."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest example."""
+        return max(end - start for _, start, end, _, _ in self.own)
 
     @cached_property
     def causal_groups(self) -> list[Group]:

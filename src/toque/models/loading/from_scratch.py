@@ -94,7 +94,7 @@ def build_model(
         _check_heads(config)
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             torch.manual_seed(seed)
-            model = _construct(found, config)
+            model = construct(found, config)
             if own_head:
                 give_own_head(model)
     except (StrictDataclassError, ValueError, TypeError, ZeroDivisionError, KeyError) as error:
@@ -144,7 +144,7 @@ def outline_of(folder: Path) -> PreTrainedModel:
     """
     check_config(read_config_json(folder), folder / "config.json", None)
     config = config_in(folder)
-    return _construct(family_of(config), config)
+    return construct(family_of(config), config)
 
 
 def config_in(folder: Path) -> PretrainedConfig:
@@ -168,7 +168,8 @@ def config_in(folder: Path) -> PretrainedConfig:
     return config
 
 
-def _construct(family: Family, config: PretrainedConfig) -> PreTrainedModel:
+def construct(family: Family, config: PretrainedConfig) -> PreTrainedModel:
+    """A model of this config in float32, its weights drawn as the family draws them."""
     auto = AutoModelForSeq2SeqLM if family.is_encoder_decoder else AutoModelForCausalLM
     model: PreTrainedModel = auto.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
     return model

@@ -17,3 +17,11 @@ def fuse_activations(model: nn.Module) -> None:
         for name, child in module.named_children():
             if isinstance(child, NewGELUActivation):
                 setattr(module, name, nn.GELU(approximate="tanh"))
+
+
+def stock_activations(model: nn.Module) -> None:
+    """Undo `fuse_activations`."""
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if type(child) is nn.GELU and child.approximate == "tanh":
+                setattr(module, name, NewGELUActivation())

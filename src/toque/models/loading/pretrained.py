@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
@@ -27,14 +25,50 @@ from toque.models.loading.config_json import check_config, read_config_json
 from toque.models.loading.from_scratch import config_in, give_own_head
 from toque.models.loading.fused_activations import fuse_activations
 from toque.models.loading.hub import resolve_folder
+from toque.models.loading.stored_weights import StoredWeights, stored_weights
 from toque.models.lora.files import CONFIG as ADAPTER_CONFIG
 from toque.models.lora.files import load_adapter, merged, read_config, rows_needed
-from toque.storage.safetensors_header import check_header
 
 MOST_ROWS: Final = 500_000
 """Rows that an embedding is grown to, as many as a tokenizer may learn."""
-_INDEX = "model.safetensors.index.json"
-_PICKLES = {".bin", ".pt", ".pth", ".pkl", ".ckpt"}
+
+
+@dataclass(frozen=True)
+class CheckedFolder:
+    """A model folder that may be read: its family, and what its files hold."""
+
+    folder: Path
+    family: Family
+    stored: StoredWeights
+    has_own_head: bool
+    """Whether config.json says that head and embedding are two, and the files hold the head."""
+
+
+def check_folder(path: str, *, family: str = "auto") -> CheckedFolder:
+    """The folder behind a path or hub name, its config and headers checked, no weight read.
+
+    Args:
+        path: A folder, or a hub name.
+        family: t5, gpt2, neox or llama to insist on one; auto takes what the checkpoint is.
+
+    Raises:
+        ConfigError: no such model, of another family, or of none that works here.
+        CheckpointError: the folder is incomplete, damaged or holds only pickles.
+    """
+    folder = resolve_folder(path)
+    raw = _read_config(folder)
+    model_type = str(raw.get("model_type"))
+    if family != "auto" and model_type not in family_named(family).model_types:
+        raise ConfigError(
+            f'model.family is {family}, and {folder} holds a model of type "{model_type}". '
+            "Set model.family=auto, or name another checkpoint in model.start_from."
+        )
+    if model_type not in MODEL_TYPES:
+        raise unknown_type(model_type, has_code="auto_map" in raw)
+    stored = stored_weights(folder)
+    check_config(raw, folder / "config.json", stored.n_weights)
+    own_head = raw.get("tie_word_embeddings") is False and "lm_head.weight" in stored.files
+    return CheckedFolder(folder, family_of(config_in(folder)), stored, own_head)
 
 
 def load_model(
@@ -55,21 +89,9 @@ def load_model(
         ConfigError: no such model, of another family, or of none that works here.
         CheckpointError: the folder is incomplete, damaged or holds only pickles.
     """
-    folder = resolve_folder(path)
-    raw = _read_config(folder)
-    model_type = str(raw.get("model_type"))
-    if family != "auto" and model_type not in family_named(family).model_types:
-        raise ConfigError(
-            f'model.family is {family}, and {folder} holds a model of type "{model_type}". '
-            "Set model.family=auto, or name another checkpoint in model.start_from."
-        )
-    if model_type not in MODEL_TYPES:
-        raise unknown_type(model_type, has_code="auto_map" in raw)
-    names = _weights(folder)
-    check_config(raw, folder / "config.json", sum(names.values()))
-    found = family_of(config_in(folder))
-    model = _read_weights(folder, found)
-    if raw.get("tie_word_embeddings") is False and "lm_head.weight" in names:
+    found = check_folder(path, family=family)
+    model = _read_weights(found.folder, found.family)
+    if found.has_own_head:
         _keep_apart(model)
     if vocab_size is not None:
         grow_vocabulary(model, vocab_size)
@@ -136,50 +158,6 @@ def _read_config(folder: Path) -> dict[str, Any]:
             "folder that holds config.json and model.safetensors."
         )
     return read_config_json(folder)
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    if (folder / _INDEX).exists():
-        try:
-            index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
-            names = sorted(set(index["weight_map"].values()))
-            outside = [name for name in names if not name or name != Path(name).name]
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise CheckpointError(f"{folder / _INDEX} cannot be read: {error!r}.") from error
-        if outside:
-            raise CheckpointError(
-                f"{folder / _INDEX} names the file {outside[0]!r}; only plain names in its folder "
-                "are allowed. It is damaged or made to harm; copy the model from its source again."
-            )
-        return [folder / name for name in names]
-    if (folder / "model.safetensors").exists():
-        return [folder / "model.safetensors"]
-    pickles = sorted(p.name for p in folder.iterdir() if p.suffix in _PICKLES)
-    if pickles:
-        raise CheckpointError(
-            f"{folder} holds its weights only as {', '.join(pickles)}, a pickle, which can run any "
-            "code while it loads, so it is not read. Use a checkpoint with model.safetensors, or "
-            "convert this one once on a machine you trust: from_pretrained, then save_pretrained."
-        )
-    raise CheckpointError(f"{folder} holds a config.json but no model.safetensors.")
-
-
-def _weights(folder: Path) -> dict[str, int]:
-    """The weights in the files, whose headers and lengths are checked, with their sizes."""
-    found: dict[str, int] = {}
-    for file in _weight_files(folder):
-        try:
-            check_header(file)
-            with safe_open(file, framework="pt") as tensors:
-                for name in tensors.keys():  # noqa: SIM118  # not a mapping
-                    found[name] = math.prod(tensors.get_slice(name).get_shape())
-        except FileNotFoundError as error:
-            raise CheckpointError(f"{file} is missing, and {folder / _INDEX} names it.") from error
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(
-                f"{file} is damaged or cut short ({error}). Copy or download it again."
-            ) from error
-    return found
 
 
 def _read_weights(folder: Path, family: Family) -> PreTrainedModel:

@@ -6,7 +6,6 @@ The folder holds adapter_config.json, adapter_model.safetensors, the tokenizer's
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 import warnings
 from pathlib import Path
@@ -20,6 +19,7 @@ from transformers import PreTrainedModel
 
 from toque.errors import CheckpointError, ConfigError
 from toque.models.families import vocabulary_rows
+from toque.models.lora.frozen import base_sha256
 from toque.models.lora.layers import ADAPTER, _peft, is_adapted
 from toque.storage.no_follow import write_new
 from toque.storage.safetensors_header import with_sorted_metadata
@@ -37,22 +37,6 @@ _PREFIX = "base_model.model."
 def is_adapter_folder(folder: Path) -> bool:
     """Whether `folder` holds an adapter and not a whole model."""
     return (folder / CONFIG).exists() and not (folder / "config.json").exists()
-
-
-def base_sha256(model: PreTrainedModel) -> str:
-    """SHA-256 over names, formats and bytes of the model's own weights, adapters left out.
-
-    Taken of a model in float32 on the CPU, before `hold_frozen`; about 1 GB a second.
-    """
-    digest = hashlib.sha256()
-    for name, parameter in sorted(model.named_parameters()):
-        if ".lora_" in name or ".trainable_tokens_" in name:
-            continue
-        # Attaching moves a layer's weights into a part called base_layer, and changes nothing.
-        plain = name.replace(".token_adapter", "").replace(".base_layer", "")
-        digest.update(f"{plain} {parameter.dtype} {tuple(parameter.shape)}".encode())
-        digest.update(parameter.detach().contiguous().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def adapter_tensors(model: PreTrainedModel, name: str = ADAPTER) -> dict[str, Tensor]:

@@ -22,6 +22,7 @@ from transformers.pytorch_utils import Conv1D
 
 from toque.errors import ConfigError
 from toque.models.families import embedding, family_of
+from toque.models.lora.quantised import silence_bitsandbytes
 
 AdapterKind = Literal["lora", "dora", "rslora"]
 ADAPTER: Final = "default"
@@ -133,33 +134,11 @@ def adapter_parameters(model: PreTrainedModel, shape: AdapterShape) -> int:
     """
     total = 0
     for name, module in model.named_modules():
-        if name.rsplit(".", 1)[-1] in shape.targets and _is_linear(module):
+        if name.rsplit(".", 1)[-1] in shape.targets and is_linear(module):
             n_in, n_out = _sides(module)
             total += shape.r * (n_in + n_out) + (n_out if shape.kind == "dora" else 0)
     width = embedding(model).shape[1]
     return total + width * len(shape.tokens) * len(_token_tables(model, shape.tokens) or ())
-
-
-def hold_frozen(model: nn.Module, dtype: torch.dtype) -> None:
-    """Cast the frozen matrices of an adapted model to the dtype autocast computes them in.
-
-    Autocast would cast a frozen float32 matrix to `dtype` at each use; storing it so gives the same
-    bits for half the memory and no work. Everything that autocast leaves alone stays float32:
-    embeddings, norms, the output head, T5's `wo`, and DoRA's layers, whose row norms are computed
-    from the weights.
-    """
-    if dtype == torch.float32 or not is_adapted(model):
-        return
-    kept = getattr(model, "_keep_in_fp32_modules", None) or ()
-    for name, module in model.named_modules():
-        exact = set(name.split(".")) & {*kept, "lm_head"} or ".lora_" in f".{name}"
-        if exact or getattr(module, "lora_magnitude_vector", None):
-            continue
-        inner = getattr(module, "base_layer", module)
-        if _is_linear(inner) and not _of_dora(model, name):
-            for parameter in inner.parameters():
-                if not parameter.requires_grad:
-                    parameter.data = parameter.data.to(dtype)
 
 
 def is_adapted(model: nn.Module) -> bool:
@@ -206,7 +185,7 @@ def _targets(
         {
             name.rsplit(".", 1)[-1]
             for name, module in model.named_modules()
-            if _is_linear(module) and name != "lm_head"
+            if is_linear(module) and name != "lm_head"
         }
     )
     if asked == "all":
@@ -235,12 +214,14 @@ def _token_tables(model: PreTrainedModel, tokens: Sequence[int]) -> dict[str, li
     return tables
 
 
-def _of_dora(model: nn.Module, name: str) -> bool:
+def is_of_dora(model: nn.Module, name: str) -> bool:
+    """Whether the layer at `name` lies inside one of DoRA's."""
     parent = model.get_submodule(name.rpartition(".")[0]) if "." in name else model
     return bool(getattr(parent, "lora_magnitude_vector", None))
 
 
-def _is_linear(module: nn.Module) -> bool:
+def is_linear(module: nn.Module) -> bool:
+    """Whether it is a product with a matrix, GPT-2's transposed one among them."""
     return isinstance(module, nn.Linear | Conv1D)
 
 
@@ -251,6 +232,7 @@ def _sides(module: nn.Module) -> tuple[int, int]:
 
 
 def _peft() -> Any:
+    silence_bitsandbytes()
     try:
         import peft
     except ImportError as error:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from toque.training.autotune.cache import RESOURCES, Resources
-from toque.training.checkpoint.store import Checkpoint
+from toque.training.checkpoint.saved import Checkpoint
 
 
 def earlier_choices(

@@ -16,6 +16,7 @@ from toque.training.autotune.memory import is_out_of_memory
 from toque.training.bottlenecks import RAN_OUT
 from toque.training.callbacks import Callbacks
 from toque.training.distributed.collectives import Ranks
+from toque.training.distributed.sharing import Sharing
 from toque.training.events import State
 from toque.units import Progress
 
@@ -57,6 +58,7 @@ class OomFallback:
         self,
         at: Progress,
         forward_backward: Callable[[Sequence[Batch], int], Tensor],
+        sharing: Sharing,
         batch: Batch,
         n_targets: int,
     ) -> Tensor:
@@ -65,24 +67,25 @@ class OomFallback:
         Args:
             at: progress before the update.
             forward_backward: begins by clearing the gradients of a failed attempt.
-            batch: the whole update's.
+            sharing: makes the micro-batches, and knows whether this rank may begin again.
+            batch: this rank's of the update.
             n_targets: passed on.
 
         Raises:
-            ConfigError: one row is too much.
+            ConfigError: one row is too much, or the other ranks are in the middle of an exchange.
         """
         while True:
             rows = self.rows_at(at.step)
             try:
-                return forward_backward(batch.split(rows), n_targets)
+                return forward_backward(sharing.micro_batches(batch, rows), n_targets)
             except RuntimeError as error:  # torch.OutOfMemoryError is one
                 if not is_out_of_memory(error):
                     raise
                 reason = str(error).splitlines()[0]
             # Here the failed attempt's tensors, which the exception held, are freed.
-            self._halve(at, rows, reason)
+            self._halve(at, rows, reason, again=sharing.may_repeat)
 
-    def _halve(self, at: Progress, rows: int, reason: str) -> None:
+    def _halve(self, at: Progress, rows: int, reason: str, *, again: bool) -> None:
         if rows == 1:
             raise ConfigError(
                 f"Step {at.step} does not fit into memory with one row at once: {reason} The last "
@@ -96,6 +99,13 @@ class OomFallback:
         self.smaller_from[at.step] = rows // 2
         if self.remember is not None:
             self.remember(self.smaller_from)
+        if not again:
+            raise ConfigError(
+                f"Step {at.step} {RAN_OUT} with {rows} rows at once ({reason}), while the ranks "
+                "were exchanging weights or gradients, so that this one could not begin it again. "
+                f"The last checkpoint stands, and the same command continues with {rows // 2} rows "
+                "at once."
+            )
         self.callbacks.on_warning(
             at,
             f"step {at.step} {RAN_OUT} with {rows} rows at once ({reason}); it is computed "

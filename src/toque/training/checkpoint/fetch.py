@@ -24,7 +24,7 @@ from toque.training.checkpoint.manifest import (
     read_manifest,
     verify_files,
 )
-from toque.training.checkpoint.store import verify_checkpoint
+from toque.training.checkpoint.saved import step_name, verify_checkpoint
 
 Say = Callable[[str], None]
 
@@ -70,6 +70,26 @@ def fetch_run(bucket: Bucket, run: Path, *, say: Say) -> int | None:
         f"None of the {len(steps)} checkpoints in {bucket.address} can be used. "
         f"{' '.join(reasons)} Put a whole copy in their place, or choose another address."
     )
+
+
+def fetch_step(bucket: Bucket, run: Path, step: int, *, say: Say) -> None:
+    """Bring one checkpoint here, when the bucket has it and no whole copy lies here.
+
+    Raises:
+        CheckpointError: the bucket holds another run, or it is damaged there.
+        BucketError: the service refused or stayed away.
+    """
+    names, place = bucket.names(), f"checkpoints/{step_name(step)}"
+    steps = complete_steps(names, "checkpoints")
+    here = _newest_here(run)
+    if here is not None and steps:
+        _refuse_another_run(bucket, steps, here)
+    if step_name(step) not in steps or _is_whole(run / place):
+        return
+    with _fetched(bucket, place, run):
+        if here is None or here.step < _step(steps[0]):
+            _fetch_rest(bucket, names, run, say)
+    say(f"fetched step {step:,} from {bucket.address}")
 
 
 def complete_steps(names: list[str], kind: str) -> list[str]:
@@ -174,6 +194,16 @@ def _fetch_rest(bucket: Bucket, names: list[str], run: Path, say: Say) -> None:
     for name, data in found.items():
         if data is not None:
             atomic_write(run / name, data)
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        verify_checkpoint(folder)
+    except NewerFormatError:
+        raise
+    except CheckpointError:
+        return False
+    return True
 
 
 def _is_here(bucket: Bucket, place: str, run: Path) -> bool:

@@ -6,7 +6,10 @@ reader trusts nothing it says about places: file names are plain names in the sa
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -17,8 +20,11 @@ from toque.storage.atomic import FileEntry
 from toque.storage.checksums import KEY, seal_of, sealed, sha256_of
 from toque.storage.json_files import decode_json
 
-FORMAT: Final = 1
-"""Version of the layout on disk; raised when an older Toque could misread a newer checkpoint."""
+WHOLE: Final = 1
+SHARDED: Final = 2
+"""Versions of the layout on disk. What every Toque can read is written as such."""
+FORMAT: Final = SHARDED
+"""The newest; raised when an older Toque could misread a newer checkpoint."""
 MANIFEST: Final = "manifest.json"
 _MAX_BYTES: Final = 1 << 24
 
@@ -101,11 +107,11 @@ def parse_manifest(text: bytes, place: str) -> Manifest:
     return manifest
 
 
-def _read_1(text: bytes) -> Manifest:
+def _read(text: bytes) -> Manifest:
     return decode_json(text, Manifest)
 
 
-READERS: Final[Mapping[int, Callable[[bytes], Manifest]]] = {1: _read_1}
+READERS: Final[Mapping[int, Callable[[bytes], Manifest]]] = {WHOLE: _read, SHARDED: _read}
 """Format -> how its manifest becomes today's. A new format adds its reader and keeps the others:
 `tests/golden/checkpoint-v*` holds a checkpoint of each, which must load to the same loss."""
 
@@ -129,22 +135,40 @@ def verify_files(folder: Path, manifest: Manifest) -> None:
     Raises:
         CheckpointError: a file is missing, is not a plain file, or differs.
     """
+    most = min(len(manifest.files), os.cpu_count() or 1)
+    with ThreadPoolExecutor(max(1, most)) as threads:  # hashing releases Python's lock
+        for _ in threads.map(partial(_verify_file, folder), manifest.files):
+            pass
+
+
+def verify_sizes(folder: Path, manifest: Manifest) -> None:
+    """Compare every listed file's size, and that the manifest there is this one.
+
+    Raises:
+        CheckpointError: a file is missing, is not a plain file, or differs.
+    """
+    if read_manifest(folder) != manifest:
+        raise CheckpointError(f"{folder / MANIFEST} is not the one that rank 0 reads there.")
     for entry in manifest.files:
-        path = folder / entry.file
-        try:
-            if path.is_symlink() or not path.is_file():
-                raise CheckpointError(f"{path} is missing or is not a plain file.")
-            size = path.stat().st_size
-            if size != entry.bytes:
-                raise CheckpointError(f"{path} has {size} bytes, its manifest says {entry.bytes}.")
-            found = sha256_of(path)
-        except OSError as error:
-            raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
-        if found != entry.sha256:
-            raise CheckpointError(
-                f"{path} is damaged: its SHA-256 is {found[:12]}…, its manifest says "
-                f"{entry.sha256[:12]}…."
-            )
+        _verify_file(folder, entry, hashed=False)
+
+
+def _verify_file(folder: Path, entry: FileEntry, *, hashed: bool = True) -> None:
+    path = folder / entry.file
+    try:
+        if path.is_symlink() or not path.is_file():
+            raise CheckpointError(f"{path} is missing or is not a plain file.")
+        size = path.stat().st_size
+        if size != entry.bytes:
+            raise CheckpointError(f"{path} has {size} bytes, its manifest says {entry.bytes}.")
+        found = sha256_of(path) if hashed else entry.sha256
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+    if found != entry.sha256:
+        raise CheckpointError(
+            f"{path} is damaged: its SHA-256 is {found[:12]}…, its manifest says "
+            f"{entry.sha256[:12]}…."
+        )
 
 
 def differences(saved: Mapping[str, str], present: Mapping[str, str]) -> list[str]:

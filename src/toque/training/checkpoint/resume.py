@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from toque.data.loader.prefetch import Batches
 from toque.errors import CheckpointError
-from toque.training.checkpoint.manifest import differences
+from toque.training.checkpoint.manifest import SHARDED, differences, verify_sizes
+from toque.training.checkpoint.saved import Checkpoint, verify_checkpoint
 from toque.training.checkpoint.state_tensors import load_model_tensors, model_tensors
-from toque.training.checkpoint.store import Checkpoint, verify_checkpoint
 from toque.training.distributed.collectives import Ranks
 from toque.training.events import State
 from toque.training.goal import Best
@@ -167,12 +167,22 @@ def _best_in(state: Mapping[str, Any]) -> Best | None:
 def broadcast_checkpoint(find: Callable[[], Checkpoint | None], ranks: Ranks) -> Checkpoint | None:
     """The checkpoint that rank 0 finds; the others read the same one, whatever they would find.
 
+    Of one in shards they compare the manifest and the sizes alone: rank 0 has hashed all of it,
+    and each reads little of it.
+
     Raises:
         CheckpointError: another rank does not see it: the run folder is not shared.
     """
     found = find() if ranks.is_main else None
-    path = ranks.broadcast(str(found.path) if found is not None else None)
-    return found if ranks.is_main or path is None else verify_checkpoint(Path(path))
+    told = None if found is None else (str(found.path), found.manifest)
+    told = ranks.broadcast(told)
+    if ranks.is_main or told is None:
+        return found
+    path, manifest = Path(told[0]), told[1]
+    if manifest.format != SHARDED:
+        return verify_checkpoint(path)
+    verify_sizes(path, manifest)
+    return Checkpoint(path, manifest)
 
 
 def trainer_tensors(
@@ -195,11 +205,15 @@ def load_tensors(
         CheckpointError: it does not fit the model or the optimizer.
     """
     where = str(checkpoint.path)
-    load_model_tensors(model, checkpoint.tensors("model"), where=where)
-    state = checkpoint.tensors("optimizer")
+    own = dict(model.named_parameters())
+    stored = checkpoint.tensors("model", model_tensors(model).get)
+    load_model_tensors(model, stored, where=where)
+    # Of a tensor that is no parameter's shape (a step, a row's average) every rank has the whole.
+    state = checkpoint.tensors("optimizer", lambda key: own.get(key.rpartition("/")[0]))
     load_optimizer_tensors(optimizer, model, state, where=where, steps=checkpoint.step)
     if average is not None:
-        average.load(model, checkpoint.tensors("average"), where=where)
+        points = checkpoint.tensors("average", lambda key: own.get(key.partition("/")[2]))
+        average.load(model, points, where=where)
 
 
 def environment_fingerprint(ranks: Ranks) -> dict[str, int | str]:

@@ -19,24 +19,31 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import takewhile
 from typing import Any, Final, final
 
 import psutil
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from toque.training.callbacks import Callbacks
-from toque.training.checkpoint.state_tensors import bytes_of
+from toque.training.checkpoint.state_tensors import bytes_of, model_tensors
 from toque.training.checkpoint.store import CheckpointStore, NamedTensors, SaveError
+from toque.training.distributed.collectives import Ranks
+from toque.training.distributed.parts import gathered
 from toque.training.events import SaveCounts, Saved
 from toque.units import Progress
 
 _NICENESS: Final = 10
-_SHARE_OF_MEMORY: Final = 0.5
+SHARE_OF_MEMORY: Final = 0.5
 """A snapshot may take so much of the free memory; a larger one is not taken."""
+
+SKIPPED: Final = (
+    "the save due at step {step} is skipped: the one before it is still being written. The disk is "
+    "slower than train.save_every asks for; further ones are counted in the end event"
+)
 
 Tensors = Mapping[str, NamedTensors]
 Write = Callable[[Tensors, Mapping[str, Any]], Saved | None]
@@ -101,7 +108,7 @@ class BackgroundWriter:
         """
         started = time.perf_counter()
         needed = sum(map(bytes_of, tensors.values())) - slot.bytes
-        if needed > _SHARE_OF_MEMORY * psutil.virtual_memory().available:
+        if needed > SHARE_OF_MEMORY * psutil.virtual_memory().available:
             return False
         state = json.loads(json.dumps(state, allow_nan=False))
         with torch.no_grad():
@@ -113,7 +120,7 @@ class BackgroundWriter:
             return replace(saved, blocked_seconds=blocked) if saved is not None else None
 
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, "toque-save", initializer=_lower_priority)
+            self._pool = ThreadPoolExecutor(1, "toque-save", initializer=lower_priority)
         slot.job = self._pool.submit(job)
         self._jobs.append(slot.job)
         return True
@@ -134,23 +141,26 @@ class BackgroundWriter:
             self._pool = None
 
 
-def _lower_priority() -> None:
+def lower_priority() -> None:
+    """Let a thread that writes checkpoints give way to those that train."""
     with contextlib.suppress(OSError):  # some systems allow it to nobody
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 @dataclass
 class Saves:
-    """The saves of one session.
+    """The saves of one session, of whole tensors, by the first rank.
 
     Args:
         store: where they go.
         callbacks: called after each.
+        ranks: of which the first writes; all of them call `save` and `save_best`.
         background: write while training goes on; otherwise every save is waited for.
     """
 
     store: CheckpointStore
     callbacks: Callbacks
+    ranks: Ranks = field(default_factory=Ranks)
     background: bool = False
     counts: SaveCounts = field(default_factory=SaveCounts)
     _writer: BackgroundWriter = field(default_factory=BackgroundWriter)
@@ -194,16 +204,14 @@ class Saves:
         Raises:
             SaveError: the final save failed.
         """
+        tensors = gathered(tensors, keep=self.ranks.is_main)
+        if not self.ranks.is_main:
+            return
         if self.background and not final:
             if self._ordinary.busy:
                 self.counts.skipped += 1
                 if self.counts.skipped == 1:
-                    self.callbacks.on_warning(
-                        at,
-                        f"the save due at step {at.step} is skipped: the one before it is still "
-                        "being written. The disk is slower than train.save_every asks for; "
-                        "further ones are counted in the end event",
-                    )
+                    self.callbacks.on_warning(at, SKIPPED.format(step=at.step))
                 return
             write = partial(self.store.save, at.step)
             if self._writer.submit(self._ordinary, write, tensors, state):
@@ -219,25 +227,25 @@ class Saves:
         else:
             self._durable(at, saved)
 
-    def save_best(
-        self,
-        at: Progress,
-        model: Callable[[], NamedTensors],
-        *,
-        progress: Mapping[str, Any],
-        metrics: dict[str, float],
-    ) -> None:
-        """Keep the model apart when its loss is among the lowest. Never skipped."""
+    def _wants_best(self, at: Progress, metrics: dict[str, float]) -> bool:
         if self._best.job is not None:
             wait([self._best.job])  # the one before it decides what the lowest are
         self.tell(at)
-        if not self.store.is_among_best(at.step, metrics):
+        return self.store.is_among_best(at.step, metrics)
+
+    def save_best(self, at: Progress, model: nn.Module, metrics: dict[str, float]) -> None:
+        """Keep the model apart when its loss is among the lowest. Never skipped."""
+        writes = self.ranks.is_main
+        if not self.ranks.broadcast(writes and self._wants_best(at, metrics)):
+            return
+        tensors = gathered({"model": model_tensors(model)}, keep=writes)
+        if not writes:
             return
 
         def write(tensors: Tensors, _state: Mapping[str, Any]) -> None:
-            self.store.save_best(at.step, tensors["model"], progress=progress, metrics=metrics)
+            model, progress = tensors["model"], asdict(at)
+            self.store.save_best(at.step, model, progress=progress, metrics=metrics)
 
-        tensors = {"model": model()}
         if self.background and self._writer.submit(self._best, write, tensors, {}):
             return
         try:

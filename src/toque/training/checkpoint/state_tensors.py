@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from toque.errors import CheckpointError
 from toque.storage.safetensors_header import check_header
+from toque.training.distributed.parts import divided_like, own_part
 from toque.training.mismatches import refuse
 from toque.training.state_values import impossible_weights
 
@@ -40,19 +42,32 @@ def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return separate
 
 
+@contextmanager
+def opened_tensors(path: Path) -> Iterator[Any]:
+    """A safetensors file, open to read its tensors, or slices of them, on the CPU.
+
+    Raises:
+        CheckpointError: the file is missing, is not a safetensors file, or lacks what is asked.
+    """
+    try:
+        check_header(path)
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+    except SafetensorError as error:
+        raise CheckpointError(f"{path} is not a safetensors file: {error}.") from error
+
+
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file, on the CPU.
 
     Raises:
         CheckpointError: the file is missing or is not a safetensors file.
     """
-    try:
-        check_header(path)
-        return load_file(path)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
-    except SafetensorError as error:
-        raise CheckpointError(f"{path} is not a safetensors file: {error}.") from error
+    with opened_tensors(path) as file:
+        found: dict[str, Tensor] = file.get_tensors()
+        return found
 
 
 def bytes_of(tensors: Mapping[Any, Tensor]) -> int:
@@ -89,11 +104,11 @@ def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor], *, where
         mine, theirs = own[name], tensors[name]
         if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
             wrong.append(f"{name} is {_kind(theirs)}, the model has {_kind(mine)}")
-        elif isinstance(mine, nn.Parameter) and (why := impossible_weights(theirs, mine)):
+        elif isinstance(mine, nn.Parameter) and (why := impossible_weights(theirs, own_part(mine))):
             wrong.append(f"{name} {why}, which training cannot have made of it")
     refuse(wrong, where=where, what="the model")
     for name, tensor in own.items():
-        tensor.copy_(tensors[name])
+        tensor.copy_(divided_like(tensor, tensors[name]))
 
 
 def _kind(tensor: Tensor) -> str:

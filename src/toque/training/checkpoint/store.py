@@ -1,7 +1,7 @@
 """Checkpoint store: atomic saves, verified loads, the newest valid one wins.
 
-    checkpoints/step-00000200/{model.safetensors, optimizer.safetensors, state.json, manifest.json}
-    best/step-00000150/{model.safetensors, manifest.json}
+    checkpoints/step-00000200/     as `saved` reads it
+    best/step-00000150/            of the model alone
 
 The best models are written apart and by their own rule (the best evaluation), so neither
 `save_every` nor `keep_last` can lose one.
@@ -13,49 +13,52 @@ import contextlib
 import errno
 import json
 import math
-import os
 import platform
-import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 import torch
 from torch import Tensor
 
 from toque.errors import CheckpointError
 from toque.storage.atomic import (
-    ASIDE_PREFIX,
     AfterStage,
+    FileEntry,
+    FolderWriter,
     atomic_folder,
     no_hook,
     remove_folder,
     sweep,
     sweep_files,
 )
-from toque.storage.json_files import decode_json
 from toque.storage.locks import Held, file_lock, held
 from toque.training.checkpoint.manifest import (
-    FORMAT,
     MANIFEST,
+    WHOLE,
     Manifest,
     NewerFormatError,
     read_manifest,
-    verify_files,
 )
-from toque.training.checkpoint.state_tensors import bytes_of, read_tensors, write_tensors
+from toque.training.checkpoint.saved import (
+    STATE,
+    Checkpoint,
+    Skipped,
+    step_folders,
+    step_name,
+    step_of,
+    verify_checkpoint,
+)
+from toque.training.checkpoint.state_tensors import bytes_of, write_tensors
 from toque.training.events import Saved
 from toque.training.goal import LOSS, Goal
 
-STATE: Final = "state.json"
 LOCK: Final = ".lock"
-_STEP_FOLDER: Final = re.compile(rf"(?:{ASIDE_PREFIX})?step-([0-9]{{8,}})")
 
 NamedTensors = Mapping[str, Tensor]
 
@@ -78,72 +81,6 @@ class RunIdentity:
     versions: Mapping[str, str] = field(default_factory=software_versions)
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The configuration, as JSON says it."""
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """A folder that looked like a checkpoint, and why it cannot be used."""
-
-    path: Path
-    reason: str
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A checkpoint whose every file has been verified; others in its folder are never read."""
-
-    path: Path
-    manifest: Manifest
-    skipped: tuple[Skipped, ...] = ()
-    """Newer ones that could not be used."""
-
-    @property
-    def step(self) -> int:
-        """The updates done when it was saved."""
-        return self.manifest.step
-
-    def tensors(self, stem: str) -> dict[str, Tensor]:
-        """The tensors of `<stem>.safetensors`.
-
-        Raises:
-            CheckpointError: the checkpoint holds no such file.
-        """
-        return read_tensors(self._listed(f"{stem}.safetensors"))
-
-    def state(self) -> dict[str, Any]:
-        """The content of `state.json`.
-
-        Raises:
-            CheckpointError: there is none, or it is not a JSON object.
-        """
-        path = self._listed(STATE)
-        try:
-            return decode_json(path.read_bytes(), dict[str, Any])
-        except OSError as error:
-            raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
-        except msgspec.DecodeError as error:
-            raise CheckpointError(f"{path} is not a JSON object: {error}.") from error
-
-    def _listed(self, name: str) -> Path:
-        names = [entry.file for entry in self.manifest.files]
-        if name not in names:
-            raise CheckpointError(f"{self.path} has no {name}; it holds {', '.join(names)}.")
-        return self.path / name
-
-
-def verify_checkpoint(folder: Path) -> Checkpoint:
-    """Read a checkpoint's manifest and hash every file it lists.
-
-    Raises:
-        NewerFormatError: a newer Toque wrote it.
-        CheckpointError: it is unfinished, damaged, or stands under another step's name.
-    """
-    manifest = read_manifest(folder)
-    named = _STEP_FOLDER.fullmatch(folder.name)
-    if named and int(named.group(1)) != manifest.step:
-        raise CheckpointError(f"{folder} holds step {manifest.step}: it was renamed or copied.")
-    verify_files(folder, manifest)
-    return Checkpoint(folder, manifest)
 
 
 @contextmanager
@@ -227,7 +164,7 @@ class CheckpointStore:
             SaveError: the file system refused. The older checkpoints are untouched.
         """
         saved = self._write(self.folder, step, tensors, state=state, metrics={})
-        self._prune(step)
+        self.prune(step)
         return saved
 
     def save_best(
@@ -248,12 +185,10 @@ class CheckpointStore:
         """
         if not self.is_among_best(step, metrics):
             return None
-        finite = {name: float(v) for name, v in metrics.items() if math.isfinite(v)}
         saved = self._write(
-            self.best_folder, step, {"model": model}, state={"progress": progress}, metrics=finite
+            self.best_folder, step, {"model": model}, state={"progress": progress}, metrics=metrics
         )
-        for manifest in self._best_first()[self.keep_best :]:
-            self._remove(self.best_folder / _name(manifest.step))
+        self.prune_best()
         return saved
 
     def is_among_best(self, step: int, metrics: Mapping[str, float]) -> bool:
@@ -272,7 +207,7 @@ class CheckpointStore:
             CheckpointError: there are checkpoints, and not one can be used.
         """
         skipped: list[Skipped] = []
-        for path in _step_folders(self.folder):
+        for path in step_folders(self.folder):
             try:
                 return replace(verify_checkpoint(path), skipped=tuple(skipped))
             except NewerFormatError:
@@ -291,19 +226,19 @@ class CheckpointStore:
         """The model with the best evaluation, verified; None when none was kept."""
         for manifest in self._best_first():
             try:
-                return verify_checkpoint(self.best_folder / _name(manifest.step))
+                return verify_checkpoint(self.best_folder / step_name(manifest.step))
             except CheckpointError:
                 continue  # a damaged best model is no best model; the next one stands in
         return None
 
     def _best_first(self) -> list[Manifest]:
         found = []
-        for path in _step_folders(self.best_folder):
+        for path in step_folders(self.best_folder):
             try:
                 manifest = read_manifest(path)
             except CheckpointError:
                 continue
-            if path.name == _name(manifest.step) and "loss" in manifest.metrics:
+            if path.name == step_name(manifest.step) and "loss" in manifest.metrics:
                 found.append(manifest)
         return sorted(found, key=lambda m: (self.best_by.rank(m.metrics), m.step))
 
@@ -314,42 +249,69 @@ class CheckpointStore:
         tensors: Mapping[str, NamedTensors],
         *,
         state: Mapping[str, Any],
-        metrics: dict[str, float],
+        metrics: Mapping[str, float],
     ) -> Saved:
         started = time.perf_counter()
-        target = parent / _name(step)
+        with self.writing(parent, step, sum(map(bytes_of, tensors.values()))) as writer:
+            files = [
+                writer.write(f"{stem}.safetensors", partial(write_tensors, named))
+                for stem, named in tensors.items()
+            ]
+            size = self.seal(writer, step, files, state=state, metrics=metrics, version=WHOLE)
+        return Saved(parent / step_name(step), step, size, time.perf_counter() - started)
+
+    @contextmanager
+    def writing(self, parent: Path, step: int, needed: int) -> Iterator[FolderWriter]:
+        """A checkpoint's folder to fill; it appears in `parent` when the block ends well.
+
+        Args:
+            parent: `folder` or `best_folder`.
+            step: updates done.
+            needed: bytes that the files will take.
+
+        Raises:
+            SaveError: the file system refused, then or inside. What was saved before is untouched.
+        """
         self._refuse_taken_over()
         try:
             parent.mkdir(parents=True, exist_ok=True)
-            _refuse_full_disk(parent, sum(map(bytes_of, tensors.values())))
-            with atomic_folder(target, after=self.after) as writer:
-                files = [
-                    writer.write(f"{stem}.safetensors", partial(write_tensors, named))
-                    for stem, named in tensors.items()
-                ]
-                text = json.dumps(state, indent=1, allow_nan=False).encode()
-                files.append(writer.put(STATE, text))
-                manifest = Manifest(
-                    format=FORMAT,
-                    step=step,
-                    progress=dict(state.get("progress", {})),
-                    cursor=dict(state.get("cursor", {})),
-                    config_sha256=self.identity.config_sha256,
-                    data_fingerprint=self.identity.data_fingerprint,
-                    versions=dict(self.identity.versions),
-                    files=tuple(files),
-                    metrics=metrics,
-                    settings=dict(self.identity.settings),
-                )
-                writer.put(MANIFEST, manifest.to_json())
+            _refuse_full_disk(parent, needed)
+            with atomic_folder(parent / step_name(step), after=self.after) as writer:
+                yield writer
         except OSError as error:
-            raise SaveError(
-                f"Step {step} could not be saved in {parent}: {error.strerror or error}. What was "
-                "saved before is intact. Make room or repair the disk; the next save tries again."
-            ) from error
-        return Saved(
-            target, step, sum(entry.bytes for entry in files), time.perf_counter() - started
+            raise save_error(step, parent, error.strerror or str(error)) from error
+
+    def seal(
+        self,
+        writer: FolderWriter,
+        step: int,
+        files: Sequence[FileEntry],
+        *,
+        state: Mapping[str, Any],
+        metrics: Mapping[str, float],
+        version: int,
+    ) -> int:
+        """Write the state and, last, the manifest over all files; the bytes of them.
+
+        Raises:
+            OSError: the file system refused.
+        """
+        text = json.dumps(state, indent=1, allow_nan=False).encode()
+        every = (*files, writer.put(STATE, text))
+        manifest = Manifest(
+            format=version,
+            step=step,
+            progress=dict(state.get("progress", {})),
+            cursor=dict(state.get("cursor", {})),
+            config_sha256=self.identity.config_sha256,
+            data_fingerprint=self.identity.data_fingerprint,
+            versions=dict(self.identity.versions),
+            files=every,
+            metrics={name: float(v) for name, v in metrics.items() if math.isfinite(v)},
+            settings=dict(self.identity.settings),
         )
+        writer.put(MANIFEST, manifest.to_json())
+        return sum(entry.bytes for entry in every)
 
     def _refuse_taken_over(self) -> None:
         lock = held(self.folder / LOCK)
@@ -360,12 +322,18 @@ class CheckpointStore:
                 "one is saved any more; what was saved before is intact, and the other goes on."
             )
 
-    def _prune(self, step: int) -> None:
+    def prune(self, step: int) -> None:
+        """Remove the checkpoints that are no longer kept, once that of `step` is durable."""
         # Steps beyond the present one were found damaged when the run continued: they neither
         # count as kept nor are they ours to delete.
-        present = [path for path in _step_folders(self.folder) if _step_of(path) <= step]
+        present = [path for path in step_folders(self.folder) if step_of(path) <= step]
         for path in present[max(1, self.keep_last) :]:
             self._remove(path)
+
+    def prune_best(self) -> None:
+        """Remove the best models that are no longer among the best."""
+        for manifest in self._best_first()[self.keep_best :]:
+            self._remove(self.best_folder / step_name(manifest.step))
 
     def _remove(self, path: Path) -> None:
         # An old checkpoint that cannot be deleted is no reason to stop.
@@ -373,23 +341,12 @@ class CheckpointStore:
             remove_folder(path, after=self.after)
 
 
-def _name(step: int) -> str:
-    return f"step-{step:08d}"
-
-
-def _step_of(path: Path) -> int:
-    found = _STEP_FOLDER.fullmatch(path.name)
-    assert found is not None
-    return int(found.group(1))
-
-
-def _step_folders(folder: Path) -> list[Path]:
-    """`step-*` folders, newest first; one set aside counts while its successor is not in place."""
-    if not folder.is_dir():
-        return []
-    names = {name for name in os.listdir(folder) if _STEP_FOLDER.fullmatch(name)}  # noqa: PTH208
-    names -= {name for name in names if name.removeprefix(ASIDE_PREFIX) in names - {name}}
-    return sorted((folder / name for name in names), key=_step_of, reverse=True)
+def save_error(step: int, parent: Path, why: str) -> SaveError:
+    """The error of a save that `why` ended."""
+    return SaveError(
+        f"Step {step} could not be saved in {parent}: {why}. What was saved before is intact. Make "
+        "room or repair the disk; the next save tries again."
+    )
 
 
 def _refuse_full_disk(folder: Path, needed: int) -> None:

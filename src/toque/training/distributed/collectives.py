@@ -1,19 +1,14 @@
-"""Collectives among the processes that share every update of a run, and what they agree on.
+"""Collectives (all-reduce, all-gather, broadcast) by which the processes that share a run agree.
 
-Each rank computes the gradient of its share of an update's rows. Losses are sums, divided by the
-target tokens of the whole update before any backward, so the sum of the ranks' gradients is the
-gradient of one process: one all-reduce after the last micro-batch is all that training needs.
 Everything that is decided (when to stop, save, evaluate) is agreed on at the same place by all.
-
-DistributedDataParallel is not used: its averages would have to be multiplied back, it wants every
-call to go through its own forward, and a rank without rows, or with fewer micro-batches than
-others, needs special care there and none here.
+Gradients are summed by PyTorch's own engine (`sharing.py`, `sharding.py`).
 """
 
 from __future__ import annotations
 
 import faulthandler
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
@@ -24,12 +19,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from toque.errors import CheckpointError
+from toque.training.distributed.parts import own_part
 from toque.training.distributed.rank_failures import RankFailures
+from toque.training.distributed.sharing import Sharing
 from toque.training.events import Requests
 from toque.units import Cursor, Progress
 
-_BUCKET_BYTES: Final = 32 * 2**20
-"""Gradients are all-reduced in buckets of this size, one under way while the next is filled."""
+_OF_COLLECTIVES: Final = ("gloo", "nccl", "connection", "process group")
+"""Words of errors that a backend raises during backward, where others come from, too."""
+_SUM: Final = "the sum of the weights"
 
 
 @dataclass(frozen=True)
@@ -88,48 +86,45 @@ class Ranks:
         asked: list[Requests] = self.all_gather(wants)
         return reduce(or_, asked)
 
-    def sum_gradients(self, parameters: Iterable[nn.Parameter], loss: Tensor) -> Tensor:
-        """Replace every gradient by its sum over the ranks.
+    def all_reduce_max(self, count: int) -> int:
+        """The largest of the ranks' counts."""
+        held = torch.tensor(count)
+        if self.is_distributed:
+            self._exchange(lambda: dist.all_reduce(held, op=dist.ReduceOp.MAX))
+        return int(held)
 
-        A parameter that has a gradient on any rank gets one on all; one that has none anywhere
-        keeps none, as in one process.
-
-        Args:
-            parameters: the same ones in the same order on every rank.
-            loss: [] this rank's.
-
-        Returns:
-            [] the sum of `loss` over the ranks.
-        """
+    def total(self, value: Tensor) -> Tensor:
+        """[] the sum of `value` over the ranks, on its device; `value` itself when alone."""
         if not self.is_distributed:
-            return loss
-        trained = list(parameters)
-        reached = torch.tensor([p.grad is not None for p in trained], dtype=torch.uint8)
-        self._exchange(lambda: dist.all_reduce(reached, op=dist.ReduceOp.MAX))
-        gradients = [_gradient(p) for p, hit in zip(trained, reached.tolist(), strict=True) if hit]
-        total = loss.clone()
-        self._exchange(lambda: self._sum_all([*gradients, total]))
-        return total
+            return value
+        held = value.clone()
+        self._exchange(lambda: dist.all_reduce(held))
+        return held
 
-    def _sum_all(self, tensors: list[Tensor]) -> None:
-        under_way: tuple[list[Tensor], Tensor, Any] | None = None
-        for bucket in _buckets(tensors):
-            flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
-            work = dist.all_reduce(flat, async_op=True)
-            if under_way is not None:
-                _finish(*under_way)
-            under_way = (bucket, flat, work)
-        if under_way is not None:
-            _finish(*under_way)
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Forward and backward passes that exchange gradients or weights.
+
+        Raises:
+            RankLost: an exchange among them failed; other errors pass.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            words = str(error).lower()
+            known = isinstance(error, dist.DistError) or any(w in words for w in _OF_COLLECTIVES)
+            if self.failures is None or not known:
+                raise
+            raise self.failures.lost(error) from error
 
     def assert_in_sync(
-        self, when: str, model: nn.Module, progress: Progress, cursor: Cursor
+        self, when: str, sharing: Sharing, progress: Progress, cursor: Cursor
     ) -> None:
         """Make sure that all ranks are at the same place with the same weights.
 
         Args:
             when: for the message: "before a save".
-            model: its trainable weights are compared by their sum.
+            sharing: trainable weights of ranks that hold the same part are compared by their sum.
             progress: of this rank.
             cursor: of this rank.
 
@@ -141,15 +136,16 @@ class Ranks:
         facts = {
             "the step": progress.step,
             "the place in the data": str(cursor),
-            "the sum of the weights": weights_sum(model),
         }
-        held = self.all_gather(facts)
-        wrong = [
-            f"{name} is {held[0][name]} on rank 0 and {other[name]} on rank {rank}"
-            for rank, other in enumerate(held)
-            for name in facts
-            if other[name] != held[0][name]
-        ]
+        held = self.all_gather((sharing.part, facts | {_SUM: weights_sum(sharing.model)}))
+        first = {of: rank for rank, (of, _) in reversed(list(enumerate(held)))}
+        wrong = []
+        for rank, (of, own) in enumerate(held):
+            for name in own:
+                like = first[of] if name == _SUM else 0
+                if own[name] != held[like][1][name]:
+                    there = held[like][1][name]
+                    wrong.append(f"{name} is {there} on rank {like} and {own[name]} on rank {rank}")
         if wrong:
             raise CheckpointError(
                 f"The ranks do not agree {when}: {'; '.join(wrong)}. Nothing was saved of it and "
@@ -170,41 +166,14 @@ class Ranks:
 
 
 def weights_sum(model: nn.Module) -> int:
-    """A checksum of the trainable weights that any changed bit changes.
+    """A checksum of the trainable weights on this rank that any changed bit changes.
 
     The sum of their bits read as integers: cheap, and enough to tell replicas apart.
     """
     kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     sums = [
-        p.detach().view(kinds[p.element_size()]).sum(dtype=torch.int64)
+        own_part(p).view(kinds[p.element_size()]).sum(dtype=torch.int64)
         for p in model.parameters()
         if p.requires_grad
     ]
     return int(torch.stack(sums).sum()) if sums else 0
-
-
-def _gradient(parameter: nn.Parameter) -> Tensor:
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
-    return parameter.grad
-
-
-def _buckets(tensors: list[Tensor]) -> Iterable[list[Tensor]]:
-    """Consecutive tensors of one number format, about `_BUCKET_BYTES` together."""
-    bucket: list[Tensor] = []
-    size = 0
-    for tensor in tensors:
-        if bucket and (size >= _BUCKET_BYTES or tensor.dtype != bucket[0].dtype):
-            yield bucket
-            bucket, size = [], 0
-        bucket.append(tensor)
-        size += tensor.numel() * tensor.element_size()
-    if bucket:
-        yield bucket
-
-
-def _finish(bucket: list[Tensor], flat: Tensor, work: Any) -> None:
-    work.wait()
-    parts = torch.split(flat, [tensor.numel() for tensor in bucket])
-    for tensor, part in zip(bucket, parts, strict=True):
-        tensor.copy_(part.view_as(tensor))

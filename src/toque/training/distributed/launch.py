@@ -1,4 +1,4 @@
-"""Process group launch: rendezvous with the ranks that torchrun or accelerate started, and exit."""
+"""Process group launch: rendezvous with the other ranks, whoever started them, and exit."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]
 
-from toque.errors import ConfigError, RankLost
+from toque.errors import ConfigError, RankLost, argument
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.rank_failures import RankFailures
 
-Strategy = Literal["auto", "single", "ddp"]
-_STARTING: Final = "torchrun --nproc-per-node 2 -m toque train CONFIG"
+Strategy = Literal["auto", "single", "ddp", "fsdp", "hsdp"]
+_STARTING: Final = f"toque train CONFIG {argument('gpus=2')}"
 
 
 TIMEOUT_VARIABLE: Final = "TOQUE_RANK_TIMEOUT"
@@ -33,7 +33,7 @@ def joined(*, strategy: Strategy) -> Iterator[Ranks]:
 
     Args:
         strategy: auto takes the processes there are; single wants one; ddp wants to have been
-            started as one of several.
+            started as one of several, and fsdp and hsdp to be one of several.
 
     Raises:
         ConfigError: the strategy does not fit how the process was started, or its surroundings
@@ -46,11 +46,13 @@ def joined(*, strategy: Strategy) -> Iterator[Ranks]:
             f"train.strategy is single, and this is one of {world_size} processes (WORLD_SIZE). "
             "Start `toque train` without torchrun, or set train.strategy=auto."
         )
-    if strategy == "ddp" and "WORLD_SIZE" not in os.environ:
+    sharded = strategy in ("fsdp", "hsdp") and world_size == 1  # nothing to divide among
+    if sharded or (strategy == "ddp" and "WORLD_SIZE" not in os.environ):
+        found = os.environ.get("WORLD_SIZE", "not set")
         raise ConfigError(
-            "train.strategy is ddp, and this process was started alone (WORLD_SIZE is not set). "
-            f"Start several with `{_STARTING}`; `accelerate launch --cpu` starts one whatever "
-            "--num_processes says. Or set train.strategy=auto."
+            f"train.strategy is {strategy}, and this process was started alone (WORLD_SIZE is "
+            f"{found}). Start several with `{_STARTING}`; `accelerate launch --cpu` starts one "
+            "whatever --num_processes says. Or set train.strategy=auto."
         )
     if world_size == 1:
         yield Ranks()
@@ -110,7 +112,7 @@ def _number(name: str, default: int) -> int:
     text = os.environ.get(name, str(default))
     if not text.isdecimal():
         raise ConfigError(
-            f"{name} is {text!r} in the environment, where a whole number belongs. torchrun sets "
-            f"what it takes to share a run (`{_STARTING}`); or unset {name}."
+            f"{name} is {text!r} in the environment, where a whole number belongs. The "
+            f"launcher sets what it takes to share a run (`{_STARTING}`); or unset {name}."
         )
     return int(text)

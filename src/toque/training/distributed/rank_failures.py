@@ -19,10 +19,19 @@ import psutil
 from torch.distributed import Store  # type: ignore[attr-defined]  # public all the same
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-from toque.errors import RankLost, ToqueError
+from toque.errors import RankLost, ToqueError, argument
+from toque.training.distributed.surroundings import is_launched
 
 _ANSWER_SECONDS: Final = 3.0
 """Time for the others to say that they wait, too."""
+
+
+_BY_ITSELF: Final = (
+    ""
+    if is_launched()
+    else "; torchrun --max-restarts=3, or `toque train` with its own "
+    f"{argument('gpus')}, does so by itself"
+)
 
 
 @dataclass(frozen=True)
@@ -51,8 +60,10 @@ class RankFailures:
         One that is not meant for a user goes, with its stack, into the file that torchrun asks
         for, so that its summary names the rank that began.
         """
+        code = error.exit_code if isinstance(error, ToqueError) else RankLost.exit_code
+        end = f"{self.rank} {code}"
         try:
-            is_first = self.store.add("ended", 1) == 1
+            is_first = self.store.compare_set("ended", "", end).decode() == end
         except RuntimeError:
             is_first = True  # the store went with the rank that held it
         if isinstance(error, ToqueError):
@@ -61,21 +72,27 @@ class RankFailures:
             get_error_handler().record_exception(error)
 
     def lost(self, cause: RuntimeError) -> RankLost:
-        """The error to raise after a collective failed with `cause`."""
+        """The error to raise after a collective failed with `cause`.
+
+        Where another rank ended by an error, all leave with its exit code.
+        """
         reason = (str(cause).strip().splitlines() or [repr(cause)])[0]
+        code = RankLost.exit_code
         try:
             self.store.set(f"waiting/{self.rank}", "")
             who = self._missing() or f"All ranks are there, and still a collective failed: {reason}"
             if self.store.check(["ended"]):
                 who = "Another rank ended first, and its message says why"
+                code = int(self.store.get("ended").split()[1])
         except RuntimeError:
             who = "The store that the ranks share is gone, and rank 0 or its torchrun with it"
         late = f" The others waited {self.timeout_seconds:g} s for it (TOQUE_RANK_TIMEOUT)."
-        return RankLost(
+        error = RankLost(
             f"{who}.{late if 'timed out' in reason.lower() else ''} All ranks stop, and the last "
-            "checkpoint stands. The same command continues from it; torchrun --max-restarts=3 "
-            "does so by itself."
+            f"checkpoint stands. The same command continues from it{_BY_ITSELF}."
         )
+        error.exit_code = code
+        return error
 
     def _missing(self) -> str:
         """The ranks that do not wait: those whose process has ended, else all others."""

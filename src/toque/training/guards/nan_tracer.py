@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from toque.batch import Batch
 from toque.models.forward.compile import compile_disabled
+from toque.training.distributed.sharing import LossFn
 from toque.training.runtime import Runtime
-
-LossFn = Callable[[nn.Module, Batch], Tensor]
 
 
 @dataclass(frozen=True)
@@ -48,6 +47,7 @@ def find_nonfinite_origin(
     Returns:
         None when everything is finite this time.
     """
+    model.train()
     for name, parameter in model.named_parameters():
         if not _finite(parameter):
             return NonFiniteOrigin(f"the weight {name} itself")

@@ -185,4 +185,4 @@ def _rounded(rate: float) -> str:
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
-_SHOWN = (("loss", ".4f"), ("perplexity", ".2f"))
+_SHOWN = (("loss", ".4f"), ("perplexity", ".2f"), ("bits_per_byte", ".3f"))

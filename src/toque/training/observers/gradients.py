@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from toque.training.callbacks import Callback
+from toque.training.distributed.parts import own_part
 from toque.training.events import RunEnd, RunStart, StepInfo
 from toque.training.observers.layer_groups import layer_groups
 from toque.training.observers.system.sampler import Record
@@ -40,6 +41,7 @@ class Gradients(Callback):
         model: what is trained.
         optimizer: returns that of the loop, whose groups' learning rates are told.
         phases: of the loop.
+        total: sums over ranks that hold parts of the weights; then every rank has an observer.
     """
 
     record: Record
@@ -47,6 +49,7 @@ class Gradients(Callback):
     model: nn.Module
     optimizer: Callable[[], torch.optim.Optimizer]
     phases: Phases
+    total: Callable[[Sequence[float]], Sequence[float]] = tuple
     _due: bool = False
     _norms: list[Tensor] = field(default_factory=list)
     _moved: list[Tensor] = field(default_factory=list)
@@ -70,14 +73,12 @@ class Gradients(Callback):
         if not self._due or not self._norms:
             return
         norms, moved, length = (
-            torch.stack(found).tolist() for found in (self._norms, self._moved, self._length)
+            self._by_group(torch.stack(found).tolist())
+            for found in (self._norms, self._moved, self._length)
         )
         groups = {
-            group: {
-                "grad_norm": _root(norms, positions),
-                "update_ratio": _ratio(_root(moved, positions), _root(length, positions)),
-            }
-            for group, positions in self._groups.items()
+            group: {"grad_norm": norms[group], "update_ratio": _ratio(moved[group], length[group])}
+            for group in self._groups
         }
         rules = _rules(self.optimizer())
         self.record("gradients", step=info.progress.step, groups=groups, optimizer_groups=rules)
@@ -87,9 +88,16 @@ class Gradients(Callback):
         if self._watch in self.phases.watchers:
             self.phases.watchers.remove(self._watch)
 
+    def _by_group(self, norms: Sequence[float]) -> dict[str, float]:
+        """Each group's norm, from those of its parameters or of this rank's parts of them."""
+        groups = self._groups.values()
+        squares = self.total([math.fsum(norms[i] ** 2 for i in of) for of in groups])
+        return dict(zip(self._groups, map(math.sqrt, squares), strict=True))
+
     def _watch(self, phase: Phase) -> AbstractContextManager[Any]:
         if self._due and phase == "clip":
-            self._norms = _lengths([p.grad for p in self._parameters], like=self._parameters)
+            grads = [None if p.grad is None else own_part(p.grad) for p in self._parameters]
+            self._norms = _lengths(grads, like=self._parameters)
         if self._due and phase == "update":
             return self._around_update()
         return UNWATCHED
@@ -106,7 +114,7 @@ class Gradients(Callback):
 
 def _sample(parameter: Tensor) -> Tensor:
     """[at most MOST_WEIGHTS] evenly spread weights, without a copy."""
-    flat = parameter.detach().reshape(-1)
+    flat = own_part(parameter).reshape(-1)
     return flat[:: max(1, -(-flat.numel() // MOST_WEIGHTS))]
 
 
@@ -118,10 +126,6 @@ def _lengths(tensors: Sequence[Tensor | None], *, like: Sequence[Tensor]) -> lis
     zero = torch.zeros((), device=like[0].device)
     norms = (zero if tensor is None else next(found) for tensor in tensors)
     return [norm.to(zero.device, torch.float32) for norm in norms]
-
-
-def _root(norms: Sequence[float], positions: Sequence[int]) -> float:
-    return math.sqrt(math.fsum(norms[i] ** 2 for i in positions))
 
 
 def _ratio(moved: float, length: float) -> float | None:

@@ -13,9 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from toque.errors import CheckpointError, ConfigError
+from toque.training.distributed.parts import divided_like, own_part
 from toque.training.mismatches import refuse
 from toque.training.optim.adamw8bit import AdamW8bit
 from toque.training.optim.muon import MuonWithAdamW
+from toque.training.state_values import all_finite
 
 OPTIMIZERS: Final = ("adamw", "adafactor", "muon", "adamw8bit")
 _ADAFACTOR_EPS: Final = (1e-18, 1e-3)
@@ -113,7 +115,8 @@ def _layout(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[s
         optimizer = optimizer.half_of(parameter)
     if isinstance(optimizer, AdamW8bit):
         return optimizer.initial_state(parameter, "meta")
-    like, step = parameter.detach().to("meta"), torch.empty((), device="meta")
+    like = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
+    step = torch.empty((), device="meta")
     if isinstance(optimizer, torch.optim.Muon):
         return {"momentum_buffer": like}
     if not isinstance(optimizer, torch.optim.Adafactor):
@@ -190,9 +193,9 @@ def _impossible_state(entry: str, value: Tensor, steps: int | None) -> str | Non
         return None if possible else f"counts {count:g} updates, in a run of {most:,}"
     if not value.is_floating_point():
         return None
-    if not bool(torch.isfinite(value).all()):
+    if not all_finite(value):
         return "holds numbers that are not finite"
-    if entry in _NEVER_NEGATIVE and bool((value < 0).any()):
+    if entry in _NEVER_NEGATIVE and bool((own_part(value) < 0).any()):
         return "holds negative numbers, and is an average of squares"
     return None
 
@@ -220,5 +223,6 @@ def _placed(
         )
         return value.to(parameter.device if on_device else "cpu").clone()
     if value.shape == parameter.shape:
-        return torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+        own = torch.empty_like(parameter, dtype=value.dtype)
+        return own.copy_(divided_like(own, value))
     return value.to(parameter.device).clone()

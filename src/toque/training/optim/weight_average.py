@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from toque.training.distributed.parts import divided_like, own_part
 from toque.training.mismatches import refuse
 from toque.training.state_values import impossible_weights
 from toque.units import Duration, Progress
@@ -55,7 +56,9 @@ class WeightAverage:
         keep = min(self.decay, (1.0 + n) / (10.0 + n))
         shadow = self._held["ema"]
         torch._foreach_lerp_(  # what torch.optim itself is made of
-            [shadow[name] for name in trained], [p.detach() for p in trained.values()], 1.0 - keep
+            [own_part(shadow[name]) for name in trained],
+            [own_part(p) for p in trained.values()],
+            1.0 - keep,
         )
 
     @contextmanager
@@ -94,6 +97,7 @@ class WeightAverage:
             for name, tensor in weights.items()
         }
 
+    @torch.no_grad()
     def load(self, model: nn.Module, tensors: Mapping[str, Tensor], *, where: str) -> None:
         """Take back what `tensors` gave.
 
@@ -108,10 +112,11 @@ class WeightAverage:
             own = trained.get(name)
             if own is None or own.shape != tensor.shape or own.dtype != tensor.dtype:
                 wrong.append(f"{key} is no average of this model's")
-            elif why := impossible_weights(tensor, own):
+            elif why := impossible_weights(tensor, own_part(own)):
                 wrong.append(f"{key} {why}")
             else:
-                held.setdefault(point, {})[name] = tensor.to(own.device, copy=True)
+                kept = torch.empty_like(own).copy_(divided_like(own, tensor))
+                held.setdefault(point, {})[name] = kept
         wrong += [
             f"{point} lacks {name}"
             for point, weights in held.items()

@@ -17,6 +17,7 @@ from toque.models.forward.cross_entropy import cross_entropy_sum, logits_bytes
 from toque.models.forward.grouped_attention import causal_mask
 from toque.models.forward.outline import CpuPlans, OutlinedRows, Where, outlined_hidden
 from toque.models.forward.packed import output_head
+from toque.models.lora.quantised import quantised_layers
 from toque.training.optim.adamw8bit import code_book
 from toque.training.optim.factory import build_optimizer, state_bytes
 from toque.training.planning.ledger import Ledger
@@ -111,7 +112,8 @@ def outline_update(
         parameter.grad = None
         if accumulates and parameter.requires_grad:
             parameter.grad = torch.empty_like(parameter)
-    weights = sum({_key(p): p.untyped_storage().nbytes() for p in model.parameters()}.values())
+    held = [*model.parameters(), *(b for _, q in quantised_layers(model) for b in q.buffers())]
+    weights = sum({_key(t): t.untyped_storage().nbytes() for t in held}.values())
     trained = [p for p in model.parameters() if p.requires_grad]
     gradients = sum(p.numel() * p.element_size() for p in trained)
     before = gradients if accumulates else 0
@@ -121,10 +123,10 @@ def outline_update(
         recompute_blocks(model)
     try:
         with Ledger() as ledger:
-            for parameter in model.parameters():
-                ledger.hold(parameter)
-                if parameter.grad is not None:
-                    ledger.hold(parameter.grad)
+            for tensor in held:
+                ledger.hold(tensor)
+                if tensor.grad is not None:
+                    ledger.hold(tensor.grad)
             kept = _forward_and_backward(model, rows, plans, ledger, where, precision, smoothing)
     finally:
         stop_recomputing(model)

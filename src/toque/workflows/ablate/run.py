@@ -11,6 +11,7 @@ import os
 import resource
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -24,6 +25,7 @@ from toque.reporter import SILENT, Reporter
 from toque.reports.html import ABLATION, render
 from toque.reports.parts import Grid
 from toque.storage.atomic import atomic_write
+from toque.storage.locks import file_lock
 from toque.storage.no_follow import open_append
 from toque.training.observers.metrics_reader import METRICS, read_metrics
 from toque.units import Duration
@@ -53,6 +55,7 @@ _PRELOAD: Final = (
     "peft",
 )
 """Imported once for all runs; one that is not installed is passed over."""
+_LOCK: Final = ".ablate.lock"
 _EXAMPLE: Final = 'budget="90 minutes"'
 _METHOD: Final = (
     "Differences are with the improvement minus without, over runs of the same seed: mean and 95 % "
@@ -127,17 +130,38 @@ def ablate(
         reporter.line(f"left out: {name}: {why}")
     _prepare(config, words)
     results, runs = {}, plan.runs
-    for i, (key, variant) in enumerate(runs.items(), start=1):
-        results[key] = _done(out, key) or _run(config, variant, out, trust_code=trust_code)
-        reporter.line(
-            f"{i}/{len(runs)}  seed {variant.seed}  {variant.name}: {_in_words(results[key])}"
-        )
-    record = summary(plan, results) | {"config": config, "overrides": list(words)}
-    out.mkdir(parents=True, exist_ok=True)
-    found = Ablation(out / "ablation.json", out / "ablation.html", record)
-    atomic_write(found.json, json.dumps(record, indent=1).encode())
-    atomic_write(found.page, _page(plan, record).encode())
+    with _alone(out):
+        for i, (key, variant) in enumerate(runs.items(), start=1):
+            results[key] = _done(out, key) or _run(config, variant, out, trust_code=trust_code)
+            reporter.line(
+                f"{i}/{len(runs)}  seed {variant.seed}  {variant.name}: {_in_words(results[key])}"
+            )
+        record = summary(plan, results) | {"config": config, "overrides": list(words)}
+        found = Ablation(out / "ablation.json", out / "ablation.html", record)
+        atomic_write(found.json, json.dumps(record, indent=1).encode())
+        atomic_write(found.page, _page(plan, record).encode())
     return found
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Hold the folder: two ablations in one would train each other's runs."""
+
+    def refuse(holder: str) -> None:
+        raise ConfigError(
+            f"Another `toque ablate` ({holder}) writes into {out}. Wait for it, or name another "
+            f"folder with {argument('out')}."
+        )
+
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(file_lock(out / _LOCK, refuse))
+        except OSError as error:
+            raise ConfigError(
+                f"{out} cannot hold an ablation: {error.strerror}. Name a folder that can be "
+                f"written with {argument('out')}."
+            ) from error
+        yield
 
 
 def summary(plan: Plan, results: Mapping[str, Result]) -> dict[str, Any]:

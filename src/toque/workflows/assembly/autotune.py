@@ -6,7 +6,6 @@ import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,8 +15,8 @@ from toque.errors import ConfigError
 from toque.models.forward.activation_checkpointing import recompute_blocks, stop_recomputing
 from toque.models.forward.compile import compile_blocks, stop_compiling, uncompiled
 from toque.models.forward.cross_entropy import logits_bytes
-from toque.models.forward.loss import loss_sum
 from toque.models.forward.packed import output_head
+from toque.models.lora.quantised import quantised_layers
 from toque.reporter import SILENT, Reporter
 from toque.storage.cache_folder import cache_folder
 from toque.training.autotune.cache import MachineCache, Resources, machine_facts
@@ -32,13 +31,14 @@ from toque.training.autotune.micro_batch import (
 )
 from toque.training.autotune.worst_batch import WorstBatch
 from toque.training.bottlenecks import memory_ladder
-from toque.training.checkpoint.store import Checkpoint
+from toque.training.checkpoint.saved import Checkpoint
 from toque.training.distributed.collectives import Ranks
 from toque.training.optim.factory import build_optimizer, state_bytes
 from toque.units import Cursor
 from toque.version import __version__
 from toque.workflows.assembly.batches import CPU_MICRO_BATCH_TOKENS, expected_totals
 from toque.workflows.assembly.setup import Setup
+from toque.workflows.assembly.speed.optimisations import training_loss
 
 _GUESSES: Final = {"cpu": (150.0, 0.15), "cuda": (40.0, 0.25)}
 """Seconds that compiling takes and the share of a step it saves, before either was measured."""
@@ -87,6 +87,8 @@ def fit_to_machine(
     """
     fit, ranks = _Fit(setup, free, reporter), setup.runtime.ranks
     run = Path(setup.config.run_dir)
+    if setup.sharded is not None:
+        return _in_step(fit, run, ranks, found)
     if not ranks.is_main:
         return _as_main_rank(fit, run, ranks, found)
     cache = MachineCache(cache_folder("measured"))
@@ -120,6 +122,14 @@ def _as_main_rank(fit: _Fit, run: Path, ranks: Ranks, found: Checkpoint | None) 
     return fit.again(chosen)
 
 
+def _in_step(fit: _Fit, run: Path, ranks: Ranks, found: Checkpoint | None) -> Fitted:
+    """Choices where ranks compute together, so that none of them can measure: by arithmetic."""
+    known, notes = earlier_choices(run, found, fit.cache_key(), rank=ranks.rank)
+    fitted = fit.again(known) if known is not None else fit.unmeasured()
+    fitted.resources.save(run, rank=ranks.rank)
+    return replace(fitted, warnings=(*notes, *fitted.warnings))
+
+
 class _Fit:
     def __init__(
         self, setup: Setup, free: Callable[[torch.device], int], reporter: Reporter
@@ -140,7 +150,7 @@ class _Fit:
             longest_target=longest[1],
             vocab_size=output_head(model)[0].shape[0],
         )
-        loss_fn = partial(loss_sum, smoothing=self.config.optim.label_smoothing)
+        loss_fn = training_loss(self.config)
         self.probe = Probe(model, loss_fn, self.runtime, self.worst)
         self.warnings: list[str] = []
 
@@ -164,8 +174,11 @@ class _Fit:
             "update_rows": self.update_rows,
             "gradient_checkpointing": self.train.gradient_checkpointing,
             "compile": self.train.compile,
+            "optimisations": self.train.optimisations.model_dump(),
             "micro_batch_rows": self.train.micro_batch_rows,
         }
+        if self.train.activation_offload:
+            key["activation_offload"] = True
         return key | ({"ranks": ranks.world_size} if ranks.is_distributed else {})
 
     def again(self, known: Resources) -> Fitted:
@@ -177,6 +190,19 @@ class _Fit:
         kept = replace(known, compile=compiled)
         state = "compiled" if compiled else "not compiled"
         return Fitted(kept, f"{self._words(kept)}; {state}, as before", tuple(self.warnings))
+
+    def unmeasured(self) -> Fitted:
+        """What is asked for; auto is the first guess, without compiling or recomputing."""
+        asked, recompute = self.train.micro_batch_rows, self.train.gradient_checkpointing is True
+        guess = max(1, CPU_MICRO_BATCH_TOKENS // self.row_tokens)
+        rows, why = (asked, "as set") if isinstance(asked, int) else (guess, "not measured")
+        compiled = self.train.compile is True
+        if compiled:
+            compile_blocks(self.model)
+        self._recompute(recompute)
+        resources = Resources(rows, recompute, compiled, machine=self.cache_key())
+        state = "compiled" if compiled else "not compiled"
+        return Fitted(resources, f"{self._words(resources)} ({why}); {state}")
 
     def has_room(self, known: Resources) -> bool:
         """Whether the micro-batch fits into memory now."""
@@ -259,9 +285,10 @@ class _Fit:
     def _needs(self) -> MemoryNeeds:
         parameters = list(self.model.parameters())
         trained = [p for p in parameters if p.requires_grad]
+        quantised = [b for _, layer in quantised_layers(self.model) for b in layer.buffers()]
         optimizer = build_optimizer(self.model, name=self.config.optim.name)
         return MemoryNeeds(
-            weights=sum(p.numel() * p.element_size() for p in parameters),
+            weights=sum(t.nbytes for t in (*parameters, *quantised)),
             gradients=sum(p.numel() * p.element_size() for p in trained),
             optimizer=state_bytes(optimizer),
             activations=0,
@@ -302,7 +329,7 @@ class _Fit:
     def _recompute(self, on: bool) -> None:  # noqa: FBT001 - the name is the argument
         stop_recomputing(self.model)
         if on:
-            recompute_blocks(self.model)
+            recompute_blocks(self.model, offload=self.train.activation_offload)
 
     def _compile(self, rows: int) -> float | None:
         """Compile and try, in seconds; None, with a warning, when that does not work."""

@@ -1,4 +1,4 @@
-"""Model and batch stream, assembled."""
+"""Batch stream of a run, assembled: rows, micro-batches, epochs."""
 
 from __future__ import annotations
 
@@ -17,39 +17,16 @@ from toque.data.loader.packing import RowShape, choose_shape
 from toque.data.loader.span_corruption import SpanCorruption
 from toque.data.store.token_store import Split, TokenStore
 from toque.errors import ConfigError
-from toque.models.families import max_positions, vocabulary_rows
-from toque.models.loading.from_scratch import build_model
-from toque.models.loading.pretrained import grow_vocabulary, load_model
+from toque.models.families import max_positions
 from toque.workflows.assembly.augmentation import varied_of
 from toque.workflows.assembly.curriculum import plan_of_stages
 from toque.workflows.assembly.mixture import mixture_of
-from toque.workflows.assembly.optim_and_adapter import add_adapter
 from toque.workflows.assembly.span_corruption import corrupted, spans_of
 
 CPU_MICRO_BATCH_TOKENS = 4096
 """Tokens at once when evaluating; where the search for what trains fastest begins."""
 SHAPE_SAMPLE = 2048
 """Examples whose lengths choose the row; the longest of all are always among them."""
-
-
-def build_language_model(config: RunConfig, store: TokenStore) -> PreTrainedModel:
-    """The model to train, in float32 on the CPU, fitting the store's tokenizer, adapter and all."""
-    codec = store.codec()
-    if config.model.start_from == "scratch":
-        return build_model(
-            family=config.model.family,
-            shape=config.model.shape,
-            vocab_size=codec.vocab_size,
-            pad_id=codec.pad_id,
-            eos_id=codec.eos_id,
-            bos_id=codec.bos_id,
-            seed=config.seed,
-        )
-    model = load_model(config.model.start_from, family=config.model.family)
-    rows = vocabulary_rows(model)
-    grow_vocabulary(model, codec.vocab_size)
-    add_adapter(config, model, codec, base_rows=rows)
-    return model
 
 
 @dataclass(frozen=True)

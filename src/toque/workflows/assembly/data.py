@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import MISSING, fields
+from functools import partial
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
-from toque.config import RunConfig
+from toque.config import RunConfig, SourceConfig
 from toque.data.prepare.settings import TRAINED, PrepareSettings, is_chosen
 from toque.data.prepare.source_differences import source_differences
 from toque.data.store.manifest import StoreManifest
@@ -23,14 +25,15 @@ from toque.sources.files import SourceFile, find_files, located
 from toque.sources.hf_datasets import PREFIX, dataset_files, saved_files
 from toque.sources.records import Source, encoding_in
 from toque.sources.token_arrays import TokenReader
-from toque.storage.bucket import is_remote
-from toque.storage.download import fetch, listing
+from toque.storage.bucket import RemoteFile, is_remote
+from toque.storage.download import arrived, fetch, fetching, listing
 from toque.storage.located import Located
 from toque.storage.progress import ProgressSink, no_progress
-from toque.workflows.assembly.sources.file_kinds import judged
+from toque.workflows.assembly.sources.file_kinds import judged, promised_reader
 
 _POSITIONS: Final = {"gpt2": 1024, "neox": 2048, "llama": 2048}
 """Positions of a model from scratch whose shape does not say, by family; T5 has no limit."""
+_File = TypeVar("_File", Located, RemoteFile)
 
 
 def family_kind(config: RunConfig) -> Literal["decoder", "encoder-decoder"]:
@@ -65,6 +68,22 @@ def sources_of(
         ConfigError: no source is named, or a tokenizer is to be trained on token files.
         DataError: a source cannot be found, fetched or recognised.
     """
+    with sources_coming(config, progress=progress, say=say) as sources:
+        return [source.whole() for source in sources]
+
+
+@contextmanager
+def sources_coming(
+    config: RunConfig,
+    *,
+    progress: ProgressSink = no_progress,
+    say: Callable[[str], None] = lambda _: None,
+) -> Iterator[list[Source]]:
+    """`sources_of` without waiting for the last bucket: its files come while others are read.
+
+    Only a source whose format is said can be read before all of its files are here; "auto" looks
+    at them all.
+    """
     given = config.data.sources
     if not given:
         raise ConfigError(
@@ -73,23 +92,65 @@ def sources_of(
         )
     # Every bucket is asked before the first byte is fetched: a wrong key shows at once.
     listed = [listing(s.path, say) if is_remote(s.path) else None for s in given]
-    sources = []
-    for source, remote in zip(given, listed, strict=True):
-        if remote is not None:
-            files = tuple(fetch(*remote, progress=progress, say=say))
-        else:
-            files = _local_files(source.path)
-        found = judged(source, files, encoding=config.data.encoding, say=say)
-        if any(
-            isinstance(r, TokenReader) for r in (found.reader, *found.readers.values())
-        ) and config.model.tokenizer_source.startswith(TRAINED):
-            raise ConfigError(
-                f"{source.path} holds token ids, and model.tokenizer is "
-                f"{config.model.tokenizer_source}: no tokenizer can be learnt from ids. Name the "
-                "tokenizer the file was written with in model.tokenizer."
-            )
-        sources.append(found)
-    return sources
+    last = max((i for i, remote in enumerate(listed) if remote is not None), default=None)
+    sources: list[Source] = []
+    with ExitStack() as stack:
+        for i, (source, remote) in enumerate(zip(given, listed, strict=True)):
+            judge = partial(_judged, config, source, say)
+            promised = promised_reader(source, encoding=config.data.encoding)
+            if remote is None:
+                sources.append(judge(_first(_local_files(source.path), source, say)))
+                continue
+            bucket, wanted = remote[0], _first(remote[1], source, say)
+            if i != last or promised is None:
+                sources.append(judge(fetch(bucket, wanted, progress=progress, say=say)))
+                continue
+            coming = stack.enter_context(fetching(bucket, wanted, progress=progress, say=say))
+            whole = partial(_once_here, judge, coming)
+            sources.append(Source(source.path, promised, tuple(coming), judged=whole))
+        yield sources
+
+
+def _once_here(judge: Callable[[Sequence[Located]], Source], coming: Sequence[Located]) -> Source:
+    return judge([arrived(file) for file in coming])
+
+
+def _judged(
+    config: RunConfig,
+    source: SourceConfig,
+    say: Callable[[str], None],
+    files: Sequence[Located],
+) -> Source:
+    """The source with the reader of each of its files.
+
+    Raises:
+        ConfigError: a tokenizer is to be trained on token files.
+    """
+    found = judged(source, files, encoding=config.data.encoding, say=say)
+    readers = (found.reader, *found.readers.values())
+    trained = config.model.tokenizer_source.startswith(TRAINED)
+    if trained and any(isinstance(reader, TokenReader) for reader in readers):
+        raise ConfigError(
+            f"{source.path} holds token ids, and model.tokenizer is "
+            f"{config.model.tokenizer_source}: no tokenizer can be learnt from ids. Name the "
+            "tokenizer the file was written with in model.tokenizer."
+        )
+    return found
+
+
+def _first(
+    files: Sequence[_File], source: SourceConfig, say: Callable[[str], None]
+) -> Sequence[_File]:
+    """The files that `max_files` leaves of a listing, which is in the order of names."""
+    most = source.max_files
+    if most is None:
+        return files
+    asked = f"{source.path}: max_files is {most:,}"
+    if len(files) <= most:
+        say(f"{asked}, and it has {len(files):,} files: all of them are read.")
+    else:
+        say(f"{asked}: the first {most:,} of its {len(files):,} files by name are read.")
+    return files[:most]
 
 
 def _local_files(path: str) -> tuple[Located, ...]:
@@ -119,7 +180,14 @@ def prepare_settings(config: RunConfig) -> PrepareSettings:
         min_quality=data.min_quality,
         tasks=data.tasks,
         max_bad_share=data.max_bad_share,
+        max_files=_max_files(config),
     )
+
+
+def _max_files(config: RunConfig) -> tuple[int | None, ...]:
+    """Of every source; nothing where no source has a limit."""
+    most = tuple(source.max_files for source in config.data.sources)
+    return most if any(most) else ()
 
 
 def _room(config: RunConfig) -> int | None:
@@ -185,7 +253,8 @@ def refuse_other_sources(config: RunConfig, manifest: StoreManifest) -> None:
         data = config.data.model_copy(update={"sources": (asked[number],)})
         return find_files(sources_of(config.model_copy(update={"data": data})))
 
-    wrong = source_differences(manifest, [source.path for source in asked], read)
+    paths = [source.path for source in asked]
+    wrong = source_differences(manifest, paths, read, max_files=_max_files(config))
     if wrong:
         raise DataError(
             f"The store {config.data.store} was not prepared from what data.sources names: "

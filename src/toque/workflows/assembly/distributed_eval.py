@@ -37,12 +37,12 @@ def total_peak(peak: Peak, ranks: Ranks) -> Peak:
     return Peak(peak.flops_per_second * ranks.world_size, origin)
 
 
-def rank_summary(ranks: Ranks, device: str, rows: int) -> str:
+def rank_summary(ranks: Ranks, device: str, rows: int, strategy: str) -> str:
     """A shared run's first line, with the `rows` of a rank in an update; "" for one process."""
     if not ranks.is_distributed:
         return ""
     library = "nccl" if device.startswith("cuda") else "gloo"
     return (
-        f"{ranks.world_size} ranks over {library} share each update, about {rows} of its rows "
-        "each\n"
+        f"{ranks.world_size} ranks over {library} share each update by {strategy}, about {rows} of "
+        "its rows each\n"
     )

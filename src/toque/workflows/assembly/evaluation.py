@@ -20,10 +20,11 @@ from toque.evaluation.heldout_loss import HeldOut, choose_rows, subset
 from toque.evaluation.text_samples import Prompt, Sampler
 from toque.models.forward.loss import loss_sum
 from toque.models.generation.engine import generate
+from toque.training.distributed.sharing import LossFn, Sharing
 from toque.workflows.asking.own_words import in_trained_form
 from toque.workflows.asking.provenance import provenance_of_run, target_limit
 from toque.workflows.assembly.batches import CPU_MICRO_BATCH_TOKENS, Lengths, refuse_empty
-from toque.workflows.assembly.metrics import slices_of
+from toque.workflows.assembly.metrics import slices_of, text_bytes
 from toque.workflows.assembly.mixture import held_out_weights
 from toque.workflows.assembly.setup import Setup
 from toque.workflows.assembly.span_corruption import corrupted_held_out, spans_of
@@ -37,7 +38,7 @@ def build_heldout(setup: Setup) -> HeldOut:
     Raises:
         ConfigError: the store has no held-out example.
     """
-    config, store, runtime = setup.config, setup.store, setup.runtime
+    config, store, runtime, sharded = setup.config, setup.store, setup.runtime, setup.sharded
     trained, rows = setup.stream.layout, store.rows("validation")
     encoder = trained.shape.source > 0
     refuse_empty(store, "validation")
@@ -57,6 +58,7 @@ def build_heldout(setup: Setup) -> HeldOut:
         )
         for weight in sorted(set(weights.tolist()))
     }
+    held_rows = [row for part in packed.values() for row in part]
     return HeldOut(
         layout=Layout(
             store if spans is None else corrupted_held_out(store, spans),
@@ -65,15 +67,23 @@ def build_heldout(setup: Setup) -> HeldOut:
             start_id=trained.start_id,
             packed=trained.packed,
         ),
-        rows=[row for part in packed.values() for row in part],
+        rows=held_rows,
         weights=[weight for weight, part in packed.items() for _ in part],
-        loss_sum=loss_sum,
+        loss_sum=loss_sum if sharded is None else _together(sharded),
         autocast=runtime.autocast,
         device=runtime.device,
         rows_per_batch=max(1, CPU_MICRO_BATCH_TOKENS // shape.tokens),
         share=(runtime.ranks.rank, runtime.ranks.world_size),
         total=runtime.ranks.all_reduce_sum,
+        in_step=sharded is not None,
+        # The targets of a corrupted text are pieces: bits a byte would describe no text.
+        n_bytes=text_bytes(store, held_rows) if spans is None else 0,
     )
+
+
+def _together(sharded: Sharing) -> LossFn:
+    """The loss of a model that all ranks have to enter together."""
+    return lambda _model, batch: sharded.evaluate(loss_sum, batch)
 
 
 def held_out_prompts(store: TokenStore, n: int) -> list[Prompt]:

@@ -58,10 +58,19 @@ def build_figures(
         seconds = observe.system.seconds or 0.0
         gpus = gpus_here if on_gpu else no_gpus
         found.append(SystemSampler(record, seconds, warn, gpus))
-    if observe.gradients is not None:
-        every = int(observe.gradients.amount)
-        found.append(Gradients(record, every, setup.model, optimizer, runtime.phases))
-    return found
+    return found + build_gradients(setup, record, optimizer)
+
+
+def build_gradients(
+    setup: Setup, record: Record, optimizer: Callable[[], torch.optim.Optimizer]
+) -> list[Gradients]:
+    """The one that tells of gradients by layer; where ranks hold parts, all of them have it."""
+    every, sharded = setup.config.observe.gradients, setup.sharded
+    if every is None:
+        return []
+    total = tuple if sharded is None else sharded.sum_of_parts
+    phases, model = setup.runtime.phases, setup.model
+    return [Gradients(record, int(every.amount), model, optimizer, phases, total)]
 
 
 def phase_memory(runtime: Runtime) -> list[PhaseMemory]:

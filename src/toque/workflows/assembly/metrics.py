@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -72,18 +71,14 @@ def _length(reference: str) -> str:
     return next((name for name, most in LENGTHS if words <= most), "long")
 
 
-def bits_per_byte(loss: float, n_targets: int, n_bytes: int) -> float:
-    """Bits the model spends on a byte of text: it can be compared between tokenizers.
-
-    Args:
-        loss: nats per target token.
-        n_targets: target tokens, the end of a text included.
-        n_bytes: of the targets' text in UTF-8.
-    """
-    return loss * n_targets / (math.log(2.0) * n_bytes)
-
-
 def text_bytes(store: TokenStore, rows: Iterable[Sequence[int]]) -> int:
-    """Bytes, as UTF-8, of the targets that packed `rows` of store rows hold."""
-    codec = store.codec()
-    return sum(len(codec.decode(store.target(row)).encode()) for packed in rows for row in packed)
+    """Bytes, as UTF-8, of the targets that packed `rows` of store rows hold.
+
+    Tokens of byte-level vocabularies are counted one by one: decoded, a character that two pieces
+    of a document share would come out as two that cannot be read.
+    """
+    codec, each = store.codec(), store.codec().token_bytes
+    targets = (store.target(row) for packed in rows for row in packed)
+    if each is not None:
+        return sum(int(each[target].sum()) for target in targets)
+    return sum(len(codec.decode(target).encode()) for target in targets)

@@ -8,20 +8,19 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from transformers import PreTrainedModel
 
 from toque.config import RunConfig
 from toque.data.store.token_store import TokenStore
+from toque.errors import ConfigError
 from toque.evaluation.heldout_loss import HeldOut
-from toque.models.families import family_of
-from toque.models.forward.cpu_layers import use_cpu_layers
-from toque.models.forward.fast_dropout import use_fast_dropout
-from toque.models.lora.files import base_sha256
-from toque.models.lora.layers import hold_frozen, is_adapted
 from toque.reporter import Reporter, heard, losing
 from toque.training.callbacks import Callback, EarlyStopping
-from toque.training.checkpoint.store import Checkpoint
+from toque.training.checkpoint.saved import Checkpoint
 from toque.training.checkpoint.upload import UploadProgress, Uploads
 from toque.training.distributed.collectives import Ranks
+from toque.training.distributed.sharing import Alone, Sharing
+from toque.training.distributed.surroundings import is_launched
 from toque.training.host_use import HostWatch
 from toque.training.observers.busy_machine import BusyMachine
 from toque.training.observers.console import ConsoleLoss, ConsoleProgress
@@ -37,7 +36,7 @@ from toque.training.time_limit import CommandClock
 from toque.training.trainer import Trainer
 from toque.units import Progress
 from toque.workflows.assembly.autotune import Fitted, fit_to_machine
-from toque.workflows.assembly.batches import build_language_model, build_stream
+from toque.workflows.assembly.batches import build_stream
 from toque.workflows.assembly.distributed_eval import total_peak
 from toque.workflows.assembly.evaluation import (
     build_heldout,
@@ -45,11 +44,17 @@ from toque.workflows.assembly.evaluation import (
     held_out_prompts,
     own_prompts,
 )
-from toque.workflows.assembly.figures import build_figures, phase_memory
+from toque.workflows.assembly.figures import build_figures, build_gradients, phase_memory
 from toque.workflows.assembly.metrics import build_text_scores
+from toque.workflows.assembly.model.language_model import (
+    family_to_train,
+    place_language_model,
+)
 from toque.workflows.assembly.observers import Watchers
 from toque.workflows.assembly.sample_writer import SampleWriter, writing_in
 from toque.workflows.assembly.setup import Setup
+from toque.workflows.assembly.speed.optimisations import attention_in, optimise
+from toque.workflows.assembly.strategy import Strategy, may_divide, strategy_of
 from toque.workflows.assembly.timing.ahead import Length, length_of, time_left_of, with_length
 from toque.workflows.assembly.trainer import (
     about_run,
@@ -100,22 +105,23 @@ def assemble(
     Raises:
         ConfigError: settings that do not fit each other, the model or the data.
     """
-    model = build_language_model(config, store)
-    family = family_of(model.config)
+    family = family_to_train(config)
     runtime = Runtime.detect(
         precision=config.train.precision,
         deterministic=config.train.deterministic,
         fp16_is_safe=family.name != "t5",
         ranks=ranks,
     )
-    base_hash = base_sha256(model) if is_adapted(model) else None
-    hold_frozen(model, runtime.dtype)
-    model.to(runtime.device)  # type: ignore[arg-type]  # transformers annotates it away
-    use_fast_dropout(model)
-    use_cpu_layers(model, runtime.precision)
+    _refuse_offload(config, runtime)
+    # What may be divided among devices is whole in the machine's memory first.
+    first_at = torch.device("cpu") if may_divide(config, ranks) else runtime.device
+    model, base_hash = place_language_model(config, store, runtime.dtype, first_at)
+    strategy = strategy_of(config, model, runtime)
+    sharing = _placed(model, config, runtime, strategy)
     stream = build_stream(config, store, model, rank=ranks.rank, ranks=ranks.world_size)
-    setup = Setup(config, store, model, stream, runtime)
+    setup = Setup(config, store, model, stream, runtime, sharing)
     tuned = fit_to_machine(setup, found, reporter=reporter)
+    tuned = replace(tuned, warnings=(*strategy.notes, *tuned.warnings))
     heldout = build_heldout(setup)
     evaluator = build_evaluator(
         setup, heldout, encoder=family.is_encoder_decoder, reporter=reporter
@@ -128,8 +134,8 @@ def assemble(
     def optimizer() -> torch.optim.Optimizer:
         return trainer.optimizer
 
-    # torchrun passes on a signal that every process has had already.
-    again = 5.0 if ranks.is_distributed else 0.0
+    # A launcher passes on a signal that every process has had already.
+    again = 5.0 if ranks.is_distributed or is_launched() else 0.0
     callbacks: list[Callback] = [Interrupt(silent=not heard(reporter), same_for_seconds=again)]
     if watchers is not None:
         time_left = _time_left(setup, tuned, evaluator, length, reporter)
@@ -140,12 +146,32 @@ def assemble(
             ),
             *_observers(setup, tuned, evaluator, watchers, uploads, warn, optimizer, reporter),
         ]
+    elif setup.sharded is not None:
+        callbacks += build_gradients(setup, _unrecorded, optimizer)
     if length.limit is not None:
         callbacks.append(length.limit)  # after those that write at an evaluation
     if uploads is not None:
         callbacks.append(UploadProgress(uploads, Path(config.run_dir), warn))
     trainer = build_trainer(setup, tuned, evaluator, callbacks, base_hash, length)
     return Run(setup, trainer, evaluator, banner(setup, tuned, length))
+
+
+def _placed(
+    model: PreTrainedModel, config: RunConfig, runtime: Runtime, strategy: Strategy
+) -> Sharing:
+    """Put the model, with the layers its device computes fastest, where this rank holds it."""
+    if not strategy.is_sharded:
+        model.to(runtime.device)  # type: ignore[arg-type]  # transformers annotates it away
+    optimise(model, config, runtime, sharded=strategy.is_sharded)
+    return strategy.share(model, runtime)
+
+
+def _refuse_offload(config: RunConfig, runtime: Runtime) -> None:
+    if config.train.activation_offload and runtime.device.type == "cpu":
+        raise ConfigError(
+            "train.activation_offload is true, and this run is on a CPU, whose memory is the one "
+            "that it would be moved to. Set it to false."
+        )
 
 
 def build_evaluator(
@@ -160,10 +186,11 @@ def build_evaluator(
     evaluation = config.evaluation
     held_out = held_out_prompts(store, min(evaluation.texts, evaluation.generate))
     own = own_prompts(config, store, encoder=encoder)
-    watched = watched_metrics(config, held_out)
+    watched = watched_metrics(config, held_out, bits=heldout.n_bytes > 0)
     return Evaluator(
         heldout,
         model,
+        setup.sharing or Alone(model),
         build_sampler(config, store, [*held_out, *own]),
         len(held_out),
         runtime.ranks,
@@ -173,6 +200,10 @@ def build_evaluator(
         watched.known,
         reporter,
     )
+
+
+def _unrecorded(event: str, **fields: object) -> None:
+    """Takes what the first rank writes down."""
 
 
 def _time_left(
@@ -207,7 +238,7 @@ def _observers(
 ) -> list[Callback]:
     config, model, runtime = setup.config, setup.model, setup.runtime
     run, feeds = Path(config.run_dir), watchers.feeds(warn)
-    arithmetic = arithmetic_of(model, setup.stream)
+    arithmetic = arithmetic_of(model, setup.stream, attention_in(model, runtime))
     peak = total_peak(runtime.peak(arithmetic.products), runtime.ranks)
     memory = phase_memory(runtime)
     log = MetricsLog(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,17 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from toque.config import config_sha256
+from toque.config import RunConfig, config_sha256
 from toque.data.loader.batch_stream import BatchStream
 from toque.models.flops import flops_per_token, parameter_counts, products_of
-from toque.models.forward.loss import loss_sum
-from toque.models.forward.varlen_attention import supports_varlen
+from toque.models.forward.kernels.choice import Choice, attention_of
 from toque.models.lora.layers import is_adapted, refuse_unreached
 from toque.models.precision import has_fast_bf16
 from toque.training.autotune.cache import Resources
 from toque.training.autotune.oom_fallback import OomFallback
 from toque.training.callbacks import Callback, Callbacks
+from toque.training.checkpoint.layout_choice import chosen_layout, refuse_unshared_folder
+from toque.training.checkpoint.sharded_saver import Layout
 from toque.training.checkpoint.store import CheckpointStore, RunIdentity, software_versions
 from toque.training.guards.skip_step import SkipStep
 from toque.training.guards.update_guard import UpdateGuard
@@ -40,6 +41,12 @@ from toque.workflows.assembly.autotune import Fitted
 from toque.workflows.assembly.batches import expected_totals
 from toque.workflows.assembly.optim_and_adapter import learning_rate, weight_average
 from toque.workflows.assembly.setup import Setup
+from toque.workflows.assembly.speed.optimisations import (
+    attention_in,
+    prefetching,
+    training_loss,
+    turned_off,
+)
 from toque.workflows.assembly.timing.ahead import Length, with_length
 from toque.workflows.assembly.while_training.goals import goal_of
 
@@ -59,13 +66,13 @@ def build_trainer(
     observers, noise, outliers = Callbacks(callbacks), optim.gradient_noise, optim.outliers
     skip = SkipStep(**dict(outliers)) if outliers else None
     by_length, limit = with_length(config, length), length.limit
+    optimizer = build_optimizer(model, name=optim.name, weight_decay=optim.weight_decay)
+    average = weight_average(by_length)
     return Trainer(
         model=model,
-        optimizer=build_optimizer(model, name=optim.name, weight_decay=optim.weight_decay),
+        optimizer=optimizer,
         batches=stream,
-        loss_fn=runtime.phases.around(
-            "forward", partial(loss_sum, smoothing=optim.label_smoothing)
-        ),
+        loss_fn=runtime.phases.around("forward", training_loss(config)),
         lr_at=learning_rate(by_length, expected_totals(config, stream)),
         evaluator=evaluator,
         checkpoints=CheckpointStore(
@@ -73,16 +80,12 @@ def build_trainer(
             keep_last=train.keep_last,
             keep_best=train.keep_best,
             best_by=goal_of(train.best_by),
-            identity=RunIdentity(
-                config_sha256=config_sha256(config),
-                data_fingerprint=setup.store.fingerprint,
-                versions=software_versions() | runtime.numerics,
-                settings=config.model_dump(mode="json"),
-            ),
+            identity=_identity(setup),
             held=True,  # by whoever trains, before anything is written
         ),
         callbacks=observers,
         runtime=runtime,
+        sharing=setup.sharing,
         schedule=Schedule(length.stop_after, train.evaluate_every, train.save_every),
         oom_fallback=OomFallback(
             rows=resources.micro_batch_rows,
@@ -94,17 +97,52 @@ def build_trainer(
             resources=resources,
         ),
         guard=UpdateGuard(runtime, observers, skip, run_folder=run),
-        notes=list(fitted.warnings),
+        notes=[*fitted.warnings, *_notes(setup)],
         max_grad_norm=optim.max_grad_norm,
         seed=config.seed,
         noise=GradientNoise(**dict(noise), seed=config.seed) if noise else None,
-        average=weight_average(by_length),
+        average=average,
         check_reached=refuse_unreached if is_adapted(model) else None,
         base_sha256=base_hash,
-        background_saves=True,
+        layout=_layout(setup, optimizer, averages=average is not None),
+        prefetch=prefetching(model, config, runtime),
+        background_saves=train.optimisations.background_saves,
         goal=goal_of(train.best_by),
         count_seconds=float if limit is None else limit.count_seconds,
     )
+
+
+def _layout(setup: Setup, optimizer: torch.optim.Optimizer, *, averages: bool) -> Layout:
+    asked, ranks = setup.config.checkpoint.layout, setup.runtime.ranks
+    layout = chosen_layout(asked, setup.model, optimizer, averages=averages, ranks=ranks)
+    if layout == "sharded":
+        refuse_unshared_folder(Path(setup.config.run_dir), ranks)
+    return layout
+
+
+def _identity(setup: Setup) -> RunIdentity:
+    config, sharded = setup.config, setup.sharded
+    # The order in which gradients are summed decides their last bits.
+    summed = {} if sharded is None else {"strategy": sharded.strategy}
+    return RunIdentity(
+        config_sha256=config_sha256(config),
+        data_fingerprint=setup.store.fingerprint,
+        versions=software_versions() | setup.runtime.numerics | summed | _quantiser(config),
+        settings=config.model_dump(mode="json"),
+    )
+
+
+def _quantiser(config: RunConfig) -> dict[str, str]:
+    """The package that a quantised base's last bits depend on."""
+    if config.adapter is None or config.adapter.quantize_base != "nf4":
+        return {}
+    return {"bitsandbytes": version("bitsandbytes")}
+
+
+def _notes(setup: Setup) -> list[str]:
+    """What is slower than it could be, and why."""
+    off = turned_off(setup.config)
+    return [*([off] if off else []), *attention_in(setup.model, setup.runtime).notes]
 
 
 def about_run(setup: Setup, resources: Resources, arithmetic: Arithmetic) -> dict[str, Any]:
@@ -132,10 +170,12 @@ def about_run(setup: Setup, resources: Resources, arithmetic: Arithmetic) -> dic
         "precision": runtime.precision,
         "deterministic": runtime.deterministic,
         "compile": resources.compile,
+        "attention": attention_in(setup.model, runtime).name,
         "gradient_checkpointing": resources.gradient_checkpointing,
         "micro_batch_rows": resources.micro_batch_rows,
         "readers": setup.stream.readers,
         "ranks": runtime.ranks.world_size,
+        "strategy": "single" if setup.sharing is None else setup.sharing.strategy,
         "train": setup.config.train.model_dump(mode="json"),
     }
 
@@ -173,8 +213,10 @@ def rate_of_bf16(runtime: Runtime, arithmetic: Arithmetic) -> dict[str, float]:
     return {"bf16_peak": peak.flops_per_second}
 
 
-def arithmetic_of(model: PreTrainedModel, stream: BatchStream) -> Arithmetic:
-    """Forward and backward arithmetic of one useful token of this data."""
+def arithmetic_of(
+    model: PreTrainedModel, stream: BatchStream, attention: Choice | None = None
+) -> Arithmetic:
+    """Forward and backward arithmetic of one useful token of this data, by some attention."""
     source, target = (
         side.astype(float) for side in (stream.plan.source_lengths, stream.plan.target_lengths)
     )
@@ -203,5 +245,6 @@ def arithmetic_of(model: PreTrainedModel, stream: BatchStream) -> Arithmetic:
         sides = {"source_context": shape.source, "cross_context": shape.source}
         everything = flops_per_token(model, context=shape.target, **sides, **shares)
     products = products_of(model, **shares)
-    kind = "variable-length" if supports_varlen(model, model.device) else "masked"
+    chosen = attention or attention_of(model, model.device)
+    kind = "masked" if chosen.name == "dense" else "variable-length"
     return Arithmetic(flops, products, kind, everything - sum(products.values()))

@@ -29,12 +29,12 @@ from toque.training.runtime import Runtime
 from toque.units import Cursor
 from toque.workflows.assembly.batches import (
     Lengths,
-    build_language_model,
     build_layout,
     check_positions,
     row_shape,
 )
 from toque.workflows.assembly.data import open_store
+from toque.workflows.assembly.model.language_model import build_language_model
 from toque.workflows.check.reference_update import (
     Difference,
     Measured,

@@ -33,6 +33,7 @@ _QUIET: Final = (
     "train.keep_last=2",
     "train.early_stopping=null",
     "checkpoint.upload=null",
+    "checkpoint.layout=whole",  # its files are harmed by their names
     "evaluation.max_examples=8",
     "evaluation.generate=0",
     "evaluation.metrics=auto",  # the run may be anyone's, and its metrics code

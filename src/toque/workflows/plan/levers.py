@@ -73,8 +73,15 @@ def levers_of(case: Case) -> Iterator[Lever]:
                 recompute=True,
                 optimizer=lighter,
             )
-    if case.config.adapter is None and case.config.model.start_from != "scratch":
-        yield _adapted(case)
+    adapter = case.config.adapter
+    if adapter is None and case.config.model.start_from != "scratch":
+        settings = f"adapter='{{kind: lora, r: {_RANK}}}'"
+        yield _adapted(case, AdapterConfig(r=_RANK), settings, "only an adapter is trained")
+    if adapter is not None and adapter.quantize_base is None and adapter.kind != "dora":
+        for form, bits in (("int8", 8), ("nf4", 4)):
+            quantised = adapter.model_copy(update={"quantize_base": form})
+            settings = f"adapter.quantize_base={form}"
+            yield _adapted(case, quantised, settings, f"the frozen matrices in {bits} bits")
     yield from _shorter(case)
 
 
@@ -100,17 +107,17 @@ def _tried(
     return Lever(settings, memory.total, memory.fits, case.seconds(case.ahead, memory), changes)
 
 
-def _adapted(case: Case) -> Lever:
-    """With LoRA beside the checkpoint's frozen weights."""
-    config = case.config.model_copy(update={"adapter": AdapterConfig(r=_RANK)})
+def _adapted(case: Case, adapter: AdapterConfig, settings: str, changes: str) -> Lever:
+    """With this adapter beside the checkpoint's frozen weights."""
+    config = case.config.model_copy(update={"adapter": adapter})
     model = _model(case, config)
     memory = memory_of(config, model, case.ahead, case.machine, rows=case.memory.micro_batch_rows)
     return Lever(
-        f"adapter='{{kind: lora, r: {_RANK}}}'",
+        settings,
         memory.total,
         memory.fits,
         case.seconds(case.ahead, memory),
-        "only an adapter is trained",
+        changes,
     )
 
 

@@ -21,7 +21,8 @@ from toque.models.loading.from_scratch import build_model, outline_of
 from toque.models.loading.hub import resolve_folder
 from toque.models.loading.known_shapes import KNOWN, known_model
 from toque.models.loading.pretrained import grow_vocabulary
-from toque.models.lora.layers import hold_frozen
+from toque.models.lora.frozen import hold_frozen
+from toque.models.lora.quantised import Outlined
 from toque.training.runtime import DTYPES
 from toque.workflows.assembly.optim_and_adapter import add_adapter
 
@@ -101,7 +102,9 @@ def outlined_model(
         grow_vocabulary(model, seen.vocab_size)
         if config.adapter is not None:
             _adapt(config, model, seen, rows)
-    hold_frozen(model, DTYPES[precision])
+    adapter = config.adapter
+    asked = None if adapter is None else adapter.quantize_base
+    hold_frozen(model, DTYPES[precision], None if asked is None else Outlined(asked))
     if where == "cpu":
         use_fast_dropout(model)
         if precision == "bf16":

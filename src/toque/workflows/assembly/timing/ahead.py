@@ -18,6 +18,7 @@ from toque.errors import ConfigError
 from toque.evaluation.heldout_loss import HeldOut, subset
 from toque.evaluation.text_samples import Prompt, Sampler
 from toque.reporter import Reporter, clock_text, heard
+from toque.training.distributed.sharing import Alone
 from toque.training.observers.time_left import TimeLeft
 from toque.training.time_limit import CommandClock, TimeLimit
 from toque.units import Cursor, Duration
@@ -237,8 +238,9 @@ def _texts_seconds(setup: Setup, prompts: Sequence[Prompt]) -> float:
     most = min(_TOKENS, longest)
     sampler = build_sampler(setup.config, setup.store, prompts, max_new_tokens=most)
     began = time.perf_counter()
-    with writing_in(setup.model, setup.runtime)():
-        sampler(setup.model)
+    whole = (setup.sharing or Alone(setup.model)).whole()
+    with whole as model, writing_in(setup.model, setup.runtime)():
+        sampler(model)
     return (time.perf_counter() - began) * longest / most
 
 

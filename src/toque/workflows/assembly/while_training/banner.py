@@ -15,6 +15,7 @@ from toque.workflows.assembly.curriculum import stages_in_words
 from toque.workflows.assembly.distributed_eval import rank_summary
 from toque.workflows.assembly.mixture import mixture_in_words
 from toque.workflows.assembly.setup import Setup
+from toque.workflows.assembly.speed.optimisations import attention_in
 from toque.workflows.assembly.timing.ahead import Length
 
 
@@ -25,7 +26,8 @@ def banner(setup: Setup, tuned: Fitted, length: Length) -> str:
     splits, tokens = store.manifest.splits, store.manifest.tokens
     rows = f"{shape.source} + {shape.target}" if shape.source else f"{shape.target}"
     batch = stream.at(Cursor()).batch
-    ranks = rank_summary(runtime.ranks, str(runtime.device), batch.n_rows)
+    strategy = "single" if setup.sharing is None else setup.sharing.strategy
+    ranks = rank_summary(runtime.ranks, str(runtime.device), batch.n_rows, strategy)
     resources = tuned.resources
     model = (
         f"{config.model.family} from {config.model.start_from}, {counts.total / 1e6:,.1f} M "
@@ -50,6 +52,7 @@ def banner(setup: Setup, tuned: Fitted, length: Length) -> str:
         ("batch", f"{config.train.batch} an update, over all micro-batches and ranks"),
         ("accumulation", f"{at_once}; {tuned.line}"),
         ("precision", f"{runtime.precision} on {runtime.device}"),
+        ("attention", attention_in(setup.model, runtime).name),
         ("compile", "compiled" if resources.compile else "not compiled"),
         ("uploads", config.checkpoint.upload or "none"),
         ("run folder", config.run_dir),

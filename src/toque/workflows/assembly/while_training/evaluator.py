@@ -20,8 +20,9 @@ from toque.evaluation.text_samples import Sample, Sampler
 from toque.evaluation.text_scores import TextScores
 from toque.reporter import SILENT, Reporter, counting
 from toque.training.distributed.collectives import Ranks
+from toque.training.distributed.sharing import Sharing
 from toque.workflows.assembly.distributed_eval import sample_on_all_ranks
-from toque.workflows.assembly.while_training.goals import HELD_OUT
+from toque.workflows.assembly.while_training.goals import BITS, HELD_OUT
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class Evaluator:
     Args:
         heldout: the held-out loss.
         model: whose weights they are.
+        sharing: how the ranks hold it.
         sampler: writes for `n_held_out` prompts with references, then for the user's own.
         n_held_out: of the sampler's prompts.
         ranks: that share it.
@@ -77,6 +79,7 @@ class Evaluator:
 
     heldout: HeldOut
     model: nn.Module
+    sharing: Sharing
     sampler: Sampler
     n_held_out: int
     ranks: Ranks
@@ -117,7 +120,7 @@ class Evaluator:
         return dict(self.last.metrics)
 
     def losses(self) -> dict[str, float]:
-        """The held-out loss and perplexity alone."""
+        """The figures of the held-out examples alone: loss, perplexity, bits a byte."""
         with counting(self.reporter, "evaluating", "held-out examples") as count:
             return self.heldout(self.model, count)
 
@@ -128,8 +131,12 @@ class Evaluator:
     def _written(self) -> list[Sample]:
         if not self.sampler.prompts:
             return []
-        with self.context(), counting(self.reporter, "writing", "texts") as count:
-            return sample_on_all_ranks(self.sampler, self.model, self.ranks, count)
+        with (
+            self.sharing.whole() as model,
+            self.context(),
+            counting(self.reporter, "writing", "texts") as count,
+        ):
+            return sample_on_all_ranks(self.sampler, model, self.ranks, count)
 
     def _scored(self, samples: Sequence[Sample]) -> tuple[dict[str, float], dict[str, str]]:
         scores = self.scores()
@@ -141,7 +148,7 @@ class Evaluator:
     def _fill(self, texts: dict[str, float], failed: Mapping[str, str]) -> None:
         raised = any(":" in name for name in failed)
         for name in self.watched:
-            if name in texts or name in HELD_OUT:
+            if name in texts or name in (*HELD_OUT, BITS):
                 continue
             if name not in self.known and not raised:
                 raise ConfigError(

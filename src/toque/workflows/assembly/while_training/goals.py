@@ -23,7 +23,9 @@ _OF_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "repetition": ("repetition", "distinct_1", "distinct_2"),
     "recipe": RECIPE_NAMES,
 }
-_FALL: Final = frozenset({*HELD_OUT, "hallucinated_ingredients", "repetition"})
+BITS: Final = "bits_per_byte"
+"""Measured where the bytes of the held-out targets are known."""
+_FALL: Final = frozenset({*HELD_OUT, BITS, "hallucinated_ingredients", "repetition"})
 """Metrics of which less is better; of all others, the user's own among them, more is."""
 
 
@@ -41,12 +43,13 @@ class Watched:
     """Measured by what comes with Toque."""
 
 
-def watched_metrics(config: RunConfig, prompts: Sequence[Prompt]) -> Watched:
+def watched_metrics(config: RunConfig, prompts: Sequence[Prompt], *, bits: bool = False) -> Watched:
     """The metrics that the run goes by.
 
     Args:
         config: of the run.
         prompts: the held-out ones that are written for at every evaluation.
+        bits: whether the bytes of the held-out targets are known.
 
     Raises:
         ConfigError: one that this run does not measure.
@@ -56,6 +59,7 @@ def watched_metrics(config: RunConfig, prompts: Sequence[Prompt]) -> Watched:
     if train.early_stopping is not None:
         asked["train.early_stopping.metric"] = train.early_stopping.metric
     known, own = _measured(config, prompts)
+    known += [BITS] if bits else []
     for setting, metric in asked.items():
         if metric in known or (own and prompts):
             continue  # what functions of the user's give is known when they have been called

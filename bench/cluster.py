@@ -1,0 +1,210 @@
+"""Arithmetic of data parallelism: bytes and seconds of an update on many GPUs, as tables.
+
+What every collective moves (S bytes in all, n GPUs, m machines of 8; Patarasuk & Yuan 2009 for
+all-reduce; Rajbhandari et al. 2020, ZeRO, section 7, for sharded weights):
+
+    all-gather, reduce-scatter    (n - 1) / n * S in and out of each GPU
+                                  (m - 1) / m * S / 8 of it over each GPU's network card
+    all-reduce                    both, one after the other
+
+    ddp     one all-reduce of the gradients, while backward runs
+    fsdp    of every layer two all-gathers of the weights (forward, backward), one of embeddings and
+            head; a reduce-scatter of the gradients; all while other layers compute
+    hsdp    the same inside a machine, then an all-reduce of each GPU's eighth between machines
+
+Seconds are the slower of the two kinds of links, and a latency for each hop of a ring.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Strategy = Literal["ddp", "fsdp", "hsdp"]
+STRATEGIES: Final[tuple[Strategy, ...]] = ("ddp", "fsdp", "hsdp")
+GPUS: Final = (8, 64, 512, 4096)
+GRADIENT_BYTES, WEIGHT_BYTES, STATE_BYTES, SAVED_BYTES = 4, 2, 16, 12
+"""Of a weight: its gradient as it is summed, its copy that is gathered (bf16), what training keeps
+of it (float32 weight and gradient, AdamW's two averages), what a checkpoint holds."""
+STORED_TOKEN_BYTES: Final = 2
+"""Of vocabularies up to 65,536."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One machine of a cluster; bandwidths are of one GPU and one direction, in bytes a second."""
+
+    flops_per_second: float = 989.5e12
+    """bf16, NVIDIA H100 SXM data sheet."""
+    utilisation: float = 0.40
+    """Guess: published runs of this kind have 0.38 to 0.46 (Llama 3, PaLM)."""
+    gpus: int = 8
+    inside: float = 0.8 * 450e9
+    """NVLink 4: 900 GB/s both ways (H100 data sheet); 0.8 of it is a guess."""
+    between: float = 0.8 * 50e9
+    """One 400 Gb/s card for each GPU (DGX H100 data sheet); 0.8 of it is a guess."""
+    hop_seconds: float = 5e-6
+    """Guess, for a hop between machines; inside one it is not counted."""
+    disk: float = 2e9
+    """Guess, of the whole machine."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """What of a model decides the traffic."""
+
+    name: str
+    weights: int
+    in_layers: int
+    """Of the weights; embeddings and head are gathered once an update, those of layers twice."""
+    layers: int
+    flops_per_token: float
+    tokens: int
+    """Of one GPU in an update."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """One update on `gpus` GPUs. Bytes are those that one GPU sends."""
+
+    gpus: int
+    strategy: Strategy
+    state_bytes: float
+    inside_bytes: float
+    between_bytes: float
+    compute_seconds: float
+    gather_seconds: float
+    reduce_seconds: float
+    seconds: float
+    save_seconds: float
+
+    @property
+    def efficiency(self) -> float:
+        """Share of the time in which the GPUs compute."""
+        return self.compute_seconds / self.seconds
+
+
+@dataclass(frozen=True)
+class _Traffic:
+    inside: float = 0.0
+    between: float = 0.0
+    hops: float = 0.0
+
+    def __add__(self, other: _Traffic) -> _Traffic:
+        return _Traffic(
+            self.inside + other.inside, self.between + other.between, self.hops + other.hops
+        )
+
+    def seconds(self, machine: Machine) -> float:
+        slower = max(self.inside / machine.inside, self.between / machine.between)
+        return slower + self.hops * machine.hop_seconds
+
+
+def ring_bytes(total: float, ranks: int) -> float:
+    """What each of `ranks` sends when `total` bytes are gathered, or reduced and scattered."""
+    return (ranks - 1) / ranks * total
+
+
+def _gathered(total: float, gpus: int, machine: Machine, calls: int = 1) -> _Traffic:
+    """All-gather or reduce-scatter of `total` bytes in `calls` calls over all GPUs."""
+    machines = max(1, gpus // machine.gpus)
+    between = ring_bytes(total, machines) / machine.gpus
+    return _Traffic(ring_bytes(total, gpus), between, calls * (machines - 1))
+
+
+def update(model: Model, strategy: Strategy, gpus: int, machine: Machine | None = None) -> Update:
+    """Bytes and seconds of one update."""
+    machine = machine or Machine()
+    machines = max(1, gpus // machine.gpus)
+    gradients = model.weights * GRADIENT_BYTES
+    gathered = (model.weights + model.in_layers) * WEIGHT_BYTES
+    nothing, shards, hidden_in = _Traffic(), gpus, 1.0
+    if strategy == "ddp":
+        # Summing hides behind backward, which is two thirds of the products.
+        shards, hidden_in = 1, 2 / 3
+        gather, reduce = nothing, _gathered(gradients, gpus, machine)
+        reduce = reduce + reduce
+    elif strategy == "fsdp":
+        gather = _gathered(gathered, gpus, machine, 2 * model.layers)
+        reduce = _gathered(gradients, gpus, machine, model.layers)
+    else:
+        shards = min(gpus, machine.gpus)
+        gather = _gathered(gathered, shards, machine)
+        own = 2 * ring_bytes(gradients / shards, machines)
+        across = _Traffic(0.0, own, 2 * (machines - 1))
+        reduce = _gathered(gradients, shards, machine) + across
+    rate = machine.flops_per_second * machine.utilisation
+    compute = model.flops_per_token * model.tokens / rate
+    gather_seconds, reduce_seconds = gather.seconds(machine), reduce.seconds(machine)
+    shown = max(0.0, gather_seconds + reduce_seconds - hidden_in * compute)
+    writers = machines if shards > 1 else 1
+    # Copies of a shard are saved once: hsdp's by one machine.
+    writers = 1 if strategy == "hsdp" else writers
+    return Update(
+        gpus=gpus,
+        strategy=strategy,
+        state_bytes=model.weights * STATE_BYTES / shards,
+        inside_bytes=gather.inside + reduce.inside,
+        between_bytes=gather.between + reduce.between,
+        compute_seconds=compute,
+        gather_seconds=gather_seconds,
+        reduce_seconds=reduce_seconds,
+        seconds=compute + shown,
+        save_seconds=model.weights * SAVED_BYTES / writers / machine.disk,
+    )
+
+
+def table(model: Model, machine: Machine | None = None) -> list[str]:
+    """A Markdown table of a model's updates."""
+    heads = (
+        "GPUs", "strategy", "state, GB a GPU", "sent inside, GB", "sent between, GB", "compute, s",
+        "all-gather, s", "reduce, s", "update, s", "computing", "tokens a second", "read, MB/s",
+        "save, s",
+    )  # fmt: skip
+    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
+    for gpus in GPUS:
+        for strategy in STRATEGIES:
+            u = update(model, strategy, gpus, machine)
+            tokens = gpus * model.tokens / u.seconds
+            cells = (
+                f"{gpus:,}", strategy, f"{u.state_bytes / 1e9:.2f}", f"{u.inside_bytes / 1e9:.2f}",
+                f"{u.between_bytes / 1e9:.2f}", f"{u.compute_seconds:.3f}",
+                f"{u.gather_seconds:.3f}", f"{u.reduce_seconds:.3f}", f"{u.seconds:.3f}",
+                f"{u.efficiency:.0%}", f"{tokens:,.0f}",
+                f"{tokens * STORED_TOKEN_BYTES / gpus * 8 / 1e6:.2f}", f"{u.save_seconds:.1f}",
+            )  # fmt: skip
+            lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def models() -> list[Model]:
+    """The GPT-NeoX of the preset and a 7B Llama, counted from their outlines."""
+    from toque.config import load_config
+    from toque.models.flops import flops_per_token, parameter_counts
+    from toque.training.planning.outlined_update import outlining
+    from toque.workflows.plan.outlined_model import outlined_model, vocabulary_of
+
+    llama = (
+        "model.family=llama",
+        "model.tokenizer=trained:32000",
+        (
+            "model.shape={hidden_size: 4096, num_hidden_layers: 32, num_attention_heads: 32, "
+            "num_key_value_heads: 32, intermediate_size: 11008, max_position_embeddings: 2048}"
+        ),
+    )
+    found = []
+    for name, rows, overrides in (
+        ("GPT-NeoX 1.2B, 16,384 tokens a GPU", 8, ()),
+        ("GPT-NeoX 1.2B, 2,048 tokens a GPU", 1, ()),
+        ("Llama 7B, 8,192 tokens a GPU", 4, llama),
+    ):
+        config = load_config("neox-1.2b", overrides=overrides).config
+        with outlining():
+            model = outlined_model(
+                config, vocabulary_of(config, None)[0], where="cuda", precision="bf16"
+            )
+            counts = parameter_counts(model)
+            flops = flops_per_token(model, context=1024)
+        layers = int(model.config.num_hidden_layers)
+        found.append(Model(name, counts.total, counts.non_embedding, layers, flops, rows * 2048))
+    return found

@@ -1,0 +1,108 @@
+"""Texts a second and held-out tokens a second on this machine's device, at several batches.
+
+    python bench/speed/device_text.py --shape neox-1.2b
+
+Random weights and made-up prompts, so every text is as long as it may be: the figure is the
+machine's and the program's. `--shape` is a name of bench/speed/sweep.py. By default a tiny shape on
+a CPU and 1.2 billion parameters on a GPU. There is no other side, hence no ratio; quality: every
+text has all its tokens, and every loss is finite and the same at every batch to 1 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import harness
+import torch
+from sweep import SHAPES, VOCABULARY
+from transformers import PreTrainedModel
+from updates import batch_of
+
+from toque.models.forward.loss import loss_sum
+from toque.models.generation.engine import generate
+from toque.models.loading.from_scratch import build_model
+from toque.training.runtime import Runtime
+
+
+def seconds_of(runtime: Runtime, begun: float) -> float:
+    """Since `begun`, the device waited for."""
+    if runtime.device.type == "cuda":
+        torch.cuda.synchronize(runtime.device)
+    return time.perf_counter() - begun
+
+
+def written(a: argparse.Namespace, model: PreTrainedModel, runtime: Runtime, rows: int) -> Any:
+    """Texts of `--new` tokens, `rows` prompts at a time."""
+    made = torch.Generator().manual_seed(rows)
+    prompts = torch.randint(2, 1000, (rows, a.prompt), generator=made).tolist()
+    bf16 = runtime.precision == "bf16"
+    how: dict[str, Any] = {"eos_id": -1, "pad_id": 0, "batch_rows": rows}
+    how["precision"] = "bf16" if bf16 else "float32"
+    generate(model, prompts[:1], max_new_tokens=2, **how)
+    begun = time.perf_counter()
+    texts = generate(model, prompts, max_new_tokens=a.new, **how)
+    seconds = seconds_of(runtime, begun)
+    tokens = sum(map(len, texts))
+    return {"rows": rows, "tokens": tokens, "tokens_per_second": round(tokens / seconds, 1)}
+
+
+def held_out(a: argparse.Namespace, model: PreTrainedModel, runtime: Runtime, rows: int) -> Any:
+    """The loss of the same rows, `rows` at a time, twice."""
+    vocabulary = int(model.config.vocab_size)
+    batch = batch_of(
+        a.family, rows=a.held_out, source=a.target, target=a.target, vocabulary=vocabulary,
+        examples=4,
+    )  # fmt: skip
+    with torch.no_grad(), runtime.autocast():
+        loss_sum(model, batch.split(rows)[0].to(runtime.device))
+        begun = time.perf_counter()
+        total = sum(float(loss_sum(model, m.to(runtime.device))) for m in batch.split(rows))
+        seconds = seconds_of(runtime, begun)
+    speed = round(batch.n_tokens / seconds, 1)
+    return {"rows": rows, "tokens_per_second": speed, "loss": total / batch.n_targets}
+
+
+def measure(a: argparse.Namespace) -> harness.Result:
+    """Both, at every batch."""
+    runtime = Runtime.detect(device=a.device, deterministic=False)
+    on_gpu = runtime.device.type == "cuda"
+    name = a.shape or ("neox-1.2b" if on_gpu else "tiny-neox")
+    if not on_gpu:
+        a.target, a.new, a.prompt = min(a.target, 256), min(a.new, 32), min(a.prompt, 32)
+    with torch.device(runtime.device):
+        model = build_model(
+            family=a.family, shape=SHAPES[name], vocab_size=VOCABULARY[a.family], pad_id=0,
+            eos_id=1, bos_id=None, seed=1,
+        ).eval()  # fmt: skip
+    batches = [int(rows) for rows in a.rows.split(",")]
+    texts = [written(a, model, runtime, rows) for rows in batches]
+    losses = [held_out(a, model, runtime, rows) for rows in batches if rows <= a.held_out]
+    result = harness.Result(ours={"texts": texts, "held_out": losses})
+    result.details = {"shape": name, "precision": runtime.precision, "device": str(runtime.device)}
+    short = [found for found in texts if found["tokens"] != found["rows"] * a.new]
+    apart = [found for found in losses if not abs(found["loss"] / losses[0]["loss"] - 1) < 0.01]
+    if short or apart:
+        result.void("a text ended early, or a loss depends on the batch")
+    return result
+
+
+def options(p: argparse.ArgumentParser) -> None:
+    """The command line."""
+    p.add_argument("--family", choices=sorted(VOCABULARY), default="neox")
+    p.add_argument("--shape", help=", ".join(SHAPES))
+    p.add_argument("--rows", default="1,8,32")
+    p.add_argument("--prompt", type=int, default=128)
+    p.add_argument("--new", type=int, default=128)
+    p.add_argument("--target", type=int, default=2048)
+    p.add_argument("--held-out", type=int, default=32)
+    p.add_argument("--device", default="auto")
+
+
+if __name__ == "__main__":
+    harness.main(__file__, __doc__, options, measure)

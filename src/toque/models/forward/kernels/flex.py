@@ -1,0 +1,178 @@
+"""FlexAttention (Dong et al. 2024, arXiv 2412.05496) with T5's bias and with dropout.
+
+FlexAttention has no dropout, since its kernels never hold the attention weights. Here it is exact
+in two passes. With scores of dropped pairs at minus infinity, a pass gives the sum over the kept
+ones divided by *their* sum of exponentials; its logarithm, and that of all pairs from a second
+pass, turn this into a division by the sum over all:
+
+    sum_kept(e^s v) / sum_all(e^s) / (1 - p) = pass_1 * e^(lse_1 - lse_2) / (1 - p)
+
+Which pairs are dropped is a hash of (seed, row, head, query, key), so that backward and activation
+checkpointing drop the same ones and no mask is kept.
+
+Letters: R rows, H heads, T queries, S keys, d head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Final, cast
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import (
+    AuxOutput,
+    AuxRequest,
+    BlockMask,
+    create_mask,
+    flex_attention,
+)
+
+ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+_RECOMPILES: Final = 64
+"""Kernels of one process: an encoder's, a decoder's, across, each trained, evaluated, dropped, and
+for whole and for last micro-batches."""
+_STEPS: Final = 1 << 24
+_LSE_COLUMNS: Final = 16
+"""Columns of the values in the pass that only sums up: the fewest a kernel takes."""
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    block_mask: BlockMask,
+    *,
+    bias: Tensor | None,
+    scale: float,
+    dropout: float,
+) -> Tensor:
+    """softmax(scale * q @ k.T + bias) @ v where the mask allows; 0 where it allows nothing.
+
+    Args:
+        query: [R, H, T, d].
+        key: [R, H, S, d].
+        value: [R, H, S, d].
+        block_mask: of these rows.
+        bias: [1, H, T, S] or None. Each row adds to a gradient of its own, and these are summed in
+            order: no two threads add to one number, so the bits are the same every time.
+        scale: of the scores.
+        dropout: share of attention weights set to zero; the others are scaled up.
+    """
+    rows = None if bias is None else bias.expand(len(query), -1, -1, -1)
+    how: dict[str, Any] = {"block_mask": block_mask, "scale": scale}
+    if dropout == 0.0:
+        output: Tensor = _kernel(query)(query, key, value, score_mod=with_bias(rows), **how)
+        return output
+    seeds = torch.randint(-(2**31), 2**31, (len(query),), dtype=torch.int32, device=query.device)
+    how["return_aux"] = AuxRequest(lse=True)
+    kept, of_kept = _kernel(query)(
+        query, key, value, score_mod=_dropped(rows, seeds, round(dropout * _STEPS)), **how
+    )
+    few = value.detach()[..., :_LSE_COLUMNS]
+    _, of_all = _kernel(query)(query, key, few, score_mod=with_bias(rows), **how)
+    # Where nothing is kept, of a whole row of padding say, both may be minus infinity.
+    nothing = of_kept.lse.isneginf()
+    share = (of_kept.lse - of_all.lse.masked_fill(nothing, 0.0)).masked_fill(nothing, -torch.inf)
+    factor = share.exp() * (_STEPS / (_STEPS - round(dropout * _STEPS)))
+    scaled: Tensor = (kept * factor[..., None]).to(value.dtype)
+    return scaled
+
+
+def with_bias(bias: Tensor | None) -> ScoreMod | None:
+    """Add [R, H, T, S] to the scores; None without one."""
+    if bias is None:
+        return None
+
+    def add_bias(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return score + bias[b, h, i, j]
+
+    return add_bias
+
+
+def _dropped(bias: Tensor | None, seeds: Tensor, threshold: int) -> ScoreMod:
+    def drop(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        kept = drawn(seeds[b], h, i, j) >= threshold
+        return torch.where(kept, score, -float("inf"))
+
+    if bias is None:
+        return drop
+
+    def add_bias_and_drop(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        kept = drawn(seeds[b], h, i, j) >= threshold
+        return torch.where(kept, score + bias[b, h, i, j], -float("inf"))
+
+    return add_bias_and_drop
+
+
+def drawn(seed: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """A number from 0 to 2^24 - 1 for each pair, all int32: even, and the same every time."""
+    number = _mixed(seed + head * -1640531527)
+    number = _mixed(number + query * -1640531527)
+    return (_mixed(number + key * -1640531527) >> 8) & (_STEPS - 1)
+
+
+def _mixed(number: Tensor) -> Tensor:
+    """Wellons' lowbias32 (2018), a bijection of 32 bits in which each depends on all.
+
+    Shifts of signed integers bring in copies of the sign, which are masked away.
+    """
+    number = number ^ ((number >> 16) & 0xFFFF)
+    number = number * 2146121005
+    number = number ^ ((number >> 15) & 0x1FFFF)
+    number = number * -2073254261
+    return number ^ ((number >> 16) & 0xFFFF)
+
+
+def _kernel(query: Tensor) -> Callable[..., Any]:
+    if query.device.type == "cpu":
+        return reference
+    if torch.compiler.is_compiling():
+        return cast("Callable[..., Any]", flex_attention)
+    return _compiled()
+
+
+@cache
+def _compiled() -> Callable[..., Any]:
+    """FlexAttention's kernels are made by the compiler for each pair of mask and score function."""
+    from torch._dynamo import config  # takes a second to load, and only here it is needed
+
+    # Past the limit the scores of all pairs would be computed instead, without a word.
+    config.recompile_limit = max(config.recompile_limit, _RECOMPILES)
+    return torch.compile(flex_attention)
+
+
+def reference(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    score_mod: ScoreMod | None,
+    block_mask: BlockMask,
+    scale: float,
+    return_aux: AuxRequest | None = None,
+) -> Any:
+    """`flex_attention` by its definition, with a gradient on any device: for tests and the probe.
+
+    PyTorch's own on a CPU has no backward.
+    """
+    rows, heads, queries, keys = *query.shape[:3], key.shape[2]
+    exact = torch.promote_types(query.dtype, torch.float32)
+    scores = (query @ key.transpose(-1, -2)).to(exact) * scale
+    if score_mod is not None:
+        sizes = (rows, heads, queries, keys)
+        indices = [torch.arange(n, dtype=torch.int32, device=query.device) for n in sizes]
+        each: Callable[..., Tensor] = score_mod
+        for dim in (3, 2, 1, 0):
+            each = torch.vmap(each, in_dims=(0, *(0 if n == dim else None for n in range(4))))
+        scores = each(scores, *indices)
+    allowed = create_mask(block_mask.mask_mod, rows, None, queries, keys, device=query.device)
+    scores = scores.masked_fill(~allowed, -torch.inf)
+    nothing = scores.isneginf().all(-1, keepdim=True)
+    shares = scores.masked_fill(nothing, 0.0).softmax(-1).masked_fill(nothing, 0.0)
+    output = shares.to(value.dtype) @ value
+    if return_aux is None:
+        return output
+    lse = scores.masked_fill(nothing, 0.0).logsumexp(-1).masked_fill(nothing[..., 0], -torch.inf)
+    return output, AuxOutput(lse=lse)

@@ -1,0 +1,139 @@
+"""The frozen base beside an adapter: its matrices in 16, 8 or 4 bits, and their hash.
+
+Two ways lead there. `read_frozen` reads one matrix after another from its file and puts it on the
+device as it is to be held; `hold_frozen` changes a model that is in memory already. The bits are
+the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from toque.models.lora.layers import is_adapted, is_linear, is_of_dora
+from toque.models.lora.quantised import Form, QuantisedLinear
+
+
+def frozen_matrices(model: nn.Module) -> dict[str, nn.Module]:
+    """The linear layers, by path, whose frozen weights may be held in fewer bits.
+
+    Autocast would cast their float32 at each use; held so, they give the same bits for half the
+    memory and no work. What autocast leaves alone is not among them: embeddings, norms, the output
+    head, and DoRA's layers, whose row norms are computed from the weights.
+    """
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if is_linear(module)
+        and "lm_head" not in name.split(".")
+        and ".lora_" not in f".{name}"
+        and not is_of_dora(model, name)
+    }
+
+
+def base_sha256(model: PreTrainedModel) -> str:
+    """SHA-256 over names, formats and bytes of the model's own weights, adapters left out.
+
+    Taken of a model in float32 on the CPU, before `hold_frozen`; about 1 GB a second.
+    """
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        if not _is_added(name):
+            _take(digest, plain_name(name), parameter)
+    return digest.hexdigest()
+
+
+def plain_name(name: str) -> str:
+    """What a parameter of an adapted model is called in its base.
+
+    Attaching moves a layer's weights into a part called base_layer, and changes nothing.
+
+    >>> plain_name("encoder.q.base_layer.weight")
+    'encoder.q.weight'
+    """
+    return name.replace(".token_adapter", "").replace(".base_layer", "")
+
+
+def hold_frozen(model: nn.Module, dtype: torch.dtype, form: Form | None = None) -> None:
+    """Hold the frozen matrices of an adapted model in the dtype of products, or quantised."""
+    if not is_adapted(model) or (dtype == torch.float32 and form is None):
+        return
+    for path, layer in frozen_matrices(model).items():
+        _hold(model, path, layer, cast("Tensor", layer.weight).detach(), dtype, form)
+
+
+def read_frozen(
+    model: PreTrainedModel,
+    read: Callable[[str], Tensor],
+    *,
+    dtype: torch.dtype,
+    form: Form | None,
+    device: torch.device,
+) -> str:
+    """Read the frozen matrices of an adapted model one by one, straight to the device.
+
+    Args:
+        model: from `loading.frame`, its adapter attached; the rest of it is moved to the device.
+        read: a matrix of the base in float32, by the name of its parameter there.
+        dtype: of products, in which they are held.
+        form: instead of that.
+        device: where to.
+
+    Returns:
+        What `base_sha256` gives of the same base in float32.
+    """
+    digest, layers = hashlib.sha256(), frozen_matrices(model)
+    for name, parameter in sorted(model.named_parameters()):
+        if _is_added(name):
+            continue
+        path, _, last = name.rpartition(".")
+        if path not in layers or last != "weight":
+            _take(digest, plain_name(name), parameter)  # a bias comes before its weight
+            continue
+        matrix = read(plain_name(name))
+        _take(digest, plain_name(name), matrix)
+        _hold(model, path, layers[path], matrix.to(device), dtype, form)
+    model.to(device)  # type: ignore[arg-type]  # transformers annotates it away
+    return digest.hexdigest()
+
+
+def _hold(
+    model: nn.Module,
+    path: str,
+    layer: Any,
+    weight: Tensor,
+    dtype: torch.dtype,
+    form: Form | None,
+) -> None:
+    # T5's `wo` is too coarse in float16 and in 8 bits (Dettmers et al. 2022 leave it out, as
+    # transformers does); bfloat16, in which autocast computes it, it bears.
+    delicate = bool(set(path.split(".")) & set(_kept(model)))
+    if delicate and dtype == torch.float16:
+        dtype = torch.float32
+    bias = getattr(layer, "bias", None)
+    if bias is not None:
+        bias.data = bias.data.to(dtype)
+    if form is None or delicate:
+        layer.weight = nn.Parameter(weight.to(dtype), requires_grad=False)
+        return
+    matrix = weight.T if isinstance(layer, Conv1D) else weight
+    model.set_submodule(path, QuantisedLinear(matrix, bias, form))
+
+
+def _kept(model: nn.Module) -> tuple[str, ...]:
+    return tuple(getattr(model, "_keep_in_fp32_modules", None) or ())
+
+
+def _is_added(name: str) -> bool:
+    return ".lora_" in name or ".trainable_tokens_" in name
+
+
+def _take(digest: Any, plain: str, tensor: Tensor) -> None:
+    digest.update(f"{plain} {tensor.dtype} {tuple(tensor.shape)}".encode())
+    digest.update(tensor.detach().contiguous().view(torch.uint8).numpy().data)

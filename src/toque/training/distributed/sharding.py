@@ -1,0 +1,202 @@
+"""Sharded weights by FSDP2 (Zhao et al. 2023, arXiv 2304.11277): each rank holds a part.
+
+Weights, gradients and optimizer state are divided among the ranks. A block's weights are gathered
+for its forward and again for its backward, and dropped after each; its gradients are summed and
+divided again as soon as they are there, after every micro-batch. HSDP divides within a machine and
+replicates between machines, whose links are slower.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal, cast, final
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from toque.batch import Batch
+from toque.errors import ConfigError
+from toque.models.forward.compile import blocks
+from toque.training.distributed.collectives import Ranks
+from toque.training.distributed.parts import whole
+from toque.training.distributed.sharing import Entered, LossFn
+from toque.training.glibc_malloc import return_freed_memory
+
+_BIAS = "relative_attention_bias"
+
+
+def mesh_shape(strategy: str, ranks: int, on_this_machine: int) -> tuple[int, int]:
+    """(copies of the weights, parts of each), whose product is the number of ranks.
+
+    One machine stands for several, of two ranks each, so that hsdp can be tried there.
+
+    >>> mesh_shape("fsdp", 16, 8), mesh_shape("hsdp", 16, 8), mesh_shape("hsdp", 4, 4)
+    ((1, 16), (2, 8), (2, 2))
+
+    Raises:
+        ConfigError: hsdp, and the ranks make no such rectangle.
+    """
+    if strategy == "fsdp":
+        return 1, ranks
+    parts = on_this_machine if on_this_machine < ranks else 2
+    if ranks % parts:
+        raise ConfigError(
+            f"train.strategy is hsdp with {ranks} processes, {on_this_machine} of them on this "
+            f"machine: copies of {parts} parts each do not come out even. Start as many on every "
+            "machine, on a single one an even number, or set train.strategy=fsdp."
+        )
+    return ranks // parts, parts
+
+
+@final
+class Sharded:
+    """A model whose weights are divided among the ranks.
+
+    Args:
+        model: whole, on the CPU or on `device`; divided in place, onto `device`.
+        strategy: fsdp, or hsdp for copies on several machines.
+        ranks: the processes that share it.
+        device: of this rank.
+        dtype: of matrix products. On CUDA weights of blocks are gathered in it; elsewhere in their
+            own, and autocast rounds them.
+        on_this_machine: how many of the ranks.
+    """
+
+    is_sharded = True
+    may_repeat = False
+    """The others wait in the middle of a forward or backward."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        strategy: Literal["fsdp", "hsdp"],
+        ranks: Ranks,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        on_this_machine: int,
+    ) -> None:
+        self.strategy: str = strategy
+        self.model, self._ranks, self._device = model, ranks, device
+        self._outline = _outline(model, device)
+        shape = mesh_shape(strategy, ranks.world_size, on_this_machine)
+        mesh = _mesh(device, shape, strategy)
+        self._all_reduces, self._copies = strategy == "hsdp", shape[0]
+        self.part = ranks.rank % shape[1]
+        self._root = _divided(model, mesh, device, dtype)
+        if device.type == "cpu":
+            return_freed_memory()  # of the whole weights now, and of gathered ones later
+
+    def micro_batches(self, batch: Batch, rows: int) -> Sequence[Batch]:
+        """As many on every rank as on the one with most: weights are gathered by all together."""
+        own = batch.split(rows)
+        most = max(1, self._ranks.all_reduce_max(len(own)))
+        return own + [batch.unlabelled()] * (most - len(own))
+
+    def loss(self, loss_fn: LossFn, batch: Batch, *, last: bool) -> Tensor:
+        """[] `loss_fn(model, batch)`.
+
+        Every backward sums the gradients of the parts, so that no rank holds a whole gradient, and
+        the last one those of the copies.
+        """
+        if self._all_reduces:
+            self._root.set_requires_all_reduce(last)
+        return cast("Tensor", cast("nn.Module", self._root)(loss_fn, batch))
+
+    def evaluate(self, loss_fn: LossFn, batch: Batch) -> Tensor:
+        """[] `loss_fn(model, batch)` without gradients; all ranks together."""
+        with torch.no_grad():
+            found = cast("Tensor", cast("nn.Module", self._root)(loss_fn, batch))
+        self._root.reshard()  # where no backward comes, the outermost weights would stay whole
+        return found
+
+    def sum_of_parts(self, values: Sequence[float]) -> Sequence[float]:
+        """Sums over the ranks, in which a part counts once."""
+        return [value / self._copies for value in self._ranks.all_reduce_sum(values)]
+
+    @contextmanager
+    def whole(self) -> Iterator[nn.Module]:
+        """A model like the one before it was divided, with the weights of now.
+
+        Every rank gathers all of them, so that each may compute what it likes; they are dropped
+        at the end.
+        """
+        full: dict[str, nn.Parameter] = {}
+        for name, parameter in self.model.named_parameters():
+            tensor = whole(parameter.detach())
+            full[name] = nn.Parameter(tensor, requires_grad=parameter.requires_grad)
+        outlined = dict(self._outline.named_parameters())
+        _exchange(self._outline, {id(outlined[name]): p for name, p in full.items()})
+        try:
+            yield self._outline.train(self.model.training)
+        finally:
+            _exchange(self._outline, {id(p): outlined[name] for name, p in full.items()})
+
+
+class _Rooted(Entered):
+    """The outermost module that is divided: its own weights are those outside of the blocks."""
+
+    def forward(self, loss_fn: LossFn, batch: Batch) -> Tensor:
+        """[] `loss_fn(model, batch)`."""
+        # FSDP writes gathered weights without counting, and copies of weights go by the count.
+        gathered = [p for p in self.model.parameters() if not isinstance(p, DTensor)]
+        torch.autograd.graph.increment_version(gathered)
+        return super().forward(loss_fn, batch)
+
+
+def _mesh(device: torch.device, shape: tuple[int, int], strategy: str) -> DeviceMesh:
+    if strategy == "fsdp":
+        return init_device_mesh(device.type, (math.prod(shape),), mesh_dim_names=("shard",))
+    return init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard"))
+
+
+def _divided(
+    model: nn.Module, mesh: DeviceMesh, device: torch.device, dtype: torch.dtype
+) -> FSDPModule:
+    """Divide `model` in place, block by block; the module to enter it by."""
+    # Inputs keep their format: what passes from block to block is float32, as it is under ddp.
+    rounded = dtype if device.type == "cuda" and dtype != torch.float32 else None
+    policy = MixedPrecisionPolicy(
+        param_dtype=rounded, reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
+    # Packed rows leave a block as a view. Nothing here adds to one in place.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+    for module in list(model.modules()):
+        if hasattr(module, _BIAS):  # T5's is computed outside of the block that holds it
+            fully_shard(module.get_submodule(_BIAS), mesh=mesh)
+    for block in list(blocks(model)):
+        fully_shard(block, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
+    root = fully_shard(_Rooted(model), mesh=mesh, reshard_after_forward=False)
+    for module in cast("nn.Module", root).modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)  # gloo knows no other
+    return root
+
+
+def _outline(model: nn.Module, device: torch.device) -> nn.Module:
+    """A copy of a model on `device` whose parameters have no memory."""
+    empty = {
+        id(p): nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=p.requires_grad)
+        for p in model.parameters()
+    }
+    outline = copy.deepcopy(model, dict(empty))
+    for module in outline.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            module._buffers[name] = buffer.to(device)  # noqa: SLF001  # what __setattr__ writes to
+    return outline
+
+
+def _exchange(model: nn.Module, parameters: dict[int, nn.Parameter]) -> None:
+    """Replace parameters, by the id of the old ones, wherever they are; shared ones stay shared."""
+    for module in model.modules():
+        for name, old in module._parameters.items():  # noqa: SLF001  # what __setattr__ writes to
+            if old is not None:
+                module._parameters[name] = parameters[id(old)]  # noqa: SLF001

@@ -1,0 +1,177 @@
+"""Sharing of an update: how the ranks of a run hold its model and sum its gradients.
+
+Each rank computes the gradient of its share of an update's rows. Losses are sums, divided by the
+target tokens of the whole update before any backward, so the sum of the ranks' gradients is the
+gradient of one process. PyTorch's own engine adds them while backward goes on:
+DistributedDataParallel where every rank holds all weights (here), FSDP2 where each holds a part
+(`sharding.py`). Both average by default and are told to sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final, Protocol, cast, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from toque.batch import Batch
+from toque.training.glibc_malloc import keep_freed_memory
+
+LossFn = Callable[[nn.Module, Batch], Tensor]
+BUCKET_MIB: Final = 25
+"""DDP's own: gradients are exchanged in buckets of this size while backward goes on."""
+
+
+class Sharing(Protocol):
+    """The model of a run as its ranks hold it."""
+
+    model: nn.Module
+    """As it is to be updated and saved."""
+    strategy: str
+    """single, ddp, fsdp or hsdp."""
+    is_sharded: bool
+    """Whether a rank holds parts of the weights, so that all ranks must compute together."""
+    part: int
+    """Of the weights: ranks of one number hold the same."""
+
+    def micro_batches(self, batch: Batch, rows: int) -> Sequence[Batch]:
+        """A new attempt at an update: this rank's share of it, at most `rows` rows at once."""
+
+    def loss(self, loss_fn: LossFn, batch: Batch, *, last: bool) -> Tensor:
+        """[] `loss_fn(model, batch)`; once `last`, backward sums the gradients over the ranks."""
+
+    @property
+    def may_repeat(self) -> bool:
+        """Whether this rank alone may begin the attempt again, unseen by the others."""
+
+    def evaluate(self, loss_fn: LossFn, batch: Batch) -> Tensor:
+        """[] `loss_fn(model, batch)` without gradients."""
+
+    def sum_of_parts(self, values: Sequence[float]) -> Sequence[float]:
+        """Sums over the parts of the weights, of which each rank gives its own's."""
+
+    def whole(self) -> AbstractContextManager[nn.Module]:
+        """The model with all weights, for this rank alone to compute with; all ranks enter."""
+
+
+class Entered(nn.Module):
+    """A model entered through one forward whatever is computed of it: what DDP and FSDP wrap."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, loss_fn: LossFn, batch: Batch) -> Tensor:
+        """[] `loss_fn(model, batch)`."""
+        return loss_fn(self.model, batch)
+
+
+class _Unreached(Entered):
+    """With one number that nothing reaches: without any, DDP warns that looking for them costs."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self.idle = nn.Parameter(torch.zeros(1, device=next(model.parameters()).device))
+
+
+@final
+class Alone:
+    """One process: nothing is shared."""
+
+    strategy = "single"
+    is_sharded = False
+    part = 0
+    may_repeat = True
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def micro_batches(self, batch: Batch, rows: int) -> Sequence[Batch]:
+        """Of the whole update."""
+        return batch.split(rows)
+
+    def loss(self, loss_fn: LossFn, batch: Batch, *, last: bool) -> Tensor:
+        """[] `loss_fn(model, batch)`."""
+        return loss_fn(self.model, batch)
+
+    def evaluate(self, loss_fn: LossFn, batch: Batch) -> Tensor:
+        """[] `loss_fn(model, batch)` without gradients."""
+        with torch.no_grad():
+            return loss_fn(self.model, batch)
+
+    def sum_of_parts(self, values: Sequence[float]) -> Sequence[float]:
+        """The values: every rank has the whole."""
+        return values
+
+    def whole(self) -> AbstractContextManager[nn.Module]:
+        """The model itself."""
+        return nullcontext(self.model)
+
+
+@final
+class Replicated:
+    """All weights on every rank; DistributedDataParallel sums the gradients during backward.
+
+    Buckets stay as they were laid out first (`find_unused_parameters`, which also leaves a
+    parameter that nothing reaches without a gradient, as in one process): more than two ranks add a
+    number up in an order that depends on its place in its bucket, and a continued run must, too.
+    """
+
+    strategy = "ddp"
+    is_sharded = False
+    part = 0
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self._exchanging = model, False
+        if next(model.parameters()).device.type == "cpu":
+            keep_freed_memory()
+        self._ddp = DistributedDataParallel(
+            _Unreached(model),
+            forward_sync_buffers=False,
+            init_sync=False,  # the weights are equal, which is checked where a run begins
+            bucket_cap_mb=BUCKET_MIB,
+            gradient_as_bucket_view=True,
+            find_unused_parameters=True,
+        )
+        # A lambda: DDP compares annotations, and does not read those that are strings.
+        self._ddp.register_comm_hook(None, lambda _, bucket: _summed(bucket))
+
+    def micro_batches(self, batch: Batch, rows: int) -> Sequence[Batch]:
+        """At least one, for every rank takes part in the sum."""
+        self._exchanging = False
+        return batch.split(rows) or [batch.unlabelled()]
+
+    def loss(self, loss_fn: LossFn, batch: Batch, *, last: bool) -> Tensor:
+        """[] `loss_fn(model, batch)`; the gradients of those before the last stay here."""
+        self._ddp.require_backward_grad_sync = last
+        loss = cast("Tensor", self._ddp(loss_fn, batch))
+        self._exchanging = last
+        return loss
+
+    @property
+    def may_repeat(self) -> bool:
+        """Until the backward begins that exchanges."""
+        return not self._exchanging
+
+    def evaluate(self, loss_fn: LossFn, batch: Batch) -> Tensor:
+        """[] `loss_fn(model, batch)` without gradients, by this rank alone."""
+        with torch.no_grad():
+            return loss_fn(self.model, batch)
+
+    def sum_of_parts(self, values: Sequence[float]) -> Sequence[float]:
+        """The values: every rank has the whole."""
+        return values
+
+    def whole(self) -> AbstractContextManager[nn.Module]:
+        """The model itself."""
+        return nullcontext(self.model)
+
+
+def _summed(bucket: Any) -> Any:
+    """A communication hook: the sum over the ranks, where DDP would average."""
+    work: Any = dist.all_reduce(bucket.buffer(), async_op=True)
+    return work.get_future().then(lambda done: done.value()[0])

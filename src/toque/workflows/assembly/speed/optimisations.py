@@ -1,0 +1,79 @@
+"""Optimisations of a run, as `train.optimisations` turns them on and off, all in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+import torch
+from transformers import PreTrainedModel
+
+from toque.batch import Batch
+from toque.config import RunConfig
+from toque.data.loader.device_feed import DeviceFeed
+from toque.data.loader.prefetch import Batches, Prefetch
+from toque.models.forward.cpu_layers import use_cpu_layers
+from toque.models.forward.fast_dropout import use_fast_dropout
+from toque.models.forward.kernels.choice import Choice, attention_of, use_attention
+from toque.models.forward.kernels.plan import planned
+from toque.models.forward.loss import loss_sum
+from toque.models.loading.fused_activations import stock_activations
+from toque.training.runtime import Runtime
+from toque.units import Cursor
+
+_ALL_ROWS: Final = 1 << 30
+"""Positions of a micro-batch, at most: the head in one chunk."""
+
+
+def optimise(
+    model: PreTrainedModel, config: RunConfig, runtime: Runtime, *, sharded: bool = False
+) -> None:
+    """Exchange the model's layers as configured, before its weights are divided, if they are."""
+    on = config.train.optimisations
+    use_attention(model, on.attention)
+    if not on.activations:
+        stock_activations(model)
+    if on.dropout:
+        use_fast_dropout(model)
+    if on.layers:
+        # Copies of weights in 16 bits would be as large as the parts that are gathered.
+        use_cpu_layers(model, "float32" if sharded else runtime.precision)
+
+
+def attention_in(model: PreTrainedModel, runtime: Runtime) -> Choice:
+    """The attention of the run's packed forwards; on a GPU kernels are tried, the first time."""
+    with runtime.autocast():
+        return attention_of(model, runtime.device)
+
+
+def training_loss(config: RunConfig) -> Callable[[torch.nn.Module, Batch], torch.Tensor]:
+    """The loss that is trained on."""
+    rows = None if config.train.optimisations.head else _ALL_ROWS
+    return partial(loss_sum, smoothing=config.optim.label_smoothing, chunk_rows=rows)
+
+
+def prefetching(
+    model: PreTrainedModel, config: RunConfig, runtime: Runtime
+) -> Callable[[Batches, Cursor], Prefetch]:
+    """Makes batches ahead of the loop, and on a GPU sends them there with attention's plan."""
+    if not config.train.optimisations.prefetch:
+        return partial(Prefetch, depth=0)
+    if runtime.device.type != "cuda":
+        return Prefetch
+    kernel = attention_in(model, runtime).name
+    prepare = partial(planned, kernel=kernel) if kernel in {"flash", "flex"} else _as_it_is
+    return partial(Prefetch, feed=DeviceFeed(runtime.device, prepare))
+
+
+def turned_off(config: RunConfig) -> str | None:
+    """A sentence about what is not as fast as it could be; None when nothing is turned off."""
+    on = config.train.optimisations
+    names = [name for name, value in on if value is False]
+    if on.attention != "auto":
+        names.append(f"attention: {on.attention}")
+    return f"turned off by train.optimisations: {', '.join(names)}" if names else None
+
+
+def _as_it_is(batch: Batch) -> Batch:
+    return batch

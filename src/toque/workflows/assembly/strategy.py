@@ -1,0 +1,134 @@
+"""Strategy of a run: how its ranks hold the model, as train.strategy asks or as memory allows."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Final, Literal, cast
+
+from transformers import PreTrainedModel
+
+from toque.config import RunConfig
+from toque.errors import ConfigError
+from toque.training.autotune.memory import free_bytes, in_words
+from toque.training.autotune.micro_batch import HEADROOM
+from toque.training.distributed.collectives import Ranks
+from toque.training.distributed.sharing import Alone, Replicated, Sharing
+from toque.training.optim.factory import build_optimizer, state_bytes
+from toque.training.runtime import Runtime
+
+_BY_ELEMENT: Final = ("adamw",)
+"""Optimizers that update each number by itself, and so can update parts of tensors."""
+Several = Literal["ddp", "fsdp", "hsdp"]
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """How the ranks of a run hold its model."""
+
+    name: Several | Literal["single"]
+    reason: str = ""
+    """Why auto chose it; empty where it was asked for."""
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether a rank holds parts of the weights."""
+        return self.name in ("fsdp", "hsdp")
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A sentence about what auto chose."""
+        return (f"train.strategy auto is {self.name}: {self.reason}",) if self.reason else ()
+
+    def share(self, model: PreTrainedModel, runtime: Runtime) -> Sharing:
+        """The model as this rank holds it; all ranks call it.
+
+        Raises:
+            ConfigError: hsdp, and the ranks cannot be arranged so.
+        """
+        if self.name == "single":
+            return Alone(model)
+        if self.name == "ddp":
+            return Replicated(model)
+        from toque.training.distributed.sharding import Sharded  # loading it takes a while
+
+        return Sharded(
+            model,
+            self.name,
+            runtime.ranks,
+            device=runtime.device,
+            dtype=runtime.dtype,
+            on_this_machine=_on_this_machine(runtime.ranks.world_size),
+        )
+
+
+def may_divide(config: RunConfig, ranks: Ranks) -> bool:
+    """Whether `strategy_of` may come to a strategy that divides the weights."""
+    return ranks.is_distributed and config.train.strategy in ("auto", "fsdp", "hsdp")
+
+
+def strategy_of(config: RunConfig, model: PreTrainedModel, runtime: Runtime) -> Strategy:
+    """What train.strategy asks for; auto is ddp where it fits into memory, else fsdp.
+
+    Args:
+        config: of the run.
+        model: whole, before it is moved to the device.
+        runtime: of this rank; the ranks agree.
+
+    Raises:
+        ConfigError: the strategy and other settings exclude each other.
+    """
+    asked, ranks = config.train.strategy, runtime.ranks
+    if not ranks.is_distributed:
+        return Strategy("single")
+    obstacle = _obstacle(config, runtime)
+    if asked in ("fsdp", "hsdp") and obstacle is not None:
+        raise ConfigError(
+            f"train.strategy is {asked}, which gives each rank a part of every tensor, and "
+            f"{obstacle}. Or set train.strategy=ddp, which holds all of them on every rank."
+        )
+    if asked != "auto":
+        return Strategy(cast("Several", asked))
+    needed, free = _bytes_of_replica(config, model, runtime), _room(runtime)
+    words = (
+        f"weights, gradients and optimizer state take {in_words(needed)} a rank, of "
+        f"{in_words(free)} free"
+    )
+    if all(ranks.all_gather(needed <= free)):
+        return Strategy("ddp", words)
+    if obstacle is not None:
+        return Strategy("ddp", f"{words}, but fsdp would need other settings: {obstacle}")
+    return Strategy("fsdp", f"{words} on the rank with least")
+
+
+def _obstacle(config: RunConfig, runtime: Runtime) -> str | None:
+    """Why tensors cannot be divided in this run, and what to change; None where they can."""
+    name = config.optim.name
+    if name not in _BY_ELEMENT:
+        allowed = " or ".join(_BY_ELEMENT)
+        return f"optim.name={name} needs whole tensors: set optim.name={allowed}"
+    if config.adapter is not None and config.adapter.quantize_base is not None:
+        return "a quantised base is held whole: set adapter.quantize_base=null"
+    if runtime.scaler is not None:
+        return "precision fp16 needs one loss scale for all parts: set train.precision=bf16"
+    return None
+
+
+def _bytes_of_replica(config: RunConfig, model: PreTrainedModel, runtime: Runtime) -> int:
+    """Bytes yet to be allocated by a rank that holds everything, activations left out."""
+    parameters = list(model.parameters())
+    there = runtime.device.type == "cpu"
+    weights = 0 if there else sum(p.numel() * p.element_size() for p in parameters)
+    gradients = sum(p.numel() * p.element_size() for p in parameters if p.requires_grad)
+    return weights + gradients + state_bytes(build_optimizer(model, name=config.optim.name))
+
+
+def _room(runtime: Runtime) -> int:
+    """Bytes that this rank may allocate; a machine's memory is shared by its ranks."""
+    sharers = _on_this_machine(runtime.ranks.world_size) if runtime.device.type == "cpu" else 1
+    return int(HEADROOM * free_bytes(runtime.device) / sharers)
+
+
+def _on_this_machine(world_size: int) -> int:
+    """Ranks of this machine, as launchers say."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", world_size))

@@ -1,0 +1,194 @@
+"""Tiny real runs shared by strategies; as a script, what one rank of several does.
+
+`python shared_cases.py FOLDER VERB CASE...` with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set
+writes what the rank saw to FOLDER/rank<N>.json. One group of processes walks many cases: starting
+torch is what takes time here. A case is family/strategy/weights/share: t5/fsdp/lora/uneven.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from tiny import model_of, shape_of, stream_of, uneven_examples
+from toque.evaluation.heldout_loss import HeldOut
+from toque.models.forward.cpu_layers import use_cpu_layers
+from toque.models.forward.loss import loss_sum
+from toque.models.lora.layers import attach, refuse_unreached, resolve
+from toque.training.autotune.oom_fallback import OomFallback
+from toque.training.callbacks import Callback, Callbacks
+from toque.training.checkpoint.state_tensors import model_tensors
+from toque.training.checkpoint.store import CheckpointStore
+from toque.training.distributed.collectives import Ranks
+from toque.training.distributed.launch import joined
+from toque.training.distributed.parts import gathered
+from toque.training.distributed.sharding import Sharded
+from toque.training.distributed.sharing import Alone, Replicated, Sharing
+from toque.training.events import Requests, StepInfo
+from toque.training.guards.update_guard import UpdateGuard
+from toque.training.lr_schedules import make_schedule
+from toque.training.optim.factory import build_optimizer
+from toque.training.optim.gradient_noise import GradientNoise
+from toque.training.optim.weight_average import WeightAverage
+from toque.training.runtime import Runtime
+from toque.training.schedule import Schedule
+from toque.training.trainer import Trainer
+from toque.units import Duration
+
+UPDATES = 20
+STOPPED_AT = 8
+"""Where a run that is continued was left."""
+ROWS = {"even": 4, "uneven": 5}
+"""Rows of an update; of 5 the ranks have 3 and 2, in 2 micro-batches and 1, and of the last update
+of an epoch one rank has none."""
+
+
+class Numbers(Callback):
+    """Losses and norms, and an end after so many updates."""
+
+    def __init__(self, stop_at: int | None) -> None:
+        self.losses: list[float] = []
+        self.norms: list[float] = []
+        self.stop_at = stop_at
+
+    def on_step(self, info: StepInfo) -> Requests | None:
+        self.losses.append(float(info.loss))
+        self.norms.append(float(info.grad_norm))
+        stops = info.progress.step == self.stop_at
+        return Requests(stop=True, save=True, reason="enough") if stops else None
+
+
+def shared(model: nn.Module, strategy: str, ranks: Ranks) -> Sharing:
+    if strategy == "single":
+        return Alone(model)
+    if strategy == "ddp":
+        return Replicated(model)
+    # Two ranks of a machine each, as two machines of one rank: copies are summed then.
+    here = 1 if strategy == "copies" else ranks.world_size
+    return Sharded(
+        model,
+        "fsdp" if strategy == "fsdp" else "hsdp",
+        ranks,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        on_this_machine=here,
+    )
+
+
+def run_of(
+    case: str, ranks: Ranks, folder: Path, *, stop_at: int | None = None
+) -> tuple[Trainer, Numbers]:
+    """A run with packing, accumulation, clipping, noise and averaging, ready to go on."""
+    family, strategy, weights, share = case.split("/")
+    model = model_of(family, seed=5, shape=shape_of(family, dropout=0.0)).train()
+    if weights == "lora":
+        attach(model, resolve(model, kind="lora", r=4), base="tiny", seed=3)
+    use_cpu_layers(model, "float32")
+    runtime = Runtime.detect(device="cpu", precision="float32", ranks=ranks)
+    sharing, seen = shared(model, strategy, ranks), Numbers(stop_at)
+    batches = stream_of(
+        uneven_examples(38),
+        family,
+        update_rows=ROWS[share],
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+    )
+    heldout = HeldOut(
+        batches.layout,
+        [(i,) for i in range(7)],
+        lambda _model, batch: sharing.evaluate(loss_sum, batch),
+        runtime.autocast,
+        runtime.device,
+        rows_per_batch=3,
+        share=(ranks.rank, ranks.world_size),
+        total=ranks.all_reduce_sum,
+        in_step=sharing.is_sharded,
+    )
+    trainer = Trainer(
+        model=model,
+        optimizer=build_optimizer(model),
+        batches=batches,
+        loss_fn=partial(loss_sum, smoothing=0.1),
+        lr_at=make_schedule(
+            "constant", peak_lr=1e-3, warmup=Duration(2, "steps"), stop_after=Duration(99, "steps")
+        ),
+        evaluator=lambda: heldout(model),
+        checkpoints=CheckpointStore(folder / "checkpoints"),
+        callbacks=Callbacks([seen]),
+        runtime=runtime,
+        sharing=sharing,
+        schedule=Schedule(Duration(UPDATES, "steps"), Duration(9, "steps"), Duration(20, "steps")),
+        oom_fallback=OomFallback(2),
+        guard=UpdateGuard(runtime, run_folder=folder),
+        max_grad_norm=0.5,
+        seed=17,
+        check_reached=refuse_unreached if weights == "lora" else None,
+        noise=GradientNoise(eta=1e-4, gamma=0.55, seed=1),
+        average=WeightAverage("ema", decay=0.9),
+    )
+    ranks.all_reduce_sum([0.0])  # rank 0 may still be saving what ended here
+    newest = trainer.checkpoints.newest_valid()
+    if newest is not None:
+        trainer.load(newest)
+    return trainer, seen
+
+
+def ended(trainer: Trainer, seen: Numbers) -> dict[str, Any]:
+    end = trainer.fit()
+    whole = gathered({"model": model_tensors(trainer.model)}, keep=True)["model"]
+    digest = hashlib.sha256()
+    for name in sorted(whole):
+        digest.update(whole[name].detach().contiguous().view(torch.uint8).numpy().tobytes())
+    return {
+        "losses": seen.losses,
+        "norms": seen.norms,
+        "best": end.best.loss if end.best else None,
+        "weights": digest.hexdigest(),
+        "notes": trainer.notes,
+    }
+
+
+def moved(case: str, ranks: Ranks, folder: Path) -> dict[str, Any]:
+    """So many more updates of a run that other numbers of processes began or will end."""
+    stop_at = int(os.environ["STOP_AT"])
+    return ended(*run_of(case, ranks, folder / "moved", stop_at=stop_at))
+
+
+def both(case: str, ranks: Ranks, folder: Path) -> dict[str, Any]:
+    """The run by all ranks in one session, and in two; and by this process alone."""
+    family, _, weights, share = case.split("/")
+    single, parts = f"{family}/single/{weights}/{share}", folder / "parts" / case
+    return {
+        "shared": ended(*run_of(case, ranks, folder / "whole" / case)),
+        "first": ended(*run_of(case, ranks, parts, stop_at=STOPPED_AT)),
+        "second": ended(*run_of(case, ranks, parts)),
+        "alone": ended(*run_of(single, Ranks(), folder / f"rank{ranks.rank}" / case)),
+    }
+
+
+VERBS: dict[str, Callable[[str, Ranks, Path], dict[str, Any]]] = {
+    "both": both,
+    "moved": moved,
+}
+
+
+def work(folder: Path, verb: str, cases: list[str]) -> None:
+    strategy = cast("Any", cases[0].split("/")[1])
+    with joined(strategy="auto" if strategy == "copies" else strategy) as ranks:
+        seen = {case: VERBS[verb](case, ranks, folder / verb) for case in cases}
+    (folder / f"rank{ranks.rank}.json").write_text(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    work(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])
+    os._exit(0)  # gloo may abort a process that is done

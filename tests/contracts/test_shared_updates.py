@@ -1,0 +1,285 @@
+"""Several processes by ddp, fsdp and hsdp train as one does, and continue to the same bits."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import itertools
+import json
+import os
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tiny import FAMILIES
+from toque.cli import main
+from toque.config import load_config
+from toque.cooking.cookbook.generate import write_cookbook
+from toque.errors import ConfigError
+from toque.training.distributed.collectives import Ranks
+from toque.training.distributed.sharding import mesh_shape
+from toque.training.runtime import Runtime
+from toque.workflows.assembly.strategy import strategy_of
+
+SCRIPT = Path(__file__).parent / "shared_cases.py"
+_SPEC = importlib.util.spec_from_file_location("shared_cases", SCRIPT)
+shared_cases = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(shared_cases)
+
+STRATEGIES = ("ddp", "fsdp", "hsdp", "copies")
+"""`copies` is hsdp whose two ranks hold all weights each, as two machines would."""
+FAST = (
+    "gpt2/ddp/full/uneven", "t5/fsdp/full/uneven", "llama/hsdp/lora/even", "neox/copies/lora/uneven"
+)  # fmt: skip
+"""Every family, strategy, kind of weights and share."""
+MATRIX = ["/".join(c) for c in itertools.product(FAMILIES, STRATEGIES, ("full", "lora"), ("even", "uneven"))]  # fmt: skip  # noqa: E501
+
+
+def walked(
+    folder: Path, verb: str, *cases: str, ranks: int = 2, stop_at: int = 0
+) -> list[dict[str, Any]]:
+    """What each of several ranks saw of the cases."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    surroundings = {
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "OMP_NUM_THREADS": "1",
+        "STOP_AT": str(stop_at),
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(SCRIPT), str(folder), verb, *cases],
+            env=os.environ | surroundings | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    said = [process.communicate()[1] for process in processes]
+    assert [process.returncode for process in processes] == [0] * ranks, "\n".join(said)[-6000:]
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
+
+
+def check_as_one(seen: list[dict[str, Any]], case: str) -> None:
+    for rank in seen:
+        shared, alone = rank[case]["shared"], rank[case]["alone"]
+        assert len(shared["losses"]) == shared_cases.UPDATES
+        assert shared["losses"] == pytest.approx(alone["losses"], rel=1e-5)
+        assert shared["norms"] == pytest.approx(alone["norms"], rel=1e-5)
+        assert shared["best"] == pytest.approx(alone["best"], rel=1e-5)
+    assert seen[0][case]["shared"] == seen[1][case]["shared"]  # to the bit
+
+
+def check_continued(seen: list[dict[str, Any]], case: str) -> None:
+    for rank in seen:
+        whole, first, second = (rank[case][part] for part in ("shared", "first", "second"))
+        assert len(first["losses"]) == shared_cases.STOPPED_AT
+        assert first["losses"] + second["losses"] == whole["losses"]
+        assert first["norms"] + second["norms"] == whole["norms"]
+        assert second["weights"] == whole["weights"]
+        assert second["notes"] == []
+
+
+@pytest.fixture(scope="module")
+def fast(tmp_path_factory) -> list[dict[str, Any]]:
+    return walked(tmp_path_factory.mktemp("fast"), "both", *FAST)
+
+
+@pytest.mark.timeout(900)  # several processes on a busy machine wait for each other's turns
+@pytest.mark.parametrize("case", FAST)
+def test_two_processes_train_as_one(fast, case):
+    check_as_one(fast, case)
+
+
+@pytest.mark.parametrize("case", FAST)
+def test_a_continued_run_ends_at_the_same_bits(fast, case):
+    check_continued(fast, case)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_whole_matrix(tmp_path):
+    """Families x strategies x weights x shares."""
+    seen = walked(tmp_path, "both", *MATRIX)
+    for case in MATRIX:
+        check_as_one(seen, case)
+        check_continued(seen, case)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_one_two_four_and_one_processes_are_one_run(tmp_path, family):
+    """With other strategies, too; sums of floats in another order are all that differs."""
+    whole = walked(tmp_path / "whole", "moved", f"{family}/single/full/uneven", ranks=1, stop_at=20)
+    losses: list[float] = []
+    for ranks, strategy, stop_at in ((1, "single", 5), (2, "fsdp", 9), (4, "hsdp", 14), (1, "single", 20)):  # fmt: skip  # noqa: E501
+        case = f"{family}/{strategy}/full/uneven"
+        (seen, *others) = walked(tmp_path / "parts", "moved", case, ranks=ranks, stop_at=stop_at)
+        losses += seen[case]["losses"]
+        assert all(other == seen for other in others)
+        notes = " ".join(seen[case]["notes"])
+        assert ("ranks: " in notes) == bool(losses[5:])
+    ((alone),) = whole[0].values()
+    assert losses == pytest.approx(alone["losses"], rel=1e-5)
+
+
+def test_ranks_make_a_rectangle():
+    assert mesh_shape("fsdp", 6, 6) == (1, 6)
+    assert mesh_shape("hsdp", 6, 3) == (2, 3)
+    assert mesh_shape("hsdp", 6, 6) == (3, 2)
+    with pytest.raises(ConfigError, match="an even number"):
+        mesh_shape("hsdp", 3, 3)
+
+
+STEPS = 24
+CONFIG = f"""
+seed: 5
+model: {{family: gpt2, tokenizer: "trained:512",
+  shape: {{n_embd: 32, n_layer: 2, n_head: 2, n_positions: 512,
+    resid_pdrop: 0.0, embd_pdrop: 0.0, attn_pdrop: 0.0}}}}
+data: {{sources: [{{path: a.jsonl}}], store: store, max_prompt_tokens: 64, max_target_tokens: 256}}
+optim: {{warmup: "2 steps", peak_lr: 1e-2, averaging: {{kind: ema}}}}
+train: {{stop_after: "{STEPS} steps", batch: "4096 tokens", evaluate_every: "10 steps",
+  precision: float32, micro_batch_rows: 2, save_every: "2 steps", strategy: fsdp}}
+evaluation: {{max_examples: 8, generate: 2}}
+observe: {{log_every: "1 step", gradients: "3 steps"}}
+"""
+
+
+@pytest.fixture(scope="module")
+def kitchen(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("ranks")
+    write_cookbook(folder / "a.jsonl", n=200, seed=3)
+    (folder / "run.yaml").write_text(CONFIG)
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        assert main(["prepare", "run.yaml"]) == 0
+    finally:
+        os.chdir(before)
+    return folder
+
+
+def torchrun(kitchen: Path, run: str, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
+            *("--master-port", "0", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"),
+            *("-m", "toque", "train", "run.yaml", f"run_dir={run}", *words),
+        ],
+        cwd=kitchen,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def losses_of(run: Path) -> dict[int, float]:
+    """The training loss of every step; of one that was computed twice, the last."""
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    events = [json.loads(line) for line in lines]
+    return {event["step"]: event["loss"] for event in events if event["event"] == "step"}
+
+
+def model_sha256(run: Path) -> str:
+    return hashlib.sha256((run / "model" / "model.safetensors").read_bytes()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(kitchen) -> Path:
+    agent = torchrun(kitchen, "whole")
+    said = agent.communicate()[0]
+    assert agent.returncode == 0, said[-6000:]
+    return kitchen / "whole"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_whole_run_by_fsdp_is_the_run_of_one_process(kitchen, undisturbed):
+    """Texts, scores, gradients by layer and the finished model, too."""
+    command = [sys.executable, "-m", "toque", "train", "run.yaml", "run_dir=alone"]
+    alone = subprocess.run(
+        [*command, "train.strategy=single"],
+        cwd=kitchen,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert alone.returncode == 0, alone.stderr[-3000:]
+    assert losses_of(undisturbed) == pytest.approx(losses_of(kitchen / "alone"), rel=1e-4)
+    one, two = (
+        json.loads((run / "evaluation.json").read_text())
+        for run in (kitchen / "alone", undisturbed)
+    )
+    assert one["heldout"]["loss"] == pytest.approx(two["heldout"]["loss"], rel=1e-4)
+
+    def told(run: Path) -> list[dict[str, Any]]:
+        events = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+        return [e["groups"] for e in events if e["event"] == "gradients"]
+
+    for here, there in zip(told(undisturbed), told(kitchen / "alone"), strict=True):
+        assert {n: g["grad_norm"] for n, g in here.items()} == pytest.approx(
+            {n: g["grad_norm"] for n, g in there.items()}, rel=1e-3
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_twenty_kills_of_a_rank_under_fsdp_change_no_bit(kitchen, undisturbed):
+    chance, kills, runs = random.Random(7), 0, 0
+    while kills < 20:
+        run = kitchen / f"killed-{runs}"
+        runs += 1
+        while True:
+            agent = torchrun(kitchen, run.name)
+            before = max(losses_of(run), default=0) if (run / "metrics.jsonl").exists() else 0
+            target = before + chance.randint(1, 6)
+            while agent.poll() is None and kills < 20:
+                done = max(losses_of(run), default=0) if (run / "metrics.jsonl").exists() else 0
+                if done >= target:
+                    children = psutil.Process(agent.pid).children(recursive=True)
+                    ranks = [c for c in children if c.environ().get("RANK") is not None]
+                    if len(ranks) == 2:
+                        time.sleep(chance.random() * 0.2)
+                        chance.choice(ranks).kill()
+                        kills += 1
+                        break
+                time.sleep(0.02)
+            said = agent.communicate()[0]
+            if agent.returncode == 0:
+                break
+            assert "RankLost" not in said
+        assert losses_of(run) == losses_of(undisturbed)
+        assert model_sha256(run) == model_sha256(undisturbed)
+        shutil.rmtree(run)
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("optim.name=muon", "optim.name=muon needs whole tensors"),
+        ("optim.name=adafactor", "optim.name=adafactor needs whole tensors"),
+        ("optim.name=adamw8bit", "optim.name=adamw8bit needs whole tensors"),
+    ],
+)
+def test_what_needs_whole_tensors_is_refused(word, said):
+    config = load_config("demo", [word, "train.strategy=fsdp"]).config
+    runtime = Runtime(ranks=Ranks(rank=0, world_size=2))
+    with pytest.raises(ConfigError, match=said):
+        strategy_of(config, None, runtime)

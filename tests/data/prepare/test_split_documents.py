@@ -1,0 +1,99 @@
+"""Long documents cut into rows: no token lost, none predicted twice, none that sees another's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from toque.data.loader.collate import decoder_batch
+from toque.data.prepare.pipeline import prepare
+from toque.data.prepare.settings import PrepareSettings
+from toque.data.store.token_store import TokenStore
+from toque.data.tokenizer.codec import load_codec
+from toque.data.tokenizer.train import train_codec
+from toque.sources import token_arrays
+from toque.sources.plain_text import TextReader
+from toque.sources.records import Source
+from toque.sources.token_arrays import TokenReader
+
+LIMIT = 8
+LENGTHS = (1, 6, 7, 8, 9, 16, 17, 100, 3)
+TEXTS = [
+    "Onions, butter and a spoon of crème fraîche.\n" * 8 + "Serve.",
+    "Salt.",
+    "½ cup jalapeños, " * 4 + "½.",
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("split") / "tokenizer"
+    folder.mkdir()
+    train_codec(["Onions and butter, fried slowly."] * 4, vocab_size=300, kind="bpe").save(folder)
+    return folder
+
+
+def store_of(source: Source, folder: Path, tokenizer: Path) -> TokenStore:
+    settings = PrepareSettings(
+        family_kind="decoder",
+        tokenizer=str(tokenizer),
+        max_target_tokens=LIMIT,
+        on_overlong="split",
+        validation_fraction=0.0,
+        dedup="none",
+    )
+    return prepare([source], store=folder, settings=settings, workers=1).store
+
+
+def joined(store: TokenStore) -> list[int]:
+    """All targets, in the order of the rows."""
+    return [int(token) for row in range(store.n_rows) for token in store.target(row)]
+
+
+@pytest.mark.parametrize("part", [1 << 19, 16], ids=["whole documents", "read in parts"])
+def test_token_files_keep_every_id_in_order(tmp_path, tokenizer, monkeypatch, part):
+    monkeypatch.setattr(token_arrays, "PART_TOKENS", part)
+    documents = [np.arange(n) % 200 + 20 for n in LENGTHS]
+    ends = np.cumsum(LENGTHS)
+    (tmp_path / "nested" / "deep").mkdir(parents=True)
+    np.savez(tmp_path / "nested" / "deep" / "a.npz", ids=np.concatenate(documents), ends=ends)
+    files = str(tmp_path / "nested" / "deep" / "a.npz")
+    store = store_of(Source(files, TokenReader()), tmp_path / "store", tokenizer)
+    end = store.codec().eos_id
+    assert joined(store) == [int(i) for document in documents for i in (*document, end)]
+    assert store.manifest.tokens.target == sum(LENGTHS) + len(LENGTHS)
+    assert max(store.target_lengths) == LIMIT
+
+
+def test_texts_keep_every_token_and_every_byte(tmp_path, tokenizer):
+    for number, text in enumerate(TEXTS):
+        (tmp_path / f"{number}.txt").write_text(text)
+    store = store_of(Source(f"{tmp_path}/*.txt", TextReader()), tmp_path / "store", tokenizer)
+    codec = load_codec(tokenizer)
+    assert joined(store) == [i for text in TEXTS for i in (*codec.encode(text), codec.eos_id)]
+    # A piece may end inside a character: what its tokens write is counted, not what is readable.
+    each = codec.token_bytes
+    assert each is not None
+    assert each[joined(store)].sum() == sum(len(text.encode()) for text in TEXTS)
+    assert sum(len(codec.decode(store.target(row)).encode()) for row in range(store.n_rows)) > sum(
+        len(text.encode()) for text in TEXTS
+    )
+
+
+def test_pieces_in_one_row_are_apart_and_each_token_is_predicted_once(tmp_path, tokenizer):
+    np.save(tmp_path / "a.npy", np.arange(30) + 20)
+    store = store_of(Source(str(tmp_path / "a.npy"), TokenReader()), tmp_path / "s", tokenizer)
+    pieces = tuple(range(store.n_rows))
+    batch = decoder_batch(store, [pieces], length=64, pad_id=0)
+    predicted = batch.labels[batch.labels >= 0].tolist()
+    assert predicted == [*range(20, 50), store.codec().eos_id]
+    segments, positions = batch.segments[0].tolist(), batch.positions[0].tolist()
+    for number in range(1, store.n_rows + 1):
+        own = [p for p, s in zip(positions, segments, strict=True) if s == number]
+        assert own == list(range(len(own)))
+    # The first input of a later piece is the last token of the piece before, and is no target.
+    inputs = batch.tokens[0].tolist()
+    begins = [segments.index(number) for number in range(2, store.n_rows + 1)]
+    assert [inputs[at] for at in begins] == [store.target(row)[-1] for row in pieces[:-1]]

@@ -1,0 +1,87 @@
+"""Files of examples/cluster: each is what its scheduler reads, and its command is one of ours."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import yaml
+
+from conftest import REPOSITORY
+from toque.cli.app import app
+from toque.cli.commands_run import train
+from toque.config import load_config
+from toque.training.distributed.meeting import address_of
+
+CLUSTER = REPOSITORY / "examples" / "cluster"
+SCRIPTS = sorted(CLUSTER.glob("*.sh"))
+
+
+def parsed(words: Sequence[str]) -> dict[str, object]:
+    """The arguments of a `toque train` command; its configuration is read, too."""
+    assert words[:2] == ["toque", "train"]
+    command, bound, _ = app.parse_args(words[1:], print_error=False, exit_on_error=False)
+    assert command is train
+    load_config(bound.arguments["config"], list(bound.arguments["overrides"]))
+    return dict(bound.arguments)
+
+
+def command_of(script: Path) -> list[str]:
+    """What srun starts, with variables as they would be."""
+    text = re.sub(r"\\\n\s*", " ", script.read_text())
+    line = next(line for line in text.splitlines() if line.startswith("srun "))
+    return shlex.split(line.removeprefix("srun ").replace("$first", "gpu01"))
+
+
+def option(script: Path, name: str) -> int:
+    found = re.search(rf"^#SBATCH --{name}=(\d+)", script.read_text(), re.MULTILINE)
+    assert found, name
+    return int(found[1])
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+def test_scripts_are_bash(script: Path) -> None:
+    if (bash := shutil.which("bash")) is None:
+        pytest.skip("there is no bash")
+    subprocess.run([bash, "-n", str(script)], check=True)
+
+
+def test_slurm_starts_one_launcher_a_machine() -> None:
+    script = CLUSTER / "slurm.sh"
+    given = parsed(command_of(script))
+    assert given["nodes"] == option(script, "nodes")
+    assert given["gpus"] == option(script, "gpus-per-node")
+    assert option(script, "ntasks-per-node") == 1
+    assert address_of(str(given["rendezvous"])) == ("gpu01", 29400)
+
+
+def test_slurm_starts_one_task_a_gpu() -> None:
+    script = CLUSTER / "slurm_tasks.sh"
+    assert "gpus" not in parsed(command_of(script))
+    assert option(script, "ntasks-per-node") == 8
+    assert option(script, "gpus-per-task") == 1
+
+
+def test_kubernetes_starts_one_launcher_a_pod_and_they_find_each_other() -> None:
+    service, job = yaml.safe_load_all((CLUSTER / "kubernetes.yaml").read_text())
+    spec = job["spec"]
+    pod = spec["template"]["spec"]
+    container = pod["containers"][0]
+    given = parsed(container["command"])
+    assert given["nodes"] == spec["completions"] == spec["parallelism"]
+    assert given["gpus"] == container["resources"]["limits"]["nvidia.com/gpu"]
+    # The first pod's name by the service, whose selector finds the pods.
+    host = f"{job['metadata']['name']}-0.{service['metadata']['name']}"
+    assert address_of(str(given["rendezvous"])) == (host, 29400)
+    assert pod["subdomain"] == service["metadata"]["name"]
+    assert service["spec"]["selector"].items() <= spec["template"]["metadata"]["labels"].items()
+    assert service["spec"]["clusterIP"] == "None"
+    # podFailurePolicy is for pods that are not restarted in place.
+    assert pod["restartPolicy"] == "Never"
+    mounted = {mount["name"] for mount in container["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in pod["volumes"]}

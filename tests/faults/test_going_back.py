@@ -1,0 +1,219 @@
+"""Going back to a named checkpoint: the same bits again, and nothing is lost of what was newer."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from toque.cli import main
+from toque.errors import CheckpointError
+from toque.storage.checksums import sha256_of
+from toque.training.callbacks import Callbacks
+from toque.training.checkpoint.fetch import fetch_run, fetch_step
+from toque.training.checkpoint.saved import verify_checkpoint
+from toque.training.checkpoint.set_aside import named_step, set_aside
+from toque.training.checkpoint.sharded_saver import ShardedSaves
+from toque.training.distributed.collectives import Ranks
+from toque.training.observers.metrics_reader import read_metrics
+from toque.units import Progress
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+LAST = "checkpoints/step-00000012"
+
+
+def trained(kitchen: Path, run: Path, *words: str) -> int:
+    # A busy machine skips saves that are due while one is being written.
+    settings = ("train.keep_last=4", "train.optimisations.background_saves=false")
+    return main(["train", str(kitchen / "run.yaml"), f"run_dir={run}", *settings, *words])
+
+
+@pytest.fixture(scope="module")
+def whole(kitchen: Path) -> Path:
+    """A run that was left alone: twelve steps, the last four checkpoints kept."""
+    assert trained(kitchen, kitchen / "whole-run") == 0
+    return kitchen / "whole-run"
+
+
+@pytest.fixture
+def again(kitchen: Path, whole: Path, tmp_path: Path, capfd: Any) -> Callable[..., tuple[int, str]]:
+    """Train once more in a copy of that run."""
+    shutil.copytree(whole, tmp_path / "run")
+
+    def train(*words: str) -> tuple[int, str]:
+        capfd.readouterr()
+        code = trained(kitchen, tmp_path / "run", *words)
+        return code, "".join(capfd.readouterr())
+
+    return train
+
+
+def tree(folder: Path) -> dict[str, str]:
+    """Every file with its hash, locks and logs aside."""
+    return {
+        str(path.relative_to(folder)): sha256_of(path)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not path.name.startswith(".") and path.name != "training.log"
+    }
+
+
+def end_of(run: Path) -> list[str]:
+    """Hashes of the last weights, of the optimizer and of the finished model."""
+    files = ("model.safetensors", "optimizer.safetensors")
+    return [
+        *(sha256_of(run / LAST / name) for name in files),
+        sha256_of(run / "model" / "model.safetensors"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["step-00000008", "8"])
+def test_going_on_from_an_older_one_makes_the_same_bits(again, whole, tmp_path, name):
+    run = tmp_path / "run"
+    before = tree(run)
+    code, said = again("--resume", name)
+    assert code == 0
+    assert end_of(run) == end_of(whole)
+    (aside,) = (path for path in (run / "set-aside").iterdir() if path.is_dir())
+    assert sorted(p.name for p in (aside / "checkpoints").iterdir()) == [
+        "step-00000010", "step-00000012",
+    ]  # fmt: skip
+    kept = tree(aside)
+    assert {n for n in before if "step-00000010" in n or "step-00000012" in n} | {"end.json"} == {
+        *kept
+    }
+    assert all(before[n] == kept[n] for n in kept)
+    told = [line for line in said.splitlines() if "set aside" in line]
+    assert len(told) == 1
+    assert "continuing from step-00000008" in told[0]
+    assert "checkpoints/step-00000012, checkpoints/step-00000010" in told[0]
+    steps = [e["step"] for e in read_metrics(run / "metrics.jsonl") if e["event"] == "step"]
+    assert steps == list(range(1, 13))
+    assert "resume" not in (run / "config.yaml").read_text()
+
+
+def test_the_newest_may_be_named_and_nothing_is_moved(again, tmp_path):
+    code, said = again("--resume", "step-00000012")
+    assert code == 0
+    assert "continuing from step-00000012, the newest there is" in said
+    assert [p.name for p in (tmp_path / "run" / "set-aside").iterdir()] == ["resumed.json"]
+
+
+@pytest.mark.parametrize("name", ["step-00000007", "best", "../best/step-00000010", "latest"])
+def test_a_name_that_is_not_there_is_answered_with_those_that_are(again, tmp_path, name):
+    before = tree(tmp_path / "run")
+    code, said = again("--resume", name)
+    assert code == 4
+    words = " ".join(said.split())
+    assert f"There is no checkpoint {name!r}" in words
+    assert "step-00000006, step-00000008, step-00000010, step-00000012" in words
+    assert tree(tmp_path / "run") == before
+
+
+def test_a_damaged_one_is_refused_and_nothing_is_moved(again, tmp_path):
+    file = tmp_path / "run" / "checkpoints" / "step-00000008" / "optimizer.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    before = tree(tmp_path / "run")
+    code, said = again("--resume", "8")
+    assert code == 4
+    assert "optimizer.safetensors is damaged" in " ".join(said.split())
+    assert tree(tmp_path / "run") == before
+
+
+def test_other_settings_are_refused_and_nothing_is_moved(again, tmp_path):
+    before = tree(tmp_path / "run")
+    code, said = again("--resume", "8", "optim.peak_lr=0.5")
+    assert code == 4
+    assert "optim.peak_lr: 0.01 -> 0.5" in " ".join(said.split())
+    assert tree(tmp_path / "run") == before
+
+
+def test_a_run_that_has_not_begun_has_nothing_to_go_back_to(kitchen, tmp_path, capfd):
+    assert trained(kitchen, tmp_path / "new", "--resume", "8") == 4
+    assert "there are: none yet" in " ".join(capfd.readouterr().err.split())
+    assert not (tmp_path / "new").exists()
+
+
+def test_it_goes_with_neither_a_new_run_nor_a_bucket_left_alone(again, whole):
+    code, said = again("--resume", "8", "--from", str(whole))
+    assert code == 2
+    assert "--resume continues a run" in " ".join(said.split())
+    code, said = again("--resume", "8", "--no-upload", "checkpoint.upload=s3://pantry/runs/x")
+    assert code == 2
+    assert "sets newer checkpoints aside in the bucket" in " ".join(said.split())
+
+
+def test_a_launchers_restart_does_not_go_back_twice(again, tmp_path, monkeypatch):
+    """What the command has saved before its restart is its own work."""
+    run = tmp_path / "run"
+    assert again("--resume", "6")[0] == 0  # made steps 8, 10 and 12; 6 is no longer kept after 14
+    shutil.rmtree(run / "checkpoints" / "step-00000006")
+    shutil.rmtree(run / LAST)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    code, said = again("--resume", "6")
+    assert code == 0
+    assert "started again after going back to 6" in " ".join(said.split())
+    assert len([p for p in (run / "set-aside").iterdir() if p.is_dir()]) == 1
+    start = [e for e in read_metrics(run / "metrics.jsonl") if e["event"] == "start"][-1]
+    assert start["step"] == 10
+
+
+def test_in_a_bucket_the_newer_ones_are_set_aside_too(remote, tmp_path, parts):
+    run = tmp_path / "run"
+    parts.made(run, 2, 4, 6, keep_last=3)
+    for step in (2, 4, 6):  # a session that uploads takes the newest alone
+        newest = run / "checkpoints" / f"step-{step:08d}"
+        for path in newest.iterdir():
+            for kind in ("checkpoints", "best") if step == 6 else ("checkpoints",):
+                remote.put_file(path, f"{kind}/{newest.name}/{path.name}")
+    before = {name: remote.read(name) for name in remote.names()}
+    new = tmp_path / "new"  # an empty machine
+    fetch_step(remote, new, 4, say=lambda _sentence: None)
+    assert [p.name for p in (new / "checkpoints").iterdir()] == ["step-00000004"]
+    assert sorted(set_aside(new, 4, bucket=remote)) == [
+        "best/step-00000006", "checkpoints/step-00000006",
+    ]  # fmt: skip
+    assert not list((new / "best").iterdir())
+    after = {name: remote.read(name) for name in remote.names()}
+    moved = {n.split("/", 2)[2]: text for n, text in after.items() if n.startswith("set-aside/")}
+    assert {n.rpartition("/")[0] for n in moved} == {
+        "checkpoints/step-00000006", "best/step-00000006",
+    }  # fmt: skip
+    assert moved | {n: text for n, text in after.items() if "set-aside" not in n} == before
+    assert fetch_run(remote, tmp_path / "another", say=lambda _sentence: None) == 4
+    assert set_aside(new, 4, bucket=remote) == []  # the same command again
+    with pytest.raises(CheckpointError, match="there are: step-00000002, step-00000004"):
+        named_step("6", new, remote)
+
+
+def test_what_waits_to_be_uploaded_is_set_aside_too(remote, tmp_path, parts):
+    run = tmp_path / "run"
+    parts.made(run, 2, 4, keep_last=2)
+    for kind, step in (("checkpoints", 2), ("checkpoints", 4), ("best", 4)):
+        source = run / "checkpoints" / f"step-{step:08d}"
+        shutil.copytree(source, run / "outbox" / f"{kind}-{source.name}")
+    set_aside(run, 2, bucket=remote)
+    assert [p.name for p in (run / "outbox").iterdir()] == ["checkpoints-step-00000002"]
+    parts.upload(run, remote)
+    assert fetch_run(remote, tmp_path / "another", say=lambda _sentence: None) == 2
+
+
+def test_a_sharded_checkpoint_goes_to_a_bucket_and_comes_back(remote, tmp_path, parts):
+    run, alone = tmp_path / "run", {"w": torch.arange(40.0).reshape(8, 5)}
+    saves = ShardedSaves(parts.made(run), Callbacks([]), Ranks())
+    saves.save(Progress(2), {"model": alone}, {"progress": {"step": 2}}, final=True)
+    parts.upload(run, remote)
+    assert fetch_run(remote, tmp_path / "new", say=lambda _sentence: None) == 2
+    found = verify_checkpoint(tmp_path / "new" / "checkpoints" / "step-00000002")
+    assert found.manifest.format == 2
+    assert torch.equal(found.tensors("model")["w"], alone["w"])

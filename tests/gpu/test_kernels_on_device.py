@@ -1,0 +1,108 @@
+"""Packed rows by each kernel give the loss and gradients of each example alone, stock."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import BlockMask
+
+from gpu_run import model_on
+from tiny import FAMILIES, pack
+from tiny import examples as some_examples
+from toque.batch import IGNORE
+from toque.models.forward.kernels import flex
+from toque.models.forward.kernels.choice import attention_of
+from toque.models.forward.kernels.plan import decoder_plan
+from toque.models.forward.loss import loss_sum
+
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 4e-2}
+"""Of a gradient's norm; products of float32 on a GPU may be rounded to TF32."""
+
+
+def stock_sum(model, example, device):
+    """The summed loss of one example by transformers' own forward."""
+    prompt, target = (torch.tensor([ids], device=device) for ids in example)
+    if model.config.is_encoder_decoder:
+        return model(input_ids=prompt, labels=target).loss * target.shape[1]
+    ids = torch.cat([prompt, target], 1)
+    labels = ids.clone()
+    labels[:, : prompt.shape[1]] = IGNORE
+    return model(input_ids=ids, labels=labels).loss * target.shape[1]
+
+
+def gradients(model):
+    found = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad(set_to_none=True)
+    return found
+
+
+@pytest.mark.parametrize("asked", ["flash", "flex", "dense"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packed_equals_each_example_alone(device, family, asked):
+    if asked == "flash" and family == "t5":
+        pytest.skip("T5 adds a bias to its scores")
+    half = asked == "flash" and device.type == "cuda"  # it computes in 16 bits alone
+    dtype = torch.bfloat16 if half else torch.float32
+    model, examples = model_on(device, family, dropout=0.0, attention=asked), some_examples(14)
+    with torch.autocast(device.type, dtype=dtype, enabled=half):
+        chosen = attention_of(model, device)
+        assert (chosen.name, chosen.notes) == (asked, ())
+        loss = loss_sum(model, pack(family, [examples[:6], examples[6:7], examples[7:]]).to(device))
+    loss.backward()
+    loss = loss.detach()
+    ours = gradients(model)
+    true = sum(stock_sum(model, example, device) for example in examples)
+    true.backward()
+    assert float(loss) == pytest.approx(float(true.detach()), rel=TOLERANCE[dtype] / 4)
+    theirs = gradients(model)
+    assert ours.keys() == theirs.keys()
+    for name, gradient in ours.items():
+        apart = (gradient - theirs[name]).norm() / theirs[name].norm().clamp(min=1e-2)
+        assert apart < TOLERANCE[dtype], f"{name}: {apart:.1e}"
+
+
+def test_dropout_of_flex_is_the_definition(device):
+    """Forward and backward of the kernel, bias and hash included, against its own definition."""
+    batch = pack("gpt2", [some_examples(9)[:5], some_examples(9)[5:]]).to(device)
+    mask = decoder_plan(batch, "flex").own
+    assert isinstance(mask, BlockMask)
+    n_rows, length = batch.segments.shape
+    made = torch.Generator().manual_seed(0)
+    shapes = [(n_rows, 2, length, 32)] * 4 + [(1, 2, length, length)]
+    drawn = [torch.randn(shape, generator=made).to(device) for shape in shapes]
+    slope = drawn.pop(3)
+    leaves = [t.requires_grad_() for t in drawn]
+    q, k, v, bias = leaves
+    torch.manual_seed(3)
+    ours = flex.attend(q, k, v, mask, bias=bias, scale=0.2, dropout=0.25)
+
+    torch.manual_seed(3)
+    seeds = torch.randint(-(2**31), 2**31, (n_rows,), dtype=torch.int32, device=device)
+    sizes = (n_rows, 2, length, length)
+    b, h, i, j = torch.meshgrid(
+        *(torch.arange(n, dtype=torch.int32, device=device) for n in sizes), indexing="ij"
+    )
+    kept = flex.drawn(seeds[b], h, i, j) >= 1 << 22
+    allowed = (batch.segments[:, None, :, None] == batch.segments[:, None, None]) & (i >= j)
+    scores = (q @ k.transpose(-1, -2) * 0.2 + bias).masked_fill(~allowed, -torch.inf)
+    true = (scores.softmax(-1) * kept / 0.75) @ v
+    torch.testing.assert_close(ours, true, rtol=2e-3, atol=2e-3)
+    pairs = zip(
+        torch.autograd.grad(ours, leaves, slope),
+        torch.autograd.grad(true, leaves, slope),
+        strict=True,
+    )
+    for mine, theirs in pairs:
+        assert (mine - theirs).norm() / theirs.norm() < 2e-3
+
+
+@pytest.mark.parametrize(
+    ("family", "on_a_gpu"),
+    [("gpt2", "flash"), ("neox", "flash"), ("llama", "flash"), ("t5", "flex")],
+)
+def test_what_is_chosen(device, family, on_a_gpu):
+    model = model_on(device, family, dropout=0.0)
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        chosen = attention_of(model, device)
+    assert chosen.name == ("segments" if device.type == "cpu" else on_a_gpu)
+    assert chosen.notes == ()

@@ -1,0 +1,55 @@
+"""Texts written on the device are those of transformers, and the verbs work there."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from gpu_run import model_on
+from tiny import EOS, FAMILIES, PAD, shape_yaml
+from tiny import examples as some_examples
+from toque.cli import main
+from toque.models.generation.engine import generate
+
+CONFIG = """
+run_dir: {folder}/run
+model: {{family: gpt2, tokenizer: "trained:512", shape: {shape}}}
+data: {{sources: [{{path: "{folder}/cookbook.jsonl"}}], store: {folder}/store}}
+train: {{stop_after: "4 steps", batch: "2048 tokens", compile: false}}
+evaluation: {{max_examples: 8, generate: 2}}
+observe: {{log_every: "1 step"}}
+"""
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_texts_are_those_of_transformers(device, family):
+    model = model_on(device, family, dropout=0.0).eval()
+    prompts = [prompt for prompt, _ in some_examples(6)]
+    ours = generate(model, prompts, max_new_tokens=12, eos_id=EOS, pad_id=PAD)
+    for prompt, written in zip(prompts, ours, strict=True):
+        ids = torch.tensor([prompt], device=device)
+        stock = model.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=12
+        )[0].tolist()
+        new = stock[1:] if family == "t5" else stock[len(prompt) :]
+        assert list(written) == new[: new.index(EOS)] if EOS in new else list(written) == new
+
+
+@pytest.mark.usefixtures("device")
+def test_from_recipes_to_texts(tmp_path):
+    from toque.cooking.cookbook.generate import write_cookbook
+
+    write_cookbook(tmp_path / "cookbook.jsonl", n=40, seed=3)
+    shape = shape_yaml("gpt2", width=64, heads=2, positions=512)
+    path = tmp_path / "run.yaml"
+    path.write_text(CONFIG.format(folder=tmp_path, shape=shape))
+    assert main(["train", str(path)]) == 0
+    events = [json.loads(e) for e in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    start = next(e for e in events if e["event"] == "start")
+    # What `auto` takes; the CPU variant sees a GPU too, where there is one.
+    gpu = torch.cuda.is_available()
+    assert start["attention"] == ("flash" if gpu else "segments")
+    assert len([e for e in events if e["event"] == "step"]) == 4
+    assert main(["generate", str(tmp_path / "run"), "--prompt", "pancakes: flour, milk"]) == 0

@@ -1,0 +1,121 @@
+"""A small real run on any device: packed rows, accumulation, dropout, evaluation, checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tiny import model_of, shape_of, stream_of, uneven_examples
+from toque.batch import Batch
+from toque.data.loader.device_feed import DeviceFeed
+from toque.data.loader.prefetch import Prefetch
+from toque.evaluation.heldout_loss import HeldOut
+from toque.models.forward.compile import compile_blocks
+from toque.models.forward.kernels.choice import attention_of, use_attention
+from toque.models.forward.kernels.plan import planned
+from toque.models.forward.loss import loss_sum
+from toque.training.autotune.oom_fallback import OomFallback
+from toque.training.callbacks import Callback, Callbacks
+from toque.training.checkpoint.store import CheckpointStore
+from toque.training.events import StepInfo
+from toque.training.guards.update_guard import UpdateGuard
+from toque.training.lr_schedules import make_schedule
+from toque.training.optim.factory import build_optimizer
+from toque.training.runtime import Runtime
+from toque.training.schedule import Schedule
+from toque.training.trainer import Trainer
+from toque.units import Duration, Progress
+
+HEADS, WIDTH = 2, 64
+"""Heads of 32: kernels take none below 16."""
+
+
+class Losses(Callback):
+    """Every update's loss and gradient norm, read only when asked for, and the warnings."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[Tensor, Tensor]] = []
+        self.warnings: list[str] = []
+
+    def on_step(self, info: StepInfo) -> None:
+        self.seen.append((torch.as_tensor(info.loss), torch.as_tensor(info.grad_norm)))
+
+    def on_warning(self, at: Progress, message: str) -> None:
+        self.warnings.append(message)
+
+    @property
+    def losses(self) -> list[float]:
+        return [float(loss) for loss, _ in self.seen]
+
+
+def model_on(
+    device: torch.device, family: str, *, dropout: float, attention: Any = "auto"
+) -> nn.Module:
+    shape = shape_of(family, width=WIDTH, heads=HEADS, inner=96, dropout=dropout)
+    model = model_of(family, seed=5, shape=shape).to(device)
+    use_attention(model, attention)
+    return model.train()
+
+
+def run_on(
+    device: torch.device,
+    family: str,
+    *,
+    folder: Path,
+    steps: int = 6,
+    precision: Any = "auto",
+    attention: Any = "auto",
+    dropout: float = 0.1,
+    rows: int = 2,
+    save_every: str | None = "3 steps",
+    compiled: bool = False,
+    runtime: Runtime | None = None,
+    loss_fn: Callable[[nn.Module, Batch], Tensor] | None = None,
+) -> tuple[Trainer, Losses]:
+    """A run as `toque train` builds it, small; on a GPU with batches sent ahead."""
+    runtime = runtime or Runtime.detect(device=str(device), precision=precision)
+    model = model_on(device, family, dropout=dropout, attention=attention)
+    if compiled:
+        compile_blocks(model)
+    batches, seen = stream_of(uneven_examples(38), family, update_rows=5), Losses()
+    heldout = HeldOut(
+        batches.layout, [(i,) for i in range(7)], loss_sum, runtime.autocast, device,
+        rows_per_batch=2,
+    )  # fmt: skip
+    with runtime.autocast():
+        kernel = attention_of(model, device).name
+    feed = None
+    if device.type == "cuda":
+        fits = kernel in {"flash", "flex"}
+        feed = DeviceFeed(device, partial(planned, kernel=kernel) if fits else lambda batch: batch)
+    callbacks = Callbacks([seen])
+    trainer = Trainer(
+        model=model,
+        optimizer=build_optimizer(model),
+        batches=batches,
+        loss_fn=loss_fn or partial(loss_sum, smoothing=0.1),
+        lr_at=make_schedule(
+            "constant", peak_lr=1e-3, warmup=Duration(2, "steps"), stop_after=Duration(99, "steps")
+        ),
+        evaluator=lambda: heldout(model),
+        checkpoints=CheckpointStore(folder / "checkpoints"),
+        callbacks=callbacks,
+        runtime=runtime,
+        schedule=Schedule(
+            Duration(steps, "steps"), None, Duration.parse(save_every) if save_every else None
+        ),
+        oom_fallback=OomFallback(rows, callbacks=callbacks),
+        guard=UpdateGuard(runtime, callbacks, run_folder=folder),
+        max_grad_norm=0.5,
+        seed=17,
+        prefetch=partial(Prefetch, feed=feed),
+    )
+    newest = trainer.checkpoints.newest_valid()
+    if newest is not None:
+        trainer.load(newest)
+    return trainer, seen

@@ -1,0 +1,218 @@
+"""Sharded checkpoints: two ranks write one, any number reads it, and half of one is none."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from toque.errors import CheckpointError
+from toque.storage.atomic import sweep
+from toque.training.checkpoint.saved import verify_checkpoint
+from toque.training.checkpoint.state_tensors import read_tensors
+from toque.training.checkpoint.store import CheckpointStore
+from toque.workflows.verify import verify
+
+SCRIPT = Path(__file__).parent / "sharded_ranks.py"
+SHARDS = ["shard-00000-of-00002.safetensors", "shard-00001-of-00002.safetensors"]
+
+
+def loaded_script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("sharded_ranks", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+sharded_ranks = loaded_script()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two ranks left."""
+    folder = tmp_path_factory.mktemp("sharded")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    surroundings = {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "OMP_NUM_THREADS": "1",
+        "TOQUE_RANK_TIMEOUT": "300",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(SCRIPT), str(folder)],
+            env=os.environ | surroundings | {"RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [rank.communicate(timeout=570)[1] for rank in ranks]
+    assert (folder / "rank0.json").exists(), said[0][-6000:]
+    assert (folder / "rank1.json").exists(), said[1][-6000:]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def seen(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "hsdp", "replicas"])
+def test_two_ranks_load_what_they_saved_and_go_on_to_the_bit(seen, strategy):
+    first, second = (rank["continued"][strategy] for rank in seen)
+    assert first == {"loaded": True, "continued": True, "told": [2], "counts": 1}
+    assert second == first | {"told": []}
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "hsdp", "replicas"])
+def test_one_process_reads_what_two_wrote(folder, strategy):
+    step = folder / strategy / "checkpoints" / "step-00000002"
+    assert sorted(p.name for p in step.iterdir()) == [
+        "manifest.json", *SHARDS, "shards.json", "state.json",
+    ]  # fmt: skip
+    found = verify_checkpoint(step)
+    whole = read_tensors(folder / f"{strategy}.safetensors")
+    for stem in ("model", "optimizer", "average"):
+        tensors = found.tensors(stem)
+        assert tensors.keys() == {
+            n.removeprefix(f"{stem}/") for n in whole if n.startswith(f"{stem}/")
+        }
+        for name, tensor in tensors.items():
+            assert torch.equal(tensor, whole[f"{stem}/{name}"])
+    assert found.state() == sharded_ranks.state(2)
+    parts = sharded_ranks.Parts(9, None)
+    parts.load(step)
+    assert sharded_ranks.same(parts.whole(), whole)
+    assert "in 2 shards, every hash right" in str(verify(step))
+
+
+def test_each_rank_writes_about_half(folder):
+    for strategy in ("fsdp", "hsdp", "replicas"):
+        step = folder / strategy / "checkpoints" / "step-00000002"
+        layout = verify_checkpoint(step).layout()
+        assert layout is not None
+        held = [0, 0]
+        for tensor in layout.tensors.values():
+            for file, start, stop in tensor.slices:
+                held[file] += tensor.bytes * (stop - start) // tensor.length
+        whole = sum(t.nbytes for t in read_tensors(folder / f"{strategy}.safetensors").values())
+        assert sum(held) == whole
+        assert max(held) < 0.65 * whole
+
+
+def test_two_ranks_read_what_one_process_wrote(seen):
+    assert [rank["one"] for rank in seen] == [True, True]
+
+
+def test_the_copies_are_of_the_step_and_a_save_due_meanwhile_is_skipped(seen):
+    for rank, told in zip(seen, (True, False), strict=True):
+        said = rank["background"]
+        assert said["snapshot"]
+        assert said["early"] == 0
+        assert said["told"] == ([1] if told else [])
+        assert said["skipped"] == 1
+        assert [w.split(":")[0] for w in said["warnings"]] == (
+            ["the save due at step 2 is skipped"] if told else []
+        )
+        assert said["best"] == ["step-00000002"]
+
+
+def test_a_full_disk_of_one_rank_is_a_failed_save_on_all(seen):
+    for rank, told in zip(seen, (True, False), strict=True):
+        said = rank["full"]
+        assert "Step 3 could not be saved" in said["said"]
+        assert "rank 1: No space left on device" in said["said"]
+        assert ["Step 2 could not" in w for w in said["warnings"]] == ([True] if told else [])
+        assert said["failed"] == 2
+        assert said["names"] == ["step-00000001"]
+        assert said["whole"] == 1
+
+
+def test_a_rank_killed_between_two_writes_leaves_the_checkpoint_before(seen, folder):
+    assert seen[0]["killed"] == "lost"
+    store = CheckpointStore(folder / "killed" / "checkpoints")
+    found = store.newest_valid()
+    assert found is not None
+    assert (found.step, found.skipped) == (1, ())
+    sweep(store.folder)
+    assert [p.name for p in store.folder.iterdir()] == ["step-00000001"]
+
+
+def test_shards_are_chosen_by_memory_and_need_a_shared_folder(seen):
+    for rank in seen:
+        assert rank["choices"]["fsdp"] == rank["choices"]["replicas"] == "whole"
+        assert rank["choices"]["left"] == 0
+        assert "Rank 1 does not see what rank 0 writes in" in rank["choices"]["said"]
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def mixed(step: Path) -> None:
+    """The second rank's shard of another step, of the same size."""
+    shutil.copy(step.with_name("step-00000002") / SHARDS[1], step / SHARDS[1])
+
+
+def of_another_world(step: Path) -> None:
+    """The manifest of a save by one process."""
+    other = step.parents[2] / "one-shard" / "checkpoints" / "step-00000002" / "manifest.json"
+    shutil.copy(other, step / "manifest.json")
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a flipped bit": (lambda s: flip(s / SHARDS[1]), f"{SHARDS[1]} is damaged: its SHA-256"),
+    "a missing shard": (lambda s: (s / SHARDS[0]).unlink(), f"{SHARDS[0]} is missing"),
+    "shards of two saves": (mixed, f"{SHARDS[1]} is damaged: its SHA-256"),
+    "a flipped bit of the layout": (lambda s: flip(s / "shards.json"), "shards.json is damaged"),
+    "a manifest of another world": (of_another_world, "holds step 2: it was renamed or copied"),
+    "no layout": (lambda s: (s / "shards.json").unlink(), "shards.json is missing"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_a_damaged_shard_is_named_and_the_checkpoint_before_it_taken(folder, tmp_path, case):
+    damage, words = DAMAGE[case]
+    for name in ("fsdp", "one-shard"):
+        shutil.copytree(folder / name, tmp_path / name)
+    store = CheckpointStore(tmp_path / "fsdp" / "checkpoints")
+    newest = store.folder / "step-00000004"
+    damage(newest)
+    found = store.newest_valid()
+    assert found is not None
+    assert found.step == 2
+    (skipped,) = found.skipped
+    assert words in skipped.reason
+    with pytest.raises(CheckpointError, match=words):
+        verify_checkpoint(newest)
+    assert CheckpointError.exit_code == 4
+    assert newest.exists()  # said, and left as it is
+
+
+def test_a_shard_too_many_is_never_read(folder, tmp_path):
+    shutil.copytree(folder / "fsdp", tmp_path / "fsdp")
+    step = tmp_path / "fsdp" / "checkpoints" / "step-00000004"
+    shutil.copy(step / SHARDS[0], step / "shard-00002-of-00003.safetensors")
+    parts = sharded_ranks.Parts(9, None)
+    parts.load(step)
+    assert sharded_ranks.same(parts.whole(), read_tensors(folder / "fsdp4.safetensors"))

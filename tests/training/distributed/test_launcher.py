@@ -1,0 +1,306 @@
+"""The launcher over real processes that are no trainings: exit codes, restarts, signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from toque.errors import ConfigError, RankLost
+from toque.training.distributed.launcher import Machines, environment_of, launch
+from toque.training.distributed.meeting import address_of, interface_to, is_here, met
+from toque.training.distributed.surroundings import ranks_of_srun
+from toque.training.processor_use import usable_cores
+
+RANK = """
+import os, signal, sys, time
+rank = int(os.environ["RANK"])
+again = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+"""
+TWO = Machines(gpus=2, nodes=1, rendezvous=None, restarts=1)
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+def ended(body: str, said: list[str], machines: Machines = TWO) -> int:
+    """The exit code of a launcher whose ranks do this."""
+    return launch(machines, [sys.executable, "-c", RANK + body], say=said.append)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ("sys.exit(0)", 0),
+        ("sys.exit(75)", 75),
+        ("sys.exit(4 if rank else 0)", 4),
+        ("time.sleep(0.5 * rank); sys.exit(1 if rank else 3)", 3),
+    ],
+)
+def test_the_ranks_exit_code_is_the_commands_and_is_not_tried_again(body, code, said):
+    assert ended(body, said) == code
+    assert not any("starting again" in line for line in said)
+
+
+def test_a_rank_that_still_works_is_waited_for(said, tmp_path):
+    """Torch's own agent would end it as soon as the first has left with 75."""
+    late = tmp_path / "late"
+    assert (
+        ended(f"time.sleep(1.5 * rank); open({str(late)!r}, 'a').close(); sys.exit(75)", said) == 75
+    )
+    assert late.exists()
+
+
+def test_a_killed_rank_is_started_again_with_the_others(said, tmp_path):
+    body = f"""
+open({str(tmp_path)!r} + f"/{{rank}}-{{again}}", "w").close()
+if rank == 1 and again == 0:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert ended(body, said) == 0
+    assert names(tmp_path) == ["0-0", "0-1", "1-0", "1-1"]
+    assert "Rank 1 (process " in said[1]
+    assert said[1].endswith("was killed by SIGKILL, out of memory perhaps")
+    assert said[2] == "starting again from the newest checkpoint: restart 1 of 1"
+
+
+def test_a_rank_that_is_killed_again_is_named_in_the_end(said):
+    with pytest.raises(RankLost, match=r"Rank 0 \(process \d+ on .*\) was killed by SIGKILL"):
+        ended("rank or os.kill(os.getpid(), signal.SIGKILL)", said)
+    assert len([line for line in said if "restart 1 of 1" in line]) == 1
+
+
+def test_what_a_rank_said_itself_is_not_said_again(said):
+    body = "sys.exit(1) if rank else os.kill(os.getpid(), signal.SIGKILL)"
+    assert ended(body, said, Machines(gpus=2, nodes=1, rendezvous=None, restarts=0)) == 1
+    assert len(said) == 1  # what is started
+
+
+def when(there: Callable[[], bool], act: Callable[[], None]) -> threading.Thread:
+    """Do something once a condition holds."""
+
+    def wait() -> None:
+        deadline = time.monotonic() + 60
+        while not there() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        act()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"), [("sys.exit(75)", 75), ("os._exit(130)", 130), (None, 128 + signal.SIGTERM)]
+)
+def test_signals_go_to_the_ranks_and_end_the_command(answer, code, said, tmp_path):
+    """A rank that does not handle one dies of it: then nothing was saved, nor is tried again."""
+    handler = f"signal.signal(signal.SIGTERM, lambda *_: {answer})" if answer else ""
+    body = f"""
+{handler}
+open({str(tmp_path)!r} + f"/{{rank}}", "w").close()
+time.sleep(60)
+"""
+    sender = when(lambda: len(names(tmp_path)) == 2, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert ended(body, said) == code
+    sender.join()
+    assert len(said) == 1
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+MACHINE = """
+import sys
+from toque.errors import ToqueError
+from toque.training.distributed.launcher import Machines, launch
+nodes, port, body = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+machines = Machines(gpus=2, nodes=nodes, rendezvous=f"127.0.0.1:{port}", restarts=1)
+try:
+    sys.exit(launch(machines, [sys.executable, "-c", body], say=print))
+except ToqueError as error:
+    print(error, flush=True)
+    sys.exit(error.exit_code)
+"""
+
+
+def machine(nodes: int, port: int, body: str, patience: int = 60) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", MACHINE, str(nodes), str(port), RANK + body],
+        env=os.environ
+        | {"PYTHONPATH": os.pathsep.join(sys.path), "TOQUE_NODES_TIMEOUT": str(patience)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_two_machines_meet_start_again_together_and_agree(tmp_path):
+    """Both on this one. Four ranks; one is killed, and both start theirs again; all count alike."""
+    body = f"""
+world = os.environ["WORLD_SIZE"]
+open({str(tmp_path)!r} + f"/{{again}}-{{rank}}-of-{{world}}", "w").close()
+if again == 0:
+    if rank == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    sys.exit(1)
+"""
+    port = free_port()
+    both = [machine(2, port, body) for _ in range(2)]
+    said = [each.communicate(timeout=120)[0] for each in both]
+    assert [each.returncode for each in both] == [0, 0], said
+    assert names(tmp_path) == [f"{n}-{r}-of-4" for n in (0, 1) for r in range(4)]
+    assert all("starting again from the newest checkpoint: restart 1 of 1" in s for s in said)
+
+
+@pytest.mark.slow
+def test_machines_that_do_not_come_are_counted():
+    """One of two; and one that counts otherwise than the first."""
+    port = free_port()
+    first = machine(2, port, "", patience=12)
+    time.sleep(0.1)
+    with pytest.raises(ConfigError, match=r"nodes is 3 on .*, and 2 on the machine that came to"):
+        meets(port, nodes=3)
+    said = first.communicate(timeout=120)[0]
+    assert first.returncode == 1
+    assert f"Of 2 machines 1 came to 127.0.0.1:{port} within 12 s (TOQUE_NODES_TIMEOUT): " in said
+    assert socket.gethostname() in said
+
+
+def meets(port: int, *, nodes: int) -> None:
+    """Come to a store that another machine holds, once it does."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                break
+        time.sleep(0.1)
+    met(f"127.0.0.1:{port}", nodes=nodes, patience=5)
+
+
+def test_a_first_machine_that_cannot_be_reached_is_named():
+    with pytest.raises(RankLost, match=r"cannot reach no-such-host\.invalid:29400, where the"):
+        met("no-such-host.invalid", nodes=2, patience=1)
+
+
+@pytest.mark.parametrize(
+    ("machines", "told"),
+    [
+        ({"gpus": 0}, "gpus=0, nodes=1 and restarts=3 cannot be"),
+        ({"nodes": 0}, "gpus=2, nodes=0 and"),
+        ({"restarts": -1}, "restarts=-1 cannot be"),
+        ({"nodes": 2}, "nodes is 2 and rendezvous is not given"),
+        ({"rendezvous": "a:1"}, "nodes is 1 and rendezvous a:1"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(machines, told):
+    with pytest.raises(ConfigError) as refused:
+        Machines(**{"gpus": 2, "nodes": 1, "rendezvous": None, "restarts": 3} | machines)
+    assert told in str(refused.value)
+
+
+def test_more_gpus_than_there_are_are_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    Machines(gpus=2, nodes=1, rendezvous=None, restarts=0)
+    with pytest.raises(ConfigError, match=r"gpus is 3, and this machine has 2 CUDA devices"):
+        Machines(gpus=3, nodes=1, rendezvous=None, restarts=0)
+
+
+def test_cores_are_divided_unless_the_user_has(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    cores = len(usable_cores())
+    one = Machines(gpus=1, nodes=1, rendezvous=None, restarts=0)
+    many = Machines(gpus=2 * cores, nodes=1, rendezvous=None, restarts=0)
+    assert environment_of(one)["OMP_NUM_THREADS"] == str(cores)
+    assert environment_of(many)["OMP_NUM_THREADS"] == "1"
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert environment_of(one)["OMP_NUM_THREADS"] == "7"
+
+
+def test_addresses():
+    assert address_of("gpu-1:4000") == ("gpu-1", 4000)
+    assert address_of("[fd00::2]:4000") == ("fd00::2", 4000)
+    for wrong in ("gpu-1:x", "gpu 1:4000", "gpu-1:70000"):
+        with pytest.raises(ConfigError, match="where HOST:PORT of the first machine belongs"):
+            address_of(wrong)
+    assert is_here("localhost")
+    assert not is_here("192.0.2.77")  # reserved for documents: nobody's
+    assert interface_to("127.0.0.1") == "lo"
+
+
+SRUN = {
+    "SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "77",
+    "SLURM_STEP_ID": "2", "SLURM_STEP_NODELIST": "gpu[07-08]", "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
+}  # fmt: skip
+
+
+def test_srun_names_the_ranks():
+    found = ranks_of_srun(SRUN)
+    port = found.pop("MASTER_PORT")
+    assert found == {
+        "WORLD_SIZE": "8", "RANK": "5", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4",
+        "MASTER_ADDR": "gpu07",
+    }  # fmt: skip
+    uneven = ranks_of_srun(SRUN | {"SLURM_STEP_TASKS_PER_NODE": "5,3"})
+    assert "LOCAL_WORLD_SIZE" not in uneven
+    assert ranks_of_srun(SRUN | {"SLURM_PROCID": "6"})["MASTER_PORT"] == port
+    assert ranks_of_srun(SRUN | {"SLURM_STEP_ID": "3"})["MASTER_PORT"] != port
+    assert ranks_of_srun(SRUN | {"MASTER_ADDR": "x"}).get("MASTER_ADDR") is None
+
+
+def test_a_task_that_sees_its_gpu_alone_has_number_0():
+    assert ranks_of_srun(SRUN | {"SLURM_GPUS_PER_TASK": "1"})["LOCAL_RANK"] == "0"
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        SRUN | {"SLURM_STEP_NUM_TASKS": "1"},
+        SRUN | {"WORLD_SIZE": "4"},  # torchrun within srun
+        {"SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_JOB_ID": "7"},  # a batch script
+        {},
+    ],
+)
+def test_elsewhere_srun_names_nobody(environ):
+    assert ranks_of_srun(environ) == {}
+
+
+def test_ranks_end_with_their_launcher(tmp_path: Path):
+    """Killed with SIGKILL, it cannot tell them; a rank of `toque train` asks for a SIGTERM."""
+    body = f"""
+from toque.training.distributed.surroundings import follow_launcher
+follow_launcher()
+signal.signal(signal.SIGTERM, lambda *_: (open({str(tmp_path / "told")!r}, "w"), sys.exit(75)))
+open({str(tmp_path / "there")!r}, "w").close()
+time.sleep(60)
+"""
+    script = MACHINE.replace('f"127.0.0.1:{port}"', "None").replace("gpus=2", "gpus=1")
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", script, "1", "0", RANK + body],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    when((tmp_path / "there").exists, launcher.kill).join()
+    launcher.wait()
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "told").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert (tmp_path / "told").exists()

@@ -1,0 +1,86 @@
+"""Every optimisation can be turned off, and is: what is built without it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers.activations import NewGELUActivation
+
+from tiny import model_of, shape_of
+from toque.config.resolve import resolve_values
+from toque.models.forward.fast_dropout import Dropout
+from toque.models.onednn import onednn_is_faster
+from toque.training.runtime import Runtime
+from toque.workflows.assembly.speed.optimisations import (
+    attention_in,
+    optimise,
+    prefetching,
+    training_loss,
+    turned_off,
+)
+
+
+def config_with(**off):
+    values = {"data": {"store": "store"}, "train": {"optimisations": off}}
+    return resolve_values(values).config
+
+
+def built(**off):
+    model = model_of("gpt2", shape=shape_of("gpt2", dropout=0.1))
+    optimise(model, config_with(**off), Runtime())
+    return model
+
+
+def kinds(model):
+    return {type(module) for module in model.modules()}
+
+
+def test_nothing_is_off_by_default():
+    assert turned_off(config_with()) is None
+    found = kinds(built())
+    assert Dropout in found
+    assert torch.nn.GELU in found
+    assert NewGELUActivation not in found
+
+
+@pytest.mark.parametrize(
+    ("name", "stock"),
+    [("dropout", torch.nn.Dropout), ("activations", NewGELUActivation)],
+)
+def test_a_switch_leaves_what_transformers_has(name, stock):
+    assert stock in kinds(built(**{name: False}))
+    assert stock not in kinds(built())
+    assert turned_off(config_with(**{name: False})) == f"turned off by train.optimisations: {name}"
+
+
+@pytest.mark.skipif(not onednn_is_faster(), reason="this processor's own layers are stock")
+def test_layers():
+    shipped, stock = (kinds(built(layers=on)) for on in (True, False))
+    assert {kind.__name__ for kind in shipped - stock} == {"Float32Conv1D", "Float32Linear"}
+
+
+def test_the_rest():
+    model = built()
+    assert attention_in(model, Runtime()).name == "segments"
+    assert attention_in(built(attention="dense"), Runtime()).name == "dense"
+    assert training_loss(config_with()).keywords["chunk_rows"] is None
+    assert training_loss(config_with(head=False)).keywords["chunk_rows"] > 1 << 20
+    waiting = prefetching(model, config_with(prefetch=False), Runtime())
+    assert waiting.keywords == {"depth": 0}
+
+
+def test_without_prefetching_a_batch_is_made_when_it_is_asked_for(row_stream):
+    from toque.units import Cursor
+
+    made = []
+
+    class Counted:
+        def at(self, cursor):
+            made.append(cursor)
+            return row_stream.at(cursor)
+
+    with prefetching(built(), config_with(prefetch=False), Runtime())(Counted(), Cursor()) as ahead:
+        for number in range(3):
+            assert len(made) == number
+            ahead.next()
+            assert len(made) == number + 1

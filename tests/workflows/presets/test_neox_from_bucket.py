@@ -1,0 +1,150 @@
+"""The preset neox-1.2b-test with a smaller shape: token files of a bucket, checkpoints to a bucket.
+
+Two processes, killed by SIGKILL and continued from the bucket alone, end with the bits of a run
+that nothing happened to.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from fixtures.buckets import Service
+from tiny import shape_yaml
+from toque.data.store.manifest import read_manifest
+from toque.data.tokenizer.train import train_codec
+
+NEEDED = ("s3fs", "moto")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(not all(map(find_spec, NEEDED)), reason=f"needs {', '.join(NEEDED)}"),
+]
+STEPS, VOCABULARY, FILES, DOCUMENTS = 48, 300, 7, 30
+SHRUNKEN = (
+    f"model.shape={shape_yaml('neox', width=32, layers=2, heads=2, positions=64)}",
+    "data.max_target_tokens=64",
+    "data.validation_fraction=0.1",
+    "train.batch=512 tokens",
+    "train.row_tokens=64",
+    "train.compile=false",
+    "train.precision=float32",
+    f"train.stop_after={STEPS} steps",
+    "train.micro_batch_rows=2",  # measured twice, it might be chosen twice, with other last bits
+    "train.save_every=4 steps",
+    "train.evaluate_every=16 steps",
+    "observe.log_every=1 step",
+)
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    """A bucket with token files in nested folders."""
+    running = Service("s3")
+    chance = np.random.default_rng(5)
+    for number in range(FILES):
+        lengths = chance.integers(1, 200, DOCUMENTS)
+        data = BytesIO()
+        ids = chance.integers(20, 256, lengths.sum()).astype(np.uint16)
+        np.savez(data, ids=ids, ends=np.cumsum(lengths))
+        running.put(f"corpus/year-{number // 3}/part/{number:05}.npz", data.getvalue())
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="module")
+def kitchen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the tokenizer that the files are said to be written with."""
+    folder = tmp_path_factory.mktemp("neox")
+    (folder / "tokenizer").mkdir()
+    codec = train_codec(["Onions and butter."] * 4, vocab_size=VOCABULARY, kind="bpe")
+    codec.save(folder / "tokenizer")
+    return folder
+
+
+def start(service: Service, kitchen: Path, name: str) -> subprocess.Popen[bytes]:
+    """Two processes of the preset; each run has a cache of its own, as a machine of its own has."""
+    words = (
+        f"run_dir=s3://pantry/runs/{name}",
+        "data.sources=[{path: 's3://pantry/corpus/', format: tokens, max_files: 5}]",
+        f"data.store={kitchen / name / 'store'}",
+        f"model.tokenizer={kitchen / 'tokenizer'}",
+        *SHRUNKEN,
+    )
+    environment = os.environ | {
+        "TOQUE_CACHE": str(kitchen / name / "cache"),
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{service.port}",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, "-m", "toque", "train", "neox-1.2b-test", "--gpus", "2", *words]
+    with (kitchen / f"{name}.log").open("ab") as log:
+        return subprocess.Popen(command, cwd=kitchen, env=environment, stdout=log, stderr=log)
+
+
+def run_folder(kitchen: Path, name: str) -> Path:
+    return kitchen / name / "cache" / "runs" / "s3" / "pantry" / "runs" / name
+
+
+def hashes(run: Path) -> dict[str, str]:
+    last = run / "checkpoints" / f"step-{STEPS:08d}"
+    files = [last / "model.safetensors", last / "optimizer.safetensors"]
+    files.append(run / "model" / "model.safetensors")
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def saved_there(service: Service, name: str) -> bool:
+    """Whether the bucket holds the manifest of a checkpoint: it is whole there."""
+    listed = service.listed(f"runs/{name}/")
+    return any("/step-" in key and key.endswith("manifest.json") for key in listed)
+
+
+def test_killed_and_continued_from_the_bucket_to_the_same_bits(service, kitchen):
+    whole = start(service, kitchen, "whole")
+    assert whole.wait() == 0, (kitchen / "whole.log").read_text()[-4000:]
+    log = (kitchen / "whole.log").read_text()
+    assert "max_files is 5: the first 5 of its 7 files by name are read." in log
+    assert "bits_per_byte" in log
+    manifest = read_manifest(kitchen / "whole" / "store")
+    names = [f"s3://pantry/corpus/year-{n // 3}/part/{n:05}.npz" for n in range(5)]
+    assert [entry.path for entry in manifest.sources] == names
+
+    killed = start(service, kitchen, "killed")
+    deadline = time.monotonic() + 300
+    while not saved_there(service, "killed"):
+        said = (kitchen / "killed.log").read_text()[-4000:]
+        assert killed.poll() is None, said
+        assert time.monotonic() < deadline, said
+        time.sleep(0.02)
+    launcher = psutil.Process(killed.pid)
+    for process in (launcher, *launcher.children(recursive=True)):  # it would start them again
+        process.send_signal(signal.SIGKILL)
+    killed.wait()
+    steps = _steps(run_folder(kitchen, "killed"))
+    assert max(steps) < STEPS, "it ended before it was killed"
+    shutil.rmtree(kitchen / "killed")  # a machine that is gone: the bucket is all there is
+    again = start(service, kitchen, "killed")
+    assert again.wait() == 0, (kitchen / "killed.log").read_text()[-4000:]
+    assert hashes(run_folder(kitchen, "killed")) == hashes(run_folder(kitchen, "whole"))
+
+
+def _steps(run: Path) -> list[int]:
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [line["step"] for line in lines if line["event"] == "step"]
