@@ -54,4 +54,5 @@ def _set(*settings: tuple[int, int]) -> bool:
     if platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt
-    return all([mallopt(parameter, value) == 1 for parameter, value in settings])
+    taken = [mallopt(parameter, value) == 1 for parameter, value in settings]
+    return all(taken)
