@@ -11,8 +11,8 @@ until this (`own`); the same without any sum (`compute`); and the exchange of as
 buckets of the same size alone (`exchange`). `ddp_by_the_slower` is ddp's seconds by the larger of
 the last two: 1 would be an exchange that hides completely.
 
-Quality: losses of both strategies agree to 1e-5 and gradient norms to 1e-4 (a float32 norm of 12 M
-numbers is no closer), and so do ddp's and the own sum's.
+Quality: losses of both strategies agree to 1e-5 and gradient norms to 5e-4 (a float32 norm of
+12 M numbers at once is no closer), and so do ddp's and the own sum's.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _close(one: dict[str, Any], other: dict[str, Any]) -> bool:
     def apart(key: str) -> float:
         return max(abs(x - y) / abs(y) for x, y in zip(one[key], other[key], strict=True))
 
-    return apart("losses") <= 1e-5 and apart("norms") <= 1e-4
+    return apart("losses") <= 1e-5 and apart("norms") <= 5e-4
 
 
 def _batch(step: int, rank: int, rows: int) -> DecoderBatch:
