@@ -75,7 +75,7 @@ def test_a_profiled_run_is_the_same_and_its_figures_add_up(
     # Exact but for the rounding of clocks: own times and the remainder are the updates.
     assert own + found["remainder_seconds"] == pytest.approx(found["traced_seconds"], rel=1e-6)
     # By the loop's own clock, which also runs while the marks are made.
-    assert found["traced_seconds"] <= found["loop_seconds"] * 1.05
+    assert found["traced_seconds"] <= found["loop_seconds"] * 1.25
     assert set(found["phases"]) == {"forward", "backward", "clip", "update"}
     assert len(watch.said) == 2
 
