@@ -10,22 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fixtures.trainers import small_trainer
 from tiny import model_of, shape_of, stream_of, uneven_examples
 from toque.batch import Batch
 from toque.data.loader.device_feed import DeviceFeed
 from toque.data.loader.prefetch import Prefetch
-from toque.evaluation.heldout_loss import HeldOut
 from toque.models.forward.compile import compile_blocks
 from toque.models.forward.kernels.choice import attention_of, use_attention
 from toque.models.forward.kernels.plan import planned
-from toque.models.forward.loss import loss_sum
-from toque.training.autotune.oom_fallback import OomFallback
-from toque.training.callbacks import Callback, Callbacks
-from toque.training.checkpoint.store import CheckpointStore
+from toque.training.callbacks import Callback
 from toque.training.events import StepInfo
-from toque.training.guards.update_guard import UpdateGuard
-from toque.training.lr_schedules import make_schedule
-from toque.training.optim.factory import build_optimizer
 from toque.training.runtime import Runtime
 from toque.training.schedule import Schedule
 from toque.training.trainer import Trainer
@@ -82,40 +76,24 @@ def run_on(
     model = model_on(device, family, dropout=dropout, attention=attention)
     if compiled:
         compile_blocks(model)
-    batches, seen = stream_of(uneven_examples(38), family, update_rows=5), Losses()
-    heldout = HeldOut(
-        batches.layout, [(i,) for i in range(7)], loss_sum, runtime.autocast, device,
-        rows_per_batch=2,
-    )  # fmt: skip
+    seen = Losses()
     with runtime.autocast():
         kernel = attention_of(model, device).name
     feed = None
     if device.type == "cuda":
         fits = kernel in {"flash", "flex"}
         feed = DeviceFeed(device, partial(planned, kernel=kernel) if fits else lambda batch: batch)
-    callbacks = Callbacks([seen])
-    trainer = Trainer(
-        model=model,
-        optimizer=build_optimizer(model),
-        batches=batches,
-        loss_fn=loss_fn or partial(loss_sum, smoothing=0.1),
-        lr_at=make_schedule(
-            "constant", peak_lr=1e-3, warmup=Duration(2, "steps"), stop_after=Duration(99, "steps")
-        ),
-        evaluator=lambda: heldout(model),
-        checkpoints=CheckpointStore(folder / "checkpoints"),
-        callbacks=callbacks,
+    trainer = small_trainer(
+        model,
+        stream_of(uneven_examples(38), family, update_rows=5),
+        folder=folder,
         runtime=runtime,
         schedule=Schedule(
             Duration(steps, "steps"), None, Duration.parse(save_every) if save_every else None
         ),
-        oom_fallback=OomFallback(rows, callbacks=callbacks),
-        guard=UpdateGuard(runtime, callbacks, run_folder=folder),
-        max_grad_norm=0.5,
-        seed=17,
+        callbacks=(seen,),
+        rows=rows,
+        loss_fn=loss_fn,
         prefetch=partial(Prefetch, feed=feed),
     )
-    newest = trainer.checkpoints.newest_valid()
-    if newest is not None:
-        trainer.load(newest)
     return trainer, seen

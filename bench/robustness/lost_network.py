@@ -17,104 +17,20 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import shutil
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import harness
 import peers
+from machines import Machine, ip, network
 
 from toque.workflows.drill.sessions import differing, facts_of
 
 PORT = 29400
 SAVE_EVERY = 2
-NAMED_HOST = 'hostname "$0" && exec "$@"'
-
-
-@dataclass
-class Machine:
-    """A namespace with a name, and the command that runs there."""
-
-    name: str
-    namespace: str
-    address: str
-    process: subprocess.Popen[str] | None = None
-    said: list[tuple[float, str]] = field(default_factory=list)
-    """Lines of standard error, each with the time at which it came."""
-
-    def start(self, *words: str, work: Path, answer: int) -> None:
-        """Run a `toque` command there."""
-        inside = ["ip", "netns", "exec", self.namespace, "unshare", "--uts", "sh", "-c", NAMED_HOST]
-        self.said = []
-        self.process = subprocess.Popen(  # noqa: S603 - our own command
-            [*inside, self.name, sys.executable, "-m", "toque", *words],
-            cwd=work,
-            env=os.environ | {"TOQUE_RANK_TIMEOUT": str(answer), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        threading.Thread(target=self._listen, daemon=True).start()
-
-    def _listen(self) -> None:
-        assert self.process is not None
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.said.append((time.monotonic(), line.rstrip()))
-
-    @property
-    def text(self) -> str:
-        """All that it said."""
-        return "\n".join(line for _, line in self.said)
-
-
-def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)  # noqa: S603, S607
-
-
-@contextlib.contextmanager
-def network(count: int) -> Iterator[tuple[str, list[Machine]]]:
-    """Machines on a bridge; yields the namespace of the bridge, and them.
-
-    Raises:
-        harness.Skipped: this machine lets nobody make namespaces.
-    """
-    if os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("unshare") is None:
-        raise harness.Skipped("network namespaces need root, iproute2 and util-linux")
-    tag = f"toque{os.getpid()}"
-    switch = f"{tag}-switch"
-    machines = [Machine(f"machine-{n}", f"{tag}-{n}", f"10.77.0.{n}") for n in range(1, count + 1)]
-    made: list[str] = []
-    try:
-        for name in (switch, *(machine.namespace for machine in machines)):
-            _ip("netns", "add", name)
-            made.append(name)
-        _ip("-n", switch, "link", "add", "bridge", "type", "bridge")
-        _ip("-n", switch, "link", "set", "bridge", "up")
-        for machine in machines:
-            port, space = f"port-{machine.name}", machine.namespace
-            link = ("link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", space)
-            _ip("-n", switch, *link)
-            _ip("-n", switch, "link", "set", port, "master", "bridge", "up")
-            _ip("-n", space, "address", "add", f"{machine.address}/24", "dev", "eth0")
-            for device in ("lo", "eth0"):
-                _ip("-n", space, "link", "set", device, "up")
-        yield switch, machines
-    except subprocess.CalledProcessError as error:
-        raise harness.Skipped(f"{' '.join(error.cmd)}: {error.stderr.strip()}") from error
-    finally:
-        for machine in machines:
-            if machine.process is not None and machine.process.poll() is None:
-                machine.process.kill()
-        for name in made:
-            _ip("netns", "delete", name)
 
 
 def measure(a: argparse.Namespace) -> harness.Result:
@@ -147,10 +63,10 @@ def _disturbed(switch: str, machines: list[Machine], work: Path, a: argparse.Nam
     _run(machines, work, "lost", a)
     _until_saved(machines, work / "lost" / "checkpoints", a.steps // 3)
     port = f"port-{lost.name}"
-    _ip("-n", switch, "link", "set", port, "down")
+    ip("-n", switch, "link", "set", port, "down")
     pulled = time.monotonic()
     time.sleep(a.seconds)
-    _ip("-n", switch, "link", "set", port, "up")
+    ip("-n", switch, "link", "set", port, "up")
     back = time.monotonic()
     codes = [_wait(machine) for machine in machines]
     others = [machine for machine in machines if machine is not lost]

@@ -1,6 +1,7 @@
 """How ranks share an update: memory of a rank by ddp and fsdp, and how far exchanges overlap.
 
     python bench/speed/sharing.py [--ranks 4] [--turns 5] [--only memory|time]
+                                  [--rows 4 16 32] [--gbit 0 2 1]
 
 memory: a GPT-2 of 98 M parameters with AdamW in float32 is updated three times by four processes
 over gloo, by ddp (theirs) and by fsdp (ours), each in processes of their own. The ratio is of the
@@ -9,16 +10,21 @@ peak resident memory of the rank that used most, everything from the interpreter
 time: two processes, in turn: an update by ddp; by a sum after the last backward, as Toque had it
 until this (`own`); the same without any sum (`compute`); and the exchange of as many bytes in
 buckets of the same size alone (`exchange`). `ddp_by_the_slower` is ddp's seconds by the larger of
-the last two: 1 would be an exchange that hides completely.
+the last two: 1 would be an exchange that hides completely. Each number of `--rows` (of 128 tokens,
+a rank) is timed at each rate of `--gbit` (10^9 bits a second; the ranks are then simulated machines
+whose links are limited); 0 is this machine's own loopback, whose exchange is done by the very cores
+that compute and has nothing to hide behind.
 
-Quality: losses of both strategies agree to 1e-5 and gradient norms to 5e-4 (a float32 norm of
-12 M numbers at once is no closer), and so do ddp's and the own sum's.
+Quality: losses and gradient norms of both strategies agree to 1e-5, and so do ddp's and the own
+sum's. Norms are taken in float64 for that; by how much the norm that clips, in float32, is off
+them stands beside (`norm_off`).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import resource
 import socket
@@ -32,12 +38,14 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import harness
+from machines import Machine, network
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
     from toque.batch import DecoderBatch
+    from toque.training.distributed.collectives import Ranks
 
 VOCABULARY, WIDTH, LAYERS = 16_000, 768, 12
 SMALL = {"n_embd": 512, "n_layer": 6, "n_head": 8, "n_positions": 256}
@@ -49,7 +57,7 @@ TOKENS = 128
 def measure(a: argparse.Namespace) -> harness.Result | dict[str, Any]:
     """One rank, or the whole comparison."""
     if a.rank_of is not None:
-        found = _memory(a.rank_of) if a.rank_of != "time" else _times(a.turns)
+        found = _memory(a.rank_of) if a.rank_of != "time" else _times(a.turns, a.rows[0])
         print(json.dumps(found), flush=True)
         os._exit(0)  # gloo may abort a process that is done
     result = harness.Result()
@@ -63,10 +71,12 @@ def measure(a: argparse.Namespace) -> harness.Result | dict[str, Any]:
         if not _close(sides["fsdp"][0], sides["ddp"][0]):
             result.void("fsdp and ddp differ")
     if a.only != "memory":
-        times = _ranks(a, "time", 2)[0]
-        result.details["time"] = times
-        if not _close(times["seen"]["ddp"], times["seen"]["own"]):
-            result.void("ddp and the own sum differ")
+        cases = [(gbit, rows) for gbit in a.gbit for rows in a.rows]
+        result.details["time"] = [_timed(a, gbit, rows) for gbit, rows in cases]
+        for times in result.details["time"]:
+            seen = times.pop("seen")
+            if not _close(seen["ddp"], seen["own"]):
+                result.void("ddp and the own sum differ")
     return result
 
 
@@ -74,22 +84,41 @@ def options(p: argparse.ArgumentParser) -> None:
     """The command line."""
     p.add_argument("--ranks", type=int, default=4, help="whose memory is compared")
     p.add_argument("--turns", type=int, default=5)
+    p.add_argument("--rows", type=int, nargs="+", default=[4, 16, 32], help="of a rank's update")
+    p.add_argument("--gbit", type=float, nargs="+", default=[0.0, 2.0, 1.0], help="links")
     p.add_argument("--only", choices=("memory", "time"))
     p.add_argument("--rank-of", choices=("ddp", "fsdp", "time"), help=argparse.SUPPRESS)
 
 
-def _ranks(a: argparse.Namespace, name: str, n: int) -> list[dict[str, Any]]:
-    """Start `n` ranks of this script; what each found."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    shared = {"WORLD_SIZE": str(n), "LOCAL_WORLD_SIZE": str(n), "MASTER_ADDR": "127.0.0.1"}
-    shared |= {"MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+def _timed(a: argparse.Namespace, gbit: float, rows: int) -> dict[str, Any]:
+    """One case of `time`."""
+    asked = argparse.Namespace(turns=a.turns, rows=[rows])
+    if not gbit:
+        found = _ranks(asked, "time", 2)
+    else:
+        with network(2, gbit=gbit) as (_, machines):
+            found = _ranks(asked, "time", 2, machines)
+    return {"gbit": gbit or "loopback", "tokens_of_a_rank": rows * TOKENS, **found[0]}
+
+
+def _ranks(
+    a: argparse.Namespace, name: str, n: int, machines: list[Machine] | None = None
+) -> list[dict[str, Any]]:
+    """Start `n` ranks of this script, on machines of their own or here; what each found."""
+    shared = {"WORLD_SIZE": str(n), "MASTER_PORT": str(_free_port()), "OMP_NUM_THREADS": "1"}
+    if machines:
+        shared |= {"GLOO_SOCKET_IFNAME": "eth0", "LOCAL_WORLD_SIZE": "1"}
+    else:
+        shared |= {"LOCAL_WORLD_SIZE": str(n)}
+    shared["MASTER_ADDR"] = machines[0].address if machines else "127.0.0.1"
     command = [sys.executable, __file__, "--rank-of", name, "--turns", str(a.turns)]
+    command += ["--rows", str(a.rows[0])]
     started = [
         subprocess.Popen(  # noqa: S603  # this script again
-            command,
-            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            [*(machines[rank].inside if machines else []), *command],
+            env=os.environ
+            | shared
+            | {"RANK": str(rank), "LOCAL_RANK": "0" if machines else str(rank)},
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -103,11 +132,17 @@ def _ranks(a: argparse.Namespace, name: str, n: int) -> list[dict[str, Any]]:
     return found
 
 
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def _close(one: dict[str, Any], other: dict[str, Any]) -> bool:
     def apart(key: str) -> float:
         return max(abs(x - y) / abs(y) for x, y in zip(one[key], other[key], strict=True))
 
-    return apart("losses") <= 1e-5 and apart("norms") <= 5e-4
+    return apart("losses") <= 1e-5 and apart("norms") <= 1e-5
 
 
 def _batch(step: int, rank: int, rows: int) -> DecoderBatch:
@@ -150,7 +185,7 @@ def _memory(strategy: str) -> dict[str, Any]:
     from toque.training.runtime import Runtime
 
     shape = {"n_embd": WIDTH, "n_layer": LAYERS, "n_head": 12, "n_positions": 256}
-    losses, norms = [], []
+    losses, norms, off = [], [], 0.0
     with joined(strategy="ddp") as ranks:
         runtime = Runtime.detect(device="cpu", precision="float32", ranks=ranks)
         model = _model(shape)
@@ -168,15 +203,35 @@ def _memory(strategy: str) -> dict[str, Any]:
             (rows,) = sharing.micro_batches(_batch(step, ranks.rank, 1), 1)
             loss = sharing.loss(loss_sum, rows, last=True)
             runtime.backward(loss / (TOKENS * ranks.world_size))
-            norms.append(float(runtime.clip_gradients(optimizer, 1.0)))
+            norms.append(_exact_norm(model, ranks))
+            clipped = float(runtime.clip_gradients(optimizer, 1.0))
+            off = max(off, abs(clipped / norms[-1] - 1.0))
             runtime.optimizer_step(optimizer, lr=1e-4, only_if=torch.tensor(True))
             losses.append(float(ranks.total(loss.detach())))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     found = {"parameters": n, "peak_mib": round(peak), "losses": losses, "norms": norms}
-    return {"strategy": strategy, **found}
+    return {"strategy": strategy, "norm_off": off, **found}
 
 
-def _times(turns: int) -> dict[str, Any]:
+def _exact_norm(model: torch.nn.Module, ranks: Ranks | None = None) -> float:
+    """Of the gradients, summed in float64 a part at a time; of parts of them over the ranks."""
+    from torch.distributed.tensor import DTensor
+
+    total, is_divided = 0.0, False
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            gradient = parameter.grad
+            if isinstance(gradient, DTensor):
+                gradient, is_divided = gradient.to_local(), True
+            for part in gradient.reshape(-1).split(1 << 20):
+                total += float(part.double().square().sum())
+    if is_divided:
+        assert ranks is not None
+        (total,) = ranks.all_reduce_sum([total])
+    return math.sqrt(total)
+
+
+def _times(turns: int, n_rows: int) -> dict[str, Any]:
     from toque.models.forward.loss import loss_sum
     from toque.training.distributed.launch import joined
     from toque.training.distributed.sharing import Replicated
@@ -192,17 +247,15 @@ def _times(turns: int) -> dict[str, Any]:
         def update(name: str, step: int) -> None:
             for parameter in held[name]:
                 parameter.grad = None
-            rows = _batch(step, ranks.rank, 4)
+            rows = _batch(step, ranks.rank, n_rows)
             if name == "ddp":
                 loss = sharing.loss(loss_sum, rows, last=True)
             else:
                 loss = loss_sum(models[name], rows)
-            (loss / (4 * TOKENS * ranks.world_size)).backward()
+            (loss / (n_rows * TOKENS * ranks.world_size)).backward()
             if name == "own":
                 _sum_after_backward([p.grad for p in held[name] if p.grad is not None])
             seen[name]["losses"].append(float(loss.detach()))
-            length = sum(float(p.grad.square().sum()) for p in held[name] if p.grad is not None)
-            seen[name]["norms"].append(length**0.5)
 
         flat = [p.detach().clone() for p in held["ddp"]]
         work: dict[str, Callable[[int], None]] = {
@@ -220,6 +273,8 @@ def _times(turns: int) -> dict[str, Any]:
                 ranks.all_reduce_sum([0.0])
                 if step > 0:  # the first chooses kernels
                     seconds[name].append(time.perf_counter() - began)
+                if name in seen:
+                    seen[name]["norms"].append(_exact_norm(models[name]))
     middle = {name: round(statistics.median(found), 4) for name, found in seconds.items()}
     slower = max(middle["compute"], middle["exchange"])
     return {

@@ -12,31 +12,24 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import nn
 
+from fixtures.trainers import small_trainer
 from tiny import model_of, shape_of, stream_of, uneven_examples
-from toque.evaluation.heldout_loss import HeldOut
 from toque.models.forward.cpu_layers import use_cpu_layers
-from toque.models.forward.loss import loss_sum
 from toque.models.lora.layers import attach, refuse_unreached, resolve
-from toque.training.autotune.oom_fallback import OomFallback
-from toque.training.callbacks import Callback, Callbacks
+from toque.training.callbacks import Callback
 from toque.training.checkpoint.state_tensors import model_tensors
-from toque.training.checkpoint.store import CheckpointStore
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.launch import joined
 from toque.training.distributed.parts import gathered
 from toque.training.distributed.sharding import Sharded
 from toque.training.distributed.sharing import Alone, Replicated, Sharing
 from toque.training.events import Requests, StepInfo
-from toque.training.guards.update_guard import UpdateGuard
-from toque.training.lr_schedules import make_schedule
-from toque.training.optim.factory import build_optimizer
 from toque.training.optim.gradient_noise import GradientNoise
 from toque.training.optim.weight_average import WeightAverage
 from toque.training.runtime import Runtime
@@ -95,50 +88,24 @@ def run_of(
     use_cpu_layers(model, "float32")
     runtime = Runtime.detect(device="cpu", precision="float32", ranks=ranks)
     sharing, seen = shared(model, strategy, ranks), Numbers(stop_at)
-    batches = stream_of(
-        uneven_examples(38),
-        family,
-        update_rows=ROWS[share],
-        rank=ranks.rank,
-        world_size=ranks.world_size,
-    )
-    heldout = HeldOut(
-        batches.layout,
-        [(i,) for i in range(7)],
-        lambda _model, batch: sharing.evaluate(loss_sum, batch),
-        runtime.autocast,
-        runtime.device,
-        rows_per_batch=3,
-        share=(ranks.rank, ranks.world_size),
-        total=ranks.all_reduce_sum,
-        in_step=sharing.is_sharded,
-    )
-    trainer = Trainer(
-        model=model,
-        optimizer=build_optimizer(model),
-        batches=batches,
-        loss_fn=partial(loss_sum, smoothing=0.1),
-        lr_at=make_schedule(
-            "constant", peak_lr=1e-3, warmup=Duration(2, "steps"), stop_after=Duration(99, "steps")
+    trainer = small_trainer(
+        model,
+        stream_of(
+            uneven_examples(38),
+            family,
+            update_rows=ROWS[share],
+            rank=ranks.rank,
+            world_size=ranks.world_size,
         ),
-        evaluator=lambda: heldout(model),
-        checkpoints=CheckpointStore(folder / "checkpoints"),
-        callbacks=Callbacks([seen]),
+        folder=folder,
         runtime=runtime,
-        sharing=sharing,
         schedule=Schedule(Duration(UPDATES, "steps"), Duration(9, "steps"), Duration(20, "steps")),
-        oom_fallback=OomFallback(2),
-        guard=UpdateGuard(runtime, run_folder=folder),
-        max_grad_norm=0.5,
-        seed=17,
+        callbacks=(seen,),
+        sharing=sharing,
         check_reached=refuse_unreached if weights == "lora" else None,
         noise=GradientNoise(eta=1e-4, gamma=0.55, seed=1),
         average=WeightAverage("ema", decay=0.9),
     )
-    ranks.all_reduce_sum([0.0])  # rank 0 may still be saving what ended here
-    newest = trainer.checkpoints.newest_valid()
-    if newest is not None:
-        trainer.load(newest)
     return trainer, seen
 
 

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import itertools
 import json
 import os
 import random
 import shutil
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
+from fixtures.ranks import (
+    as_rank,
+    loaded,
+    losses_of,
+    prepared_folder,
+    ranks_of,
+    surroundings,
+    torchrun,
+)
 from tiny import FAMILIES
-from toque.cli import main
 from toque.config import load_config
-from toque.cooking.cookbook.generate import write_cookbook
 from toque.errors import ConfigError
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.sharding import mesh_shape
@@ -30,9 +34,7 @@ from toque.training.runtime import Runtime
 from toque.workflows.assembly.strategy import strategy_of
 
 SCRIPT = Path(__file__).parent / "shared_cases.py"
-_SPEC = importlib.util.spec_from_file_location("shared_cases", SCRIPT)
-shared_cases = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(shared_cases)
+shared_cases = loaded(SCRIPT)
 
 STRATEGIES = ("ddp", "fsdp", "hsdp", "copies")
 """`copies` is hsdp whose two ranks hold all weights each, as two machines would."""
@@ -47,28 +49,11 @@ def walked(
     folder: Path, verb: str, *cases: str, ranks: int = 2, stop_at: int = 0
 ) -> list[dict[str, Any]]:
     """What each of several ranks saw of the cases."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    surroundings = {
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-        "OMP_NUM_THREADS": "1",
-        "STOP_AT": str(stop_at),
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    }
+    shared = surroundings(ranks=ranks) | {"STOP_AT": str(stop_at)}
     processes = [
-        subprocess.Popen(
-            [sys.executable, str(SCRIPT), str(folder), verb, *cases],
-            env=os.environ | surroundings | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
+        as_rank(number, shared, str(SCRIPT), str(folder), verb, *cases) for number in range(ranks)
     ]
-    said = [process.communicate()[1] for process in processes]
+    said = [process.communicate()[0] for process in processes]
     ends = [process.returncode for process in processes]
     assert ends == [0] * ranks, "\n".join(text[-4000:] for text in said)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
@@ -147,54 +132,18 @@ def test_ranks_make_a_rectangle():
 
 
 STEPS = 24
-CONFIG = f"""
-seed: 5
-model: {{family: gpt2, tokenizer: "trained:512",
-  shape: {{n_embd: 32, n_layer: 2, n_head: 2, n_positions: 512,
-    resid_pdrop: 0.0, embd_pdrop: 0.0, attn_pdrop: 0.0}}}}
-data: {{sources: [{{path: a.jsonl}}], store: store, max_prompt_tokens: 64, max_target_tokens: 256}}
-optim: {{warmup: "2 steps", peak_lr: 1e-2, averaging: {{kind: ema}}}}
-train: {{stop_after: "{STEPS} steps", batch: "4096 tokens", evaluate_every: "10 steps",
-  precision: float32, micro_batch_rows: 2, save_every: "2 steps", strategy: fsdp}}
-evaluation: {{max_examples: 8, generate: 2}}
-observe: {{log_every: "1 step", gradients: "3 steps"}}
-"""
 
 
 @pytest.fixture(scope="module")
 def kitchen(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("ranks")
-    write_cookbook(folder / "a.jsonl", n=200, seed=3)
-    (folder / "run.yaml").write_text(CONFIG)
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        assert main(["prepare", "run.yaml"]) == 0
-    finally:
-        os.chdir(before)
-    return folder
-
-
-def torchrun(kitchen: Path, run: str, *words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
-            *("--master-port", "0", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"),
-            *("-m", "toque", "train", "run.yaml", f"run_dir={run}", *words),
-        ],
-        cwd=kitchen,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+    return prepared_folder(
+        tmp_path_factory.mktemp("ranks"),
+        steps=STEPS,
+        shape=", resid_pdrop: 0.0, embd_pdrop: 0.0, attn_pdrop: 0.0",
+        optim=", averaging: {kind: ema}",
+        train="micro_batch_rows: 2, strategy: fsdp",
+        observe=', gradients: "3 steps"',
     )
-
-
-def losses_of(run: Path) -> dict[int, float]:
-    """The training loss of every step; of one that was computed twice, the last."""
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    events = [json.loads(line) for line in lines]
-    return {event["step"]: event["loss"] for event in events if event["event"] == "step"}
 
 
 def model_sha256(run: Path) -> str:
@@ -203,7 +152,7 @@ def model_sha256(run: Path) -> str:
 
 @pytest.fixture(scope="module")
 def undisturbed(kitchen) -> Path:
-    agent = torchrun(kitchen, "whole")
+    agent = torchrun(kitchen, "whole", timeout=600)
     said = agent.communicate()[0]
     assert agent.returncode == 0, said[-6000:]
     return kitchen / "whole"
@@ -248,17 +197,16 @@ def test_twenty_kills_of_a_rank_under_fsdp_change_no_bit(kitchen, undisturbed):
         run = kitchen / f"killed-{runs}"
         runs += 1
         while True:
-            agent = torchrun(kitchen, run.name)
+            agent = torchrun(kitchen, run.name, timeout=600)
             before = max(losses_of(run), default=0) if (run / "metrics.jsonl").exists() else 0
             target = before + chance.randint(1, 6)
             while agent.poll() is None and kills < 20:
                 done = max(losses_of(run), default=0) if (run / "metrics.jsonl").exists() else 0
                 if done >= target:
-                    children = psutil.Process(agent.pid).children(recursive=True)
-                    ranks = [c for c in children if c.environ().get("RANK") is not None]
-                    if len(ranks) == 2:
+                    both = ranks_of(agent)
+                    if len(both) == 2:
                         time.sleep(chance.random() * 0.2)
-                        chance.choice(ranks).kill()
+                        chance.choice(both).kill()
                         kills += 1
                         break
                 time.sleep(0.02)

@@ -13,6 +13,7 @@ import pytest
 import fixtures.buckets
 import fixtures.proxy
 import fixtures.remote_parts
+from fixtures.ports import free_port
 from toque.cli import main
 from toque.cooking.cookbook.generate import write_cookbook
 from toque.storage.bucket import Bucket, open_bucket
@@ -55,10 +56,10 @@ class Service:
 
 
 @pytest.fixture(scope="session")
-def s3(buckets) -> Iterator[Service]:
+def s3() -> Iterator[Service]:
     pytest.importorskip("s3fs")
     server = pytest.importorskip("moto.server")
-    port = buckets.free_port()
+    port = free_port()
     running = server.ThreadedMotoServer("127.0.0.1", port, verbose=False)
     running.start()
     request = urllib.request.Request(f"http://127.0.0.1:{port}/pantry/", data=b"", method="PUT")
@@ -68,10 +69,10 @@ def s3(buckets) -> Iterator[Service]:
 
 
 @pytest.fixture(scope="session")
-def gs(buckets) -> Iterator[Service]:
+def gs() -> Iterator[Service]:
     pytest.importorskip("gcsfs")
     server = pytest.importorskip("gcp_storage_emulator.server")
-    port = buckets.free_port()
+    port = free_port()
     running = server.create_server("127.0.0.1", port, in_memory=True, default_bucket="pantry")
     running.start()
     yield Service("gs", port)

@@ -6,81 +6,30 @@ import hashlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 
-from toque.cli import main
+from fixtures.ranks import (
+    as_rank,
+    losses_of,
+    prepared_folder,
+    rank,
+    surroundings,
+    torchrun,
+    wait_for,
+)
 from toque.cooking.cookbook.generate import write_cookbook
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 STEPS = 24
-CONFIG = f"""
-seed: 5
-model: {{family: gpt2, tokenizer: "trained:512",
-  shape: {{n_embd: 32, n_layer: 2, n_head: 2, n_positions: 512}}}}
-data: {{sources: [{{path: a.jsonl}}], store: store, max_prompt_tokens: 64, max_target_tokens: 256}}
-optim: {{warmup: "2 steps", peak_lr: 1e-2}}
-train: {{stop_after: "{STEPS} steps", batch: "4096 tokens", evaluate_every: "10 steps",
-  precision: float32, micro_batch_rows: 1, compile: false, save_every: "2 steps"}}
-evaluation: {{max_examples: 8, generate: 2}}
-observe: {{log_every: "1 step"}}
-"""
 
 
 @pytest.fixture(scope="module")
 def kitchen(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("ranks")
-    write_cookbook(folder / "a.jsonl", n=200, seed=3)
-    (folder / "run.yaml").write_text(CONFIG)
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        assert main(["prepare", "run.yaml"]) == 0
-    finally:
-        os.chdir(before)
-    return folder
-
-
-def torchrun(
-    kitchen: Path, run: str, *options: str, timeout: int = 60, words: tuple[str, ...] = ()
-) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
-            *("--master-port", "0", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"),
-            *options,
-            *("-m", "toque", "train", "run.yaml", f"run_dir={run}", *words),
-        ],
-        cwd=kitchen,
-        env=os.environ
-        | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOQUE_RANK_TIMEOUT": str(timeout)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def rank(agent: subprocess.Popen[str], number: int) -> psutil.Process:
-    """The process of a rank, once it trains."""
-    for child in psutil.Process(agent.pid).children(recursive=True):
-        if child.environ().get("RANK") == str(number):
-            return child
-    pytest.fail(f"rank {number} is not there")
-
-
-def wait_for(path: Path, agent: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 120
-    while not path.exists():
-        if agent.poll() is not None or time.monotonic() > deadline:
-            agent.kill()
-            pytest.fail(f"{path} never came: {agent.communicate()[0][-3000:]}")
-        time.sleep(0.02)
+    return prepared_folder(tmp_path_factory.mktemp("ranks"), steps=STEPS)
 
 
 def ended(agent: subprocess.Popen[str], *, within: float) -> str:
@@ -98,11 +47,6 @@ def hashes(run: Path) -> list[str]:
     return [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
 
 
-def losses(run: Path) -> dict[int, float]:
-    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return {line["step"]: line["loss"] for line in lines if line["event"] == "step"}
-
-
 @pytest.fixture(scope="module")
 def whole(kitchen) -> Path:
     """The run that nothing happens to."""
@@ -115,7 +59,7 @@ def whole(kitchen) -> Path:
 
 
 def test_22_a_killed_rank_ends_all_and_a_restart_continues_to_the_bit(kitchen, whole):
-    agent = torchrun(kitchen, "killed", "--max-restarts", "2")
+    agent = torchrun(kitchen, "killed", options=("--max-restarts", "2"))
     wait_for(kitchen / "killed" / "checkpoints" / "step-00000004", agent)
     victim = rank(agent, 1)
     victim.kill()
@@ -125,7 +69,7 @@ def test_22_a_killed_rank_ends_all_and_a_restart_continues_to_the_bit(kitchen, w
     assert f"Rank 1 (process {victim.pid} on" in said
     assert "continuing from step" in said
     assert hashes(kitchen / "killed") == hashes(whole)
-    assert losses(kitchen / "killed") == losses(whole)
+    assert losses_of(kitchen / "killed") == losses_of(whole)
 
 
 def test_22_without_restarts_all_end_within_ten_seconds(kitchen):
@@ -155,7 +99,7 @@ def test_23_a_rank_that_hangs_is_named_with_its_stack(kitchen):
         "import time\n\n\nclass Endless:\n    def on_step_end(self, state):\n"
         "        time.sleep(3600 if state.step == 4 else 0)\n"
     )
-    agent = torchrun(kitchen, "hung", timeout=8, words=("observe.callbacks=[endless:Endless]",))
+    agent = torchrun(kitchen, "hung", "observe.callbacks=[endless:Endless]", timeout=8)
     wait_for(kitchen / "hung" / "checkpoints" / "step-00000002", agent)
     victim = rank(agent, 0)
     said = ended(agent, within=120)
@@ -202,7 +146,7 @@ def test_a_signal_to_one_rank_saves_once_and_one_process_continues(kitchen, whol
     )
     assert one.returncode == 0, one.stderr[-2000:]
     assert "ranks: 2 -> 1" in one.stderr.replace("\n", " ")
-    assert list(losses(kitchen / "moved")) == list(losses(whole))
+    assert list(losses_of(kitchen / "moved")) == list(losses_of(whole))
 
 
 def test_25_success_is_reported_as_success(kitchen):
@@ -219,7 +163,7 @@ def test_fault_27_ranks_leave_out_the_same_updates_and_go_back_together(kitchen)
         "optim.outliers={sigma: 1e-6, window: 2, roll_back_after: 2}",
         'train.stop_after="8 steps"',
     )
-    agent = torchrun(kitchen, "outliers", words=words)
+    agent = torchrun(kitchen, "outliers", *words)
     said = ended(agent, within=240)
     text = (kitchen / "outliers" / "metrics.jsonl").read_text()
     lines = [json.loads(line) for line in text.splitlines()]
@@ -236,13 +180,13 @@ def test_fault_27_ranks_leave_out_the_same_updates_and_go_back_together(kitchen)
 
 def test_48_one_rank_prepares_and_the_others_wait(kitchen, whole):
     fresh = ("data.store=fresh",)
-    agent = torchrun(kitchen, "prepared", words=fresh)
+    agent = torchrun(kitchen, "prepared", *fresh)
     said = ended(agent, within=240)
     assert agent.returncode == 0, said[-3000:]
     assert said.count("fresh is not prepared yet") == 1
     assert hashes(kitchen / "prepared") == hashes(whole)
     write_cookbook(kitchen / "b.jsonl", n=200, seed=4)
-    agent = torchrun(kitchen, "other", words=(*fresh, "data.sources=[{path: b.jsonl}]"))
+    agent = torchrun(kitchen, "other", *fresh, "data.sources=[{path: b.jsonl}]")
     said = ended(agent, within=240)
     assert agent.returncode != 0
     assert said.count("was not prepared from what data.sources names") == 1
@@ -264,22 +208,8 @@ os._exit(0)
 
 
 def test_48_preparing_may_take_longer_than_ranks_wait_for_each_other(tmp_path):
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", LONG, str(tmp_path / "done")],
-            env=os.environ
-            | shared
-            | {"RANK": str(n), "TOQUE_RANK_TIMEOUT": "4", "PYTHONPATH": os.pathsep.join(sys.path)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for n in (0, 1)
-    ]
-    said = [rank.communicate(timeout=120)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], said
+    shared = surroundings(timeout=4)
+    both = [as_rank(n, shared, "-c", LONG, str(tmp_path / "done")) for n in (0, 1)]
+    said = [each.communicate(timeout=120)[0] for each in both]
+    assert [each.returncode for each in both] == [0, 0], said
     assert all("went on" in words for words in said)

@@ -11,30 +11,24 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fixtures.trainers import small_trainer
 from tiny import FAMILIES, model_of, shape_of, stream_of, uneven_examples
 from toque.batch import Batch
 from toque.data.loader.batch_stream import BatchStream
 from toque.errors import CheckpointError, ConfigError, NonFiniteError
-from toque.evaluation.heldout_loss import HeldOut
 from toque.models.forward.loss import loss_sum
-from toque.training.autotune.oom_fallback import OomFallback
-from toque.training.callbacks import Callback, Callbacks
-from toque.training.checkpoint.store import CheckpointStore
+from toque.training.callbacks import Callback
 from toque.training.distributed.alike import refuse_unlike, versions
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.launch import joined
 from toque.training.distributed.sharing import Replicated
 from toque.training.events import Requests, StepInfo
-from toque.training.guards.update_guard import UpdateGuard
-from toque.training.lr_schedules import make_schedule
-from toque.training.optim.factory import build_optimizer
 from toque.training.optim.gradient_noise import GradientNoise
 from toque.training.optim.weight_average import WeightAverage
 from toque.training.runtime import Runtime
@@ -79,42 +73,23 @@ def run_of(
     """A run with packing, accumulation, clipping, noise, smoothing and averaging, ready to go."""
     model = model_of(family, seed=5, shape=shape_of(family, layers=1, dropout=0.0)).train()
     runtime = Runtime.detect(device="cpu", precision="float32", ranks=ranks)
-    batches, seen = stream(family, ranks), Losses(ask)
-    heldout = HeldOut(
-        batches.layout,
-        [(i,) for i in range(7)],
-        loss_sum,
-        runtime.autocast,
-        runtime.device,
-        rows_per_batch=2,
-        share=(ranks.rank, ranks.world_size),
-        total=ranks.all_reduce_sum,
-    )
-    stop = Duration.parse(stop_after or f"{steps} steps")
-    trainer = Trainer(
-        model=model,
-        optimizer=build_optimizer(model),
-        batches=batches,
-        loss_fn=loss_fn or partial(loss_sum, smoothing=0.1),
-        lr_at=make_schedule(
-            "constant", peak_lr=1e-3, warmup=Duration(2, "steps"), stop_after=Duration(99, "steps")
-        ),
-        evaluator=lambda: heldout(model),
-        checkpoints=CheckpointStore(folder / "checkpoints"),
-        callbacks=Callbacks([seen]),
+    seen = Losses(ask)
+    trainer = small_trainer(
+        model,
+        stream(family, ranks),
+        folder=folder,
         runtime=runtime,
+        schedule=Schedule(
+            Duration.parse(stop_after or f"{steps} steps"),
+            Duration(3, "steps"),
+            Duration(3, "steps"),
+        ),
+        callbacks=(seen,),
+        loss_fn=loss_fn,
         sharing=Replicated(model) if ranks.is_distributed else None,
-        schedule=Schedule(stop, Duration(3, "steps"), Duration(3, "steps")),
-        oom_fallback=OomFallback(2),
-        guard=UpdateGuard(runtime, run_folder=folder),
-        max_grad_norm=0.5,
-        seed=17,
         noise=GradientNoise(eta=1e-4, gamma=0.55, seed=1),
         average=WeightAverage("ema", decay=0.9),
     )
-    newest = trainer.checkpoints.newest_valid()
-    if newest is not None:
-        trainer.load(newest)
     return trainer, seen
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 import os
@@ -10,13 +9,13 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from torch.distributed import HashStore
 
+from fixtures.ranks import as_rank, loaded, surroundings
 from toque.cli import main
 from toque.data.loader.batch_stream import Step
 from toque.errors import ConfigError, DataError
@@ -28,23 +27,8 @@ from toque.training.runtime import set_deterministic
 from toque.units import Cursor
 
 SCRIPT = Path(__file__).parent / "shared_run.py"
-
-
-def _loaded() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("shared_run", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-shared_run = _loaded()
+shared_run = loaded(SCRIPT)
 STEPS, FAMILIES = shared_run.STEPS, shared_run.FAMILIES
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
@@ -57,30 +41,18 @@ def seen(folder) -> list[dict[str, Any]]:
     """What each of two ranks saw."""
     alone, _ = shared_run.run_of("gpt2", Ranks(), folder / "changing", steps=3)
     alone.fit()
-    surroundings = {
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "OMP_NUM_THREADS": "1",
-        "TOQUE_RANK_TIMEOUT": "120",
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    }
-    second = subprocess.Popen(
-        [sys.executable, str(SCRIPT), str(folder)],
-        env=os.environ | surroundings | {"RANK": "1"},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    shared = surroundings()
+    second = as_rank(1, shared, str(SCRIPT), str(folder))
     # This process is the first rank: starting a second one with torch costs more than all else.
     before, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in (surroundings | {"RANK": "0"}).items():
+        for name, value in (shared | {"RANK": "0", "LOCAL_RANK": "0"}).items():
             patch.setenv(name, value)
         try:
             shared_run.work(folder)
         finally:
-            said = second.communicate(timeout=60)[1]
+            said = second.communicate(timeout=60)[0]
     torch.set_num_threads(threads)
     set_deterministic(before)
     # gloo may abort a process that is done; what it wrote tells whether it was.

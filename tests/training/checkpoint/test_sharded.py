@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
 import shutil
-import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
+from fixtures.ranks import as_rank, loaded, surroundings
 from toque.errors import CheckpointError
 from toque.storage.atomic import sweep
 from toque.training.checkpoint.saved import verify_checkpoint
@@ -26,45 +21,16 @@ from toque.workflows.verify import verify
 
 SCRIPT = Path(__file__).parent / "sharded_ranks.py"
 SHARDS = ["shard-00000-of-00002.safetensors", "shard-00001-of-00002.safetensors"]
-
-
-def loaded_script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("sharded_ranks", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-sharded_ranks = loaded_script()
+sharded_ranks = loaded(SCRIPT)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two ranks left."""
     folder = tmp_path_factory.mktemp("sharded")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    surroundings = {
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-        "OMP_NUM_THREADS": "1",
-        "TOQUE_RANK_TIMEOUT": "300",
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    }
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(SCRIPT), str(folder)],
-            env=os.environ | surroundings | {"RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    said = [rank.communicate(timeout=570)[1] for rank in ranks]
+    shared = surroundings(timeout=300)
+    both = [as_rank(n, shared, str(SCRIPT), str(folder)) for n in range(2)]
+    said = [each.communicate(timeout=570)[0] for each in both]
     assert (folder / "rank0.json").exists(), said[0][-6000:]
     assert (folder / "rank1.json").exists(), said[1][-6000:]
     return folder

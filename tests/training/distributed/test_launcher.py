@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fixtures.ports import free_port
 from toque.errors import ConfigError, RankLost
 from toque.training.distributed.launcher import Machines, environment_of, launch
 from toque.training.distributed.meeting import address_of, interface_to, is_here, met
@@ -121,12 +122,6 @@ time.sleep(60)
     sender.join()
     assert len(said) == 1
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 MACHINE = """

@@ -5,78 +5,28 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
 from conftest import REPOSITORY
-from toque.cli import main
-from toque.cooking.cookbook.generate import write_cookbook
+from fixtures.ports import free_port
+from fixtures.ranks import prepared_folder, rank, train, wait_for
 from toque.workflows.drill.sessions import differing, facts_of
 
 STEPS = 16
-CONFIG = f"""
-seed: 5
-model: {{family: gpt2, tokenizer: "trained:512",
-  shape: {{n_embd: 32, n_layer: 2, n_head: 2, n_positions: 512}}}}
-data: {{sources: [{{path: a.jsonl}}], store: store, max_prompt_tokens: 64, max_target_tokens: 256}}
-optim: {{warmup: "2 steps", peak_lr: 1e-2}}
-train: {{stop_after: "{STEPS} steps", batch: "4096 tokens", evaluate_every: "10 steps",
-  precision: float32, micro_batch_rows: 1, compile: false, save_every: "2 steps"}}
-evaluation: {{max_examples: 8, generate: 2}}
-observe: {{log_every: "1 step"}}
-"""
 
 
 @pytest.fixture(scope="module")
 def kitchen(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("shared")
-    write_cookbook(folder / "a.jsonl", n=200, seed=3)
-    (folder / "run.yaml").write_text(CONFIG)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        assert main(["prepare", "run.yaml"]) == 0
-    return folder
-
-
-def train(
-    kitchen: Path, run: str, *words: str, environ: dict[str, str] | None = None
-) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "toque", "train", "run.yaml", f"run_dir={run}", *words],
-        cwd=kitchen,
-        env=os.environ
-        | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOQUE_RANK_TIMEOUT": "60"}
-        | (environ or {}),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    return prepared_folder(tmp_path_factory.mktemp("shared"), steps=STEPS)
 
 
 def said_by(command: subprocess.Popen[str]) -> str:
     return command.communicate(timeout=300)[0]
-
-
-def wait_for(path: Path, command: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 120
-    while not path.exists():
-        if command.poll() is not None or time.monotonic() > deadline:
-            command.kill()
-            pytest.fail(f"{path} never came: {command.communicate()[0][-3000:]}")
-        time.sleep(0.02)
-
-
-def rank(command: subprocess.Popen[str], number: int) -> psutil.Process:
-    for child in psutil.Process(command.pid).children():
-        if child.environ().get("RANK") == str(number):
-            return child
-    pytest.fail(f"rank {number} is not there")
 
 
 def test_two_processes_train_on_a_machine_without_gpus(kitchen: Path) -> None:
@@ -177,12 +127,6 @@ def test_srun_names_the_ranks(kitchen: Path, whole: Path) -> None:
     said = [said_by(task) for task in tasks]
     assert [task.returncode for task in tasks] == [0, 0], said
     assert differing(facts_of(whole), facts_of(kitchen / "srun")) == []
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.mark.slow

@@ -163,13 +163,7 @@ def _attend(
 ) -> tuple[Tensor, None]:
     """An attention function as transformers calls it: [R, H, T, d] each, to [R, T, H, d]."""
     across = plan.across if getattr(module, "is_decoder", False) and not module.is_causal else None
-    groups = query.shape[1] // key.shape[1]
-    if groups > 1:
-        key, value = (t.repeat_interleave(groups, dim=1) for t in (key, value))
-    # As PyTorch's own attention does: rotary positions leave queries and keys in float32.
-    if torch.is_autocast_enabled(query.device.type):
-        dtype = torch.get_autocast_dtype(query.device.type)
-        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    query, key, value = as_attended(query, key, value)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if query.dtype == torch.bfloat16 and len(query) == 1:
         heads_last = [t[0].transpose(0, 1) for t in (query, key, value)]
@@ -193,6 +187,19 @@ def _attend(
         dropout,
     )
     return output, None
+
+
+def as_attended(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values [R, H, T, d] of as many heads each, in autocast's type."""
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = (t.repeat_interleave(groups, dim=1) for t in (key, value))
+    # As PyTorch's own attention does: rotary positions leave queries and keys in float32.
+    kind = query.device.type
+    if torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    return query, key, value
 
 
 def attend_packed(

@@ -78,28 +78,17 @@ class _Unreached(Entered):
         self.idle = nn.Parameter(torch.zeros(1, device=next(model.parameters()).device))
 
 
-@final
-class Alone:
-    """One process: nothing is shared."""
+class _Whole:
+    """What holds on a rank that has all weights."""
 
-    strategy = "single"
     is_sharded = False
     part = 0
-    may_repeat = True
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
 
-    def micro_batches(self, batch: Batch, rows: int) -> Sequence[Batch]:
-        """Of the whole update."""
-        return batch.split(rows)
-
-    def loss(self, loss_fn: LossFn, batch: Batch, *, last: bool) -> Tensor:
-        """[] `loss_fn(model, batch)`."""
-        return loss_fn(self.model, batch)
-
     def evaluate(self, loss_fn: LossFn, batch: Batch) -> Tensor:
-        """[] `loss_fn(model, batch)` without gradients."""
+        """[] `loss_fn(model, batch)` without gradients, by this rank alone."""
         with torch.no_grad():
             return loss_fn(self.model, batch)
 
@@ -113,7 +102,23 @@ class Alone:
 
 
 @final
-class Replicated:
+class Alone(_Whole):
+    """One process: nothing is shared."""
+
+    strategy = "single"
+    may_repeat = True
+
+    def micro_batches(self, batch: Batch, rows: int) -> Sequence[Batch]:
+        """Of the whole update."""
+        return batch.split(rows)
+
+    def loss(self, loss_fn: LossFn, batch: Batch, *, last: bool) -> Tensor:
+        """[] `loss_fn(model, batch)`."""
+        return loss_fn(self.model, batch)
+
+
+@final
+class Replicated(_Whole):
     """All weights on every rank; DistributedDataParallel sums the gradients during backward.
 
     Buckets stay as they were laid out first (`find_unused_parameters`, which also leaves a
@@ -122,11 +127,10 @@ class Replicated:
     """
 
     strategy = "ddp"
-    is_sharded = False
-    part = 0
 
     def __init__(self, model: nn.Module) -> None:
-        self.model, self._exchanging = model, False
+        super().__init__(model)
+        self._exchanging = False
         if next(model.parameters()).device.type == "cpu":
             keep_freed_memory()
         self._ddp = DistributedDataParallel(
@@ -156,19 +160,6 @@ class Replicated:
     def may_repeat(self) -> bool:
         """Until the backward begins that exchanges."""
         return not self._exchanging
-
-    def evaluate(self, loss_fn: LossFn, batch: Batch) -> Tensor:
-        """[] `loss_fn(model, batch)` without gradients, by this rank alone."""
-        with torch.no_grad():
-            return loss_fn(self.model, batch)
-
-    def sum_of_parts(self, values: Sequence[float]) -> Sequence[float]:
-        """The values: every rank has the whole."""
-        return values
-
-    def whole(self) -> AbstractContextManager[nn.Module]:
-        """The model itself."""
-        return nullcontext(self.model)
 
 
 def _summed(bucket: Any) -> Any:

@@ -17,13 +17,14 @@ from toque.models.families import vocabulary_rows
 from toque.models.forward.bf16.layers import use_bf16_layers
 from toque.models.forward.fast_dropout import use_fast_dropout
 from toque.models.forward.outline import Where
-from toque.models.loading.from_scratch import build_model, outline_of
+from toque.models.loading.from_scratch import outline_of
 from toque.models.loading.hub import resolve_folder
 from toque.models.loading.known_shapes import KNOWN, known_model
 from toque.models.loading.pretrained import grow_vocabulary
 from toque.models.lora.frozen import hold_frozen
 from toque.models.lora.quantised import Outlined
 from toque.training.runtime import DTYPES
+from toque.workflows.assembly.model.language_model import model_from_scratch
 from toque.workflows.assembly.optim_and_adapter import add_adapter
 
 if TYPE_CHECKING:
@@ -86,15 +87,7 @@ def outlined_model(
     if start == "scratch":
         if known is None:
             raise ConfigError("A model from scratch needs a tokenizer: name model.tokenizer.")
-        model = build_model(
-            family=config.model.family,
-            shape=config.model.shape,
-            vocab_size=known.vocab_size,
-            pad_id=known.pad_id,
-            eos_id=known.eos_id,
-            bos_id=known.bos_id,
-            seed=config.seed,
-        )
+        model = model_from_scratch(config, known)
     else:
         model = _of_checkpoint(start)
         rows = vocabulary_rows(model)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
@@ -20,7 +19,7 @@ from toque.models.forward.kernels.plan import (
     encoder_decoder_plans,
 )
 from toque.models.forward.unpadded import t5_stack
-from toque.models.forward.varlen_attention import attending_with, configs_of
+from toque.models.forward.varlen_attention import as_attended, attending_with, configs_of
 
 NAME: Final = "toque_kernels"
 """Name of this attention in transformers' registry."""
@@ -71,14 +70,7 @@ def _attend(
     **_: Any,
 ) -> tuple[Tensor, None]:
     """An attention function as transformers calls it: [R, H, T, d] each, to [R, T, H, d]."""
-    groups = query.shape[1] // key.shape[1]
-    if groups > 1:
-        key, value = (t.repeat_interleave(groups, dim=1) for t in (key, value))
-    # As PyTorch's own attention does: rotary positions leave queries and keys in float32.
-    kind = query.device.type
-    if torch.is_autocast_enabled(kind):
-        dtype = torch.get_autocast_dtype(kind)
-        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    query, key, value = as_attended(query, key, value)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if isinstance(plan.own, Runs):
         rows, heads, length, size = query.shape

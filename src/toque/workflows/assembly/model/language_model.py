@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Protocol
 
 import torch
 from transformers import PreTrainedModel
@@ -23,18 +24,43 @@ def build_language_model(config: RunConfig, store: TokenStore) -> PreTrainedMode
     """The model to train, in float32 on the CPU, fitting the store's tokenizer, adapter and all."""
     codec = store.codec()
     if config.model.start_from == "scratch":
-        return build_model(
-            family=config.model.family,
-            shape=config.model.shape,
-            vocab_size=codec.vocab_size,
-            pad_id=codec.pad_id,
-            eos_id=codec.eos_id,
-            bos_id=codec.bos_id,
-            seed=config.seed,
-        )
+        return model_from_scratch(config, codec)
     model = load_model(config.model.start_from, family=config.model.family)
     _fit(config, model, codec)
     return model
+
+
+class SpecialTokens(Protocol):
+    """What a new model must know of its tokenizer."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding."""
+
+    @property
+    def pad_id(self) -> int:
+        """Of padding."""
+
+    @property
+    def eos_id(self) -> int:
+        """Of the end of a text."""
+
+    @property
+    def bos_id(self) -> int | None:
+        """Of the begin of a text, if it has one."""
+
+
+def model_from_scratch(config: RunConfig, tokens: SpecialTokens) -> PreTrainedModel:
+    """A new model of the run's family and shape."""
+    return build_model(
+        family=config.model.family,
+        shape=config.model.shape,
+        vocab_size=tokens.vocab_size,
+        pad_id=tokens.pad_id,
+        eos_id=tokens.eos_id,
+        bos_id=tokens.bos_id,
+        seed=config.seed,
+    )
 
 
 def place_language_model(
