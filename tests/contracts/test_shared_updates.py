@@ -31,7 +31,7 @@ from toque.errors import ConfigError
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.sharding import mesh_shape
 from toque.training.runtime import Runtime
-from toque.workflows.assembly.strategy import strategy_of
+from toque.workflows.assembly.speed.strategy import strategy_of
 
 SCRIPT = Path(__file__).parent / "shared_cases.py"
 shared_cases = loaded(SCRIPT)

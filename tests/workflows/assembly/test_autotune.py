@@ -20,10 +20,10 @@ from toque.models.forward.compile import blocks
 from toque.training.autotune.cache import Resources
 from toque.training.autotune.micro_batch import Probe
 from toque.training.runtime import Runtime
-from toque.workflows.assembly.autotune import Fitted, fit_to_machine
 from toque.workflows.assembly.batches import build_stream
 from toque.workflows.assembly.model.language_model import build_language_model
 from toque.workflows.assembly.setup import Setup
+from toque.workflows.assembly.speed.autotune import Fitted, fit_to_machine
 
 BASE = """
 model: {{family: {family}, tokenizer: "trained:512", shape: {shape}}}
@@ -158,8 +158,8 @@ def test_compiled_and_not_are_timed_in_turn(
             block._compiled_call_impl = block.forward
 
     monkeypatch.setattr(Probe, "seconds_of", seconds_of)
-    monkeypatch.setattr("toque.workflows.assembly.autotune.compile_blocks", compile_blocks)
-    monkeypatch.setattr("toque.workflows.assembly.autotune._GUESSES", {"cpu": (0.0, 0.5)})
+    monkeypatch.setattr("toque.workflows.assembly.speed.autotune.compile_blocks", compile_blocks)
+    monkeypatch.setattr("toque.workflows.assembly.speed.autotune._GUESSES", {"cpu": (0.0, 0.5)})
     fitted = fit("train.micro_batch_rows=1")
     assert fitted.resources.compile is chosen
     assert f"saves {1 - compiled / as_it_is:.0%} of a step" in fitted.line

@@ -35,7 +35,6 @@ from toque.training.signals import Interrupt
 from toque.training.time_limit import CommandClock
 from toque.training.trainer import Trainer
 from toque.units import Progress
-from toque.workflows.assembly.autotune import Fitted, fit_to_machine
 from toque.workflows.assembly.batches import build_stream
 from toque.workflows.assembly.distributed_eval import total_peak
 from toque.workflows.assembly.evaluation import (
@@ -53,8 +52,9 @@ from toque.workflows.assembly.model.language_model import (
 from toque.workflows.assembly.observers import Watchers
 from toque.workflows.assembly.sample_writer import SampleWriter, writing_in
 from toque.workflows.assembly.setup import Setup
+from toque.workflows.assembly.speed.autotune import Fitted, fit_to_machine
 from toque.workflows.assembly.speed.optimisations import attention_in, optimise
-from toque.workflows.assembly.strategy import Strategy, may_divide, strategy_of
+from toque.workflows.assembly.speed.strategy import Strategy, may_divide, strategy_of
 from toque.workflows.assembly.timing.ahead import Length, length_of, time_left_of, with_length
 from toque.workflows.assembly.trainer import (
     about_run,

@@ -37,10 +37,10 @@ from toque.training.runtime import Runtime
 from toque.training.schedule import Schedule
 from toque.training.trainer import Trainer
 from toque.version import __version__
-from toque.workflows.assembly.autotune import Fitted
 from toque.workflows.assembly.batches import expected_totals
 from toque.workflows.assembly.optim_and_adapter import learning_rate, weight_average
 from toque.workflows.assembly.setup import Setup
+from toque.workflows.assembly.speed.autotune import Fitted
 from toque.workflows.assembly.speed.optimisations import (
     attention_in,
     prefetching,

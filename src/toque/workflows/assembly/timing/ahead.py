@@ -23,11 +23,11 @@ from toque.training.observers.time_left import TimeLeft
 from toque.training.time_limit import CommandClock, TimeLimit
 from toque.units import Cursor, Duration
 from toque.workflows.asking.provenance import target_limit
-from toque.workflows.assembly.autotune import Fitted
 from toque.workflows.assembly.batches import expected_totals
 from toque.workflows.assembly.evaluation import build_sampler, held_out_prompts
 from toque.workflows.assembly.sample_writer import writing_in
 from toque.workflows.assembly.setup import Setup
+from toque.workflows.assembly.speed.autotune import Fitted
 from toque.workflows.assembly.task_scores import classes_of
 
 _FEW_TOKENS, _MORE_TOKENS = 2, 10

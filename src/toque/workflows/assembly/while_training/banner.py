@@ -9,12 +9,12 @@ from toque.models.flops import ParameterCounts, parameter_counts
 from toque.units import Cursor
 from toque.version import __version__
 from toque.workflows.assembly.augmentation import augmentation_in_words
-from toque.workflows.assembly.autotune import Fitted
 from toque.workflows.assembly.batches import expected_totals
 from toque.workflows.assembly.curriculum import stages_in_words
 from toque.workflows.assembly.distributed_eval import rank_summary
 from toque.workflows.assembly.mixture import mixture_in_words
 from toque.workflows.assembly.setup import Setup
+from toque.workflows.assembly.speed.autotune import Fitted
 from toque.workflows.assembly.speed.optimisations import attention_in
 from toque.workflows.assembly.timing.ahead import Length
 
