@@ -7,14 +7,17 @@ time here.
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
+import weakref
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from fixtures.trainers import small_trainer
@@ -221,6 +224,7 @@ def unlike(ranks: Ranks) -> dict[str, Any]:
 
 def work(folder: Path) -> None:
     with joined(strategy="ddp") as ranks:
+        group = weakref.ref(dist.group.WORLD)
         seen: dict[str, Any] = {
             "exchanges": exchanges(ranks),
             "unlike": unlike(ranks),
@@ -235,6 +239,9 @@ def work(folder: Path) -> None:
         trainer, losses = run_of("gpt2", ranks, folder / "changing", steps=6)
         trainer.fit()
         seen["changing"] = {"losses": losses.losses, "notes": trainer.notes}
+    del trainer  # whose sharing holds the group
+    gc.collect()
+    seen["group_is_kept"] = group() is not None
     (folder / f"rank{ranks.rank}.json").write_text(json.dumps(seen))
 
 

@@ -70,6 +70,11 @@ def alone(folder) -> dict[str, Any]:
     return found
 
 
+def test_a_group_outlives_the_run(seen):
+    """Its destructor may wait for a thread of its own that waits for the interpreter's lock."""
+    assert [rank["group_is_kept"] for rank in seen] == [True, True]
+
+
 def test_what_ranks_say_to_each_other(seen):
     for rank in seen:
         said = rank["exchanges"]

@@ -11,7 +11,12 @@ from typing import Final, Literal
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]
+from torch.distributed import (  # type: ignore[attr-defined]
+    PrefixStore,
+    ProcessGroup,
+    distributed_c10d,
+    rendezvous,
+)
 
 from toque.errors import ConfigError, RankLost, argument
 from toque.training.distributed.collectives import Ranks
@@ -25,6 +30,10 @@ TIMEOUT_VARIABLE: Final = "TOQUE_RANK_TIMEOUT"
 """Environment variable: seconds that ranks wait for each other before the run is given up. One
 rank's evaluating, writing texts and saving must fit in, hence half an hour when it is not set."""
 _TIMEOUT_SECONDS: Final = 1800
+
+
+_KEPT: Final[list[ProcessGroup]] = []
+"""Groups that were left; they live as long as the process."""
 
 
 @contextmanager
@@ -66,6 +75,9 @@ def joined(*, strategy: Strategy) -> Iterator[Ranks]:
         ranks.failures.report(error)
         raise
     else:
+        # A group's destructor waits for its own thread, which may be waiting for the interpreter's
+        # lock that the caller of the destructor holds: seen once as a rank that never ended.
+        _KEPT.extend(distributed_c10d._world.pg_map)  # noqa: SLF001  # it has no public name
         dist.destroy_process_group()
     finally:
         faulthandler.cancel_dump_traceback_later()

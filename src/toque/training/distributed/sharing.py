@@ -22,8 +22,9 @@ from toque.batch import Batch
 from toque.training.glibc_malloc import keep_freed_memory
 
 LossFn = Callable[[nn.Module, Batch], Tensor]
-BUCKET_MIB: Final = 25
-"""DDP's own: gradients are exchanged in buckets of this size while backward goes on."""
+BUCKET_MIB: Final = {"cpu": 4, "cuda": 25}
+"""Gradients are exchanged in buckets of this size while backward goes on. 25 is DDP's own; over
+gloo smaller ones begin earlier, and less is left when backward ends (lab/performance.md)."""
 
 
 class Sharing(Protocol):
@@ -131,13 +132,14 @@ class Replicated(_Whole):
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
         self._exchanging = False
-        if next(model.parameters()).device.type == "cpu":
+        device = next(model.parameters()).device.type
+        if device == "cpu":
             keep_freed_memory()
         self._ddp = DistributedDataParallel(
             _Unreached(model),
             forward_sync_buffers=False,
             init_sync=False,  # the weights are equal, which is checked where a run begins
-            bucket_cap_mb=BUCKET_MIB,
+            bucket_cap_mb=BUCKET_MIB[device],
             gradient_as_bucket_view=True,
             find_unused_parameters=True,
         )
