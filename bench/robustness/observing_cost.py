@@ -96,8 +96,9 @@ def _in_turn(work: Path, a: argparse.Namespace) -> harness.Result:
     )
     run = trained(work, "in-turn", blocks, (*on, *both))
     alone = losses_of(trained(work, "alone", StopAt(ALONE), (*OFF, *both)))
-    # The end of a training has a record of its own, when all is off.
-    events = [e for e in read_metrics(run / METRICS) if e["step"] < blocks.steps]
+    # The end of a training may have a record of its own, when all is off.
+    of_the_end = {blocks.steps} if blocks.steps % every else set()
+    events = [e for e in read_metrics(run / METRICS) if e["step"] not in of_the_end]
     sides = pairs_of(blocks.found, events, a.pairs)
     for number, (ours, theirs) in enumerate(sides, start=1):
         harness.note(f"pair {number}: on {ours}, off {theirs}")
@@ -109,7 +110,7 @@ def _in_turn(work: Path, a: argparse.Namespace) -> harness.Result:
     meant = [
         step
         for step in losses
-        if step < blocks.steps
+        if step not in of_the_end
         and (step <= SETTLING or any(b.on and b.first <= step <= b.last for b in blocks.found))
     ]
     told = tracked_steps(run) == meant
