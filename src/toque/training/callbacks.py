@@ -64,6 +64,10 @@ class Callbacks:
     def __init__(self, callbacks: Sequence[Callback] = ()) -> None:
         self._callbacks = tuple(callbacks)
 
+    def __iter__(self) -> Iterator[Callback]:
+        """Each, in order."""
+        return iter(self._callbacks)
+
     @property
     def slow(self) -> bool:
         """Whether any of them slows the update under way."""

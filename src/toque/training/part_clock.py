@@ -22,6 +22,7 @@ Part = Literal[
     "evaluation",
     "texts",
     "saving",
+    "compiling",
 ]
 PARTS: Final[dict[Part, str]] = {
     "starting": "before the first update of a session",
@@ -34,6 +35,7 @@ PARTS: Final[dict[Part, str]] = {
     "evaluation": "the held-out loss, and texts written and scored",
     "texts": "what callbacks do at an evaluation: showing and keeping texts",
     "saving": "what the loop waited for checkpoints",
+    "compiling": "compiling the model for a shape that is new, whatever needed it",
 }
 """What each is, in words."""
 
@@ -43,6 +45,7 @@ class PartClock:
 
     Args:
         now: seconds that pass.
+        compiling: those of them, since it was last called, in which the model was compiled.
 
     >>> times = iter([0.0, 1.0, 3.0, 3.5])
     >>> clock = PartClock(now=lambda: next(times))
@@ -52,23 +55,34 @@ class PartClock:
     {'data_wait': 1.5, 'optimizer': 2.0}
     """
 
-    def __init__(self, *, now: Callable[[], float] = time.perf_counter) -> None:
-        self._now = now
+    def __init__(
+        self,
+        *,
+        now: Callable[[], float] = time.perf_counter,
+        compiling: Callable[[], float] = float,
+    ) -> None:
+        self._now, self._compiling = now, compiling
         self._parts: dict[str, float] = {}
         self._at = now()
 
     def restart(self) -> None:
         """Forget what was counted; time begins now."""
         self._parts = {}
+        self._compiling()
         self._at = self._now()
 
     def lap(self, part: Part) -> None:
         """Give the time since the last reading to `part`."""
-        now = self._now()
-        self._parts[part] = self._parts.get(part, 0.0) + now - self._at
+        now, compiling = self._now(), self._compiling()
+        self._add(part, now - self._at - compiling)
+        if compiling > 0.0:
+            self._add("compiling", compiling)
         self._at = now
 
     def taken(self) -> dict[str, float]:
         """What was counted since the last call; the clock runs on."""
         taken, self._parts = self._parts, {}
         return taken
+
+    def _add(self, part: Part, seconds: float) -> None:
+        self._parts[part] = self._parts.get(part, 0.0) + seconds

@@ -127,6 +127,39 @@ def test_each_cause_is_named_with_its_lever(cause: str, tmp_path: Path) -> None:
     assert sum(share.seconds for share in verdict.shares) == pytest.approx(verdict.facts.wall)
 
 
+COMPILED = {
+    "train": {"pack": False, "compile": True},
+    "pad_fraction": 0.6,
+    "arithmetic": {"attention_kind": "masked", "attention_computed": 4e6},
+    "parts": {"compiling": 4.0},
+    "host": {"asleep_seconds": 4.0},
+}
+"""A run that computes padding, and whose first update waited for the compiler's processes."""
+
+
+def test_compiling_is_a_share_of_its_own_and_what_goes_on_is_the_cause(tmp_path: Path) -> None:
+    verdict = verdict_of(written(tmp_path, events(**COMPILED)))
+    assert verdict is not None
+    shares = {share.name: share.seconds for share in verdict.shares}
+    assert shares["compiling"] == pytest.approx(4.0)
+    assert "standing still" not in shares
+    assert sum(shares.values()) == pytest.approx(verdict.facts.wall)
+    assert verdict.cause == "padding"
+    assert "compiling" not in [finding.cause for finding in verdict.found]
+
+
+def test_compiling_that_goes_on_is_named(tmp_path: Path) -> None:
+    first, one = events(start={"compile": True}, parts={"compiling": 6.0})
+    verdict = verdict_of(written(tmp_path, [first, one, one | {"step": 80}]))
+    assert verdict is not None
+    assert verdict.cause == "compiling"
+    assert "train.compile=false" in advice(verdict.found[0])
+    once = one | {"step": 80, "parts": PARTS}
+    verdict = verdict_of(written(tmp_path, [first, one, once]))
+    assert verdict is not None
+    assert verdict.cause is None
+
+
 def test_a_run_that_computes_is_held_up_by_nothing(tmp_path: Path) -> None:
     verdict = verdict_of(written(tmp_path, events()))
     assert verdict is not None

@@ -6,7 +6,7 @@ import torch
 
 from toque.reporter import Silent
 from toque.training.events import RunStart, StepInfo
-from toque.training.observers.summary import Computing, Summary
+from toque.training.observers.summary import Computing, GpuUse, Summary
 from toque.training.peak_flops import Peak
 from toque.units import Duration, Progress
 
@@ -71,3 +71,19 @@ def test_bad_signs_and_impossible_numbers_are_said() -> None:
     assert summaries([info(1), info(2)])[0]["utilisation"] == "not measured"
     (alone,) = summaries([info(1), info(2)], ranks=2)
     assert alone["scaling"] == "2 ranks; efficiency not measured"
+
+
+def test_the_gpus_use_is_that_of_the_stretch() -> None:
+    told, use = Told(), GpuUse()
+    known = Computing(torch.device("cpu"), compiled=False, micro_batch_rows=3)
+    summary = Summary(Duration(1, "steps"), told, known, gpu_use=use)
+    summary.on_fit_start(RunStart(Progress(), Duration(3, "steps")))
+    for step, percents in enumerate(([80, 90], [None], [10]), start=1):
+        use.take({"event": "step", "step": step})
+        gpus = [{"utilisation_percent": percent} for percent in percents]
+        use.take({"event": "system", "step": step, "gpus": gpus})
+        summary.on_step(info(step))
+    lines = [next(li for li in text.splitlines() if "utilisation" in li) for text in told.texts]
+    assert [line.partition("; ")[2] for line in lines] == [
+        "GPU busy 85 % of the time", "", "GPU busy 10 % of the time",
+    ]  # fmt: skip

@@ -72,7 +72,7 @@ def test_figures_have_the_fields_usual_names():
         "curriculum/quality_threshold": 0.2, "curriculum/difficulty_level": 1.0,
     }  # fmt: skip
     assert evaluation == {
-        "val_loss": 1.5, "val_perplexity": 4.5, "val_seconds": 4.0, "val_bleu": 3.0,
+        "val_loss": 1.5, "val_perplexity": 4.5, "val_seconds": 4.0, "eval/bleu": 3.0,
         "recipe/recipe_score": 0.5,
     }  # fmt: skip
     assert gradients == {"gradients/head/grad_norm": 0.3, "train/learning_rate/group_0": 0.1}

@@ -160,3 +160,21 @@ def test_flan_t5_xxl_fits_a_small_card_with_its_base_in_few_bits(card: str) -> N
     assert parts["constants of their blocks"] == pytest.approx(expected, rel=0.01)
     assert plan.memory.host is not None
     assert plan.memory.host < 2 << 30
+
+
+@pytest.mark.parametrize("family", sorted(SHAPES))
+def test_a_gpu_s_kernels_hold_no_mask_of_all_pairs(family: str) -> None:
+    rows = OutlinedRows(2, 64 if family == "t5" else 0, 128, 2)
+
+    def kept(*, masked: bool) -> int:
+        with outlining():
+            return outline_update(
+                made(family, "float32"),  # type: ignore[arg-type]
+                rows, where="cuda", precision="bf16", optimizer="adamw", accumulates=False,
+                masked=masked,
+            ).kept  # fmt: skip
+
+    pairs = [(64, 64), (128, 128), (128, 64)] if family == "t5" else [(128, 128)]
+    masks = sum(2 * queries * keys for queries, keys in pairs)  # a byte a pair, of two rows
+    # T5's bias has a copy for each row and layer where it is one with the mask.
+    assert kept(masked=True) - kept(masked=False) >= masks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -57,6 +58,44 @@ def compile_disabled(model: nn.Module) -> AbstractContextManager[None]:
         stance: AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
         return stance
     return nullcontext()
+
+
+class CompileSeconds:
+    """Seconds that compiling took since the last call, by the clock.
+
+    A shape that is new is compiled where it comes up, in the midst of an update or an evaluation.
+    """
+
+    def __init__(self) -> None:
+        # It loads the compiler, which takes a second: only for a run that compiles.
+        from torch._dynamo.callback import callback_handler
+
+        # A reset of the compiler forgets who listened.
+        if _COMPILING.begin not in callback_handler.start_callbacks:
+            callback_handler.register_start_callback(_COMPILING.begin)
+            callback_handler.register_end_callback(_COMPILING.end)
+        self._told = _COMPILING.seconds
+
+    def __call__(self) -> float:
+        """What came since the last call."""
+        before, self._told = self._told, _COMPILING.seconds
+        return self._told - before
+
+
+class _Compiling:
+    """Seconds of this process in which anything was compiled."""
+
+    def __init__(self) -> None:
+        self.seconds = self._began = 0.0
+
+    def begin(self, _what: object) -> None:
+        self._began = time.perf_counter()
+
+    def end(self, _what: object) -> None:
+        self.seconds += time.perf_counter() - self._began
+
+
+_COMPILING = _Compiling()
 
 
 def blocks(module: nn.Module) -> Iterator[nn.Module]:

@@ -81,16 +81,29 @@ class CpuPlans:
 
 
 def outlined_hidden(
-    model: PreTrainedModel, rows: OutlinedRows, where: Where, plans: CpuPlans
+    model: PreTrainedModel,
+    rows: OutlinedRows,
+    where: Where,
+    plans: CpuPlans,
+    *,
+    masked: bool = False,
 ) -> Tensor:
-    """The output head's input [1, N, D] (CPU) or [R, L, D]; call it under `FakeTensorMode`."""
+    """The output head's input [1, N, D] (CPU) or [R, L, D]; call it under `FakeTensorMode`.
+
+    Args:
+        model: outlined.
+        rows: of the micro-batch.
+        where: the kind of device.
+        plans: for a CPU.
+        masked: on a GPU, dense masks keep examples apart; otherwise kernels that need none.
+    """
     encoder = family_of(model.config).is_encoder_decoder
     if where == "cpu":
         return _on_cpu(model, rows, plans, encoder=encoder)
     AttentionInterface.register(NAME, _attend)
     configs = configs_of(model)
     with attending_with(configs, dict.fromkeys(configs, NAME)):
-        return _on_gpu(model, rows, encoder=encoder)
+        return _on_gpu(model, rows, encoder=encoder, masked=masked)
 
 
 def _on_cpu(
@@ -114,24 +127,26 @@ def _on_cpu(
         return scale_decoder_outputs(model, hidden)
 
 
-def _on_gpu(model: PreTrainedModel, rows: OutlinedRows, *, encoder: bool) -> Tensor:
+def _on_gpu(model: PreTrainedModel, rows: OutlinedRows, *, encoder: bool, masked: bool) -> Tensor:
     written = torch.zeros(rows.rows, rows.target, dtype=torch.int64)
-    own = torch.ones(rows.rows, 1, rows.target, rows.target, dtype=torch.bool)
+
+    def mask(queries: int, keys: int) -> Tensor | None:
+        return torch.ones(rows.rows, 1, queries, keys, dtype=torch.bool) if masked else None
+
     if not encoder:
         hidden: Tensor = model.base_model(
             inputs_embeds=model.get_input_embeddings()(written),
-            attention_mask=own if rows.examples > 1 else None,
+            attention_mask=mask(rows.target, rows.target) if rows.examples > 1 else None,
             position_ids=written,
             use_cache=False,
         ).last_hidden_state
         return hidden
     read = torch.zeros(rows.rows, rows.source, dtype=torch.int64)
-    inside = torch.ones(rows.rows, 1, rows.source, rows.source, dtype=torch.bool)
-    across = torch.ones(rows.rows, 1, rows.target, rows.source, dtype=torch.bool)
+    inside, across = mask(rows.source, rows.source), mask(rows.target, rows.source)
     states = model.get_submodule("encoder")(input_ids=read, attention_mask=inside)
     hidden = model.get_submodule("decoder")(
         input_ids=written,
-        attention_mask=own,
+        attention_mask=mask(rows.target, rows.target),
         encoder_hidden_states=states.last_hidden_state,
         encoder_attention_mask=across,
         use_cache=False,
@@ -157,7 +172,9 @@ def _attend(
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
     query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    if bias is not None:
+    if bias is not None and mask is None:
+        mask = bias  # a kernel adds it to the scores as it is, one for all rows and layers
+    elif bias is not None:
         # As transformers' sdpa does: bias and mask become one tensor of every layer.
         whole = (len(query), query.shape[1], query.shape[2], key.shape[2])
         mask = bias.to(dtype).expand(whole).contiguous()

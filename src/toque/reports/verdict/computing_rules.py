@@ -53,10 +53,9 @@ def _attention(case: Case) -> Iterator[Finding]:
     if not computes_padding(facts) or None in parts:
         return
     products, needed, computed = (part or 0.0 for part in parts)
-    computed /= max(0.05, 1.0 - facts.pad_fraction)
     total = products + computed
     excess = (computed - needed) / total if total > 0.0 else 0.0
-    saved = case.computing * excess
+    saved = case.computing * (1.0 - facts.pad_fraction) * excess  # padding is told by itself
     on_cpu = facts.device == "cpu"
     yield Finding(
         "dense attention",
@@ -74,6 +73,22 @@ def _attention(case: Case) -> Iterator[Finding]:
 def _shorter_rows(facts: Facts) -> tuple[str, ...]:
     length = facts.start_number("row", "target")
     return (f"train.row_tokens={max(16, int(length // 2))}",) if length else ()
+
+
+def _compiling(case: Case) -> Iterator[Finding]:
+    """Compiling that goes on; what the first half of the updates brought is done with."""
+    facts = case.facts
+    share = facts.compiling_late / max(1e-9, facts.late)
+    yield Finding(
+        "compiling",
+        share,
+        f"the model is compiled again and again, for shapes that are new: {share:.0%} of the time "
+        "of the later updates",
+        lever="leave the model uncompiled",
+        settings=("train.compile=false",),
+        gain=gain_of(share),
+        at_most=True,
+    )
 
 
 def _padding(case: Case) -> Iterator[Finding]:
@@ -216,6 +231,7 @@ COMPUTING_RULES: Final = (
     _threads,
     _precision,
     _attention,
+    _compiling,
     _padding,
     _tiny_batches,
     _micro_batch,

@@ -43,6 +43,9 @@ class Facts:
     """Wall seconds by part (`part_clock.PARTS`), and `finishing` and `uploads` after the loop."""
     told_apart: bool
     """Whether the parts were measured one by one; earlier releases wrote some of them."""
+    late: float
+    """Seconds of the parts in the later half of the step events, and of them:"""
+    compiling_late: float
     n_updates: int
     tokens: float
     update_seconds: float
@@ -109,12 +112,15 @@ def facts_of(events: Sequence[Event]) -> Facts | None:
     if sum(parts.values()) <= 0.0:
         return None
     tokens = _sum(steps, "tokens")
+    late = [mapping(e.get("parts")) for e in steps[len(steps) // 2 :]] if len(steps) > 1 else []
     counted = [(number(e.get("pad_fraction")), number(e.get("tokens")) or 0.0) for e in steps]
     weighed = [(pad, n) for pad, n in counted if pad is not None and 0.0 <= pad < 1.0]
     computed = sum(n / (1.0 - pad) for pad, n in weighed)
     return Facts(
         parts=parts,
         told_apart=told_apart,
+        late=sum(_sum([part], name) for part in late for name in part),
+        compiling_late=_sum(late, "compiling"),
         n_updates=_n_updates(steps, starts),
         tokens=tokens,
         update_seconds=_sum(steps, "seconds"),

@@ -9,6 +9,7 @@ from typing import Final
 
 from toque.reports.verdict.facts import Facts
 from toque.reports.verdict.shares import (
+    COMPILING,
     COMPUTING,
     FINISHING,
     PADDING,
@@ -53,14 +54,14 @@ class Case:
     shares: tuple[Share, ...]
 
     def share(self, *names: str) -> float:
-        """Of the loop's time: finishing and uploading come after it."""
+        """Of the loop's time: what is done once, before or after it, does not count."""
         return share_named(self.shares, *names) / self.loop
 
     @property
     def loop(self) -> float:
         """The loop's share of the wall time."""
-        after = share_named(self.shares, STARTING, FINISHING, UPLOADS)
-        return max(1e-9, 1.0 - after)
+        once = share_named(self.shares, STARTING, COMPILING, FINISHING, UPLOADS)
+        return max(1e-9, 1.0 - once)
 
     @property
     def computing(self) -> float:

@@ -22,6 +22,7 @@ OPTIMIZER: Final = "optimizer"
 RANKS: Final = "summing over processes"
 HOST: Final = "records and callbacks"
 STARTING: Final = "starting a session"
+COMPILING: Final = "compiling"
 EVALUATION: Final = "evaluation"
 SAVING: Final = "saving"
 UPLOADS: Final = "uploads"
@@ -89,6 +90,7 @@ def _seconds(facts: Facts, measured: Mapping[str, float] | None) -> dict[str, fl
         RANKS: facts.part("ranks"),
         HOST: host,
         STARTING: facts.part("starting"),
+        COMPILING: facts.part("compiling"),
         EVALUATION: facts.part("evaluation", "texts"),
         SAVING: facts.part("saving"),
         UPLOADS: facts.part("uploads"),
@@ -115,9 +117,11 @@ def _lost(facts: Facts, *, busy: float) -> dict[str, float]:
     covered = facts.wall - facts.part("uploads", "finishing")
     scale = covered / host.seconds
     if facts.device == "cpu":
-        # The loop sleeps while it waits for a batch or a save; threads may, while they wait for
-        # each other. What goes far beyond is a process that was stopped, or waits for a disk.
-        asleep = host.asleep - facts.part("data_wait", "saving", "starting") / scale
+        # The loop sleeps while it waits for a batch, a save or the compiler's processes; threads
+        # may, while they wait for each other. What goes far beyond is a process that was stopped,
+        # or waits for a disk.
+        told = facts.part("data_wait", "saving", "starting", "compiling")
+        asleep = host.asleep - told / scale
         lost[STILL] = asleep if asleep * scale > _MUCH_SLEEP * busy else 0.0
     total = scale * sum(lost.values())
     scale *= min(1.0, _MOST_LOST * busy / total) if total > 0.0 else 0.0

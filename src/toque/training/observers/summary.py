@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import psutil
 import torch
@@ -35,6 +35,24 @@ class Computing:
     peak: Peak | None = None
 
 
+@dataclass
+class GpuUse:
+    """How busy the GPUs were since the last time it was said, from `system` events."""
+
+    _seen: list[float] = field(default_factory=list)
+
+    def take(self, record: Mapping[str, Any]) -> None:
+        """A record of metrics.jsonl, in whichever thread it was made."""
+        if record["event"] == "system":
+            known = (gpu["utilisation_percent"] for gpu in record["gpus"])
+            self._seen.extend(percent for percent in known if percent is not None)
+
+    def said(self) -> str:
+        """In words; "" where nothing was measured."""
+        seen, self._seen = self._seen, []
+        return f"; GPU busy {sum(seen) / len(seen):.0f} % of the time" if seen else ""
+
+
 @dataclass(eq=False)
 class Summary(Callback):
     """Says every so often how a run does, from what was measured since the last time.
@@ -47,12 +65,14 @@ class Summary(Callback):
         reporter: who is told.
         computing: how the run computes.
         uploads: what became of uploads so far, in words; None where there are none.
+        gpu_use: of the machine's GPUs.
     """
 
     every: Duration
     reporter: Reporter
     computing: Computing
     uploads: Callable[[], str] | None = None
+    gpu_use: GpuUse = field(default_factory=GpuUse)
     _window: Window = field(default_factory=Window)
     _examples: int = 0
     _nats: Tensor | float = 0.0
@@ -88,7 +108,7 @@ class Summary(Callback):
                 f"{n / max(window.seconds, 1e-9):.2f} steps/s, "
                 f"{window.tokens_per_second:,.0f} tokens/s"
             ),
-            "utilisation": self._utilisation(),
+            "utilisation": self._utilisation() + self.gpu_use.said(),
             "memory": self._memory(),
             "batch": (
                 f"{self._examples / n:,.1f} examples and {window.n_tokens / n:,.0f} tokens an "

@@ -1,7 +1,8 @@
 """Tracker names: what the figures of metrics.jsonl are called in a tracker, as others call them.
 
 train/loss and train/learning_rate for updates, val_loss and val_perplexity for held-out data,
-recipe/... for scores of written recipes, curriculum/..., gradients/GROUP/... and system/....
+eval/bleu and the like for written texts, recipe/... for scores of recipes among them,
+curriculum/..., gradients/GROUP/... and system/....
 """
 
 from __future__ import annotations
@@ -74,8 +75,13 @@ class TrackerNames:
     def _evaluation(self, record: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
         yield "val_epoch", record.get("epoch")
         yield "val_seconds", record.get("seconds")
-        for name, value in {**record.get("metrics", {}), **(record.get("texts") or {})}.items():
-            yield f"recipe/{name}" if name in self.recipe_scores else f"val_{name}", value
+        found = {
+            "val_": record.get("metrics", {}),
+            "eval/": record.get("texts") or {},  # scores of texts that were written
+        }
+        for of_kind, scores in found.items():
+            for name, value in scores.items():
+                yield f"recipe/{name}" if name in self.recipe_scores else f"{of_kind}{name}", value
 
 
 def _gradients(record: Mapping[str, Any]) -> Iterator[tuple[str, object]]:

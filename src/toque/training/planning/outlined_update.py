@@ -93,6 +93,7 @@ def outline_update(
     accumulates: bool,
     recompute: bool = False,
     smoothing: float = 0.0,
+    masked: bool = False,
 ) -> OutlinedUpdate:
     """Run a micro-batch forward and backward, and the optimizer's step, on shapes.
 
@@ -106,6 +107,7 @@ def outline_update(
             before are there already.
         recompute: with activation checkpointing.
         smoothing: of labels.
+        masked: whether a GPU's attention has dense masks.
     """
     model.train()
     for parameter in model.parameters():
@@ -127,7 +129,12 @@ def outline_update(
                 ledger.hold(tensor)
                 if tensor.grad is not None:
                     ledger.hold(tensor.grad)
-            kept = _forward_and_backward(model, rows, plans, ledger, where, precision, smoothing)
+            half = _HALF.get(precision)
+            with torch.autocast("cpu", dtype=half) if half is not None else nullcontext():
+                hidden = outlined_hidden(model, rows, where, plans, masked=masked)
+                kept = ledger.now
+                loss = _outlined_loss(model, hidden, where, smoothing)
+            torch.autograd.backward(loss)
     finally:
         stop_recomputing(model)
     copies = _copies(model)
@@ -150,33 +157,19 @@ def outline_update(
     )
 
 
-def _forward_and_backward(
-    model: PreTrainedModel,
-    rows: OutlinedRows,
-    plans: CpuPlans,
-    ledger: Ledger,
-    where: Where,
-    precision: str,
-    smoothing: float,
-) -> int:
-    """Bytes when forward is done."""
-    half = _HALF.get(precision)
-    autocast = torch.autocast("cpu", dtype=half) if half is not None else nullcontext()
-    with autocast:
-        hidden = outlined_hidden(model, rows, where, plans)
-        weight, bias = output_head(model)
-        labels = torch.zeros(hidden.shape[:-1], dtype=torch.int64)
-        kept = ledger.now
-        chunk = None
-        if where == "cuda":
-            # A CPU's way for 16 bits is not a GPU's; with smoothing, however little, it is left.
-            smoothing = max(smoothing, _LITTLE)
-            chunk = max(64, logits_bytes(1, "cuda") // _LOGIT_BYTES // len(weight))
-        loss = cross_entropy_sum(
-            hidden, weight, labels, bias=bias, smoothing=smoothing, chunk_rows=chunk
-        )
-    torch.autograd.backward(loss)
-    return kept
+def _outlined_loss(
+    model: PreTrainedModel, hidden: torch.Tensor, where: Where, smoothing: float
+) -> torch.Tensor:
+    weight, bias = output_head(model)
+    labels = torch.zeros(hidden.shape[:-1], dtype=torch.int64)
+    chunk = None
+    if where == "cuda":
+        # A CPU's way for 16 bits is not a GPU's; with smoothing, however little, it is left.
+        smoothing = max(smoothing, _LITTLE)
+        chunk = max(64, logits_bytes(1, "cuda") // _LOGIT_BYTES // len(weight))
+    return cross_entropy_sum(
+        hidden, weight, labels, bias=bias, smoothing=smoothing, chunk_rows=chunk
+    )
 
 
 def _step(model: nn.Module, name: str) -> tuple[int, Ledger | None]:

@@ -26,7 +26,7 @@ from toque.training.observers.busy_machine import BusyMachine
 from toque.training.observers.console import ConsoleLoss, ConsoleProgress
 from toque.training.observers.metrics_log import MetricsLog
 from toque.training.observers.store_watch import StoreWatch
-from toque.training.observers.summary import Computing, Summary
+from toque.training.observers.summary import Computing, GpuUse, Summary
 from toque.training.observers.time_left import TimeLeft
 from toque.training.processor_use import usable_cores
 from toque.training.runtime import Runtime
@@ -240,7 +240,7 @@ def _observers(
     run, feeds = Path(config.run_dir), watchers.feeds(warn)
     arithmetic = arithmetic_of(model, setup.stream, attention_in(model, runtime))
     peak = total_peak(runtime.peak(arithmetic.products), runtime.ranks)
-    memory = phase_memory(runtime)
+    memory, gpu_use = phase_memory(runtime), GpuUse()
     log = MetricsLog(
         run / "metrics.jsonl",
         log_every=config.observe.log_every,
@@ -249,7 +249,7 @@ def _observers(
         peak=peak,
         evaluated=evaluator.record,
         host=HostWatch(),
-        copies=[feed.take for feed in feeds],
+        copies=[gpu_use.take, *(feed.take for feed in feeds)],
         beside=[part.take for part in memory],
     )
     callbacks: list[Callback] = [
@@ -275,7 +275,7 @@ def _observers(
             peak,
         )
         told = None if uploads is None else uploads.counts.in_words
-        callbacks.append(Summary(config.observe.summary, reporter, computing, told))
+        callbacks.append(Summary(config.observe.summary, reporter, computing, told, gpu_use))
     if runtime.device.type == "cpu":
         callbacks.append(
             BusyMachine(warn, ShortWaits(torch.get_num_threads(), len(usable_cores())))

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from toque.config import RunConfig, config_sha256
 from toque.data.loader.batch_stream import BatchStream
 from toque.models.flops import flops_per_token, parameter_counts, products_of
+from toque.models.forward.compile import CompileSeconds
 from toque.models.forward.kernels.choice import Choice, attention_of
 from toque.models.lora.layers import is_adapted, refuse_unreached
 from toque.models.precision import has_fast_bf16
@@ -32,6 +33,7 @@ from toque.training.guards.update_guard import UpdateGuard
 from toque.training.host_use import cores_and_threads
 from toque.training.optim.factory import build_optimizer
 from toque.training.optim.gradient_noise import GradientNoise
+from toque.training.part_clock import PartClock
 from toque.training.peak_flops import peak_of
 from toque.training.runtime import Runtime
 from toque.training.schedule import Schedule
@@ -109,6 +111,7 @@ def build_trainer(
         background_saves=train.optimisations.background_saves,
         goal=goal_of(train.best_by),
         count_seconds=float if limit is None else limit.count_seconds,
+        clock=PartClock(compiling=CompileSeconds() if resources.compile else float),
     )
 
 

@@ -151,6 +151,7 @@ class _Attempt:
             accumulates=rows < self.ahead.update_rows,
             recompute=recompute,
             smoothing=config.optim.label_smoothing,
+            masked=config.train.optimisations.attention == "dense",
         )
         return Memory(
             parts=self._parts(update, rows, recompute=recompute),
