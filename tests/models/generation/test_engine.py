@@ -215,7 +215,8 @@ def test_where_memory_runs_out_fewer_rows_write_the_same(kind, settings, tiny):
         if len(looks) > 4 and len(inputs[0]) > 3:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
 
-    handle = model.get_input_embeddings().register_forward_pre_hook(refuse)
+    embedding = model.decoder.embed_tokens if kind == "t5" else model.get_input_embeddings()
+    handle = embedding.register_forward_pre_hook(refuse)
     told, said = [[] for _ in given], []
     written = generate(
         model,

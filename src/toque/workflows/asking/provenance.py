@@ -111,6 +111,11 @@ def model_files(codec: Codec, record: Provenance, *, encoder: bool) -> tuple[dic
     return files_of_model(codec, record, begin=begin, end=end)
 
 
+def is_recorded(record: Provenance) -> bool:
+    """Whether the model itself says what it was trained to be asked."""
+    return record is not UNKNOWN and record is not FOREIGN
+
+
 def writes_recipes(record: Provenance) -> bool:
     """Whether "dish: a, b, c" is turned into the request for a recipe."""
     return record.form == "recipes" and (not record.tasks or "write" in record.tasks)

@@ -176,6 +176,6 @@ def _key(model: nn.Module, device: torch.device, share: tuple[int, int]) -> dict
     return machine_facts(device) | {
         "toque": __version__,
         "model": hashlib.sha256(repr(shapes).encode()).hexdigest()[:16],
-        "autocast": str(torch.get_autocast_dtype("cuda")) * torch.is_autocast_enabled("cuda"),
+        "autocast": torch.is_autocast_enabled("cuda") and str(torch.get_autocast_dtype("cuda")),
         "share": [*share],
     }
