@@ -19,7 +19,13 @@ os.environ.setdefault("TOQUE_CACHE", tempfile.mkdtemp(prefix="toque-cache-"))
 import pytest
 from hypothesis import settings
 
-pytest_plugins = ["fixtures.stores", "fixtures.runs", "fixtures.recipe_files", "fixtures.browser"]
+pytest_plugins = [
+    "fixtures.stores",
+    "fixtures.runs",
+    "fixtures.recipe_files",
+    "fixtures.browser",
+    "fixtures.buckets",
+]
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 GOLDEN = REPOSITORY / "tests" / "golden"

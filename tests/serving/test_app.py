@@ -76,6 +76,8 @@ def test_several_prompts_of_text_and_of_ids(client, gpt2):
 def test_a_chat_is_asked_in_the_models_form(client, gpt2):
     said = [
         {"role": "system", "content": "You are a cook."},
+        {"role": "user", "content": "butter cake"},
+        {"role": "assistant", "content": "Stir it."},
         {"role": "user", "content": [{"type": "text", "text": "rice"}]},
     ]
     found = client.chat.completions.create(model="tiny", messages=said, temperature=0)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+from dataclasses import replace
 
 import pytest
 
@@ -169,6 +171,30 @@ def test_what_fails_is_told_and_the_next_request_is_written(gpt2):
     status, (ids, _, _) = within(ServedModels([gpt2]), work)
     assert status == 500
     assert ids == [alone(gpt2, prompt)]
+
+
+def test_a_model_that_cannot_begin_again_fails_alone_and_recovers(gpt2):
+    """As where memory is short after a failure: the thread goes on, and others are answered."""
+    broken = replace(gpt2, name="broken", model=copy.deepcopy(gpt2.model))
+    (prompt,) = prompts(gpt2, 1)
+    kind = broken.model.config.model_type
+
+    async def status_of(batcher, ids):
+        with pytest.raises(RequestError) as failed:
+            await written(batcher, broken, [Order(ids, 24, GREEDY)])
+        return failed.value.status
+
+    async def work(batcher):
+        broken.model.config.model_type = "unknown"  # what is begun goes on, nothing begins anew
+        beside = asyncio.ensure_future(written(batcher, gpt2, [Order(prompt, 24, GREEDY)]))
+        statuses = [await status_of(batcher, ids) for ids in ([10**6, 10**6], prompt)]
+        broken.model.config.model_type = kind
+        return statuses, await beside, await written(batcher, broken, [Order(prompt, 24, GREEDY)])
+
+    statuses, beside, after = within(ServedModels([broken, gpt2]), work)
+    assert statuses == [500, 500]
+    assert beside[0] == [alone(gpt2, prompt)]
+    assert after[0] == [alone(broken, prompt)]
 
 
 def test_work_between_two_steps_gives_its_value_or_its_error(gpt2):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from fixtures.buckets import Service
 from toque.errors import CheckpointError
 from toque.storage.bucket import open_bucket
 from toque.storage.owner import Owner
@@ -14,7 +13,6 @@ from toque.watching.watched_run import WatchedRun
 from toque.workflows.watch.run import _WATCHED, watch
 from watching.written_run import WrittenRun
 
-pytest.importorskip("moto.server", reason="moto is not installed")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -23,27 +21,16 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def service(monkeypatch):
-    found = Service("s3")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{found.port}")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    yield found
-    found.close()
-
-
-def test_a_run_in_a_bucket_is_followed_and_its_end_seen(service, tmp_path):
+def test_a_run_in_a_bucket_is_followed_and_its_end_seen(s3_service, tmp_path):
     run, now = WrittenRun(tmp_path / "first"), [0.0]
 
     def upload(name: str = "runs/first") -> None:
-        service.put(f"{name}/metrics.jsonl", run.metrics.read_bytes())
+        s3_service.put(f"{name}/metrics.jsonl", run.metrics.read_bytes())
 
     run.step(1)
     upload()
     owner = Owner()
-    service.put("runs/first/lock.json", owner.record())
+    s3_service.put("runs/first/lock.json", owner.record())
     finder = BucketFinder(open_bucket("s3://pantry/runs", _WATCHED))
     ((name, place),) = finder.places().items()
     assert name == "first"
@@ -54,7 +41,7 @@ def test_a_run_in_a_bucket_is_followed_and_its_end_seen(service, tmp_path):
     assert state_of(watched).said == "Running, at step 1."
     run.step(2, loss=0.5)
     upload()
-    service.put("runs/first/lock.json", owner.record())
+    s3_service.put("runs/first/lock.json", owner.record())
     now[0] = 40.0
     watched.refresh()
     assert watched.facts.step["loss"] == 0.5
@@ -70,7 +57,7 @@ def test_a_run_in_a_bucket_is_followed_and_its_end_seen(service, tmp_path):
     assert [one.address for one in alone.values()] == ["s3://pantry/runs/first"]
 
 
-@pytest.mark.usefixtures("service")
+@pytest.mark.usefixtures("s3_service")
 def test_a_bucket_that_is_not_there_is_said_in_a_paragraph():
     with pytest.raises(CheckpointError, match="nobody"):
         watch("s3://nobody/runs", port=0)

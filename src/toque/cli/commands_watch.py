@@ -37,7 +37,7 @@ def compare(*runs: str, out: Path | None = None, json: bool = False) -> None:
     """Hold runs against the first: settings that differ, scores with intervals, cost, curves.
 
     Args:
-        runs: two or more run folders, going on, ended or killed.
+        runs: two or more runs, going on, ended or killed: folders, or addresses at gs:// or s3://.
         out: the page to write; comparison.html beside the first run when left out.
         json: print every number as JSON instead of tables.
     """

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -16,11 +17,45 @@ from torch import Tensor, nn
 from toque.batch import Batch
 from toque.data.loader.collate import Layout
 from toque.data.loader.packing import RowShape, pack
+from toque.errors import ConfigError
+from toque.hardware.memory import is_out_of_memory, release_memory
 from toque.keyed_random import key_of, permute
 from toque.reporter import Count, uncounted
 
+T = TypeVar("T")
 SUBSET_KEY = key_of(0x746F717565)
 """Draws the held-out subset: the same for every run and seed, so that runs can be compared."""
+
+
+@dataclass
+class RowsAtOnce:
+    """Packed rows that are computed at once; fewer from where memory ran out.
+
+    Args:
+        rows: to begin with.
+        on_notice: told in a sentence where they are fewer.
+    """
+
+    rows: int
+    on_notice: Callable[[str], object] = lambda _: None
+
+    def halve(self, reason: str) -> None:
+        """Memory ran out, for the reason that torch gives.
+
+        Raises:
+            ConfigError: with a single row.
+        """
+        if self.rows == 1:
+            raise ConfigError(
+                f"One row of held-out examples does not fit into memory: {reason} Cut the examples "
+                "(data.max_target_tokens), or end what else uses the memory."
+            )
+        release_memory()
+        self.on_notice(
+            f"Memory ran out with {self.rows} rows of held-out examples at once ({reason}). From "
+            f"here on {self.rows // 2} are computed at once: the loss is the same."
+        )
+        self.rows //= 2
 
 
 @dataclass(frozen=True)
@@ -33,8 +68,9 @@ class HeldOut:
         loss_sum: (model, batch) -> nats summed over the batch's targets.
         autocast: the run's precision.
         device: where the model is.
-        rows_per_batch: rows of a batch.
+        rows_per_batch: rows of a batch; batches are what ranks share.
         weights: of each row; None: 1. A batch holds rows of one weight.
+        at_once: rows that this process computes at once; None for a batch.
         share: (rank, ranks): this process computes every ranks-th batch.
         total: all-reduce over the ranks, a sum.
         in_step: whether all ranks compute together: one that has a batch less computes one row
@@ -49,6 +85,7 @@ class HeldOut:
     device: torch.device
     rows_per_batch: int = 8
     weights: Sequence[float] | None = None
+    at_once: RowsAtOnce | None = None
     share: tuple[int, int] = (0, 1)
     total: Callable[[Sequence[float]], Sequence[float]] = tuple
     in_step: bool = False
@@ -75,15 +112,15 @@ class HeldOut:
         try:
             with torch.no_grad():
                 batches = self._batches()
-                for weight, rows in batches[rank::ranks]:
-                    batch = self.layout.batch(rows)
-                    with self.autocast():
-                        here = float(self.loss_sum(model, batch.to(self.device)))
+                computed = self._computed(
+                    batches[rank::ranks], lambda batch: float(self.loss_sum(model, batch))
+                )
+                for weight, batch, here in computed:
                     nats += weight * here
                     plain += here
                     weighed += weight * batch.n_targets
                     targets += batch.n_targets
-                    done += ranks * sum(map(len, rows))
+                    done += ranks * sum(map(len, batch.example_ids))
                     on_progress(min(done, n_examples), n_examples)
                 if self.in_step and rank >= len(batches) % ranks > 0:
                     empty = self.layout.batch(batches[0][1]).unlabelled()
@@ -97,6 +134,33 @@ class HeldOut:
         if self.n_bytes:
             found["bits_per_byte"] = plain / (math.log(2.0) * self.n_bytes)
         return found
+
+    def _computed(
+        self,
+        batches: Sequence[tuple[float, Sequence[Sequence[int]]]],
+        compute: Callable[[Batch], T],
+    ) -> Iterator[tuple[float, Batch, T]]:
+        """Weight, batch and what is computed of it, for all rows of some batches in their order."""
+        rows = [(weight, row) for weight, own in batches for row in own]
+        at_once = self.at_once or RowsAtOnce(self.rows_per_batch)
+        place = 0
+        while place < len(rows):
+            weight, own = next(groupby(rows[place : place + at_once.rows], key=itemgetter(0)))
+            some = [row for _, row in own]
+            batch = self.layout.batch(some)
+            try:
+                with self.autocast():
+                    found = compute(batch.to(self.device))
+            except RuntimeError as error:  # torch.OutOfMemoryError is one
+                if self.in_step or not is_out_of_memory(error):
+                    raise
+                reason = str(error).splitlines()[0]
+            else:
+                yield weight, batch, found
+                place += len(some)
+                continue
+            # Here what the failed try had computed, which the exception held, is freed.
+            at_once.halve(reason)
 
     def _batches(self) -> list[tuple[float, Sequence[Sequence[int]]]]:
         """The rows of each batch, with their weight."""
@@ -128,10 +192,10 @@ def by_example(
     total = sum(map(len, held_out.rows))
     try:
         with torch.no_grad():
-            for weight, rows in held_out._batches():  # noqa: SLF001  # of this module
-                batch = held_out.layout.batch(rows)
-                with held_out.autocast():
-                    nats = nats_of(model, batch.to(held_out.device))
+            batches = held_out._batches()  # noqa: SLF001  # of this module
+            for weight, batch, nats in held_out._computed(  # noqa: SLF001
+                batches, lambda batch: nats_of(model, batch)
+            ):
                 for ids, row in zip(batch.example_ids, nats, strict=True):
                     found += [(i, value, weight) for i, value in zip(ids, row, strict=True)]
                 on_progress(len(found), total)

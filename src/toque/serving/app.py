@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from toque.errors import DataError
 from toque.models.generation.live_rows import Order
 from toque.serving.answers import Answers, ChatAnswers, CompletionAnswers
 from toque.serving.batcher import Batcher
@@ -101,11 +102,7 @@ def _routes(serving: Serving) -> Sequence[BaseRoute]:
     async def chat(request: Request) -> Response:
         asked = parsed(ChatRequest, await read_body(request, serving.limits))
         served = serving.models.named(asked.model)
-        if not asked.question.strip():
-            raise RequestError(
-                400, "messages hold nothing that a user says; add one.", param="messages"
-            )
-        prompt = served.prompt_ids(served.asked(asked.question))
+        prompt = _conversation(served, asked)
         most = asked.max_completion_tokens or asked.max_tokens
         orders = orders_of(serving, served, [prompt], asked, most, param="messages")
         return _reply(
@@ -121,6 +118,24 @@ def _routes(serving: Serving) -> Sequence[BaseRoute]:
         Route("/v1/chat/completions", chat, methods=["POST"]),
         *page_routes(serving),
     ]
+
+
+def _conversation(served: ServedModel, asked: ChatRequest) -> list[int]:
+    """The prompt of a conversation: all its turns where the model takes them, else the last.
+
+    Raises:
+        RequestError: 400, nobody asks anything, or the model's template refuses the turns.
+    """
+    if not asked.question.strip():
+        raise RequestError(
+            400, "messages hold nothing that a user says; add one.", param="messages"
+        )
+    if served.chat is None:
+        return served.prompt_ids(served.asked(asked.question))
+    try:
+        return served.chat.ids(asked.turns)
+    except DataError as error:
+        raise RequestError(400, str(error), param="messages") from error
 
 
 def orders_of(

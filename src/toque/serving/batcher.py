@@ -13,14 +13,14 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from transformers import PreTrainedModel
 
 from toque.models.generation.base import PREFILL_TOKENS
 from toque.models.generation.live_rows import LiveRows, NewToken, Order
-from toque.models.generation.packed_products import Packs
+from toque.models.generation.packed_products import Packs, with_fast_products
 from toque.models.lora.files import use_adapter
 from toque.serving.errors import RequestError, failed, queue_full
 from toque.serving.served import ServedModel, ServedModels
@@ -73,20 +73,40 @@ class _Lane:
 
     def __init__(self, served: ServedModel, rows: int, packs: Packs) -> None:
         self.served, self._n_rows, self._packs = served, rows, packs
-        self.begin()
+        self.tickets: dict[Order, Ticket] = {}
+        self._rows: LiveRows | None = self._begun()
 
-    def begin(self) -> None:
-        """Begin with no rows, also after a step that failed."""
+    def _begun(self) -> LiveRows:
         codec = self.served.codec
-        self.rows = LiveRows(
-            self.served.model,
+        return LiveRows(
+            with_fast_products(self.served.model, self._packs),
             rows=self._n_rows,
             columns=self.served.columns,
             eos_id=codec.eos_id,
             pad_id=codec.pad_id,
-            packs=self._packs,
         )
-        self.tickets: dict[Order, Ticket] = {}
+
+    def admit(self, orders: Sequence[Order]) -> None:
+        """Begin rows; where a failure took what there was, anew."""
+        self._rows = self._rows or self._begun()
+        self._rows.admit(orders)
+
+    def step(self) -> list[NewToken]:
+        """The next token of every row."""
+        return [] if self._rows is None else self._rows.step()
+
+    def drop(self, orders: Iterable[Order]) -> None:
+        """Free the rows of orders that nobody waits for any more."""
+        for order in orders:
+            del self.tickets[order]
+            if self._rows is not None:
+                self._rows.drop(order)
+
+    def give_up(self) -> set[Ticket]:
+        """Leave rows that may be in any state; returns who waited for them."""
+        tickets = set(self.tickets.values())
+        self.tickets, self._rows = {}, None
+        return tickets
 
 
 class Batcher:
@@ -198,9 +218,10 @@ class Batcher:
         for call in calls:
             call()
         for lane in self._lanes.values():
-            for order in left & lane.tickets.keys():
-                del lane.tickets[order]
-                lane.rows.drop(order)
+            try:
+                lane.drop(left & lane.tickets.keys())
+            except Exception:  # noqa: BLE001  # whatever it is, the other requests go on
+                self._fail(lane)
         for name, places in joining.items():
             self._admit(self._lanes[name], places)
         return True
@@ -220,14 +241,14 @@ class Batcher:
         lane.tickets |= {order: ticket for ticket, order in places}
         try:
             self._activate(lane.served)
-            lane.rows.admit([order for _, order in places])
+            lane.admit([order for _, order in places])
         except Exception:  # noqa: BLE001  # whatever it is, the other requests go on
             self._fail(lane)
 
     def _step(self, lane: _Lane) -> None:
         try:
             self._activate(lane.served)
-            news = lane.rows.step()
+            news = lane.step()
         except Exception:  # noqa: BLE001  # whatever it is, the other requests go on
             self._fail(lane)
             return
@@ -249,14 +270,12 @@ class Batcher:
             self._tell(_deliver, news)
 
     def _fail(self, lane: _Lane) -> None:
-        """Give up what is written in a lane: its rows may be in any state."""
+        """Give up what is written in a lane; who asks next begins it anew."""
         _log.exception("writing with %s failed", lane.served.name)
-        tickets = set(lane.tickets.values())
+        tickets = lane.give_up()
         with self._changed:
             self._waiting = deque(place for place in self._waiting if place[0] not in tickets)
         self._deliver()
-        self._activate(lane.served)
-        lane.begin()
         self._tell(_refuse, tickets)
 
     def _tell(self, callback: Callable[[Any], None], value: object) -> None:

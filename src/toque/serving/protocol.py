@@ -135,7 +135,7 @@ class Message(BaseModel):
 
 
 class ChatRequest(Sampling):
-    """POST /v1/chat/completions: what a person types, in the form the model was trained on."""
+    """POST /v1/chat/completions: a conversation, in the form the model was trained on."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -155,8 +155,13 @@ class ChatRequest(Sampling):
         return self.top_logprobs or 0 if self.logprobs else None
 
     @property
+    def turns(self) -> list[dict[str, str]]:
+        """All that was said, as a chat template reads it."""
+        return [{"role": message.role, "content": message.text} for message in self.messages]
+
+    @property
     def question(self) -> str:
-        """The last thing the user said: these models were trained on single requests."""
+        """The last thing the user said, for models that were trained on single requests."""
         said = [message.text for message in self.messages if message.role == "user"]
         return said[-1] if said else ""
 

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from toque.data.prepare.example_rows import prompt_ids
 from toque.data.prepare.settings import FamilyKind
+from toque.data.tokenizer.chat import ChatTemplate
 from toque.data.tokenizer.codec import Codec
 from toque.models.families import family_of, max_positions
 from toque.models.loading.provenance import Provenance, form_named
@@ -34,6 +35,8 @@ class ServedModel:
     """Name of the adapter inside `model`; None for the model alone."""
     base: str | None = None
     """Served name of the model that the adapter lies on."""
+    chat: ChatTemplate | None = None
+    """What makes a prompt of a whole conversation, of a model that was trained to converse."""
     created: int = field(default_factory=lambda: int(time.time()))
     """Seconds since 1970 when it was loaded."""
 

@@ -56,6 +56,16 @@ class Place(Protocol):
         """
 
 
+def content(place: Place, name: str) -> bytes | None:
+    """A small file whole; None when there is none.
+
+    Raises:
+        OSError, BucketError: it cannot be read.
+    """
+    found = place.look(name)
+    return None if found is None else place.read(name, 0, found.bytes)
+
+
 @final
 @dataclass(frozen=True)
 class FolderPlace:

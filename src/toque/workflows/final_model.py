@@ -85,7 +85,11 @@ def _score_and_keep(
     config, store, model, runtime = setup.config, setup.store, setup.model, setup.runtime
     trainer, folder = run.trainer, Path(config.run_dir)
     prompts = held_out_prompts(store, config.evaluation.generate)
-    scored = build_sampler(config, store, prompts) if prompts else run.evaluator.sampler
+    scored = (
+        build_sampler(config, store, prompts, reporter=reporter)
+        if prompts
+        else run.evaluator.sampler
+    )
     with counting(reporter, "writing", "texts") as count, writing_in(model, runtime)():
         samples = sample_on_all_ranks(scored, model, runtime.ranks, count)
     if not runtime.ranks.is_main:

@@ -12,8 +12,7 @@ from toque.data.prepare.example_rows import prompt_ids
 from toque.data.prepare.settings import FamilyKind
 from toque.data.store.held_store import check_tokenizer
 from toque.data.store.token_store import TokenStore
-from toque.data.tokenizer.codec import Codec, load_codec
-from toque.data.tokenizer.folder import resolve_tokenizer
+from toque.data.tokenizer.codec import Codec
 from toque.data.tokenizer.sameness import tokenizer_differences
 from toque.errors import CheckpointError, DataError
 from toque.models.loading.hub import resolve_folder
@@ -23,7 +22,7 @@ from toque.models.lora.files import is_adapter_folder, merged
 from toque.storage.no_follow import refuse_links
 from toque.training.checkpoint.store import CheckpointStore
 from toque.training.runtime import device_named
-from toque.workflows.asking.provenance import provenance_in, provenance_of_run
+from toque.workflows.asking.provenance import codec_in, provenance_in, provenance_of_run
 from toque.workflows.assembly.model.language_model import build_language_model
 from toque.workflows.run_folder import load_weights, refuse_another_store
 
@@ -105,8 +104,8 @@ def _opened(folder: Path) -> OpenedModel:
         )
     model = resolve_folder(str(model), setting="the model to open")
     loaded = load_with_adapter(model) if adapted else load_model(str(model))
-    codec = load_codec(resolve_tokenizer(str(model)))
-    return OpenedModel(loaded, codec, config, None, provenance_in(folder))
+    record = provenance_in(folder)
+    return OpenedModel(loaded, codec_in(model, record), config, None, record)
 
 
 def _from_checkpoint(folder: Path, config: RunConfig) -> OpenedModel:

@@ -162,10 +162,10 @@ def score_model(folder: Path, config: RunConfig, reporter: Reporter) -> Evaluati
     model = opened.model.to(runtime.device)  # type: ignore[arg-type]
     setup = Setup(config, store, model, build_stream(config, store, model), runtime)
     with counting(reporter, "evaluating", "held-out examples") as count:
-        losses = build_heldout(setup)(model, count)
+        losses = build_heldout(setup, reporter)(model, count)
     prompts = held_out_prompts(store, config.evaluation.generate)
     with counting(reporter, "writing", "texts") as count:
-        samples = build_sampler(config, store, prompts)(model, count)
+        samples = build_sampler(config, store, prompts, reporter=reporter)(model, count)
     return evaluation_of(setup, losses, samples, step=opened.step, reporter=reporter)
 
 
@@ -178,7 +178,7 @@ def evaluation_of(
     reporter: Reporter = SILENT,
 ) -> Evaluation:
     """Score the texts and the tasks, and put them beside the held-out losses of the same model."""
-    heldout, held_out = build_heldout(setup), dict(losses)
+    heldout, held_out = build_heldout(setup, reporter), dict(losses)
     whole = heldout.n_bytes > 0
     if whole:
         held_out["target_bytes"] = heldout.n_bytes

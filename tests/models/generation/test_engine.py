@@ -200,6 +200,54 @@ def test_wrong_settings_are_refused(tiny):
         generate(model, [[5]], max_new_tokens=1, strategy="sample", top_p=0.0, **IDS)
 
 
+@pytest.mark.parametrize("kind", ["t5", "gpt2", "llama"])
+@pytest.mark.parametrize("settings", [{}, {"strategy": "sample", "seed": 3}])
+def test_where_memory_runs_out_fewer_rows_write_the_same(kind, settings, tiny):
+    """Its embedding takes 3 rows at most, from the 3rd look on: in the middle of answers."""
+    model = tiny(kind)
+    make_eager_to_end(model)
+    given = prompts(9, seed=4)
+    expected = generate(model, given, max_new_tokens=40, batch_rows=8, **settings, **IDS)
+    looks = []
+
+    def refuse(_module, inputs):
+        looks.append(len(inputs[0]))
+        if len(looks) > 2 and len(inputs[0]) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    embedding = model.decoder.embed_tokens if kind == "t5" else model.get_input_embeddings()
+    handle = embedding.register_forward_pre_hook(refuse)
+    told, said = [[] for _ in given], []
+    written = generate(
+        model,
+        given,
+        max_new_tokens=40,
+        batch_rows=8,
+        on_token=lambda number, token: told[number].append(token),
+        on_notice=said.append,
+        **settings,
+        **IDS,
+    )
+    handle.remove()
+    assert written == expected
+    assert told == [[*answer, None] for answer in expected]
+    assert len(said) == 2  # 8 -> 4 -> 2
+    assert "ran out while 8 texts were written" in said[0]
+    assert "2 GiB" in said[1]
+
+
+def test_one_row_that_does_not_fit_is_said(tiny):
+    model = tiny("gpt2")
+
+    def refuse(_module, _inputs):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    handle = model.get_input_embeddings().register_forward_pre_hook(refuse)
+    with pytest.raises(ConfigError, match=r"One text at a time does not fit.*2 GiB"):
+        generate(model, prompts(), max_new_tokens=8, **IDS)
+    handle.remove()
+
+
 @pytest.mark.slow
 def test_a_real_model_tells_the_story_transformers_tells(shared):
     model = load_model(str(shared / "models" / "stories15m"))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from toque.errors import ConfigError
-from toque.training.autotune.memory import free_bytes, in_words, is_out_of_memory
+from toque.hardware.memory import free_bytes, in_words, is_out_of_memory
 
 CPU = "[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: 9 bytes"
 

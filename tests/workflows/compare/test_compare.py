@@ -162,3 +162,24 @@ def test_what_cannot_be_compared_is_refused_in_words(tmp_path):
     (linked / "metrics.jsonl").symlink_to(run / "metrics.jsonl")
     with pytest.raises(CheckpointError, match="symbolic link"):
         toque.compare(run, linked)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_run_in_a_bucket_is_compared_as_its_folder_is(s3_service, tmp_path, monkeypatch):
+    first = run_of(tmp_path / "a")
+    other = run_of(tmp_path / "bb", better_by=3.0, rate="0.003")
+    for file in other.iterdir():
+        s3_service.put(f"runs/bb/{file.name}", file.read_bytes())
+    monkeypatch.chdir(tmp_path)
+    here, there = toque.compare(first, other), toque.compare(first, "s3://pantry/runs/bb")
+    assert there.record == here.record
+    turned = toque.compare("s3://pantry/runs/bb/", first)
+    assert turned.record["differences"]["a"]["loss"]["better"] == "first"
+    assert turned.page == Path("comparison.html")
+    assert turned.page.exists()
+    with pytest.raises(ConfigError, match="s3://pantry/runs/none is no run that has begun"):
+        toque.compare(first, "s3://pantry/runs/none")
+    with pytest.raises(ConfigError, match=r"ftp://.* cannot hold a run"):
+        toque.compare(first, "ftp://pantry/runs/bb")

@@ -146,6 +146,20 @@ class Codec:
         return lengths
 
     @property
+    def special_tokens(self) -> dict[str, str]:
+        """How those are written, by transformers' names for them: `eos_token` and so on."""
+        return self._specials.as_config()
+
+    def begin_as_written(self) -> None:
+        """Begin prompts as the tokenizer's own post-processor does: GPT-2's with no token at all.
+
+        For models of others. Toque trains with a begin token wherever the vocabulary has one.
+        """
+        with tokenizer_faults(self.name):
+            own = self._tokenizer.encode("a", add_special_tokens=True).ids
+        self.bos_id = self.bos_id if own[:1] == [self.bos_id] else None
+
+    @property
     def special_ids(self) -> dict[str, int | None]:
         """The ids that begin, end and fill rows, by name."""
         names = ("bos", "eos", "pad", "unk")

@@ -22,6 +22,8 @@ _KEPT = ("model_max_length", "chat_template", "toque_words_cut")
 """Settings of a `tokenizer_config.json` worth carrying into the store and the trained model."""
 MOST_GAPS = 1 << 16
 """Ids without an entry that a vocabulary may have, besides as many as its entries."""
+CHAT = "chat_template.jinja"
+"""Where newer releases of transformers keep what stood in `tokenizer_config.json`."""
 _ENDS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<eos>", "[SEP]")
 
 
@@ -86,6 +88,8 @@ def read_folder(folder: Path) -> TokenizerFolder:
     config = _read_json(folder / "tokenizer_config.json")
     specials = _specials(tokenizer, _read_json(folder / "special_tokens_map.json") | config, folder)
     settings = {name: config[name] for name in _KEPT if name in config}
+    if (folder / CHAT).is_file():
+        settings["chat_template"] = _read_text(folder / CHAT)
     # A folder inside a store is called "tokenizer": its own name was kept in the settings.
     name = str(config.get("toque_name", folder.name))
     return TokenizerFolder(name, text, tokenizer, specials, {**settings, "toque_name": name})
@@ -177,9 +181,16 @@ def resolve_tokenizer(name: str) -> Path:
         name,
         setting="model.tokenizer",
         needs=("tokenizer.json",),
-        also=("tokenizer_config.json", "special_tokens_map.json", f"{FOLDER}/*.json"),
+        also=("tokenizer_config.json", "special_tokens_map.json", CHAT, f"{FOLDER}/*.json"),
         error=DataError,
     )
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (ValueError, OSError) as error:
+        raise DataError(f"{path} cannot be read: {error}. Fetch the tokenizer again.") from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:

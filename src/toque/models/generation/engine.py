@@ -4,37 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Final, Literal
 
-import psutil
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 from transformers import PreTrainedModel
 
-from toque.errors import ConfigError
+from toque.errors import ConfigError, argument
+from toque.hardware.memory import BESIDE_TRAINING, free_bytes, is_out_of_memory, release_memory
 from toque.models.families import family_of, max_positions, unwrapped
 from toque.models.forward.compile import compile_disabled
-from toque.models.forward.packed import output_head
-from toque.models.generation.base import Decoding, cache_dtype, cache_shape
-from toque.models.generation.causal import CausalDecoding
+from toque.models.generation.base import cache_dtype, cache_shape
 from toque.models.generation.constraints import Constraint
-from toque.models.generation.int8_argmax import WORTHWHILE_STEPS, Int8Argmax, supports_int8
 from toque.models.generation.kv_cache import SPARE
+from toque.models.generation.live_rows import LiveRows, NewToken, Order
 from toque.models.generation.packed_products import with_bf16_products, with_fast_products
 from toque.models.generation.sampling import TokenChooser
-from toque.models.generation.t5 import T5Decoding
 from toque.reporter import Count, uncounted
 
 OnToken = Callable[[int, int | None], object]
 Precision = Literal["float32", "bf16"]
 
 MOST_ROWS: Final = {"cpu": 160, "cuda": 256}
-"""More rows gain nothing on a CPU (measured); the number for CUDA is a guess.
+"""More rows gain nothing on a CPU (measured); the number for CUDA is a guess, which evaluation
+replaces by measuring.
 
 On a CPU, products with 64 rows reach 60 to 80 % of the rate of those with 150 (weights are read
 from memory at every step), those with 256 no more.
 """
+
+
+def _unheard(*_: object) -> None:
+    """What is told to those who wait for whole answers."""
 
 
 def generate(
@@ -54,6 +57,7 @@ def generate(
     constraint: Constraint | None = None,
     on_progress: Count = uncounted,
     on_token: OnToken | None = None,
+    on_notice: Callable[[str], object] = _unheard,
 ) -> list[list[int]]:
     """The tokens a model writes after each prompt, without the end token.
 
@@ -85,41 +89,115 @@ def generate(
             work); the share counts tokens, and every answer as the longest until it has ended.
         on_token: Called with a prompt's number and its next token as soon as it is written, and
             with None once the answer has ended.
+        on_notice: Told in a sentence where memory ran out and fewer rows are written at a time.
 
     Raises:
-        ConfigError: an empty prompt, one that leaves no room, or settings out of range.
+        ConfigError: an empty prompt, one that leaves no room, settings out of range, or too little
+            memory for one row.
     """
     core = unwrapped(model)
     chooser = TokenChooser(strategy, temperature, top_k, top_p, seed)
     limits = _limits(core, prompts, max_new_tokens)
     if batch_rows is not None and batch_rows < 1:
         raise ConfigError(f"batch_rows is {batch_rows}; it must be at least 1.")
-    answers: list[list[int]] = [[] for _ in prompts]
-    done, covered, whole = 0, 0, sum(limits)
-    on_progress(0, len(prompts), 0.0)
+    answers = _Answers(limits, on_progress, on_token or _unheard)
     with torch.inference_mode(), compile_disabled(model), _evaluating(model):
         core = with_bf16_products(core) if precision == "bf16" else with_fast_products(core)
         if batch_rows is None:
-            batch_rows = evened(affordable_rows(core, prompts, limits), len(prompts))
-        family = T5Decoding if family_of(core.config).is_encoder_decoder else CausalDecoding
-        rows = family(
+            most = MOST_ROWS["cuda" if core.device.type == "cuda" else "cpu"]
+            most = min(most, affordable_rows(core, prompts, max_new_tokens))
+            batch_rows = evened(most, len(prompts))
+        begin = partial(
+            LiveRows,
             core,
-            rows=min(batch_rows, len(prompts) or 1),
             columns=_longest(core, prompts, limits),
+            eos_id=eos_id,
             pad_id=pad_id,
+            constraint=constraint,
         )
-        told = on_token or _untold
-        steps = _write(
-            rows, core, prompts, answers, limits, chooser, eos_id, batch_rows, told, constraint
-        )
-        for finished, tokens in steps:
-            done, covered = done + finished, covered + tokens
-            on_progress(done, len(prompts), covered / whole)
-    return answers
+        orders = [
+            Order(prompt, limit, chooser, number)
+            for number, (prompt, limit) in enumerate(zip(prompts, limits, strict=True))
+        ]
+        most = min(batch_rows, len(prompts) or 1)
+        for news in _written(begin, orders, answers.ids, most, on_notice):
+            answers.take(news)
+    return answers.ids
 
 
-def _untold(_number: int, _token: int | None) -> None:
-    """The `on_token` of those who wait for whole answers."""
+class _Answers:
+    """The answers as they grow, and who is told of them."""
+
+    def __init__(self, limits: Sequence[int], on_progress: Count, on_token: OnToken) -> None:
+        self.ids: list[list[int]] = [[] for _ in limits]
+        self._limits, self._on_progress, self._on_token = limits, on_progress, on_token
+        self._done, self._covered = 0, 0
+        on_progress(0, len(limits), 0.0)
+
+    def take(self, news: Sequence[NewToken]) -> None:
+        """Add what one step wrote."""
+        for new in news:
+            number, answer = new.order.number, self.ids[new.order.number]
+            self._covered += 1 if new.end is None else self._limits[number] - len(answer)
+            if new.end != "stop":
+                answer.append(new.token)
+                self._on_token(number, new.token)
+            if new.end is not None:
+                self._done += 1
+                self._on_token(number, None)
+        self._on_progress(self._done, len(self.ids), self._covered / sum(self._limits))
+
+
+def _written(
+    begin: Callable[..., LiveRows],
+    orders: Sequence[Order],
+    answers: Sequence[Sequence[int]],
+    n_rows: int,
+    on_notice: Callable[[str], object],
+) -> Iterator[list[NewToken]]:
+    """What each step writes, until all orders are answered.
+
+    They are admitted several at a time: a prefill of one costs about as much as one of a few.
+    Where memory runs out, half as many rows go on with the answers as far as they are.
+    """
+    rows, waiting = begin(rows=n_rows), _longest_first(orders)
+    while waiting or rows.orders:
+        try:
+            free = n_rows - len(rows.orders)
+            if waiting and free >= (n_rows + 7) // 8:
+                rows.admit(waiting[:free])
+                waiting = waiting[free:]
+            news = rows.step()
+        except RuntimeError as error:  # torch.OutOfMemoryError is one
+            if not is_out_of_memory(error):
+                raise
+            reason = str(error).splitlines()[0]
+        else:
+            yield news
+            continue
+        # Here what the failed step had computed, which the exception held, is freed.
+        _refuse_one(n_rows, reason)
+        unfinished = [replace(o, begun=tuple(answers[o.number])) for o in rows.orders]
+        waiting = _longest_first([*unfinished, *waiting])
+        on_notice(
+            f"Memory ran out while {n_rows} texts were written at a time ({reason}). From here on "
+            f"{n_rows // 2} are: the texts stay the same."
+        )
+        n_rows //= 2
+        rows = begin(rows=n_rows)
+        release_memory()
+
+
+def _longest_first(orders: Sequence[Order]) -> list[Order]:
+    return sorted(orders, key=lambda order: -len(order.prompt))
+
+
+def _refuse_one(n_rows: int, reason: str) -> None:
+    if n_rows == 1:
+        raise ConfigError(
+            f"One text at a time does not fit into memory: {reason} Ask for a shorter one "
+            f"({argument('max_new_tokens')}), or end what else uses the memory."
+        )
 
 
 @contextmanager
@@ -134,84 +212,6 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def _write(
-    rows: Decoding,
-    core: PreTrainedModel,
-    prompts: Sequence[Sequence[int]],
-    answers: list[list[int]],
-    limits: Sequence[int],
-    chooser: TokenChooser,
-    eos_id: int,
-    batch_rows: int,
-    on_token: OnToken,
-    constraint: Constraint | None,
-) -> Iterator[tuple[int, int]]:
-    """Fill the answers; yields after each token (answers finished, tokens nearer to all limits).
-
-    Prompts are admitted several at a time: a prefill of one costs about as much as one of a few.
-    """
-    n_rows = min(batch_rows, len(prompts))
-    head = Head(core, n_rows)
-    pays = chooser.strategy == "greedy" and max(limits, default=0) >= WORTHWHILE_STEPS
-    by_int8 = pays and constraint is None and supports_int8(head.weight, head.bias)
-    argmax = Int8Argmax(head.weight, rows=n_rows) if by_int8 else None
-    waiting = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i))
-    alive: list[int] = []
-    tokens: list[int] = []
-    while waiting or alive:
-        if waiting and batch_rows - len(alive) >= (batch_rows + 7) // 8:
-            new, waiting = waiting[: batch_rows - len(alive)], waiting[batch_rows - len(alive) :]
-            tokens += rows.admit([prompts[number] for number in new])
-            alive += new
-        hidden = rows.step(torch.tensor(tokens, device=core.device))
-        if argmax is not None:
-            tokens = argmax(hidden).tolist()
-        else:
-            logits, so_far = head(hidden), [answers[number] for number in alive]
-            if constraint is not None:
-                logits = constraint(logits, prompts=alive, answers=so_far)
-            places = list(map(len, so_far))
-            tokens = chooser.choose(logits, prompts=alive, positions=places).tolist()
-        over: list[int] = []
-        covered = len(alive)
-        for row, (number, token) in enumerate(zip(alive, tokens, strict=True)):
-            left = limits[number] - len(answers[number])
-            if token != eos_id:
-                answers[number].append(token)
-                on_token(number, token)
-            if token == eos_id or len(answers[number]) == limits[number]:
-                on_token(number, None)
-                over.append(row)
-                covered += left - 1
-        for row in reversed(over):
-            rows.drop(row)
-            for column in (alive, tokens):
-                column[row] = column[-1]
-                column.pop()
-        yield len(over), covered
-
-
-class Head:
-    """The output head, which writes its logits into one buffer on a CPU.
-
-    A CPU's allocator takes these megabytes from the system and gives them back every time;
-    touching fresh pages cost a third of the product (45 ms against 32 ms for 64 rows of 50,257
-    logits).
-    """
-
-    def __init__(self, core: PreTrainedModel, rows: int) -> None:
-        self.weight, self.bias = output_head(core)
-        on_cpu = core.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
-        self.buffer = self.weight.new_empty(rows, len(self.weight)) if on_cpu else None
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        """[n, D] -> [n, V], good until the next call."""
-        if self.buffer is None:
-            return F.linear(hidden, self.weight, self.bias)
-        logits = torch.mm(hidden, self.weight.T, out=self.buffer[: len(hidden)])
-        return logits if self.bias is None else logits.add_(self.bias)
-
-
 def evened(rows: int, prompts: int) -> int:
     """The most rows, up to `rows`, that fill every batch alike: 300 prompts go as 150 + 150.
 
@@ -221,28 +221,25 @@ def evened(rows: int, prompts: int) -> int:
     return -(-prompts // -(-prompts // rows)) if prompts else rows
 
 
-def affordable_rows(
-    core: PreTrainedModel, prompts: Sequence[Sequence[int]], limits: Sequence[int]
-) -> int:
-    """Rows to generate at once: their memory may take a quarter of what is free.
+def affordable_rows(model: nn.Module, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> int:
+    """Rows to generate at once: their memory may take BESIDE_TRAINING of what is free.
 
     Args:
-        core: The model, on its device.
+        model: On its device.
         prompts: As `generate` takes them.
-        limits: The longest answer of each.
+        max_new_tokens: As `generate` takes it.
     """
     if not prompts:
         return 1
+    core = unwrapped(model)
     layers, heads, size = cache_shape(core)
-    columns = _longest(core, prompts, limits)
+    columns = _longest(core, prompts, _limits(core, prompts, max_new_tokens))
     if family_of(core.config).is_encoder_decoder:
         columns += max(map(len, prompts))  # of the source
     # A buffer that has grown is up to a quarter larger than its contents.
     per_row = 2 * layers * heads * size * cache_dtype(core).itemsize * (columns * 5 // 4 + SPARE)
     per_row += 8 * core.config.vocab_size  # logits, and the memory to sample from them
-    on_cuda = core.device.type == "cuda"
-    free = torch.cuda.mem_get_info(core.device)[0] if on_cuda else psutil.virtual_memory().available
-    return max(1, min(MOST_ROWS["cuda" if on_cuda else "cpu"], int(free // 4 // per_row)))
+    return max(1, int(BESIDE_TRAINING * free_bytes(core.device) / per_row))
 
 
 def _longest(core: PreTrainedModel, prompts: Sequence[Sequence[int]], limits: Sequence[int]) -> int:

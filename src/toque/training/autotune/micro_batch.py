@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from toque.batch import Batch
-from toque.training.autotune.memory import is_out_of_memory
+from toque.hardware.memory import is_out_of_memory
 from toque.training.runtime import Runtime
 
 _BUDGET_SECONDS: Final = 4.0

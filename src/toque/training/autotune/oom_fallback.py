@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from toque.batch import Batch
 from toque.errors import ConfigError
+from toque.hardware.memory import is_out_of_memory, release_memory
 from toque.training.autotune.cache import Resources
-from toque.training.autotune.memory import is_out_of_memory
 from toque.training.bottlenecks import RAN_OUT
 from toque.training.callbacks import Callbacks
 from toque.training.distributed.collectives import Ranks
@@ -93,9 +91,7 @@ class OomFallback:
                 "train.row_tokens, or end what else uses the memory, and continue with the same "
                 "command."
             )
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        release_memory()
         self.smaller_from[at.step] = rows // 2
         if self.remember is not None:
             self.remember(self.smaller_from)

@@ -11,14 +11,17 @@ from toque.data.prepare.example_rows import asking_bounds
 from toque.data.prepare.settings import FamilyKind
 from toque.data.store.manifest import NAME, StoreManifest, read_manifest
 from toque.data.store.prompt_form import form_of
-from toque.data.tokenizer.codec import Codec
+from toque.data.tokenizer.codec import Codec, load_codec
+from toque.data.tokenizer.folder import is_toques, resolve_tokenizer
 from toque.data.tokenizer.portable import files_of_model
 from toque.errors import ConfigError, DataError
 from toque.models.loading.hub import resolve_folder
 from toque.models.loading.provenance import Form, Provenance, form_named, provenance_of
 
 UNKNOWN: Final = Provenance(form="recipes", max_new_tokens=256)
-"""Of models that say nothing: those exported by release 0.1.0, and those of others."""
+"""Of models that say nothing but have a tokenizer of Toque's: exported by release 0.1.0."""
+FOREIGN: Final = Provenance(form="documents", max_new_tokens=256)
+"""Of models that others made: what they were trained on is not known, and every prompt goes on."""
 _DISH: Final = ("lentil soup", ("lentils", "carrots", "cumin"))
 _OTHER_PROMPTS: Final = {
     "request": "`How do I make NAME?` and other free requests",
@@ -57,7 +60,8 @@ def provenance_in(folder: Path) -> Provenance:
         ConfigError: the run's configuration cannot be read.
     """
     if not (folder / "config.yaml").is_file():
-        return provenance_of(_here(folder)) or UNKNOWN
+        here = _here(folder)
+        return provenance_of(here) or (UNKNOWN if is_toques(here) else FOREIGN)
     record = provenance_of(folder / "model")
     if record is not None:
         return record
@@ -69,6 +73,18 @@ def provenance_in(folder: Path) -> Provenance:
     form: Form = forms.pop() if len(forms) == 1 else "recipes"
     tasks: list[str] = [*config.data.tasks] if form == "recipes" else []
     return Provenance(form=form, max_new_tokens=target_limit(config, None), tasks=tasks)
+
+
+def codec_in(folder: Path, record: Provenance) -> Codec:
+    """The tokenizer of a model folder, which begins a foreign model's prompts as that expects.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    codec = load_codec(resolve_tokenizer(str(folder)))
+    if record is FOREIGN:
+        codec.begin_as_written()
+    return codec
 
 
 def _here(folder: Path) -> Path:
@@ -93,6 +109,11 @@ def model_files(codec: Codec, record: Provenance, *, encoder: bool) -> tuple[dic
     kind: FamilyKind = "encoder-decoder" if encoder else "decoder"
     begin, end = asking_bounds(codec, kind, form_named(record.form))
     return files_of_model(codec, record, begin=begin, end=end)
+
+
+def is_recorded(record: Provenance) -> bool:
+    """Whether the model itself says what it was trained to be asked."""
+    return record is not UNKNOWN and record is not FOREIGN
 
 
 def writes_recipes(record: Provenance) -> bool:

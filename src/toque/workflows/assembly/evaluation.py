@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -16,10 +17,10 @@ from toque.data.prepare.example_rows import prompt_ids
 from toque.data.prepare.settings import FamilyKind
 from toque.data.store.prompt_form import form_of
 from toque.data.store.token_store import TokenStore
-from toque.evaluation.heldout_loss import HeldOut, choose_rows, subset
+from toque.evaluation.heldout_loss import HeldOut, RowsAtOnce, choose_rows, subset
 from toque.evaluation.text_samples import Prompt, Sampler
 from toque.models.forward.loss import loss_sum
-from toque.models.generation.engine import generate
+from toque.reporter import SILENT, Reporter
 from toque.training.distributed.sharing import LossFn, Sharing
 from toque.workflows.asking.own_words import in_trained_form
 from toque.workflows.asking.provenance import provenance_of_run, target_limit
@@ -28,12 +29,14 @@ from toque.workflows.assembly.metrics import slices_of, text_bytes
 from toque.workflows.assembly.mixture import held_out_weights
 from toque.workflows.assembly.setup import Setup
 from toque.workflows.assembly.span_corruption import corrupted_held_out, spans_of
+from toque.workflows.assembly.speed.evaluation_rows import loss_rows, write
 
 
-def build_heldout(setup: Setup) -> HeldOut:
+def build_heldout(setup: Setup, reporter: Reporter = SILENT) -> HeldOut:
     """Held-out loss over the fixed subset that evaluation.max_examples asks for.
 
-    Where sources or tasks are mixed by weight, examples weigh in it as they do in training.
+    Where sources or tasks are mixed by weight, examples weigh in it as they do in training. On a
+    GPU, the rows computed at once are measured now, if they never were on this machine.
 
     Raises:
         ConfigError: the store has no held-out example.
@@ -59,7 +62,7 @@ def build_heldout(setup: Setup) -> HeldOut:
         for weight in sorted(set(weights.tolist()))
     }
     held_rows = [row for part in packed.values() for row in part]
-    return HeldOut(
+    heldout = HeldOut(
         layout=Layout(
             store if spans is None else corrupted_held_out(store, spans),
             shape=shape,
@@ -79,6 +82,7 @@ def build_heldout(setup: Setup) -> HeldOut:
         # The targets of a corrupted text are pieces: bits a byte would describe no text.
         n_bytes=text_bytes(store, held_rows) if spans is None else 0,
     )
+    return replace(heldout, at_once=RowsAtOnce(loss_rows(heldout, setup.model), reporter.notice))
 
 
 def _together(sharded: Sharing) -> LossFn:
@@ -129,6 +133,7 @@ def build_sampler(
     prompts: Sequence[Prompt],
     *,
     max_new_tokens: int | None = None,
+    reporter: Reporter = SILENT,
 ) -> Sampler:
     """Greedy texts for `prompts`, scored; as long as the store's targets unless told otherwise."""
     codec = store.codec()
@@ -136,10 +141,11 @@ def build_sampler(
         prompts=prompts,
         codec=codec,
         generate=partial(
-            generate,
+            write,
             max_new_tokens=max_new_tokens or target_limit(config, store.manifest),
             eos_id=codec.eos_id,
             pad_id=codec.pad_id,
+            on_notice=reporter.notice,
         ),
         metrics=text_metrics,
     )

@@ -122,7 +122,7 @@ def assemble(
     setup = Setup(config, store, model, stream, runtime, sharing)
     tuned = fit_to_machine(setup, found, reporter=reporter)
     tuned = replace(tuned, warnings=(*strategy.notes, *tuned.warnings))
-    heldout = build_heldout(setup)
+    heldout = build_heldout(setup, reporter)
     evaluator = build_evaluator(
         setup, heldout, encoder=family.is_encoder_decoder, reporter=reporter
     )
@@ -191,7 +191,7 @@ def build_evaluator(
         heldout,
         model,
         setup.sharing or Alone(model),
-        build_sampler(config, store, [*held_out, *own]),
+        build_sampler(config, store, [*held_out, *own], reporter=reporter),
         len(held_out),
         runtime.ranks,
         writing_in(model, runtime),

@@ -90,7 +90,7 @@ def score_tasks(setup: Setup, reporter: Reporter = SILENT) -> list[TaskScores]:
 
 
 def _score(setup: Setup, task: Task, rows: NDArray[np.int64], reporter: Reporter) -> TaskScores:
-    store, heldout = setup.store, build_heldout(setup)
+    store, heldout = setup.store, build_heldout(setup, reporter)
     packed = choose_rows(
         rows,
         prompt_lengths=store.prompt_lengths,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from toque.config.dump import flow
@@ -15,19 +15,26 @@ from toque.errors import CheckpointError, ConfigError, ToqueError, argument
 from toque.reporter import SILENT, Reporter
 from toque.reports.html import COMPARISON, render
 from toque.storage.atomic import atomic_write
+from toque.storage.bucket import open_bucket
+from toque.storage.bucket_errors import BucketUse, RunBucketError
 from toque.storage.no_follow import refuse_links
 from toque.training.observers.metrics_reader import METRICS
 from toque.version import __version__
 from toque.watching.figures import MOST_OVER, figures_over
-from toque.watching.places import FolderPlace
+from toque.watching.places import BucketPlace, FolderPlace, Place, content
 from toque.watching.run_state import state_of
 from toque.watching.watched_run import WatchedRun
 from toque.workflows.compare.scores import Difference, Scored, differences_of, scores_of
 from toque.workflows.compare.tables import Tables, sentence_of
-from toque.workflows.results import Model, existing_folder
+from toque.workflows.results import Model, TrainedRun, existing_folder
+from toque.workflows.watch.run import is_in_a_bucket
 
 _NOT_THE_RUN: Final = ("run_dir",)
 """Settings that always differ and change nothing."""
+PAGE: Final = "comparison.html"
+_COMPARED: Final = BucketUse(
+    "the address to compare", "list and read", "Nothing there was changed.", RunBucketError
+)
 METHOD: Final = (
     "Differences are the other run's score minus the first's over the same held-out texts, with "
     "the 95 % interval of a paired bootstrap; * where it leaves zero out. They tell these two "
@@ -62,22 +69,24 @@ def compare(
     """Hold runs against the first of them: settings, curves, scores with intervals, and cost.
 
     Args:
-        runs: two or more run folders, going on, ended or killed.
-        out: the page to write; comparison.html beside the first run when None.
+        runs: two or more runs, going on, ended or killed: folders, or addresses at gs:// or s3://.
+        out: the page to write; when None, comparison.html beside the first run, or here where that
+            is in a bucket.
         reporter: hears of progress.
 
     Raises:
         ConfigError: fewer than two, no such folder, or `out` cannot be written.
-        CheckpointError: a folder holds a link.
+        CheckpointError: a folder holds a link, or a bucket cannot be read.
     """
-    folders = _named(runs)
+    places = _named(runs)
     read: dict[str, WatchedRun] = {}
-    for name, folder in folders.items():
-        with reporter.working(f"reading {folder}"):
-            read[name] = _read(folder)
-    scored = {name: scores_of(folder) for name, folder in folders.items()}
-    settings = {name: _settings(folder) for name, folder in folders.items()}
-    first, *others = folders
+    scored: dict[str, Scored] = {}
+    settings: dict[str, dict[str, Any]] = {}
+    for name, place in places.items():
+        with reporter.working(f"reading {place.address}"):
+            read[name] = _read(place)
+            scored[name], settings[name] = scores_of(place), _settings(place)
+    first, *others = places
     with reporter.working("drawing resamples"):
         found, notes = _against(first, others, scored)
     tables = Tables(
@@ -85,53 +94,67 @@ def compare(
     )
     sentence = sentence_of(first, found, read)
     record = tables.record() | {"toque": __version__, "sentence": sentence, "method": METHOD}
-    page = folders[first].parent / "comparison.html" if out is None else Path(out)
+    beside = places[first].folder or Path(PAGE)
+    page = beside.with_name(PAGE) if out is None else Path(out)
     _write(page, _page(tables, read, sentence))
     return Comparison(record, sentence, page, tables)
 
 
-def _named(runs: Sequence[Model]) -> dict[str, Path]:
-    """The folders by the shortest names that tell them apart."""
+def _named(runs: Sequence[Model]) -> dict[str, Place]:
+    """The runs by the shortest names that tell them apart."""
     if len(runs) < 2:
         raise ConfigError("A comparison needs two runs or more: toque compare RUN RUN.")
-    folders = [existing_folder(run) for run in runs]
-    for folder in folders:
-        if not folder.is_dir():
-            raise ConfigError(f"There is no folder {folder}. Name a run, such as runs/mine.")
-        refuse_links(folder, CheckpointError)
-        if not (folder / METRICS).is_file():
+    places = [_place(run) for run in runs]
+    for place in places:
+        if place.look(METRICS) is None:
             raise ConfigError(
-                f"{folder} is no run that has begun: it has no {METRICS}. Name a folder such as "
-                "runs/mine."
+                f"{place.address} is no run that has begun: it has no {METRICS}. Name a run such "
+                "as runs/mine."
             )
-    short = [folder.resolve().name for folder in folders]
-    names = short if len(set(short)) == len(short) else [str(folder) for folder in folders]
+    short = [(place.folder or PurePosixPath(place.address)).name for place in places]
+    names = short if len(set(short)) == len(short) else [place.address for place in places]
     if len(set(names)) < len(names):
         raise ConfigError(f"{_twice(names)} is named twice. A run is equal to itself.")
-    return dict(zip(names, folders, strict=True))
+    return dict(zip(names, places, strict=True))
+
+
+def _place(run: Model) -> Place:
+    """Where a run is.
+
+    Raises:
+        ConfigError: no such folder.
+        CheckpointError: the folder holds a link.
+    """
+    if not isinstance(run, TrainedRun) and is_in_a_bucket(str(run)):
+        return BucketPlace(open_bucket(str(run).rstrip("/"), _COMPARED))
+    folder = existing_folder(run)
+    if not folder.is_dir():
+        raise ConfigError(f"There is no folder {folder}. Name a run, such as runs/mine.")
+    refuse_links(folder, CheckpointError)
+    return FolderPlace(folder.resolve())
 
 
 def _twice(names: Sequence[str]) -> str:
     return next(name for name in names if names.count(name) > 1)
 
 
-def _read(folder: Path) -> WatchedRun:
-    run = WatchedRun(FolderPlace(folder))
+def _read(place: Place) -> WatchedRun:
+    run = WatchedRun(place)
     try:
         run.read_whole()
     except OSError as error:
         raise CheckpointError(
-            f"{folder}/{METRICS} cannot be read: {error.strerror}. Give yourself the right to read "
-            "it, or name another run."
+            f"{place.address}/{METRICS} cannot be read: {error.strerror}. Give yourself the "
+            "right to read it, or name another run."
         ) from error
     return run
 
 
-def _settings(folder: Path) -> dict[str, Any]:
+def _settings(place: Place) -> dict[str, Any]:
     """The values of config.yaml by their dotted names, read as text: nothing it names is run."""
     try:
-        text = (folder / "config.yaml").read_text(encoding="utf-8", errors="replace")
-        values = read_yaml(text, str(folder / "config.yaml")).value
+        text = (content(place, "config.yaml") or b"").decode(errors="replace")
+        values = read_yaml(text, f"{place.address}/config.yaml").value
     except (OSError, ToqueError):
         return {}
     pairs = leaves(values) if isinstance(values, dict) else []

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from toque.evaluation.by_text import FILE, ByText, TextTable, from_json
 from toque.evaluation.differences import Interval, over_texts
+from toque.storage.bucket_errors import BucketError
 from toque.storage.json_files import decode_json
+from toque.watching.places import Place, content
 
 LOWER_IS_BETTER: Final = frozenset(
     {"loss", "bits_per_byte", "repetition", "hallucinated_ingredients"}
@@ -65,25 +66,29 @@ class _Evaluation(msgspec.Struct):
     generated: dict[str, float | None] = {}
 
 
-def scores_of(folder: Path) -> Scored:
-    """What evaluating left in a run's folder; anything may be missing."""
-    again = f"`toque evaluate {folder}` writes them."
+def scores_of(place: Place) -> Scored:
+    """What evaluating left of a run; anything may be missing."""
+    run, again = place.address, "a run writes them at its end, and copies them there."
+    if place.folder is not None:
+        again = f"`toque evaluate {run}` writes them."
     try:
-        found = decode_json((folder / "evaluation.json").read_bytes(), _Evaluation)
-    except FileNotFoundError:
-        return Scored({}, None, f"{folder} has no final scores yet: {again}")
-    except (OSError, msgspec.DecodeError) as error:
-        return Scored({}, None, f"{folder}/evaluation.json cannot be read ({error}): {again}")
+        data = content(place, "evaluation.json")
+        if data is None:
+            return Scored({}, None, f"{run} has no final scores yet: {again}")
+        found = decode_json(data, _Evaluation)
+    except (OSError, BucketError, msgspec.DecodeError) as error:
+        return Scored({}, None, f"{run}/evaluation.json cannot be read ({error}): {again}")
     pairs = {**found.heldout, **found.generated}
     values = {name: value for name, value in pairs.items() if value is not None}
     try:
-        by_text = from_json((folder / FILE).read_bytes())
-    except FileNotFoundError:
-        return Scored(values, None, f"{folder} has no scores by text: {again}")
-    except (OSError, ValueError) as error:
-        return Scored(values, None, f"{folder}/{FILE} cannot be read ({error}): {again}")
+        data = content(place, FILE)
+        if data is None:
+            return Scored(values, None, f"{run} has no scores by text: {again}")
+        by_text = from_json(data)
+    except (OSError, BucketError, ValueError) as error:
+        return Scored(values, None, f"{run}/{FILE} cannot be read ({error}): {again}")
     if by_text.step != found.step:
-        return Scored(values, None, f"{folder}/{FILE} is of another step: {again}")
+        return Scored(values, None, f"{run}/{FILE} is of another step: {again}")
     return Scored(values, by_text, "")
 
 

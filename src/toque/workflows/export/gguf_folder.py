@@ -13,7 +13,7 @@ from toque.data.tokenizer.codec import Codec
 from toque.errors import ConfigError, argument
 from toque.models.loading.card_usage import with_gguf_usage
 from toque.models.loading.provenance import Provenance, form_named
-from toque.workflows.asking.provenance import UNKNOWN, example_prompt, writes_recipes
+from toque.workflows.asking.provenance import UNKNOWN, example_prompt, is_recorded, writes_recipes
 
 if TYPE_CHECKING:
     from toque.models.gguf.export import ExportedGguf
@@ -122,7 +122,7 @@ def chat_template(record: Provenance, own: Any, *, ends: str) -> str:
         own: the template that came with another's model, which is kept.
         ends: what ends a prompt.
     """
-    if record is UNKNOWN and isinstance(own, str):
+    if not is_recorded(record) and isinstance(own, str):
         return own
     asks = record is not UNKNOWN and writes_recipes(record)
     template = _RECIPES.format(asks=ASKS_FOR, using=WITH_INGREDIENTS) if asks else _AS_IT_IS

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from toque.data.tokenizer.codec import load_codec
-from toque.data.tokenizer.folder import is_toques, resolve_tokenizer
+from toque.data.tokenizer.folder import is_toques
 from toque.errors import CheckpointError, ConfigError, argument
 from toque.models.loading.card_usage import with_usage
 from toque.models.loading.hub import resolve_folder
 from toque.models.loading.push import push, refuse_push
 from toque.workflows.asking.provenance import (
-    UNKNOWN,
+    FOREIGN,
+    codec_in,
     example_prompt,
     model_files,
     provenance_in,
@@ -90,7 +91,7 @@ def _written(
     readme = source / "README.md"
     card = readme.read_text(encoding="utf-8") if readme.exists() else f"# {to.name}\n"
     record = provenance_in(given)
-    another = record is UNKNOWN and not is_toques(source)
+    another = record is FOREIGN and not is_toques(source)
     if form == "gguf":
         return export_gguf_folder(
             source,
@@ -98,7 +99,7 @@ def _written(
             kind=dtype.lower(),
             card=card,
             record=record,
-            codec=load_codec(resolve_tokenizer(str(source))),
+            codec=codec_in(source, record),
             encoder=_has_encoder(source),
         )
     if dtype not in DTYPES:

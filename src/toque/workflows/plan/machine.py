@@ -11,8 +11,8 @@ import torch
 from toque.config import RunConfig
 from toque.errors import ConfigError
 from toque.hardware.cards import Card, card_named
+from toque.hardware.memory import free_bytes
 from toque.models.forward.outline import Where
-from toque.training.autotune.memory import free_bytes
 from toque.training.peak_flops import Peak, Products, peak_of
 from toque.training.runtime import DTYPES, Runtime
 

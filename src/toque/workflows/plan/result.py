@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from toque.hardware.memory import in_words
 from toque.models.flops import ParameterCounts
 from toque.reporter import size_text
-from toque.training.autotune.memory import in_words
 from toque.workflows.plan.ahead import Ahead
 from toque.workflows.plan.disk import Disk
 from toque.workflows.plan.duration import Time

@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from toque.data.tokenizer.codec import load_codec
-from toque.data.tokenizer.folder import resolve_tokenizer
+from toque.data.tokenizer.chat import ChatTemplate, chat_template_of
+from toque.data.tokenizer.codec import Codec
 from toque.models.families import vocabulary_rows
 from toque.models.loading.hub import resolve_folder
 from toque.models.loading.pretrained import load_model
 from toque.models.loading.provenance import Provenance, provenance_of
 from toque.models.lora.files import is_adapter_folder, load_adapter, read_config, rows_needed
 from toque.serving.served import ServedModel, ServedModels
-from toque.workflows.asking.provenance import provenance_in, writes_recipes
+from toque.workflows.asking.provenance import FOREIGN, codec_in, provenance_in, writes_recipes
 from toque.workflows.open_model import open_model
 from toque.workflows.prompt_files import read_prompts
 
@@ -50,6 +50,7 @@ def open_models(folders: Mapping[str, Path]) -> ServedModels:
                 codec=opened.codec,
                 record=opened.provenance,
                 asked=partial(_asked, opened.provenance),
+                chat=_chat(opened.codec, opened.provenance),
             )
         else:
             model = _laid_on(bases[name], beside, name=name, adapter=adapter)
@@ -65,8 +66,8 @@ def _laid_on(base: Path, beside: Sequence[ServedModel], *, name: str, adapter: P
     model = fitting[0].model if fitting else load_model(str(base), vocab_size=rows)
     load_adapter(model, adapter, name=_inner(name))
     own = (adapter / "tokenizer.json").exists()
-    codec = load_codec(resolve_tokenizer(str(adapter if own else base)))
     record = provenance_of(adapter) or provenance_in(base)
+    codec = codec_in(adapter if own else base, record)
     plain = next((one.name for one in fitting if one.adapter is None), None)
     return ServedModel(
         name=name,
@@ -74,6 +75,7 @@ def _laid_on(base: Path, beside: Sequence[ServedModel], *, name: str, adapter: P
         codec=codec,
         record=record,
         asked=partial(_asked, record),
+        chat=_chat(codec, record),
         adapter=_inner(name),
         base=plain,
     )
@@ -103,6 +105,11 @@ def _base_of(folder: Path) -> Path:
         base, setting = str(read_config(folder).base_model_name_or_path or folder), "the base"
     there = Path(base).expanduser()
     return there.resolve() if there.is_dir() else resolve_folder(base, setting=setting)
+
+
+def _chat(codec: Codec, record: Provenance) -> ChatTemplate | None:
+    """The template of another's model; Toque trains on single requests, whatever it began from."""
+    return chat_template_of(codec) if record is FOREIGN else None
 
 
 def _asked(record: Provenance, typed: str) -> str:

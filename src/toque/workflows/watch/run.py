@@ -78,7 +78,7 @@ def _finder(watched: Model) -> tuple[Finder, float]:
     """
     from toque.watching.found_runs import BucketFinder, FolderFinder
 
-    if not isinstance(watched, TrainedRun) and _is_in_a_bucket(str(watched)):
+    if not isinstance(watched, TrainedRun) and is_in_a_bucket(str(watched)):
         finder = BucketFinder(open_bucket(str(watched).rstrip("/"), _WATCHED))
         finder.places()  # a wrong address or key shows at once
         return finder, _EVERY_SECONDS_IN_A_BUCKET
@@ -90,7 +90,12 @@ def _finder(watched: Model) -> tuple[Finder, float]:
     return FolderFinder(folder), _EVERY_SECONDS
 
 
-def _is_in_a_bucket(address: str) -> bool:
+def is_in_a_bucket(address: str) -> bool:
+    """Whether a run's address is a bucket's, rather than a folder.
+
+    Raises:
+        ConfigError: it is of a kind that holds no runs.
+    """
     try:
         return is_remote(address)
     except BucketError as error:

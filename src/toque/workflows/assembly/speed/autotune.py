@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 
 from toque.errors import ConfigError
+from toque.hardware.memory import free_bytes, in_words, is_out_of_memory, peak_of
 from toque.models.forward.activation_checkpointing import recompute_blocks, stop_recomputing
 from toque.models.forward.compile import compile_blocks, stop_compiling, uncompiled
 from toque.models.forward.cross_entropy import logits_bytes
@@ -21,7 +22,6 @@ from toque.reporter import SILENT, Reporter
 from toque.storage.cache_folder import cache_folder
 from toque.training.autotune.cache import MachineCache, Resources, machine_facts
 from toque.training.autotune.earlier import earlier_choices
-from toque.training.autotune.memory import free_bytes, in_words, is_out_of_memory
 from toque.training.autotune.micro_batch import (
     HEADROOM,
     MemoryNeeds,
@@ -311,17 +311,11 @@ class _Fit:
         # The optimizer's state is allocated by the first update; until then this takes its place.
         placeholder = torch.empty(needs.optimizer, dtype=torch.uint8, device=device)
 
-        def peak(rows: int) -> int | None:
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(device)
-            before = torch.cuda.memory_allocated(device)
-            try:
-                self.probe.seconds(rows)
-            except torch.OutOfMemoryError:
-                return None
-            return torch.cuda.max_memory_allocated(device) - before
-
-        rows = largest_rows(peak, update_rows=self.update_rows, free=lambda: self.free(device))
+        rows = largest_rows(
+            lambda n: peak_of(lambda: self.probe.seconds(n), device),
+            update_rows=self.update_rows,
+            free=lambda: self.free(device),
+        )
         del placeholder
         torch.cuda.empty_cache()
         return rows

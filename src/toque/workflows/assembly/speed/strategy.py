@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from toque.config import RunConfig
 from toque.errors import ConfigError
-from toque.training.autotune.memory import free_bytes, in_words
+from toque.hardware.memory import free_bytes, in_words
 from toque.training.autotune.micro_batch import HEADROOM
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.sharing import Alone, Replicated, Sharing

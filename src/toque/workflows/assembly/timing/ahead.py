@@ -210,7 +210,8 @@ def with_length(config: RunConfig, length: Length) -> RunConfig:
 def measure_end(setup: Setup, heldout: HeldOut, looks: Sampler) -> AfterTraining:
     """Time a little of everything that comes after training; no number of the run changes."""
     config, store, model = setup.config, setup.store, setup.model
-    few = _BATCHES * heldout.rows_per_batch * heldout.share[1]
+    rows = heldout.at_once.rows if heldout.at_once else heldout.rows_per_batch
+    few = _BATCHES * rows * heldout.share[1]
     part = replace(
         heldout,
         rows=heldout.rows[:few],

@@ -1,13 +1,17 @@
-"""Memory: free bytes of a device or container, and out-of-memory errors."""
+"""Memory: free bytes of a device or container, peaks of work, and out-of-memory errors."""
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import psutil
 import torch
 
+BESIDE_TRAINING: Final = 0.25
+"""Share of the free memory that writing texts or an evaluation may take; a guess."""
 _LIMITS: Final = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
@@ -41,6 +45,25 @@ def free_bytes(device: torch.device) -> int:
         # Cached files count as used there and are given back under pressure; guess: half of them.
         free = min(free, max(left, 0) + psutil.virtual_memory().cached // 2)
     return free
+
+
+def peak_of(work: Callable[[], object], device: torch.device) -> int | None:
+    """Bytes of a GPU that `work` takes at most beside what is there; None if memory runs out."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    try:
+        work()
+    except torch.OutOfMemoryError:
+        return None
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def release_memory() -> None:
+    """Give back what nothing uses any more, after memory ran out."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def in_words(n_bytes: float) -> str:

@@ -1,0 +1,86 @@
+"""Rows of an evaluation: found by measuring, remembered, halved where memory runs out."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from tiny import model_of, stream_of, uneven_examples
+from toque.errors import ConfigError
+from toque.evaluation.heldout_loss import HeldOut, RowsAtOnce
+from toque.models.forward.loss import loss_sum
+from toque.training.autotune.cache import MachineCache
+from toque.workflows.assembly.speed.evaluation_rows import rows_by_measuring
+
+
+def seconds(rows: int) -> float:
+    """Of a device that computes up to 200 rows in the time of one."""
+    return 1e-3 * max(1.0, rows / 200)
+
+
+def measured(folder, *, largest=10_000, tried=None, total=1000):
+    def timed(rows):
+        if tried is not None:
+            tried.append(rows)
+        return seconds(rows)
+
+    return rows_by_measuring(
+        total=total,
+        guess=8,
+        seconds=timed,
+        largest=lambda: largest,
+        cache=MachineCache(folder),
+        key={"device": "a card"},
+    )
+
+
+def test_rows_are_doubled_while_that_gains(tmp_path):
+    assert measured(tmp_path) == 250  # 8, 16, ... 128, 250; at 500 a row takes no less
+
+
+def test_rows_stay_within_memory(tmp_path):
+    assert measured(tmp_path, largest=50) == 50
+
+
+def test_a_second_evaluation_takes_what_was_measured(tmp_path):
+    first, tried = measured(tmp_path), []
+    assert measured(tmp_path, tried=tried) == first
+    assert tried == []
+
+
+@pytest.mark.parametrize("family", ["gpt2", "t5"])
+def test_where_memory_runs_out_the_loss_is_that_of_fewer_rows(family):
+    layout, rows = stream_of(uneven_examples(12), family).layout, [(i,) for i in range(12)]
+    model, said, sizes = model_of(family), [], []
+
+    def short(model, batch):
+        sizes.append(batch.n_rows)
+        if batch.n_rows > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return loss_sum(model, batch)
+
+    def heldout(loss, at_once):
+        device = torch.device("cpu")
+        return HeldOut(layout, rows, loss, nullcontext, device, 2, at_once=at_once)
+
+    found = heldout(short, RowsAtOnce(8, said.append))
+    assert found(model) == heldout(loss_sum, None)(model)
+    assert sizes == [8, 4, 2, 2, 2, 2, 2, 2]
+    assert len(said) == 2
+    assert "here on 4 are" in said[0]
+    sizes.clear()
+    found(model)
+    assert set(sizes) == {2}, "what was found out holds for the next evaluation"
+
+
+def test_a_single_row_that_does_not_fit_is_refused():
+    layout = stream_of(uneven_examples(2), "gpt2").layout
+
+    def none(_model, _batch):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    heldout = HeldOut(layout, [(0,), (1,)], none, nullcontext, torch.device("cpu"), 2)
+    with pytest.raises(ConfigError, match=r"One row of held-out examples.*2 GiB"):
+        heldout(model_of("gpt2"))
