@@ -42,12 +42,13 @@ class ChatTemplate:
         """
         from transformers.utils.chat_template_utils import render_jinja_template
 
+        specials: dict[str, Any] = dict(self._codec.special_tokens)
         try:
             rendered: Any = render_jinja_template(
                 [[dict(turn) for turn in turns]],
                 chat_template=self._template,
                 add_generation_prompt=True,
-                **self._codec.special_tokens,
+                **specials,
             )
         except Exception as error:  # whatever a stranger's template does
             raise DataError(
