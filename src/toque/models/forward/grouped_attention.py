@@ -170,7 +170,7 @@ def _start(group: Group, added: Tensor | None, heads: int, *, causal: bool) -> T
 
 
 def _scores(q: Tensor, k: Tensor, start: Tensor | None, scale: float) -> Tensor:
-    """start + scale * q @ k.T, [H * G, t, s]."""
+    """[H * G, t, s]: `start` plus scale * q @ k.T."""
     queries, keys = q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2)
     if start is not None:
         return torch.baddbmm(start, queries, keys, alpha=scale)
@@ -179,7 +179,7 @@ def _scores(q: Tensor, k: Tensor, start: Tensor | None, scale: float) -> Tensor:
 
 
 def _product(left: Tensor, right: Tensor, scale: float, *, out: Tensor) -> None:
-    """scale * left @ right into `out` [H, G, ...]."""
+    """Into `out` [H, G, ...]: scale * left @ right."""
     flat = out.flatten(0, 1)
     torch.baddbmm(flat, left, right, beta=0.0, alpha=scale, out=flat)
 
