@@ -7,9 +7,9 @@ import copy
 import pytest
 import torch
 
+from toque.models.forward.attention_groups import groups_of
 from toque.models.forward.bf16.layers import use_bf16_layers
 from toque.models.forward.bf16.weights import bf16_copy, padded_length
-from toque.models.forward.grouped_attention import groups_of
 from toque.models.forward.loss import loss_sum
 from toque.models.lora.frozen import hold_frozen
 from toque.models.lora.layers import attach, resolve
@@ -132,6 +132,11 @@ def test_groups_hold_every_example_once_and_no_longer_than_allowed():
     lengths = [5, 300, 7, 298, 31, 900, 64, 1]
     starts = [sum(lengths[:i]) for i in range(len(lengths))]
     groups = groups_of([(a, n, a, n) for a, n in zip(starts, lengths, strict=True)], causal=True)
-    held = torch.cat([group.queries.tokens for group in groups])
-    assert sorted(held.tolist()) == list(range(sum(lengths)))
-    assert len(groups) < len(lengths)
+    tokens = torch.arange(float(sum(lengths)))[:, None]
+    rows, parts = groups.queries.room(tokens, 1)
+    for group, part in zip(groups.each, parts, strict=True):
+        part.copy_(tokens[group.queries.where])
+    beyond = 3  # rounding adds tokens of no example
+    found = groups.queries.tokens(rows, len(tokens) + beyond)
+    assert torch.equal(found, torch.cat((tokens, torch.zeros(beyond, 1))))
+    assert len(groups.each) < len(lengths)

@@ -74,9 +74,9 @@ class CpuPlans:
         encoder = AttentionPlan(sources)
         decoder = AttentionPlan(targets, across if rows.source else None)
         # Grouped now: later there would be nothing to group by.
-        _ = (decoder.causal_groups, decoder.groups, decoder.across_groups)
+        _ = (decoder.causal_groups, decoder.groups)
         if rows.source:
-            _ = encoder.groups
+            _ = (decoder.across_groups, encoder.groups)
         return cls(encoder, decoder)
 
 

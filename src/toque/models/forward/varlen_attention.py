@@ -25,8 +25,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
+from toque.models.forward.attention_groups import Groups, groups_of
 from toque.models.forward.fast_dropout import keep_mask
-from toque.models.forward.grouped_attention import Group, grouped_attention, groups_of
+from toque.models.forward.grouped_attention import grouped_attention
 
 NAME = "toque_segments"
 """Name of this attention in transformers' registry."""
@@ -50,17 +51,17 @@ class AttentionPlan:
         return max(end - start for _, start, end, _, _ in self.own)
 
     @cached_property
-    def causal_groups(self) -> list[Group]:
+    def causal_groups(self) -> Groups:
         """`own` by groups of like length, for a causal mask; of a batch of one row."""
         return groups_of(_flat(self.own), causal=True)
 
     @cached_property
-    def groups(self) -> list[Group]:
+    def groups(self) -> Groups:
         """`own` by groups of like length; of a batch of one row."""
         return groups_of(_flat(self.own), causal=False)
 
     @cached_property
-    def across_groups(self) -> list[Group]:
+    def across_groups(self) -> Groups:
         """`across` by groups of like length; of a batch of one row."""
         return groups_of(_flat(self.across or []), causal=False)
 

@@ -7,7 +7,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn import functional
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
@@ -19,17 +18,16 @@ class _RmsNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, weight: Tensor, eps: float) -> Tensor:
-        ctx.save_for_backward(values, weight)
-        ctx.eps = eps
-        normed = functional.rms_norm(values.float(), weight.shape, weight, eps)
-        return normed.to(torch.bfloat16)
+        # PyTorch's own squares all of `values` in a pass of its own.
+        scale = torch.linalg.vector_norm(values, dim=-1, keepdim=True, dtype=torch.float32)
+        scale = scale.square_().mul_(1.0 / len(weight)).add_(eps).rsqrt_()
+        ctx.save_for_backward(values, weight, scale)
+        return (values * scale).mul_(weight).to(torch.bfloat16)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        values, weight = ctx.saved_tensors
-        scale = torch.linalg.vector_norm(values, dim=-1, keepdim=True, dtype=torch.float32)
-        scale = scale.square_().mul_(1.0 / len(weight)).add_(ctx.eps).rsqrt_()
+        values, weight, scale = ctx.saved_tensors
         slope = grads[0].float()
         normed = values * scale
         of_weight = None
