@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from toque.data.loader.prefetch import Batches
 from toque.errors import CheckpointError
+from toque.training.checkpoint.delivery import Delivery
 from toque.training.checkpoint.manifest import SHARDED, differences, verify_sizes
 from toque.training.checkpoint.saved import Checkpoint, verify_checkpoint
 from toque.training.checkpoint.state_tensors import load_model_tensors, model_tensors
@@ -164,16 +165,20 @@ def _best_in(state: Mapping[str, Any]) -> Best | None:
     return Best(count_in(best, "step", most=most), number_in(best, "loss"), metric, value)
 
 
-def broadcast_checkpoint(find: Callable[[], Checkpoint | None], ranks: Ranks) -> Checkpoint | None:
+def broadcast_checkpoint(
+    find: Callable[[], Checkpoint | None], ranks: Ranks, delivery: Delivery | None = None
+) -> Checkpoint | None:
     """The checkpoint that rank 0 finds; the others read the same one, whatever they would find.
 
     Of one in shards they compare the manifest and the sizes alone: rank 0 has hashed all of it,
-    and each reads little of it.
+    and each reads little of it. With `delivery` they have it by the bucket.
 
     Raises:
         CheckpointError: another rank does not see it: the run folder is not shared.
     """
     found = find() if ranks.is_main else None
+    if delivery is not None:
+        return delivery.shared(found)
     told = None if found is None else (str(found.path), found.manifest)
     told = ranks.broadcast(told)
     if ranks.is_main or told is None:

@@ -38,6 +38,7 @@ from toque.storage.atomic import (
     sweep_files,
 )
 from toque.storage.locks import Held, file_lock, held
+from toque.training.checkpoint.delivery import Delivery
 from toque.training.checkpoint.manifest import (
     MANIFEST,
     WHOLE,
@@ -119,6 +120,7 @@ class CheckpointStore:
         identity: of the run, written into every manifest.
         after: called after every system call of a save with its name; for tests.
         held: whether the caller holds `run_lock` already.
+        delivery: brings checkpoints to machines that do not see `folder`, if there are such.
     """
 
     folder: Path
@@ -128,6 +130,7 @@ class CheckpointStore:
     identity: RunIdentity = field(default_factory=RunIdentity)
     after: AfterStage = no_hook
     held: bool = False
+    delivery: Delivery | None = None
 
     @property
     def best_folder(self) -> Path:
@@ -209,7 +212,8 @@ class CheckpointStore:
         skipped: list[Skipped] = []
         for path in step_folders(self.folder):
             try:
-                return replace(verify_checkpoint(path), skipped=tuple(skipped))
+                found = verify_checkpoint(path, all_here=self.delivery is None)
+                return replace(found, skipped=tuple(skipped))
             except NewerFormatError:
                 raise
             except CheckpointError as error:
@@ -226,7 +230,8 @@ class CheckpointStore:
         """The model with the best evaluation, verified; None when none was kept."""
         for manifest in self._best_first():
             try:
-                return verify_checkpoint(self.best_folder / step_name(manifest.step))
+                folder = self.best_folder / step_name(manifest.step)
+                return verify_checkpoint(folder, all_here=self.delivery is None)
             except CheckpointError:
                 continue  # a damaged best model is no best model; the next one stands in
         return None

@@ -24,6 +24,7 @@ from toque.storage.bucket_lock import BucketLock
 from toque.training.callbacks import Callback
 from toque.training.checkpoint.fetch import complete_steps
 from toque.training.checkpoint.manifest import MANIFEST, read_manifest
+from toque.training.checkpoint.shard_layout import is_shard
 from toque.training.events import Requests, Saved, StepInfo
 from toque.units import Progress
 
@@ -93,8 +94,7 @@ class Uploads:
         self._changed.set()
         self._thread.join()
 
-    @property
-    def lost(self) -> bool:
+    def is_lost(self) -> bool:
         """Whether another process has taken the run over."""
         return self._lock.lost.is_set()
 
@@ -151,7 +151,7 @@ class Uploads:
         return found[0] if found else None
 
     def _work(self) -> None:
-        while not self.lost:
+        while not self.is_lost():
             path = self._next()
             if path is None:
                 if self._closing:
@@ -176,9 +176,14 @@ class Uploads:
         manifest = read_manifest(path)
         place = f"{kind}/{step}"
         for entry in manifest.files:
-            self._bucket.put_file(path / entry.file, f"{place}/{entry.file}")
+            if is_shard(entry.file) and not (path / entry.file).exists():
+                self._bucket.require(
+                    f"{place}/{entry.file}", entry.bytes
+                )  # sent by another machine
+            else:
+                self._bucket.put_file(path / entry.file, f"{place}/{entry.file}")
         self._small_files()
-        if self.lost:
+        if self.is_lost():
             return
         data = (path / MANIFEST).read_bytes()
         if not self._bucket.put(f"{place}/{MANIFEST}", data, new=True):
@@ -205,7 +210,8 @@ class Uploads:
         kept = there[: self._keep]
         if kind == "best":
             here = {path.name for path in (self._run / "best").glob("step-*")}
-            kept = [step for step in there if step in here] or there
+            newest = max(here, default="")  # what is newer appears there before it does here
+            kept = [step for step in there if step in here or step > newest] or there
         for step in set(there) - set(kept):
             self._remove(f"{kind}/{step}", names)
 
@@ -233,7 +239,7 @@ class UploadProgress(Callback):
         """Stop when another machine has taken over: two writers would be two runs."""
         for sentence in self._uploads.messages():
             self._warn(info.progress, sentence)
-        return Requests(stop=True, reason="taken_over") if self._uploads.lost else None
+        return Requests(stop=True, reason="taken_over") if self._uploads.is_lost() else None
 
     def on_save(self, at: Progress, saved: Saved) -> None:
         """Have it uploaded, and new best models before it."""
