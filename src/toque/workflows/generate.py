@@ -75,13 +75,20 @@ def generate(
     ]
     with reporter.working(f"reading {folder}"):
         # With torch, which answering a mistake does without.
+        from torch import bfloat16
+
         from toque.models.generation.engine import generate as generate_ids
+        from toque.models.loading.device_map import placement_note
         from toque.models.lora.files import load_adapter
         from toque.workflows.asking.structured_writing import recipe_constraint
         from toque.workflows.open_model import open_model
 
         opened = open_model(folder, device=device)
-    computed = _precision(precision, opened.model.device, reporter)
+    if (note := placement_note(opened.model)) is not None:
+        reporter.notice(f"note: {note}")
+    # What is held in 16 bits computes in them.
+    fixed = opened.model.dtype == bfloat16
+    computed = "float32" if fixed else _precision(precision, opened.model.device, reporter)
     texts: list[Written] = []
     for i, ((adapter, record), typed) in enumerate(zip(asked, each, strict=True)):
         if adapter is not None:

@@ -16,7 +16,7 @@ from toque.errors import ConfigError
 from toque.models.families import family_of, max_positions, unwrapped
 from toque.models.forward.compile import compile_disabled
 from toque.models.forward.packed import output_head
-from toque.models.generation.base import Decoding, cache_dtype, cache_shape
+from toque.models.generation.base import Decoding, cache_dtype, cache_shape, layer_devices
 from toque.models.generation.causal import CausalDecoding
 from toque.models.generation.constraints import Constraint
 from toque.models.generation.int8_argmax import WORTHWHILE_STEPS, Int8Argmax, supports_int8
@@ -241,7 +241,12 @@ def affordable_rows(
     per_row = 2 * layers * heads * size * cache_dtype(core).itemsize * (columns * 5 // 4 + SPARE)
     per_row += 8 * core.config.vocab_size  # logits, and the memory to sample from them
     on_cuda = core.device.type == "cuda"
-    free = torch.cuda.mem_get_info(core.device)[0] if on_cuda else psutil.virtual_memory().available
+    devices = {core.device, *layer_devices(core)}
+    free = (
+        min(torch.cuda.mem_get_info(device)[0] for device in devices)
+        if on_cuda
+        else psutil.virtual_memory().available
+    )
     return max(1, min(MOST_ROWS["cuda" if on_cuda else "cpu"], int(free // 4 // per_row)))
 
 

@@ -62,11 +62,11 @@ def joined(*, strategy: Strategy) -> Iterator[Ranks]:
     try:
         yield ranks
         ranks.all_reduce_sum([0.0])  # nobody leaves while another may still need an answer
+        dist.destroy_process_group()
+        ranks.failures.leave()
     except BaseException as error:
         ranks.failures.report(error)
         raise
-    else:
-        dist.destroy_process_group()
     finally:
         faulthandler.cancel_dump_traceback_later()
 
