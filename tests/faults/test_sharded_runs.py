@@ -96,7 +96,7 @@ def of_machines(
     Each has the folder of its run below a cache of its own. Once `kill_at` is in the bucket, the
     last is killed.
     """
-    shared = surroundings(ranks=len(caches)) | {"LOCAL_WORLD_SIZE": "1"}
+    shared = surroundings(ranks=len(caches), timeout=1800) | {"LOCAL_WORLD_SIZE": "1"}
     command = ("-m", "toque", "train", str(kitchen / "run.yaml"), f"run_dir={at}", *SHARDED, *words)
     machines = [
         as_rank(n, shared | {"TOQUE_CACHE": str(cache), "LOCAL_RANK": "0"}, *command)
