@@ -21,7 +21,7 @@ from toque.storage.checksums import sha256_of
 from toque.training.checkpoint.saved import verify_checkpoint
 from toque.training.observers.metrics_reader import read_metrics
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 UNDROPPED = "resid_pdrop: 0.0, embd_pdrop: 0.0, attn_pdrop: 0.0"  # draws differ between ranks
 SHAPE = f"model.shape={{n_embd: 16, n_layer: 1, n_head: 2, n_positions: 512, {UNDROPPED}}}"
 SHARDED = ("checkpoint.layout=sharded", "train.keep_last=4", "train.batch=2048 tokens", SHAPE)

@@ -1,4 +1,4 @@
-"""Models that a GPU has no room for: in bf16 on it, or in float32 over two, with the texts of one."""
+"""Models that one GPU has no room for: in bf16 on it, or in float32 over two, to the same texts."""
 
 from __future__ import annotations
 

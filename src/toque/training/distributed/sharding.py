@@ -161,7 +161,7 @@ def _mesh(device: torch.device, shape: tuple[int, int], strategy: str, ranks: Ra
     seconds = ranks.failures.timeout_seconds if ranks.failures is not None else None
     wait = None if seconds is None else timedelta(seconds=seconds)
     groups = [
-        dist.new_subgroups_by_enumeration(lines.tolist(), timeout=wait)[0]
+        dist.new_subgroups_by_enumeration(lines.tolist(), timeout=wait)[0]  # type: ignore[no-untyped-call]
         for lines in (placed.T, placed)
     ]
     return DeviceMesh.from_group(
