@@ -35,6 +35,7 @@ from toque.training.checkpoint.delivery import Delivery, first_to_see
 from toque.training.checkpoint.fetch import fetch_run
 from toque.training.checkpoint.layout_choice import chosen_layout, refuse_unshared_folder
 from toque.training.checkpoint.saved import verify_checkpoint
+from toque.training.checkpoint.shard_layout import shard_name
 from toque.training.checkpoint.sharded_saver import ShardedSaves
 from toque.training.checkpoint.state_tensors import write_tensors
 from toque.training.checkpoint.store import CheckpointStore, SaveError
@@ -293,6 +294,12 @@ def delivered(ranks: Ranks, folder: Path) -> dict[str, Any]:
         seen["cut"] = str(error)
     seen["bucket"] = sorted(p.relative_to(place).as_posix() for p in Path(place).rglob("*.*"))
     seen["after"] = continued()
+    if ranks.is_main:  # as when a second save of the step was killed
+        delivery.begin("checkpoints", 2)
+        (store.folder / "step-00000002" / shard_name(1, 2)).unlink()
+        fetch_run(bucket, run, say=lambda _sentence: None, shards=False)
+    found = resume.broadcast_checkpoint(store.newest_valid, ranks, delivery)
+    seen["half"] = None if found is None else found.step
     return seen
 
 

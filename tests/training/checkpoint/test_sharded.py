@@ -151,6 +151,7 @@ def test_half_an_upload_is_no_checkpoint(seen):
         assert kept == [f"checkpoints/step-0000000{step}/manifest.json" for step in (1, 2)]
         assert f"checkpoints/step-00000003/{SHARDS[0]}" in said["bucket"]
         assert said["after"] is True
+        assert said["half"] == 1
 
 
 def flip(path: Path) -> None:

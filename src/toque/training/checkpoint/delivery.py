@@ -59,8 +59,10 @@ class Delivery:
         """Make no checkpoint of what the bucket has of this step, before any of it is replaced.
 
         Raises:
-            BucketError: the service refused or stayed away; so do the others here.
+            CheckpointError: the service refused or stayed away, as for all here; or another process
+                has taken the run over.
         """
+        self._refuse_lost()
         self.bucket.remove([f"{kind}/{step_name(step)}/{MANIFEST}"])
 
     def send(self, kind: str, step: int, path: Path) -> None:
@@ -71,14 +73,26 @@ class Delivery:
         """Upload what rank 0 writes beside the shards, and last the manifest, once all are there.
 
         Raises:
-            CheckpointError: another process has taken the run over.
+            CheckpointError: as for `begin`.
         """
         place = f"{kind}/{step_name(step)}"
         small = [path for path in folder.iterdir() if not is_tensors(path.name)]
         for path in sorted(small, key=lambda path: path.name == MANIFEST):
-            if self.lost():
-                raise CheckpointError(f"another process has taken {self.bucket.address} over")
+            self._refuse_lost()
             self.bucket.put(f"{place}/{path.name}", path.read_bytes())
+
+    def refuse_half(self, found: Checkpoint) -> None:
+        """Refuse rank 0's part of a checkpoint that is not in the bucket.
+
+        Raises:
+            CheckpointError: naming what is missing.
+            BucketError: the service refused or stayed away.
+        """
+        if found.lacking and self.bucket.read(_manifest_of(found)) != _text_of(found):
+            raise CheckpointError(
+                f"{found.path} is not whole: it lacks {found.lacking[0]}, and "
+                f"{self.bucket.address} does not hold this save."
+            )
 
     def prune(self, kind: str, step: int) -> None:
         """Remove what lies here of steps other than the one that is whole now."""
@@ -128,20 +142,18 @@ class Delivery:
 
     def _give(self, found: Checkpoint) -> None:
         """Have the bucket hold a checkpoint of this machine whole."""
-        place = f"{found.path.parent.name}/{step_name(found.step)}"
-        text = (found.path / MANIFEST).read_bytes()
-        if self.bucket.read(f"{place}/{MANIFEST}") == text:
+        self.refuse_half(found)
+        text, place = _text_of(found), _manifest_of(found)
+        if self.bucket.read(place) == text:
             return
-        missing = [e.file for e in found.manifest.files if not (found.path / e.file).exists()]
-        if missing:
-            raise CheckpointError(
-                f"{self.bucket.address}/{place} is gone, and {missing[0]} of it lies on another "
-                f"machine. Put it back there, or move {found.path} away to continue from the one "
-                "before it."
-            )
         for entry in found.manifest.files:
-            self.bucket.put_file(found.path / entry.file, f"{place}/{entry.file}")
-        self.bucket.put(f"{place}/{MANIFEST}", text)
+            name = place.replace(MANIFEST, entry.file)
+            self.bucket.put_file(found.path / entry.file, name)
+        self.bucket.put(place, text)
+
+    def _refuse_lost(self) -> None:
+        if self.lost():
+            raise CheckpointError(f"another process has taken {self.bucket.address} over")
 
     def _fetch(self, folder: Path, entries: Collection[FileEntry]) -> None:
         if not entries:
@@ -161,6 +173,14 @@ class Delivery:
                         "not the one in its manifest. Put a whole copy in its place, or continue "
                         "from a checkpoint before it by its name."
                     )
+
+
+def _manifest_of(found: Checkpoint) -> str:
+    return f"{found.path.parent.name}/{step_name(found.step)}/{MANIFEST}"
+
+
+def _text_of(found: Checkpoint) -> bytes:
+    return (found.path / MANIFEST).read_bytes()
 
 
 def _nothing() -> None:

@@ -50,7 +50,7 @@ def fetch_run(bucket: Bucket, run: Path, *, say: Say, shards: bool = True) -> in
     """
     names = bucket.names()
     steps = complete_steps(names, "checkpoints")
-    here = _newest_here(run, shards=shards)
+    here = _newest_here(run, names, shards=shards)
     if here is not None and steps:
         _refuse_another_run(bucket, steps, here)
     reasons: list[str] = []
@@ -89,7 +89,7 @@ def fetch_step(bucket: Bucket, run: Path, step: int, *, say: Say, shards: bool =
     """
     names, place = bucket.names(), f"checkpoints/{step_name(step)}"
     steps = complete_steps(names, "checkpoints")
-    here = _newest_here(run, shards=shards)
+    here = _newest_here(run, names, shards=shards)
     if here is not None and steps:
         _refuse_another_run(bucket, steps, here)
     if step_name(step) not in steps or _is_whole(run / place, shards=shards):
@@ -111,11 +111,16 @@ def _step(name: str) -> int:
     return int(name.removeprefix("step-"))
 
 
-def _newest_here(run: Path, *, shards: bool) -> Manifest | None:
-    """The newest one here that is whole: of a damaged one the bucket may hold a good copy."""
+def _newest_here(run: Path, names: list[str], *, shards: bool) -> Manifest | None:
+    """The newest one here that is whole: of a damaged one the bucket may hold a good copy.
+
+    Without `shards` it may lack some, if the bucket holds them.
+    """
     for path in sorted((run / "checkpoints").glob("step-*"), reverse=True):
         try:
-            return verify_checkpoint(path, all_here=shards).manifest
+            found = verify_checkpoint(path, all_here=shards)
+            if not found.lacking or f"checkpoints/{path.name}/{MANIFEST}" in names:
+                return found.manifest
         except NewerFormatError:
             raise
         except CheckpointError:

@@ -60,6 +60,11 @@ class Checkpoint:
         """The updates done when it was saved."""
         return self.manifest.step
 
+    @property
+    def lacking(self) -> list[str]:
+        """The files of it that do not lie here."""
+        return [e.file for e in self.manifest.files if not (self.path / e.file).exists()]
+
     def tensors(self, stem: str, like: Like = lambda _name: None) -> dict[str, Tensor]:
         """The tensors saved as `stem`: "model", "optimizer" or "average".
 

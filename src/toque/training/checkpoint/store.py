@@ -37,6 +37,7 @@ from toque.storage.atomic import (
     sweep,
     sweep_files,
 )
+from toque.storage.bucket_errors import BucketError
 from toque.storage.locks import Held, file_lock, held
 from toque.training.checkpoint.delivery import Delivery
 from toque.training.checkpoint.manifest import (
@@ -212,9 +213,8 @@ class CheckpointStore:
         skipped: list[Skipped] = []
         for path in step_folders(self.folder):
             try:
-                found = verify_checkpoint(path, all_here=self.delivery is None)
-                return replace(found, skipped=tuple(skipped))
-            except NewerFormatError:
+                return replace(self._verified(path), skipped=tuple(skipped))
+            except (NewerFormatError, BucketError):
                 raise
             except CheckpointError as error:
                 skipped.append(Skipped(path, str(error)))
@@ -230,11 +230,18 @@ class CheckpointStore:
         """The model with the best evaluation, verified; None when none was kept."""
         for manifest in self._best_first():
             try:
-                folder = self.best_folder / step_name(manifest.step)
-                return verify_checkpoint(folder, all_here=self.delivery is None)
+                return self._verified(self.best_folder / step_name(manifest.step))
+            except BucketError:
+                raise
             except CheckpointError:
                 continue  # a damaged best model is no best model; the next one stands in
         return None
+
+    def _verified(self, folder: Path) -> Checkpoint:
+        found = verify_checkpoint(folder, all_here=self.delivery is None)
+        if self.delivery is not None:
+            self.delivery.refuse_half(found)
+        return found
 
     def _best_first(self) -> list[Manifest]:
         found = []
