@@ -126,9 +126,8 @@ def assemble(
     tuned = fit_to_machine(setup, found, reporter=reporter)
     tuned = replace(tuned, warnings=(*strategy.notes, *tuned.warnings))
     heldout = build_heldout(setup)
-    evaluator = build_evaluator(
-        setup, heldout, encoder=family.is_encoder_decoder, reporter=reporter
-    )
+    encoder = family.is_encoder_decoder
+    evaluator = build_evaluator(setup, heldout, encoder=encoder, reporter=reporter)
     length = length_of(setup, heldout, evaluator.sampler, clock, reporter)
 
     def warn(at: Progress, message: str) -> None:
