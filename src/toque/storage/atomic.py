@@ -185,6 +185,14 @@ def _put_in_place(temp: Path, target: Path, after: AfterStage) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
+def link_or_copy(source: Path, target: Path) -> None:
+    """Give a file a second name; its content, on a file system without hard links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
 def move_into(path: Path, folder: Path, name: str) -> None:
     """Rename a file or folder to `name` in `folder`, which is made when missing, durably.
 

@@ -6,14 +6,13 @@ checkpoint comes last: a start that a broken line ended finds it missing and fet
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from toque.errors import CheckpointError
-from toque.storage.atomic import atomic_folder, atomic_write
+from toque.storage.atomic import atomic_folder, atomic_write, link_or_copy
 from toque.storage.bucket import Bucket
 from toque.storage.bucket_errors import BucketError, RunBucketError
 from toque.storage.bucket_lock import LOCK
@@ -196,7 +195,7 @@ def _fetched(bucket: Bucket, place: str, run: Path, *, shards: bool) -> Iterator
         for entry in others:
             kept = target / entry.file
             if kept.is_file() and sha256_of(kept) == entry.sha256:
-                os.link(kept, temp / entry.file)
+                link_or_copy(kept, temp / entry.file)
         yield manifest
 
 

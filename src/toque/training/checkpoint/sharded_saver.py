@@ -161,9 +161,10 @@ class ShardedSaves:
         waited: bool = False,
     ) -> SaveError | None:
         """Have every rank write its shard; why the save failed, if it is known to have."""
-        started, ranks = time.perf_counter(), self.ranks
+        started, ranks, delivery = time.perf_counter(), self.ranks, self.store.delivery
         shard = shard_of(tensors, rank=ranks.rank, world_size=ranks.world_size)
-        needed = int(ranks.all_reduce_sum([bytes_of(shard.tensors)])[0])
+        beside_main = delivery is None or delivery.first == 0
+        needed = int(ranks.all_reduce_sum([bytes_of(shard.tensors) * beside_main])[0])
         folder = ExitStack()
         place = ranks.broadcast(
             self._opened(folder, parent, at.step, needed) if ranks.is_main else None
@@ -178,7 +179,7 @@ class ShardedSaves:
         writer, send = self._writer_of_shard(place, parent, at.step)
         write = partial(_write, writer, shard_name(ranks.rank, ranks.world_size), send)
         job: Future[FileEntry | str] = Future()
-        if background or self.store.delivery is not None:  # an upload may outlast others' patience
+        if background or delivery is not None:  # an upload may outlast others' patience
             self._pool = self._pool or ThreadPoolExecutor(1, "toque-save", lower_priority)
             kept = slot.copied({"": shard.tensors})[""] if background else shard.tensors
             job = self._pool.submit(write, kept)

@@ -8,9 +8,7 @@ verified; the manifest goes last, and only it makes a checkpoint of it.
 
 from __future__ import annotations
 
-import os
 import queue
-import shutil
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +16,7 @@ from pathlib import Path
 from typing import Final, Self, final
 
 from toque.errors import CheckpointError
-from toque.storage.atomic import atomic_folder, remove_folder, sweep
+from toque.storage.atomic import atomic_folder, link_or_copy, remove_folder, sweep
 from toque.storage.bucket import Bucket
 from toque.storage.bucket_lock import BucketLock
 from toque.training.callbacks import Callback
@@ -107,7 +105,7 @@ class Uploads:
             try:
                 with atomic_folder(self._outbox / name) as writer:
                     for path in sorted(checkpoint.iterdir()):
-                        _link(path, writer.folder / path.name)
+                        link_or_copy(path, writer.folder / path.name)
             except FileNotFoundError:
                 return  # a better or newer one has taken its place meanwhile
             except OSError as error:
@@ -246,10 +244,3 @@ class UploadProgress(Callback):
         for best in sorted((self._run / "best").glob("step-*")):
             self._uploads.add(best)
         self._uploads.add(saved.path)
-
-
-def _link(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)  # a file system without hard links
