@@ -17,6 +17,7 @@ from toque.training.checkpoint.delivery import Delivery
 from toque.training.checkpoint.manifest import SHARDED, differences, verify_sizes
 from toque.training.checkpoint.saved import Checkpoint, verify_checkpoint
 from toque.training.checkpoint.state_tensors import load_model_tensors, model_tensors
+from toque.training.checkpoint.store import CheckpointStore
 from toque.training.distributed.collectives import Ranks
 from toque.training.events import State
 from toque.training.goal import Best
@@ -188,6 +189,11 @@ def broadcast_checkpoint(
         return verify_checkpoint(path)
     verify_sizes(path, manifest)
     return Checkpoint(path, manifest)
+
+
+def newest_checkpoint(store: CheckpointStore, ranks: Ranks) -> Checkpoint | None:
+    """The newest whole one of a run that goes on; see `broadcast_checkpoint`."""
+    return broadcast_checkpoint(store.newest_valid, ranks, store.delivery)
 
 
 def trainer_tensors(
