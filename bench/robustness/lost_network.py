@@ -1,7 +1,7 @@
 """Four simulated machines share a run, one loses its network for a minute, and the run continues.
 
     python bench/robustness/lost_network.py [--machines 4] [--lost 3] [--seconds 60] [--steps 24]
-                                            [--answer 20]
+                                            [--answer 20] [--strategy ddp|fsdp|hsdp]
 
 Every machine is a network namespace with a host name of its own, joined by a bridge in one more
 namespace (root, iproute2 and util-linux; nothing outside of them is touched). On each the same
@@ -9,6 +9,7 @@ namespace (root, iproute2 and util-linux; nothing outside of them is touched). O
 as on a cluster. Once the run has saved, the lost machine's cable is pulled (`ip link set ... down`
 on the bridge's side) and put back after --seconds. The others name it once a collective has waited
 --answer seconds (TOQUE_RANK_TIMEOUT), wait for it, and all start again from the newest checkpoint.
+With hsdp every machine holds all weights, and gradients are summed between the machines alone.
 Compared with an undisturbed run's, bit for bit: weights, optimizer, finished model, every loss.
 """
 
@@ -94,7 +95,8 @@ def _disturbed(switch: str, machines: list[Machine], work: Path, a: argparse.Nam
 
 def _run(machines: list[Machine], work: Path, name: str, a: argparse.Namespace) -> list[Machine]:
     where = f"{machines[0].address}:{PORT}"
-    words = ["train", "run.yaml", f"run_dir={name}", "--gpus", "1", "--rendezvous", where]
+    words = ["train", "run.yaml", f"run_dir={name}", f"train.strategy={a.strategy}"]
+    words += ["--gpus", "1", "--rendezvous", where]
     for machine in machines:
         machine.start(*words, "--nodes", str(len(machines)), work=work, answer=a.answer)
     return machines
@@ -143,6 +145,7 @@ def options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--lost", type=int, default=3, help="which machine; 1 holds the store")
     p.add_argument("--seconds", type=float, default=60.0, help="without the network")
     p.add_argument("--steps", type=int, default=24, help="of the run")
+    p.add_argument("--strategy", choices=("ddp", "fsdp", "hsdp"), default="ddp")
     p.add_argument("--answer", type=int, default=20, help="seconds that a collective waits")
 
 

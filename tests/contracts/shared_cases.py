@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from fixtures.trainers import small_trainer
 from tiny import model_of, shape_of, stream_of, uneven_examples
@@ -121,7 +122,16 @@ def ended(trainer: Trainer, seen: Numbers) -> dict[str, Any]:
         "best": end.best.loss if end.best else None,
         "weights": digest.hexdigest(),
         "notes": trainer.notes,
+        "waits": sorted(waits_of(trainer.model)),
     }
+
+
+def waits_of(model: nn.Module) -> set[float]:
+    """Seconds that the groups wait over which a model is divided."""
+    divided = [p for p in model.parameters() if isinstance(p, DTensor)]
+    groups = [group for p in divided for group in p.device_mesh.get_all_groups()]
+    backends = [group._get_backend(torch.device("cpu")) for group in groups]
+    return {backend.options._timeout.total_seconds() for backend in backends}
 
 
 def moved(case: str, ranks: Ranks, folder: Path) -> dict[str, Any]:

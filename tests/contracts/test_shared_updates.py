@@ -33,6 +33,8 @@ from toque.training.distributed.sharding import mesh_shape
 from toque.training.runtime import Runtime
 from toque.workflows.assembly.speed.strategy import strategy_of
 
+RANK_TIMEOUT = 600
+"""Seconds; not torch's own."""
 SCRIPT = Path(__file__).parent / "shared_cases.py"
 shared_cases = loaded(SCRIPT)
 
@@ -49,7 +51,7 @@ def walked(
     folder: Path, verb: str, *cases: str, ranks: int = 2, stop_at: int = 0
 ) -> list[dict[str, Any]]:
     """What each of several ranks saw of the cases."""
-    shared = surroundings(ranks=ranks) | {"STOP_AT": str(stop_at)}
+    shared = surroundings(ranks=ranks, timeout=RANK_TIMEOUT) | {"STOP_AT": str(stop_at)}
     processes = [
         as_rank(number, shared, str(SCRIPT), str(folder), verb, *cases) for number in range(ranks)
     ]
@@ -82,6 +84,13 @@ def check_continued(seen: list[dict[str, Any]], case: str) -> None:
 @pytest.fixture(scope="module")
 def fast(tmp_path_factory) -> list[dict[str, Any]]:
     return walked(tmp_path_factory.mktemp("fast"), "both", *FAST)
+
+
+@pytest.mark.parametrize("case", FAST)
+def test_all_groups_wait_as_long_as_ranks_do(fast, case):
+    divided = "/ddp/" not in case
+    for rank in fast:
+        assert rank[case]["shared"]["waits"] == ([float(RANK_TIMEOUT)] if divided else [])
 
 
 @pytest.mark.timeout(900)  # several processes on a busy machine wait for each other's turns

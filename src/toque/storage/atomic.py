@@ -62,6 +62,19 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
     sync_folder(path.parent)
 
 
+@contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """A name at which others write a file; it appears at `path` when the block ends well."""
+    partial = path.with_name(f".{path.name}.{os.urandom(8).hex()}{PARTIAL}")
+    try:
+        yield partial
+        sync_file(partial)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
 def atomic_write(path: Path, data: bytes) -> None:
     """Write a file so that a kill leaves the old one, or none, or the new one."""
     with atomic_file(path) as file:
@@ -170,6 +183,14 @@ def _put_in_place(temp: Path, target: Path, after: AfterStage) -> None:
     sync_folder(target.parent)
     after("fsync parent")
     shutil.rmtree(aside, ignore_errors=True)
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Give a file a second name; its content, on a file system without hard links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def move_into(path: Path, folder: Path, name: str) -> None:

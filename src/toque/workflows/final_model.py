@@ -65,7 +65,8 @@ def finish(run: Run, reporter: Reporter) -> None:
     setup, trainer, step = run.setup, run.trainer, run.trainer.progress.step
     model, runtime = setup.model, setup.runtime
     refuse_replaced(setup.store)
-    best = broadcast_checkpoint(trainer.checkpoints.best, runtime.ranks)
+    kept = trainer.checkpoints
+    best = broadcast_checkpoint(kept.best, runtime.ranks, kept.delivery)
     if best is not None:
         load_weights(model, best)
         step = best.step

@@ -15,7 +15,7 @@ from toque.workflows.results import Model, Written, existing_folder
 from toque.workflows.texts_in_order import InOrder, OnText
 
 if TYPE_CHECKING:
-    import torch
+    from transformers import PreTrainedModel
 
 Precision = Literal["auto", "bf16", "float32"]
 
@@ -81,7 +81,7 @@ def generate(
         from toque.workflows.open_model import open_model
 
         opened = open_model(folder, device=device)
-    computed = _precision(precision, opened.model.device, reporter)
+    computed = _precision(precision, opened.model, reporter)
     texts: list[Written] = []
     for i, ((adapter, record), typed) in enumerate(zip(asked, each, strict=True)):
         if adapter is not None:
@@ -132,10 +132,20 @@ def _refuse_out_of_range(n: int, temperature: float, top_p: float, precision: st
         )
 
 
-def _precision(asked: str, device: torch.device, reporter: Reporter) -> Literal["bf16", "float32"]:
-    """What `asked` means on this machine; says it where bf16 costs time."""
+def _precision(
+    asked: str, model: PreTrainedModel, reporter: Reporter
+) -> Literal["bf16", "float32"]:
+    """What `asked` means for a model here; says where it was placed, and where bf16 costs time."""
+    import torch
+
+    from toque.models.loading.device_map import placement_note
     from toque.models.precision import has_fast_bf16
 
+    if (note := placement_note(model)) is not None:
+        reporter.notice(f"note: {note}")
+    if model.dtype == torch.bfloat16:
+        return "float32"  # the model as it is, which is all in bf16
+    device = model.device
     fast = has_fast_bf16(device)
     if asked == "bf16" and not fast:
         reporter.notice(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+import torch
 from transformers import PreTrainedModel
 
 from toque.config import RunConfig, load_config
@@ -15,8 +17,16 @@ from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.codec import Codec
 from toque.data.tokenizer.sameness import tokenizer_differences
 from toque.errors import CheckpointError, DataError
+from toque.models.forward.kernels.choice import use_attention
+from toque.models.loading.device_map import free_memory, placement_of
 from toque.models.loading.hub import resolve_folder
-from toque.models.loading.pretrained import load_model, load_with_adapter
+from toque.models.loading.pretrained import (
+    CheckedFolder,
+    Place,
+    Placement,
+    load_model,
+    load_with_adapter,
+)
 from toque.models.loading.provenance import Form, Provenance, form_named
 from toque.models.lora.files import is_adapter_folder, merged
 from toque.storage.no_follow import refuse_links
@@ -76,19 +86,30 @@ def open_model(folder: Path, *, device: str = "cpu") -> OpenedModel:
 
     Args:
         folder: of a run or a model, or a model's name on the hub.
-        device: where to: auto, the GPU where there is one; or cpu, cuda, cuda:N.
+        device: where to: auto, the GPU where there is one; or cpu, cuda, cuda:N. A finished model
+            that one GPU has no room for is held in bf16, or goes over all of them.
 
     Raises:
         CheckpointError: a run without a checkpoint, or a damaged one.
-        ConfigError: neither a run, a model folder nor a hub name, or no such device.
+        ConfigError: neither a run, a model folder nor a hub name, no such device, or none with
+            enough memory.
     """
     where = device_named(device)
-    opened = _opened(folder)
-    opened.model.to(where)  # type: ignore[arg-type]  # transformers annotates it away
+    place = partial(_placement, where) if where.type == "cuda" else None
+    opened = _opened(folder, place)
+    placed = getattr(opened.model, "hf_device_map", None)
+    if placed is None:
+        opened.model.to(where)  # type: ignore[arg-type]  # transformers annotates it away
+    elif len(set(placed.values())) > 1:
+        use_attention(opened.model, "dense")  # masks alone go from device to device by themselves
     return opened
 
 
-def _opened(folder: Path) -> OpenedModel:
+def _placement(where: torch.device, found: CheckedFolder) -> Placement | None:
+    return placement_of(found, free_memory(where))
+
+
+def _opened(folder: Path, place: Place | None) -> OpenedModel:
     config, model = None, folder
     if (folder / "config.yaml").exists():
         refuse_links(folder, CheckpointError)
@@ -103,7 +124,7 @@ def _opened(folder: Path) -> OpenedModel:
             "model folder."
         )
     model = resolve_folder(str(model), setting="the model to open")
-    loaded = load_with_adapter(model) if adapted else load_model(str(model))
+    loaded = load_with_adapter(model) if adapted else load_model(str(model), place=place)
     record = provenance_in(folder)
     return OpenedModel(loaded, codec_in(model, record), config, None, record)
 

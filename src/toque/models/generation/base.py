@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from toque.models.families import family_of, head_size
@@ -54,6 +54,14 @@ def cache_shape(core: PreTrainedModel) -> tuple[int, int, int]:
         return config.num_decoder_layers, config.num_heads, config.d_kv
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     return config.num_hidden_layers, heads, head_size(config)
+
+
+def layer_devices(core: PreTrainedModel) -> list[torch.device]:
+    """The device of each layer of the decoder."""
+    encoder = family_of(core.config).is_encoder_decoder
+    decoder = core.get_submodule("decoder") if encoder else core.base_model
+    layers = next(child for child in decoder.children() if isinstance(child, nn.ModuleList))
+    return [next(layer.parameters()).device for layer in layers]
 
 
 def groups(lengths: Sequence[int], device: torch.device) -> Iterator[slice]:

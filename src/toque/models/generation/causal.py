@@ -18,7 +18,14 @@ from transformers.cache_utils import DynamicLayer
 from transformers.models.gpt_neox.modeling_gpt_neox import apply_rotary_pos_emb
 
 from toque.models.families import family_of
-from toque.models.generation.base import Decoding, cache_dtype, cache_shape, groups, padded
+from toque.models.generation.base import (
+    Decoding,
+    cache_dtype,
+    cache_shape,
+    groups,
+    layer_devices,
+    padded,
+)
 from toque.models.generation.kv_cache import KVCache, Window
 
 
@@ -41,6 +48,7 @@ class CausalDecoding(Decoding):
             columns=columns,
             dtype=cache_dtype(core),
             device=core.device,
+            devices=layer_devices(core),
         )
         self.positions: list[int] = []
 
@@ -100,6 +108,7 @@ def gpt2(
     base: Any = core.base_model
     hidden = base.wte(tokens) + base.wpe(positions)
     for number, block in enumerate(base.h):
+        hidden = cache.near(number, hidden)
         attention = block.attn
         joint = attention.c_attn(block.ln_1(hidden))
         query, key, value = joint.view(len(joint), 3, -1, attention.head_dim).unbind(1)
@@ -117,6 +126,7 @@ def neox(
     hidden = base.embed_in(tokens)
     cosine, sine = _rotation(base, hidden, positions)
     for number, layer in enumerate(base.layers):
+        hidden = cache.near(number, hidden)
         attention = layer.attention
         joint = attention.query_key_value(layer.input_layernorm(hidden))
         split = joint.view(len(joint), -1, 3 * attention.head_size)
@@ -140,6 +150,7 @@ def llama(
     hidden = base.embed_tokens(tokens)
     cosine, sine = _rotation(base, hidden, positions)
     for number, layer in enumerate(base.layers):
+        hidden = cache.near(number, hidden)
         attention = layer.self_attn
         normed = layer.input_layernorm(hidden)
         shape = (len(normed), -1, attention.head_dim)
@@ -169,5 +180,6 @@ def _rotated(query: Tensor, key: Tensor, cosine: Tensor, sine: Tensor) -> tuple[
 
     GPT-NeoX rotates a part of each head and Llama all of it; NeoX's function does both.
     """
-    rotated: tuple[Tensor, Tensor] = apply_rotary_pos_emb(query, key, cosine, sine)  # type: ignore[no-untyped-call]
+    near = cosine.to(query.device), sine.to(query.device)
+    rotated: tuple[Tensor, Tensor] = apply_rotary_pos_emb(query, key, *near)  # type: ignore[no-untyped-call]
     return rotated

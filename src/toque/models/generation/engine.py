@@ -16,7 +16,7 @@ from toque.errors import ConfigError, argument
 from toque.hardware.memory import BESIDE_TRAINING, free_bytes, is_out_of_memory, release_memory
 from toque.models.families import family_of, max_positions, unwrapped
 from toque.models.forward.compile import compile_disabled
-from toque.models.generation.base import cache_dtype, cache_shape
+from toque.models.generation.base import cache_dtype, cache_shape, layer_devices
 from toque.models.generation.constraints import Constraint
 from toque.models.generation.kv_cache import SPARE
 from toque.models.generation.live_rows import LiveRows, NewToken, Order
@@ -239,7 +239,8 @@ def affordable_rows(model: nn.Module, prompts: Sequence[Sequence[int]], max_new_
     # A buffer that has grown is up to a quarter larger than its contents.
     per_row = 2 * layers * heads * size * cache_dtype(core).itemsize * (columns * 5 // 4 + SPARE)
     per_row += 8 * core.config.vocab_size  # logits, and the memory to sample from them
-    return max(1, int(BESIDE_TRAINING * free_bytes(core.device) / per_row))
+    free = min(map(free_bytes, {core.device, *layer_devices(core)}))
+    return max(1, int(BESIDE_TRAINING * free / per_row))
 
 
 def _longest(core: PreTrainedModel, prompts: Sequence[Sequence[int]], limits: Sequence[int]) -> int:

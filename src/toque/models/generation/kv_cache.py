@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -75,6 +75,12 @@ class Window:
     columns: slice
     mask: Tensor | None
     """Added to the scores, [rows or 1, H or 1, 1, K]; None for nothing."""
+
+
+def windows_on(device: torch.device, windows: Sequence[Window]) -> list[Window]:
+    """The windows with their masks on another device."""
+    masks = [None if part.mask is None else part.mask.to(device) for part in windows]
+    return [replace(part, mask=mask) for part, mask in zip(windows, masks, strict=True)]
 
 
 def windowed_attention(
@@ -165,6 +171,7 @@ class KVCache:
         columns: int = 0,
         dtype: torch.dtype,
         device: torch.device,
+        devices: Sequence[torch.device] = (),
     ) -> None:
         """Nothing is allocated yet.
 
@@ -173,11 +180,13 @@ class KVCache:
             rows: The most rows that can live at once.
             columns: What the longest row will need, where known: growing a buffer copies it.
             dtype: Of keys and values.
-            device: Of keys and values.
+            device: Of keys and values, and of masks.
+            devices: Of each layer's keys and values, where a model lies on several.
         """
         layers, heads, size = shape
         self._shape = (layers, rows, heads, size)
         self._dtype, self._device = dtype, device
+        self._devices = tuple(devices) or (device,) * layers
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
         self._blocked = torch.empty(0)  # [R, W]: -inf left of a row's start
@@ -258,7 +267,13 @@ class KVCache:
         keys, values = self._keys[layer], self._values[layer]
         keys[:live, :, self.end] = key
         values[:live, :, self.end] = value
+        if keys.device != self._device:
+            windows = windows_on(keys.device, windows)
         return windowed_attention(windows, query, keys, values, scale)
+
+    def near(self, layer: int, hidden: Tensor) -> Tensor:
+        """Hidden states on the device of a layer."""
+        return hidden.to(self._devices[layer])
 
     def advance(self) -> None:
         """End of a step: the next token goes one column further."""
@@ -274,7 +289,8 @@ class KVCache:
         for buffers in (self._keys, self._values):
             for layer in range(layers):
                 # Zeros, not empty: a masked column must not hold a NaN.
-                target = zeroed((rows, heads, width, size), self._dtype, self._device)
+                shape = (rows, heads, width, size)
+                target = zeroed(shape, self._dtype, self._devices[layer])
                 if layer < len(buffers):
                     source = buffers[layer][:live, :, first : self.end]
                     target[:live, :, end - kept : end] = source

@@ -15,12 +15,20 @@ from transformers import PreTrainedModel
 
 from toque.models.forward.masks import for_model
 from toque.models.forward.packed import scale_decoder_outputs
-from toque.models.generation.base import Decoding, cache_dtype, cache_shape, groups, padded
+from toque.models.generation.base import (
+    Decoding,
+    cache_dtype,
+    cache_shape,
+    groups,
+    layer_devices,
+    padded,
+)
 from toque.models.generation.kv_cache import (
     KVCache,
     Window,
     length_groups,
     windowed_attention,
+    windows_on,
     zeroed,
 )
 
@@ -42,7 +50,12 @@ class T5Decoding(Decoding):
         self.decoder: Any = core.get_submodule("decoder")
         self.dtype = cache_dtype(core)
         self.cache = KVCache(
-            cache_shape(core), rows=rows, columns=columns, dtype=self.dtype, device=core.device
+            cache_shape(core),
+            rows=rows,
+            columns=columns,
+            dtype=self.dtype,
+            device=core.device,
+            devices=layer_devices(core),
         )
         self.sources: list[int] = []
         self._cross: list[tuple[Tensor, Tensor]] = []
@@ -68,8 +81,8 @@ class T5Decoding(Decoding):
         device = self.core.device
         shape = (self.rows, config.num_heads, width, config.d_kv)
         old, self._cross = self._cross, []
-        for layer in range(len(self.decoder.block)):
-            pair = (zeroed(shape, self.dtype, device), zeroed(shape, self.dtype, device))
+        for layer, own in enumerate(layer_devices(self.core)):
+            pair = (zeroed(shape, self.dtype, own), zeroed(shape, self.dtype, own))
             if old:
                 for new, before in zip(pair, old[layer], strict=True):
                     new[:live, :, :have] = before[:live]
@@ -107,6 +120,7 @@ class T5Decoding(Decoding):
         hidden = self.decoder.embed_tokens(tokens)
         size = self.core.config.d_kv
         for number, block in enumerate(self.decoder.block):
+            hidden = self.cache.near(number, hidden)
             layer = block.layer[0]
             attention, normed = layer.SelfAttention, layer.layer_norm(hidden)
             query, key, value = (
@@ -120,6 +134,8 @@ class T5Decoding(Decoding):
             layer = block.layer[1]
             attention = layer.EncDecAttention
             query = attention.q(layer.layer_norm(hidden)).view(live, -1, size)
+            if query.device != self.core.device:
+                over_source = windows_on(query.device, over_source)
             hidden = hidden + attention.o(
                 windowed_attention(over_source, query, *self._cross[number], 1.0)
             )

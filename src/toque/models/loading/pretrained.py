@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
@@ -44,6 +45,19 @@ class CheckedFolder:
     """Whether config.json says that head and embedding are two, and the files hold the head."""
 
 
+@dataclass(frozen=True)
+class Placement:
+    """Where the weights of a stored model go as they are read, and in what precision."""
+
+    devices: Mapping[str, torch.device]
+    """By the names of its modules."""
+    dtype: torch.dtype
+
+
+Place = Callable[[CheckedFolder], Placement | None]
+"""Where a stored model goes; None: on the CPU in float32."""
+
+
 def check_folder(path: str, *, family: str = "auto") -> CheckedFolder:
     """The folder behind a path or hub name, its config and headers checked, no weight read.
 
@@ -72,7 +86,11 @@ def check_folder(path: str, *, family: str = "auto") -> CheckedFolder:
 
 
 def load_model(
-    path: str, *, family: str = "auto", vocab_size: int | None = None
+    path: str,
+    *,
+    family: str = "auto",
+    vocab_size: int | None = None,
+    place: Place | None = None,
 ) -> PreTrainedModel:
     """A pretrained model in float32 on the CPU, in evaluation mode, dropout as its config says.
 
@@ -84,13 +102,17 @@ def load_model(
         family: t5, gpt2, neox or llama to insist on one; auto takes what the checkpoint is.
         vocab_size: Rows the embedding must have at least. It is grown when smaller, each new row
             the mean of the old ones (Hewitt 2021), and never shrunk.
+        place: Where it goes instead, without a copy on the CPU.
 
     Raises:
         ConfigError: no such model, of another family, or of none that works here.
         CheckpointError: the folder is incomplete, damaged or holds only pickles.
     """
     found = check_folder(path, family=family)
-    model = _read_weights(found.folder, found.family)
+    placed = None if place is None else place(found)
+    model = _read_weights(found.folder, found.family, placed)
+    if placed is not None:  # transformers says so of several devices alone
+        vars(model)["hf_device_map"] = dict(placed.devices)
     if found.has_own_head:
         _keep_apart(model)
     if vocab_size is not None:
@@ -160,14 +182,15 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return read_config_json(folder)
 
 
-def _read_weights(folder: Path, family: Family) -> PreTrainedModel:
+def _read_weights(folder: Path, family: Family, placed: Placement | None) -> PreTrainedModel:
     # Loading is over before anyone could read a progress bar.
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     auto = AutoModelForSeq2SeqLM if family.is_encoder_decoder else AutoModelForCausalLM
     try:
         loaded: Any = auto.from_pretrained(
             folder,
-            dtype=torch.float32,
+            dtype=torch.float32 if placed is None else placed.dtype,
+            device_map=None if placed is None else dict(placed.devices),
             use_safetensors=True,
             local_files_only=True,
             trust_remote_code=False,  # without it, transformers asks at the terminal

@@ -12,10 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from toque.errors import CheckpointError
-from toque.storage.atomic import atomic_folder, atomic_write
+from toque.storage.atomic import atomic_folder, atomic_write, link_or_copy
 from toque.storage.bucket import Bucket
 from toque.storage.bucket_errors import BucketError, RunBucketError
 from toque.storage.bucket_lock import LOCK
+from toque.storage.checksums import sha256_of
 from toque.training.checkpoint.manifest import (
     MANIFEST,
     Manifest,
@@ -25,17 +26,19 @@ from toque.training.checkpoint.manifest import (
     verify_files,
 )
 from toque.training.checkpoint.saved import step_name, verify_checkpoint
+from toque.training.checkpoint.shard_layout import is_shard
 
 Say = Callable[[str], None]
 
 
-def fetch_run(bucket: Bucket, run: Path, *, say: Say) -> int | None:
+def fetch_run(bucket: Bucket, run: Path, *, say: Say, shards: bool = True) -> int | None:
     """Bring `run` up to what the bucket holds, when that is further than what lies here.
 
     Args:
         bucket: the run's place.
         run: its folder here; made when missing.
         say: called with what was fetched, and what could not be used.
+        shards: whether they are fetched, too. Machines that share no folder fetch what each needs.
 
     Returns:
         The step fetched, or None when what lies here is as new, or there is nothing.
@@ -46,7 +49,7 @@ def fetch_run(bucket: Bucket, run: Path, *, say: Say) -> int | None:
     """
     names = bucket.names()
     steps = complete_steps(names, "checkpoints")
-    here = _newest_here(run)
+    here = _newest_here(run, names, shards=shards)
     if here is not None and steps:
         _refuse_another_run(bucket, steps, here)
     reasons: list[str] = []
@@ -54,8 +57,10 @@ def fetch_run(bucket: Bucket, run: Path, *, say: Say) -> int | None:
         if here is not None and _step(step) <= here.step:
             return None
         try:
-            with _fetched(bucket, f"checkpoints/{step}", run) as manifest:
-                _fetch_rest(bucket, names, run, say)
+            place = f"checkpoints/{step}"
+            with _fetched(bucket, place, run, shards=shards) as manifest:
+                _refuse_absent(names, place, manifest)
+                _fetch_rest(bucket, names, run, say, shards=shards)
         except (NewerFormatError, BucketError):
             raise
         except CheckpointError as error:
@@ -72,8 +77,10 @@ def fetch_run(bucket: Bucket, run: Path, *, say: Say) -> int | None:
     )
 
 
-def fetch_step(bucket: Bucket, run: Path, step: int, *, say: Say) -> None:
+def fetch_step(bucket: Bucket, run: Path, step: int, *, say: Say, shards: bool = True) -> None:
     """Bring one checkpoint here, when the bucket has it and no whole copy lies here.
+
+    With `shards` false the shards of others stay there, as for `fetch_run`.
 
     Raises:
         CheckpointError: the bucket holds another run, or it is damaged there.
@@ -81,14 +88,14 @@ def fetch_step(bucket: Bucket, run: Path, step: int, *, say: Say) -> None:
     """
     names, place = bucket.names(), f"checkpoints/{step_name(step)}"
     steps = complete_steps(names, "checkpoints")
-    here = _newest_here(run)
+    here = _newest_here(run, names, shards=shards)
     if here is not None and steps:
         _refuse_another_run(bucket, steps, here)
-    if step_name(step) not in steps or _is_whole(run / place):
+    if step_name(step) not in steps or _is_whole(run / place, shards=shards):
         return
-    with _fetched(bucket, place, run):
+    with _fetched(bucket, place, run, shards=shards):
         if here is None or here.step < _step(steps[0]):
-            _fetch_rest(bucket, names, run, say)
+            _fetch_rest(bucket, names, run, say, shards=shards)
     say(f"fetched step {step:,} from {bucket.address}")
 
 
@@ -103,11 +110,16 @@ def _step(name: str) -> int:
     return int(name.removeprefix("step-"))
 
 
-def _newest_here(run: Path) -> Manifest | None:
-    """The newest one here that is whole: of a damaged one the bucket may hold a good copy."""
+def _newest_here(run: Path, names: list[str], *, shards: bool) -> Manifest | None:
+    """The newest one here that is whole: of a damaged one the bucket may hold a good copy.
+
+    Without `shards` it may lack some, if the bucket holds them.
+    """
     for path in sorted((run / "checkpoints").glob("step-*"), reverse=True):
         try:
-            return verify_checkpoint(path).manifest
+            found = verify_checkpoint(path, all_here=shards)
+            if not found.lacking or f"checkpoints/{path.name}/{MANIFEST}" in names:
+                return found.manifest
         except NewerFormatError:
             raise
         except CheckpointError:
@@ -146,9 +158,17 @@ def _refuse_another_run(bucket: Bucket, steps: list[str], here: Manifest) -> Non
         raise unread
 
 
+def _refuse_absent(names: list[str], place: str, manifest: Manifest) -> None:
+    absent = [e.file for e in manifest.files if f"{place}/{e.file}" not in names]
+    if absent:
+        raise CheckpointError(f"its manifest lists {absent[0]}, which is not there.")
+
+
 @contextmanager
-def _fetched(bucket: Bucket, place: str, run: Path) -> Iterator[Manifest]:
+def _fetched(bucket: Bucket, place: str, run: Path, *, shards: bool) -> Iterator[Manifest]:
     """One checkpoint, whole and verified; it is put in place when the block ends without an error.
+
+    Without `shards` it has those that lie here already, and lacks the others.
 
     Raises:
         CheckpointError: it is damaged or does not fit the disk; what lies here stays.
@@ -161,19 +181,25 @@ def _fetched(bucket: Bucket, place: str, run: Path) -> Iterator[Manifest]:
         manifest = read_manifest(temp)
         if target.name != f"step-{manifest.step:08d}":
             raise CheckpointError(f"it holds step {manifest.step}: it was renamed or copied.")
-        needed, free = sum(e.bytes for e in manifest.files), shutil.disk_usage(temp).free
+        entries = [e for e in manifest.files if shards or not is_shard(e.file)]
+        needed, free = sum(e.bytes for e in entries), shutil.disk_usage(temp).free
         if needed > free:
             raise RunBucketError(
                 f"{bucket.address}/{place} has {needed:,} bytes and the disk of {run} has "
                 f"{free:,} left. Make room, or choose another run_dir."
             )
-        for entry in manifest.files:  # only what the manifest lists, and plain names only
+        for entry in entries:  # only what the manifest lists, and plain names only
             bucket.get_file(f"{place}/{entry.file}", temp / entry.file)
-        verify_files(temp, manifest)
+        others = [entry for entry in manifest.files if entry not in entries]
+        verify_files(temp, manifest, others)
+        for entry in others:
+            kept = target / entry.file
+            if kept.is_file() and sha256_of(kept) == entry.sha256:
+                link_or_copy(kept, temp / entry.file)
         yield manifest
 
 
-def _fetch_rest(bucket: Bucket, names: list[str], run: Path, say: Say) -> None:
+def _fetch_rest(bucket: Bucket, names: list[str], run: Path, say: Say, *, shards: bool) -> None:
     """The best models, and the run's small files.
 
     A damaged best model is named and passed over: it is not needed to continue. A line that broke
@@ -181,8 +207,8 @@ def _fetch_rest(bucket: Bucket, names: list[str], run: Path, say: Say) -> None:
     """
     for best in complete_steps(names, "best"):
         try:
-            if not _is_here(bucket, f"best/{best}", run):
-                with _fetched(bucket, f"best/{best}", run):
+            if not _is_here(bucket, f"best/{best}", run, shards=shards):
+                with _fetched(bucket, f"best/{best}", run, shards=shards):
                     pass
         except (NewerFormatError, BucketError):
             raise
@@ -196,9 +222,9 @@ def _fetch_rest(bucket: Bucket, names: list[str], run: Path, say: Say) -> None:
             atomic_write(run / name, data)
 
 
-def _is_whole(folder: Path) -> bool:
+def _is_whole(folder: Path, *, shards: bool) -> bool:
     try:
-        verify_checkpoint(folder)
+        verify_checkpoint(folder, all_here=shards)
     except NewerFormatError:
         raise
     except CheckpointError:
@@ -206,10 +232,10 @@ def _is_whole(folder: Path) -> bool:
     return True
 
 
-def _is_here(bucket: Bucket, place: str, run: Path) -> bool:
+def _is_here(bucket: Bucket, place: str, run: Path, *, shards: bool) -> bool:
     """Whether a whole copy of it lies here already."""
     try:
-        here = verify_checkpoint(run / place)
+        here = verify_checkpoint(run / place, all_here=shards)
     except CheckpointError:
         return False
     return bucket.read(f"{place}/{MANIFEST}") == (here.path / MANIFEST).read_bytes()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Final, Literal
 
@@ -11,7 +10,7 @@ import torch
 from torch import nn
 
 from toque.errors import CheckpointError
-from toque.storage.atomic import atomic_write
+from toque.training.checkpoint.delivery import first_to_see
 from toque.training.checkpoint.sharded_saver import Layout
 from toque.training.checkpoint.state_tensors import bytes_of, model_tensors
 from toque.training.distributed.collectives import Ranks
@@ -58,19 +57,12 @@ def refuse_unshared_folder(run: Path, ranks: Ranks) -> None:
         CheckpointError: on every rank, when some do not.
     """
     folder = run / "checkpoints"
-    name = f"probe-{os.urandom(8).hex()}" if ranks.is_main else None
-    if name is not None and ranks.is_distributed:
-        folder.mkdir(parents=True, exist_ok=True)
-        atomic_write(folder / name, b"Do all ranks see this?\n")
-    probe = folder / str(ranks.broadcast(name))
-    seen = ranks.all_gather(probe.exists())
-    if ranks.is_main:
-        probe.unlink(missing_ok=True)
-    blind = [str(rank) for rank, sees in enumerate(seen) if not sees]
-    if blind and ranks.is_distributed:
+    blind = [str(rank) for rank, first in enumerate(first_to_see(folder, ranks)) if first]
+    if blind:
         raise CheckpointError(
             f"Rank {', '.join(blind)} does not see what rank 0 writes in {folder}, and with "
-            "checkpoint.layout sharded every rank writes its slices there. Put run_dir on a file "
-            "system that all machines share, or set checkpoint.layout=whole, which rank 0 writes "
-            "alone where the whole tensors fit its memory."
+            "checkpoint.layout sharded every rank writes its slices there. Set checkpoint.upload "
+            "to a folder in a bucket, through which machines without a common folder continue; or "
+            "put run_dir on a file system that all of them share; or set checkpoint.layout=whole, "
+            "which rank 0 writes alone where the whole tensors fit its memory."
         )

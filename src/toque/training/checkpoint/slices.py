@@ -7,11 +7,11 @@ HSDP copied along another. Only the bytes that a rank needs are read.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import torch
 from torch import Tensor
@@ -118,11 +118,7 @@ def read_whole(path: Path, like: Like) -> dict[str, Tensor]:
     with opened_tensors(path) as file:
         for name in file.keys():  # noqa: SIM118 - no mapping
             own = like(name)
-            if (
-                own is not None
-                and is_divided(own)
-                and list(own.shape) == file.get_slice(name).get_shape()
-            ):
+            if _is_cut(own, tuple(file.get_slice(name).get_shape())):
                 part = Held.of(own)
                 found[name] = _placed(own, _part(file, name, part.dim, part.start, part.stop))
             else:
@@ -151,11 +147,36 @@ def read_sharded(folder: Path, layout: ShardLayout, stem: str, like: Like) -> di
 
         for name, tensor in cut.items():
             own = like(name)
-            if own is not None and is_divided(own) and tuple(own.shape) == tensor.shape:
-                found[name] = _placed(own, _gathered(name, tensor, Held.of(own), slice_of))
-            else:
-                found[name] = _gathered(name, tensor, Held.whole(tensor.shape), slice_of)
+            part = _gathered(name, tensor, _wanted(tensor, own), slice_of)
+            found[name] = _placed(own, part) if _is_cut(own, tensor.shape) else part
     return found
+
+
+def files_with(layout: ShardLayout, stem: str, like: Like) -> set[str]:
+    """The files of which `read_sharded` reads something."""
+    return {
+        layout.files[number]
+        for name, tensor in layout.of(stem).items()
+        for number, _, _, _ in _overlaps(tensor, _wanted(tensor, like(name)))
+    }
+
+
+def _wanted(stored: CutTensor, own: Tensor | None) -> Held:
+    """The part of a stored tensor that this rank reads."""
+    return Held.of(own) if _is_cut(own, stored.shape) else Held.whole(stored.shape)
+
+
+def _is_cut(own: Tensor | None, shape: tuple[int, ...]) -> TypeGuard[DTensor]:
+    return own is not None and is_divided(own) and tuple(own.shape) == shape
+
+
+def _overlaps(tensor: CutTensor, part: Held) -> Iterator[tuple[int, int, int, int]]:
+    """(number of the file, start of its slice, first, last) of the slices that have of `part`."""
+    for number, start, stop in tensor.slices:
+        same = part.dim == tensor.dim
+        first, last = (max(start, part.start), min(stop, part.stop)) if same else (start, stop)
+        if first < last:
+            yield number, start, first, last
 
 
 def _gathered(
@@ -165,10 +186,7 @@ def _gathered(
     shape, dtype = part.shape_in(tensor.shape), tensor.torch_dtype
     result = torch.empty(shape, dtype=dtype)
     same = part.dim == tensor.dim
-    for number, start, stop in tensor.slices:
-        first, last = (max(start, part.start), min(stop, part.stop)) if same else (start, stop)
-        if first >= last:
-            continue
+    for number, start, first, last in _overlaps(tensor, part):
         if same:
             found = slice_of(name, number, part.dim, first - start, last - start)
             into = result.narrow(part.dim, first - part.start, last - first) if shape else result
@@ -177,7 +195,7 @@ def _gathered(
             into = result.narrow(tensor.dim, first, last - first)
         if found.shape != into.shape or found.dtype != dtype:
             raise CheckpointError(
-                f"The slice of {name} from {start:,} to {stop:,} is not as the layout beside it "
+                f"The slice of {name} from {first:,} to {last:,} is not as the layout beside it "
                 f"says: {found.dtype} {tuple(found.shape)}. The files are of two saves; put a "
                 "whole copy in their place, or move the checkpoint away."
             )

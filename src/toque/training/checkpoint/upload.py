@@ -8,9 +8,7 @@ verified; the manifest goes last, and only it makes a checkpoint of it.
 
 from __future__ import annotations
 
-import os
 import queue
-import shutil
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,12 +16,13 @@ from pathlib import Path
 from typing import Final, Self, final
 
 from toque.errors import CheckpointError
-from toque.storage.atomic import atomic_folder, remove_folder, sweep
+from toque.storage.atomic import atomic_folder, link_or_copy, remove_folder, sweep
 from toque.storage.bucket import Bucket
 from toque.storage.bucket_lock import BucketLock
 from toque.training.callbacks import Callback
 from toque.training.checkpoint.fetch import complete_steps
 from toque.training.checkpoint.manifest import MANIFEST, read_manifest
+from toque.training.checkpoint.shard_layout import is_shard
 from toque.training.events import Requests, Saved, StepInfo
 from toque.units import Progress
 
@@ -93,8 +92,7 @@ class Uploads:
         self._changed.set()
         self._thread.join()
 
-    @property
-    def lost(self) -> bool:
+    def is_lost(self) -> bool:
         """Whether another process has taken the run over."""
         return self._lock.lost.is_set()
 
@@ -107,7 +105,7 @@ class Uploads:
             try:
                 with atomic_folder(self._outbox / name) as writer:
                     for path in sorted(checkpoint.iterdir()):
-                        _link(path, writer.folder / path.name)
+                        link_or_copy(path, writer.folder / path.name)
             except FileNotFoundError:
                 return  # a better or newer one has taken its place meanwhile
             except OSError as error:
@@ -151,7 +149,7 @@ class Uploads:
         return found[0] if found else None
 
     def _work(self) -> None:
-        while not self.lost:
+        while not self.is_lost():
             path = self._next()
             if path is None:
                 if self._closing:
@@ -176,9 +174,14 @@ class Uploads:
         manifest = read_manifest(path)
         place = f"{kind}/{step}"
         for entry in manifest.files:
-            self._bucket.put_file(path / entry.file, f"{place}/{entry.file}")
+            if is_shard(entry.file) and not (path / entry.file).exists():
+                self._bucket.require(
+                    f"{place}/{entry.file}", entry.bytes
+                )  # sent by another machine
+            else:
+                self._bucket.put_file(path / entry.file, f"{place}/{entry.file}")
         self._small_files()
-        if self.lost:
+        if self.is_lost():
             return
         data = (path / MANIFEST).read_bytes()
         if not self._bucket.put(f"{place}/{MANIFEST}", data, new=True):
@@ -205,7 +208,8 @@ class Uploads:
         kept = there[: self._keep]
         if kind == "best":
             here = {path.name for path in (self._run / "best").glob("step-*")}
-            kept = [step for step in there if step in here] or there
+            newest = max(here, default="")  # what is newer appears there before it does here
+            kept = [step for step in there if step in here or step > newest] or there
         for step in set(there) - set(kept):
             self._remove(f"{kind}/{step}", names)
 
@@ -233,17 +237,10 @@ class UploadProgress(Callback):
         """Stop when another machine has taken over: two writers would be two runs."""
         for sentence in self._uploads.messages():
             self._warn(info.progress, sentence)
-        return Requests(stop=True, reason="taken_over") if self._uploads.lost else None
+        return Requests(stop=True, reason="taken_over") if self._uploads.is_lost() else None
 
     def on_save(self, at: Progress, saved: Saved) -> None:
         """Have it uploaded, and new best models before it."""
         for best in sorted((self._run / "best").glob("step-*")):
             self._uploads.add(best)
         self._uploads.add(saved.path)
-
-
-def _link(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)  # a file system without hard links

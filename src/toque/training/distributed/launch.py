@@ -71,14 +71,14 @@ def joined(*, strategy: Strategy) -> Iterator[Ranks]:
     try:
         yield ranks
         ranks.all_reduce_sum([0.0])  # nobody leaves while another may still need an answer
-    except BaseException as error:
-        ranks.failures.report(error)
-        raise
-    else:
         # A group's destructor waits for its own thread, which may be waiting for the interpreter's
         # lock that the caller of the destructor holds: seen once as a rank that never ended.
         _KEPT.extend(distributed_c10d._world.pg_map)  # noqa: SLF001  # it has no public name
         dist.destroy_process_group()
+        ranks.failures.leave()
+    except BaseException as error:
+        ranks.failures.report(error)
+        raise
     finally:
         faulthandler.cancel_dump_traceback_later()
 

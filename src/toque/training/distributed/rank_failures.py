@@ -12,6 +12,7 @@ import json
 import os
 import socket
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,6 +25,8 @@ from toque.training.distributed.surroundings import is_launched
 
 _ANSWER_SECONDS: Final = 3.0
 """Time for the others to say that they wait, too."""
+_FAREWELL_SECONDS: Final = 60.0
+"""Most that rank 0 waits for the others at the end of a run, which is over."""
 
 
 _BY_ITSELF: Final = (
@@ -53,6 +56,19 @@ class RankFailures:
     def enrol(self) -> None:
         """Say which process on which machine this rank is."""
         self.store.set(f"process/{self.rank}", json.dumps([os.getpid(), socket.gethostname()]))
+
+    def leave(self) -> None:
+        """Say that this rank needs the store no more; rank 0, with which it may go, is the last.
+
+        A rank is through a collective as soon as it has its own result, and the others may still
+        be waiting for theirs, or asking the store about it.
+        """
+        deadline = time.monotonic() + _FAREWELL_SECONDS
+        with suppress(RuntimeError):  # the store is gone, and all is done
+            left = self.store.add("left", 1)
+            while self.rank == 0 and left < self.world_size and time.monotonic() < deadline:
+                time.sleep(0.01)
+                left = self.store.add("left", 0)
 
     def report(self, error: BaseException) -> None:
         """Take note that `error` ends this rank; of all ranks' errors only the first is printed.

@@ -13,9 +13,11 @@ import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Literal, cast, final
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -87,7 +89,7 @@ class Sharded:
         self.model, self._ranks, self._device = model, ranks, device
         self._outline = _outline(model, device)
         shape = mesh_shape(strategy, ranks.world_size, on_this_machine)
-        mesh = _mesh(device, shape, strategy)
+        mesh = _mesh(device, shape, strategy, ranks)
         self._all_reduces, self._copies = strategy == "hsdp", shape[0]
         self.part = ranks.rank % shape[1]
         self._root = _divided(model, mesh, device, dtype)
@@ -151,10 +153,20 @@ class _Rooted(Entered):
         return super().forward(loss_fn, batch)
 
 
-def _mesh(device: torch.device, shape: tuple[int, int], strategy: str) -> DeviceMesh:
+def _mesh(device: torch.device, shape: tuple[int, int], strategy: str, ranks: Ranks) -> DeviceMesh:
     if strategy == "fsdp":
         return init_device_mesh(device.type, (math.prod(shape),), mesh_dim_names=("shard",))
-    return init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard"))
+    placed = torch.arange(math.prod(shape)).view(shape)
+    # A mesh makes groups that wait torch's half an hour, whatever the ranks agreed on.
+    seconds = ranks.failures.timeout_seconds if ranks.failures is not None else None
+    wait = None if seconds is None else timedelta(seconds=seconds)
+    groups = [
+        dist.new_subgroups_by_enumeration(lines.tolist(), timeout=wait)[0]  # type: ignore[no-untyped-call]
+        for lines in (placed.T, placed)
+    ]
+    return DeviceMesh.from_group(
+        groups, device.type, mesh=placed, mesh_dim_names=("replicate", "shard")
+    )
 
 
 def _divided(

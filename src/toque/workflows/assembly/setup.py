@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from toque.config import RunConfig
 from toque.data.loader.batch_stream import BatchStream
 from toque.data.store.token_store import TokenStore
+from toque.training.checkpoint.delivery import Delivery
 from toque.training.distributed.sharing import Sharing
 from toque.training.runtime import Runtime
 
@@ -26,6 +27,8 @@ class Setup:
     runtime: Runtime
     sharing: Sharing | None = None
     """How the ranks of a run hold the model; None where this process alone does."""
+    delivery: Delivery | None = None
+    """Of checkpoints to machines that do not see rank 0's folder, if there are such."""
 
     @property
     def sharded(self) -> Sharing | None:

@@ -84,6 +84,7 @@ def build_trainer(
             best_by=goal_of(train.best_by),
             identity=_identity(setup),
             held=True,  # by whoever trains, before anything is written
+            delivery=setup.delivery,
         ),
         callbacks=observers,
         runtime=runtime,
@@ -118,7 +119,7 @@ def build_trainer(
 def _layout(setup: Setup, optimizer: torch.optim.Optimizer, *, averages: bool) -> Layout:
     asked, ranks = setup.config.checkpoint.layout, setup.runtime.ranks
     layout = chosen_layout(asked, setup.model, optimizer, averages=averages, ranks=ranks)
-    if layout == "sharded":
+    if layout == "sharded" and setup.delivery is None:
         refuse_unshared_folder(Path(setup.config.run_dir), ranks)
     return layout
 

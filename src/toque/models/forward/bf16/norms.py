@@ -22,7 +22,8 @@ class _RmsNorm(torch.autograd.Function):
         scale = torch.linalg.vector_norm(values, dim=-1, keepdim=True, dtype=torch.float32)
         scale = scale.square_().mul_(1.0 / len(weight)).add_(eps).rsqrt_()
         ctx.save_for_backward(values, weight, scale)
-        return (values * scale).mul_(weight).to(torch.bfloat16)
+        normed: Tensor = (values * scale).mul_(weight)
+        return normed.to(torch.bfloat16)
 
     @staticmethod
     @once_differentiable
