@@ -83,8 +83,8 @@ def test_the_page_follows_a_run_and_says_that_it_was_killed(opened, training, sh
         soon(page.locator("#state")).to_contain_text("Running, at step")
         first = fact(page, "training loss").inner_text()
         soon(fact(page, "training loss")).not_to_have_text(first)
-        soon(page.locator("#texts summary")).to_contain_text("lentil soup")
-        page.locator("#texts summary").first.click()
+        lentils = page.locator("#texts details", has_text="lentil soup")
+        lentils.locator("summary").click()
         soon(fact(page, "newest checkpoint")).to_contain_text("step")
         while process.poll() is None and page.title().split()[0] == first:
             time.sleep(0.1)
@@ -93,7 +93,7 @@ def test_the_page_follows_a_run_and_says_that_it_was_killed(opened, training, sh
         loss = newest_loss(runs / "first")
         soon(fact(page, "training loss")).to_have_text(f"{loss:.4f}")
         assert page.title().startswith(f"{loss:.4f} · step ")
-        assert page.locator("#texts details").first.evaluate("it => it.open")
+        assert lentils.evaluate("it => it.open")
 
         process.kill()
         process.wait()
