@@ -18,7 +18,14 @@ from transformers.cache_utils import DynamicLayer
 from transformers.models.gpt_neox.modeling_gpt_neox import apply_rotary_pos_emb
 
 from toque.models.families import family_of
-from toque.models.generation.base import Decoding, cache_dtype, cache_shape, groups, padded
+from toque.models.generation.base import (
+    Decoding,
+    cache_dtype,
+    cache_shape,
+    gathers,
+    groups,
+    padded,
+)
 from toque.models.generation.kv_cache import KVCache, Window
 
 
@@ -41,6 +48,7 @@ class CausalDecoding(Decoding):
             columns=columns,
             dtype=cache_dtype(core),
             device=core.device,
+            gathers=gathers(core),
         )
         self.positions: list[int] = []
 
