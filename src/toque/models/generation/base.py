@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from toque.models.families import family_of, head_size
+from toque.models.generation.gathered_attention import can_gather
 from toque.models.generation.packed_products import has_bf16_products
 
 PREFILL_TOKENS = 4096
@@ -40,11 +41,16 @@ class Decoding(ABC):
 
 
 def cache_dtype(core: PreTrainedModel) -> torch.dtype:
-    """Precision of the KV cache: that of the matrix products."""
+    """Precision of the KV cache: that of the matrix products; float32 where it is gathered."""
     if has_bf16_products(core):
-        return torch.bfloat16
+        return torch.float32 if gathers(core) else torch.bfloat16
     kind = core.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else core.dtype
+
+
+def gathers(core: PreTrainedModel) -> bool:
+    """Whether a step's attention is gathered: beside bf16 products; float32 keeps its sums."""
+    return has_bf16_products(core) and can_gather(core.device)
 
 
 def cache_shape(core: PreTrainedModel) -> tuple[int, int, int]:

@@ -22,6 +22,7 @@ from toque.models.generation.base import (
     Decoding,
     cache_dtype,
     cache_shape,
+    gathers,
     groups,
     layer_devices,
     padded,
@@ -49,6 +50,7 @@ class CausalDecoding(Decoding):
             dtype=cache_dtype(core),
             device=core.device,
             devices=layer_devices(core),
+            gathers=gathers(core),
         )
         self.positions: list[int] = []
 

@@ -22,6 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from toque.models.generation.gathered_attention import Gather
+
 SPARE = 64
 """Columns allocated beyond what is needed now."""
 AT_ONCE = 1024
@@ -75,6 +77,8 @@ class Window:
     columns: slice
     mask: Tensor | None
     """Added to the scores, [rows or 1, H or 1, 1, K]; None for nothing."""
+    gather: Gather | None = None
+    """Reads the columns one by one instead of multiplying them; None for products."""
 
 
 def windows_on(device: torch.device, windows: Sequence[Window]) -> list[Window]:
@@ -95,6 +99,8 @@ def windowed_attention(
             part.mask,
             scale,
         )
+        if part.gather is None
+        else part.gather.attend(query[part.rows], keys, values, part.mask, scale)
         for part in windows
     ]
     return seen[0] if len(seen) == 1 else torch.cat(seen)
@@ -172,6 +178,7 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
         devices: Sequence[torch.device] = (),
+        gathers: bool = False,
     ) -> None:
         """Nothing is allocated yet.
 
@@ -182,10 +189,11 @@ class KVCache:
             dtype: Of keys and values.
             device: Of keys and values, and of masks.
             devices: Of each layer's keys and values, where a model lies on several.
+            gathers: Attention reads its columns as `Gather` does; only in float32 on a CPU.
         """
         layers, heads, size = shape
         self._shape = (layers, rows, heads, size)
-        self._dtype, self._device = dtype, device
+        self._dtype, self._device, self._gathers = dtype, device, gathers
         self._devices = tuple(devices) or (device,) * layers
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
@@ -249,7 +257,8 @@ class KVCache:
             # Since the grouping every row has grown by as much.
             columns = slice(self._since + 1 - part.columns, self.end + 1)
             mask = None if part.even else self._blocked[part.rows, None, None, columns]
-            windows.append(Window(part.rows, columns, mask))
+            gather = Gather(part.rows, columns) if self._gathers else None
+            windows.append(Window(part.rows, columns, mask, gather))
         return windows
 
     def attend(

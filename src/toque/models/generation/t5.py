@@ -19,10 +19,12 @@ from toque.models.generation.base import (
     Decoding,
     cache_dtype,
     cache_shape,
+    gathers,
     groups,
     layer_devices,
     padded,
 )
+from toque.models.generation.gathered_attention import Gather
 from toque.models.generation.kv_cache import (
     KVCache,
     Window,
@@ -48,7 +50,7 @@ class T5Decoding(Decoding):
         start = core.config.decoder_start_token_id
         self.start = pad_id if start is None else int(start)
         self.decoder: Any = core.get_submodule("decoder")
-        self.dtype = cache_dtype(core)
+        self.dtype, self.gathers = cache_dtype(core), gathers(core)
         self.cache = KVCache(
             cache_shape(core),
             rows=rows,
@@ -56,6 +58,7 @@ class T5Decoding(Decoding):
             dtype=self.dtype,
             device=core.device,
             devices=layer_devices(core),
+            gathers=self.gathers,
         )
         self.sources: list[int] = []
         self._cross: list[tuple[Tensor, Tensor]] = []
@@ -167,7 +170,8 @@ class T5Decoding(Decoding):
             for part in length_groups(self.sources, self.core.device):
                 columns = slice(0, part.columns)
                 mask = None if part.even else self._source_mask[part.rows, None, None, columns]
-                self._source_windows.append(Window(part.rows, columns, mask))
+                gather = Gather(part.rows, columns) if self.gathers else None
+                self._source_windows.append(Window(part.rows, columns, mask, gather))
         return self._source_windows
 
     def drop(self, row: int) -> None:
