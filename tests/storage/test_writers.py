@@ -16,7 +16,6 @@ ALLOWED = {
     "models/loading/export.py: save_file",
     "models/loading/export.py: save_pretrained",
     "models/lora/files.py: save_pretrained",
-    "training/checkpoint/upload.py: copy2",
     # Of the drill's own scratch folder, and of a copy it has made there.
     "workflows/drill/run.py: copy",
     "workflows/drill/crash_test.py: copytree",

@@ -11,17 +11,26 @@ _EXACT = ("softmax", "layer_norm", "rsqrt", "logsumexp")
 
 
 class Seen(TorchDispatchMode):
-    """Number formats of the operations that must be exact, and of matrix products."""
+    """Number formats of the operations that must be exact, and of matrix products.
+
+    A softmax may write its shares in 16 bits, which the next product reads, if they are those of a
+    softmax in float32, rounded once: that is checked bit by bit, and counts as float32.
+    """
 
     def __init__(self):
         super().__init__()
         self.exact, self.products = set(), set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
         name = func.__name__
+        shares = None
+        if "softmax" in name and "backward" not in name and args[0].dtype == torch.bfloat16:
+            shares = args[0].float().softmax(args[1]).to(torch.bfloat16)  # its input may be its out
+        out = func(*args, **(kwargs or {}))
         first = out[0] if isinstance(out, tuple | list) else out
-        if any(word in name for word in _EXACT):
+        if shares is not None and torch.equal(first, shares):
+            self.exact.add((name, torch.float32))
+        elif any(word in name for word in _EXACT):
             self.exact.add((name, first.dtype))
         elif name.startswith(("mm", "addmm", "bmm")):
             self.products.add(first.dtype)
