@@ -178,16 +178,15 @@ class _Attempt:
             "logits": logits,
             "activations and their gradients": computing,
         }
-        beside = max(0, update.step - update.computing)
+        # Activations are not there while the optimizer steps, texts are written or a save begins.
+        parts["the optimizer's step"] = max(0, update.step - update.computing)
+        room = max(update.step, update.computing)
         if self.machine.where == "cpu":
             texts = texts_bytes(self.config, self.model, self.ahead)
-            parts["evaluation: keys and values"] = max(0, texts - update.computing - beside)
-        parts["the optimizer's step"] = beside
-        if self.machine.where == "cpu":
+            parts["evaluation: keys and values"] = max(0, texts - room)
             saved = update.gradients + update.optimizer + averages
-            parts["a save's copies"] = saved + (
-                update.gradients if self.config.train.keep_best else 0
-            )
+            saved += update.gradients if self.config.train.keep_best else 0
+            parts["a save's copies"] = max(0, saved - max(room, texts))
             parts["Python and its libraries"] = resident_bytes()
             parts["allocator's rest"] = round(_HEAP_SHARE * update.computing) + _HEAP_BYTES
         else:
