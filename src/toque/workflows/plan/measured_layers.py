@@ -23,7 +23,7 @@ from toque.batch import Batch
 from toque.config import RunConfig
 from toque.models.families import family_of, vocabulary_rows
 from toque.models.forward.activation_checkpointing import recompute_blocks
-from toque.models.loading.from_scratch import construct, give_own_head
+from toque.models.loading.from_scratch import fresh_model
 from toque.models.loading.fused_activations import fuse_activations
 from toque.models.loading.pretrained import grow_vocabulary
 from toque.models.lora.frozen import hold_frozen
@@ -106,7 +106,7 @@ def measured_seconds(
     """
     with outlining():
         base = base_outline(config, known)
-    depths = _depths(base.config)
+    depths = depths_of(base.config)
     runtime = Runtime.detect(
         precision=config.train.precision,
         deterministic=config.train.deterministic,
@@ -115,7 +115,7 @@ def measured_seconds(
 
     def of(more: str | None) -> _Shallow:
         layers = {name: 2 if name == more else 1 for name in depths}
-        model = _shallow_model(config, known, base.config, layers, runtime)
+        model = shallow_model(config, known, base.config, layers, runtime)
         return _Shallow(config, model, runtime, memory.recompute)
 
     one, deeper = of(None), {name: of(name) for name in depths}
@@ -158,16 +158,14 @@ def _batch(ahead: Ahead, vocabulary: int, rows: int, models: tuple[_Shallow, ...
     return one if slow else whole
 
 
-def _depths(shape: PretrainedConfig) -> Mapping[str, int]:
+def depths_of(shape: PretrainedConfig) -> Mapping[str, int]:
     """Numbers of layers, by the names the config has for them."""
-    if family_of(shape).is_encoder_decoder:
-        names = ("num_layers", "num_decoder_layers")
-    else:
-        names = ("num_hidden_layers",)
+    encoder = family_of(shape).is_encoder_decoder
+    names = ["num_layers", "num_decoder_layers"] if encoder else ["num_hidden_layers"]
     return {name: int(getattr(shape, name)) for name in names}
 
 
-def _shallow_model(
+def shallow_model(
     config: RunConfig,
     known: Vocabulary | None,
     shape: PretrainedConfig,
@@ -181,11 +179,8 @@ def _shallow_model(
     kinds = getattr(own, "layer_types", None)
     if kinds is not None:
         own.layer_types = kinds[: layers["num_hidden_layers"]]
-    family = family_of(own)
     with torch.random.fork_rng(devices=[]):
-        model = construct(family, own)
-        if family.is_encoder_decoder and not shape.tie_word_embeddings:
-            give_own_head(model)
+        model = fresh_model(own)
     fuse_activations(model)
     if config.model.start_from == "scratch":
         return model
