@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 
 import pytest
 import torch
@@ -91,6 +92,19 @@ def test_the_probe_counts_what_is_kept_and_leaves_no_trace(tiny_model):
         raise torch.OutOfMemoryError("no room")
 
     assert Probe(tiny_model, failing, Runtime(), probe.worst).activation_bytes(1, 10**9) is None
+
+
+def test_counting_activations_keeps_none_of_them(tiny_model):
+    seen = []
+
+    def exponential(model, batch):
+        shares = model(batch.tokens).exp()  # it saves its own result
+        seen.append(weakref.ref(shares))
+        return shares.sum()
+
+    probe = Probe(tiny_model, exponential, Runtime(), WorstBatch(0, 16, 0, 16, 61))
+    assert probe.activation_bytes(1, 10**9)
+    assert [found() for found in seen] == [None]
 
 
 def test_measurements_are_kept_apart_by_what_they_are_of(tmp_path):

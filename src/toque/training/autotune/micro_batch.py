@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, UntypedStorage, nn
 
 from toque.batch import Batch
 from toque.hardware.memory import is_out_of_memory
@@ -86,18 +86,20 @@ class Probe:
         memory.
         """
         weights = {p.untyped_storage().data_ptr() for p in self.model.parameters()}
-        kept: dict[int, Tensor] = {}
+        kept: dict[int, UntypedStorage] = {}
         total = 0
 
         def note(tensor: Tensor) -> Tensor:
             nonlocal total
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in weights and storage.data_ptr() not in kept:
-                kept[storage.data_ptr()] = tensor  # kept alive, or its address would be reused
+                kept[storage.data_ptr()] = storage  # kept alive, or its address would be reused
                 total += storage.nbytes()
                 if total > limit:
                     raise _TooMuch
-            return tensor
+            # Not the tensor itself: an operation that saves its own result would then keep itself
+            # alive, and with it all that led to it, for as long as the process lives.
+            return tensor.detach()
 
         self.model.train()
         batch = self.worst(rows).to(self.runtime.device)

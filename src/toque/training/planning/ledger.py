@@ -17,8 +17,6 @@ from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry
 
 _ATEN: Final = torch.ops.aten
-_TAKES_ROWS: Final = {_ATEN.embedding, _ATEN.index_select, _ATEN.gather, _ATEN.index}
-"""They read as much as they write, however large what they read from is."""
 
 
 class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -27,15 +25,12 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Attributes:
         now: bytes of the tensors that live.
         peak: the most there were.
-        moved: bytes that operations other than products read and wrote.
-        operations: how many there were, views left out.
         products: FLOPs of matrix products, by whether they are batched.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.peak = 0
-        self.moved = self.operations = 0
         self.products: dict[str, float] = defaultdict(float)
         self._live: dict[int, tuple[Any, int]] = {}
         self._labels_found = False
@@ -61,27 +56,18 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _ATEN.nonzero.default:
             return self._found(args[0])
         result = func(*args, **(kwargs or {}))
-        outputs = [t for t in tree_iter(result) if isinstance(t, Tensor)]
-        for tensor in outputs:
-            self.hold(tensor)
-        if not func.is_view:
-            self._note(func, args, kwargs or {}, result, outputs)
+        for tensor in tree_iter(result):
+            if isinstance(tensor, Tensor):
+                self.hold(tensor)
+        self._note(func, args, kwargs or {}, result)
         return result
 
-    def _note(self, func: Any, args: Any, kwargs: Any, result: Any, outputs: list[Tensor]) -> None:
-        self.operations += 1
+    def _note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         packet = func._overloadpacket  # noqa: SLF001  # it has no public name
         counted = flop_registry.get(_ATEN.addmm if packet is _ATEN.addmm_ else packet)
         if counted is not None:
             kind = "batched" if packet in (_ATEN.bmm, _ATEN.baddbmm) else "plain"
             self.products[kind] += float(counted(*args, **kwargs, out_val=result))
-            return
-        written = sum(_bytes(t) for t in outputs)
-        if packet in _TAKES_ROWS:
-            self.moved += 2 * written
-            return
-        read = (t for t in tree_iter((args, kwargs)) if isinstance(t, Tensor))
-        self.moved += written + sum(_bytes(t) for t in read)
 
     def _found(self, wanted: Tensor) -> Tensor:
         """Indices, which no shape tells: the first are those of the labels, and all have one.
@@ -93,7 +79,3 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         found = wanted.new_empty((n, wanted.dim()), dtype=torch.int64)
         self.hold(found)
         return found
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

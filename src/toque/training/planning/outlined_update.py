@@ -48,13 +48,6 @@ class OutlinedUpdate:
     """What the optimizer's step takes for itself while it runs."""
     products: Mapping[str, float]
     """FLOPs of the micro-batch's matrix products, plain and batched."""
-    moved: int
-    """Bytes its other operations read and write."""
-    operations: int
-    step_moved: int
-    """Bytes that the step reads and writes."""
-    step_operations: int
-    step_products: float
 
     @property
     def fixed(self) -> int:
@@ -149,11 +142,6 @@ def outline_update(
         kept=max(0, kept - weights - copies - before),
         step=step.peak if step else max((4 * p.numel() for p in trained), default=0),
         products=dict(ledger.products),
-        moved=ledger.moved,
-        operations=ledger.operations,
-        step_moved=step.moved if step else 2 * (gradients + state),
-        step_operations=step.operations if step else 10 * len(trained),
-        step_products=sum(step.products.values()) if step else 0.0,
     )
 
 

@@ -45,6 +45,8 @@ class Ahead:
     held_out_tokens: float
     how: str
     """Where the lengths are from."""
+    first: Batch | None = None
+    """The first update's, where a store has it."""
 
     @property
     def steps(self) -> float | None:
@@ -98,6 +100,7 @@ def _from_store(config: RunConfig, model: PreTrainedModel, store: TokenStore) ->
         held_out_tokens=held_out * each,
         how=f"the {splits.train:,} training examples of {config.data.store}, "
         f"{each:,.0f} tokens each on average",
+        first=batch,
     )
 
 

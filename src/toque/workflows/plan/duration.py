@@ -1,4 +1,4 @@
-"""Time of a plan: from a measured run, from rates measured here, or from a card's peak."""
+"""Time of a plan: from a measured run, from layers measured here, or from a card's peak."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from toque.training.observers.metrics_reader import METRICS, read_metrics
 from toque.training.peak_flops import Peak
 from toque.units import Duration
 from toque.workflows.plan.ahead import Ahead
-from toque.workflows.plan.machine import Machine, Rates, measured_rates
+from toque.workflows.plan.machine import Machine
+from toque.workflows.plan.measured_layers import measured_seconds
 from toque.workflows.plan.memory import Memory
+from toque.workflows.plan.outlined_model import Vocabulary
 from toque.workflows.plan.utilisation import refuse_impossible
 
 ASSUMED: Final = {True: 0.30, False: 0.40}
@@ -30,31 +32,17 @@ _LEAST_UPDATES: Final = 5
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast the machine computes: its peak, and what else an update waits for."""
+    """How fast the machine is taken to compute."""
 
     peak: Peak
-    rates: Rates | None
-    """Of a CPU's other operations; None for a card."""
     share: float
-    """Of a card's peak that is assumed while it computes; 1 for a CPU, whose rates are measured."""
+    """Of the peak, assumed while it computes."""
 
     def seconds(self, ahead: Ahead, memory: Memory) -> float:
-        """Of an update: products at the peak, all other operations at the rate of memory."""
-        update, pieces = memory.update, ahead.update_rows / memory.micro_batch_rows
-        if self.rates is None:
-            return (
-                sum(update.products.values()) * pieces / (self.share * self.peak.flops_per_second)
-            )
-        # On a CPU padding is taken out of the rows before the first layer.
-        useful = pieces * ahead.useful_share
-        products = sum(update.products.values()) * useful + update.step_products
-        moved = update.moved * useful + update.step_moved
-        operations = update.operations * pieces + update.step_operations
-        return (
-            products / self.peak.flops_per_second
-            + moved / self.rates.bytes_per_second
-            + operations * self.rates.seconds_per_operation
-        )
+        """Of an update, if it were products alone."""
+        pieces = ahead.update_rows / memory.micro_batch_rows
+        products = sum(memory.update.products.values()) * pieces
+        return products / (self.share * self.peak.flops_per_second)
 
 
 @dataclass(frozen=True)
@@ -85,6 +73,7 @@ class Time:
 def time_of(
     config: RunConfig,
     model: PreTrainedModel,
+    known: Vocabulary | None,
     ahead: Ahead,
     machine: Machine,
     memory: Memory,
@@ -96,6 +85,7 @@ def time_of(
     Args:
         config: of the run.
         model: outlined.
+        known: the tokenizer's vocabulary.
         ahead: its work.
         machine: that it is for.
         memory: for the micro-batch, whose work is known by its operations.
@@ -104,27 +94,26 @@ def time_of(
     Raises:
         ConfigError: more than the peak comes out.
     """
-    peak, on_cpu = machine.peak(ahead.arithmetic.products), machine.where == "cpu"
-    assumed = 1.0 if on_cpu else ASSUMED[family_of(model.config).is_encoder_decoder]
-    pace = Pace(peak, measured_rates() if on_cpu else None, assumed)
+    peak, assumed = (
+        machine.peak(ahead.arithmetic.products),
+        ASSUMED[family_of(model.config).is_encoder_decoder],
+    )
     flops = ahead.arithmetic.flops_per_token * ahead.tokens_per_update
     if utilisation is not None:
         seconds = flops / (utilisation * peak.flops_per_second)
         how = f"{utilisation:.0%} of the peak, as asked for"
-    elif machine.here and (known := _measured(config, model, ahead)) is not None:
-        seconds, how = known
-    elif pace.rates is not None:
-        seconds = pace.seconds(ahead, memory)
-        how = (
-            "products at the peak, other operations at "
-            f"{pace.rates.bytes_per_second / 1e9:,.1f} GB/s, both measured just now"
-        )
+    elif machine.here and (begun := _measured(config, model, ahead)) is not None:
+        seconds, how = begun
+    elif machine.where == "cpu" and memory.fits:
+        seconds = measured_seconds(config, known, ahead, memory)
+        how = "updates of this model with one layer and with two, measured just now"
     else:
         more = _RECOMPUTED if memory.recompute else 1.0
         seconds = flops * more / (ahead.useful_share * assumed * peak.flops_per_second)
         how = f"{assumed:.0%} of the peak while it computes: a guess until a run has measured it"
     refuse_impossible(flops / (seconds * peak.flops_per_second), "comes out")
     held_out = ahead.held_out_tokens / ahead.tokens_per_update * seconds / 3  # forward alone
+    pace = Pace(peak, assumed)
     return Time(seconds, flops, pace, how, held_out, _whole(config, ahead, seconds, held_out))
 
 

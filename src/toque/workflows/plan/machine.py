@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 
@@ -15,11 +13,6 @@ from toque.hardware.memory import free_bytes
 from toque.models.forward.outline import Where
 from toque.training.peak_flops import Peak, Products, peak_of
 from toque.training.runtime import DTYPES, Runtime
-
-_STREAM_BYTES: Final = 16 << 20
-"""Of one tensor: about what an activation of a micro-batch takes, larger than a core's cache."""
-_SMALL: Final = 256
-_ROUNDS: Final = 12
 
 
 @dataclass(frozen=True)
@@ -61,16 +54,6 @@ class Machine:
         return Peak(rate, f"stated: {self.card.source}, dense {kind}")
 
 
-@dataclass(frozen=True)
-class Rates:
-    """What operations other than products cost on this machine's CPU."""
-
-    bytes_per_second: float
-    """Read and written by one operation after another."""
-    seconds_per_operation: float
-    """That each takes however small it is."""
-
-
 def machine_of(config: RunConfig, hardware: str | None, family: str) -> Machine:
     """The named card, or this machine.
 
@@ -93,22 +76,6 @@ def machine_of(config: RunConfig, hardware: str | None, family: str) -> Machine:
         has_bf16, safe = "bf16" in card.flops_per_second, family != "t5"
         chosen = "bf16" if has_bf16 else "fp16" if safe else "float32"
     return Machine(card.name, "cuda", chosen, card.memory_bytes, card, here=False)
-
-
-def measured_rates() -> Rates:
-    """Of this machine's CPU, the best of a few tries; a tenth of a second."""
-    a = torch.ones(_STREAM_BYTES // 4)
-    b, few = torch.ones_like(a), torch.ones(_SMALL)
-    stream = min(_seconds_of(a, b) for _ in range(_ROUNDS))
-    each = min(_seconds_of(few, few, times=200) for _ in range(_ROUNDS)) / 200
-    return Rates(3 * _STREAM_BYTES / stream, each)
-
-
-def _seconds_of(a: torch.Tensor, b: torch.Tensor, *, times: int = 1) -> float:
-    begun = time.perf_counter()
-    for _ in range(times):
-        torch.add(a, b)
-    return time.perf_counter() - begun
 
 
 def _device() -> torch.device:

@@ -49,11 +49,16 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 """A training of next to no model: what it takes is the interpreter's and the libraries'."""
 _KIB: Final = 1024
-_HEAP_SHARE: Final = 0.9
-_HEAP_BYTES: Final = 120 << 20
-"""What a CPU's heap takes beside the tensors, as a share of what computing takes and besides: holes
-between tensors that come and go in different sizes, and kernels' own buffers. Fitted to two of the
-trainings of bench/quality/plan_against_truth.py, a GPT-2 of 27 M and the demo's shape, on one core.
+_HOLES_BESIDE_WHAT_STAYS: Final = 1.0
+_HOLES_OF_COMPUTING: Final = 0.45
+_ELSE_BYTES: Final = 60 << 20
+"""What a CPU's heap takes beside the tensors: for those that stay, for a micro-batch's, and else.
+
+Freed memory is kept (`training.glibc_malloc`), so tensors that come and go in different sizes leave
+holes. What stays is made among them by the first updates, and breaks them up: there the heap of a
+GPT-2 of 27 M grew by 607 MB for 214 MB of optimizer states (mallinfo2). Fitted to the six trainings
+of bench/quality/plan_against_truth.py on one core, with glibc 2.36, so those cannot prove it; other
+allocators are not known. The bytes are what evaluating and exporting add to the demo's shape.
 """
 
 
@@ -178,18 +183,18 @@ class _Attempt:
             "logits": logits,
             "activations and their gradients": computing,
         }
-        beside = max(0, update.step - update.computing)
+        # Activations are not there while the optimizer steps, texts are written or a save begins.
+        parts["the optimizer's step"] = max(0, update.step - update.computing)
+        room = max(update.step, update.computing)
         if self.machine.where == "cpu":
             texts = texts_bytes(self.config, self.model, self.ahead)
-            parts["evaluation: keys and values"] = max(0, texts - update.computing - beside)
-        parts["the optimizer's step"] = beside
-        if self.machine.where == "cpu":
+            parts["evaluation: keys and values"] = max(0, texts - room)
             saved = update.gradients + update.optimizer + averages
-            parts["a save's copies"] = saved + (
-                update.gradients if self.config.train.keep_best else 0
-            )
+            saved += update.gradients if self.config.train.keep_best else 0
+            parts["a save's copies"] = max(0, saved - max(room, texts))
             parts["Python and its libraries"] = resident_bytes()
-            parts["allocator's rest"] = round(_HEAP_SHARE * update.computing) + _HEAP_BYTES
+            holes = _HOLES_BESIDE_WHAT_STAYS * update.fixed + _HOLES_OF_COMPUTING * room
+            parts["allocator's rest"] = round(holes) + _ELSE_BYTES
         else:
             held = sum(parts.values())
             parts["allocator's rest"] = round(held / HEADROOM) - held

@@ -83,13 +83,8 @@ def outlined_model(
     Raises:
         ConfigError: a model that cannot be made, or one whose config.json cannot be had.
     """
-    start = config.model.start_from
-    if start == "scratch":
-        if known is None:
-            raise ConfigError("A model from scratch needs a tokenizer: name model.tokenizer.")
-        model = model_from_scratch(config, known)
-    else:
-        model = _of_checkpoint(start)
+    model = base_outline(config, known)
+    if config.model.start_from != "scratch":
         rows = vocabulary_rows(model)
         seen = known or Vocabulary(rows)
         grow_vocabulary(model, seen.vocab_size)
@@ -103,6 +98,19 @@ def outlined_model(
         if precision == "bf16":
             use_bf16_layers(model)
     return model
+
+
+def base_outline(config: RunConfig, known: Vocabulary | None) -> PreTrainedModel:
+    """The model that is started from, without adapter; inside `outlining`.
+
+    Raises:
+        ConfigError: as `outlined_model`.
+    """
+    if config.model.start_from != "scratch":
+        return _of_checkpoint(config.model.start_from)
+    if known is None:
+        raise ConfigError("A model from scratch needs a tokenizer: name model.tokenizer.")
+    return model_from_scratch(config, known)
 
 
 def _adapt(config: RunConfig, model: PreTrainedModel, seen: Vocabulary, rows: int) -> None:

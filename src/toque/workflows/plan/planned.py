@@ -28,7 +28,7 @@ def planned(config: RunConfig, hardware: str | None, utilisation: float | None) 
     with outlining():
         model = outlined_model(config, vocabulary, where=machine.where, precision=machine.precision)
         memory = memory_of(config, model, ahead, machine)
-    time = time_of(config, model, ahead, machine, memory, utilisation=utilisation)
+    time = time_of(config, model, vocabulary, ahead, machine, memory, utilisation=utilisation)
     case = Case(config, vocabulary, ahead, machine, memory, time)
     with outlining():
         levers = list(levers_of(case))
