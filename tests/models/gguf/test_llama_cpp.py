@@ -209,7 +209,6 @@ def test_llama_cpp_writes_the_recipes_of_a_trained_model(
     )
     assert len(set(map(tuple, expected))) > 10
     engine = opened(made.folder / made.file)
-    found = [
-        engine.greedy(ids, most=RECIPE_TOKENS, eos=codec.eos_id, start=codec.pad_id) for ids in asked
-    ]
+    ends = {"eos": codec.eos_id, "start": codec.pad_id}
+    found = [engine.greedy(ids, most=RECIPE_TOKENS, **ends) for ids in asked]
     assert found == expected
