@@ -23,6 +23,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import socket
 import statistics
 import sys
 import time
@@ -86,6 +87,13 @@ class Result:
     def as_part(self) -> dict[str, Any]:
         """For `details` of a benchmark that compares several things."""
         return {"ratio": self.ratio, "quality": self.quality, **self.details}
+
+
+def free_port() -> int:
+    """A port of this machine that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def timed(work: Callable[[], Any]) -> Run:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -14,7 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 
-from harness import Skipped
+from harness import Skipped, free_port
 
 BUCKET = "s3://pantry"
 _CHUNK = 1 << 16
@@ -30,7 +29,7 @@ def s3_emulator(megabytes_per_second: float | None = None) -> Iterator[None]:
     Raises:
         Skipped: it did not start.
     """
-    port = _free_port()
+    port = free_port()
     near = port if megabytes_per_second is None else _slow_line(port, megabytes_per_second)
     os.environ |= {
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{near}",
@@ -64,12 +63,6 @@ def _make_bucket(port: int) -> None:
     raise Skipped("the S3 emulator did not start: pip install 'moto[server,s3]'")
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def _slow_line(to: int, rate: float) -> int:
     """The port of a line whose bytes towards port `to` pass at `rate` MB/s; a thread carries it."""
     free_at = 0.0
@@ -93,7 +86,7 @@ def _slow_line(to: int, rate: float) -> int:
             return
         await asyncio.gather(carry(near, there, slow=True), carry(far, back, slow=False))
 
-    port = _free_port()
+    port = free_port()
 
     async def serve() -> None:
         await (await asyncio.start_server(connected, "127.0.0.1", port)).serve_forever()

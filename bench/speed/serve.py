@@ -90,9 +90,7 @@ def served(model: Path, threads: int) -> Iterator[str]:
 @contextmanager
 def served_by_transformers(model: Path, threads: int, *flags: str) -> Iterator[str]:
     """Transformers' server in a process of its own; gives its address."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = harness.free_port()
     program = [str(Path(sys.executable).with_name("transformers")), "serve", str(model), *flags]
     command = [*program, "--device", "cpu", "--host", "127.0.0.1", "--port", str(port)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}

@@ -27,7 +27,6 @@ import json
 import math
 import os
 import resource
-import socket
 import statistics
 import subprocess
 import sys
@@ -105,7 +104,7 @@ def _ranks(
     a: argparse.Namespace, name: str, n: int, machines: list[Machine] | None = None
 ) -> list[dict[str, Any]]:
     """Start `n` ranks of this script, on machines of their own or here; what each found."""
-    shared = {"WORLD_SIZE": str(n), "MASTER_PORT": str(_free_port()), "OMP_NUM_THREADS": "1"}
+    shared = {"WORLD_SIZE": str(n), "MASTER_PORT": str(harness.free_port()), "OMP_NUM_THREADS": "1"}
     if machines:
         shared |= {"GLOO_SOCKET_IFNAME": "eth0", "LOCAL_WORLD_SIZE": "1"}
     else:
@@ -130,12 +129,6 @@ def _ranks(
     found = [json.loads(text.splitlines()[-1]) for text in said]
     harness.note(f"{name}: {found[0]}")
     return found
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _close(one: dict[str, Any], other: dict[str, Any]) -> bool:

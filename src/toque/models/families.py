@@ -34,6 +34,11 @@ class Family:
     config_class: type[PretrainedConfig]
     """Config of a model from scratch; its arguments are `model.shape`."""
 
+    @property
+    def fp16_is_safe(self) -> bool:
+        """Whether float16 holds its activations; T5's overflow."""
+        return self.name != "t5"
+
 
 FAMILIES: dict[str, Family] = {
     family.name: family

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol, final
 
-from toque.storage.bucket import Bucket
+from toque.errors import ConfigError
+from toque.storage.bucket import Bucket, is_remote
+from toque.storage.bucket_errors import BucketError
 from toque.storage.no_follow import open_no_follow
 
 MOST_BYTES: Final = 8 << 20
@@ -54,6 +56,22 @@ class Place(Protocol):
         Raises:
             OSError, BucketError: it cannot be read.
         """
+
+
+def is_in_a_bucket(address: str) -> bool:
+    """Whether a run's address is a bucket's, rather than a folder.
+
+    Raises:
+        ConfigError: it is of a kind that holds no runs.
+    """
+    try:
+        return is_remote(address)
+    except BucketError as error:
+        scheme = address.partition("://")[0]
+        raise ConfigError(
+            f"{scheme}://... is a kind of address that cannot hold a run. Name a folder of this "
+            "machine, gs://BUCKET/FOLDER or s3://BUCKET/FOLDER."
+        ) from error
 
 
 def content(place: Place, name: str) -> bytes | None:

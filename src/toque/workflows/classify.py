@@ -47,7 +47,7 @@ def classify(
         from toque.evaluation.constrained_choice import choose
         from toque.workflows.open_model import open_model
 
-        opened = open_model(existing_folder(run_or_model), device=device)
+        opened = open_model(existing_folder(run_or_model), device=device, reporter=reporter)
     learnt = None if opened.config is None else opened.config.data.tasks
     if task is not None and learnt is not None and task not in learnt:
         raise ConfigError(

@@ -80,7 +80,7 @@ def generate(
         from toque.workflows.asking.structured_writing import recipe_constraint
         from toque.workflows.open_model import open_model
 
-        opened = open_model(folder, device=device)
+        opened = open_model(folder, device=device, reporter=reporter)
     computed = _precision(precision, opened.model, reporter)
     texts: list[Written] = []
     for i, ((adapter, record), typed) in enumerate(zip(asked, each, strict=True)):
@@ -135,14 +135,11 @@ def _refuse_out_of_range(n: int, temperature: float, top_p: float, precision: st
 def _precision(
     asked: str, model: PreTrainedModel, reporter: Reporter
 ) -> Literal["bf16", "float32"]:
-    """What `asked` means for a model here; says where it was placed, and where bf16 costs time."""
+    """What `asked` means for a model here; says it where bf16 costs time."""
     import torch
 
-    from toque.models.loading.device_map import placement_note
     from toque.models.precision import has_fast_bf16
 
-    if (note := placement_note(model)) is not None:
-        reporter.notice(f"note: {note}")
     if model.dtype == torch.bfloat16:
         return "float32"  # the model as it is, which is all in bf16
     device = model.device

@@ -18,7 +18,7 @@ from toque.data.tokenizer.codec import Codec
 from toque.data.tokenizer.sameness import tokenizer_differences
 from toque.errors import CheckpointError, DataError
 from toque.models.forward.kernels.choice import use_attention
-from toque.models.loading.device_map import free_memory, placement_of
+from toque.models.loading.device_map import free_memory, placement_note, placement_of
 from toque.models.loading.hub import resolve_folder
 from toque.models.loading.pretrained import (
     CheckedFolder,
@@ -29,6 +29,7 @@ from toque.models.loading.pretrained import (
 )
 from toque.models.loading.provenance import Form, Provenance, form_named
 from toque.models.lora.files import is_adapter_folder, merged
+from toque.reporter import SILENT, Reporter
 from toque.storage.no_follow import refuse_links
 from toque.training.checkpoint.store import CheckpointStore
 from toque.training.runtime import device_named
@@ -81,13 +82,14 @@ class OpenedModel:
             )
 
 
-def open_model(folder: Path, *, device: str = "cpu") -> OpenedModel:
+def open_model(folder: Path, *, device: str = "cpu", reporter: Reporter = SILENT) -> OpenedModel:
     """The finished model of a run, else its newest checkpoint; or a Hugging Face model.
 
     Args:
         folder: of a run or a model, or a model's name on the hub.
         device: where to: auto, the GPU where there is one; or cpu, cuda, cuda:N. A finished model
             that one GPU has no room for is held in bf16, or goes over all of them.
+        reporter: hears where its parts are, if one device had no room for it in float32.
 
     Raises:
         CheckpointError: a run without a checkpoint, or a damaged one.
@@ -102,6 +104,8 @@ def open_model(folder: Path, *, device: str = "cpu") -> OpenedModel:
         opened.model.to(where)  # type: ignore[arg-type]  # transformers annotates it away
     elif len(set(placed.values())) > 1:
         use_attention(opened.model, "dense")  # masks alone go from device to device by themselves
+    if (note := placement_note(opened.model)) is not None:
+        reporter.notice(f"note: {note}")
     return opened
 
 

@@ -17,7 +17,6 @@ from toque.evaluation.heldout_loss import HeldOut, by_example
 from toque.evaluation.text_samples import Sample
 from toque.evaluation.text_scores import Scores
 from toque.models.forward.loss_by_example import nats_by_example
-from toque.models.loading.device_map import placement_note
 from toque.reporter import SILENT, Reporter, counting
 from toque.storage.atomic import atomic_write, disk_faults
 from toque.training.runtime import Runtime
@@ -154,14 +153,13 @@ def score_model(folder: Path, config: RunConfig, reporter: Reporter) -> Evaluati
     """Score the model of a run or model folder on the data of `config`."""
     build_text_scores(config)  # a metric that cannot be imported is refused now
     with reporter.working(f"reading {folder} and {config.data.store}"):
-        opened = open_model(folder, device="auto")
+        opened = open_model(folder, device="auto", reporter=reporter)
         # A run's own sources were compared when it began, and may have changed since.
         own = opened.config is not None and opened.config.data.sources == config.data.sources
         store = open_store(config, sources=not own)
     opened.check_tokenizer(store)
     runtime = Runtime.detect(precision=config.train.precision, fp16_is_safe=False)
-    if (note := placement_note(model := opened.model)) is not None:
-        reporter.notice(f"note: {note}")
+    model = opened.model
     setup = Setup(config, store, model, build_stream(config, store, model), runtime)
     with counting(reporter, "evaluating", "held-out examples") as count:
         losses = build_heldout(setup, reporter)(model, count)

@@ -52,7 +52,7 @@ from toque.workflows.assembly.model.language_model import (
 )
 from toque.workflows.assembly.observers import Watchers
 from toque.workflows.assembly.sample_writer import SampleWriter, writing_in
-from toque.workflows.assembly.setup import Setup
+from toque.workflows.assembly.setup import Setup, runtime_of
 from toque.workflows.assembly.speed.autotune import Fitted, fit_to_machine
 from toque.workflows.assembly.speed.optimisations import attention_in, optimise
 from toque.workflows.assembly.speed.strategy import Strategy, may_divide, strategy_of
@@ -109,12 +109,7 @@ def assemble(
         ConfigError: settings that do not fit each other, the model or the data.
     """
     family = family_to_train(config)
-    runtime = Runtime.detect(
-        precision=config.train.precision,
-        deterministic=config.train.deterministic,
-        fp16_is_safe=family.name != "t5",
-        ranks=ranks,
-    )
+    runtime = runtime_of(config, family, ranks)
     _refuse_offload(config, runtime)
     # What may be divided among devices is whole in the machine's memory first.
     first_at = torch.device("cpu") if may_divide(config, ranks) else runtime.device

@@ -21,6 +21,7 @@ from toque.data.loader.epoch_plan import EpochPlan
 from toque.data.loader.packing import RowShape
 from toque.data.store.token_store import TokenStore
 from toque.errors import CheckFailed
+from toque.models.families import family_of
 from toque.models.forward.activation_checkpointing import recompute_blocks, stop_recomputing
 from toque.models.forward.compile import compile_blocks, stop_compiling
 from toque.models.forward.cpu_layers import use_cpu_layers
@@ -35,6 +36,7 @@ from toque.workflows.assembly.batches import (
 )
 from toque.workflows.assembly.data import open_store
 from toque.workflows.assembly.model.language_model import build_language_model
+from toque.workflows.assembly.setup import runtime_of
 from toque.workflows.check.reference_update import (
     Difference,
     Measured,
@@ -262,11 +264,7 @@ class _Ways:
 
     def as_the_run_computes(self) -> Outcome:
         """In the number format, and by the products, that the run would choose."""
-        runtime = Runtime.detect(
-            precision=self.config.train.precision,
-            deterministic=self.config.train.deterministic,
-            fp16_is_safe=not self.model.config.is_encoder_decoder,
-        )
+        runtime = runtime_of(self.config, family_of(self.model.config))
         if runtime.precision == "float32" and not onednn_is_faster():
             return Outcome("packed rows, 16 bits", "skipped", reason="this run is in float32")
         if runtime.scaler is not None:

@@ -21,13 +21,12 @@ from toque.storage.no_follow import refuse_links
 from toque.training.observers.metrics_reader import METRICS
 from toque.version import __version__
 from toque.watching.figures import MOST_OVER, figures_over
-from toque.watching.places import BucketPlace, FolderPlace, Place, content
+from toque.watching.places import BucketPlace, FolderPlace, Place, content, is_in_a_bucket
 from toque.watching.run_state import state_of
 from toque.watching.watched_run import WatchedRun
 from toque.workflows.compare.scores import Difference, Scored, differences_of, scores_of
 from toque.workflows.compare.tables import Tables, sentence_of
 from toque.workflows.results import Model, TrainedRun, existing_folder
-from toque.workflows.watch.run import is_in_a_bucket
 
 _NOT_THE_RUN: Final = ("run_dir",)
 """Settings that always differ and change nothing."""

@@ -10,9 +10,11 @@ from toque.config import RunConfig
 from toque.errors import ConfigError
 from toque.hardware.cards import Card, card_named
 from toque.hardware.memory import free_bytes
+from toque.models.families import Family
 from toque.models.forward.outline import Where
 from toque.training.peak_flops import Peak, Products, peak_of
-from toque.training.runtime import DTYPES, Runtime
+from toque.training.runtime import DTYPES
+from toque.workflows.assembly.setup import runtime_of
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Machine:
         return Peak(rate, f"stated: {self.card.source}, dense {kind}")
 
 
-def machine_of(config: RunConfig, hardware: str | None, family: str) -> Machine:
+def machine_of(config: RunConfig, hardware: str | None, family: Family) -> Machine:
     """The named card, or this machine.
 
     Raises:
@@ -62,19 +64,15 @@ def machine_of(config: RunConfig, hardware: str | None, family: str) -> Machine:
     """
     if hardware is None:
         device = _device()
-        precision = Runtime.detect(
-            precision=config.train.precision,
-            deterministic=config.train.deterministic,
-            fp16_is_safe=family != "t5",
-        ).precision
+        precision = runtime_of(config, family).precision
         name = torch.cuda.get_device_name() if device.type == "cuda" else _cpu_name()
         where: Where = "cuda" if device.type == "cuda" else "cpu"
         return Machine(name, where, precision, free_bytes(device), None, here=True)
     card = card_named(hardware)
     chosen: str = config.train.precision
     if chosen == "auto":
-        has_bf16, safe = "bf16" in card.flops_per_second, family != "t5"
-        chosen = "bf16" if has_bf16 else "fp16" if safe else "float32"
+        has_bf16 = "bf16" in card.flops_per_second
+        chosen = "bf16" if has_bf16 else "fp16" if family.fp16_is_safe else "float32"
     return Machine(card.name, "cuda", chosen, card.memory_bytes, card, here=False)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -33,6 +33,7 @@ from toque.training.optim.factory import build_optimizer
 from toque.training.planning.outlined_update import outlining
 from toque.training.runtime import Runtime
 from toque.workflows.assembly.optim_and_adapter import add_adapter
+from toque.workflows.assembly.setup import runtime_of
 from toque.workflows.assembly.speed.optimisations import optimise, training_loss
 from toque.workflows.plan.ahead import Ahead
 from toque.workflows.plan.memory import Memory
@@ -107,11 +108,7 @@ def measured_seconds(
     with outlining():
         base = base_outline(config, known)
     depths = depths_of(base.config)
-    runtime = Runtime.detect(
-        precision=config.train.precision,
-        deterministic=config.train.deterministic,
-        fp16_is_safe=family_of(base.config).name != "t5",
-    )
+    runtime = runtime_of(config, family_of(base.config))
 
     def of(more: str | None) -> _Shallow:
         layers = {name: 2 if name == more else 1 for name in depths}
@@ -128,14 +125,14 @@ def measured_seconds(
         for model in models:  # in turn, so that what disturbs one disturbs all
             model.update(batch)
         rounds += 1
-    computing, updating = statistics.median(one.computing), statistics.median(one.updating)
-    shallow = computing, updating
-    for name, depth in depths.items():
-        layer = (depth - 1) * (statistics.median(deeper[name].computing) - shallow[0])
-        computing += max(0.0, layer)
-        layer = (depth - 1) * (statistics.median(deeper[name].updating) - shallow[1])
-        updating += max(0.0, layer)
-    return computing * ahead.update_rows / batch.n_rows + updating
+
+    def at_depth(seconds: Callable[[_Shallow], list[float]]) -> float:
+        shallow = statistics.median(seconds(one))
+        layers = {name: statistics.median(seconds(deeper[name])) - shallow for name in depths}
+        return shallow + sum(max(0.0, (depths[name] - 1) * layers[name]) for name in depths)
+
+    computing = at_depth(lambda model: model.computing)
+    return computing * ahead.update_rows / batch.n_rows + at_depth(lambda model: model.updating)
 
 
 def _batch(ahead: Ahead, vocabulary: int, rows: int, models: tuple[_Shallow, ...]) -> Batch:
@@ -146,9 +143,9 @@ def _batch(ahead: Ahead, vocabulary: int, rows: int, models: tuple[_Shallow, ...
         first = WorstBatch(row.source, row.target, row.source, row.target, vocabulary)(rows)
     whole, one = first.split(rows)[0], first.split(1)[0]
     for model in models:
-        for batch in (one, one):
-            model.forget()
-            model.update(batch)
+        model.update(one)  # loads and chooses kernels
+        model.forget()
+        model.update(one)
     slow = max(model.computing[0] for model in models) * rows > _LONG_SECONDS
     if not slow:
         for model in models:

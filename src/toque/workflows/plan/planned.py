@@ -23,7 +23,7 @@ def planned(config: RunConfig, hardware: str | None, utilisation: float | None) 
     with outlining():
         # The family decides the precision, and the precision the layers: so twice.
         plain = outlined_model(config, vocabulary, where="cuda", precision="float32")
-    machine = machine_of(config, hardware, family_of(plain.config).name)
+    machine = machine_of(config, hardware, family_of(plain.config))
     ahead = what_lies_ahead(config, plain, store)
     with outlining():
         model = outlined_model(config, vocabulary, where=machine.where, precision=machine.precision)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 from toque.errors import ConfigError
 from toque.reporter import SILENT, Reporter
-from toque.storage.bucket import is_remote, open_bucket
-from toque.storage.bucket_errors import BucketError, BucketUse, RunBucketError
+from toque.storage.bucket import open_bucket
+from toque.storage.bucket_errors import BucketUse, RunBucketError
+from toque.watching.places import is_in_a_bucket
 from toque.workflows.results import Model, TrainedRun, existing_folder
 from toque.workflows.serve.listening import bound, hosts_of, url_of
 
@@ -88,22 +89,6 @@ def _finder(watched: Model) -> tuple[Finder, float]:
         raise ConfigError(f"{folder} is {what}. Name a run, or a folder that holds runs.")
     _refuse_another_kind(folder)
     return FolderFinder(folder), _EVERY_SECONDS
-
-
-def is_in_a_bucket(address: str) -> bool:
-    """Whether a run's address is a bucket's, rather than a folder.
-
-    Raises:
-        ConfigError: it is of a kind that holds no runs.
-    """
-    try:
-        return is_remote(address)
-    except BucketError as error:
-        scheme = address.partition("://")[0]
-        raise ConfigError(
-            f"{scheme}://... is a kind of address that cannot hold a run. Name a folder of this "
-            "machine, gs://BUCKET/FOLDER or s3://BUCKET/FOLDER."
-        ) from error
 
 
 def _refuse_another_kind(folder: Path) -> None:
