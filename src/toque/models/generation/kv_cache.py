@@ -2,7 +2,9 @@
 
 Tensors are [rows, heads, columns, head size]. All rows share a clock: the newest token of each
 stands in the same column, so that a step writes one column for all of them and reads a window that
-ends there. A row that began later starts further right; what lies left of its start is masked. A
+ends there. A row that began later starts further right; what lies left of its start is masked. Once
+the columns left of every row are more than those in use, the rows move back to the left: else each
+column would be touched in time, and a server of short texts hold the memory of long ones. A
 finished row is overwritten by the last one, so the live rows are always the first n and a step
 computes nothing else. On a CPU, where attention takes as long as reading keys and values does,
 neighbours of similar length attend together and read no further back than the longest of them.
@@ -214,7 +216,7 @@ class KVCache:
     def admit(self, lengths: Sequence[int]) -> list[tuple[int, slice]]:
         """Add rows with prompts of `lengths` tokens; returns the row and columns of each."""
         needed = max(lengths)
-        if not self._keys or self.end < needed:
+        if not self._keys or not self.starts or self.end < needed:
             self._place(needed)
         places = []
         for length in lengths:
@@ -247,8 +249,10 @@ class KVCache:
         Returns:
             The windows of this step; masks are [rows, 1, 1, K] of 0 and -inf.
         """
-        if self.end == self._width:
-            self._place(self.end - self.first)
+        kept = self.end - self.first
+        # A move copies fewer columns than steps and prompts have left behind since the last one.
+        if self.end == self._width or self.first >= kept + SPARE:
+            self._place(kept)
         if not self._groups:
             lengths = [self.end + 1 - start for start in self.starts]
             self._groups, self._since = length_groups(lengths, self._device), self.end
@@ -289,29 +293,37 @@ class KVCache:
         self.end += 1
 
     def _place(self, end: int) -> None:
-        """Move the rows so that they end before column `end`; grow the buffers if needed."""
+        """Move the rows so that they end before column `end`; into new buffers if needed."""
         first, live, kept = self.first, len(self.starts), self.end - self.first
-        layers, rows, heads, size = self._shape
-        width = self._width
-        if end + (SPARE if self._keys else 0) > width:
-            width = end + max(SPARE, end // 4) | 1
-        for buffers in (self._keys, self._values):
-            for layer in range(layers):
-                # Zeros, not empty: a masked column must not hold a NaN.
-                shape = (rows, heads, width, size)
-                target = zeroed(shape, self._dtype, self._devices[layer])
-                if layer < len(buffers):
-                    source = buffers[layer][:live, :, first : self.end]
-                    target[:live, :, end - kept : end] = source
-                    buffers[layer] = target
-                else:
-                    buffers.append(target)
-        self._width = width
+        source, target = slice(first, self.end), slice(end - kept, end)
+        apart = target.stop <= source.start or source.stop <= target.start
+        if self._keys and apart and end + SPARE <= self._width:
+            for buffer in (*self._keys, *self._values):
+                buffer[:live, :, target] = buffer[:live, :, source]
+        else:
+            self._allocate(source, target)
         self.starts = [start - first + end - kept for start in self.starts]
         self._since += end - self.end
         self.end = end
-        self._blocked = torch.zeros(rows, width, dtype=self._dtype, device=self._device)
         self._mask_rows(range(live))
+
+    def _allocate(self, source: slice, target: slice) -> None:
+        """New buffers, wider if needed, with the live rows' columns `source` at `target`."""
+        layers, rows, heads, size = self._shape
+        live, end = len(self.starts), target.stop
+        if end + (SPARE if self._keys else 0) > self._width:
+            self._width = end + max(SPARE, end // 4) | 1
+        shape = (rows, heads, self._width, size)
+        for buffers in (self._keys, self._values):
+            for layer in range(layers):
+                # Zeros, not empty: a masked column must not hold a NaN.
+                new = zeroed(shape, self._dtype, self._devices[layer])
+                if layer < len(buffers):
+                    new[:live, :, target] = buffers[layer][:live, :, source]
+                    buffers[layer] = new
+                else:
+                    buffers.append(new)
+        self._blocked = torch.zeros(rows, self._width, dtype=self._dtype, device=self._device)
 
     def _mask_rows(self, rows: Sequence[int]) -> None:
         for row in rows:
