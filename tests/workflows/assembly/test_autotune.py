@@ -23,6 +23,7 @@ from toque.training.runtime import Runtime
 from toque.workflows.assembly.batches import build_stream
 from toque.workflows.assembly.model.language_model import build_language_model
 from toque.workflows.assembly.setup import Setup
+from toque.workflows.assembly.speed import autotune
 from toque.workflows.assembly.speed.autotune import Fitted, fit_to_machine
 
 BASE = """
@@ -49,6 +50,7 @@ class Fit:
         self.kitchen, self.run = kitchen, tmp_path / "run"
         self.model: PreTrainedModel
         self.config: RunConfig
+        self.row_tokens: int
 
     def __call__(self, *settings: str, free: int | None = None, run: str = "run") -> Fitted:
         words = [f"run_dir={self.run.with_name(run)}", *settings]
@@ -56,6 +58,7 @@ class Fit:
         store = TokenStore.open(self.config.data.store)
         self.model = build_language_model(self.config, store)
         stream = build_stream(self.config, store, self.model)
+        self.row_tokens = stream.layout.shape.tokens
         options = {} if free is None else {"free": lambda _device: free}
         setup = Setup(self.config, store, self.model, stream, Runtime())
         return fit_to_machine(setup, **options)
@@ -94,6 +97,17 @@ def test_auto_says_what_it_chose_and_keeps_to_it(fit: Fit) -> None:
     assert "as before" in other.line
     # A run of other settings is none of these.
     assert fit("train.micro_batch_rows=5").resources.smaller_from == {}
+
+
+def test_a_try_takes_no_more_than_the_memory_that_is_planned(
+    fit: Fit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice the guess was tried where the clock allowed it, and its memory never given back."""
+    fit("train.micro_batch_rows=1", run="shape")
+    monkeypatch.setattr(autotune, "CPU_MICRO_BATCH_TOKENS", 2 * fit.row_tokens)
+    fitted = fit("train.batch=2048 tokens")
+    assert int(fitted.resources.machine["update_rows"]) >= 4
+    assert "(the fastest of 1, 2)" in fitted.line
 
 
 def test_more_rows_than_an_update_has_are_never_tried(fit: Fit) -> None:

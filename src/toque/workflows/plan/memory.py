@@ -50,15 +50,16 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """A training of next to no model: what it takes is the interpreter's and the libraries'."""
 _KIB: Final = 1024
 _HOLES_BESIDE_WHAT_STAYS: Final = 1.0
-_HOLES_OF_COMPUTING: Final = 0.45
-_ELSE_BYTES: Final = 60 << 20
+_HOLES_OF_COMPUTING: Final = 0.40
+_ELSE_BYTES: Final = 100 << 20
 """What a CPU's heap takes beside the tensors: for those that stay, for a micro-batch's, and else.
 
 Freed memory is kept (`training.glibc_malloc`), so tensors that come and go in different sizes leave
 holes. What stays is made among them by the first updates, and breaks them up: there the heap of a
 GPT-2 of 27 M grew by 607 MB for 214 MB of optimizer states (mallinfo2). Fitted to the six trainings
-of bench/quality/plan_against_truth.py on one core, with glibc 2.36, so those cannot prove it; other
-allocators are not known. The bytes are what evaluating and exporting add to the demo's shape.
+of bench/quality/plan_against_truth.py on one core, and to three of them (T5, GPT-2, demo) with two
+threads, with glibc 2.36, so those cannot prove it; other allocators are not known. The bytes are
+what evaluating and exporting add to the demo's shape.
 """
 
 
@@ -131,7 +132,7 @@ class _Attempt:
         if isinstance(wanted, int):
             return self._at(wanted, recompute=recompute)
         if self.machine.where == "cpu":
-            # The first size that is timed; the fastest is at most twice as large or half of it.
+            # The largest size that is tried, and what the heap keeps though a smaller be chosen.
             guess = max(1, CPU_MICRO_BATCH_TOKENS // self.ahead.row.tokens)
             return self._at(evenly(self.ahead.update_rows, guess), recompute=recompute)
         one = self._at(1, recompute=recompute)

@@ -223,8 +223,12 @@ class _Fit:
             most = max(1, room // max(1, each))
             guess = max(1, CPU_MICRO_BATCH_TOKENS // self.row_tokens)
             with self.reporter.working("measuring how many rows at once are fastest here"):
+                # Never more than the guess: what is tried is what the process takes from then on.
                 rows, seconds = fastest_rows(
-                    self.probe.seconds, update_rows=self.update_rows, guess=guess, largest=most
+                    self.probe.seconds,
+                    update_rows=self.update_rows,
+                    guess=guess,
+                    largest=min(guess, most),
                 )
             why = "the fastest of " + ", ".join(map(str, sorted(seconds)))
         compiled, reason = self._compile_policy(rows, cache)
