@@ -19,7 +19,7 @@ from toque.training.processor_use import (
     usable_cores,
     wait_without_spinning,
 )
-from toque.training.short_waits import ShortWaits
+from toque.training.short_waits import FewerCores, ShortWaits
 from toque.units import Duration, Progress
 
 CORES = len(usable_cores())
@@ -66,18 +66,21 @@ def info(step: int) -> StepInfo:
     return StepInfo(before, after, zero, zero, 1e-3, 10, 20, 2, 20, 0.1)
 
 
-def watched(others: list[float], *, threads: int = 2, environment=None) -> tuple[list, list]:
+def watched(
+    others: list[float], *, threads: int = 2, idle: float = 0.0, environment=None
+) -> tuple[list, list, list]:
     """What is said in a run of one second an update beside `others` busy cores, and each switch."""
-    told, is_on = [], []
-    at = busy = 0.0
+    told, is_on, kept = [], [], []
+    at = busy = own = 0.0
 
     def read() -> ProcessorUse:
-        return ProcessorUse(at, busy, 0.0)
+        return ProcessorUse(at, busy, own)
 
-    waits = ShortWaits(threads, cores=2)
+    waits, fewer = ShortWaits(threads, cores=2), FewerCores(threads, [0, 1])
     observer = BusyMachine(
         lambda _at, text: told.append(text),
         waits,
+        fewer,
         read=read,
         look=lambda: others[0],
         environment=environment or {},
@@ -85,15 +88,17 @@ def watched(others: list[float], *, threads: int = 2, environment=None) -> tuple
     observer.on_fit_start(RunStart(Progress(), Duration(100, "steps")))
     for step, cores in enumerate(others, start=1):
         is_on.append(waits.is_on)
-        at, busy = at + 1.0, busy + cores
+        kept.append(fewer.kept is not None)
+        at, busy, own = at + 1.0, busy + 2.0 - idle, own + 2.0 - idle - cores
         observer.on_step(info(step))
     observer.on_fit_end(RunEnd("finished", Progress(), 1.0))
     assert not waits.is_on
-    return told, is_on
+    assert fewer.kept is None
+    return told, is_on, kept
 
 
 def test_threads_sleep_while_others_are_busy_and_spin_again_afterwards():
-    told, is_on = watched([0.0] * 4 + [1.0] * 4 + [0.0] * 4 + [2.0] * 2 + [0.0])
+    told, is_on, _ = watched([0.0] * 4 + [1.0] * 4 + [0.0] * 4 + [2.0] * 2 + [0.0])
     assert is_on == [False] * 6 + [True] * 4 + [False] * 4 + [True]
     (message,) = told  # once
     assert "other programs keep 1.0 of 2 cores busy: while they do" in message
@@ -108,13 +113,29 @@ def test_a_run_that_begins_beside_others_sleeps_from_its_first_update():
     [(1, {}), (2, {"OMP_WAIT_POLICY": "passive"}), (2, {"GOMP_SPINCOUNT": "300000"})],
 )
 def test_nothing_is_switched_for_one_thread_or_where_somebody_has_chosen(threads, environment):
-    told, is_on = watched([2.0] * 8, threads=threads, environment=environment)
+    told, is_on, kept = watched([2.0] * 8, threads=threads, environment=environment)
     assert told == []
-    assert not any(is_on)
+    assert not any(is_on + kept)
+
+
+def test_threads_keep_to_fewer_cores_while_others_fill_the_rest():
+    assert watched([0.5] * 4 + [1.0] * 4 + [0.5] * 3 + [0.0] * 3)[2] == (
+        [False] * 6 + [True] * 6 + [False] * 2
+    )
+
+
+def test_cores_that_others_leave_idle_are_taken_again():
+    assert watched([1.0] * 8, idle=0.5)[2] == [False] * 2 + [True] * 2 + [False] * 2 + [True] * 2
+
+
+def test_cores_that_were_chosen_by_hand_stay():
+    _, is_on, kept = watched([1.0] * 8, environment={"OMP_PROC_BIND": "true"})
+    assert all(is_on)
+    assert not any(kept)
 
 
 def test_a_moment_is_no_verdict():
-    assert watched([0.0] * 3 + [0.4] + [0.0] * 3) == ([], [False] * 7)
+    assert watched([0.0] * 3 + [0.4] + [0.0] * 3) == ([], [False] * 7, [False] * 7)
 
 
 @pytest.mark.parametrize(("threads", "cores"), [(2, 2), (2, 5), (3, 8), (8, 8), (9, 8), (1, 4)])
@@ -141,6 +162,35 @@ def test_the_switch_goes_on_and_off_and_changes_no_number():
         waits.off()
         waits.off()
         assert threading.active_count() == before
+
+
+@pytest.mark.skipif(CORES < 2, reason="one core leaves nothing to choose")
+def test_all_threads_keep_to_fewer_cores_and_change_no_number():
+    x = torch.randn(64, 4096)
+    spread = torch.mm(x, x.t())
+    end = threading.Event()
+    other = threading.Thread(target=end.wait)
+    other.start()
+    fewer = FewerCores(2, usable_cores())
+    try:
+        fewer.on()
+        assert fewer.kept is not None
+        assert len(fewer.kept) == 1
+        assert os.sched_getaffinity(0) == os.sched_getaffinity(other.native_id) == fewer.kept
+        assert usable_cores() == tuple(fewer.cores)  # of the process, whatever it keeps to
+        assert torch.equal(torch.mm(x, x.t()), spread)
+        fewer.off()
+        assert os.sched_getaffinity(0) == set(usable_cores())
+        assert os.sched_getaffinity(other.native_id) == set(usable_cores())
+    finally:
+        fewer.off()
+        end.set()
+        other.join()
+
+
+@pytest.mark.parametrize(("threads", "left"), [(1, 0), (2, 2), (4, 2), (5, 1), (8, 0), (9, 0)])
+def test_others_are_left_what_two_threads_to_a_core_do_not_take(threads, left):
+    assert FewerCores(threads, range(4 if threads > 2 else 3)).n_left == left
 
 
 SETS_BEFORE_TORCH = """

@@ -14,12 +14,15 @@ import os
 import time
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 import psutil
 
 WAIT_VARIABLES: Final = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 """Any of which says how threads wait; OpenMP reads them once, when torch is loaded."""
+PLACE_VARIABLES: Final = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+"""Any of which says on which cores threads run."""
 PASSIVE: Final = "OMP_WAIT_POLICY=PASSIVE"
 WORTH_WHILE: Final = 0.25
 """Cores that must be wanted beyond those there are. A guess above what an idle desktop takes."""
@@ -58,12 +61,25 @@ class ProcessorUse:
         theirs = (self.busy - before.busy) - (self.own - before.own)
         return max(0.0, theirs / seconds) if seconds > 0 else 0.0
 
+    def busy_since(self, before: ProcessorUse) -> float:
+        """Cores that anybody kept busy between two readings.
 
-def usable_cores() -> list[int]:
-    """Numbers of the cores that this process may run on."""
+        >>> ProcessorUse(10.0, 120.0, 9.0).busy_since(ProcessorUse(0.0, 100.0, 0.0))
+        2.0
+        """
+        seconds = self.at - before.at
+        return (self.busy - before.busy) / seconds if seconds > 0 else 0.0
+
+
+@cache
+def usable_cores() -> tuple[int, ...]:
+    """Numbers of the cores that this process may run on.
+
+    Asked once: a run beside others keeps to fewer of them for a while (`short_waits.FewerCores`).
+    """
     if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
 
 
 def contended(*, threads: int, others: float, cores: int) -> bool:

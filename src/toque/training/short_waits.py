@@ -1,23 +1,32 @@
-"""Short waits: OpenMP's threads sleep almost at once instead of spinning, switched while they run.
+"""Short waits and fewer cores: how threads live beside other programs, switched at any time.
 
 How long libgomp's threads spin is read from the environment when torch is loaded, once. But with
 more OpenMP threads than cores they spin 100 rounds in place of 300,000 (the manual of GNU's
 libgomp, GOMP_SPINCOUNT), and that may change at any time: every thread that has computed something
 in parallel keeps a team of threads of its own until it ends. So a few threads that hold a team and
-do nothing turn spinning off, and their end turns it on again. How threads wait changes no number;
-how many compute would, and stays. Another OpenMP takes no notice.
+do nothing turn spinning off, and their end turns it on again. Another OpenMP takes no notice.
+
+A thread that has lost its core to another program also holds up all that wait for it. Two to a core
+that others leave to them, threads wait for nobody but each other. How threads wait and where they
+run changes no number; how many compute would, and stays.
 """
 
 from __future__ import annotations
 
+import os
+import random
 import threading
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 import torch
 
 _PARALLEL_ELEMENTS: Final = 1 << 20
 """Of a sum that torch shares among its threads; from 32,768 it does."""
+_TASKS: Final = "/proc/self/task"
 
 
 @dataclass
@@ -68,6 +77,57 @@ class ShortWaits:
         for holder in self._holders:
             holder.join()
         self._holders.clear()
+
+
+@dataclass
+class FewerCores:
+    """A switch for whether this process's threads keep to half as many cores as torch has threads.
+
+    Which cores is drawn, or two runs on one machine would take the same ones.
+
+    Args:
+        threads: of torch.
+        cores: that this process may use.
+    """
+
+    threads: int
+    cores: Sequence[int]
+    kept: frozenset[int] | None = None
+    """The cores while it is on."""
+
+    @property
+    def n_left(self) -> int:
+        """Cores that others would have to themselves; 0 where this cannot be done.
+
+        >>> FewerCores(threads=2, cores=[0, 1]).n_left, FewerCores(threads=9, cores=[0, 1]).n_left
+        (1, 0)
+        """
+        if self.threads < 2 or not hasattr(os, "sched_setaffinity"):
+            return 0
+        return max(0, len(self.cores) - self._n_kept)
+
+    @property
+    def _n_kept(self) -> int:
+        return (self.threads + 1) // 2
+
+    def on(self) -> None:
+        """Keep to some cores; threads that begin meanwhile do, too."""
+        if self.kept is None and self.n_left:
+            self.kept = frozenset(random.SystemRandom().sample(self.cores, self._n_kept))
+            _place(self.kept)
+
+    def off(self) -> None:
+        """Run anywhere again."""
+        if self.kept is not None:
+            self.kept = None
+            _place(self.cores)
+
+
+def _place(cores: Iterable[int]) -> None:
+    """Let all threads of this process run on these cores."""
+    for thread in Path(_TASKS).iterdir():
+        with suppress(OSError):  # a thread may end meanwhile
+            os.sched_setaffinity(int(thread.name), cores)
 
 
 def _hold(has_team: threading.Event, end: threading.Event) -> None:

@@ -31,7 +31,7 @@ from toque.training.observers.summary import Computing, GpuUse, Summary
 from toque.training.observers.time_left import TimeLeft
 from toque.training.processor_use import usable_cores
 from toque.training.runtime import Runtime
-from toque.training.short_waits import ShortWaits
+from toque.training.short_waits import FewerCores, ShortWaits
 from toque.training.signals import Interrupt
 from toque.training.time_limit import CommandClock
 from toque.training.trainer import Trainer
@@ -274,9 +274,9 @@ def _observers(
         told = None if uploads is None else uploads.counts.in_words
         callbacks.append(Summary(config.observe.summary, reporter, computing, told, gpu_use))
     if runtime.device.type == "cpu":
-        callbacks.append(
-            BusyMachine(warn, ShortWaits(torch.get_num_threads(), len(usable_cores())))
-        )
+        threads, cores = torch.get_num_threads(), usable_cores()
+        waits, fewer = ShortWaits(threads, len(cores)), FewerCores(threads, cores)
+        callbacks.append(BusyMachine(warn, waits, fewer))
     if (shown := losing(reporter)) is not None:
         callbacks.append(ConsoleLoss(shown, warn=warn))
     if config.train.early_stopping is not None:
