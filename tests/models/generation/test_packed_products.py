@@ -47,7 +47,7 @@ def test_every_linear_layer_but_the_head_is_replaced_and_the_model_is_not(kind, 
     left = [name for name, m in twin.named_modules() if isinstance(m, nn.Linear)]
     assert left == ["lm_head"]
     assert has_bf16_products(twin)
-    assert cache_dtype(twin) == (torch.float32 if gathers(twin) else torch.bfloat16)
+    assert cache_dtype(twin) == (torch.float16 if gathers(twin) else torch.bfloat16)
     assert not has_bf16_products(model)
     assert cache_dtype(model) == torch.float32
     written(model)

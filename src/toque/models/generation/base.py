@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from toque.models.families import family_of, head_size
+from toque.models.generation.gathered_attention import DTYPE as GATHERED
 from toque.models.generation.gathered_attention import can_gather
 from toque.models.generation.packed_products import has_bf16_products
 
@@ -41,9 +42,9 @@ class Decoding(ABC):
 
 
 def cache_dtype(core: PreTrainedModel) -> torch.dtype:
-    """Precision of the KV cache: that of the matrix products; float32 where it is gathered."""
+    """Precision of the KV cache: that of the matrix products, but for one that is gathered."""
     if has_bf16_products(core):
-        return torch.float32 if gathers(core) else torch.bfloat16
+        return GATHERED if gathers(core) else torch.bfloat16
     kind = core.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else core.dtype
 
