@@ -58,13 +58,13 @@ class _Reads:
     """What the two sums read; U tiles are read, by all rows and query heads together."""
 
     key_rows: Tensor
-    """[U * d] rows of the keys' table [R * H * W / T * d, T]."""
+    """[U * d] rows of the keys' table [R * W / T * H * d, T]."""
     key_ends: Tensor
     """[n * H * G * K / T + 1] where each tile's part of `key_rows` begins; it may have none."""
     queries: Tensor
     """[U] the query of each tile."""
     value_rows: Tensor
-    """[U * T] rows of the values' table [R * H * W, d]."""
+    """[U * T] rows of the values' table [R * W / T * H * T, d]."""
     value_ends: Tensor
     """[n * H * G + 1] where each query's part of `value_rows` begins."""
     tiles: Tensor
@@ -92,13 +92,13 @@ class Gather:
 
         Args:
             query: [n, H * G, d] float32; the query heads of one key-value head are neighbours.
-            keys: The buffer [R, H, W / T, d, T] in DTYPE.
-            values: The buffer [R, H, W, d] in DTYPE.
+            keys: The buffer [R, W / T, H, d, T] in DTYPE.
+            values: The buffer [R, W / T, H, T, d] in DTYPE.
             mask: Added to the scores, [n or 1, H or 1, 1, K] float32; -inf where a row's tiles
                 hold columns that it does not read, and where it has no tile. None for nothing.
             scale: Of the products.
         """
-        _, heads, _, size, _ = keys.shape
+        heads, size = keys.shape[2:4]
         n, n_queries = query.shape[:2]
         if self._reads is None:
             self._reads = self._places(heads, n_queries // heads, keys)
@@ -113,14 +113,16 @@ class Gather:
         return seen.view(n, -1).to(query.dtype)
 
     def _places(self, heads: int, group: int, keys: Tensor) -> _Reads:
-        n, wide, size = len(self._tiles), keys.shape[2], keys.shape[3]
-        kind = torch.int32 if keys.numel() // TILE <= _MOST_INT32 else torch.int64
+        n, (_, wide, _, size, _) = len(self._tiles), keys.shape
+        kind = torch.int32 if keys.numel() // min(TILE, size) <= _MOST_INT32 else torch.int64
         tile = torch.arange(self.columns.start // TILE, self.columns.stop // TILE)
         bounds = torch.tensor([[part.start, part.stop] for part in self._tiles]) // TILE
         used = ((tile >= bounds[:, :1]) & (tile < bounds[:, 1:]))[:, None, None]
         used = used.expand(-1, heads, group, -1).reshape(-1)
-        first = torch.arange(self.rows.start * heads, self.rows.stop * heads) * wide
-        of_cache = (first.view(n, heads, 1, 1) + tile).expand(-1, -1, group, -1).reshape(-1)
+        row = torch.arange(self.rows.start, self.rows.stop)[:, None, None, None]
+        head = torch.arange(heads)[:, None, None]
+        of_cache = (row * wide + tile) * heads + head
+        of_cache = of_cache.expand(-1, -1, group, -1).reshape(-1)
         places = used.nonzero().squeeze(1)
         read = of_cache.index_select(0, places).to(kind)[:, None]
         counts = (bounds[:, 1] - bounds[:, 0]).repeat_interleave(heads * group)
