@@ -113,7 +113,7 @@ class Gather:
         return seen.view(n, -1).to(query.dtype)
 
     def _places(self, heads: int, group: int, keys: Tensor) -> _Reads:
-        n, (_, wide, _, size, _) = len(self._tiles), keys.shape
+        _, wide, _, size, _ = keys.shape
         kind = torch.int32 if keys.numel() // min(TILE, size) <= _MOST_INT32 else torch.int64
         tile = torch.arange(self.columns.start // TILE, self.columns.stop // TILE)
         bounds = torch.tensor([[part.start, part.stop] for part in self._tiles]) // TILE

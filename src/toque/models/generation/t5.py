@@ -34,6 +34,7 @@ from toque.models.generation.kv_cache import (
     windowed_attention,
     windows_on,
 )
+from toque.models.generation.packed_prompts import PackedPrompts, reads_packed
 
 
 class T5Decoding(Decoding):
@@ -71,8 +72,11 @@ class T5Decoding(Decoding):
         """Encode the prompts; every answer begins with the start token."""
         self._widen(max(map(len, prompts)))
         lengths = [len(prompt) for prompt in prompts]
-        for part in groups(lengths, self.core.device):
-            self._encode(prompts[part])
+        packed = reads_packed(self.core, prompts)
+        encode = self._encode_packed if packed else self._encode
+        for part in groups(lengths, self.core.device, packed=packed):
+            encode(prompts[part])
+            self._add_sources(prompts[part])
         self.cache.admit([0] * len(prompts))
         return [self.start] * len(prompts)
 
@@ -114,7 +118,17 @@ class T5Decoding(Decoding):
             for buffer, project in ((keys, attention.k), (values, attention.v)):
                 new = project(source).view(len(prompts), width, -1, size)
                 buffer.store(rows, slice(0, width), new.transpose(1, 2))
-        for row, prompt in enumerate(prompts, start=first):
+
+    def _encode_packed(self, prompts: Sequence[Sequence[int]]) -> None:
+        packed, first = PackedPrompts(prompts), len(self.sources)
+        for pair, made in zip(self._cross, packed.encoded(self.core), strict=True):
+            for buffer, states in zip(pair, made, strict=True):
+                for row, part in enumerate(packed.parts, start=first):
+                    columns = slice(0, part.stop - part.start)
+                    buffer.store(slice(row, row + 1), columns, states[None, :, part])
+
+    def _add_sources(self, prompts: Sequence[Sequence[int]]) -> None:
+        for row, prompt in enumerate(prompts, start=len(self.sources)):
             self._source_mask[row, : len(prompt)] = 0.0
             self._source_mask[row, len(prompt) :] = -torch.inf
             self.sources.append(len(prompt))
