@@ -1,4 +1,4 @@
-"""Where one layer's keys, or values, lie: a buffer of columns that are written one by one.
+"""Buffers of one layer's keys, or values, in a KV cache: columns that are written one by one.
 
 Letters: R rows, n of them, H key-value heads, W columns, d head size, T columns of a tile.
 """

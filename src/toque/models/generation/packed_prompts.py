@@ -1,4 +1,4 @@
-"""Prompts read one after the other in one row, without padding, in bf16 on a CPU.
+"""Prompts packed in one row, without padding, in bf16 on a CPU.
 
 The stock forward pads a batch's prompts to one length, casts around every product and attends by a
 kernel that is slow in bf16. Here prompts are read as examples are in training: one row of all
