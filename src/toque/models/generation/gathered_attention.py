@@ -34,7 +34,7 @@ DTYPE: Final = torch.float16
 MOST_EMPTY_COLUMNS: Final = 4096
 """Columns that no row reads, which rows attending together may have before they are split.
 
-They cost a pass of the softmax each, 10 ns for 6 heads; another call costs 50 us.
+A guess: each costs a pass of the softmax, about 10 ns for 6 heads, and another call about 50 us.
 """
 _MOST_INT32: Final = (1 << 31) - 1
 
