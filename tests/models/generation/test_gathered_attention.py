@@ -1,52 +1,82 @@
-"""Attention by gathered reads: that of the products, for every kind of window."""
+"""Attention by gathered sums: that of the products, for every kind of window."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from toque.models.generation.gathered_attention import Gather, can_gather
-from toque.models.generation.kv_cache import KVCache, attend, zeroed
+from toque.models.generation.cache_buffers import TILE, buffer_pair
+from toque.models.generation.gathered_attention import DTYPE, can_gather
+from toque.models.generation.kv_cache import KVCache, attend, gathered_window
 
 pytestmark = pytest.mark.skipif(
     not can_gather(torch.device("cpu")), reason="gathered only with AVX-512"
 )
+CPU = torch.device("cpu")
+WIDTH = 3 * TILE
+CLOSE = {"atol": 3e-3, "rtol": 3e-3}
+"""Three roundings to 11 bits: of the query, the scores and the shares."""
 
 
-def buffers(rows=5, heads=2, width=13, size=8):
+def stored(rows=5, heads=2, size=8):
+    """Numbers that float16 holds, as they are and in a cache's buffers."""
     torch.manual_seed(0)
-    found = [zeroed((rows, heads, width, size), torch.float32, torch.device("cpu")) for _ in "kv"]
-    return [buffer.copy_(torch.randn(buffer.shape)) for buffer in found]
+    pair = buffer_pair((rows, heads, WIDTH, size), DTYPE, CPU, gathers=True)
+    whole = torch.randn(2, rows, heads, WIDTH, size).to(DTYPE)
+    for buffer, many in zip(pair, whole, strict=True):
+        buffer.store(slice(0, rows), slice(0, WIDTH), many)
+    return pair, whole.double()
 
 
 @pytest.mark.parametrize("group", [1, 3])
 @pytest.mark.parametrize("rows", [slice(0, 5), slice(2, 4), slice(4, 5)])
-@pytest.mark.parametrize("columns", [slice(0, 13), slice(5, 11), slice(12, 13)])
-@pytest.mark.parametrize("masked", [None, "rows", "heads"])
-def test_it_is_that_of_the_products(group, rows, columns, masked):
-    keys, values = buffers()
-    n, n_columns = rows.stop - rows.start, columns.stop - columns.start
-    query = torch.randn(n, 2 * group, 8)
-    mask = None
-    if masked is not None:
-        mask = torch.randn(n, 1 if masked == "rows" else 2, 1, n_columns)
-        mask[..., : n_columns // 2] = -torch.inf
-    got = Gather(rows, columns).attend(query, keys, values, mask, 0.3)
-    parts = [part[rows, :, columns] for part in (keys, values)]
-    want = attend(query.double(), *(part.double() for part in parts), mask, 0.3)
-    torch.testing.assert_close(got.double(), want, atol=1e-6, rtol=1e-5)
+@pytest.mark.parametrize("columns", [slice(0, WIDTH), slice(5, 40), slice(TILE, TILE + 1)])
+@pytest.mark.parametrize("biased", [False, True])
+def test_it_is_that_of_the_products(group, rows, columns, biased):
+    (keys, values), whole = stored()
+    n = rows.stop - rows.start
+    # Every row ends where the window does, and begins somewhere in it.
+    starts = [min(columns.start + 9 * row, columns.stop - 1) for row in range(n)]
+    blocked = torch.zeros(5, WIDTH)
+    for row, start in enumerate(starts, start=rows.start):
+        blocked[row, :start] = -torch.inf
+    used = [slice(start, columns.stop) for start in starts]
+    window = gathered_window(rows, columns, used, blocked)
+    mask, query = window.mask, torch.randn(n, 2 * group, 8)
+    if biased:
+        mask = mask + torch.randn(1, 2, 1, mask.shape[-1])
+    got = window.gather.attend(query, keys.data, values.data, mask, 0.3)
+    parts = [part[rows, :, window.masked] for part in whole]
+    want = attend(query.double(), *parts, mask, 0.3)
+    torch.testing.assert_close(got.double(), want, **CLOSE)
+
+
+def test_sums_are_exact_before_they_are_rounded():
+    """Whole numbers whose float16 running sum would stand still at 2048."""
+    keys, values = buffer_pair((1, 1, 2 * TILE, 64), DTYPE, CPU, gathers=True)
+    for buffer in (keys, values):
+        buffer.store(slice(0, 1), slice(0, 2 * TILE), torch.full((1, 1, 2 * TILE, 64), 6.0))
+    values.append(2 * TILE - 1, torch.full((1, 1, 64), 1006.0))
+    blocked = torch.zeros(1, 2 * TILE)
+    window = gathered_window(slice(0, 1), slice(0, 2 * TILE), [slice(0, 2 * TILE)], blocked)
+    mask = torch.full((1, 1, 1, 2 * TILE), -64.0 * 6.0 * 6.0)
+    seen = window.gather.attend(torch.full((1, 1, 64), 6.0), keys.data, values.data, mask, 1.0)
+    assert seen.tolist() == [[(6.0 * (2 * TILE - 1) + 1006.0) / (2 * TILE)] * 64]
 
 
 def test_one_window_serves_layers_of_other_buffers():
-    """The pattern is made once a step; what it finds is each layer's own."""
-    window = Gather(slice(0, 5), slice(3, 9))
+    """What is read is found once a step; what stands there is each layer's own."""
+    (keys, values), whole = stored()
+    used = [slice(3, 40)] * 5
+    blocked = torch.zeros(5, WIDTH)
+    blocked[:, :3] = -torch.inf
+    window = gathered_window(slice(0, 5), slice(3, 40), used, blocked)
     query = torch.randn(5, 2, 8)
-    first, (keys, values) = buffers(), buffers()
-    keys, values = keys + 1.0, values - 2.0
-    window.attend(query, *first, None, 1.0)
-    got = window.attend(query, keys, values, None, 1.0)
-    want = attend(query, keys[:, :, 3:9], values[:, :, 3:9], None, 1.0)
-    torch.testing.assert_close(got, want, atol=1e-6, rtol=1e-5)
+    window.gather.attend(query, keys.data, values.data, window.mask, 1.0)
+    got = window.gather.attend(query, keys.data + 1.0, values.data - 2.0, window.mask, 1.0)
+    parts = [(part + shift)[:, :, 3:40] for part, shift in zip(whole, (1.0, -2.0), strict=True)]
+    want = attend(query.double(), *parts, None, 1.0)
+    torch.testing.assert_close(got.double(), want, **CLOSE)
 
 
 def test_a_cache_gathers_what_it_would_multiply():
@@ -54,11 +84,10 @@ def test_a_cache_gathers_what_it_would_multiply():
     outputs = []
     for gathers in (False, True):
         torch.manual_seed(1)
-        cache = KVCache(
-            (1, 2, 8), rows=4, dtype=torch.float32, device=torch.device("cpu"), gathers=gathers
-        )
+        dtype = DTYPE if gathers else torch.float32
+        cache = KVCache((1, 2, 8), rows=4, dtype=dtype, device=CPU, gathers=gathers)
         seen = []
-        for lengths, steps in (([40, 39, 3], 70), ([5], 3)):
+        for lengths, steps in (([40, 39, 3], 70), ([5], 3), ([200], 9)):
             for length, (row, columns) in zip(lengths, cache.admit(lengths), strict=True):
                 cache.store(0, row, columns, *torch.randn(2, 2, length, 8))
             for _ in range(steps):
@@ -69,4 +98,4 @@ def test_a_cache_gathers_what_it_would_multiply():
             cache.drop(0)
         outputs.append(seen)
     for got, want in zip(*reversed(outputs), strict=True):
-        torch.testing.assert_close(got, want, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(got, want, **CLOSE)

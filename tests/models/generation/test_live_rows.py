@@ -7,7 +7,7 @@ import random
 import pytest
 
 from tiny import EOS, PAD, VOCAB, model_of
-from toque.models.generation import kv_cache
+from toque.models.generation import cache_buffers, kv_cache
 from toque.models.generation.engine import generate
 from toque.models.generation.live_rows import LiveRows, Order
 from toque.models.generation.sampling import TokenChooser
@@ -19,13 +19,13 @@ NEW = 8
 def buffers(monkeypatch):
     """Every buffer that a KV cache has allocated."""
     made = []
-    zeroed = kv_cache.zeroed
+    zeroed = cache_buffers.zeroed
 
     def noted(*arguments):
         made.append(zeroed(*arguments))
         return made[-1]
 
-    monkeypatch.setattr(kv_cache, "zeroed", noted)
+    monkeypatch.setattr(cache_buffers, "zeroed", noted)
     return made
 
 

@@ -13,7 +13,10 @@ from toque.models.generation import packed_products
 from toque.models.generation.base import cache_dtype, gathers
 from toque.models.generation.engine import generate
 from toque.models.generation.packed_products import (
+    FEW_ROWS,
+    MOST_ROWS,
     PackedLinear,
+    RowsLinear,
     has_bf16_products,
     with_bf16_products,
 )
@@ -40,6 +43,27 @@ def test_a_product_is_that_of_rounded_factors():
     assert torch.all((got - exact).abs() <= exact.abs() * 2.0**-8 + 1e-6)
 
 
+@pytest.mark.parametrize("rows", [1, FEW_ROWS - 1, FEW_ROWS, MOST_ROWS, MOST_ROWS + 1])
+def test_rows_of_a_step_are_float32_and_fewer_and_more_are_not(rows):
+    torch.manual_seed(0)
+    layer, states = nn.Linear(48, 40), torch.randn(1, rows, 48)
+    got = RowsLinear(layer.weight, layer.bias)(states)
+    assert got.dtype == torch.float32
+    near = torch.allclose(got, layer(states), atol=1e-5)
+    assert near is (FEW_ROWS <= rows <= MOST_ROWS)
+    assert torch.allclose(got, layer(states), atol=0.05)
+
+
+@pytest.mark.parametrize("faster", [False, True])
+def test_rows_are_float32_where_its_products_are_packed(faster, tiny, monkeypatch):
+    if faster and not torch.backends.mkldnn.is_available():
+        pytest.skip("no oneDNN")
+    monkeypatch.setattr(packed_products, "onednn_is_faster", lambda: faster)
+    twin = with_bf16_products(tiny("gpt2"))
+    assert any(isinstance(m, RowsLinear) for m in twin.modules()) is faster
+    assert has_bf16_products(twin)
+
+
 def test_every_linear_layer_but_the_head_is_replaced_and_the_model_is_not(kind, tiny):
     model = tiny(kind)
     before = copy.deepcopy(model)
@@ -47,7 +71,7 @@ def test_every_linear_layer_but_the_head_is_replaced_and_the_model_is_not(kind, 
     left = [name for name, m in twin.named_modules() if isinstance(m, nn.Linear)]
     assert left == ["lm_head"]
     assert has_bf16_products(twin)
-    assert cache_dtype(twin) == (torch.float32 if gathers(twin) else torch.bfloat16)
+    assert cache_dtype(twin) == (torch.float16 if gathers(twin) else torch.bfloat16)
     assert not has_bf16_products(model)
     assert cache_dtype(model) == torch.float32
     written(model)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from toque.models.families import family_of, head_size
+from toque.models.generation.gathered_attention import DTYPE as GATHERED
 from toque.models.generation.gathered_attention import can_gather
 from toque.models.generation.packed_products import has_bf16_products
 
@@ -41,9 +42,9 @@ class Decoding(ABC):
 
 
 def cache_dtype(core: PreTrainedModel) -> torch.dtype:
-    """Precision of the KV cache: that of the matrix products; float32 where it is gathered."""
+    """Precision of the KV cache: that of the matrix products, but for one that is gathered."""
     if has_bf16_products(core):
-        return torch.float32 if gathers(core) else torch.bfloat16
+        return GATHERED if gathers(core) else torch.bfloat16
     kind = core.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else core.dtype
 
@@ -70,11 +71,13 @@ def layer_devices(core: PreTrainedModel) -> list[torch.device]:
     return [next(layer.parameters()).device for layer in layers]
 
 
-def groups(lengths: Sequence[int], device: torch.device) -> Iterator[slice]:
+def groups(
+    lengths: Sequence[int], device: torch.device, *, packed: bool = False
+) -> Iterator[slice]:
     """Consecutive prompts that are prefilled by one forward, at least one each.
 
     A group has at most PREFILL_TOKENS tokens with its padding; on a CPU, where a forward more costs
-    little, at most WASTED_TOKENS of them are padding.
+    little, at most WASTED_TOKENS of them are padding. Packed prompts have none.
 
     >>> list(groups([900, 880, 100, 90], torch.device("cpu")))
     [slice(0, 2, None), slice(2, 4, None)]
@@ -82,7 +85,7 @@ def groups(lengths: Sequence[int], device: torch.device) -> Iterator[slice]:
     most_wasted = WASTED_TOKENS if device.type == "cpu" else PREFILL_TOKENS
     start, longest, total = 0, 0, 0
     for number, length in enumerate(lengths):
-        together = max(longest, length) * (number + 1 - start)
+        together = total + length if packed else max(longest, length) * (number + 1 - start)
         too_many = together > PREFILL_TOKENS or together - total - length > most_wasted
         if number > start and too_many:
             yield slice(start, number)

@@ -81,7 +81,8 @@ def generate(
         batch_rows: Prompts at a time; None for as many as a quarter of the free memory holds, at
             most MOST_ROWS. Changes speed and memory; what is written only in bf16 (see there).
         precision: Of the matrix products and the KV cache. float32 is the model as it is (under
-            autocast, as that has it). bf16 is faster where the hardware has it. Where two tokens
+            autocast, as that has it). bf16 is faster where the hardware has it; a step's products
+            stay float32 where `RowsLinear` says so, by the number of its rows. Where two tokens
             are about equally likely, a text may then part from float32's, and from its own with
             other rows beside it: the sums of a product depend on how many rows it has.
         constraint: Takes away tokens that may not come next; see `constraints.py`.

@@ -15,8 +15,7 @@ of the buffer, K columns of the window, d head size.
 
 from __future__ import annotations
 
-import math
-import mmap
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -24,7 +23,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from toque.models.generation.gathered_attention import Gather
+from toque.models.generation.cache_buffers import TILE, Columns, buffer_pair
+from toque.models.generation.gathered_attention import MOST_EMPTY_COLUMNS, Gather
 
 SPARE = 64
 """Columns allocated beyond what is needed now."""
@@ -52,17 +52,20 @@ class LengthGroup:
     """Whether all have the same length."""
 
 
-def length_groups(lengths: Sequence[int], device: torch.device) -> list[LengthGroup]:
+def length_groups(
+    lengths: Sequence[int], device: torch.device, *, gathers: bool = False
+) -> list[LengthGroup]:
     """Split the rows, where that saves time, into neighbours of similar length.
 
     >>> [part.rows for part in length_groups([900, 880, 100, 100], torch.device("cpu"))]
     [slice(0, 2, None), slice(2, 4, None)]
     """
+    most_wasted = MOST_EMPTY_COLUMNS if gathers else MOST_WASTED_COLUMNS
     parts: list[LengthGroup] = []
     first, longest, total = 0, 0, 0
     for row, length in enumerate(lengths):
         together = max(longest, length) * (row + 1 - first)
-        if device.type == "cpu" and together - total - length > MOST_WASTED_COLUMNS:
+        if device.type == "cpu" and together - total - length > most_wasted:
             parts.append(LengthGroup(slice(first, row), longest, total == longest * (row - first)))
             first, longest, total = row, 0, 0
         longest, total = max(longest, length), total + length
@@ -80,7 +83,27 @@ class Window:
     mask: Tensor | None
     """Added to the scores, [rows or 1, H or 1, 1, K]; None for nothing."""
     gather: Gather | None = None
-    """Reads the columns one by one instead of multiplying them; None for products."""
+    """Sums what each row reads instead of multiplying; None for products."""
+
+    @property
+    def masked(self) -> slice:
+        """The K columns of the mask."""
+        return self.columns if self.gather is None else self.gather.columns
+
+
+def gathered_window(rows: slice, columns: slice, used: Sequence[slice], blocked: Tensor) -> Window:
+    """A window of which each row reads its own columns.
+
+    Args:
+        rows: Of the cache.
+        columns: What the rows use, all together.
+        used: What each of them does.
+        blocked: [R, W] -inf where a row uses no column, up to the last of `columns`.
+    """
+    gather = Gather(rows, columns, used)
+    mask = blocked[rows, gather.columns].clone()
+    mask[:, columns.stop - gather.columns.start :] = -torch.inf
+    return Window(rows, columns, mask[:, None, None], gather)
 
 
 def windows_on(device: torch.device, windows: Sequence[Window]) -> list[Window]:
@@ -106,19 +129,6 @@ def windowed_attention(
         for part in windows
     ]
     return seen[0] if len(seen) == 1 else torch.cat(seen)
-
-
-def zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros; on a CPU, pages take time and memory only when first touched.
-
-    `torch.zeros` writes all of them. NumPy's ask for huge pages, and a short row in a buffer made
-    for a long one then clears 2 MiB where it needs 16 KiB: a fifth of the time of 96 rows of 80
-    tokens, the longest of 512.
-    """
-    if device.type != "cpu" or not math.prod(shape):
-        return torch.zeros(shape, dtype=dtype, device=device)
-    pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
-    return torch.frombuffer(pages, dtype=dtype).view(shape)
 
 
 def attend(
@@ -188,23 +198,23 @@ class KVCache:
             shape: Layers, key-value heads and head size.
             rows: The most rows that can live at once.
             columns: What the longest row will need, where known: growing a buffer copies it.
-            dtype: Of keys and values.
+            dtype: Of keys and values; where they are gathered, as `Gather` takes them.
             device: Of keys and values, and of masks.
             devices: Of each layer's keys and values, where a model lies on several.
-            gathers: Attention reads its columns as `Gather` does; only in float32 on a CPU.
+            gathers: Attention reads its columns as `Gather` does; only on a CPU.
         """
         layers, heads, size = shape
         self._shape = (layers, rows, heads, size)
         self._dtype, self._device, self._gathers = dtype, device, gathers
         self._devices = tuple(devices) or (device,) * layers
-        self._keys: list[Tensor] = []
-        self._values: list[Tensor] = []
+        self._tile = TILE if gathers else 1
+        self._layers: list[tuple[Columns, Columns]] = []  # keys and values
         self._blocked = torch.empty(0)  # [R, W]: -inf left of a row's start
         self.starts: list[int] = []
         """The first column of every live row."""
         self.end = 0
         """The column the next token is written to."""
-        self._width = min(columns, AT_ONCE) | 1
+        self._width = self._whole(min(columns, AT_ONCE))
         self._groups: list[LengthGroup] = []  # empty when the rows have changed
         self._since = 0  # the newest token's column when they were grouped
 
@@ -216,7 +226,7 @@ class KVCache:
     def admit(self, lengths: Sequence[int]) -> list[tuple[int, slice]]:
         """Add rows with prompts of `lengths` tokens; returns the row and columns of each."""
         needed = max(lengths)
-        if not self._keys or not self.starts or self.end < needed:
+        if not self._layers or not self.starts or self.end < needed:
             self._place(needed)
         places = []
         for length in lengths:
@@ -228,16 +238,16 @@ class KVCache:
 
     def store(self, layer: int, row: int, columns: slice, keys: Tensor, values: Tensor) -> None:
         """Store the keys and values of a new row's prompt, [H, tokens, d] each."""
-        self._keys[layer][row, :, columns] = keys
-        self._values[layer][row, :, columns] = values
+        for buffer, many in zip(self._layers[layer], (keys, values), strict=True):
+            buffer.store(slice(row, row + 1), columns, many[None])
 
     def drop(self, row: int) -> None:
         """Free a row; the last live one takes its place."""
         last = len(self.starts) - 1
         if row != last:
             columns = slice(self.starts[last], self.end)
-            for buffer in (*self._keys, *self._values):
-                buffer[row, :, columns] = buffer[last, :, columns]
+            for buffer in itertools.chain(*self._layers):
+                buffer.copy_row(row, last, columns)
             self.starts[row] = self.starts[last]
             self._mask_rows([row])
         self.starts.pop()
@@ -251,19 +261,24 @@ class KVCache:
         """
         kept = self.end - self.first
         # A move copies fewer columns than steps and prompts have left behind since the last one.
-        if self.end == self._width or self.first >= kept + SPARE:
+        if self.end == self._width or self.first >= kept + SPARE + self._tile:
             self._place(kept)
         if not self._groups:
             lengths = [self.end + 1 - start for start in self.starts]
-            self._groups, self._since = length_groups(lengths, self._device), self.end
-        windows = []
-        for part in self._groups:
-            # Since the grouping every row has grown by as much.
-            columns = slice(self._since + 1 - part.columns, self.end + 1)
+            self._groups = length_groups(lengths, self._device, gathers=self._gathers)
+            self._since = self.end
+        # Since the grouping every row has grown by as much.
+        return [
+            self._window(part, slice(self._since + 1 - part.columns, self.end + 1))
+            for part in self._groups
+        ]
+
+    def _window(self, part: LengthGroup, columns: slice) -> Window:
+        if not self._gathers:
             mask = None if part.even else self._blocked[part.rows, None, None, columns]
-            gather = Gather(part.rows, columns) if self._gathers else None
-            windows.append(Window(part.rows, columns, mask, gather))
-        return windows
+            return Window(part.rows, columns, mask)
+        used = [slice(start, columns.stop) for start in self.starts[part.rows]]
+        return gathered_window(part.rows, columns, used, self._blocked)
 
     def attend(
         self,
@@ -276,13 +291,12 @@ class KVCache:
         scale: float,
     ) -> Tensor:
         """Append the new token's key and value [n, H, d], then attend: [n, H * G * d]."""
-        live = len(self.starts)
-        keys, values = self._keys[layer], self._values[layer]
-        keys[:live, :, self.end] = key
-        values[:live, :, self.end] = value
-        if keys.device != self._device:
-            windows = windows_on(keys.device, windows)
-        return windowed_attention(windows, query, keys, values, scale)
+        keys, values = self._layers[layer]
+        keys.append(self.end, key)
+        values.append(self.end, value)
+        if keys.data.device != self._device:
+            windows = windows_on(keys.data.device, windows)
+        return windowed_attention(windows, query, keys.data, values.data, scale)
 
     def near(self, layer: int, hidden: Tensor) -> Tensor:
         """Hidden states on the device of a layer."""
@@ -293,37 +307,45 @@ class KVCache:
         self.end += 1
 
     def _place(self, end: int) -> None:
-        """Move the rows so that they end before column `end`; into new buffers if needed."""
+        """Move the rows so that they end before column `end`; into new buffers if needed.
+
+        A row of tiles may end up to one tile later: its tiles move as they are.
+        """
         first, live, kept = self.first, len(self.starts), self.end - self.first
-        source, target = slice(first, self.end), slice(end - kept, end)
-        apart = target.stop <= source.start or source.stop <= target.start
-        if self._keys and apart and end + SPARE <= self._width:
-            for buffer in (*self._keys, *self._values):
-                buffer[:live, :, target] = buffer[:live, :, source]
+        if live:
+            end += (self.end - end) % self._tile
+        source, at, beside = slice(first, self.end), end - kept, self._tile - 1
+        is_apart = end + beside <= first - beside or self.end + beside <= at - beside
+        if self._layers and (is_apart or not live) and end + SPARE <= self._width:
+            for buffer in itertools.chain(*self._layers):
+                buffer.take(buffer, live, source, at)
         else:
-            self._allocate(source, target)
-        self.starts = [start - first + end - kept for start in self.starts]
+            self._allocate(source, at)
+        self.starts = [start - first + at for start in self.starts]
         self._since += end - self.end
         self.end = end
         self._mask_rows(range(live))
 
-    def _allocate(self, source: slice, target: slice) -> None:
-        """New buffers, wider if needed, with the live rows' columns `source` at `target`."""
-        layers, rows, heads, size = self._shape
-        live, end = len(self.starts), target.stop
-        if end + (SPARE if self._keys else 0) > self._width:
-            self._width = end + max(SPARE, end // 4) | 1
+    def _allocate(self, source: slice, at: int) -> None:
+        """New buffers, wider if needed, with the live rows' columns `source` from `at` on."""
+        live, end = len(self.starts), at + source.stop - source.start
+        if end + (SPARE if self._layers else 0) > self._width:
+            self._width = self._whole(end + max(SPARE, end // 4))
+        _, rows, heads, size = self._shape
         shape = (rows, heads, self._width, size)
-        for buffers in (self._keys, self._values):
-            for layer in range(layers):
-                # Zeros, not empty: a masked column must not hold a NaN.
-                new = zeroed(shape, self._dtype, self._devices[layer])
-                if layer < len(buffers):
-                    new[:live, :, target] = buffers[layer][:live, :, source]
-                    buffers[layer] = new
-                else:
-                    buffers.append(new)
-        self._blocked = torch.zeros(rows, self._width, dtype=self._dtype, device=self._device)
+        old, self._layers = self._layers, []
+        for layer, device in enumerate(self._devices):
+            pair = buffer_pair(shape, self._dtype, device, gathers=self._gathers)
+            self._layers.append(pair)
+            if old:
+                for new, before in zip(pair, old[layer], strict=True):
+                    new.take(before, live, source, at)
+        dtype = torch.float32 if self._gathers else self._dtype
+        self._blocked = torch.zeros(rows, self._width, dtype=dtype, device=self._device)
+
+    def _whole(self, width: int) -> int:
+        """A buffer's width, at least this."""
+        return -(-width // self._tile) * self._tile if self._gathers else width | 1
 
     def _mask_rows(self, rows: Sequence[int]) -> None:
         for row in rows:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from transformers import PreTrainedModel
 
 from toque.models.forward.masks import for_model
@@ -24,15 +25,16 @@ from toque.models.generation.base import (
     layer_devices,
     padded,
 )
-from toque.models.generation.gathered_attention import Gather
+from toque.models.generation.cache_buffers import TILE, Columns, buffer_pair
 from toque.models.generation.kv_cache import (
     KVCache,
     Window,
+    gathered_window,
     length_groups,
     windowed_attention,
     windows_on,
-    zeroed,
 )
+from toque.models.generation.packed_prompts import PackedPrompts, reads_packed
 
 
 class T5Decoding(Decoding):
@@ -61,7 +63,7 @@ class T5Decoding(Decoding):
             gathers=self.gathers,
         )
         self.sources: list[int] = []
-        self._cross: list[tuple[Tensor, Tensor]] = []
+        self._cross: list[tuple[Columns, Columns]] = []
         self._source_mask = torch.empty(0)  # [R, S]: -inf after a row's source
         self._position_bias = torch.empty(0)
         self._source_windows: list[Window] = []  # empty when the rows have changed
@@ -70,8 +72,11 @@ class T5Decoding(Decoding):
         """Encode the prompts; every answer begins with the start token."""
         self._widen(max(map(len, prompts)))
         lengths = [len(prompt) for prompt in prompts]
-        for part in groups(lengths, self.core.device):
-            self._encode(prompts[part])
+        packed = reads_packed(self.core, prompts)
+        encode = self._encode_packed if packed else self._encode
+        for part in groups(lengths, self.core.device, packed=packed):
+            encode(prompts[part])
+            self._add_sources(prompts[part])
         self.cache.admit([0] * len(prompts))
         return [self.start] * len(prompts)
 
@@ -80,17 +85,20 @@ class T5Decoding(Decoding):
         have = self._source_mask.shape[-1] if self._cross else 0
         if width <= have:
             return
+        if self.gathers:
+            width = -(-width // TILE) * TILE
         live, config = len(self.sources), self.core.config
         device = self.core.device
         shape = (self.rows, config.num_heads, width, config.d_kv)
         old, self._cross = self._cross, []
         for layer, own in enumerate(layer_devices(self.core)):
-            pair = (zeroed(shape, self.dtype, own), zeroed(shape, self.dtype, own))
+            pair = buffer_pair(shape, self.dtype, own, gathers=self.gathers)
             if old:
                 for new, before in zip(pair, old[layer], strict=True):
-                    new[:live, :, :have] = before[:live]
+                    new.take(before, live, slice(0, have), 0)
             self._cross.append(pair)
-        self._source_mask = torch.zeros(self.rows, width, dtype=self.dtype, device=device)
+        dtype = torch.float32 if self.gathers else self.dtype
+        self._source_mask = torch.zeros(self.rows, width, dtype=dtype, device=device)
         for row, length in enumerate(self.sources):
             self._source_mask[row, length:] = -torch.inf
 
@@ -109,8 +117,18 @@ class T5Decoding(Decoding):
             attention = block.layer[1].EncDecAttention
             for buffer, project in ((keys, attention.k), (values, attention.v)):
                 new = project(source).view(len(prompts), width, -1, size)
-                buffer[rows, :, :width] = new.transpose(1, 2)
-        for row, prompt in enumerate(prompts, start=first):
+                buffer.store(rows, slice(0, width), new.transpose(1, 2))
+
+    def _encode_packed(self, prompts: Sequence[Sequence[int]]) -> None:
+        packed, first = PackedPrompts(prompts), len(self.sources)
+        for pair, made in zip(self._cross, packed.encoded(self.core), strict=True):
+            for buffer, states in zip(pair, made, strict=True):
+                for row, part in enumerate(packed.parts, start=first):
+                    columns = slice(0, part.stop - part.start)
+                    buffer.store(slice(row, row + 1), columns, states[None, :, part])
+
+    def _add_sources(self, prompts: Sequence[Sequence[int]]) -> None:
+        for row, prompt in enumerate(prompts, start=len(self.sources)):
             self._source_mask[row, : len(prompt)] = 0.0
             self._source_mask[row, len(prompt) :] = -torch.inf
             self.sources.append(len(prompt))
@@ -139,9 +157,8 @@ class T5Decoding(Decoding):
             query = attention.q(layer.layer_norm(hidden)).view(live, -1, size)
             if query.device != self.core.device:
                 over_source = windows_on(query.device, over_source)
-            hidden = hidden + attention.o(
-                windowed_attention(over_source, query, *self._cross[number], 1.0)
-            )
+            keys, values = (buffer.data for buffer in self._cross[number])
+            hidden = hidden + attention.o(windowed_attention(over_source, query, keys, values, 1.0))
 
             hidden = block.layer[2](hidden)
         self.cache.advance()
@@ -149,7 +166,7 @@ class T5Decoding(Decoding):
 
     def _biased(self, windows: Sequence[Window]) -> list[Window]:
         """The windows with T5's relative position bias in their masks, [1 or rows, H, 1, K]."""
-        widest = max(part.columns.stop - part.columns.start for part in windows)
+        widest = max(part.columns.stop - part.masked.start for part in windows)
         if self._position_bias.shape[-1] < widest:
             # [1, H, 1, columns]: bias of the newest position to each (Raffel et al. 2020, 2.1).
             attention = self.decoder.block[0].layer[0].SelfAttention
@@ -159,7 +176,9 @@ class T5Decoding(Decoding):
             self._position_bias = bias if bias.device.type == "cpu" else bias.to(self.dtype)
         biased = []
         for part in windows:
-            bias = self._position_bias[..., part.columns.start - part.columns.stop :]
+            bias = self._position_bias[..., part.masked.start - part.columns.stop :]
+            if part.masked.stop > part.columns.stop:  # masked: whatever is added there
+                bias = functional.pad(bias, (0, part.masked.stop - part.columns.stop))
             mask = bias if part.mask is None else bias + part.mask
             biased.append(replace(part, mask=mask))
         return biased
@@ -167,11 +186,16 @@ class T5Decoding(Decoding):
     def _windows_over_source(self) -> list[Window]:
         """Windows of the cross-attention, over the sources."""
         if not self._source_windows:
-            for part in length_groups(self.sources, self.core.device):
+            device, gathers = self.core.device, self.gathers
+            for part in length_groups(self.sources, device, gathers=gathers):
                 columns = slice(0, part.columns)
-                mask = None if part.even else self._source_mask[part.rows, None, None, columns]
-                gather = Gather(part.rows, columns) if self.gathers else None
-                self._source_windows.append(Window(part.rows, columns, mask, gather))
+                if gathers:
+                    used = [slice(0, length) for length in self.sources[part.rows]]
+                    window = gathered_window(part.rows, columns, used, self._source_mask)
+                else:
+                    masked = self._source_mask[part.rows, None, None, columns]
+                    window = Window(part.rows, columns, None if part.even else masked)
+                self._source_windows.append(window)
         return self._source_windows
 
     def drop(self, row: int) -> None:
@@ -181,7 +205,7 @@ class T5Decoding(Decoding):
         if row != last:
             for pair in self._cross:
                 for buffer in pair:
-                    buffer[row] = buffer[last]
+                    buffer.copy_row(row, last, slice(0, self.sources[last]))
             self._source_mask[row] = self._source_mask[last]
             self.sources[row] = self.sources[last]
         self.sources.pop()
