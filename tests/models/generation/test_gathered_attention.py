@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -96,6 +98,36 @@ def test_a_cache_gathers_what_it_would_multiply():
                 seen.append(cache.attend(0, query, key, value, windows=windows, scale=0.5))
                 cache.advance()
             cache.drop(0)
+        outputs.append(seen)
+    for got, want in zip(*reversed(outputs), strict=True):
+        torch.testing.assert_close(got, want, **CLOSE)
+
+
+def test_rows_move_to_the_left_in_their_buffers_tile_by_tile():
+    """Short texts that come and go for long, in a cache made for long ones."""
+    outputs = []
+    for gathers in (False, True):
+        torch.manual_seed(2)
+        dtype = DTYPE if gathers else torch.float32
+        cache = KVCache((1, 2, 8), rows=4, columns=600, dtype=dtype, device=CPU, gathers=gathers)
+        seen, ends = [], []
+        for number in range(120):
+            lengths = [1 + 7 * number % 12]
+            ((row, columns),) = cache.admit(lengths)
+            cache.store(0, row, columns, *torch.randn(2, 2, lengths[0], 8))
+            if number == 0:
+                first = [buffer.data.data_ptr() for buffer in cache._layers[0]]
+            for _ in range(5):
+                windows = cache.begin()
+                query, key, value = torch.randn(3, len(cache.starts), 2, 8)
+                seen.append(cache.attend(0, query, key, value, windows=windows, scale=0.5))
+                cache.advance()
+                ends.append(cache.end)
+            while len(cache.starts) == 4 or (number % 50 == 49 and cache.starts):
+                cache.drop(cache.starts.index(cache.first))
+        assert 2 * max(ends) < 120 * 5
+        assert sum(later < end for end, later in itertools.pairwise(ends)) > 2
+        assert [buffer.data.data_ptr() for buffer in cache._layers[0]] == first
         outputs.append(seen)
     for got, want in zip(*reversed(outputs), strict=True):
         torch.testing.assert_close(got, want, **CLOSE)

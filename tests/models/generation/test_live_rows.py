@@ -7,7 +7,7 @@ import random
 import pytest
 
 from tiny import EOS, PAD, VOCAB, model_of
-from toque.models.generation import cache_buffers, kv_cache
+from toque.models.generation import kv_cache
 from toque.models.generation.engine import generate
 from toque.models.generation.live_rows import LiveRows, Order
 from toque.models.generation.sampling import TokenChooser
@@ -19,13 +19,13 @@ NEW = 8
 def buffers(monkeypatch):
     """Every buffer that a KV cache has allocated."""
     made = []
-    zeroed = cache_buffers.zeroed
+    buffer_pair = kv_cache.buffer_pair
 
-    def noted(*arguments):
-        made.append(zeroed(*arguments))
-        return made[-1]
+    def noted(*arguments, **named):
+        made.extend(buffer_pair(*arguments, **named))
+        return made[-2], made[-1]
 
-    monkeypatch.setattr(cache_buffers, "zeroed", noted)
+    monkeypatch.setattr(kv_cache, "buffer_pair", noted)
     return made
 
 
@@ -57,8 +57,8 @@ def test_short_texts_touch_the_columns_of_short_texts_however_many(family, every
 
     longest = NEW if family == "t5" else NEW - 1 + max(map(len, prompts))
     most = longest if every == NEW else 2 * longest + kv_cache.SPARE
-    assert min(buffer.shape[2] for buffer in buffers) > len(prompts) * every > most
-    touched = [int(buffer.abs().sum((0, 1, 3)).nonzero().max()) + 1 for buffer in buffers]
+    assert min(buffer.data.shape[2] for buffer in buffers) > len(prompts) * every > most
+    touched = [int(buffer.data.abs().sum((0, 1, 3)).nonzero().max()) + 1 for buffer in buffers]
     assert 0 < max(touched) <= most
 
     alone = generate(model, prompts, max_new_tokens=NEW, eos_id=EOS, pad_id=PAD, batch_rows=1)

@@ -49,9 +49,9 @@ class Columns:
         self.data[row, :, columns] = self.data[of, :, columns]
 
     def take(self, other: Columns, rows: int, columns: slice, at: int) -> None:
-        """Copy columns of another buffer's first rows to the columns from `at` on."""
-        length = columns.stop - columns.start
-        self.data[:rows, :, at : at + length] = other.data[:rows, :, columns]
+        """Copy columns of a buffer's first rows to the columns from `at` on; it may be this one."""
+        length, taken = columns.stop - columns.start, other.data[:rows, :, columns]
+        self.data[:rows, :, at : at + length] = taken.clone() if other is self else taken
 
 
 class Tiles(Columns):
@@ -93,9 +93,11 @@ class Tiles(Columns):
         self.data[row, tiles] = self.data[of, tiles]
 
     def take(self, other: Columns, rows: int, columns: slice, at: int) -> None:
-        """Copy columns of another buffer's first rows to the columns from `at` on."""
+        """Copy columns of a buffer's first rows to the columns from `at` on; it may be this one."""
         tiles, first = _tiles(columns), at // TILE
-        self.data[:rows, first : first + tiles.stop - tiles.start] = other.data[:rows, tiles]
+        taken = other.data[:rows, tiles]
+        end = first + tiles.stop - tiles.start
+        self.data[:rows, first:end] = taken.clone() if other is self else taken
 
 
 def _tiles(columns: slice) -> slice:

@@ -261,7 +261,7 @@ class KVCache:
         """
         kept = self.end - self.first
         # A move copies fewer columns than steps and prompts have left behind since the last one.
-        if self.end == self._width or self.first >= kept + SPARE + self._tile:
+        if self.end == self._width or self.first >= kept + SPARE:
             self._place(kept)
         if not self._groups:
             lengths = [self.end + 1 - start for start in self.starts]
@@ -314,9 +314,8 @@ class KVCache:
         first, live, kept = self.first, len(self.starts), self.end - self.first
         if live:
             end += (self.end - end) % self._tile
-        source, at, beside = slice(first, self.end), end - kept, self._tile - 1
-        is_apart = end + beside <= first - beside or self.end + beside <= at - beside
-        if self._layers and (is_apart or not live) and end + SPARE <= self._width:
+        source, at = slice(first, self.end), end - kept
+        if self._layers and end + SPARE <= self._width:
             for buffer in itertools.chain(*self._layers):
                 buffer.take(buffer, live, source, at)
         else:
