@@ -8,9 +8,6 @@ import pytest
 import torch
 
 from toque.models.forward.attention_groups import groups_of
-from toque.models.forward.bf16 import head
-from toque.models.forward.bf16.embeddings import TiedEmbedding16
-from toque.models.forward.bf16.head import loss_and_slopes
 from toque.models.forward.bf16.layers import use_bf16_layers
 from toque.models.forward.bf16.weights import bf16_copy, padded_length
 from toque.models.forward.loss import loss_sum
@@ -100,42 +97,6 @@ def test_an_adapter_trains_and_the_base_gets_no_gradient(family_kind, tiny, some
     assert found.keys() == exact.keys()
     assert all(".lora_" in name for name in found)
     assert distance(found, exact) < 0.05
-
-
-def test_a_tied_tables_gradient_is_dense_and_what_pytorchs_look_up_gives(
-    kind, tiny, some_examples, packed
-):
-    model, made = tiny(kind), some_examples(5)
-    batch = packed(kind, [made[:2], made[2:]])
-    use_bf16_layers(model)
-    table = model.get_input_embeddings()
-    tied = model.get_output_embeddings().weight is table.weight
-    assert (type(table) is TiedEmbedding16) is tied
-    _, found = loss_and_gradients(model, batch, bf16=True)
-    assert table.weight.grad.layout == torch.strided
-    for module in model.modules():
-        if isinstance(module, TiedEmbedding16):
-            module.__class__ = torch.nn.Embedding
-    _, dense = loss_and_gradients(model, batch, bf16=True)
-    assert distance(found, dense) < 1e-6
-
-
-@pytest.mark.parametrize("bias", [False, True])
-def test_the_head_computes_the_same_by_blocks_of_rows(monkeypatch, bias):
-    torch.manual_seed(0)
-    chunk, matrix = (torch.randn(n, 8).to(torch.bfloat16) for n in (70, 40))
-    matrix[3] = 40.0  # shares that are next to nothing
-    targets = torch.randint(0, 40, (70,))
-    targets[::7] = 3
-    added = torch.randn(40) if bias else None
-
-    def computed():
-        return loss_and_slopes(chunk, matrix, targets, matrix.new_empty(96, 40), bias=added)
-
-    whole = computed()
-    monkeypatch.setattr(head, "_BLOCK_ELEMENTS", 40 * 9)
-    for found, exact in zip(computed(), whole, strict=True):
-        assert torch.equal(found, exact)
 
 
 def test_a_copy_is_made_anew_after_an_update_only():

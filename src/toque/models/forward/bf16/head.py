@@ -11,17 +11,11 @@ from torch.nn import functional
 
 from toque.models.forward.bf16.weights import padded_length
 
-CHUNKS = 4
-"""A chunk has so many times the rows it has in float32.
+CHUNKS = 2
+"""A chunk of products holds so many blocks of softmax rows.
 
-The logits of both take as many bytes: in 16 bits half as many a row, and no second tensor beside
-them but a block's. The head's gradient, which each chunk adds to, is read and written less often.
-"""
-_BLOCK_ELEMENTS = 1 << 21
-"""Logits whose softmax is computed at once: 8 MiB in float32, so that a CPU's caches keep them.
-
-1,088 rows of 32,100 on two cores with 32 MiB take 18 ms, in two blocks 39. Far smaller blocks wait
-for all threads too often, which is slow beside other programs.
+In 16 bits a row's logits take half the room, and the head's gradient, which each chunk adds to, is
+read and written half as often. As many bytes as one block of both in float32.
 """
 _TINY = 1e-30
 
@@ -46,11 +40,11 @@ def loss_and_slopes(
     padded = functional.pad(chunk, (0, 0, 0, padded_length(n) - n))
     slopes = torch.mm(padded, matrix.T, out=products[: len(padded)])
     slopes[n:] = 0.0
-    nats = torch.empty(n, dtype=torch.float32)
-    rows = max(1, _BLOCK_ELEMENTS // len(matrix))
+    loss = torch.zeros((), dtype=torch.float32)
+    rows = -(-len(products) // CHUNKS)
     block = torch.empty(min(rows, n), len(matrix), dtype=torch.float32)
-    parts = (torch.split(tensor, rows) for tensor in (slopes[:n], targets, nats))
-    for raw, chosen, lost in zip(*parts, strict=True):
+    parts = (torch.split(tensor, rows) for tensor in (slopes[:n], targets))
+    for raw, chosen in zip(*parts, strict=True):
         logits = block[: len(raw)].copy_(raw)
         if bias is not None:
             logits += bias
@@ -58,9 +52,9 @@ def loss_and_slopes(
         # In place: the kernel is done with a row's logits when it writes the row.
         shares = torch.softmax(logits, 1, out=logits)
         picked = shares.gather(1, column)
-        lost.copy_(_nats(picked.squeeze(1), raw, column, bias))
+        loss += _nats(picked.squeeze(1), raw, column, bias).sum()
         raw.copy_(shares.scatter_(1, column, picked - 1.0))
-    return nats.sum(), padded, slopes
+    return loss, padded, slopes
 
 
 def _nats(shares: Tensor, raw: Tensor, column: Tensor, bias: Tensor | None) -> Tensor:
