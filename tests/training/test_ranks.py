@@ -18,7 +18,7 @@ from torch.distributed import HashStore
 from fixtures.ranks import as_rank, loaded, surroundings
 from toque.cli import main
 from toque.data.loader.batch_stream import Step
-from toque.errors import ConfigError, DataError
+from toque.errors import ConfigError, DataError, RankLost
 from toque.training.distributed.collectives import Ranks, weights_sum
 from toque.training.distributed.launch import joined
 from toque.training.distributed.rank_failures import RankFailures
@@ -232,6 +232,29 @@ def test_who_does_not_answer_in_time_is_named(four_ranks):
     assert "Rank 1" not in said
     assert said.count("does not answer") == 2
     assert "waited 60 s for it (TOQUE_RANK_TIMEOUT)" in said
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:552] Connection closed by peer",
+        (
+            "Got the following error when running the callback: RuntimeError: Application timeout "
+            "caused pair closure\n\nAt:\n  sharing.py(170): <lambda>\n"
+        ),
+    ],
+)
+def test_an_exchange_that_fails_in_backward_names_the_lost_rank(four_ranks, said):
+    """What gloo says, and what it says where several buckets of gradients were on their way."""
+    ranks = Ranks(0, 4, 0, four_ranks[0])
+    with pytest.raises(RankLost, match="does not answer") as found, ranks.computing():
+        raise RuntimeError(said)
+    assert ("TOQUE_RANK_TIMEOUT" in str(found.value)) == ("timeout" in said)
+
+
+def test_an_error_of_the_model_in_backward_passes(four_ranks):
+    with pytest.raises(RuntimeError, match="inplace"), Ranks(0, 4, 0, four_ranks[0]).computing():
+        raise RuntimeError("a variable has been modified by an inplace operation")
 
 
 def test_a_collective_that_fails_with_all_present_says_why(four_ranks):

@@ -25,8 +25,12 @@ from toque.training.distributed.sharing import Sharing
 from toque.training.events import Requests
 from toque.units import Cursor, Progress
 
-_OF_COLLECTIVES: Final = ("gloo", "nccl", "connection", "process group")
-"""Words of errors that a backend raises during backward, where others come from, too."""
+_OF_COLLECTIVES: Final = ("gloo", "nccl", "connection", "process group", "pair closure")
+"""Words of errors that a backend raises during backward, where others come from, too.
+
+The last is gloo's, of a sum that waits beside the one that ran out of time: it names no backend,
+and which of the two ends the backward pass is a race.
+"""
 _SUM: Final = "the sum of the weights"
 
 

@@ -102,9 +102,10 @@ class RankFailures:
                 code = int(self.store.get("ended").split()[1])
         except RuntimeError:
             who = "The store that the ranks share is gone, and rank 0 or its torchrun with it"
+        is_late = any(words in reason.lower() for words in ("timed out", "timeout"))
         late = f" The others waited {self.timeout_seconds:g} s for it (TOQUE_RANK_TIMEOUT)."
         error = RankLost(
-            f"{who}.{late if 'timed out' in reason.lower() else ''} All ranks stop, and the last "
+            f"{who}.{late if is_late else ''} All ranks stop, and the last "
             f"checkpoint stands. The same command continues from it{_BY_ITSELF}."
         )
         error.exit_code = code
