@@ -13,6 +13,7 @@ import os
 import socket
 import time
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Final
 
 import psutil
@@ -207,6 +208,8 @@ def _met(
         )
         backend, store = create_backend(parameters)
         assert isinstance(store, TCPStore)
+        # A machine that was cut off for a minute may need another until TCP sends again.
+        store.set_timeout(timedelta(seconds=max(patience, _CONNECT_SECONDS)))
         handler = create_handler(store, backend, parameters)
         return Meeting(handler, store, host, is_host, nodes, patience)
 
