@@ -100,9 +100,19 @@ class Tiles(Columns):
         self.data[:rows, first:end] = taken.clone() if other is self else taken
 
 
+def whole_tiles(columns: slice) -> slice:
+    """The columns of all tiles that these columns touch.
+
+    >>> whole_tiles(slice(40, 65))
+    slice(32, 96, None)
+    """
+    return slice(columns.start // TILE * TILE, -(-columns.stop // TILE) * TILE)
+
+
 def _tiles(columns: slice) -> slice:
-    """The tiles that these columns touch."""
-    return slice(columns.start // TILE, -(-columns.stop // TILE))
+    """The numbers of those tiles."""
+    whole = whole_tiles(columns)
+    return slice(whole.start // TILE, whole.stop // TILE)
 
 
 def buffer_pair(

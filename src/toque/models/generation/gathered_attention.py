@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from toque.models.generation.cache_buffers import TILE
+from toque.models.generation.cache_buffers import TILE, whole_tiles
 
 DTYPE: Final = torch.float16
 """Of the keys and values."""
@@ -42,15 +42,6 @@ _MOST_INT32: Final = (1 << 31) - 1
 def can_gather(device: torch.device) -> bool:
     """Whether attention is gathered here: where torch's gathered sums are AVX-512 code."""
     return device.type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX512"
-
-
-def whole_tiles(columns: slice) -> slice:
-    """The columns of all tiles that these columns touch.
-
-    >>> whole_tiles(slice(40, 65))
-    slice(32, 96, None)
-    """
-    return slice(columns.start // TILE * TILE, -(-columns.stop // TILE) * TILE)
 
 
 @dataclass(frozen=True)

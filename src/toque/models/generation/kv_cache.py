@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from toque.models.generation.cache_buffers import TILE, Columns, buffer_pair
+from toque.models.generation.cache_buffers import TILE, Columns, buffer_pair, whole_tiles
 from toque.models.generation.gathered_attention import MOST_EMPTY_COLUMNS, Gather
 
 SPARE = 64
@@ -207,7 +207,6 @@ class KVCache:
         self._shape = (layers, rows, heads, size)
         self._dtype, self._device, self._gathers = dtype, device, gathers
         self._devices = tuple(devices) or (device,) * layers
-        self._tile = TILE if gathers else 1
         self._layers: list[tuple[Columns, Columns]] = []  # keys and values
         self._blocked = torch.empty(0)  # [R, W]: -inf left of a row's start
         self.starts: list[int] = []
@@ -312,8 +311,8 @@ class KVCache:
         A row of tiles may end up to one tile later: its tiles move as they are.
         """
         first, live, kept = self.first, len(self.starts), self.end - self.first
-        if live:
-            end += (self.end - end) % self._tile
+        if live and self._gathers:
+            end += (self.end - end) % TILE
         source, at = slice(first, self.end), end - kept
         if self._layers and end + SPARE <= self._width:
             for buffer in itertools.chain(*self._layers):
@@ -344,7 +343,7 @@ class KVCache:
 
     def _whole(self, width: int) -> int:
         """A buffer's width, at least this."""
-        return -(-width // self._tile) * self._tile if self._gathers else width | 1
+        return whole_tiles(slice(0, width)).stop if self._gathers else width | 1
 
     def _mask_rows(self, rows: Sequence[int]) -> None:
         for row in rows:

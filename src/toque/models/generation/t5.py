@@ -25,7 +25,7 @@ from toque.models.generation.base import (
     layer_devices,
     padded,
 )
-from toque.models.generation.cache_buffers import TILE, Columns, buffer_pair
+from toque.models.generation.cache_buffers import Columns, buffer_pair, whole_tiles
 from toque.models.generation.kv_cache import (
     KVCache,
     Window,
@@ -86,7 +86,7 @@ class T5Decoding(Decoding):
         if width <= have:
             return
         if self.gathers:
-            width = -(-width // TILE) * TILE
+            width = whole_tiles(slice(0, width)).stop
         live, config = len(self.sources), self.core.config
         device = self.core.device
         shape = (self.rows, config.num_heads, width, config.d_kv)

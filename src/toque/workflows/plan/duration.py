@@ -94,10 +94,8 @@ def time_of(
     Raises:
         ConfigError: more than the peak comes out.
     """
-    peak, assumed = (
-        machine.peak(ahead.arithmetic.products),
-        ASSUMED[family_of(model.config).is_encoder_decoder],
-    )
+    peak = machine.peak(ahead.arithmetic.products)
+    assumed = ASSUMED[family_of(model.config).is_encoder_decoder]
     flops = ahead.arithmetic.flops_per_token * ahead.tokens_per_update
     if utilisation is not None:
         seconds = flops / (utilisation * peak.flops_per_second)
