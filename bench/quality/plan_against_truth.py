@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import harness
+import peers
 
 MEMORY_FLOOR, TIME_FLOOR = 0.10, 0.20
 _SHORT: Final = 20
@@ -71,25 +71,15 @@ def configuration(folder: Path, name: str, updates: int) -> Path:
     return path
 
 
-def _said(words: list[str]) -> str:
-    """Standard output of a program; ends with its complaint where it fails."""
-    done = subprocess.run(words, check=False, capture_output=True, text=True)  # noqa: S603
-    if done.returncode:
-        raise SystemExit(f"{' '.join(words)}: exit code {done.returncode}\n{done.stderr[-3000:]}")
-    return done.stdout
-
-
 def planned(path: Path) -> dict[str, Any]:
     """What `toque plan` says, in a process of its own."""
-    words = [sys.executable, "-m", "toque", "plan", str(path), "--json"]
-    record: dict[str, Any] = json.loads(_said(words))
+    record: dict[str, Any] = json.loads(peers.toque("plan", path, "--json").stdout)
     return record
 
 
 def trained(path: Path, run: Path) -> tuple[int, float, dict[str, Any]]:
     """Largest resident bytes, seconds of an update, and the start event."""
-    words = [sys.executable, "-c", _CHILD, str(path)]
-    said = _said(words)
+    said = peers.run(["-c", _CHILD, path]).stdout
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     events = [json.loads(line) for line in lines]
     seconds = [event["seconds"] for event in events if event["event"] == "step"]
@@ -101,8 +91,7 @@ def trained(path: Path, run: Path) -> tuple[int, float, dict[str, Any]]:
 def compared(folder: Path, name: str, updates: int) -> dict[str, Any]:
     """One case: planned, trained, planned again."""
     path = configuration(folder, name, updates * (_SHORT if name == "demo" else 1))
-    toque = [sys.executable, "-m", "toque"]
-    _said([*toque, "prepare", str(path)])
+    peers.toque("prepare", path)
     before = planned(path)
     peak, seconds, started = trained(path, folder / name)
     again = planned(path)
@@ -125,8 +114,7 @@ def measure(arguments: argparse.Namespace) -> harness.Result:
     result = harness.Result()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        words = [sys.executable, "-m", "toque", "cookbook", f"{folder}/cookbook.jsonl"]
-        _said([*words, "--n", str(arguments.examples)])
+        peers.toque("cookbook", folder / "cookbook.jsonl", "--n", arguments.examples)
         chosen = arguments.only or CASES
         needed = [case for case in CASES if case in chosen or f"{case}-lora" in chosen]
         found = {}
