@@ -18,7 +18,7 @@ from torch import Tensor
 
 from toque.errors import ConfigError
 from toque.keyed_random import key_of
-from toque.models.onednn import onednn_is_faster
+from toque.models.onednn import keep_fewer_kernels, onednn_is_faster
 from toque.models.precision import has_fast_bf16
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.parts import whole
@@ -85,8 +85,10 @@ class Runtime:
         chosen = device_named(device)
         kind, warnings = _precision(precision, chosen, fp16_is_safe=fp16_is_safe)
         set_deterministic(deterministic)
-        if chosen.type == "cpu" and not ranks.is_distributed:  # of several, the strategy says
-            keep_freed_memory()
+        if chosen.type == "cpu":
+            keep_fewer_kernels()
+            if not ranks.is_distributed:  # of several, the strategy says
+                keep_freed_memory()
         scaler = torch.amp.GradScaler(chosen.type) if kind == "fp16" else None
         return cls(chosen, kind, deterministic, ranks, warnings=tuple(warnings), scaler=scaler)
 

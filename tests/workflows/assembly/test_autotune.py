@@ -86,7 +86,7 @@ def test_what_is_set_is_obeyed(fit: Fit) -> None:
 
 def test_auto_says_what_it_chose_and_keeps_to_it(fit: Fit) -> None:
     first = fit()
-    assert "the fastest of" in first.line
+    assert "(4,096 tokens)" in first.line
     assert "not compiled" in first.line
     assert "guesses" in first.line
     chosen = replace(first.resources, smaller_from={4: 1}, micro_batch_rows=2)
@@ -99,15 +99,25 @@ def test_auto_says_what_it_chose_and_keeps_to_it(fit: Fit) -> None:
     assert fit("train.micro_batch_rows=5").resources.smaller_from == {}
 
 
-def test_a_try_takes_no_more_than_the_memory_that_is_planned(
-    fit: Fit, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Twice the guess was tried where the clock allowed it, and its memory never given back."""
+def test_rows_of_a_cpu_are_a_rule_and_no_trial(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal runs computed half as many rows at once where the clock said so: other bits, and
+    a fifth less memory than was planned."""
     fit("train.micro_batch_rows=1", run="shape")
     monkeypatch.setattr(autotune, "CPU_MICRO_BATCH_TOKENS", 2 * fit.row_tokens)
+    tried: list[int] = []
+    seconds = Probe.seconds
+    monkeypatch.setattr(Probe, "seconds", lambda self, n: tried.append(n) or seconds(self, n))
     fitted = fit("train.batch=2048 tokens")
     assert int(fitted.resources.machine["update_rows"]) >= 4
-    assert "(the fastest of 1, 2)" in fitted.line
+    assert fitted.resources.micro_batch_rows == 2
+    assert tried == []
+
+
+def test_rows_of_a_cpu_are_fewer_where_memory_is_short(fit: Fit) -> None:
+    usual = fit("train.batch=2048 tokens").resources.micro_batch_rows
+    short = fit("train.batch=2048 tokens", free=157 * 10**6, run="other")
+    assert "(the most that fit)" in short.line
+    assert 1 <= short.resources.micro_batch_rows < usual
 
 
 def test_more_rows_than_an_update_has_are_never_tried(fit: Fit) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,8 +46,8 @@ class Ahead:
     held_out_tokens: float
     how: str
     """Where the lengths are from."""
-    first: Batch | None = None
-    """The first update's, where a store has it."""
+    batches: Callable[[], Iterator[Batch]] | None = None
+    """Those of the run's updates, from the first on, where a store has them."""
 
     @property
     def steps(self) -> float | None:
@@ -100,7 +101,7 @@ def _from_store(config: RunConfig, model: PreTrainedModel, store: TokenStore) ->
         held_out_tokens=held_out * each,
         how=f"the {splits.train:,} training examples of {config.data.store}, "
         f"{each:,.0f} tokens each on average",
-        first=batch,
+        batches=lambda: (step.batch for step in stream.starting_at(Cursor())),
     )
 
 

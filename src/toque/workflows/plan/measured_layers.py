@@ -3,8 +3,12 @@
 The layers of a model are alike, so an update takes what its embeddings and head take, and so much
 for each layer: seconds(L) = seconds(1) + (L - 1) * (seconds(2) - seconds(1)). Both are real updates
 of the run's own kind: its widths, vocabulary, adapter, layers of this processor, micro-batch and
-optimizer, with random weights and the lengths of its first batch. So nothing is assumed of what
+optimizer, with random weights and the texts of its first updates. So nothing is assumed of what
 operations cost. An encoder-decoder has two depths, which are told apart by a third model.
+
+Every update has texts of other lengths, and kernels for sizes not seen before are made once for
+all layers. So every round takes another batch: the model of one layer first, whose time has the
+kernels in it, then all models again, for the layers' difference.
 """
 
 from __future__ import annotations
@@ -12,8 +16,9 @@ from __future__ import annotations
 import copy
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Final
 
 import torch
@@ -90,6 +95,10 @@ class _Shallow:
         self.computing.clear()
         self.updating.clear()
 
+    def seconds(self) -> tuple[float, float]:
+        """Medians, of computing and of updating."""
+        return statistics.median(self.computing), statistics.median(self.updating)
+
 
 def measured_seconds(
     config: RunConfig,
@@ -117,31 +126,43 @@ def measured_seconds(
 
     one, deeper = of(None), {name: of(name) for name in depths}
     models = (one, *deeper.values())
-    batch = _batch(ahead, vocabulary_rows(one.model), memory.micro_batch_rows, models)
+    batches = _batches(ahead, vocabulary_rows(one.model))
+    rows = _warmed_rows(next(batches), memory.micro_batch_rows, models)
+    fresh: list[float] = []
     begun, rounds = time.perf_counter(), 0
     while rounds < _LEAST_ROUNDS or (
         rounds < _MOST_ROUNDS and time.perf_counter() - begun < _BUDGET_SECONDS
     ):
+        batch = next(batches).split(rows)[0]
+        one.update(batch)
+        fresh.append(one.computing.pop() * ahead.update_rows / batch.n_rows)
         for model in models:  # in turn, so that what disturbs one disturbs all
             model.update(batch)
         rounds += 1
 
-    def at_depth(seconds: Callable[[_Shallow], list[float]]) -> float:
-        shallow = statistics.median(seconds(one))
-        layers = {name: statistics.median(seconds(deeper[name])) - shallow for name in depths}
-        return shallow + sum(max(0.0, (depths[name] - 1) * layers[name]) for name in depths)
+    computing, updating = statistics.median(fresh), statistics.median(one.updating)
+    for name, model in deeper.items():
+        more = depths[name] - 1
+        layer, its_update = (
+            max(0.0, a - b) for a, b in zip(model.seconds(), one.seconds(), strict=True)
+        )
+        computing += more * layer * ahead.update_rows / rows
+        updating += more * its_update
+    return computing + updating
 
-    computing = at_depth(lambda model: model.computing)
-    return computing * ahead.update_rows / batch.n_rows + at_depth(lambda model: model.updating)
+
+def _batches(ahead: Ahead, vocabulary: int) -> Iterator[Batch]:
+    """Of the run's updates, without end; where no store is, of the longest texts allowed."""
+    if ahead.batches is not None:
+        return ahead.batches()
+    row = ahead.row
+    longest = WorstBatch(row.source, row.target, row.source, row.target, vocabulary)
+    return repeat(longest(ahead.update_rows))
 
 
-def _batch(ahead: Ahead, vocabulary: int, rows: int, models: tuple[_Shallow, ...]) -> Batch:
-    """The micro-batch, or one row of it where that takes long; every model has then warmed up."""
-    first = ahead.first
-    if first is None:
-        row = ahead.row
-        first = WorstBatch(row.source, row.target, row.source, row.target, vocabulary)(rows)
-    whole, one = first.split(rows)[0], first.split(1)[0]
+def _warmed_rows(batch: Batch, rows: int, models: tuple[_Shallow, ...]) -> int:
+    """Rows that are measured: the micro-batch's, or one where that takes long."""
+    one = batch.split(1)[0]
     for model in models:
         model.update(one)  # loads and chooses kernels
         model.forget()
@@ -149,10 +170,10 @@ def _batch(ahead: Ahead, vocabulary: int, rows: int, models: tuple[_Shallow, ...
     slow = max(model.computing[0] for model in models) * rows > _LONG_SECONDS
     if not slow:
         for model in models:
-            model.update(whole)
+            model.update(batch.split(rows)[0])
     for model in models:
         model.forget()
-    return one if slow else whole
+    return 1 if slow else rows
 
 
 def depths_of(shape: PretrainedConfig) -> Mapping[str, int]:
