@@ -17,7 +17,6 @@ from typing import Final
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from toque.models.generation.sampling import likeliest
 
@@ -26,6 +25,8 @@ BLOCK: Final = 64
 WORTHWHILE_STEPS: Final = 32
 """Greedy steps that pay for quantizing the head's weights."""
 _INT8_MAX: Final = 127
+_AT_ONCE: Final = 64
+"""Blocks quantized together: some 8 MB of weights."""
 MOST_BLOCKS: Final = 1 / 8
 """Share of the blocks that may be in doubt; for a row with more, all logits are computed."""
 _PATIENCE: Final = 4
@@ -63,32 +64,34 @@ class Int8Argmax:
             rows: The most rows of a step.
         """
         self.weight = weight
-        vocabulary, size = weight.shape
-        blocks = -(-vocabulary // BLOCK)
+        size = weight.shape[1]
+        blocks = -(-len(weight) // BLOCK)
         # Copies of the last token fill the last block; they change no maximum.
         self._int8 = torch.empty(blocks * BLOCK, size, dtype=torch.int8)
         self._scales = torch.empty(blocks)
         self._errors = torch.empty(blocks)
         self._lengths = torch.empty(blocks)
-        for block in range(blocks):
-            part = weight[block * BLOCK : (block + 1) * BLOCK]
-            part = functional.pad(part, (0, 0, 0, BLOCK - len(part)))
-            part[vocabulary - block * BLOCK :] = weight[-1]
-            self._quantize(block, part)
+        for first in range(0, blocks, _AT_ONCE):
+            self._quantize(slice(first, min(first + _AT_ONCE, blocks)))
         self._products = torch.empty(rows, blocks * BLOCK, dtype=torch.int32)
         self._given_up = not bool(self._lengths.isfinite().all())
         self._misses = 0  # steps in which most rows were doubtful, one after the other
         self.n_in_doubt = 0
         """Logits that the last step had to compute."""
 
-    def _quantize(self, block: int, part: Tensor) -> None:
-        scale = _scale(part.flatten(), 0)
+    def _quantize(self, blocks: slice) -> None:
+        tokens = slice(blocks.start * BLOCK, blocks.stop * BLOCK)
+        part = self.weight[tokens]
+        if missing := tokens.stop - tokens.start - len(part):
+            part = torch.cat([part, self.weight[-1:].expand(missing, -1)])
+        part = part.view(-1, BLOCK, part.shape[-1])
+        scale = _scale(part, (1, 2))
         whole = (part / scale).round_()
-        self._int8[block * BLOCK : (block + 1) * BLOCK] = whole.to(torch.int8)
+        self._int8[tokens] = whole.flatten(0, 1).to(torch.int8)
         whole = whole.mul_(scale)
-        self._scales[block] = scale[0]
-        self._errors[block] = (part - whole).norm(dim=1).amax()
-        self._lengths[block] = whole.norm(dim=1).amax()
+        self._scales[blocks] = scale.flatten()
+        self._errors[blocks] = (part - whole).norm(dim=2).amax(1)
+        self._lengths[blocks] = whole.norm(dim=2).amax(1)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """[n, D] float32 -> [n] tokens."""
@@ -137,8 +140,8 @@ class Int8Argmax:
         return products.view(len(hidden), -1, BLOCK), scale * self._scales, doubt.mul_(_ROUNDING)
 
 
-def _scale(values: Tensor, axis: int) -> Tensor:
-    """Quantization step: the largest absolute value along the axis becomes 127."""
+def _scale(values: Tensor, axis: int | tuple[int, ...]) -> Tensor:
+    """Quantization step: the largest absolute value along the axis or axes becomes 127."""
     scale = values.abs().amax(axis, keepdim=True) / _INT8_MAX
     return torch.where(scale > 0, scale, 1.0)
 

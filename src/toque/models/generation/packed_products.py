@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, MutableMapping
-from functools import partial
+from functools import cached_property, partial
 from typing import Final, cast
 
 import torch
@@ -83,9 +83,17 @@ class RowsLinear(nn.Module):
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         """As `PackedLinear`'s."""
         super().__init__()
-        self.exact = PackedLinear(weight, bias, torch.float32)
-        self.rounded = PackedLinear(weight, bias, torch.bfloat16)
-        self.weight, self.bias = self.rounded.weight, self.rounded.bias
+        self.weight, self.bias = weight.detach(), None if bias is None else bias.detach()
+
+    @cached_property
+    def exact(self) -> PackedLinear:
+        """Packed when first needed, as is the other: an encoder's layers never see few rows."""
+        return PackedLinear(self.weight, self.bias, torch.float32)
+
+    @cached_property
+    def rounded(self) -> PackedLinear:
+        """The same in bf16."""
+        return PackedLinear(self.weight, self.bias, torch.bfloat16)
 
     def forward(self, states: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
@@ -135,8 +143,11 @@ def _pays_float32(core: PreTrainedModel) -> bool:
 
 def has_bf16_products(core: nn.Module) -> bool:
     """Whether the model came from `with_bf16_products`."""
-    layers = (module for module in core.modules() if isinstance(module, PackedLinear))
-    return any(layer.dtype == torch.bfloat16 for layer in layers)
+    return any(
+        isinstance(layer, RowsLinear)
+        or (isinstance(layer, PackedLinear) and layer.dtype == torch.bfloat16)
+        for layer in core.modules()
+    )
 
 
 def _with_packed(
