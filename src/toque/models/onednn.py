@@ -17,7 +17,7 @@ from torch import Tensor
 
 _CPUINFO: Final = Path("/proc/cpuinfo")
 _INTEL: Final = "GenuineIntel"
-_KERNELS: Final = "128"
+_KERNELS: Final = "256"
 _KERNEL_CACHES: Final = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 """oneDNN's cache of compiled products and torch's above it."""
 
@@ -36,7 +36,7 @@ def onednn_is_faster() -> bool:
 
 
 def keep_fewer_kernels() -> None:
-    """Let this process keep 128 compiled products, not 1,024, unless its environment says a number.
+    """Let this process keep 256 compiled products, not 1,024, unless its environment says a number.
 
     oneDNN compiles a product for every size it meets, and batches of texts are of ever new sizes:
     after some hundred updates the default holds 0.1 to 0.3 GB that seldom serve again. Fewer take
