@@ -6,7 +6,7 @@ Ours is `toque train` on cookbook recipes in the demo's shape (1.1 M parameters,
 every speed setting at its default. Theirs is the shared peers/plain_loop.py: the same shape,
 precision and tokens an update, one stream of tokens cut into rows, no padding and no masks,
 `--compiled` with torch.compile. Each side is a process of its own, in turn; both count useful
-tokens a second over all steps but the first `--warmup`.
+tokens a second over all steps but the first `--warmup`, a multiple of 10 (`observe.log_every`).
 
 Quality: `toque check` must find loss and gradient of the packed batch equal to stock transformers'
 on each example alone.
@@ -55,7 +55,6 @@ def config_for(a: argparse.Namespace, folder: Path) -> Path:
             "precision": a.precision,
         },
         "evaluation": {"max_examples": 8, "generate": 0},
-        "observe": {"log_every": "1 steps"},
     }
     path = folder / "config.yaml"
     path.write_text(json.dumps(config))

@@ -221,8 +221,8 @@ class TrainConfig(Config):
     batch: BatchSize = Duration(16384, "tokens")
     """What one update sees. Changing it changes the result."""
     micro_batch_rows: Annotated[int, Field(ge=1)] | Auto = "auto"
-    """Rows computed at once. Less needs less memory; the update stays the same. auto: measured
-    before the first update, the fastest on a CPU, the most that fit on a GPU."""
+    """Rows computed at once. Less needs less memory; the update stays the same. auto: on a CPU
+    4,096 tokens, on a GPU the most that fit, measured before the first update."""
     readers: Annotated[int, Field(ge=1, le=64)] = 1
     """Threads that make batches ahead of the loop; the batches stay the same. One is enough for a
     local disk; more help where reading waits, as on a network disk (docs/guides/doctor.md)."""

@@ -156,7 +156,7 @@ def _micro_batch(case: Case) -> Iterator[Finding]:
         max(1.01 * stalled, 0.5 * case.computing * idle),
         f"{rows:.0f} rows are computed at once (train.micro_batch_rows), about {tokens:,.0f} "
         f"tokens{memory}",
-        lever="have the fastest number of rows measured; the result stays the same",
+        lever="leave the number of rows to Toque; the result stays the same",
         settings=("train.micro_batch_rows=auto",),
         gain=gain_of(stalled) if stalled >= NOTABLE else None,
     )

@@ -24,7 +24,7 @@ from toque.workflows.assembly.mixture import mixture_of
 from toque.workflows.assembly.span_corruption import corrupted, spans_of
 
 CPU_MICRO_BATCH_TOKENS = 4096
-"""Tokens at once when evaluating; where the search for what trains fastest begins."""
+"""Tokens at once in training; in evaluating, where the search for the fastest number begins."""
 SHAPE_SAMPLE = 2048
 """Examples whose lengths choose the row; the longest of all are always among them."""
 
