@@ -39,9 +39,9 @@ def keep_fewer_kernels() -> None:
     """Let this process keep 256 compiled products, not 1,024, unless its environment says a number.
 
     oneDNN compiles a product for every size it meets, and batches of texts are of ever new sizes:
-    after some hundred updates the default holds 0.1 to 0.3 GB that seldom serve again. Fewer take
-    at most 2 % more time (lab/notes.md, 2026-11-22). To be called before the first product, which
-    reads the settings. Results do not change.
+    after some hundred updates the default holds 0.1 to 0.3 GB that seldom serve again. With 128 a
+    small model's updates took a tenth longer (lab/notes.md, 2026-11-23). To be called before the
+    first product, which reads the settings. Results do not change.
     """
     for name in _KERNEL_CACHES:
         os.environ.setdefault(name, _KERNELS)

@@ -8,7 +8,7 @@ operations cost. An encoder-decoder has two depths, which are told apart by a th
 
 Every update has texts of other lengths, and kernels for sizes not seen before are made once for
 all layers. So every round takes another batch: the model of one layer first, whose time has the
-kernels in it, then all models again, for the layers' difference.
+kernels in it, then all models, for the layers' difference in the same moment.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from toque.workflows.plan.ahead import Ahead
 from toque.workflows.plan.memory import Memory
 from toque.workflows.plan.outlined_model import Vocabulary, base_outline
 
-_BUDGET_SECONDS: Final = 8.0
+_BUDGET_SECONDS: Final = 10.0
 """Guess: a wait nobody minds. No further round begins after it."""
 _LEAST_ROUNDS: Final = 3
 _MOST_ROUNDS: Final = 25
@@ -95,10 +95,6 @@ class _Shallow:
         self.computing.clear()
         self.updating.clear()
 
-    def seconds(self) -> tuple[float, float]:
-        """Medians, of computing and of updating."""
-        return statistics.median(self.computing), statistics.median(self.updating)
-
 
 def measured_seconds(
     config: RunConfig,
@@ -128,27 +124,30 @@ def measured_seconds(
     models = (one, *deeper.values())
     batches = _batches(ahead, vocabulary_rows(one.model))
     rows = _warmed_rows(next(batches), memory.micro_batch_rows, models)
+    # Seconds of a row; each from a batch of its own.
     fresh: list[float] = []
-    begun, rounds = time.perf_counter(), 0
-    while rounds < _LEAST_ROUNDS or (
-        rounds < _MOST_ROUNDS and time.perf_counter() - begun < _BUDGET_SECONDS
+    again: list[float] = []
+    layers: dict[str, list[float]] = {name: [] for name in deeper}
+    begun = time.perf_counter()
+    while len(fresh) < _LEAST_ROUNDS or (
+        len(fresh) < _MOST_ROUNDS and time.perf_counter() - begun < _BUDGET_SECONDS
     ):
         batch = next(batches).split(rows)[0]
-        one.update(batch)
-        fresh.append(one.computing.pop() * ahead.update_rows / batch.n_rows)
-        for model in models:  # in turn, so that what disturbs one disturbs all
+        for model in (one, *models):  # in turn, so that what disturbs one disturbs all
             model.update(batch)
-        rounds += 1
+        fresh.append(one.computing[-2] / batch.n_rows)
+        again.append(one.computing[-1] / batch.n_rows)
+        for name, model in deeper.items():
+            layers[name].append(model.computing[-1] / batch.n_rows - again[-1])
 
-    computing, updating = statistics.median(fresh), statistics.median(one.updating)
+    # Some sizes are met again in a run, and some are not.
+    row = (statistics.median(fresh) + statistics.median(again)) / 2
+    updating = updating_of_one = statistics.median(one.updating)
     for name, model in deeper.items():
         more = depths[name] - 1
-        layer, its_update = (
-            max(0.0, a - b) for a, b in zip(model.seconds(), one.seconds(), strict=True)
-        )
-        computing += more * layer * ahead.update_rows / rows
-        updating += more * its_update
-    return computing + updating
+        row += more * max(0.0, statistics.median(layers[name]))
+        updating += more * max(0.0, statistics.median(model.updating) - updating_of_one)
+    return row * ahead.update_rows + updating
 
 
 def _batches(ahead: Ahead, vocabulary: int) -> Iterator[Batch]:
