@@ -61,8 +61,8 @@ first update and to 2,389 in ten (mallinfo2). A T5's smaller matrices leave fewe
 trainings of bench/quality/plan_against_truth.py with two threads and glibc 2.36, so those cannot
 prove it; two others, a T5 of 48 M and a Llama of 12 layers and 23 M, came out at -0.1 and +1.4 %
 when 128 compiled products were kept and the bytes were 200 MiB. Other allocators are not known. The
-bytes are what evaluating, exporting and oneDNN's compiled
-products (`models.onednn`) add to the demo's shape.
+bytes are what evaluating, exporting and oneDNN's compiled products (`models.onednn`) add to the
+demo's shape.
 """
 
 
