@@ -192,10 +192,10 @@ class _Fit:
         return Fitted(kept, f"{self._words(kept)}; {state}, as before", tuple(self.warnings))
 
     def unmeasured(self) -> Fitted:
-        """What is asked for; auto is the first guess, without compiling or recomputing."""
+        """What is asked for; auto is the usual, without compiling or recomputing."""
         asked, recompute = self.train.micro_batch_rows, self.train.gradient_checkpointing is True
-        guess = max(1, CPU_MICRO_BATCH_TOKENS // self.row_tokens)
-        rows, why = (asked, "as set") if isinstance(asked, int) else (guess, "not measured")
+        usual = self._usual_rows()
+        rows, why = (asked, "as set") if isinstance(asked, int) else (usual, "not measured")
         compiled = self.train.compile is True
         if compiled:
             compile_blocks(self.model)
@@ -223,9 +223,9 @@ class _Fit:
             # A rule, not a trial: rows decide the order of sums, so the clock would decide bits.
             # Twice as many were 2 to 6 % faster for 0.5 to 1 GB, half as many never (lab/notes.md).
             most = max(1, room // max(1, each))
-            guess = max(1, CPU_MICRO_BATCH_TOKENS // self.row_tokens)
-            rows = evenly(self.update_rows, min(guess, most))
-            why = f"{CPU_MICRO_BATCH_TOKENS:,} tokens" if guess <= most else "the most that fit"
+            usual = self._usual_rows()
+            rows = evenly(self.update_rows, min(usual, most))
+            why = f"{CPU_MICRO_BATCH_TOKENS:,} tokens" if usual <= most else "the most that fit"
         compiled, reason = self._compile_policy(rows, cache)
         self._recompute(recompute)
         resources = Resources(rows, recompute, compiled, machine=key)
@@ -244,6 +244,10 @@ class _Fit:
                 raise
             return None
         return seconds * self.update_rows / min(rows, self.update_rows)
+
+    def _usual_rows(self) -> int:
+        """Rows of a micro-batch on a CPU, and wherever none can be measured."""
+        return max(1, CPU_MICRO_BATCH_TOKENS // self.row_tokens)
 
     def _at_once(self, rows: int) -> int:
         """Rows of the largest micro-batch there is: however many are allowed, an update has few."""
