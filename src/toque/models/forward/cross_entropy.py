@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from toque.batch import IGNORE
-from toque.models.forward.bf16.head import CHUNKS, loss_and_slopes
-from toque.models.forward.bf16.weights import bf16_copy, padded_length
+from toque.models.forward.bf16.head import CHUNKS, add_rounded, input_gradient, loss_and_slopes
+from toque.models.forward.bf16.weights import padded_copy, padded_length
 from toque.models.forward.float32_linear import by_onednn
 from toque.models.onednn import product
 
@@ -124,20 +124,21 @@ class _CrossEntropySum(torch.autograd.Function):
             # 16 bits on a CPU have a way of their own; smoothing needs every logarithm.
             rounded = kind == "cpu" and compute == torch.bfloat16 and smoothing == 0.0
             # Once, not once a chunk; on a CPU once an update.
-            matrix = bf16_copy(weight) if rounded else weight.to(compute)
+            matrix = padded_copy(weight) if rounded else weight.to(compute)
             labelled = _labelled(labels, n_labels)
             chunk_rows *= CHUNKS if rounded else 1
             longest = min(chunk_rows, len(labelled))
             room = padded_length(longest) if rounded else 0 if fast else longest
             products = matrix.new_empty(room, len(matrix))
+            sums: Tensor | None = None
             for number, rows in enumerate(torch.split(labelled, chunk_rows)):
                 chunk = hidden.index_select(0, rows).to(compute)
                 targets = labels.index_select(0, rows)
                 if rounded:
                     part, chunk, slope = loss_and_slopes(
-                        chunk, matrix, targets, products, bias=bias
+                        chunk, matrix, targets, products, bias=bias, vocabulary=len(weight)
                     )
-                    grad_logits = slope
+                    grad_logits = slope[:, : len(weight)]
                 else:
                     logits = _times(chunk, matrix, fast=fast, out=products[: len(rows)]).to(exact)
                     if bias is not None:
@@ -148,9 +149,16 @@ class _CrossEntropySum(torch.autograd.Function):
                 if grad_bias is not None:
                     grad_bias += grad_logits.sum(0, dtype=exact)
                 if grad_hidden is not None:
-                    back = _times(slope, matrix.T, fast=fast)[: len(rows)]
-                    grad_hidden.index_copy_(0, rows, back.to(grad_hidden.dtype))
-                if grad_weight is not None:
+                    back = (
+                        input_gradient(slope, matrix)
+                        if rounded
+                        else _times(slope, matrix.T, fast=fast)
+                    )
+                    grad_hidden.index_copy_(0, rows, back[: len(rows)].to(grad_hidden.dtype))
+                if grad_weight is not None and rounded:
+                    sums = torch.mm(slope.T, chunk, out=sums)
+                    add_rounded(grad_weight, sums[: len(weight)], first=number == 0)
+                elif grad_weight is not None:
                     _add_product(grad_weight, slope, chunk, first=number == 0, fast=fast)
 
         ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)

@@ -21,7 +21,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from toque.models.families import family_of
 from toque.models.forward.packed import scale_decoder_outputs
-from toque.models.forward.unpadded import t5_stack
+from toque.models.forward.unpadded import embed_both, t5_stack
 from toque.models.forward.varlen_attention import (
     AttentionPlan,
     Span,
@@ -122,8 +122,9 @@ def _on_cpu(
         read = torch.zeros(1, rows.rows * rows.source, dtype=torch.int64)
         longest = plans.encoder.longest, plans.decoder.longest
         encode, decode = model.get_submodule("encoder"), model.get_submodule("decoder")
-        states = t5_stack(encode, read, plans.encoder, None, longest=longest[0])
-        hidden = t5_stack(decode, written, plans.decoder, states, longest=longest[1])
+        source, target = embed_both(encode, decode, read, written)
+        states = t5_stack(encode, source, plans.encoder, None, longest=longest[0])
+        hidden = t5_stack(decode, target, plans.decoder, states, longest=longest[1])
         return scale_decoder_outputs(model, hidden)
 
 

@@ -78,7 +78,8 @@ class PackedPrompts:
         size, found = core.config.d_kv, []
         with _packed(core):
             plan = self._plan
-            states = t5_stack(encoder, self._tokens, plan, None, longest=plan.longest)[0]
+            embedded = encoder.get_submodule("embed_tokens")(self._tokens)
+            states = t5_stack(encoder, embedded, plan, None, longest=plan.longest)[0]
             for block in blocks.children():
                 attention = block.get_submodule("layer.1.EncDecAttention")
                 both = (attention.get_submodule(name)(states) for name in "kv")

@@ -18,7 +18,7 @@ from toque.models.forward.kernels.plan import (
     decoder_plan,
     encoder_decoder_plans,
 )
-from toque.models.forward.unpadded import t5_stack
+from toque.models.forward.unpadded import embed_both, t5_stack
 from toque.models.forward.varlen_attention import as_attended, attending_with, configs_of
 
 NAME: Final = "toque_kernels"
@@ -43,7 +43,7 @@ def encoder_decoder_hidden(core: PreTrainedModel, batch: EncoderDecoderBatch) ->
     """The decoder's last hidden states [R, T, D] of a T5, before any scaling for the head."""
     own, both = encoder_decoder_plans(batch)
     encoder, decoder = core.get_submodule("encoder"), core.get_submodule("decoder")
-    source, target = batch.source_tokens, batch.target_tokens
+    source, target = embed_both(encoder, decoder, batch.source_tokens, batch.target_tokens)
     with _kernels(core):
         states = t5_stack(encoder, source, own, None, longest=source.shape[1])
         return t5_stack(decoder, target, both, states, longest=target.shape[1])
