@@ -8,9 +8,13 @@ import pytest
 import torch
 
 from toque.models.forward.attention_groups import groups_of
+from toque.models.forward.bf16.embeddings import TiedEmbedding16
+from toque.models.forward.bf16.head import add_rounded, input_gradient
 from toque.models.forward.bf16.layers import use_bf16_layers
-from toque.models.forward.bf16.weights import bf16_copy, padded_length
+from toque.models.forward.bf16.weights import bf16_copy, copies_of, padded_copy, padded_length
+from toque.models.forward.cross_entropy import cross_entropy_sum
 from toque.models.forward.loss import loss_sum
+from toque.models.forward.unpadded import embed_both
 from toque.models.lora.frozen import hold_frozen
 from toque.models.lora.layers import attach, resolve
 from toque.training.runtime import Runtime
@@ -106,6 +110,86 @@ def test_a_copy_is_made_anew_after_an_update_only():
     with torch.no_grad():
         weight.mul_(2.0)
     assert torch.equal(bf16_copy(weight), weight.to(torch.bfloat16))
+
+
+def test_a_tied_tables_gradient_is_dense_and_what_pytorchs_look_up_gives(
+    kind, tiny, some_examples, packed
+):
+    model, made = tiny(kind), some_examples(5)
+    batch = packed(kind, [made[:2], made[2:]])
+    use_bf16_layers(model)
+    table = model.get_input_embeddings()
+    tied = model.get_output_embeddings().weight is table.weight
+    assert (type(table) is TiedEmbedding16) is tied
+    _, found = loss_and_gradients(model, batch, bf16=True)
+    assert table.weight.grad.layout == torch.strided
+    for module in model.modules():
+        if isinstance(module, TiedEmbedding16):
+            module.__class__ = torch.nn.Embedding
+    _, dense = loss_and_gradients(model, batch, bf16=True)
+    assert distance(found, dense) < 1e-6
+
+
+def test_a_padded_copy_stands_beside_the_plain_one():
+    weight = torch.nn.Parameter(torch.linspace(-1, 1, 70 * 4).view(70, 4))
+    padded = padded_copy(weight)
+    assert padded.shape == (128, 4)
+    assert torch.equal(padded[:70], weight.to(torch.bfloat16))
+    assert not padded[70:].any()
+    assert bf16_copy(weight).shape == (70, 4)
+    assert padded_copy(weight) is padded
+    assert [len(copy) for copy in copies_of(weight)] == [70, 128]
+    with torch.no_grad():
+        weight.mul_(2.0)
+    assert torch.equal(padded_copy(weight)[:70], weight.to(torch.bfloat16))
+    frozen = weight.detach().to(torch.bfloat16)
+    assert padded_copy(frozen).data_ptr() == frozen.data_ptr()
+
+
+@pytest.mark.parametrize("vocabulary", [70, 128])
+def test_a_padded_vocabulary_takes_no_share(vocabulary):
+    made = torch.Generator().manual_seed(3)
+    hidden = torch.randn(40, 16, generator=made).requires_grad_()
+    weight = torch.nn.Parameter(torch.randn(vocabulary, 16, generator=made))
+    bias = torch.nn.Parameter(torch.randn(vocabulary, generator=made))
+    labels = torch.randint(0, vocabulary, (40,), generator=made)
+    found = []
+    for bf16 in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            loss = cross_entropy_sum(hidden, weight, labels, bias=bias, chunk_rows=4)
+        gradients = torch.autograd.grad(loss, (hidden, weight, bias))
+        found.append((loss.detach(), *gradients))
+    for exact, rounded in zip(*found, strict=True):
+        assert rounded.shape == exact.shape
+        assert rounded.dtype == torch.float32
+        torch.testing.assert_close(rounded, exact, rtol=2e-2, atol=2e-2 * float(exact.abs().max()))
+
+
+def test_pieces_of_the_head_sum_to_the_whole():
+    made = torch.Generator().manual_seed(4)
+    slopes = torch.randn(3, 10_000, generator=made).to(torch.bfloat16)
+    matrix = torch.randn(10_000, 8, generator=made).to(torch.bfloat16)
+    whole = slopes.double() @ matrix.double()
+    torch.testing.assert_close(input_gradient(slopes, matrix).double(), whole, rtol=0, atol=1.5)
+    total, part = torch.full((600_000, 4), torch.nan), torch.ones(600_000, 4, dtype=torch.bfloat16)
+    add_rounded(total, part, first=True)
+    add_rounded(total, 2 * part, first=False)
+    assert bool((total == 3.0).all())
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_both_sides_of_a_t5_are_looked_up_alike(tiny, bf16):
+    model = tiny("t5")
+    encoder, decoder = model.get_submodule("encoder"), model.get_submodule("decoder")
+    table = model.get_input_embeddings()
+    source, target = torch.tensor([[3, 4, 5]]), torch.tensor([[5, 6]])
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        read, written = embed_both(encoder, decoder, source, target)
+    assert torch.equal(read, table(source))
+    assert torch.equal(written, table(target))
+    (gradient,) = torch.autograd.grad(read.sum() + 2.0 * written.sum(), table.weight)
+    rows = {i: float(row[0]) for i, row in enumerate(gradient) if row.any()}
+    assert rows == {3: 1.0, 4: 1.0, 5: 3.0, 6: 2.0}
 
 
 @pytest.mark.parametrize("fused", [False, True])

