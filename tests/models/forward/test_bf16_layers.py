@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from toque.models.forward.attention_groups import groups_of
-from toque.models.forward.bf16.embeddings import TiedEmbedding16
 from toque.models.forward.bf16.head import add_rounded, input_gradient
 from toque.models.forward.bf16.layers import use_bf16_layers
 from toque.models.forward.bf16.weights import bf16_copy, copies_of, padded_copy, padded_length
@@ -110,24 +109,6 @@ def test_a_copy_is_made_anew_after_an_update_only():
     with torch.no_grad():
         weight.mul_(2.0)
     assert torch.equal(bf16_copy(weight), weight.to(torch.bfloat16))
-
-
-def test_a_tied_tables_gradient_is_dense_and_what_pytorchs_look_up_gives(
-    kind, tiny, some_examples, packed
-):
-    model, made = tiny(kind), some_examples(5)
-    batch = packed(kind, [made[:2], made[2:]])
-    use_bf16_layers(model)
-    table = model.get_input_embeddings()
-    tied = model.get_output_embeddings().weight is table.weight
-    assert (type(table) is TiedEmbedding16) is tied
-    _, found = loss_and_gradients(model, batch, bf16=True)
-    assert table.weight.grad.layout == torch.strided
-    for module in model.modules():
-        if isinstance(module, TiedEmbedding16):
-            module.__class__ = torch.nn.Embedding
-    _, dense = loss_and_gradients(model, batch, bf16=True)
-    assert distance(found, dense) < 1e-6
 
 
 def test_a_padded_copy_stands_beside_the_plain_one():

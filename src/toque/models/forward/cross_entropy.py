@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from toque.batch import IGNORE
 from toque.models.forward.bf16.head import CHUNKS, add_rounded, input_gradient, loss_and_slopes
-from toque.models.forward.bf16.weights import logits_room, padded_copy, padded_length
+from toque.models.forward.bf16.weights import padded_copy, padded_length
 from toque.models.forward.float32_linear import by_onednn
 from toque.models.onednn import product
 
@@ -128,10 +128,8 @@ class _CrossEntropySum(torch.autograd.Function):
             labelled = _labelled(labels, n_labels)
             chunk_rows *= CHUNKS if rounded else 1
             longest = min(chunk_rows, len(labelled))
-            if rounded:
-                products = logits_room(weight, padded_length(longest), len(matrix))
-            else:
-                products = matrix.new_empty(0 if fast else longest, len(matrix))
+            room = padded_length(longest) if rounded else 0 if fast else longest
+            products = matrix.new_empty(room, len(matrix))
             sums: Tensor | None = None
             for number, rows in enumerate(torch.split(labelled, chunk_rows)):
                 chunk = hidden.index_select(0, rows).to(compute)

@@ -105,9 +105,7 @@ def embed_both(
     """
     reads, writes = (stack.get_submodule("embed_tokens") for stack in (encoder, decoder))
     shared = reads is writes or (
-        isinstance(reads, nn.Embedding)
-        and type(reads) is type(writes)
-        and reads.weight is writes.weight
+        type(reads) is type(writes) is nn.Embedding and reads.weight is writes.weight
     )
     if not (shared and in_bf16(source)):
         return reads(source), writes(target)

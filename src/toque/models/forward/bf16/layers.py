@@ -9,7 +9,6 @@ from transformers.models.t5.modeling_t5 import T5Attention, T5DenseGatedActDense
 from transformers.pytorch_utils import Conv1D
 
 from toque.models.forward.bf16.attention import LlamaAttention16, T5Attention16
-from toque.models.forward.bf16.embeddings import TiedEmbedding16
 from toque.models.forward.bf16.gated import LlamaMLP16, T5DenseGatedActDense16
 from toque.models.forward.bf16.linear import Conv1D16, Linear16
 from toque.models.forward.bf16.norms import LayerNorm16, LlamaRMSNorm16, T5LayerNorm16
@@ -34,11 +33,8 @@ def use_bf16_layers(model: nn.Module) -> int:
     saved stay the same. Frozen weights are bfloat16 already and need no copy.
     """
     found = 0
-    heads = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
     for module in model.modules():
         other = _CLASSES.get(type(module))
-        if type(module) is nn.Embedding and id(module.weight) in heads and not module.max_norm:
-            other = TiedEmbedding16
         if other is not None and all(p.device.type == "cpu" for p in module.parameters()):
             if isinstance(module, nn.Linear) and module.weight.dtype != torch.float32:
                 continue

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-_NAME, _PADDED, _LOGITS = "_toque_bf16", "_toque_bf16_padded", "_toque_bf16_logits"
+_NAME, _PADDED = "_toque_bf16", "_toque_bf16_padded"
 _WHOLE_ROWS = 64
 """Rows of an output head are padded to a multiple of it, see `padded_copy`."""
 
@@ -45,22 +45,6 @@ def padded_copy(weight: Tensor) -> Tensor:
     if weight.dtype == torch.bfloat16 or rows == len(weight):
         return bf16_copy(weight)
     return _kept(weight, rows, _PADDED)
-
-
-def logits_room(weight: Tensor, rows: int, columns: int) -> Tensor:
-    """At least [rows, columns] bfloat16 beside an output head's weight; it grows and stays.
-
-    Every micro-batch has another number of labels, so a new tensor for each seldom fits where the
-    last one was: the process would grow, and touch fresh memory, for many updates.
-    """
-    held: Tensor | None = getattr(weight, _LOGITS, None)
-    if held is None or len(held) < rows or held.shape[1] != columns:
-        held = None
-        setattr(weight, _LOGITS, None)  # freed before the larger one is made
-        with torch.inference_mode(mode=False):  # training will write into it, too
-            held = torch.empty(rows, columns, dtype=torch.bfloat16, device=weight.device)
-        setattr(weight, _LOGITS, held)
-    return held
 
 
 def copies_of(weight: Tensor) -> list[Tensor]:
