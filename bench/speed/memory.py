@@ -78,6 +78,7 @@ def ours(examples: Path, *, rows: int, precision: str) -> dict[str, Any]:
 
     from toque.data.loader.collate import encoder_decoder_batch
     from toque.data.loader.packing import choose_shape, pack
+    from toque.models.forward.cpu_layers import use_cpu_layers
     from toque.models.loading.fused_activations import fuse_activations
     from toque.training.optim.factory import build_optimizer
     from toque.training.runtime import Runtime
@@ -91,6 +92,7 @@ def ours(examples: Path, *, rows: int, precision: str) -> dict[str, Any]:
     fuse_activations(model)
     pairs = Pairs(examples, tokenizer)
     runtime = Runtime.detect(device="cpu", precision="bf16" if precision == "bf16" else "float32")
+    use_cpu_layers(model, runtime.precision)
     optimizer = build_optimizer(model)
     lengths = np.array([[len(p), len(t)] for p, t in pairs.ids])
     row = choose_shape(lengths[:, 0], lengths[:, 1], encoder=True)
