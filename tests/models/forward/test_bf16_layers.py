@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from toque.models.forward.attention_groups import groups_of
-from toque.models.forward.bf16.head import add_rounded, input_gradient
+from toque.models.forward.bf16.head import add_in_pieces, input_gradient
 from toque.models.forward.bf16.layers import use_bf16_layers
 from toque.models.forward.bf16.weights import bf16_copy, copies_of, padded_copy, padded_length
 from toque.models.forward.cross_entropy import cross_entropy_sum
@@ -153,8 +153,8 @@ def test_pieces_of_the_head_sum_to_the_whole():
     whole = slopes.double() @ matrix.double()
     torch.testing.assert_close(input_gradient(slopes, matrix).double(), whole, rtol=0, atol=1.5)
     total, part = torch.full((600_000, 4), torch.nan), torch.ones(600_000, 4, dtype=torch.bfloat16)
-    add_rounded(total, part, first=True)
-    add_rounded(total, 2 * part, first=False)
+    add_in_pieces(total, part, first=True)
+    add_in_pieces(total, 2 * part, first=False)
     assert bool((total == 3.0).all())
 
 

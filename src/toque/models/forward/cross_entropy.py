@@ -5,6 +5,7 @@ Letters: N positions with a label, D hidden size, V vocabulary, C rows of one ch
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from toque.batch import IGNORE
-from toque.models.forward.bf16.head import CHUNKS, add_rounded, input_gradient, loss_and_slopes
+from toque.models.forward.bf16.head import CHUNKS, add_in_pieces, input_gradient, loss_and_slopes
 from toque.models.forward.bf16.weights import padded_copy, padded_length
 from toque.models.forward.float32_linear import by_onednn
 from toque.models.onednn import product
@@ -88,6 +89,53 @@ def cross_entropy_sum(
     return loss
 
 
+@dataclass
+class _Gradients:
+    """The gradients that are wanted, summed over chunks."""
+
+    hidden: Tensor | None
+    """Zeros where no position has a label."""
+    weight: Tensor | None
+    """Set by the first chunk: zeros are a pass over megabytes that a CPU feels (V x D)."""
+    bias: Tensor | None
+    _product: Tensor | None = None
+    _is_first: bool = True
+
+    def add_bias(self, slope: Tensor) -> None:
+        """Of a chunk with this gradient of its logits [C, V]."""
+        if self.bias is not None:
+            self.bias += slope.sum(0, dtype=self.bias.dtype)
+
+    def add(
+        self, rows: Tensor, chunk: Tensor, slope: Tensor, matrix: Tensor, *, fast: bool
+    ) -> None:
+        """Hidden states' and weight's, of a chunk's inputs [C, D] and slopes [C, V]."""
+        if self.hidden is not None:
+            back = _times(slope, matrix.T, fast=fast)
+            self.hidden.index_copy_(0, rows, back.to(self.hidden.dtype))
+        if self.weight is None:
+            return
+        if slope.dtype == self.weight.dtype and not fast:
+            # beta = 0 does not read what was there, not even a NaN (BLAS).
+            self.weight.addmm_(slope.T, chunk, beta=0.0 if self._is_first else 1.0)
+        elif self._is_first:
+            self.weight.copy_(_times(slope.T, chunk.T, fast=fast))
+        else:
+            self.weight += _times(slope.T, chunk.T, fast=fast)
+        self._is_first = False
+
+    def add_rounded(self, rows: Tensor, chunk: Tensor, slope: Tensor, matrix: Tensor) -> None:
+        """The same by `bf16.head`: chunk and slopes with rows, slopes and matrix padded."""
+        if self.hidden is not None:
+            back = input_gradient(slope, matrix)[: len(rows)]
+            self.hidden.index_copy_(0, rows, back.to(self.hidden.dtype))
+        if self.weight is not None:
+            self._product = torch.mm(slope.T, chunk, out=self._product)
+            part = self._product[: len(self.weight)]
+            add_in_pieces(self.weight, part, first=self._is_first)
+            self._is_first = False
+
+
 class _CrossEntropySum(torch.autograd.Function):
     """See `cross_entropy_sum`. The gradients are computed in forward and scaled in backward.
 
@@ -109,10 +157,11 @@ class _CrossEntropySum(torch.autograd.Function):
     ) -> Tensor:
         wants = [grad_enabled and needed for needed in ctx.needs_input_grad[:3]]
         exact = torch.promote_types(hidden.dtype, torch.float32)
-        grad_hidden = torch.zeros_like(hidden) if wants[0] else None
-        # Filled by the first chunk: zeros are a pass over megabytes that a CPU feels (V x D).
-        grad_weight = torch.empty_like(weight, dtype=exact) if wants[1] else None
-        grad_bias = torch.zeros_like(bias, dtype=exact) if wants[2] and bias is not None else None
+        gradients = _Gradients(
+            torch.zeros_like(hidden) if wants[0] else None,
+            torch.empty_like(weight, dtype=exact) if wants[1] else None,
+            torch.zeros_like(bias, dtype=exact) if wants[2] and bias is not None else None,
+        )
         loss = torch.zeros((), dtype=exact, device=hidden.device)
 
         kind = hidden.device.type
@@ -130,8 +179,7 @@ class _CrossEntropySum(torch.autograd.Function):
             longest = min(chunk_rows, len(labelled))
             room = padded_length(longest) if rounded else 0 if fast else longest
             products = matrix.new_empty(room, len(matrix))
-            sums: Tensor | None = None
-            for number, rows in enumerate(torch.split(labelled, chunk_rows)):
+            for rows in torch.split(labelled, chunk_rows):
                 chunk = hidden.index_select(0, rows).to(compute)
                 targets = labels.index_select(0, rows)
                 if rounded:
@@ -146,22 +194,13 @@ class _CrossEntropySum(torch.autograd.Function):
                     part, grad_logits = _loss_and_gradient(logits, targets, smoothing)
                     slope = grad_logits.to(compute)
                 loss += part
-                if grad_bias is not None:
-                    grad_bias += grad_logits.sum(0, dtype=exact)
-                if grad_hidden is not None:
-                    back = (
-                        input_gradient(slope, matrix)
-                        if rounded
-                        else _times(slope, matrix.T, fast=fast)
-                    )
-                    grad_hidden.index_copy_(0, rows, back[: len(rows)].to(grad_hidden.dtype))
-                if grad_weight is not None and rounded:
-                    sums = torch.mm(slope.T, chunk, out=sums)
-                    add_rounded(grad_weight, sums[: len(weight)], first=number == 0)
-                elif grad_weight is not None:
-                    _add_product(grad_weight, slope, chunk, first=number == 0, fast=fast)
+                gradients.add_bias(grad_logits)
+                if rounded:
+                    gradients.add_rounded(rows, chunk, slope, matrix)
+                else:
+                    gradients.add(rows, chunk, slope, matrix, fast=fast)
 
-        ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
+        ctx.save_for_backward(gradients.hidden, gradients.weight, gradients.bias)
         ctx.dtypes = (hidden.dtype, weight.dtype, None if bias is None else bias.dtype)
         return loss
 
@@ -211,14 +250,3 @@ def _loss_and_gradient(logits: Tensor, targets: Tensor, smoothing: float) -> tup
 def _times(left: Tensor, right: Tensor, *, fast: bool, out: Tensor | None = None) -> Tensor:
     """`left @ right.T`; `fast` by oneDNN, which takes memory of its own in place of `out`."""
     return product(left, right) if fast else torch.mm(left, right.T, out=out)
-
-
-def _add_product(total: Tensor, slope: Tensor, chunk: Tensor, *, first: bool, fast: bool) -> None:
-    """`total += slope.T @ chunk`, the sum over chunks in `total`'s dtype; the first one sets it."""
-    if slope.dtype == total.dtype and not fast:
-        # beta = 0 does not read what was there, not even a NaN (BLAS).
-        total.addmm_(slope.T, chunk, beta=0.0 if first else 1.0)
-    elif first:
-        total.copy_(_times(slope.T, chunk.T, fast=fast))
-    else:
-        total += _times(slope.T, chunk.T, fast=fast)

@@ -81,7 +81,7 @@ def input_gradient(slopes: Tensor, matrix: Tensor) -> Tensor:
     return total
 
 
-def add_rounded(total: Tensor, part: Tensor, *, first: bool) -> None:
+def add_in_pieces(total: Tensor, part: Tensor, *, first: bool) -> None:
     """`total += part`, float32 and bfloat16 of one shape; the first part sets it.
 
     By pieces that a cache keeps: torch would first copy all of `part` to float32, for GPT-2's head
