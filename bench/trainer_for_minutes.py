@@ -87,7 +87,8 @@ class Clock(TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Stop after the first update that ends later."""
         self.updates.append(time.perf_counter() - self.began)
-        control.should_training_stop = self.updates[-1] >= self.seconds
+        if self.updates[-1] >= self.seconds:  # and never False: the last of `most` has set it
+            control.should_training_stop = True
 
     def rate(self, update: int) -> float:
         """Share of the peak learning rate: up in `warmup` updates, down to 0 when the time ends."""
