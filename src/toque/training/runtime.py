@@ -103,7 +103,8 @@ class Runtime:
 
         Version 1 of bf16 on a CPU was autocast's, and checkpoints of then hold none; 2 rounded
         attention's scores before masks and bias were added, 3 after; 4 has longer chunks of the
-        head, sums its inputs' gradient in float32, and looks both sides of a T5 up at once.
+        head, sums its inputs' gradient in float32, takes RMSNorm's gradient from LayerNorm's
+        kernel, rounds each group's gradient of T5's bias, and looks a T5's two sides up at once.
         """
         if self.device.type != "cpu":
             return {}
