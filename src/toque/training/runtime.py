@@ -104,12 +104,13 @@ class Runtime:
         Version 1 of bf16 on a CPU was autocast's, and checkpoints of then hold none; 2 rounded
         attention's scores before masks and bias were added, 3 after; 4 has longer chunks of the
         head, sums its inputs' gradient in float32, takes RMSNorm's gradient from LayerNorm's
-        kernel, rounds each group's gradient of T5's bias, and looks a T5's two sides up at once.
+        kernel, and looks a T5's two sides up at once; 5 has even chunks of the head, and sums the
+        gradient of T5's bias in float32, by distance.
         """
         if self.device.type != "cpu":
             return {}
         if self.precision == "bf16":
-            return {"bf16 on a CPU": "4"}
+            return {"bf16 on a CPU": "5"}
         return {"float32 on a CPU": "oneDNN"} if onednn_is_faster() else {}
 
     def peak(self, products: Products) -> Peak:

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from toque.models.forward.attention_groups import groups_of
-from toque.models.forward.bf16.head import add_in_pieces, input_gradient
+from toque.models.forward.bf16.head import add_in_pieces, even_chunks, input_gradient
 from toque.models.forward.bf16.layers import use_bf16_layers
+from toque.models.forward.bf16.position_bias import position_bias
 from toque.models.forward.bf16.weights import bf16_copy, copies_of, padded_copy, padded_length
 from toque.models.forward.cross_entropy import cross_entropy_sum
 from toque.models.forward.loss import loss_sum
@@ -156,6 +157,30 @@ def test_pieces_of_the_head_sum_to_the_whole():
     add_in_pieces(total, part, first=True)
     add_in_pieces(total, 2 * part, first=False)
     assert bool((total == 3.0).all())
+
+
+@pytest.mark.parametrize("usual", [64, 1000])
+@pytest.mark.parametrize("n", [1, 63, 79, 81, 5000])
+def test_chunks_of_the_head_are_even_and_little_longer_than_usual(n, usual):
+    rows = even_chunks(n, usual)
+    sizes = [len(part) for part in torch.arange(n).split(rows)]
+    assert max(sizes) <= usual * 1.25
+    assert max(sizes) - min(sizes) < len(sizes)
+    assert len(sizes) <= -(-n // usual)
+
+
+@pytest.mark.parametrize("is_decoder", [False, True])
+@pytest.mark.parametrize("length", [1, 7, 150])
+def test_a_bias_by_distance_is_t5s_own(tiny, is_decoder, length):
+    stack = tiny("t5").get_submodule("decoder" if is_decoder else "encoder")
+    attention = stack.get_submodule("block.0.layer.0.SelfAttention")
+    table = attention.relative_attention_bias.weight
+    slopes = torch.randn(1, attention.n_heads, length, length)
+    found, stock = position_bias(attention, length), attention.compute_bias(length, length)
+    assert torch.equal(found, stock)
+    (mine,) = torch.autograd.grad(found, table, slopes)
+    (theirs,) = torch.autograd.grad(stock, table, slopes)
+    torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-5)
 
 
 @pytest.mark.parametrize("bf16", [False, True])

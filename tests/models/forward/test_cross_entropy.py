@@ -67,6 +67,14 @@ def test_gradients_in_double_precision(smoothing):
     assert torch.autograd.gradcheck(loss, (hidden, weight, bias))
 
 
+def test_a_kept_graph_gives_its_gradients_again():
+    hidden, weight = torch.randn(5, 4, requires_grad=True), torch.randn(9, 4, requires_grad=True)
+    loss = cross_entropy_sum(hidden, weight, torch.arange(5)) / 3.0
+    first = torch.autograd.grad(loss, (hidden, weight), retain_graph=True)
+    second = torch.autograd.grad(loss, (hidden, weight))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
 def test_rows_of_a_batch_are_flattened():
     hidden, weight, _, labels = inputs(n=24)
     flat = cross_entropy_sum(hidden, weight, labels)

@@ -13,7 +13,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from toque.batch import IGNORE
-from toque.models.forward.bf16.head import CHUNKS, add_in_pieces, input_gradient, loss_and_slopes
+from toque.models.forward.bf16.head import (
+    CHUNKS,
+    add_in_pieces,
+    even_chunks,
+    input_gradient,
+    loss_and_slopes,
+)
 from toque.models.forward.bf16.weights import padded_copy, padded_length
 from toque.models.forward.float32_linear import by_onednn
 from toque.models.onednn import product
@@ -175,7 +181,8 @@ class _CrossEntropySum(torch.autograd.Function):
             # Once, not once a chunk; on a CPU once an update.
             matrix = padded_copy(weight) if rounded else weight.to(compute)
             labelled = _labelled(labels, n_labels)
-            chunk_rows *= CHUNKS if rounded else 1
+            if rounded:
+                chunk_rows = even_chunks(len(labelled), CHUNKS * chunk_rows)
             longest = min(chunk_rows, len(labelled))
             room = padded_length(longest) if rounded else 0 if fast else longest
             products = matrix.new_empty(room, len(matrix))
@@ -208,8 +215,11 @@ class _CrossEntropySum(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad_loss,) = grads
+        # In place where no second backward can come: the weight's is a large tensor (V x D).
+        again = torch._C._autograd._get_current_graph_task_keep_graph()  # noqa: SLF001
+        scale = torch.mul if again else Tensor.mul_
         scaled = (
-            None if gradient is None else (gradient * grad_loss).to(dtype)
+            None if gradient is None else scale(gradient, grad_loss).to(dtype)
             for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         )
         return (*scaled, None, None, None, None, None)

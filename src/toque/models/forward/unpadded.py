@@ -12,14 +12,17 @@ Letters: R rows, L row length, N real tokens of all rows, D hidden size, H heads
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
+from transformers.models.t5.modeling_t5 import T5Attention
 
 from toque.batch import DecoderBatch, EncoderDecoderBatch
 from toque.models.forward.bf16.linear import in_bf16
+from toque.models.forward.bf16.position_bias import position_bias
 from toque.models.forward.bf16.weights import padded_length
 from toque.models.forward.varlen_attention import AttentionPlan, spans, varlen_attention
 
@@ -135,7 +138,10 @@ def t5_stack(
         longest: Positions that attention looks at, at most.
     """
     first = stack.get_submodule("block.0.layer.0.SelfAttention")
-    bias = first.compute_bias(longest, longest)  # type: ignore[operator]
+    if in_bf16(embedded):
+        bias = position_bias(cast("T5Attention", first), longest)
+    else:
+        bias = first.compute_bias(longest, longest)  # type: ignore[operator]
     # Cross-attention has no bias; the stock layer would make one of zeros. `_attend` ignores it.
     no_bias = bias.new_empty(0)
     dropout = stack.get_submodule("dropout")

@@ -27,6 +27,19 @@ _COLUMNS: Final = 4096
 _TINY: Final = 1e-30
 
 
+def even_chunks(n: int, usual: int) -> int:
+    """Rows of a chunk when `n` are divided evenly; at most a quarter more than `usual`.
+
+    A last chunk of few rows would cost a pass over the whole gradient of the weight for next to no
+    products.
+
+    >>> even_chunks(2272, 2176), even_chunks(2272, 1344), even_chunks(5, 1344)
+    (2272, 1136, 5)
+    """
+    chunks = max(1, -(-n // (usual + usual // 4)))
+    return max(1, -(-n // chunks))
+
+
 def loss_and_slopes(
     chunk: Tensor,
     matrix: Tensor,
