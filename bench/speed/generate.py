@@ -12,7 +12,8 @@ The ratio is of tokens a second of the wall clock; that of the processor's stand
 Quality: answers must be equal id for id to those of transformers in float32. Where one is not, the
 two candidates' logits must lie within TIE of each other in the stock model (then either is a
 greedy answer, and which one depends on the order of a sum), or the ratio is void.
-With ours in bf16 the widest gap must be no wider than that of transformers in bf16.
+With ours in bf16 the widest gap must be no wider than that of transformers in bf16, and
+`equal_to_our_float32` counts the answers that are those of ours in float32.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ import transformers
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
-from toque.models.generation.engine import generate
+from toque.models.generation.engine import Precision, generate
 from toque.models.loading.from_scratch import build_model
 from toque.models.loading.pretrained import load_model
 
@@ -140,7 +141,7 @@ def measure(a: argparse.Namespace) -> harness.Result:
     pad = eos if pad is None else pad
     other = copy.deepcopy(model).to(torch.bfloat16) if a.baseline == "bf16" else model  # type: ignore[arg-type]
 
-    def ours(texts: Answers, new: int) -> Answers:
+    def ours(texts: Answers, new: int, precision: Precision = a.precision) -> Answers:
         return generate(
             model,
             texts,
@@ -148,7 +149,7 @@ def measure(a: argparse.Namespace) -> harness.Result:
             eos_id=eos,
             pad_id=pad,
             batch_rows=a.rows,
-            precision=a.precision,
+            precision=precision,
         )
 
     def theirs(texts: Answers, new: int, of: PreTrainedModel = other) -> Answers:
@@ -167,6 +168,8 @@ def measure(a: argparse.Namespace) -> harness.Result:
             rounded = differences(model, prompts, answers["theirs"], exact, eos)
             found["theirs"] = rounded
             found["passes"] = found["widest_gap"] <= rounded["widest_gap"]
+            pairs = zip(answers["ours"], ours(prompts, a.new, "float32"), strict=True)
+            found["equal_to_our_float32"] = sum(mine == exactly for mine, exactly in pairs)
         return found
 
     ours(prompts[:8], 4), theirs(prompts[:8], 4)
