@@ -29,6 +29,11 @@ SHAPE_SAMPLE = 2048
 """Examples whose lengths choose the row; the longest of all are always among them."""
 
 
+def usual_rows(tokens: int) -> int:
+    """Rows of so many tokens at once on a CPU, and wherever a number cannot be measured."""
+    return max(1, CPU_MICRO_BATCH_TOKENS // tokens)
+
+
 @dataclass(frozen=True)
 class Lengths:
     """Tokens each side computes for some store rows, and the row they are packed into."""

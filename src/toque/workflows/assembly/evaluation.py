@@ -24,7 +24,7 @@ from toque.reporter import SILENT, Reporter
 from toque.training.distributed.sharing import LossFn, Sharing
 from toque.workflows.asking.own_words import in_trained_form
 from toque.workflows.asking.provenance import provenance_of_run, target_limit
-from toque.workflows.assembly.batches import CPU_MICRO_BATCH_TOKENS, Lengths, refuse_empty
+from toque.workflows.assembly.batches import Lengths, refuse_empty, usual_rows
 from toque.workflows.assembly.metrics import slices_of, text_bytes
 from toque.workflows.assembly.mixture import held_out_weights
 from toque.workflows.assembly.setup import Setup
@@ -75,7 +75,7 @@ def build_heldout(setup: Setup, reporter: Reporter = SILENT) -> HeldOut:
         loss_sum=loss_sum if sharded is None else _together(sharded),
         autocast=runtime.autocast,
         device=runtime.device,
-        rows_per_batch=max(1, CPU_MICRO_BATCH_TOKENS // shape.tokens),
+        rows_per_batch=usual_rows(shape.tokens),
         share=(runtime.ranks.rank, runtime.ranks.world_size),
         total=runtime.ranks.all_reduce_sum,
         in_step=sharded is not None,

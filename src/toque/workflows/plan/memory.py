@@ -26,7 +26,7 @@ from toque.training.autotune.cache import MachineCache, machine_facts
 from toque.training.autotune.micro_batch import HEADROOM, evenly
 from toque.training.planning.outlined_update import OutlinedUpdate, outline_update
 from toque.version import __version__
-from toque.workflows.assembly.batches import CPU_MICRO_BATCH_TOKENS
+from toque.workflows.assembly.batches import usual_rows
 from toque.workflows.plan.ahead import Ahead
 from toque.workflows.plan.machine import Machine
 
@@ -136,7 +136,7 @@ class _Attempt:
             return self._at(wanted, recompute=recompute)
         if self.machine.where == "cpu":
             # The largest size that is tried, and what the heap keeps though a smaller be chosen.
-            guess = max(1, CPU_MICRO_BATCH_TOKENS // self.ahead.row.tokens)
+            guess = usual_rows(self.ahead.row.tokens)
             return self._at(evenly(self.ahead.update_rows, guess), recompute=recompute)
         one = self._at(1, recompute=recompute)
         if not one.fits or self.ahead.update_rows == 1:

@@ -36,7 +36,11 @@ from toque.training.distributed.collectives import Ranks
 from toque.training.optim.factory import build_optimizer, state_bytes
 from toque.units import Cursor
 from toque.version import __version__
-from toque.workflows.assembly.batches import CPU_MICRO_BATCH_TOKENS, expected_totals
+from toque.workflows.assembly.batches import (
+    CPU_MICRO_BATCH_TOKENS,
+    expected_totals,
+    usual_rows,
+)
 from toque.workflows.assembly.setup import Setup
 from toque.workflows.assembly.speed.optimisations import training_loss
 
@@ -194,7 +198,7 @@ class _Fit:
     def unmeasured(self) -> Fitted:
         """What is asked for; auto is the usual, without compiling or recomputing."""
         asked, recompute = self.train.micro_batch_rows, self.train.gradient_checkpointing is True
-        usual = self._usual_rows()
+        usual = usual_rows(self.row_tokens)
         rows, why = (asked, "as set") if isinstance(asked, int) else (usual, "not measured")
         compiled = self.train.compile is True
         if compiled:
@@ -223,7 +227,7 @@ class _Fit:
             # A rule, not a trial: rows decide the order of sums, so the clock would decide bits.
             # Twice as many were 2 to 6 % faster for 0.5 to 1 GB, half as many never (lab/notes.md).
             most = max(1, room // max(1, each))
-            usual = self._usual_rows()
+            usual = usual_rows(self.row_tokens)
             rows = evenly(self.update_rows, min(usual, most))
             why = f"{CPU_MICRO_BATCH_TOKENS:,} tokens" if usual <= most else "the most that fit"
         compiled, reason = self._compile_policy(rows, cache)
@@ -244,10 +248,6 @@ class _Fit:
                 raise
             return None
         return seconds * self.update_rows / min(rows, self.update_rows)
-
-    def _usual_rows(self) -> int:
-        """Rows of a micro-batch on a CPU, and wherever none can be measured."""
-        return max(1, CPU_MICRO_BATCH_TOKENS // self.row_tokens)
 
     def _at_once(self, rows: int) -> int:
         """Rows of the largest micro-batch there is: however many are allowed, an update has few."""
