@@ -49,17 +49,19 @@ class _Reads:
     """What the two sums read; U tiles are read, by all rows and query heads together."""
 
     key_rows: Tensor
-    """[U * d] rows of the keys' table [R * W / T * H * d, T]."""
+    """[U * d] rows of the keys' table [R * W / T * H * d, T], in the order of memory."""
     key_ends: Tensor
-    """[n * H * G * K / T + 1] where each tile's part of `key_rows` begins; it may have none."""
+    """[U + 2] where each tile's part of `key_rows` begins; a last one is empty, its sum zero."""
     queries: Tensor
-    """[U] the query of each tile."""
+    """[U] the query of each tile, in that order."""
+    scores: Tensor
+    """[n * H * G * K / T] the sum that stands in each place; the empty one where none was read."""
     value_rows: Tensor
     """[U * T] rows of the values' table [R * W / T * H * T, d]."""
     value_ends: Tensor
     """[n * H * G + 1] where each query's part of `value_rows` begins."""
-    tiles: Tensor
-    """[U] each tile's place among [n * H * G * K / T]."""
+    shares: Tensor
+    """[U] the place of each part of `value_rows` among [n * H * G * K / T]."""
 
 
 class Gather:
@@ -96,10 +98,11 @@ class Gather:
         reads = self._reads
         asked = (query * scale).to(DTYPE).view(-1, size).index_select(0, reads.queries)
         products = _sums(keys.view(-1, TILE), reads.key_rows, reads.key_ends, asked)
-        scores = products.view(n, heads, n_queries // heads, -1).float()
+        scores = products.index_select(0, reads.scores).view(n, heads, n_queries // heads, -1)
+        scores = scores.float()
         if mask is not None:
             scores = scores.add_(mask)
-        shares = scores.softmax(-1).to(DTYPE).view(-1, TILE).index_select(0, reads.tiles)
+        shares = scores.softmax(-1).to(DTYPE).view(-1, TILE).index_select(0, reads.shares)
         seen = _sums(values.view(-1, size), reads.value_rows, reads.value_ends, shares)
         return seen.view(n, -1).to(query.dtype)
 
@@ -108,22 +111,29 @@ class Gather:
         kind = torch.int32 if keys.numel() // min(TILE, size) <= _MOST_INT32 else torch.int64
         tile = torch.arange(self.columns.start // TILE, self.columns.stop // TILE)
         bounds = torch.tensor([[part.start, part.stop] for part in self._tiles]) // TILE
-        used = ((tile >= bounds[:, :1]) & (tile < bounds[:, 1:]))[:, None, None]
-        used = used.expand(-1, heads, group, -1).reshape(-1)
+        used = (tile >= bounds[:, :1]) & (tile < bounds[:, 1:])
         row = torch.arange(self.rows.start, self.rows.stop)[:, None, None, None]
-        head = torch.arange(heads)[:, None, None]
-        of_cache = (row * wide + tile) * heads + head
-        of_cache = of_cache.expand(-1, -1, group, -1).reshape(-1)
-        places = used.nonzero().squeeze(1)
-        read = of_cache.index_select(0, places).to(kind)[:, None]
-        counts = (bounds[:, 1] - bounds[:, 0]).repeat_interleave(heads * group)
+        of_cache = (row * wide + tile[:, None, None]) * heads + torch.arange(heads)[:, None]
+        of_cache = of_cache.to(kind).expand(-1, -1, -1, group)  # [n, K / T, H, G]
+        places = torch.arange(of_cache.numel()).view(len(used), heads, group, len(tile))
+        in_memory = places.permute(0, 3, 1, 2)[used].view(-1)
+        scores = torch.full((of_cache.numel(),), len(in_memory))
+        scores[in_memory] = torch.arange(len(in_memory))
+        by_query = used[:, None, None].expand_as(places)
+        keys_read = of_cache[used].view(-1, 1) * size + torch.arange(size, dtype=kind)
+        values_read = of_cache.permute(0, 2, 3, 1)[by_query].view(-1, 1) * TILE
+        values_read = values_read + torch.arange(TILE, dtype=kind)
+        sizes = torch.full((len(in_memory) + 1,), size)
+        sizes[-1] = 0
+        counts = used.sum(1).repeat_interleave(heads * group)
         return _Reads(
-            key_rows=(read * size + torch.arange(size, dtype=kind)).view(-1),
-            key_ends=_ends(used * size, kind),
-            queries=places // len(tile),
-            value_rows=(read * TILE + torch.arange(TILE, dtype=kind)).view(-1),
+            key_rows=keys_read.view(-1),
+            key_ends=_ends(sizes, kind),
+            queries=in_memory // len(tile),
+            scores=scores,
+            value_rows=values_read.view(-1),
             value_ends=_ends(counts * TILE, kind),
-            tiles=places,
+            shares=places[by_query],
         )
 
 
