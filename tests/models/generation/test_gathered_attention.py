@@ -81,6 +81,24 @@ def test_one_window_serves_layers_of_other_buffers():
     torch.testing.assert_close(got.double(), want, **CLOSE)
 
 
+def test_what_is_read_is_found_once_a_tile():
+    """As long as the same rows read the same tiles, and no longer."""
+    cache = KVCache((1, 1, 8), rows=3, dtype=DTYPE, device=CPU, gathers=True)
+    cache.admit([TILE - 3, 5, 4])
+    found = []
+    for _ in range(6):
+        (window,) = cache.begin()
+        found.append(window.gather)
+        cache.advance()
+    within, beyond = found[:3], found[3:]
+    assert all(one is within[0] for one in within)
+    assert all(one is beyond[0] for one in beyond)
+    assert within[0] is not beyond[0]
+    cache.drop(1)
+    (window,) = cache.begin()
+    assert window.gather is not beyond[0]
+
+
 def test_a_cache_gathers_what_it_would_multiply():
     """Rows of three lengths that join, leave and outgrow the buffer."""
     outputs = []

@@ -31,7 +31,7 @@ from toque.models.generation.cache_buffers import TILE, whole_tiles
 
 DTYPE: Final = torch.float16
 """Of the keys and values."""
-MOST_EMPTY_COLUMNS: Final = 4096
+MOST_EMPTY_COLUMNS: Final = 16384
 """Columns that no row reads, which rows attending together may have before they are split.
 
 A guess: each costs a pass of the softmax, about 10 ns for 6 heads, and another call about 50 us.
@@ -75,8 +75,13 @@ class Gather:
 
     def __init__(self, rows: slice, columns: slice, used: Sequence[slice]) -> None:
         self.rows, self.columns = rows, whole_tiles(columns)
-        self._tiles = [whole_tiles(part) for part in used]
+        self.tiles = [whole_tiles(part) for part in used]
         self._reads: _Reads | None = None
+
+    def reads_as(self, other: Gather) -> bool:
+        """Whether both read the same tiles, as most steps do that follow each other."""
+        mine, its = ((each.rows, each.columns, each.tiles) for each in (self, other))
+        return mine == its
 
     def attend(
         self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float
@@ -110,7 +115,7 @@ class Gather:
         _, wide, _, size, _ = keys.shape
         kind = torch.int32 if keys.numel() // min(TILE, size) <= _MOST_INT32 else torch.int64
         tile = torch.arange(self.columns.start // TILE, self.columns.stop // TILE)
-        bounds = torch.tensor([[part.start, part.stop] for part in self._tiles]) // TILE
+        bounds = torch.tensor([[part.start, part.stop] for part in self.tiles]) // TILE
         used = (tile >= bounds[:, :1]) & (tile < bounds[:, 1:])
         row = torch.arange(self.rows.start, self.rows.stop)[:, None, None, None]
         of_cache = (row * wide + tile[:, None, None]) * heads + torch.arange(heads)[:, None]

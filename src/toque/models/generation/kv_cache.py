@@ -91,7 +91,13 @@ class Window:
         return self.columns if self.gather is None else self.gather.columns
 
 
-def gathered_window(rows: slice, columns: slice, used: Sequence[slice], blocked: Tensor) -> Window:
+def gathered_window(
+    rows: slice,
+    columns: slice,
+    used: Sequence[slice],
+    blocked: Tensor,
+    last: Gather | None = None,
+) -> Window:
     """A window of which each row reads its own columns.
 
     Args:
@@ -99,8 +105,11 @@ def gathered_window(rows: slice, columns: slice, used: Sequence[slice], blocked:
         columns: What the rows use, all together.
         used: What each of them does.
         blocked: [R, W] -inf where a row uses no column, up to the last of `columns`.
+        last: These rows' at the step before, in the same buffers; serves again if it may.
     """
     gather = Gather(rows, columns, used)
+    if last is not None and gather.reads_as(last):
+        gather = last
     mask = blocked[rows, gather.columns].clone()
     mask[:, columns.stop - gather.columns.start :] = -torch.inf
     return Window(rows, columns, mask[:, None, None], gather)
@@ -216,6 +225,7 @@ class KVCache:
         self._width = self._whole(min(columns, AT_ONCE))
         self._groups: list[LengthGroup] = []  # empty when the rows have changed
         self._since = 0  # the newest token's column when they were grouped
+        self._gathered: dict[int, Gather] = {}  # the last step's, by their first rows
 
     @property
     def first(self) -> int:
@@ -277,7 +287,11 @@ class KVCache:
             mask = None if part.even else self._blocked[part.rows, None, None, columns]
             return Window(part.rows, columns, mask)
         used = [slice(start, columns.stop) for start in self.starts[part.rows]]
-        return gathered_window(part.rows, columns, used, self._blocked)
+        last = self._gathered.get(part.rows.start)
+        window = gathered_window(part.rows, columns, used, self._blocked, last)
+        if window.gather is not None:
+            self._gathered[part.rows.start] = window.gather
+        return window
 
     def attend(
         self,
@@ -331,7 +345,7 @@ class KVCache:
             self._width = self._whole(end + max(SPARE, end // 4))
         _, rows, heads, size = self._shape
         shape = (rows, heads, self._width, size)
-        old, self._layers = self._layers, []
+        old, self._layers, self._gathered = self._layers, [], {}
         for layer, device in enumerate(self._devices):
             pair = buffer_pair(shape, self._dtype, device, gathers=self._gathers)
             self._layers.append(pair)
