@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from toque.data.prepare.example_rows import ids_of, prompt_bounds
 from toque.data.prepare.settings import USUAL_PROMPT, USUAL_TARGET, PrepareSettings
-from toque.data.prepare.tokenizer_sample import spread_blocks
+from toque.data.prepare.tokenizer_sample import every_nth_record, spread_blocks
 from toque.data.tokenizer.codec import Codec
 from toque.sources.decompress import CHUNK_BYTES
 from toque.sources.files import SourceFile, plain_bytes
@@ -76,7 +76,8 @@ def _measured(
     targets: list[Lengths] = [np.empty(0, np.int64)]
     for file, block in chosen:
         examples = examples_in(block, file.reader).examples
-        sample = examples[:: -(-len(examples) * len(chosen) // SAMPLED) or 1]
+        every = -(-len(examples) * len(chosen) // SAMPLED) or 1
+        sample = list(every_nth_record(examples, every))
         pairs = [e for e in sample if not e.document]
         prompts.append(_lengths(codec, [e.prompt for e in pairs]) + around)
         targets.append(_lengths(codec, [e.target for e in pairs]) + 1)

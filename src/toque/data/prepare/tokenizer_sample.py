@@ -13,7 +13,7 @@ from toque.data.tokenizer.train import Kind, train_codec
 from toque.errors import DataError
 from toque.sources.blocks import NOT_UTF_8
 from toque.sources.files import SourceFile, blocks_of, plain_bytes
-from toque.sources.records import Block, examples_in
+from toque.sources.records import Block, Example, examples_in
 
 MAX_EXAMPLES = 20_000
 MAX_CHARACTERS = 8_000_000
@@ -63,10 +63,24 @@ def sample(
             places += [f"{Path(file.name).name}:{n}" for n in numbers[: _PLACES - len(places)]]
         characters = MAX_CHARACTERS // len(chosen)
         every = -(-len(examples) * len(chosen) // MAX_EXAMPLES) or 1
-        for example in examples[::every]:
+        for example in every_nth_record(examples, every):
             for text in (example.prompt, example.target):
                 yield text[: max(0, characters)]
                 characters -= len(text)
+
+
+def every_nth_record(examples: Sequence[Example], n: int) -> Iterator[Example]:
+    """All examples of one record in `n`, from the first on.
+
+    Not every n-th example: of two tasks, every second example is of the same one.
+    """
+    records, before = 0, 0
+    for example in examples:
+        if not records or example.task <= before:  # a record's examples carry rising numbers
+            records += 1
+        before = example.task
+        if (records - 1) % n == 0:
+            yield example
 
 
 def spread_blocks(
