@@ -94,6 +94,12 @@ def test_frozen_weights_are_in_no_group(watched):
     assert set(heard.events[0]["groups"]) == {"other"}
 
 
+def test_a_sample_meets_many_columns():
+    """A step of a multiple of the width would meet the same few in every row."""
+    matrix = torch.arange(1024).expand(4096, -1).contiguous()
+    assert len(_sample(matrix).unique()) == 1024
+
+
 def test_a_large_parameter_is_sampled_evenly_and_without_a_copy():
     large = torch.arange(3.0 * MOST_WEIGHTS + 5)
     taken = _sample(large)
