@@ -37,6 +37,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
 from toque.models.generation.engine import Precision, generate
+from toque.models.glibc_malloc import keep_freed_memory
 from toque.models.loading.from_scratch import build_model
 from toque.models.loading.pretrained import load_model
 
@@ -135,6 +136,7 @@ def model_and_prompts(a: argparse.Namespace) -> tuple[PreTrainedModel, Answers, 
 def measure(a: argparse.Namespace) -> harness.Result:
     """Both systems in turn, and the answers compared with float32's."""
     torch.set_num_threads(a.threads)
+    keep_freed_memory()  # as `toque generate` does; both sides have it
     transformers.logging.set_verbosity_error()
     model, prompts, eos = model_and_prompts(a)
     pad = model.config.pad_token_id

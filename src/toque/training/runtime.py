@@ -18,11 +18,11 @@ from torch import Tensor
 
 from toque.errors import ConfigError
 from toque.keyed_random import key_of
+from toque.models.glibc_malloc import keep_freed_memory
 from toque.models.onednn import keep_fewer_kernels, onednn_is_faster
 from toque.models.precision import has_fast_bf16
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.parts import whole
-from toque.training.glibc_malloc import keep_freed_memory
 from toque.training.optim.factory import step_if
 from toque.training.peak_flops import Peak, Products, peak_of
 from toque.training.phases import Phases

@@ -76,11 +76,14 @@ def generate(
     with reporter.working(f"reading {folder}"):
         # With torch, which answering a mistake does without.
         from toque.models.generation.engine import generate as generate_ids
+        from toque.models.glibc_malloc import keep_freed_memory
         from toque.models.lora.files import load_adapter
         from toque.workflows.asking.structured_writing import recipe_constraint
         from toque.workflows.open_model import open_model
 
         opened = open_model(folder, device=device, reporter=reporter)
+    if opened.model.device.type == "cpu":
+        keep_freed_memory()
     computed = _precision(precision, opened.model, reporter)
     texts: list[Written] = []
     for i, ((adapter, record), typed) in enumerate(zip(asked, each, strict=True)):

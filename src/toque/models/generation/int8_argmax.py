@@ -25,6 +25,8 @@ BLOCK: Final = 64
 WORTHWHILE_STEPS: Final = 32
 """Greedy steps that pay for quantizing the head's weights."""
 _INT8_MAX: Final = 127
+_ZERO: Final = 128
+"""The unsigned number that stands for zero."""
 _AT_ONCE: Final = 64
 """Blocks quantized together: some 8 MB of weights."""
 MOST_BLOCKS: Final = 1 / 8
@@ -67,19 +69,22 @@ class Int8Argmax:
         size = weight.shape[1]
         blocks = -(-len(weight) // BLOCK)
         # Copies of the last token fill the last block; they change no maximum.
-        self._int8 = torch.empty(blocks * BLOCK, size, dtype=torch.int8)
+        int8 = torch.empty(blocks * BLOCK, size, dtype=torch.int8)
         self._scales = torch.empty(blocks)
         self._errors = torch.empty(blocks)
         self._lengths = torch.empty(blocks)
         for first in range(0, blocks, _AT_ONCE):
-            self._quantize(slice(first, min(first + _AT_ONCE, blocks)))
-        self._products = torch.empty(rows, blocks * BLOCK, dtype=torch.int32)
+            self._quantize(slice(first, min(first + _AT_ONCE, blocks)), int8)
+        # In the order in which oneDNN reads it.
+        self._packed = torch.ops.onednn.qlinear_prepack(int8, [rows, size])
+        self._ones = torch.ones(len(int8))
+        self._zeros = torch.zeros(len(int8), dtype=torch.int32)
         self._given_up = not bool(self._lengths.isfinite().all())
         self._misses = 0  # steps in which most rows were doubtful, one after the other
         self.n_in_doubt = 0
         """Logits that the last step had to compute."""
 
-    def _quantize(self, blocks: slice) -> None:
+    def _quantize(self, blocks: slice, int8: Tensor) -> None:
         tokens = slice(blocks.start * BLOCK, blocks.stop * BLOCK)
         part = self.weight[tokens]
         if missing := tokens.stop - tokens.start - len(part):
@@ -87,7 +92,7 @@ class Int8Argmax:
         part = part.view(-1, BLOCK, part.shape[-1])
         scale = _scale(part, (1, 2))
         whole = (part / scale).round_()
-        self._int8[tokens] = whole.flatten(0, 1).to(torch.int8)
+        int8[tokens] = whole.flatten(0, 1).to(torch.int8)
         whole = whole.mul_(scale)
         self._scales[blocks] = scale.flatten()
         self._errors[blocks] = (part - whole).norm(dim=2).amax(1)
@@ -129,15 +134,26 @@ class Int8Argmax:
         """
         scale = _scale(hidden, 1)
         whole = (hidden / scale).round_()
-        products = torch._int_mm(  # noqa: SLF001  # PyTorch has no other name for it
-            whole.to(torch.int8), self._int8.T, out=self._products[: len(hidden)]
-        )
+        products = self._products(whole)
         error = (hidden - whole.mul_(scale)).norm(dim=1, keepdim=True)
         length = hidden.norm(dim=1, keepdim=True)
         # The last term is what summing D products in float32 may round away.
         slack = 2.0 * hidden.shape[1] * torch.finfo(torch.float32).eps
         doubt = length * (self._errors + slack * self._lengths) + error * self._lengths
         return products.view(len(hidden), -1, BLOCK), scale * self._scales, doubt.mul_(_ROUNDING)
+
+    def _products(self, whole: Tensor) -> Tensor:
+        """Integers [n, D] times the quantized weights: [n, V], in float32.
+
+        A sum above 2**24 is rounded, by far less than `_bounds` allows for sums. `torch._int_mm`
+        lays the weights anew each time, which takes a quarter longer and empties the caches: steps
+        of 96 texts take 4 to 6 % longer by it (T5 mini).
+        """
+        shifted = (whole + _ZERO).to(torch.uint8)  # signed numbers take oneDNN's slow path
+        inputs = (shifted, 1.0, _ZERO, self._packed, self._ones, self._zeros)
+        outputs = (None, 1.0, 0, torch.float32, "none", [], "")  # no bias, no scale, nothing after
+        product: Tensor = torch.ops.onednn.qlinear_pointwise(*inputs, *outputs)
+        return product
 
 
 def _scale(values: Tensor, axis: int | tuple[int, ...]) -> Tensor:

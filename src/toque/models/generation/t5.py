@@ -34,6 +34,7 @@ from toque.models.generation.kv_cache import (
     windowed_attention,
     windows_on,
 )
+from toque.models.generation.packed_products import beside_each_other
 from toque.models.generation.packed_prompts import PackedPrompts, reads_packed
 
 
@@ -67,6 +68,12 @@ class T5Decoding(Decoding):
         self._source_mask = torch.empty(0)  # [R, S]: -inf after a row's source
         self._position_bias = torch.empty(0)
         self._source_windows: list[Window] = []  # empty when the rows have changed
+        blocks = core.get_submodule("decoder.block").children()
+        own = [block.get_submodule("layer.0.SelfAttention") for block in blocks]
+        self._together = [
+            beside_each_other(*(attention.get_submodule(name) for name in "qkv"))
+            for attention in own
+        ]
 
     def admit(self, prompts: Sequence[Sequence[int]]) -> list[int]:
         """Encode the prompts; every answer begins with the start token."""
@@ -144,10 +151,11 @@ class T5Decoding(Decoding):
             hidden = self.cache.near(number, hidden)
             layer = block.layer[0]
             attention, normed = layer.SelfAttention, layer.layer_norm(hidden)
-            query, key, value = (
-                project(normed).view(live, -1, size)
-                for project in (attention.q, attention.k, attention.v)
-            )
+            if (together := self._together[number]) is None:
+                made = [project(normed) for project in (attention.q, attention.k, attention.v)]
+            else:
+                made = together(normed).chunk(3, -1)
+            query, key, value = (each.view(live, -1, size) for each in made)
             # No 1/sqrt(d): T5's query initialiser carries it (Raffel et al. 2020).
             seen = self.cache.attend(number, query, key, value, windows=windows, scale=1.0)
             hidden = hidden + attention.o(seen)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from toque.batch import Batch
-from toque.training.glibc_malloc import keep_freed_memory
+from toque.models.glibc_malloc import keep_freed_memory
 
 LossFn = Callable[[nn.Module, Batch], Tensor]
 BUCKET_MIB: Final = {"cpu": 4, "cuda": 25}

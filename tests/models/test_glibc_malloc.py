@@ -5,14 +5,14 @@ import sys
 
 import pytest
 
-from toque.training.glibc_malloc import keep_freed_memory
+from toque.models.glibc_malloc import keep_freed_memory
 
 FAULTS = """
 import resource, sys
 import torch
 torch.set_num_threads(1)
 if sys.argv[1] == "kept":
-    from toque.training.glibc_malloc import keep_freed_memory
+    from toque.models.glibc_malloc import keep_freed_memory
     if not keep_freed_memory():
         print(-1); raise SystemExit
 for _ in range(8):  # an aligned tensor seldom fits the first hole left by another
@@ -43,7 +43,7 @@ def test_freed_tensors_are_reused() -> None:
 RETURNED = """
 import psutil
 import torch
-from toque.training.glibc_malloc import keep_freed_memory, return_freed_memory
+from toque.models.glibc_malloc import keep_freed_memory, return_freed_memory
 torch.set_num_threads(1)
 keep_freed_memory()
 whole = [torch.ones(1 << 20) for _ in range(32)]  # 4 MiB each
