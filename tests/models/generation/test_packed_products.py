@@ -17,6 +17,7 @@ from toque.models.generation.packed_products import (
     MOST_ROWS,
     PackedLinear,
     RowsLinear,
+    beside_each_other,
     has_bf16_products,
     with_bf16_products,
 )
@@ -62,6 +63,35 @@ def test_rows_are_float32_where_its_products_are_packed(faster, tiny, monkeypatc
     twin = with_bf16_products(tiny("gpt2"))
     assert any(isinstance(m, RowsLinear) for m in twin.modules()) is faster
     assert has_bf16_products(twin)
+
+
+def test_a_t5s_attention_is_all_bf16_beside_float32_products(tiny, monkeypatch):
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("no oneDNN")
+    monkeypatch.setattr(packed_products, "onednn_is_faster", lambda: True)
+    layers = dict(with_bf16_products(tiny("t5")).named_modules())
+    attention = [layer for name, layer in layers.items() if name.endswith(("n.q", "n.k", "n.o"))]
+    others = [layer for name, layer in layers.items() if name.endswith("DenseReluDense.wo")]
+    assert attention
+    assert all(isinstance(m, PackedLinear) for m in attention)
+    assert {m.dtype for m in attention} == {torch.bfloat16}
+    assert others
+    assert all(isinstance(m, RowsLinear) for m in others)
+
+
+def test_layers_beside_each_other_make_what_each_makes():
+    torch.manual_seed(0)
+    plain = [nn.Linear(48, out, bias=False) for out in (32, 32, 16)]
+    layers = [PackedLinear(n.weight, None, torch.bfloat16) for n in plain]
+    states = torch.randn(3, 48)
+    together = beside_each_other(*layers)
+    assert together is not None
+    parts = together(states).split([32, 32, 16], -1)
+    for part, layer in zip(parts, layers, strict=True):
+        assert torch.allclose(part, layer(states), atol=0.02)
+    exact = PackedLinear(plain[0].weight, None, torch.float32)
+    assert beside_each_other(*layers, exact) is None
+    assert beside_each_other(*layers, plain[0]) is None  # nor one that is not packed
 
 
 def test_every_linear_layer_but_the_head_is_replaced_and_the_model_is_not(kind, tiny):

@@ -151,8 +151,16 @@ class Int8Argmax:
         """
         shifted = (whole + _ZERO).to(torch.uint8)  # signed numbers take oneDNN's slow path
         inputs = (shifted, 1.0, _ZERO, self._packed, self._ones, self._zeros)
-        outputs = (None, 1.0, 0, torch.float32, "none", [], "")  # no bias, no scale, nothing after
-        product: Tensor = torch.ops.onednn.qlinear_pointwise(*inputs, *outputs)
+        plain: tuple[object, ...] = (
+            None,
+            1.0,
+            0,
+            torch.float32,
+            "none",
+            [],
+            "",
+        )
+        product: Tensor = torch.ops.onednn.qlinear_pointwise(*inputs, *plain)
         return product
 
 
