@@ -17,6 +17,8 @@ from toque.workflows.texts_in_order import InOrder, OnText
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from toque.workflows.open_model import OpenedModel
+
 Precision = Literal["auto", "bf16", "float32"]
 
 
@@ -76,14 +78,10 @@ def generate(
     with reporter.working(f"reading {folder}"):
         # With torch, which answering a mistake does without.
         from toque.models.generation.engine import generate as generate_ids
-        from toque.models.glibc_malloc import keep_freed_memory
         from toque.models.lora.files import load_adapter
         from toque.workflows.asking.structured_writing import recipe_constraint
-        from toque.workflows.open_model import open_model
 
-        opened = open_model(folder, device=device, reporter=reporter)
-    if opened.model.device.type == "cpu":
-        keep_freed_memory()
+        opened = _opened(folder, device, reporter)
     computed = _precision(precision, opened.model, reporter)
     texts: list[Written] = []
     for i, ((adapter, record), typed) in enumerate(zip(asked, each, strict=True)):
@@ -153,6 +151,16 @@ def _precision(
             "slower than float32. Leave the precision at float32, or say auto."
         )
     return "bf16" if asked == "bf16" or (asked == "auto" and fast) else "float32"
+
+
+def _opened(folder: Path, device: str, reporter: Reporter) -> OpenedModel:
+    from toque.models.glibc_malloc import keep_freed_memory
+    from toque.workflows.open_model import open_model
+
+    opened = open_model(folder, device=device, reporter=reporter)
+    if opened.model.device.type == "cpu":
+        keep_freed_memory()
+    return opened
 
 
 def _texts(
