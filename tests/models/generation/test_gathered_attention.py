@@ -20,6 +20,19 @@ CLOSE = {"atol": 3e-3, "rtol": 3e-3}
 """Three roundings to 11 bits: of the query, the scores and the shares."""
 
 
+@pytest.fixture(autouse=True)
+def fresh_memory_holds_nans():
+    """What a cache has not written must not be read, were it only to be masked."""
+    found = torch.are_deterministic_algorithms_enabled()
+    filled = torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    assert torch.empty(3).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(found)
+    torch.utils.deterministic.fill_uninitialized_memory = filled
+
+
 def stored(rows=5, heads=2, size=8):
     """Numbers that float16 holds, as they are and in a cache's buffers."""
     torch.manual_seed(0)
@@ -146,6 +159,28 @@ def test_rows_move_to_the_left_in_their_buffers_tile_by_tile():
         assert 2 * max(ends) < 120 * 5
         assert sum(later < end for end, later in itertools.pairwise(ends)) > 2
         assert [buffer.data.data_ptr() for buffer in cache._layers[0]] == first
+        outputs.append(seen)
+    for got, want in zip(*reversed(outputs), strict=True):
+        torch.testing.assert_close(got, want, **CLOSE)
+
+
+def test_rows_without_a_prompt_begin_anywhere_in_a_tile():
+    """A T5's answers, which begin where those that are being written stand."""
+    outputs = []
+    for gathers in (False, True):
+        torch.manual_seed(3)
+        dtype = DTYPE if gathers else torch.float32
+        cache = KVCache((1, 2, 8), rows=3, columns=80, dtype=dtype, device=CPU, gathers=gathers)
+        seen = []
+        for number in range(40):
+            cache.admit([0] * ((3 if number else 1) - len(cache.starts)))
+            for _ in range(1 + 11 * number % 9):
+                windows = cache.begin()
+                query, key, value = torch.randn(3, len(cache.starts), 2, 8)
+                seen.append(cache.attend(0, query, key, value, windows=windows, scale=0.5))
+                cache.advance()
+            if number:
+                cache.drop(number % 3)
         outputs.append(seen)
     for got, want in zip(*reversed(outputs), strict=True):
         torch.testing.assert_close(got, want, **CLOSE)

@@ -40,6 +40,9 @@ class Columns:
         """Write one column of the first n rows, [n, H, d]."""
         self.data[: len(new), :, column] = new
 
+    def begin(self, rows: slice, column: int) -> None:
+        """Make ready rows whose first column this will be."""
+
     def store(self, rows: slice, columns: slice, many: Tensor) -> None:
         """Write columns of some rows, [rows, H, columns, d]."""
         self.data[rows, :, columns] = many
@@ -60,6 +63,10 @@ class Tiles(Columns):
     What a query sums lies side by side, and all that a row reads in one piece: with its heads apart
     reading takes half as long again. Columns move to others by whole tiles, by a multiple of T.
 
+    A tile is zeroed when its first column is used: others of it are masked, and must not hold a NaN.
+    So the memory may be such as a process kept (`glibc_malloc.py`): fresh pages of a cache take 6 %
+    of the time of 96 texts of 400 tokens (T5 mini, two Zen 5 cores).
+
     Args:
         shape: R, H, W and d.
         dtype: Of its numbers.
@@ -72,12 +79,19 @@ class Tiles(Columns):
     ) -> None:
         rows, heads, width, size = shape
         within = (size, TILE) if keys else (TILE, size)
-        self.data = zeroed((rows, width // TILE, heads, *within), dtype, device)
+        self.data = torch.empty((rows, width // TILE, heads, *within), dtype=dtype, device=device)
         self._tiles = self.data.transpose(3, 4) if keys else self.data
 
     def append(self, column: int, new: Tensor) -> None:
         """Write one column of the first n rows, [n, H, d]."""
+        if column % TILE == 0:
+            self.data[: len(new), column // TILE] = 0
         self._tiles[: len(new), column // TILE, :, column % TILE] = new
+
+    def begin(self, rows: slice, column: int) -> None:
+        """Make ready rows whose first column this will be."""
+        if column % TILE:
+            self.data[rows, column // TILE] = 0
 
     def store(self, rows: slice, columns: slice, many: Tensor) -> None:
         """Write columns of some rows, [rows, H, columns, d]; others of their tiles become zero."""

@@ -241,6 +241,10 @@ class KVCache:
         for length in lengths:
             places.append((len(self.starts), slice(self.end - length, self.end)))
             self.starts.append(self.end - length)
+            if not length:
+                row = len(self.starts) - 1
+                for buffer in itertools.chain(*self._layers):
+                    buffer.begin(slice(row, row + 1), self.end)
         self._mask_rows(range(len(self.starts) - len(lengths), len(self.starts)))
         self._groups = []
         return places
