@@ -55,6 +55,15 @@ def test_rows_of_a_step_are_float32_and_fewer_and_more_are_not(rows):
     assert torch.allclose(got, layer(states), atol=0.05)
 
 
+def test_a_t5_need_not_cast_prompts_to_float32_between_products():
+    """Its feed-forward casts what it gives the last layer to that layer's precision."""
+    layer = nn.Linear(48, 40)
+    rows = RowsLinear(layer.weight, layer.bias)
+    assert rows.weight.dtype == torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        assert rows.weight.dtype == torch.bfloat16
+
+
 @pytest.mark.parametrize("faster", [False, True])
 def test_rows_are_float32_where_its_products_are_packed(faster, tiny, monkeypatch):
     if faster and not torch.backends.mkldnn.is_available():

@@ -63,7 +63,7 @@ class Tiles(Columns):
     What a query sums lies side by side, and all that a row reads in one piece: with its heads apart
     reading takes half as long again. Columns move to others by whole tiles, by a multiple of T.
 
-    A tile is zeroed when its first column is used: others of it are masked, and must not hold a NaN.
+    A tile is zeroed when its first column is used: the others are masked, and must not hold a NaN.
     So the memory may be such as a process kept (`glibc_malloc.py`): fresh pages of a cache take 6 %
     of the time of 96 texts of 400 tokens (T5 mini, two Zen 5 cores).
 

@@ -92,17 +92,22 @@ class RowsLinear(nn.Module):
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         """As `PackedLinear`'s."""
         super().__init__()
-        self.weight, self.bias = weight.detach(), None if bias is None else bias.detach()
+        self.of, self.bias = weight.detach(), None if bias is None else bias.detach()
+
+    @property
+    def weight(self) -> Tensor:
+        """What the product reads, to others: a T5 casts states to its precision."""
+        return self.rounded.weight if torch.is_autocast_enabled("cpu") else self.of
 
     @cached_property
     def exact(self) -> PackedLinear:
         """Packed when first needed, as is the other: an encoder's layers never see few rows."""
-        return PackedLinear(self.weight, self.bias, torch.float32)
+        return PackedLinear(self.of, self.bias, torch.float32)
 
     @cached_property
     def rounded(self) -> PackedLinear:
         """The same in bf16."""
-        return PackedLinear(self.weight, self.bias, torch.bfloat16)
+        return PackedLinear(self.of, self.bias, torch.bfloat16)
 
     def forward(self, states: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
