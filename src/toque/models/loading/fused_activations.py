@@ -23,5 +23,5 @@ def stock_activations(model: nn.Module) -> None:
     """Undo `fuse_activations`."""
     for module in list(model.modules()):
         for name, child in module.named_children():
-            if type(child) is nn.GELU and child.approximate == "tanh":
+            if isinstance(child, nn.GELU) and child.approximate == "tanh":
                 setattr(module, name, NewGELUActivation())

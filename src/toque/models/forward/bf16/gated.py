@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
+from transformers.activations import SiLUActivation
 from transformers.models.llama.modeling_llama import LlamaMLP
 from transformers.models.t5.modeling_t5 import T5DenseGatedActDense
 
+from toque.models.cpu_kernels import fused
 from toque.models.forward.bf16.linear import in_bf16, is_plain, one_product
 
 _ATEN = torch.ops.aten
@@ -21,15 +23,22 @@ class _Gate(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, both: Tensor, gelu: bool) -> Tensor:  # noqa: FBT001  # by position
+        ctx.gelu, ctx.fused = gelu, fused.available()
+        if ctx.fused:
+            ctx.save_for_backward(both)
+            return fused.activate(both, "gelu_tanh" if gelu else "silu", gated=True)
         gate, up = both.chunk(2, -1)
         active = functional.gelu(gate, approximate="tanh") if gelu else functional.silu(gate)
         ctx.save_for_backward(both, active)
-        ctx.gelu = gelu
         return active * up
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.fused:
+            (both,) = ctx.saved_tensors
+            kind: fused.Activation = "gelu_tanh" if ctx.gelu else "silu"
+            return fused.activate_backward(both, grads[0].contiguous(), kind, gated=True), None
         both, active = ctx.saved_tensors
         gate, up = both.chunk(2, -1)
         back = torch.empty_like(both)
@@ -48,7 +57,7 @@ class LlamaMLP16(LlamaMLP):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., D]."""
-        silu = isinstance(self.act_fn, nn.SiLU)
+        silu = isinstance(self.act_fn, (nn.SiLU, SiLUActivation))
         if not (in_bf16(x) and silu and is_plain(self.gate_proj, self.up_proj)):
             return cast("Tensor", super().forward(x))  # type: ignore[no-untyped-call]
         both = one_product(self, x, (self.gate_proj, self.up_proj))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from toque.models.cpu_kernels import fused
 from toque.models.forward.bf16.weights import padded_length
 
 CHUNKS: Final = 4
@@ -67,6 +68,8 @@ def loss_and_slopes(
     padded = functional.pad(chunk, (0, 0, 0, padded_length(n) - n))
     slopes = torch.mm(padded, matrix.T, out=products[: len(padded)])
     slopes[n:] = 0.0
+    if fused.available():
+        return fused.head_slopes(slopes[:n], targets, bias, vocabulary).sum(), padded, slopes
     slopes[:, vocabulary:] = 0.0
     loss = torch.zeros((), dtype=torch.float32)
     rows = max(1, _BLOCK_ELEMENTS // vocabulary)

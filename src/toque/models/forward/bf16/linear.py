@@ -38,6 +38,12 @@ def one_product(owner: nn.Module, values: Tensor, layers: Sequence[nn.Linear]) -
     return product
 
 
+def product_of(values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A linear layer in bfloat16: [..., I] by weight [O, I] and bias [O] to [..., O]."""
+    product: Tensor = _Product.apply(values, weight, bias, False)  # type: ignore[no-untyped-call]
+    return product
+
+
 def is_plain(*layers: nn.Module) -> bool:
     """Whether these layers' products may be one: they have no bias, and no adapter around them."""
     return all(type(layer) is Linear16 and layer.bias is None for layer in layers)
@@ -89,7 +95,8 @@ class _Product(torch.autograd.Function):
             product = torch.mm(flat, matrix)
         else:
             product = torch.addmm(bf16_copy(bias), flat, matrix)
-        return product.view(*values.shape[:-1], -1)
+        # A view must not leave a function whose result the caller changes in place.
+        return product if values.dim() == 2 else product.view(*values.shape[:-1], -1)
 
     @staticmethod
     @once_differentiable
@@ -116,8 +123,7 @@ class Linear16(nn.Linear):
         """[..., I] -> [..., O]."""
         if not in_bf16(input):
             return functional.linear(input, self.weight, self.bias)
-        product = _Product.apply(input, self.weight, self.bias, False)  # type: ignore[no-untyped-call]
-        return cast("Tensor", product)
+        return product_of(input, self.weight, self.bias)
 
 
 class Conv1D16(Conv1D):

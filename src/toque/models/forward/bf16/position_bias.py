@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from transformers.models.t5.modeling_t5 import T5Attention
 
+from toque.models.forward.attention_groups import rounded
+
 
 class _ByDistance(torch.autograd.Function):
     """[2 T - 1, H] values by distance, the most negative first, to [H, T, T]."""
@@ -40,6 +42,21 @@ def position_bias(attention: T5Attention, length: int) -> Tensor:
     The stock one looks a row up for each of T * T pairs, and its backward adds as many rows: 12 ms
     for 508 positions, here 2 (two Zen 5 cores).
     """
+    values = _values(attention, length)
+    by_distance: Tensor = _ByDistance.apply(values)  # type: ignore[no-untyped-call]
+    return by_distance[None]
+
+
+def bias_by_distance(attention: T5Attention, length: int) -> Tensor:
+    """The same by distance of key to query [1, H, 2 T - 1], the most negative first.
+
+    It is all that the C kernels of attention read. T is `length` rounded up to that of a group.
+    """
+    return _values(attention, rounded(length)).T.contiguous()[None]
+
+
+def _values(attention: T5Attention, length: int) -> Tensor:
+    """[2 T - 1, H]."""
     distances = torch.arange(1 - length, length)
     # It has neither a public name nor types.
     buckets = attention._relative_position_bucket(  # type: ignore[no-untyped-call]  # noqa: SLF001
@@ -48,5 +65,5 @@ def position_bias(attention: T5Attention, length: int) -> Tensor:
         num_buckets=attention.relative_attention_num_buckets,
         max_distance=attention.relative_attention_max_distance,
     )
-    by_distance: Tensor = _ByDistance.apply(attention.relative_attention_bias(buckets))  # type: ignore[no-untyped-call]
-    return by_distance[None]
+    values: Tensor = attention.relative_attention_bias(buckets)
+    return values

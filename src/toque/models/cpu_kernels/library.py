@@ -1,0 +1,77 @@
+"""The C kernels (`fused.c`), compiled when first asked for: by gcc, for AVX512-BF16, on Linux.
+
+Compiling takes half a second and happens in a private folder that is removed at once: nothing is
+kept that another program could exchange. Threads are those of torch's own OpenMP, whose file the
+kernels are linked with: a second OpenMP would keep threads of its own, spinning beside torch's.
+Where anything is missing the callers compute by torch's operators instead, which takes longer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import torch
+
+_SOURCE: Final = Path(__file__).with_name("fused.c")
+_EXTENSIONS: Final = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512bf16", "fma")
+_FLAGS: Final = (
+    *("-O2", "-std=gnu11", "-fPIC", "-fopenmp", "-ffp-contract=off"),
+    *(f"-m{name}" for name in _EXTENSIONS),
+)
+_SECONDS: Final = 60
+"""For gcc, which needs half of one: a file system that hangs must not hang a run."""
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The kernels of this process; None where `why_not` has a reason."""
+    found = _built()
+    return found if isinstance(found, ctypes.CDLL) else None
+
+
+def why_not() -> str | None:
+    """Why there are no kernels here, for a reader; None where there are."""
+    found = _built()
+    return found if isinstance(found, str) else None
+
+
+@cache
+def _built() -> ctypes.CDLL | str:
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        return "they are for Linux on x86_64"
+    if not torch.cpu._is_avx512_bf16_supported():  # noqa: SLF001  # no public name
+        return "the processor has no AVX512-BF16"
+    openmp = next(iter(sorted(Path(torch.__file__).parent.glob("lib/libgomp*.so*"))), None)
+    if openmp is None:
+        return "torch has no OpenMP of GNU's beside it"
+    gcc = shutil.which("gcc")
+    if gcc is None:
+        return "there is no gcc; install it to train faster"
+    try:
+        with tempfile.TemporaryDirectory(prefix="toque-kernels-") as name:
+            return _compiled(gcc, openmp, Path(name))
+    except subprocess.CalledProcessError as error:
+        return f"gcc failed: {error.stderr.strip()[:300]}"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"compiling failed: {error}"
+
+
+def _compiled(gcc: str, openmp: Path, folder: Path) -> ctypes.CDLL:
+    """Compiled and loaded; the folder is not needed any longer."""
+    part, whole = folder / "fused.o", folder / "fused.so"
+    for words in (
+        [*_FLAGS, "-c", str(_SOURCE), "-o", str(part)],
+        # Without -fopenmp, which would name the compiler's own OpenMP.
+        ["-shared", str(part), str(openmp), "-lm", "-o", str(whole)],
+    ):
+        subprocess.run(  # noqa: S603  # gcc and files of this package
+            [gcc, *words], check=True, capture_output=True, text=True, timeout=_SECONDS
+        )
+    return ctypes.CDLL(str(whole))
