@@ -7,10 +7,12 @@ import copy
 import pytest
 import torch
 
+from toque.models.cpu_kernels import fused, library
+from toque.models.forward import varlen_attention
 from toque.models.forward.attention_groups import groups_of
 from toque.models.forward.bf16.head import add_in_pieces, even_chunks, input_gradient
 from toque.models.forward.bf16.layers import use_bf16_layers
-from toque.models.forward.bf16.position_bias import position_bias
+from toque.models.forward.bf16.position_bias import bias_by_distance, position_bias
 from toque.models.forward.bf16.weights import bf16_copy, copies_of, padded_copy, padded_length
 from toque.models.forward.cross_entropy import cross_entropy_sum
 from toque.models.forward.loss import loss_sum
@@ -18,6 +20,15 @@ from toque.models.forward.unpadded import embed_both
 from toque.models.lora.frozen import hold_frozen
 from toque.models.lora.layers import attach, resolve
 from toque.training.runtime import Runtime
+
+
+@pytest.fixture(autouse=True, params=["C kernels", "torch's operators"])
+def _surroundings(request, monkeypatch):
+    """What surrounds the products, computed in both ways."""
+    if request.param != "C kernels":
+        monkeypatch.setattr(fused, "available", lambda: False)
+    elif not fused.available():
+        pytest.skip(f"no C kernels: {library.why_not()}")
 
 
 def loss_and_gradients(model, batch, *, bf16):
@@ -49,6 +60,22 @@ def test_loss_and_gradients_are_as_near_to_float32_as_autocasts(
     assert our_grads.keys() == exact_grads.keys()
     assert abs(ours - exact) < max(2 * abs(theirs - exact), 2e-3 * exact)
     assert distance(our_grads, exact_grads) < 1.5 * distance(their_grads, exact_grads) + 1e-3
+
+
+def test_attention_and_gates_are_computed_by_our_own_layers(
+    kind, tiny, some_examples, packed, monkeypatch
+):
+    """transformers' own would work as well, only slower, and nothing else would tell."""
+
+    def not_ours(*_, **__):
+        raise AssertionError("transformers' attention layer was used")
+
+    monkeypatch.setattr(varlen_attention, "_attend", not_ours)
+    model, made = tiny(kind), some_examples(5)
+    use_bf16_layers(model)
+    loss_and_gradients(model, packed(kind, [made[:2], made[2:]]), bf16=True)
+    gated = [m for m in model.modules() if hasattr(m, "gate_proj") or hasattr(m, "wi_1")]
+    assert all("_toque_stacked" in module.__dict__ for module in gated)
 
 
 def test_float32_keeps_its_bits(kind, tiny, some_examples, packed):
@@ -181,6 +208,10 @@ def test_a_bias_by_distance_is_t5s_own(tiny, is_decoder, length):
     (mine,) = torch.autograd.grad(found, table, slopes)
     (theirs,) = torch.autograd.grad(stock, table, slopes)
     torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-5)
+    values = bias_by_distance(attention, length)[0]
+    zero = values.shape[1] // 2
+    each = [values[:, zero - i : zero - i + length] for i in range(length)]
+    assert torch.equal(torch.stack(each, 1), stock[0])
 
 
 @pytest.mark.parametrize("bf16", [False, True])
@@ -198,13 +229,13 @@ def test_both_sides_of_a_t5_are_looked_up_alike(tiny, bf16):
     assert rows == {3: 1.0, 4: 1.0, 5: 3.0, 6: 2.0}
 
 
-@pytest.mark.parametrize("fused", [False, True])
-def test_updates_reach_the_copies(tiny, some_examples, packed, fused):
+@pytest.mark.parametrize("in_one", [False, True])
+def test_updates_reach_the_copies(tiny, some_examples, packed, in_one):
     model, made = tiny("llama"), some_examples(5)
     batch = packed("llama", [made[:2], made[2:]])
     use_bf16_layers(model)
     before, _ = loss_and_gradients(model, batch, bf16=True)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, fused=fused)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, fused=in_one)
     Runtime().optimizer_step(optimizer, lr=1e-2, only_if=torch.tensor(True))
     after, _ = loss_and_gradients(model, batch, bf16=True)
     fresh, _ = loss_and_gradients(copy.deepcopy(model), batch, bf16=True)

@@ -21,7 +21,7 @@ from toque.models.cpu_kernels.library import library
 Activation = Literal["silu", "gelu_tanh", "gelu"]
 _KINDS: Final[dict[Activation, int]] = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
 _PART_ROWS: Final = 64
-"""Rows whose gradients of an RMSNorm's weight are summed by one thread; as in `fused.c`."""
+"""Rows whose gradients of an RMSNorm's weight are summed by one thread; as in `lanes.h`."""
 
 
 def available() -> bool:
@@ -158,6 +158,19 @@ def rms_norm_backward(
     exact = weight.detach()
     _call("rms_norm_backward", values, exact, slopes, scales, back, parts, rows, width)
     return back, parts.sum(0)
+
+
+def add(total: Tensor, part: Tensor, *, first: bool) -> None:
+    """`total += part`, float32 and bfloat16 of one shape; the first part sets it."""
+    _call("add", total, part, part.numel(), int(first))
+
+
+def column_sums(values: Tensor) -> Tensor:
+    """Of [R, W]: [W] float32."""
+    rows, width = values.shape
+    parts = values.new_empty(-(-rows // _PART_ROWS), width, dtype=torch.float32)
+    _call("column_sums", values, parts, rows, width)
+    return parts.sum(0)
 
 
 def _zero(by_distance: Tensor, scores: Tensor) -> int:

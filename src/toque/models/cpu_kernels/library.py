@@ -1,4 +1,4 @@
-"""The C kernels (`fused.c`), compiled when first asked for: by gcc, for AVX512-BF16, on Linux.
+"""The C kernels beside this file, compiled when first asked for: by gcc, for AVX512-BF16, on Linux.
 
 Compiling takes half a second and happens in a private folder that is removed at once: nothing is
 kept that another program could exchange. Threads are those of torch's own OpenMP, whose file the
@@ -19,7 +19,7 @@ from typing import Final
 
 import torch
 
-_SOURCE: Final = Path(__file__).with_name("fused.c")
+_SOURCES: Final = tuple(map(str, sorted(Path(__file__).parent.glob("*.c"))))
 _EXTENSIONS: Final = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512bf16", "fma")
 _FLAGS: Final = (
     *("-O2", "-std=gnu11", "-fPIC", "-fopenmp", "-ffp-contract=off"),
@@ -53,7 +53,7 @@ def _built() -> ctypes.CDLL | str:
         return "torch has no OpenMP of GNU's beside it"
     gcc = shutil.which("gcc")
     if gcc is None:
-        return "there is no gcc; install it to train faster"
+        return "there is no gcc"
     try:
         with tempfile.TemporaryDirectory(prefix="toque-kernels-") as name:
             return _compiled(gcc, openmp, Path(name))
@@ -65,13 +65,19 @@ def _built() -> ctypes.CDLL | str:
 
 def _compiled(gcc: str, openmp: Path, folder: Path) -> ctypes.CDLL:
     """Compiled and loaded; the folder is not needed any longer."""
-    part, whole = folder / "fused.o", folder / "fused.so"
     for words in (
-        [*_FLAGS, "-c", str(_SOURCE), "-o", str(part)],
+        [*_FLAGS, "-c", *_SOURCES],
         # Without -fopenmp, which would name the compiler's own OpenMP.
-        ["-shared", str(part), str(openmp), "-lm", "-o", str(whole)],
+        [
+            "-shared",
+            *(f"{Path(name).stem}.o" for name in _SOURCES),
+            str(openmp),
+            "-lm",
+            "-o",
+            "k.so",
+        ],
     ):
         subprocess.run(  # noqa: S603  # gcc and files of this package
-            [gcc, *words], check=True, capture_output=True, text=True, timeout=_SECONDS
+            [gcc, *words], check=True, capture_output=True, text=True, timeout=_SECONDS, cwd=folder
         )
-    return ctypes.CDLL(str(whole))
+    return ctypes.CDLL(str(folder / "k.so"))

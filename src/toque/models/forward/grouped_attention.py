@@ -54,9 +54,7 @@ def grouped_attention(
     """
     by_kernels = fused.available() and (bias is None or bias.dim() == 2)
     attend = kernel_attention if by_kernels else _GroupedAttention.apply
-    output: Tensor = attend(
-        packed, others, bias, groups, causal, scale, dropout
-    )
+    output: Tensor = attend(packed, others, bias, groups, causal, scale, dropout)
     return output
 
 

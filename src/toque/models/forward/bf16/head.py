@@ -103,6 +103,9 @@ def add_in_pieces(total: Tensor, part: Tensor, *, first: bool) -> None:
     By pieces that a cache keeps: torch would first copy all of `part` to float32, for GPT-2's head
     77 MB of fresh memory, whose first touch takes longer than the sum.
     """
+    if fused.available():
+        fused.add(total, part, first=first)
+        return
     rows = max(1, _BLOCK_ELEMENTS // total.shape[1])
     for whole, piece in zip(torch.split(total, rows), torch.split(part, rows), strict=True):
         if first:

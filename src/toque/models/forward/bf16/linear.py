@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
+from toque.models.cpu_kernels import fused
 from toque.models.forward.bf16.weights import StackedCopy, bf16_copy
 
 
@@ -112,7 +113,10 @@ class _Product(torch.autograd.Function):
             pair = (flat.T, slope) if ctx.transposed else (slope.T, flat)
             of_weight = torch.mm(*pair).float()
         if wants[2]:
-            of_bias = slope.sum(0, dtype=torch.float32)
+            if fused.available() and slope.is_contiguous():
+                of_bias = fused.column_sums(slope)
+            else:
+                of_bias = slope.sum(0, dtype=torch.float32)
         return back, of_weight, of_bias, None
 
 
