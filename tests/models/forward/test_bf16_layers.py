@@ -63,7 +63,7 @@ def test_loss_and_gradients_are_as_near_to_float32_as_autocasts(
 
 
 def test_attention_and_gates_are_computed_by_our_own_layers(
-    kind, tiny, some_examples, packed, monkeypatch
+    family_kind, tiny, some_examples, packed, monkeypatch
 ):
     """transformers' own would work as well, only slower, and nothing else would tell."""
 
@@ -71,9 +71,9 @@ def test_attention_and_gates_are_computed_by_our_own_layers(
         raise AssertionError("transformers' attention layer was used")
 
     monkeypatch.setattr(varlen_attention, "_attend", not_ours)
-    model, made = tiny(kind), some_examples(5)
+    model, made = tiny(family_kind), some_examples(5)
     use_bf16_layers(model)
-    loss_and_gradients(model, packed(kind, [made[:2], made[2:]]), bf16=True)
+    loss_and_gradients(model, packed(family_kind, [made[:2], made[2:]]), bf16=True)
     gated = [m for m in model.modules() if hasattr(m, "gate_proj") or hasattr(m, "wi_1")]
     assert all("_toque_stacked" in module.__dict__ for module in gated)
 
