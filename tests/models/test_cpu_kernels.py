@@ -252,9 +252,12 @@ def test_what_is_not_finite_stays_to_be_found(bad):
 
 
 @needs_kernels
-def test_a_tensor_that_is_not_contiguous_is_refused():
-    with pytest.raises(ValueError, match="not contiguous"):
-        fused.column_sums(drawn(8, 8).T)
+@pytest.mark.parametrize("other", ["strides", "float32", "float16"])
+def test_a_tensor_that_a_kernel_would_misread_is_refused(other):
+    values = drawn(8, 8)
+    values = values.T if other == "strides" else values.to(getattr(torch, other))
+    with pytest.raises(ValueError, match="a kernel reads contiguous"):
+        fused.column_sums(values)
 
 
 @needs_kernels

@@ -10,7 +10,9 @@ Letters: R rows, W width, V vocabulary; of attention: H heads, G examples, t que
 from __future__ import annotations
 
 import ctypes
-from typing import Final, Literal
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Final, Literal, cast
 
 import torch
 from torch import Tensor
@@ -20,6 +22,28 @@ from toque.models.cpu_kernels.library import library
 
 Activation = Literal["silu", "gelu_tanh", "gelu"]
 _KINDS: Final[dict[Activation, int]] = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
+_DTYPES: Final = {"b": torch.bfloat16, "f": torch.float32, "i": torch.int64}
+_TYPES: Final = {
+    **dict.fromkeys(_DTYPES, ctypes.c_void_p),
+    "n": ctypes.c_long,
+    "x": ctypes.c_float,
+}
+_ARGUMENTS: Final = {
+    "head_slopes": "bnnnfif",
+    "attention_weights": "bnnnnxfnin",
+    "attention_weights_backward": "bbnnnnxfnin",
+    "stack": "biibnnnnn",
+    "unstack": "biibnnnn",
+    "rotate": "bffnnnnnx",
+    "activate": "bbnnnn",
+    "activate_backward": "bbbnnnn",
+    "rms_norm": "ffbfnnx",
+    "rms_norm_backward": "ffbfffnn",
+    "add": "fbnn",
+    "column_sums": "bfnn",
+}
+"""What each kernel takes, in order, before the number of threads: tensors by `_DTYPES`, integers n,
+numbers x."""
 _PART_ROWS: Final = 64
 """Rows whose gradients of an RMSNorm's weight are summed by one thread; as in `lanes.h`."""
 
@@ -185,18 +209,28 @@ def _call(name: str, *arguments: Tensor | float | None) -> None:
     """A kernel with tensors as addresses, by all of torch's threads."""
     if any(isinstance(one, FakeTensor) for one in arguments):
         return
+    kinds = _ARGUMENTS[name]
+    given = [_address(one, kind) for one, kind in zip(arguments, kinds, strict=True)]
+    _kernel(name)(*given, torch.get_num_threads())
+
+
+@cache
+def _kernel(name: str) -> Callable[..., None]:
     found = library()
     assert found is not None, "called without the kernels"
-    kernel = getattr(found, name)
+    kernel: Any = getattr(found, name)
     kernel.restype = None
-    kernel(*map(_as_c, arguments), ctypes.c_int(torch.get_num_threads()))
+    kernel.argtypes = [*(_TYPES[kind] for kind in _ARGUMENTS[name]), ctypes.c_int]
+    return cast("Callable[..., None]", kernel)
 
 
-def _as_c(value: Tensor | float | None) -> ctypes.c_void_p | ctypes.c_float | ctypes.c_long:
-    if value is None:
-        return ctypes.c_void_p(None)
-    if isinstance(value, Tensor):
-        if not value.is_contiguous():
-            raise ValueError(f"a tensor of shape {tuple(value.shape)} is not contiguous")
-        return ctypes.c_void_p(value.data_ptr())
-    return ctypes.c_float(value) if isinstance(value, float) else ctypes.c_long(value)
+def _address(value: Tensor | float | None, kind: str) -> float | None:
+    """A tensor's memory, if it is what the kernel reads; anything else as it is."""
+    if not isinstance(value, Tensor):
+        return value
+    if value.dtype != _DTYPES[kind] or not value.is_contiguous() or value.device.type != "cpu":
+        raise ValueError(
+            f"a kernel reads contiguous {_DTYPES[kind]} on the CPU, and was given {value.dtype} "
+            f"{tuple(value.shape)} with strides {value.stride()} on {value.device}"
+        )
+    return value.data_ptr()

@@ -91,9 +91,9 @@ def loss_and_slopes(
 def input_gradient(slopes: Tensor, matrix: Tensor) -> Tensor:
     """`slopes @ matrix`, [R, P] and [P, D] to [R, D] float32."""
     parts = (torch.split(slopes, _COLUMNS, 1), torch.split(matrix, _COLUMNS))
-    total = slopes.new_zeros(len(slopes), matrix.shape[1], dtype=torch.float32)
-    for slope, rows in zip(*parts, strict=True):
-        total += torch.mm(slope, rows)
+    total = slopes.new_empty(len(slopes), matrix.shape[1], dtype=torch.float32)
+    for i, (slope, rows) in enumerate(zip(*parts, strict=True)):
+        add_in_pieces(total, torch.mm(slope, rows), first=i == 0)
     return total
 
 

@@ -48,11 +48,11 @@ def position_bias(attention: T5Attention, length: int) -> Tensor:
 
 
 def bias_by_distance(attention: T5Attention, length: int) -> Tensor:
-    """The same by distance of key to query [1, H, 2 T - 1], the most negative first.
+    """The same in float32 by distance of key to query [1, H, 2 T - 1], the most negative first.
 
     It is all that the C kernels of attention read. T is `length` rounded up to that of a group.
     """
-    return _values(attention, rounded(length)).T.contiguous()[None]
+    return _values(attention, rounded(length)).float().T.contiguous()[None]
 
 
 def _values(attention: T5Attention, length: int) -> Tensor:
