@@ -26,7 +26,8 @@ class _Gate(torch.autograd.Function):
         ctx.gelu, ctx.fused = gelu, fused.available()
         if ctx.fused:
             ctx.save_for_backward(both)
-            return fused.activate(both, "gelu_tanh" if gelu else "silu", gated=True)
+            ctx.kind = "gelu_tanh" if gelu else "silu"
+            return fused.activate(both, ctx.kind, gated=True)
         gate, up = both.chunk(2, -1)
         active = functional.gelu(gate, approximate="tanh") if gelu else functional.silu(gate)
         ctx.save_for_backward(both, active)
@@ -37,8 +38,8 @@ class _Gate(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.fused:
             (both,) = ctx.saved_tensors
-            kind: fused.Activation = "gelu_tanh" if ctx.gelu else "silu"
-            return fused.activate_backward(both, grads[0].contiguous(), kind, gated=True), None
+            slope = grads[0].contiguous()
+            return fused.activate_backward(both, slope, ctx.kind, gated=True), None
         both, active = ctx.saved_tensors
         gate, up = both.chunk(2, -1)
         back = torch.empty_like(both)

@@ -45,6 +45,7 @@ def use_bf16_layers(model: nn.Module) -> int:
     Only within bfloat16 autocast: elsewhere they are what they were. Weights, names and what is
     saved stay the same. Frozen weights are bfloat16 already and need no copy.
     """
+    # Asked of the whole model, because activations have no weights that would tell.
     if all(p.device.type != "cpu" for p in model.parameters()):
         return 0
     found = 0
