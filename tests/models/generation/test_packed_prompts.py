@@ -7,7 +7,12 @@ import torch
 from transformers import DynamicCache
 
 from toque.models.generation.packed_products import with_bf16_products
-from toque.models.generation.packed_prompts import LONGEST, PackedPrompts, reads_packed
+from toque.models.generation.packed_prompts import (
+    LONGEST,
+    PackedPrompts,
+    cache_argument,
+    reads_packed,
+)
 
 PROMPTS = [[5, 9, 7, 3, 8, 6, 4], [12], [9, 9, 30, 11], list(range(2, 42))]
 
@@ -17,7 +22,7 @@ def alone(model, prompt):
     tokens = torch.tensor([prompt])
     if not model.config.is_encoder_decoder:
         cache = DynamicCache()
-        model.base_model(input_ids=tokens, past_key_values=cache, use_cache=True)
+        model.base_model(input_ids=tokens, use_cache=True, **cache_argument(model, cache))
         return [(layer.keys[0], layer.values[0]) for layer in cache.layers]
     states = model.encoder(input_ids=tokens).last_hidden_state[0]
     across = [block.layer[1].EncDecAttention for block in model.decoder.block]

@@ -28,7 +28,7 @@ from toque.models.generation.base import (
     padded,
 )
 from toque.models.generation.kv_cache import KVCache, Window
-from toque.models.generation.packed_prompts import PackedPrompts, reads_packed
+from toque.models.generation.packed_prompts import PackedPrompts, cache_argument, reads_packed
 
 
 class CausalDecoding(Decoding):
@@ -77,8 +77,8 @@ class CausalDecoding(Decoding):
         tokens = padded(prompts, self.pad_id, self.core.device)
         self.core.base_model(
             inputs_embeds=self.core.get_input_embeddings()(tokens),
-            past_key_values=prefilled,
             use_cache=True,
+            **cache_argument(self.core, prefilled),
         )
         for number, layer in enumerate(cast("list[DynamicLayer]", prefilled.layers)):
             for i, (row, columns) in enumerate(places):

@@ -8,6 +8,7 @@ tokens, activations of the products' precision between them, attention by groups
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from typing import Final, cast
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import DynamicCache, PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from toque.models.forward.bf16.weights import padded_length
@@ -36,6 +37,15 @@ def reads_packed(core: PreTrainedModel, prompts: Sequence[Sequence[int]]) -> boo
     """Whether these prompts are read in one row: beside bf16 products on a CPU."""
     short = max(map(len, prompts), default=0) <= LONGEST
     return short and has_bf16_products(core) and supports_varlen(core, core.device)
+
+
+def cache_argument(core: PreTrainedModel, cache: Cache) -> dict[str, Cache]:
+    """The cache under the name that this version's stock forward gives it.
+
+    transformers 5.24 calls it `cache`; earlier ones call it `past_key_values`, which 5.40 drops.
+    """
+    takes = inspect.signature(type(core.base_model).forward).parameters
+    return {"cache" if "cache" in takes else "past_key_values": cache}
 
 
 class PackedPrompts:
@@ -65,8 +75,8 @@ class PackedPrompts:
                 # Without a mask GPT-2 would look for padding among tokens.
                 inputs_embeds=core.get_input_embeddings()(self._tokens),
                 position_ids=self._positions,
-                past_key_values=cache,
                 use_cache=True,
+                **cache_argument(core, cache),
                 plan=self._plan,
             )
         layers = cast("list[DynamicLayer]", cache.layers)
