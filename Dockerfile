@@ -32,13 +32,15 @@ ENV PYTHONUNBUFFERED=1
 ARG DEVICE=cpu
 ARG EXTRAS=data,serve
 WORKDIR /source
-COPY pyproject.toml ./
+COPY pyproject.toml requirements.lock ./
 RUN --mount=type=bind,from=wheels,target=/wheels --mount=type=secret,id=pip,target=/etc/pip.conf \
     python3 -c 'import sys, tomllib; \
-        project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
-        extras = [project["optional-dependencies"][name] for name in sys.argv[1].split(",") if name]; \
-        print(*project["dependencies"], *sum(extras, []), sep="\n")' "$EXTRAS" >requirements.txt \
-    && pip install --no-cache-dir --find-links /wheels --requirement requirements.txt
+        read = tomllib.load(open("pyproject.toml", "rb")); \
+        project, asked = read["project"], sys.argv[1].split(",") + ["gpu"] * (sys.argv[2] == "cuda"); \
+        extras = [project["optional-dependencies"][name] for name in asked if name]; \
+        print(*read["build-system"]["requires"], *project["dependencies"], *sum(extras, []), sep="\n")' \
+        "$EXTRAS" "$DEVICE" >requirements.txt \
+    && pip install --no-cache-dir --find-links /wheels --constraint requirements.lock --requirement requirements.txt
 
 RUN python3 -c 'import sys, torch; \
     has, asked = "cuda" if torch.version.cuda else "cpu", sys.argv[1]; \
@@ -49,7 +51,7 @@ RUN python3 -c 'import sys, torch; \
 COPY README.md LICENSE ./
 COPY src ./src
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
-    pip install --no-cache-dir --no-deps . && rm -rf /source/*
+    pip install --no-cache-dir --no-build-isolation --no-deps . && rm -rf /source/*
 
 COPY tools/container_health.py /opt/toque/
 USER toque

@@ -5,7 +5,8 @@ set -euo pipefail
 cd "$(dirname "$0")"
 
 PYTHON_OF_VENV=.venv/bin/python
-INSTALLED=.venv/.setup # which extras were installed; older than pyproject.toml: no longer known
+LOCK=requirements.lock   # the versions that were tested
+INSTALLED=.venv/.setup # which extras were installed; older than pyproject.toml or the lock: no longer known
 CONFIG=my.yaml
 
 usage() {
@@ -160,13 +161,16 @@ warn_of_gigabytes() { # where the index's torch is a build with CUDA whatever th
 }
 
 install() {
-    if [ $INSTALLED -nt pyproject.toml ] && [ "$(cat $INSTALLED)" = "$extras" ]; then
+    if [ $INSTALLED -nt pyproject.toml ] && [ $INSTALLED -nt $LOCK ] && [ "$(cat $INSTALLED)" = "$extras" ]; then
         say packages 'are there'
         return
     fi
     say packages 'installing; torch is the large part'
     if [ -x $PYTHON_OF_VENV ]; then warn_of_gigabytes $PYTHON_OF_VENV; else warn_of_gigabytes "$python"; fi
-    run $PYTHON_OF_VENV -m pip install --quiet --disable-pip-version-check --editable ".[$extras]"
+    # What builds packages from source comes first, by the lock, too.
+    run $PYTHON_OF_VENV -m pip install --quiet --disable-pip-version-check --constraint $LOCK hatchling editables setuptools
+    run $PYTHON_OF_VENV -m pip install --quiet --disable-pip-version-check --constraint $LOCK --no-build-isolation \
+        --editable ".[$extras]"
     [ $dry_run = yes ] || printf '%s\n' "$extras" >$INSTALLED
 }
 

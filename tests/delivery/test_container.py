@@ -54,20 +54,25 @@ def test_no_address_of_an_index_is_built_in():
     assert "://" not in DOCKERFILE
 
 
-def test_requirements_are_those_of_pyproject_and_the_extras():
+@pytest.mark.parametrize(("device", "gpu"), [("cpu", []), ("cuda", ["nvidia-ml-py"])])
+def test_requirements_are_those_of_pyproject_and_the_extras(device: str, gpu: list[str]):
     step = next(rest for name, rest in STEPS if "requirements.txt" in rest)
     program = shlex.split(step.partition("python3 -c ")[2])[0]
     printed = subprocess.run(
-        [sys.executable, "-c", program, "data,s3"],
+        [sys.executable, "-c", program, "data,s3", device],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
         check=True,
     ).stdout.splitlines()
-    assert [line.partition(">")[0] for line in printed if line.startswith(("torch", "s3fs"))] == [
+    named = ("hatchling", "torch", "s3fs", "nvidia")
+    assert [line.partition(">")[0] for line in printed if line.startswith(named)] == [
+        "hatchling",
         "torch",
         "s3fs",
+        *gpu,
     ]
+    assert "--constraint requirements.lock" in step
     assert not any("pytest" in line for line in printed)
 
 

@@ -20,7 +20,7 @@ def clone(tmp_path: Path) -> Path:
     """A folder with what the script reads."""
     folder = tmp_path / "a clone"  # a blank, as many a folder has
     folder.mkdir()
-    for name in ("setup.sh", "pyproject.toml"):
+    for name in ("setup.sh", "pyproject.toml", "requirements.lock"):
         shutil.copy(REPOSITORY / name, folder / name)
     return folder
 
@@ -44,7 +44,8 @@ def set_up(clone: Path, *arguments: str, **environment: str) -> subprocess.Compl
 def planned(clone: Path, *arguments: str, **environment: str) -> str:
     done = set_up(clone, "--dry-run", *arguments, **environment)
     assert done.returncode == 0, done.stderr
-    assert sorted(path.name for path in clone.iterdir()) == ["pyproject.toml", "setup.sh"]
+    names = sorted(path.name for path in clone.iterdir())
+    assert names == ["pyproject.toml", "requirements.lock", "setup.sh"]
     return done.stdout
 
 
@@ -75,8 +76,9 @@ def test_a_plan_names_every_step_and_ends_with_the_line_to_type(clone: Path):
     plan = planned(clone)
     steps = [line for line in plan.splitlines() if line.startswith("+ ")]
     assert [step.split()[2:4] for step in steps[:2]] == [["-m", "venv"], ["-m", "pip"]]
-    assert steps[1].endswith("--editable .[data,serve]")
-    assert steps[2:] == [
+    assert all(" --constraint requirements.lock " in step for step in steps[1:3])
+    assert steps[2].endswith("--editable .[data,serve]")
+    assert steps[3:] == [
         "+ .venv/bin/python -m toque --version",
         "+ torch_computes",
         "+ .venv/bin/python -m toque doctor",
@@ -165,8 +167,8 @@ def test_a_second_run_fetches_nothing_and_checks_again(clone: Path):
     assert "computes on cpu\n" in done.stdout
     assert done.stdout.endswith("Next:\n  .venv/bin/toque demo\n")
 
-    later = marker.stat().st_mtime + 10  # another list of requirements
-    os.utime(clone / "pyproject.toml", (later, later))
+    later = marker.stat().st_mtime + 10  # other versions were tested
+    os.utime(clone / "requirements.lock", (later, later))
     assert "+ .venv/bin/python -m pip install" in set_up(clone, "--dry-run").stdout
 
 

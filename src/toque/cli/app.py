@@ -25,7 +25,12 @@ from toque.cli.commands_plan import plan
 from toque.cli.commands_run import ablate, check, demo, drill, evaluate, export, generate, train
 from toque.cli.commands_serve import serve
 from toque.cli.commands_watch import compare, watch
-from toque.cli.streams import WORKING_VERBS, OutputLostError, standard_streams
+from toque.cli.streams import (
+    WORKING_VERBS,
+    OutputLostError,
+    quieten_libraries,
+    standard_streams,
+)
 from toque.errors import ConfigError, ToqueError
 from toque.version import __version__
 
@@ -89,6 +94,8 @@ for _flag in ("--help", "--version"):
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:  # a process of its own, not a test or a program that calls a command
+        quieten_libraries()
     several.look_around(words)
     # Trackers note the command line they find; a webhook's address is a secret.
     sys.argv[1:] = several.without_secrets(sys.argv[1:])

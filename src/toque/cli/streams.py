@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TextIO, cast
@@ -111,6 +113,25 @@ class TextsAsWritten:
     def end(self) -> None:
         """End the last text."""
         print("\n", flush=True)
+
+
+def quieten_libraries() -> None:
+    """Keep other libraries' warnings and log lines off the terminal: nobody here can act on them.
+
+    Python's own `-W` and PYTHONWARNINGS, and a level that the environment already sets, win.
+    """
+    if not sys.warnoptions:
+        # A warning about a call of ours names our module as its place, and is as foreign as others.
+        warnings.simplefilter("ignore")
+        os.environ.setdefault(
+            "PYTHONWARNINGS", "ignore"
+        )  # worker processes read it when they start
+    # Both libraries read their level once, when they are first imported.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    # Python prints warnings of any logger without a handler; our own are still wanted.
+    if logging.lastResort is not None:
+        logging.lastResort.addFilter(logging.Filter("toque"))
 
 
 @contextmanager

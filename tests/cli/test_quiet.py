@@ -1,0 +1,106 @@
+"""Other libraries' warnings and log lines: none reaches the terminal of a command."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCES = Path(__file__).resolve().parents[2] / "src"
+CONFIG = """
+run_dir: run
+model: {family: gpt2, tokenizer: "trained:512",
+  shape: {n_embd: 16, n_layer: 1, n_head: 2, n_positions: 512}}
+data: {sources: [{path: book.jsonl}], store: store, max_prompt_tokens: 64, max_target_tokens: 256}
+train: {stop_after: "2 steps", batch: "1024 tokens"}
+evaluation: {max_examples: 4, generate: 1}
+"""
+CHATTY = """
+import importlib.util
+import sys
+
+
+class Chatty:
+    # Makes transformers warn and log whenever it is asked for a model's embedding.
+
+    def find_spec(self, name, path=None, target=None):
+        if name != "transformers.modeling_utils":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        run = spec.loader.exec_module
+
+        def exec_module(module):
+            run(module)
+            inner = module.PreTrainedModel.get_input_embeddings
+
+            def chatty(model):
+                import logging, warnings
+                import transformers.utils.logging
+
+                open("spoke", "w").close()
+                warnings.warn("not ours: the place is the library's", FutureWarning)
+                warnings.warn("not ours: the place is the caller's", FutureWarning, stacklevel=2)
+                logging.getLogger("somebody").warning("not ours: a line of a bare logger")
+                transformers.utils.logging.get_logger("any").warning("not ours: its own")
+                return inner(model)
+
+            module.PreTrainedModel.get_input_embeddings = chatty
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+sys.meta_path.insert(0, Chatty())
+"""
+FOREIGN = re.compile(
+    r"not ours|Warning:|warnings\.warn|site-packages|\bdeprecat|Traceback|^\[[WEI]\d|^[WEI]\d{4} "
+    r"|\btransformers\b|\bINFO\b|\bWARNING\b|%\|"
+)
+"""Forms in which libraries write: warnings, log lines, progress bars."""
+
+
+def lines_of(folder: Path, *words: str) -> list[str]:
+    """All that a command of its own process prints on both streams."""
+    clean = {key: value for key, value in os.environ.items() if key != "PYTHONWARNINGS"}
+    search = os.pathsep.join(map(str, (folder / "hook", SOURCES)))
+    done = subprocess.run(
+        [sys.executable, "-m", "toque", *words],
+        cwd=folder,
+        env=clean | {"PYTHONPATH": search, "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [*done.stdout.splitlines(), *done.stderr.splitlines()]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A configuration, and a transformers that talks."""
+    (tmp_path / "hook").mkdir()
+    (tmp_path / "hook" / "sitecustomize.py").write_text(CHATTY, encoding="utf-8")
+    (tmp_path / "c.yaml").write_text(CONFIG, encoding="utf-8")
+    return tmp_path
+
+
+def test_train_and_generate_print_no_line_of_another_library(folder: Path):
+    lines_of(folder, "cookbook", "book.jsonl", "--n", "40")
+    for words in (["train", "c.yaml"], ["generate", "run", "--prompt", "soup: lentils"]):
+        lines = lines_of(folder, *words)
+        assert (folder / "spoke").exists()  # the library did talk
+        (folder / "spoke").unlink()
+        assert len(lines) > 3
+        assert [line for line in lines if FOREIGN.search(line)] == []
+
+
+@pytest.mark.slow
+def test_the_demo_prints_no_line_of_another_library(folder: Path):
+    lines = lines_of(folder, "demo", "train.stop_after=2 steps", "evaluation.generate=2")
+    assert (folder / "spoke").exists()
+    assert [line for line in lines if FOREIGN.search(line)] == []
