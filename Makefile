@@ -14,6 +14,9 @@ NEWEST := .venv-newest
 ARGS ?=
 # What builds packages from source, ours among them; installed first, so that the lock holds it, too.
 BUILDERS := hatchling editables setuptools
+# What leans most on other packages: loading, one run and its resumption, generation, serving.
+NEWEST_TESTS := tests/cli/test_quiet.py tests/models/loading tests/models/generation \
+	tests/training/test_resume.py tests/training/test_trainer.py tests/serving/test_app.py
 PIP_INSTALL := install --quiet --disable-pip-version-check
 
 .PHONY: help demo docs test test-slow test-newest newest format check lint bench lock versions clean
