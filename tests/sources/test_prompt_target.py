@@ -137,4 +137,4 @@ def test_a_record_that_only_one_decoder_can_read_costs_itself(tmp_path: Path) ->
     path.write_text(f'{good}\n{{"prompt": "", "n": {"7" * 4400}, "target": "b"}}\n{good}\n')
     found = read(path, PairReader("prompt", "target"))
     assert len(found.examples) == 2
-    assert found.dropped == {"no prompt": [2]}
+    assert found.dropped == {"not JSON": [2]}

@@ -24,6 +24,7 @@ def init(
     start_from: str | None = None,
     stop_after: str | None = None,
     tokenizer: str = "auto",
+    encoding: str = "utf-8",
     replace: bool = False,
     yes: bool = False,
 ) -> None:
@@ -38,6 +39,7 @@ def init(
         start_from: a model to go on from, a folder or a hub name, instead of a new one.
         stop_after: how long to train, e.g. "30 minutes" or "3 epochs"; 30 minutes when left out.
         tokenizer: a folder or a hub name; learnt from the data, or the model's own, when left out.
+        encoding: of files that are text; cp1252 or latin-1 for an old export.
         replace: overwrite the file if it is there.
         yes: ask nothing, take the defaults.
     """
@@ -55,6 +57,7 @@ def init(
         start_from=start_from or "scratch",
         stop_after=stop_after or _LENGTH,
         tokenizer=tokenizer,
+        encoding=encoding,
         replace=replace,
         reporter=reporter(),
     )

@@ -89,10 +89,14 @@ class SourceConfig(Config):
     """recipes: any of the known recipe formats (docs/reference/formats.md); text: plain text
     documents; tokens: .npy or .npz files of token ids; auto: by what the file holds, never by its
     name."""
-    columns: dict[Literal["title", "ingredients", "steps", "text", "prompt", "target"], str] = {}  # noqa: RUF012
+    columns: dict[
+        Literal["title", "ingredients", "steps", "text", "prompt", "target"],
+        str | Annotated[tuple[str, ...], AsTuple],
+    ] = {}  # noqa: RUF012
     """Fields that hold a recipe's parts, e.g. {title: dish, steps: method}, where a table's or JSON
     file's own names are not recognised; or {text: body}, the field that holds a document; or
-    {prompt: question, target: answer}, for texts of your own task, taken as they are."""
+    {prompt: question, target: answer}, for texts of your own task, taken as they are; a prompt of
+    several fields is a list, {prompt: [question, context], target: answer}."""
     max_files: Annotated[int, Field(ge=1)] | None = None
     """Read only this many files, the first ones by name, so that every start reads the same; in a
     bucket the others are not fetched. null for all."""

@@ -11,12 +11,17 @@ from typing import Any, Final
 from toque.cooking.labels.cuisines import CUISINES
 from toque.cooking.recipe import DIFFICULTIES, NUTRITION_CLASSES
 from toque.data.prepare.histograms import ColumnReport, Histogram
-from toque.data.prepare.report import ENCODING_HINT, Lengths, Report, SourceReport
+from toque.data.prepare.report import (
+    ENCODING_HINT,
+    Lengths,
+    Report,
+    SourceReport,
+    is_of_another_encoding,
+    unused_in_words,
+)
 from toque.reports.parts import Figure, Grid, Passage, Shown
 from toque.reports.svg_charts import bars, histogram
-from toque.sources.blocks import NOT_UTF_8
 from toque.sources.excerpts import Excerpt
-from toque.sources.plain_text import LOST_BYTES
 from toque.version import __version__
 
 MOST_FILES: Final = 30
@@ -92,10 +97,6 @@ def _facts(report: Report) -> list[tuple[str, str]]:
     ]
 
 
-MANY_LOST_BYTES = 100
-"""In plain text; fewer are damage."""
-
-
 def warnings_of(report: Report) -> list[str]:
     """What a person should look at before training on the store."""
     found = []
@@ -113,8 +114,7 @@ def warnings_of(report: Report) -> list[str]:
         )
     if (notice := report.unknown_notice()) is not None:
         found.append(notice)
-    not_text = report.dropped.get(NOT_UTF_8, 0)
-    if not_text > 0.01 * report.read or report.notes.get(LOST_BYTES, 0) > MANY_LOST_BYTES:
+    if is_of_another_encoding(report.read, report.dropped, report.notes):
         found.append(ENCODING_HINT)
     if report.leaked_bodies:
         found.append(
@@ -138,6 +138,7 @@ def sources_grid(report: Report) -> Grid:
         note = f"{len(ordered):,} files, summed by source and schema; report.json lists them."
     if len(report.source_rows) > 1:
         note = " ".join([note, *_in_the_end(report)]).strip()
+    note = " ".join([note, *unused_in_words(report.sources)]).strip()
     return Grid(heads, rows, frozenset({2, 3, 4}), note)
 
 

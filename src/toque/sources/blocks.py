@@ -7,7 +7,8 @@ cannot be read at all is a block of its own, with the reason.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ TOO_LONG = "too long"
 NOT_UTF_8 = "not UTF-8"
 """The reasons for dropping a record that is too long, or whose bytes are no text."""
 _MARK = b"\0toque "
+_MOST_NAMED = 100
+"""Unused fields named; records of some exports have a name of their own for every value."""
 
 Raw = dict[str, Any] | str
 """A record's fields by name, or the reason why it cannot be read."""
@@ -40,6 +43,35 @@ class Contents:
     body: bytes
     first: int
     """Number of its first line, row or record."""
+
+
+def unused_in(
+    records: Iterable[Raw], used: Collection[str], unread: Collection[str] = ()
+) -> dict[str, int]:
+    """Fields that are filled and not used, with the number of records in which they are.
+
+    `unread` are columns that were not read at all; they count with every record.
+
+    >>> unused_in([{"a": "x", "b": "y"}, {"a": "", "b": "z", "c": 0}], {"b"})
+    {'a': 1, 'c': 1}
+    """
+    whole = [record for record in records if isinstance(record, dict)]
+    found = Counter(n for record in whole for n in record if n not in used and is_filled(record[n]))
+    found.update(dict.fromkeys(unread, len(whole)))
+    return most_named(found)
+
+
+def is_filled(value: Any) -> bool:
+    """Whether a field holds anything: a text that is not blank, a number, a list of some length."""
+    if isinstance(value, str):
+        return bool(value.strip())
+    return value not in (None, [], {}) and value == value  # noqa: PLR0124  # pandas writes NaN
+
+
+def most_named(found: Counter[str]) -> dict[str, int]:
+    """The fields of most records, and one entry for others, none of which has more."""
+    named = found.most_common(_MOST_NAMED)
+    return dict(named) | ({"(others)": named[-1][1]} if len(named) < len(found) else {})
 
 
 def pack(path: Path, number: int, kind: str, body: bytes, **meta: Any) -> Block:

@@ -59,11 +59,13 @@ def columnar_blocks(path: Path, columns: Sequence[str]) -> Iterator[Block]:
         DataError: pyarrow is missing, or the file is damaged or truncated.
     """
     first_row = 1
-    with _opened(path) as (arrow, _, batches):
+    with _opened(path) as (arrow, schema, batches):
+        unread = [name for name in schema.names if name not in columns]
         for batch in batches(list(columns)):
             _check(batch, arrow)
             for part in _parts_of(batch):
-                yield pack(path, first_row, "parquet", _serialised(part, arrow))
+                body = _serialised(part, arrow)
+                yield pack(path, first_row, "parquet", body, unread=unread)
                 first_row += part.num_rows
 
 

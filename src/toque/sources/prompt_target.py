@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import xxhash
 
-from toque.sources.blocks import Contents, Raw, unpack
+from toque.sources.blocks import Contents, Raw, is_filled, unpack, unused_in
 from toque.sources.decompress import UTF_8
 from toque.sources.detect import READ, layout_with
 from toque.sources.excerpts import PER_REASON, shortened
-from toque.sources.json_records import decode_line, line_of, typed_records
+from toque.sources.json_records import typed_records
 from toque.sources.records import Block, BlockExamples, Example, attempted, in_encoding
 
 PAIRS: Final = "toque.cooking.formats:pairs="
@@ -28,22 +28,20 @@ _ASCII = bytes(range(128))
 _UNPRINTABLE = dict.fromkeys(_CONTROLS)
 
 
-class Pair(msgspec.Struct, gc=False):
-    """The two texts of a record; None for a missing one."""
-
-    prompt: str | None = None
-    target: str | None = None
+Columns = Mapping[str, str | tuple[str, ...]]
+"""The fields of a source by their role; a prompt may be made of several."""
 
 
 @dataclass(frozen=True)
 class PairReader:
     """Reads the fields `prompt` and `target` of every record; a `RecordReader`.
 
-    Only control characters are removed: these are the user's own texts. Pairs with the same prompt
-    stay on one side of the split, because the model would have seen the answer.
+    A prompt of several fields is those that are filled, in this order, with a blank line between
+    them. Only control characters are removed: these are the user's own texts. Pairs with the same
+    prompt stay on one side of the split, because the model would have seen the answer.
     """
 
-    prompt: str
+    prompt: str | tuple[str, ...]
     target: str
     version: int = 1
     encoding: str = UTF_8
@@ -55,7 +53,7 @@ class PairReader:
             DataError: the file is of no known kind, lacks a field, or is damaged.
         """
         layout = layout_with(path, self._columns, encoding=self.encoding)
-        return layout.blocks((self.prompt, self.target))
+        return layout.blocks((*self._asked, self.target))
 
     def schema(self, path: Path) -> str:
         """The file's layout, for the report."""
@@ -68,57 +66,86 @@ class PairReader:
         texts: dict[int, str] = {}
         notes: Counter[str] = Counter()
         contents = unpack(block)
-        records: Iterable[tuple[int, Pair | Raw]] | None
-        records = self._plain_pairs(contents)
-        if records is None:
-            records = READ[contents.kind](contents)
-        read = 0
+        plain = self._plain_records(contents)
+        records = list(READ[contents.kind](contents)) if plain is None else plain
         for number, record in records:
-            read += 1
-            if isinstance(record, dict):
-                found = attempted(self._example_of, record, notes)
-            else:
-                found = attempted(_example, record)
+            found: Example | str = (
+                record
+                if isinstance(record, str)
+                else attempted(self._example_of, record, notes, plain=plain is not None)
+            )
             if isinstance(found, Example):
                 examples.append(found)
                 continue
             numbers = dropped.setdefault(found, [])
             if len(numbers) < PER_REASON:
-                whole = record
-                if isinstance(record, Pair):
-                    whole = attempted(decode_line, line_of(contents, number))
-                texts[number] = shortened(str(whole))
+                texts[number] = shortened(str(record))
             numbers.append(number)
-        return BlockExamples(examples, read, len(examples), dropped, dict(notes), texts)
+        used = {*self._asked, self.target}
+        unused = unused_in((raw for _, raw in records), used, contents.meta.get("unread", ()))
+        n_read = len(records)
+        return BlockExamples(examples, n_read, len(examples), dropped, dict(notes), unused, texts)
 
-    def _example_of(self, record: Mapping[str, Any], notes: Counter[str]) -> Example | str:
-        prompt, target = (_text(record.get(name), notes) for name in (self.prompt, self.target))
-        return _example(Pair(prompt, target))
+    def _example_of(
+        self, record: Mapping[str, Any], notes: Counter[str], *, plain: bool
+    ) -> Example | str:
+        """The example of a record, or the reason why there is none."""
+        text: Callable[[Any], str] = _as_it_is if plain else partial(_text, notes=notes)
+        parts = [text(record.get(name)) for name in self._asked]
+        if len(parts) == 1:
+            (prompt,) = parts
+        else:
+            for name, part in zip(self._asked, parts, strict=True):
+                if not part and is_filled(record.get(name)):
+                    return f"{name} holds no text"  # which the question may need
+            prompt = "\n\n".join(part for part in parts if part.strip())
+        target = text(_first_answer(record.get(self.target), notes))
+        if not prompt or prompt.isspace():
+            return NO_PROMPT
+        if not target or target.isspace():
+            return NO_TARGET
+        asked = casefolded(prompt)
+        key = xxhash.xxh3_64_intdigest(asked)
+        whole = xxhash.xxh3_64_intdigest(b"\0".join((asked, casefolded(target))))
+        return Example(prompt, target, key, 0, whole)
 
     @property
     def recorded_name(self) -> str:
         """See `RecordReader`."""
-        columns = json.dumps(self._columns, sort_keys=True)
-        return in_encoding(f"{PAIRS}{columns}", self.encoding)
+        columns = {"prompt": self.prompt, "target": self.target}
+        return in_encoding(f"{PAIRS}{json.dumps(columns)}", self.encoding)
+
+    @property
+    def _asked(self) -> tuple[str, ...]:
+        """The fields of the prompt."""
+        return (self.prompt,) if isinstance(self.prompt, str) else self.prompt
 
     @property
     def _columns(self) -> dict[str, str]:
-        return {"prompt": self.prompt, "target": self.target}
+        parts = {f"prompt, part {n}": name for n, name in enumerate(self._asked, start=1)}
+        prompt = {"prompt": self.prompt} if isinstance(self.prompt, str) else parts
+        return prompt | {"target": self.target}
 
-    def _plain_pairs(self, contents: Contents) -> list[tuple[int, Pair]] | None:
-        """The pairs of a block of JSON whose fields are texts without control characters.
+    def _plain_records(self, contents: Contents) -> list[tuple[int, Raw]] | None:
+        """The records of a block of JSON whose texts hold no control characters.
 
-        All are decoded and checked together, ten times as fast as one by one; None if the block
-        holds anything else.
+        All are decoded and checked together, several times as fast as one by one; None if the
+        block holds anything else.
         """
-        if contents.kind not in ("json-lines", "json") or self.prompt == self.target:
+        if contents.kind not in ("json-lines", "json"):
             return None
-        pairs = typed_records(contents, _decoder(self.prompt, self.target))
-        if pairs is None:
+        records = typed_records(contents, _RECORDS)
+        if records is None:
             return None
-        texts = [text for _, pair in pairs for text in (pair.prompt, pair.target) if text]
-        data = "\n".join(texts).encode()
-        return pairs if len(data.translate(None, _CONTROLS)) == len(data) else None
+        names = (*self._asked, self.target)
+        values = [v for _, record in records for n in names if (v := record.get(n)) is not None]
+        if not all(isinstance(value, str) for value in values):
+            return None
+        data = "\n".join(values).encode()
+        return [*records] if len(data.translate(None, _CONTROLS)) == len(data) else None
+
+
+_RECORDS: Final = msgspec.json.Decoder(dict[str, Any])
 
 
 def casefolded(text: str) -> bytes:
@@ -136,27 +163,17 @@ def casefolded(text: str) -> bytes:
     return data.lower()
 
 
-def _example(pair: Pair | str) -> Example | str:
-    """The example of a pair, or the reason why there is none."""
-    if isinstance(pair, str):
-        return pair
-    prompt, target = pair.prompt, pair.target
-    if not prompt or prompt.isspace():
-        return NO_PROMPT
-    if not target or target.isspace():
-        return NO_TARGET
-    asked = casefolded(prompt)
-    key = xxhash.xxh3_64_intdigest(asked)
-    whole = xxhash.xxh3_64_intdigest(b"\0".join((asked, casefolded(target))))
-    return Example(prompt, target, key, 0, whole)
+def _as_it_is(value: Any) -> str:
+    return value or ""
 
 
-@lru_cache(maxsize=8)
-def _decoder(prompt: str, target: str) -> msgspec.json.Decoder[Pair]:
-    fields = [("prompt", str | None, None), ("target", str | None, None)]
-    names = {"prompt": prompt, "target": target}
-    kind = msgspec.defstruct("NamedPair", fields, bases=(Pair,), rename=names, gc=False)
-    return msgspec.json.Decoder(kind)
+def _first_answer(value: Any, notes: Counter[str]) -> Any:
+    """The first of several answers, as SQuAD lists them; any other value as it is."""
+    answers = value.get("text") if isinstance(value, dict) else value
+    if not isinstance(answers, list):
+        return value
+    notes["answers beside a question's first left out"] += len(answers) > 1
+    return answers[0] if answers else None
 
 
 def _text(value: object, notes: Counter[str]) -> str:

@@ -156,6 +156,8 @@ class BlockExamples:
     """Reason to the line numbers of the records dropped for it."""
     notes: dict[str, int] = field(default_factory=dict)
     """Counts of repairs and remarks, e.g. "control characters removed"."""
+    unused: dict[str, int] = field(default_factory=dict)
+    """Fields that no example holds, with the number of records that fill them (`unused_in`)."""
     texts: dict[int, str] = field(default_factory=dict, compare=False)
     """Line number to the record's text, for the first few dropped records of each reason."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from toque.sources.blocks import unpack
+from toque.sources.blocks import unpack, unused_in
 from toque.sources.decompress import UTF_8
 from toque.sources.detect import READ, Layout, layout_with
 from toque.sources.plain_text import NO_TEXT, clean_document
@@ -59,7 +59,8 @@ class DocumentReader:
         dropped: dict[str, list[int]] = {}
         notes: Counter[str] = Counter()
         contents = unpack(block)
-        for number, raw in READ[contents.kind](contents):
+        records = list(READ[contents.kind](contents))
+        for number, raw in records:
             value = None if isinstance(raw, str) else raw.get(self.column)
             found: Example | str = raw if isinstance(raw, str) else NO_TEXT
             if isinstance(value, str) and value.strip():
@@ -68,8 +69,9 @@ class DocumentReader:
                 examples.append(found)
             else:
                 dropped.setdefault(found, []).append(number)
-        read = len(examples) + sum(map(len, dropped.values()))
-        return BlockExamples(examples, read, len(examples), dropped, dict(notes))
+        unread = contents.meta.get("unread", ())
+        unused = unused_in((raw for _, raw in records), (self.column,), unread)
+        return BlockExamples(examples, len(records), len(examples), dropped, dict(notes), unused)
 
 
 def _example(text: str, notes: Counter[str]) -> Example | str:

@@ -10,6 +10,7 @@ from typing import Any, Final
 from toque.cooking.free_requests import dish_and_foods
 from toque.cooking.prompts import ASKS_FOR, Task, write_prompt
 from toque.cooking.recipe import Recipe
+from toque.cooking.schemas import prompt_of
 from toque.cooking.tasks import question
 from toque.errors import ConfigError, DataError, argument
 
@@ -30,7 +31,8 @@ def read_prompts(
     Args:
         prompts: "dish" or "dish: a, b, c", one or several; without a task, or with `raw`, taken as
             they are.
-        file: a prompt a line, or JSON lines with `prompt`, or for a task with `title`,
+        file: a prompt a line, or JSON lines with `prompt` (a `system` before and a `context` or
+            `input` behind it are parts of it, as in training), or for a task with `title`,
             `ingredients` and `steps`.
         task: write, or the task whose question is asked; None for prompts of one's own.
         raw: take all prompts as they are.
@@ -49,7 +51,7 @@ def read_prompts(
         if isinstance(line, str):
             asked.append(_asked(line, task, raw=raw))
         elif isinstance(line.get("prompt"), str):
-            asked.append(line["prompt"])
+            asked.append(prompt_of(line))
         elif task is not None and isinstance(line.get("title"), str):
             steps = line.get("steps", line.get("directions"))
             recipe = Recipe(line["title"], _texts(line.get("ingredients")), _texts(steps))
@@ -89,6 +91,7 @@ def _trained_form(task: Task, recipe: Recipe) -> str:
 
 
 def _texts(value: object) -> tuple[str, ...]:
+    value = value.splitlines() if isinstance(value, str) else value
     return tuple(map(str, value)) if isinstance(value, list) else ()
 
 

@@ -6,7 +6,7 @@ user has named.
 
 from __future__ import annotations
 
-from toque.cooking.schemas.columns import TextRecordsError
+from toque.cooking.schemas.columns import RefusedFileError, TextRecordsError, prompt_of
 from toque.cooking.schemas.reader import RecipeReader, reader_for
 
-__all__ = ["RecipeReader", "TextRecordsError", "reader_for"]
+__all__ = ["RefusedFileError", "RecipeReader", "TextRecordsError", "prompt_of", "reader_for"]

@@ -15,7 +15,9 @@ from typing import Any, Literal
 from toque.cooking.labels.nutrients import nutrient_fields
 from toque.cooking.schemas.schema_org import is_schema_org
 from toque.errors import DataError
+from toque.sources.blocks import is_filled, unused_in
 from toque.sources.detect import Layout, refuse_missing, shown_names
+from toque.sources.prompt_target import Columns
 
 Role = Literal["title", "ingredients", "steps"]
 ROLES: tuple[Role, ...] = ("title", "ingredients", "steps")
@@ -90,7 +92,11 @@ _OTHERS = {
     "prep_time": ("preptime", "preptimeinmins"),
     "cook_time": ("cooktime", "cooktimeinmins"),
     "source": ("source", "url", "link", "sourceurl"),
+    "quantities": ("recipeingredientquantities",),
 }
+_TEXTS = ("title", "ingredients", "steps", "tags", "cuisine", "source")
+"""Roles whose field counts as used where an example holds it; figures are read from the others."""
+_LABELS = ("nutrition", "nutrients", "difficulty", "nutrition_class")
 _NOT_FOLDED = re.compile(r"[^a-z0-9]")
 
 
@@ -105,19 +111,30 @@ class Shape:
     """Name in lower case, letters and digits only, to the record's own field name."""
     nutrients: tuple[str, ...]
     """Fields that hold a nutrient."""
+    read: frozenset[str]
+    """Fields that figures and labels are read from, and the quantities of Food.com."""
 
     @property
     def missing(self) -> tuple[Role, ...]:
         """The roles without a field."""
         return tuple(role for role in ROLES if role not in self.roles)
 
-    def another(self, raw: Mapping[str, Any], role: Role) -> Any:
-        """The first non-empty value of all fields that may fill a role.
+    def filling(self, raw: Mapping[str, Any], role: Role) -> str | None:
+        """The field that fills a role: its own, or the first of its names that is not empty.
 
         Merged exports have "directions" from one site next to "steps" from another.
         """
+        own = self.roles.get(role)
+        if role == "title" or (own is not None and raw.get(own)):
+            return own
         fields = (self.folded[name] for name in NAMES[role] if name in self.folded)
-        return next((value for field in fields if (value := raw.get(field))), None)
+        return next((field for field in fields if raw.get(field)), own)
+
+    def unused(self, raw: Mapping[str, Any]) -> dict[str, int]:
+        """The fields of a record that no example holds and no figure or label is read from."""
+        used = (self.filling(raw, role) or "" for role in ROLES)
+        marks = (name for name in raw if name.startswith("@"))  # of JSON-LD
+        return unused_in((dict(raw),), self.read.union(used, marks))
 
 
 @lru_cache(maxsize=512)
@@ -139,8 +156,11 @@ def shape_of(fields: tuple[str, ...], columns: tuple[tuple[str, str], ...] = ())
     # The rules of a schema do not apply to columns that the user has named.
     schema = "generic" if named else _schema(folded.keys())
     roles = {**guessed, **named}
+    if schema == "spoonacular":  # beside them it may have the bare names
+        roles["ingredients"] = folded["extendedingredients"]
     nutrients = tuple(n for n, _ in nutrient_fields(fields) if n not in roles.values())
-    return Shape(schema, roles, folded, nutrients)
+    figures = frozenset(field for role, field in roles.items() if role not in _TEXTS)
+    return Shape(schema, roles, folded, nutrients, figures.union(nutrients, _LABELS))
 
 
 def _schema(fields: Iterable[str]) -> Schema:
@@ -188,10 +208,24 @@ PAIRS = (
     ("instruction", "output"),
     ("instruction", "response"),
     ("question", "answer"),
+    ("question", "answers"),
     ("input", "output"),
     ("source", "target"),
 )
 """Field names of prompts and answers, in the order in which they are tried."""
+_BEFORE = ("system", "systemprompt")
+_AFTER = ("input", "context", "passage", "paragraph", "article", "document", "background")
+"""Fields that stand before and behind the prompt as parts of it: Alpaca's, Dolly's, SQuAD's."""
+_NEEDED = ("text", "choices", "options", "history", "messages", "conversations")
+"""Fields that may belong to a prompt, which makes no sense without them; the user has to say."""
+
+
+class RefusedFileError(DataError):
+    """A file cannot be read as it is; `why`, in a few words: among others it is left out."""
+
+    def __init__(self, message: str, why: str) -> None:
+        super().__init__(message)
+        self.why = why
 
 
 class TextRecordsError(DataError):
@@ -200,7 +234,7 @@ class TextRecordsError(DataError):
     `columns` names the fields as a source's columns do: {"text": ...} or {"prompt", "target"}.
     """
 
-    def __init__(self, message: str, columns: Mapping[str, str]) -> None:
+    def __init__(self, message: str, columns: Columns) -> None:
         super().__init__(message)
         self.columns = dict(columns)
 
@@ -216,38 +250,79 @@ def refuse_cut_schema(path: Path, layout: Layout, columns: Mapping[str, str]) ->
     Raises:
         TextRecordsError: the records have a field "text", or a prompt and its answer, and neither
             ingredients nor steps.
-        DataError: a role is filled by no field, or a named field is not there.
+        RefusedFileError: a role is filled by no field, or a prompt may make no sense without a
+            field that would not be used.
+        DataError: a named field is not there.
     """
     refuse_missing(path, layout, columns)
     what = layout.described
     shape = shape_of(layout.fields, tuple(columns.items()))
     missing = shape.missing
     no_recipes = {"ingredients", "steps"} <= set(missing)
-    if no_recipes and "text" in shape.folded:
-        column = shape.folded["text"]
+    folded = shape.folded
+    pair = next((p for p in PAIRS if folded.keys() >= set(p)), None) if no_recipes else None
+    if no_recipes and pair is None and "text" in folded:
+        column = folded["text"]
         raise TextRecordsError(
             f"{path} is {what} of documents (its column {column!r}), not of recipes. Give its "
             f"source columns: {{text: {column}}} and name recipes in another.",
             {"text": column},
         )
-    pair = next((p for p in PAIRS if shape.folded.keys() >= set(p)), None)
-    if no_recipes and pair is not None:
-        prompt, target = (shape.folded[name] for name in pair)
-        raise TextRecordsError(
-            f"{path} is {what} of prompts and answers (its columns {prompt!r} and {target!r}), not "
-            f"of recipes. Give its source columns: {{prompt: {prompt}, target: {target}}}.",
-            {"prompt": prompt, "target": target},
-        )
+    if pair is not None:
+        raise _as_pairs(path, layout, folded, pair)
     if missing:
         words = " and ".join(missing)
         known = "; ".join(f"{role}: {', '.join(NAMES[role][1:8])}" for role in missing)
         named = ", ".join(f"{role}: NAME" for role in missing)
-        raise DataError(
+        raise RefusedFileError(
             f"{path} is {what} without a column of {words}, so it holds no whole recipes. Found: "
             f"{shown_names(layout.fields) or 'no column'}. Known names (in any case and spelling): "
             f"{known}. Fetch the full file, or say which column it is: "
-            f"data.sources=[{{path: ..., columns: {{{named}}}}}]."
+            f"data.sources=[{{path: ..., columns: {{{named}}}}}].",
+            f"no recipes: without a column of {words}",
         )
+
+
+def _as_pairs(
+    path: Path, layout: Layout, folded: Mapping[str, str], pair: tuple[str, str]
+) -> DataError:
+    """The error that says how prompts and answers are read, or that the user has to say it."""
+    asked, target = (folded[name] for name in pair)
+    before, after, needed = (
+        [folded[name] for name in names if name in folded and name not in pair]
+        for names in (_BEFORE, _AFTER, _NEEDED)
+    )
+    prompt = [*before, asked, *after]
+    what = f"{path} is {layout.described} of prompts and answers"
+    for name in needed:
+        # The text beside an instruction is both of them once more, in the form of a prompt.
+        again = name == folded.get("text") and pair[0] == "instruction"
+        # In tables nobody has looked whether it is filled.
+        if not again and any(is_filled(raw.get(name)) for raw in layout.sample or ({name: 1},)):
+            return RefusedFileError(
+                f"{what} (its columns {asked!r} and {target!r}) with a column {name!r} beside "
+                "them, without which a prompt may make no sense. Say what a prompt is made of in "
+                f"this source of data.sources: {_told([*prompt, name], target)} with it, or "
+                f"{_told(prompt, target)} without.",
+                f"prompts beside a column {name!r}, for which columns has to say what it is",
+            )
+    return TextRecordsError(
+        f"{what} (its columns {shown_names(prompt)} and {target!r}), not of recipes. Give its "
+        f"source {_told(prompt, target)}.",
+        {"prompt": tuple(prompt) if len(prompt) > 1 else asked, "target": target},
+    )
+
+
+def prompt_of(record: Mapping[str, Any]) -> str:
+    """The prompt of a record that has one, with the texts before and behind it, as in training."""
+    found = (record.get(name) for name in (*_BEFORE, "prompt", *_AFTER))
+    return "\n\n".join(text for text in found if isinstance(text, str) and text.strip())
+
+
+def _told(prompt: Sequence[str], target: str) -> str:
+    """The columns of a source, as a configuration names them."""
+    made_of = f"[{', '.join(prompt)}]" if len(prompt) > 1 else prompt[0]
+    return f"columns: {{prompt: {made_of}, target: {target}}}"
 
 
 def _texts(value: Any) -> bool:

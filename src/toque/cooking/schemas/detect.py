@@ -6,7 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from toque.cooking.schemas.columns import refuse_cut_schema, schema_of_records, shape_of
+from toque.cooking.schemas.columns import (
+    RefusedFileError,
+    refuse_cut_schema,
+    schema_of_records,
+    shape_of,
+)
 from toque.cooking.schemas.html_pages import is_page, page_blocks
 from toque.cooking.schemas.mealmaster import is_mealmaster, mealmaster_blocks
 from toque.sources.decompress import UTF_8, head
@@ -57,6 +62,8 @@ def recognise(path: Path, columns: Mapping[str, str], *, encoding: str = UTF_8) 
         prose = _n_parts(layout.fields) == 0 and not (layout.fits and _are_names(layout.fields))
         if prose and not columns:
             raise _unknown(path, start)  # prose has commas too
+    if whole and start.strip() in (b"{}", b"[]"):
+        raise RefusedFileError(f"{path} is JSON without a single record in it.", "no record in it")
     json_ld = any(name in layout.fields for name in _MARKUP_NAMES)
     if not layout.name.startswith("json") or (layout.sample and not json_ld):
         refuse_cut_schema(path, layout, columns)

@@ -29,6 +29,10 @@ from toque.cooking.schemas.schema_org import (
 
 BROKEN_LIST = "broken list"
 NO_NODE = "no recipe in record"
+UNUSED = "field that no example holds: "
+"""Beginning of the notes that count them."""
+_NODE = (("ingredients", "recipeIngredient"), ("steps", "recipeInstructions"))
+"""What `schema_org` reads first."""
 
 # Daily values Food.com divided by: the US label before 2016, and 25 g of sugar, which is not on
 # that label; with them energy agrees with 9/4/4 kcal per gram (tests/cooking/schemas).
@@ -63,11 +67,13 @@ def records_of(
         found = False
         for node in recipe_nodes(raw):
             found = True
+            _note_unused(shape_of(tuple(node), _NODE), node, notes)
             yield _repaired(record_of_node(node, notes), notes)
         if not found:
             yield NO_NODE
         return
     shape = shape_of(tuple(raw), columns)
+    _note_unused(shape, raw, notes)
     try:
         adapter = _ADAPTERS.get(shape.schema)
         if adapter:
@@ -78,6 +84,10 @@ def records_of(
         yield BROKEN_LIST
         return
     yield _repaired(record, notes)
+
+
+def _note_unused(shape: Shape, raw: Mapping[str, Any], notes: Counter[str]) -> None:
+    notes.update(f"{UNUSED}{name}" for name in shape.unused(raw))
 
 
 def _cut(raw: Mapping[str, Any], notes: Counter[str]) -> Mapping[str, Any]:
@@ -125,9 +135,9 @@ def _generic(raw: Mapping[str, Any], shape: Shape) -> Record:
     roles = shape.roles
     record = {role: raw[name] for role, name in roles.items() if name in raw}
     record["title"] = text_of(record.get("title"))
-    lines, steps = record.get("ingredients"), record.pop("steps", None)
-    record["ingredients"] = ingredient_lines(lines or shape.another(raw, "ingredients"))
-    record["directions"] = step_lines(steps or shape.another(raw, "steps"))
+    record.pop("steps", None)
+    record["ingredients"] = ingredient_lines(raw.get(shape.filling(raw, "ingredients") or ""))
+    record["directions"] = step_lines(raw.get(shape.filling(raw, "steps") or ""))
     record["tags"] = [*_words(record.get("tags")), *_words(record.pop("cuisine", None))]
     record["source"] = text_of(raw.get("source"))
     for name in ("difficulty", "nutrition_class"):

@@ -14,17 +14,17 @@ from toque.cooking.prompts import TASKS, Task
 from toque.cooking.recipe import Recipe
 from toque.cooking.schemas.columns import ROLES
 from toque.cooking.schemas.detect import recognise
-from toque.cooking.schemas.fields import records_of
+from toque.cooking.schemas.fields import UNUSED, records_of
 from toque.cooking.schemas.html_pages import page_records
 from toque.cooking.schemas.mealmaster import mealmaster_records
 from toque.cooking.schemas.normalize import recipe_of
 from toque.errors import ConfigError
-from toque.sources.blocks import Raw, unpack
+from toque.sources.blocks import Raw, most_named, unpack
 from toque.sources.decompress import UTF_8
 from toque.sources.detect import READ
 from toque.sources.excerpts import PER_REASON, shortened
 from toque.sources.json_records import line_of
-from toque.sources.prompt_target import PairReader
+from toque.sources.prompt_target import Columns, PairReader
 from toque.sources.records import (
     Block,
     BlockExamples,
@@ -108,12 +108,14 @@ class RecipeReader:
                 if len(numbers) < PER_REASON:
                     texts[number] = _shown(block, number, raw)
                 numbers.append(number)
+        unused = {n.removeprefix(UNUSED): c for n, c in notes.items() if n.startswith(UNUSED)}
         return BlockExamples(
             examples=examples,
             read=read,
             kept=kept,
             dropped=dropped,
-            notes={what: count for what, count in notes.items() if count},
+            notes={n: count for n, count in notes.items() if count and not n.startswith(UNUSED)},
+            unused=most_named(Counter(unused)),
             texts={number: text for number, text in texts.items() if text},
         )
 
@@ -134,6 +136,7 @@ class RecipeReader:
             if isinstance(raw, str):
                 yield number, raw, raw
                 continue
+            notes.update(f"{UNUSED}{name}" for name in contents.meta.get("unread", ()))
             for record in survivors(records_of(raw, columns, notes)):
                 if isinstance(record, str):
                     yield number, record, raw
@@ -151,20 +154,26 @@ def _shown(block: Block, number: int, raw: Raw) -> str:
     return shortened(line_of(contents, number))
 
 
-def reader_for(columns: Mapping[str, str], *, encoding: str = UTF_8) -> RecordReader:
+def reader_for(columns: Columns, *, encoding: str = UTF_8) -> RecordReader:
     """The reader for these columns, as the user has named them; without any, that of recipes.
 
     Raises:
-        ConfigError: `columns` has an unknown key.
+        ConfigError: `columns` has an unknown key, or several fields for anything but a prompt.
     """
+    single = {role: field for role, field in columns.items() if isinstance(field, str)}
+    if several := ", ".join(columns.keys() - single.keys() - {"prompt"}):
+        raise ConfigError(
+            f"columns of a source names a list for {several}; only a prompt is made of several "
+            "fields: columns: {prompt: [question, context], target: answer}."
+        )
     if "text" in columns and len(columns) == 1:
-        return DocumentReader(columns["text"], encoding=encoding)
+        return DocumentReader(single["text"], encoding=encoding)
     if columns.keys() == {"prompt", "target"}:
-        return PairReader(columns["prompt"], columns["target"], encoding=encoding)
+        return PairReader(columns["prompt"], single["target"], encoding=encoding)
     unknown = sorted(columns.keys() - set(ROLES))
     if unknown:
         raise ConfigError(
             f"columns of a source names {', '.join(unknown)}; it can name "
             f"{', '.join(ROLES)}; for documents text alone; for any other task prompt and target."
         )
-    return RecipeReader(dict(columns), encoding=encoding)
+    return RecipeReader(single, encoding=encoding)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,7 +42,7 @@ from toque.data.store.token_store import LEFT_OUT, SPLIT_CODES
 from toque.data.tokenizer.codec import Codec
 from toque.data.tokenizer.train import MAX_WORD_CHARS, WORDS_CUT
 from toque.errors import DataError
-from toque.sources.blocks import NOT_UTF_8
+from toque.sources.blocks import NOT_UTF_8, most_named
 from toque.sources.files import SourceFile
 from toque.sources.records import NO_LABEL, examples_note, missing_note
 from toque.storage.atomic import atomic_file, atomic_write, sync_folder, write_array
@@ -195,15 +195,17 @@ class StoreFinalizer:
             total.update(getattr(shard, field))
         return total
 
-    def _per_file(self) -> list[tuple[SourceFile, int, int]]:
+    def _per_file(self) -> list[tuple[SourceFile, int, int, Counter[str]]]:
         read: Counter[tuple[int, str]] = Counter()
         kept: Counter[tuple[int, str]] = Counter()
+        unused: defaultdict[tuple[int, str], Counter[str]] = defaultdict(Counter)
         for shard in self.shards:
             for block in shard.blocks:
                 read[block.source, block.path] += block.read
                 kept[block.source, block.path] += block.kept
+                unused[block.source, block.path].update(block.unused)
         keys = [(file, (file.source, file.name)) for file in self.files]
-        return [(file, read[key], kept[key]) for file, key in keys]
+        return [(file, read[key], kept[key], unused[key]) for file, key in keys]
 
     def _report(
         self,
@@ -220,7 +222,8 @@ class StoreFinalizer:
         return Report(
             tokenizer=self.codec.name,
             sources=[
-                SourceReport(f.name, _schema(f), f.source, r, k) for f, r, k in self._per_file()
+                SourceReport(f.name, _schema(f), f.source, r, k, most_named(unused))
+                for f, r, k, unused in self._per_file()
             ],
             source_rows=look.sources(prompts + targets),
             read=read,
@@ -270,7 +273,7 @@ class StoreFinalizer:
             dropped=dict(sorted(report.dropped.items())),
             sources=[
                 SourceEntry(f.name, f.reader.recorded_name, f.source, f.sha256, f.bytes, r, k)
-                for f, r, k in self._per_file()
+                for f, r, k, _ in self._per_file()
             ],
             shards=[
                 entry

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toque.data.prepare.histograms import ColumnReport, Histogram, SourceRows
+from toque.sources.blocks import NOT_UTF_8, most_named
 from toque.sources.excerpts import Excerpt
+from toque.sources.plain_text import LOST_BYTES
 from toque.storage.atomic import atomic_write
 from toque.storage.json_files import decode_json
 
@@ -22,6 +25,8 @@ ENCODING_HINT = (
     "Many bytes are not UTF-8: the files may be in an older encoding. Set data.encoding=cp1252, "
     "which most Western European exports are in, or data.encoding=latin-1."
 )
+_MANY_LOST_BYTES = 100
+"""In plain text; fewer are damage."""
 BEYOND = "beyond max_examples"
 """The reason for dropping valid records beyond `max_examples`."""
 
@@ -45,6 +50,11 @@ class Lengths(msgspec.Struct, frozen=True):
         return cls(round(float(lengths.mean()), 1), int(p50), int(p90), int(p99), longest)
 
 
+def is_of_another_encoding(read: int, dropped: Mapping[str, int], notes: Mapping[str, int]) -> bool:
+    """Whether so many bytes are not UTF-8 that the files are likely in an older encoding."""
+    return dropped.get(NOT_UTF_8, 0) > 0.01 * read or notes.get(LOST_BYTES, 0) > _MANY_LOST_BYTES
+
+
 class SourceReport(msgspec.Struct, frozen=True):
     """One source file: records read and kept by its reader."""
 
@@ -55,6 +65,31 @@ class SourceReport(msgspec.Struct, frozen=True):
     """Which of data.sources it belongs to, from 0."""
     read: int
     kept: int
+    unused: dict[str, int] = {}
+    """Fields that no example holds, with the number of records that fill them."""
+
+
+def unused_in_words(sources: Sequence[SourceReport]) -> list[str]:
+    """A sentence for each source some of whose fields no example holds.
+
+    >>> unused_in_words([SourceReport("a.csv", "csv", 0, 9, 9, {"id": 9, "note": 4})])
+    ["Fields of a.csv that no example holds: 'id', 'note' (4 of 9 records)."]
+    """
+    found: list[str] = []
+    for number in sorted({file.source for file in sources}):
+        files = [file for file in sources if file.source == number]
+        unused, read = Counter[str](), sum(file.read for file in files)
+        for file in files:
+            unused.update(file.unused)
+        fields = [
+            repr(name) + (f" ({n:,} of {read:,} records)" if n < read else "")
+            for name, n in most_named(unused).items()
+        ]
+        more = f" and {len(files) - 1:,} more" if len(files) > 1 else ""
+        if fields:
+            place = f"{files[0].path}{more}"
+            found.append(f"Fields of {place} that no example holds: {', '.join(fields)}.")
+    return found
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,6 +177,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
                 ("source", "schema", "read", "kept"),
                 [(s.path, s.schema or "-", s.read, s.kept) for s in self.sources],
             ),
+            *(line for told in unused_in_words(self.sources) for line in (told, "")),
             *_table(("file left out", "because"), list(self.left_out.items())),
             *self._dropped(),
             *_table(

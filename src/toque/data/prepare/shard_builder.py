@@ -46,6 +46,8 @@ class BlockCounts(msgspec.Struct):
     kept: int
     dropped: dict[str, int]
     lines: dict[str, list[int]]
+    unused: dict[str, int] = {}
+    """Fields that no example holds, with the number of records that fill them."""
 
 
 class ShardBuilder:
@@ -99,6 +101,7 @@ class ShardBuilder:
                 kept=given.kept,
                 dropped={reason: len(lines) for reason, lines in given.dropped.items()},
                 lines={reason: lines[:SHOWN_LINES] for reason, lines in given.dropped.items()},
+                unused=given.unused,
             )
         )
 

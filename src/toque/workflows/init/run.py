@@ -10,6 +10,7 @@ from toque.config import RunConfig, resolve_values
 from toque.config.yaml_reader import read_yaml
 from toque.errors import ConfigError, argument
 from toque.reporter import SILENT, Reporter
+from toque.sources.decompress import UTF_8
 from toque.storage.atomic import atomic_write
 from toque.units import Duration
 from toque.workflows.configure import configure
@@ -27,7 +28,9 @@ class Initialised:
 
     def __str__(self) -> str:
         """What was found, and what to do next."""
-        found = "\n".join(f"{source.path}: {source}" for source in self.sources)
+        found = "\n".join(
+            line for one in self.sources for line in (f"{one.path}: {one}", *one.remarks)
+        )
         return f"{found}\nWrote {self.file}. Look it over, then: toque train {self.file}"
 
 
@@ -39,6 +42,7 @@ def init(
     start_from: str | Path = "scratch",
     stop_after: str = "30 minutes",
     tokenizer: str = "auto",
+    encoding: str = UTF_8,
     replace: bool = False,
     reporter: Reporter = SILENT,
 ) -> Initialised:
@@ -52,6 +56,7 @@ def init(
         start_from: a model to go on from, a folder or a hub name, instead of random weights.
         stop_after: length of the run, e.g. "30 minutes" or "3 epochs".
         tokenizer: a folder or a hub name; auto: the model's own, or learnt from the data.
+        encoding: of the files that are text, e.g. cp1252 for an old export.
         replace: overwrite a file that is there.
         reporter: hears what takes time.
 
@@ -82,9 +87,10 @@ def init(
     asked = {"tokenizer": tokenizer} if start == "scratch" else {
         "tokenizer": tokenizer, "family": "auto", "start_from": start,
     }  # fmt: skip
-    wanted = configure(data={"sources": paths}, model=asked, train={"stop_after": stop_after})
+    data = {"sources": paths, "encoding": encoding}
+    wanted = configure(data=data, model=asked, train={"stop_after": stop_after})
     with reporter.working("looking at the files"):
-        found = survey(wanted)
+        found = survey(wanted, reporter.notice)
     tokens = sum(one.tokens for one in found)
     text = written(
         found,
@@ -94,6 +100,7 @@ def init(
         start_from=start,
         stop_after=str(wanted.train.stop_after),
         tokenizer=tokenizer,
+        encoding=wanted.data.encoding,
     )
     config = resolve_values(read_yaml(text, str(file)).value, str(file)).config
     try:

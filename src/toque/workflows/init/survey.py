@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from toque.config import RunConfig
 from toque.cooking.schemas import RecipeReader
-from toque.errors import DataError
+from toque.data.prepare.report import (
+    ENCODING_HINT,
+    SourceReport,
+    is_of_another_encoding,
+    reasons_in_words,
+    unused_in_words,
+)
+from toque.errors import DataError, argument
 from toque.sources.files import SourceFile, blocks_of, find_files, plain_bytes
 from toque.sources.prompt_target import PairReader
 from toque.sources.records import BlockExamples, Source, examples_in
@@ -40,6 +48,8 @@ class Found:
     """About."""
     whole: bool = True
     """Whether all of it was read; else `records` is scaled up by the bytes."""
+    remarks: tuple[str, ...] = ()
+    """Sentences on what no example holds, and on bytes that are not of the encoding."""
 
     def __str__(self) -> str:
         """In a few words."""
@@ -55,8 +65,10 @@ class Found:
         return f"{self.schema}, {about}{self.records:,} {kind}{files}"
 
 
-def survey(config: RunConfig) -> list[Found]:
+def survey(config: RunConfig, say: Callable[[str], None]) -> list[Found]:
     """What each of the configuration's sources holds, by the reader that would prepare it.
+
+    `say` hears of files that are left out.
 
     Raises:
         DataError: a source cannot be found, recognised or read, or holds nothing of use.
@@ -64,7 +76,7 @@ def survey(config: RunConfig) -> list[Found]:
     """
     local = [s for s in config.data.sources if not (is_remote(s.path) or s.path.startswith("hf:"))]
     data = config.data.model_copy(update={"sources": tuple(local)})
-    here = sources_of(config.model_copy(update={"data": data})) if local else []
+    here = sources_of(config.model_copy(update={"data": data}), say=say) if local else []
     known = {source.path: _found(source) for source in here}
     return [known.get(source.path, Found(source.path, "")) for source in config.data.sources]
 
@@ -72,10 +84,15 @@ def survey(config: RunConfig) -> list[Found]:
 def _found(source: Source) -> Found:
     files = find_files([source])
     sizes = [plain_bytes(file) for file in files]
-    kept, tokens, looked = 0, 0.0, 0.0
+    kept, tokens, looked, read = 0, 0.0, 0.0, 0
+    unused, dropped, notes = Counter[str](), Counter[str](), Counter[str]()
     parts = _parts(files, sizes)
     for examples, n_bytes in parts:
         kept += examples.kept
+        read += examples.read
+        unused.update(examples.unused)
+        dropped.update({reason: len(lines) for reason, lines in examples.dropped.items()})
+        notes.update(examples.notes)
         tokens += sum(
             len(e.ids) / 4 if e.ids else (len(e.prompt) + len(e.target)) / _CHARACTERS_A_TOKEN
             for e in examples.examples
@@ -83,21 +100,27 @@ def _found(source: Source) -> Found:
         looked += n_bytes
         if looked >= _LOOK_BYTES:
             break
+    foreign = is_of_another_encoding(read, dropped, notes)
     if kept == 0:
+        todo = "docs/reference/formats.md lists what is read."
+        if foreign:
+            todo = f"{ENCODING_HINT} Here it is {argument('encoding=cp1252')}."
         raise DataError(
-            f"{source.path} holds no usable record in its first {looked:,.0f} bytes. `toque "
-            "prepare` counts what is wrong with each; docs/reference/formats.md lists what is read."
+            f"{source.path} holds no usable record in its first {looked:,.0f} bytes: "
+            f"{reasons_in_words(dropped, {})}. {todo}"
         )
+    named = SourceReport(source.path, "", 0, read, kept, dict(unused))
     whole = next(parts, None) is None
     scale = 1.0 if whole else max(1.0, sum(sizes) / looked)
     return Found(
         source.path,
         _kind_of(source),
-        source.reader.schema(files[0].path),
+        files[0].reader.schema(files[0].path),
         len(files),
         _rounded(kept * scale) if scale > 1 else kept,
         round(tokens * scale),
         whole,
+        (*unused_in_words([named]), *([ENCODING_HINT] if foreign else [])),
     )
 
 

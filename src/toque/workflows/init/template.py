@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from toque.config.dump import flow
+from toque.sources.decompress import UTF_8
 from toque.workflows.init.survey import DOCUMENTS, TOKENS, Found
 
 POSITIONS: Final = 1024
@@ -50,7 +51,7 @@ SMALL_FROM_TOKENS: Final = 2_000_000
 
 def written(
     found: Sequence[Found], *, file: str, name: str, size: str, start_from: str, stop_after: str,
-    tokenizer: str,
+    tokenizer: str, encoding: str,
 ) -> str:  # fmt: skip
     """The text of the file.
 
@@ -62,6 +63,7 @@ def written(
         start_from: "scratch", a model folder or a hub name.
         stop_after: length of the run.
         tokenizer: as model.tokenizer.
+        encoding: as data.encoding.
     """
     kinds = {one.kind for one in found}
     parts = [
@@ -71,6 +73,7 @@ def written(
         else _checkpoint(start_from, tokenizer),
         "\ndata:\n  sources:",
         *(f"    - path: {flow(one.path)}  # {one}" for one in found),
+        "" if encoding == UTF_8 else f"  encoding: {flow(encoding)}   # as you said",
         _DATA.format(name=flow(f"stores/{name}")),
         "" if kinds & {DOCUMENTS, TOKENS} else _RECIPES,
         _loop(SIZES[size], stop_after, scratch=start_from == "scratch"),

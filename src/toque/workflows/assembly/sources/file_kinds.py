@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from toque.config import SourceConfig
-from toque.cooking.schemas import TextRecordsError, reader_for
+from toque.cooking.schemas import RefusedFileError, TextRecordsError, reader_for
 from toque.errors import DataError
 from toque.sources.decompress import head
 from toque.sources.detect import UnknownFormatError, is_binary, is_columnar
@@ -41,8 +41,17 @@ def judged(
     """
     if len(files) == 1:
         return Source(source.path, _reader_of(source, files[0], encoding), tuple(files))
-    kinds = {file.name: _kind_of(source, file, encoding) for file in files}
-    if source.format == "auto" and any(_is_records(kind) for kind in kinds.values()):
+    kinds: dict[str, RecordReader | str] = {}
+    refused: RefusedFileError | None = None
+    for file in files:
+        try:
+            kinds[file.name] = _kind_of(source, file, encoding)
+        except RefusedFileError as error:
+            kinds[file.name], refused = error.why, refused or error
+    found_records = any(_is_records(kind) for kind in kinds.values())
+    if refused is not None and not found_records:
+        raise refused
+    if source.format == "auto" and found_records:
         for name, kind in kinds.items():
             if isinstance(kind, TextReader):
                 kinds[name] = DOCUMENTATION if is_documentation(name) else PLAIN_TEXT
@@ -99,7 +108,9 @@ def _is_binary(file: Located, encoding: str) -> bool:
 def _reader_of(source: SourceConfig, file: Located, encoding: str) -> RecordReader:
     """The reader by the file's content, not by its name; an unknown format is plain text."""
     refuse_pickle(file.path, file.name)
-    columns = {str(part): name for part, name in source.columns.items()}
+    columns: dict[str, str | tuple[str, ...]] = {
+        str(part): name for part, name in source.columns.items()
+    }
     if source.format == "tokens" or (source.format == "auto" and is_array_file(file.path)):
         return TokenReader()
     with named(file.path, file.name):
