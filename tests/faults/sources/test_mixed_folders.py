@@ -184,3 +184,41 @@ def test_ids_and_recipes_of_one_folder(tmp_path: Path, prepared: Prepared) -> No
     code, _, err = prepared(folder)
     assert code == 2
     assert "no tokenizer can be learnt from ids" in err
+
+
+def test_a_foreign_file_of_records_is_left_out_by_name(
+    tmp_path: Path, prepared: Prepared, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "dump"
+    recipes(folder)
+    (folder / "ingredient_lines.csv").write_text("recipe_id,line\n1,2 eggs\n2,salt\n")
+    (folder / "meta.json").write_text('{"name": "dump", "version": 1}')
+    (folder / "empty.json").write_text("[]\n")
+    exam = {"question": "Who?", "choices": ["a", "b"], "answer": "a"}
+    (folder / "exam.jsonl").write_text(json.dumps(exam))
+    code, _, err = prepared(folder)
+    assert code == 0, err
+    assert [Path(s.path).name for s in read_manifest(tmp_path / "store").sources] == ["m.jsonl"]
+    report = Report.read_from(tmp_path / "store")
+    assert report is not None
+    assert {Path(name).name: why for name, why in report.left_out.items()} == {
+        "ingredient_lines.csv": "no recipes: without a column of title and ingredients and steps",
+        "meta.json": "no recipes: without a column of ingredients and steps",
+        "empty.json": "no record in it",
+        "exam.jsonl": "prompts beside a column 'choices', for which columns has to say what it is",
+    }
+    assert "ingredient_lines.csv (no recipes: without a column of title" in err
+    assert main(["init", str(folder), "--yes", "--to", str(tmp_path / "my.yaml")]) == 0
+    assert "ingredient_lines.csv (no recipes: without" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_folder_without_a_file_of_recipes_is_refused_with_the_first_ones_reason(
+    tmp_path: Path, prepared: Prepared
+) -> None:
+    folder = tmp_path / "dump"
+    folder.mkdir()
+    (folder / "cut.csv").write_text("title,ingredients\nPot,2 eggs\nPan,salt\n")
+    (folder / "README.md").write_text(README)
+    code, _, err = prepared(folder)
+    assert code == 3
+    assert "cut.csv is a CSV table without a column of steps" in err

@@ -205,3 +205,18 @@ def test_at_a_terminal_it_asks_for_what_is_not_given(
     answering(monkeypatch)  # nobody answers
     assert main(["init"]) == 2
     assert main(["init", "a.jsonl", "--yes", "--to", "third.yaml"]) == 0
+
+
+@pytest.mark.usefixtures("kitchen")
+def test_a_file_in_an_old_encoding_leads_out_of_init(capsys: pytest.CaptureFixture[str]) -> None:
+    step = "Whisk the crème in a large bowl over hot water until it is set and serve it very cold."
+    rows = "".join(f"Crème {n},{n} cups crème|2 eggs|salt,{step}\n" for n in range(40))
+    Path("old.csv").write_text(f"title,ingredients,directions\n{rows}", encoding="cp1252")
+    assert main(["init", "old.csv"]) == 3
+    error = capsys.readouterr().err
+    assert "40 not UTF-8" in error
+    assert "--encoding" in error
+    assert main(["init", "old.csv", "--encoding", "cp1252"]) == 0
+    assert load_config("my.yaml").config.data.encoding == "cp1252"
+    assert main(["prepare", "my.yaml", "model.tokenizer=trained:512"]) == 0
+    assert "not UTF-8" not in capsys.readouterr().out

@@ -9,4 +9,4 @@ from __future__ import annotations
 from toque.cooking.schemas.columns import RefusedFileError, TextRecordsError, prompt_of
 from toque.cooking.schemas.reader import RecipeReader, reader_for
 
-__all__ = ["RefusedFileError", "RecipeReader", "TextRecordsError", "prompt_of", "reader_for"]
+__all__ = ["RecipeReader", "RefusedFileError", "TextRecordsError", "prompt_of", "reader_for"]

@@ -131,10 +131,11 @@ class Shape:
         return next((field for field in fields if raw.get(field)), own)
 
     def unused(self, raw: Mapping[str, Any]) -> dict[str, int]:
-        """The fields of a record that no example holds and no figure or label is read from."""
+        """The texts of a record that no example holds and no figure or label is read from."""
         used = (self.filling(raw, role) or "" for role in ROLES)
         marks = (name for name in raw if name.startswith("@"))  # of JSON-LD
-        return unused_in((dict(raw),), self.read.union(used, marks))
+        texts = {name: value for name, value in raw.items() if not isinstance(value, int | float)}
+        return unused_in((texts,), self.read.union(used, marks))
 
 
 @lru_cache(maxsize=512)
