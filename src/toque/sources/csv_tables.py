@@ -83,7 +83,11 @@ def _delimited(start: bytes, delimiter: str, *, whole: bool) -> Dialect | None:
     names = _fields(start[:end].decode(errors="replace"), delimiter, quoted=True)
     if names is None or len(names) < 2:
         return None
-    columns = tuple(name.strip() for name in names)
+    last = {name.strip(): at for at, name in enumerate(names)}
+    columns = tuple(  # of equal names the last counts, as in JSON; the others are still to be named
+        name.strip() + (f" (column {at + 1})" if last[name.strip()] != at else "")
+        for at, name in enumerate(names)
+    )
     first_row = row_end(start, end, delimiter, quoted=True, last=whole)
     if first_row is not None and first_row > end:
         row = start[end:first_row].decode(errors="replace")

@@ -75,8 +75,8 @@ def prepare_if_absent(config: RunConfig, *, reporter: Reporter = SILENT) -> None
     splits = result.store.manifest.splits
     reporter.notice(
         f"{in_a_line(result, config.data.engine)} {splits.train:,} examples to train on, "
-        f"{splits.validation:,} held out; what was dropped and why is in "
-        f"{result.store.path}/report.md."
+        f"{splits.validation:,} held out; what was dropped and why, and which columns no example "
+        f"holds, is in {result.store.path}/report.md."
     )
 
 

@@ -370,6 +370,14 @@ def test_a_question_whose_context_would_be_ignored_is_refused_unless_told(
     assert code == (0 if told else 3), capsys.readouterr().err
 
 
+def test_of_two_columns_with_one_name_both_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_text("prompt,note,target,note\np,first,t,last\n")
+    found = read_in(path)
+    assert [(e.prompt, e.target) for e in found.examples] == [("p", "t")]
+    assert found.unused == {"note (column 2)": 1, "note": 1}
+
+
 def test_what_is_empty_everywhere_is_not_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "data"
     path.write_bytes(as_lines([ALPACA | {"history": [], "system": ""}]))

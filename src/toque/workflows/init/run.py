@@ -10,7 +10,6 @@ from toque.config import RunConfig, resolve_values
 from toque.config.yaml_reader import read_yaml
 from toque.errors import ConfigError, argument
 from toque.reporter import SILENT, Reporter
-from toque.sources.decompress import UTF_8
 from toque.storage.atomic import atomic_write
 from toque.units import Duration
 from toque.workflows.configure import configure
@@ -42,7 +41,7 @@ def init(
     start_from: str | Path = "scratch",
     stop_after: str = "30 minutes",
     tokenizer: str = "auto",
-    encoding: str = UTF_8,
+    encoding: str = "utf-8",
     replace: bool = False,
     reporter: Reporter = SILENT,
 ) -> Initialised:
