@@ -91,7 +91,7 @@ class SourceConfig(Config):
     name."""
     columns: dict[
         Literal["title", "ingredients", "steps", "text", "prompt", "target"],
-        str | Annotated[tuple[str, ...], AsTuple],
+        str | Annotated[tuple[str, ...], AsTuple, Field(min_length=1)],
     ] = {}  # noqa: RUF012
     """Fields that hold a recipe's parts, e.g. {title: dish, steps: method}, where a table's or JSON
     file's own names are not recognised; or {text: body}, the field that holds a document; or

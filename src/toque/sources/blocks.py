@@ -26,7 +26,7 @@ NOT_UTF_8 = "not UTF-8"
 """The reasons for dropping a record that is too long, or whose bytes are no text."""
 _MARK = b"\0toque "
 _MOST_NAMED = 100
-"""Unused fields named; records of some exports have a name of their own for every value."""
+"""Unused fields named, and characters of a name: some exports have one for every value."""
 
 Raw = dict[str, Any] | str
 """A record's fields by name, or the reason why it cannot be read."""
@@ -71,7 +71,8 @@ def is_filled(value: Any) -> bool:
 def most_named(found: Counter[str]) -> dict[str, int]:
     """The fields of most records, and one entry for others, none of which has more."""
     named = found.most_common(_MOST_NAMED)
-    return dict(named) | ({"(others)": named[-1][1]} if len(named) < len(found) else {})
+    others = {"(others)": named[-1][1]} if len(named) < len(found) else {}
+    return {name[:_MOST_NAMED]: n for name, n in named} | others
 
 
 def pack(path: Path, number: int, kind: str, body: bytes, **meta: Any) -> Block:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
 
@@ -36,10 +36,9 @@ MAX_CUT_BYTES = 1 << 20
 """A file that ends inside a record loses that record. If more than this is left, the brackets went
 wrong long before, and the file is refused."""
 
-_DECODER = msgspec.json.Decoder()
+_DECODER, _RECORDS = msgspec.json.Decoder(), msgspec.json.Decoder(dict[str, Any])
 _WRAPPER_FIELDS = {"title", "name", "ingredients", "@type", "@graph", "@context"}
 _SAMPLE = 20
-_T = TypeVar("_T")
 
 
 JsonForm = Literal["lines", "array", "dict", "wrapped", "objects"]
@@ -172,13 +171,10 @@ def json_records(contents: Contents) -> Numbered:
             yield number, TOO_LONG if line == LONG_LINE else attempted(_decoded, line)
 
 
-def typed_records(
-    contents: Contents, decoder: msgspec.json.Decoder[_T]
-) -> list[tuple[int, _T]] | None:
+def decoded_together(contents: Contents) -> list[tuple[int, dict[str, Any]]] | None:
     """The records of a block of either kind, with their numbers, decoded in one call.
 
-    None if a record is not of the decoder's type, or needs `json_records`: empty lines, damage,
-    JSON that only Python accepts.
+    None if one needs `json_records`: empty lines, damage, JSON that only Python accepts.
     """
     data = contents.body
     n_lines = count_lines(data) + (not data.endswith((b"\n", b"\r")))
@@ -187,8 +183,7 @@ def typed_records(
     if len(data) > MAX_RECORD_BYTES or not a_line_each:
         return None
     try:
-        # Fields that are skipped are not decoded, so they may hold invalid UTF-8: check the whole.
-        found = decoder.decode_lines(data if data.isascii() else data.decode())
+        found = _RECORDS.decode_lines(data if data.isascii() else data.decode())
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     return list(zip(numbers, found, strict=True)) if len(found) == n_lines else None

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 import xxhash
 
 from toque.sources.blocks import Contents, Raw, is_filled, unpack, unused_in
 from toque.sources.decompress import UTF_8
 from toque.sources.detect import READ, layout_with
 from toque.sources.excerpts import PER_REASON, shortened
-from toque.sources.json_records import typed_records
+from toque.sources.json_records import decoded_together
 from toque.sources.records import Block, BlockExamples, Example, attempted, in_encoding
 
 PAIRS: Final = "toque.cooking.formats:pairs="
@@ -90,7 +88,10 @@ class PairReader:
         self, record: Mapping[str, Any], notes: Counter[str], *, plain: bool
     ) -> Example | str:
         """The example of a record, or the reason why there is none."""
-        text: Callable[[Any], str] = _as_it_is if plain else partial(_text, notes=notes)
+
+        def text(value: Any) -> str:
+            return value or "" if plain else _text(value, notes)
+
         parts = [text(record.get(name)) for name in self._asked]
         if len(parts) == 1:
             (prompt,) = parts
@@ -134,7 +135,7 @@ class PairReader:
         """
         if contents.kind not in ("json-lines", "json"):
             return None
-        records = typed_records(contents, _RECORDS)
+        records = decoded_together(contents)
         if records is None:
             return None
         names = (*self._asked, self.target)
@@ -143,9 +144,6 @@ class PairReader:
             return None
         data = "\n".join(values).encode()
         return [*records] if len(data.translate(None, _CONTROLS)) == len(data) else None
-
-
-_RECORDS: Final = msgspec.json.Decoder(dict[str, Any])
 
 
 def casefolded(text: str) -> bytes:
@@ -161,10 +159,6 @@ def casefolded(text: str) -> bytes:
         if foreign.casefold() != foreign:
             return text.casefold().encode()
     return data.lower()
-
-
-def _as_it_is(value: Any) -> str:
-    return value or ""
 
 
 def _first_answer(value: Any, notes: Counter[str]) -> Any:
