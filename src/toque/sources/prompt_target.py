@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -92,17 +93,17 @@ class PairReader:
         def text(value: Any) -> str:
             return value or "" if plain else _text(value, notes)
 
-        parts = [text(record.get(name)) for name in self._asked]
-        if len(parts) == 1:
-            (prompt,) = parts
-        else:
-            for name, part in zip(self._asked, parts, strict=True):
-                if not part and is_filled(record.get(name)):
-                    return f"{name} holds no text"  # which the question may need
-            prompt = "\n\n".join(part for part in parts if part.strip())
-        target = text(_first_answer(record.get(self.target), notes))
-        if not prompt or prompt.isspace():
+        parts: list[str] = []
+        for name in self._asked:
+            part = text(record.get(name))
+            if part and not part.isspace():
+                parts.append(part)
+            elif not part and is_filled(record.get(name)):
+                return f"{name} holds no text"  # which the question may need
+        if not parts:
             return NO_PROMPT
+        prompt = "\n\n".join(parts)
+        target = text(_first_answer(record.get(self.target), notes))
         if not target or target.isspace():
             return NO_TARGET
         asked = casefolded(prompt)
@@ -116,7 +117,7 @@ class PairReader:
         columns = {"prompt": self.prompt, "target": self.target}
         return in_encoding(f"{PAIRS}{json.dumps(columns)}", self.encoding)
 
-    @property
+    @cached_property
     def _asked(self) -> tuple[str, ...]:
         """The fields of the prompt."""
         return (self.prompt,) if isinstance(self.prompt, str) else self.prompt
