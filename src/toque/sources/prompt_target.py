@@ -95,10 +95,13 @@ class PairReader:
 
         parts: list[str] = []
         for name in self._asked:
-            part = text(record.get(name))
+            value = record.get(name)
+            if isinstance(value, list) and all(isinstance(line, str) for line in value):
+                value = "\n".join(value)  # choices
+            part = text(value)
             if part and not part.isspace():
                 parts.append(part)
-            elif not part and is_filled(record.get(name)):
+            elif not part and is_filled(value):
                 return f"{name} holds no text"  # which the question may need
         if not parts:
             return NO_PROMPT

@@ -335,7 +335,8 @@ def test_a_field_that_comes_late_is_named_and_of_many_the_first_hundred(tmp_path
 @pytest.mark.parametrize(
     ("beside", "told"),
     [
-        ({"choices": ["a", "b"]}, None),
+        ({"options": ["a", "b"]}, None),
+        ({"choices": ["a", "b"]}, {"prompt": ["question", "choices"], "target": "answer"}),
         ({"history": [["Hi", "Hello"]]}, {"prompt": "question", "target": "answer"}),
         ({"text": "Anna bakes."}, {"prompt": ["question", "text"], "target": "answer"}),
         ({"text": "Anna bakes."}, {"text": "text"}),
@@ -368,6 +369,8 @@ def test_a_question_whose_context_would_be_ignored_is_refused_unless_told(
     given = json.dumps([{"path": "qa.jsonl"} | ({"columns": told} if told else {})])
     code = main(["prepare", "my.yaml", "data.store=s", f"data.sources={given}"])
     assert code == (0 if told else 3), capsys.readouterr().err
+    if name == "choices":
+        assert "?\n\na\nb\n" in examples_of(Path("s"))
 
 
 def test_of_two_columns_with_one_name_both_are_named(tmp_path: Path) -> None:
