@@ -104,7 +104,7 @@ def test_a_conversation_is_read_whole_by_the_models_template(
     assert ids.count(tokenizer.eos_token_id) == 5, "the tokens that the template writes are tokens"
     models = open_models({"other": folder})
     asked = ChatRequest(model="other", messages=TURNS)
-    assert models["other"].chat.ids(asked.turns) == ids
+    assert models["other"].chat.ids(asked.turns).result() == ids
     with (
         serving(models) as address,
         openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client,

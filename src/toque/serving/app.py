@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 
@@ -102,7 +103,7 @@ def _routes(serving: Serving) -> Sequence[BaseRoute]:
     async def chat(request: Request) -> Response:
         asked = parsed(ChatRequest, await read_body(request, serving.limits))
         served = serving.models.named(asked.model)
-        prompt = _conversation(served, asked)
+        prompt = await _conversation(served, asked)
         most = asked.max_completion_tokens or asked.max_tokens
         orders = orders_of(serving, served, [prompt], asked, most, param="messages")
         return _reply(
@@ -120,7 +121,7 @@ def _routes(serving: Serving) -> Sequence[BaseRoute]:
     ]
 
 
-def _conversation(served: ServedModel, asked: ChatRequest) -> list[int]:
+async def _conversation(served: ServedModel, asked: ChatRequest) -> list[int]:
     """The prompt of a conversation: all its turns where the model takes them, else the last.
 
     Raises:
@@ -133,7 +134,7 @@ def _conversation(served: ServedModel, asked: ChatRequest) -> list[int]:
     if served.chat is None:
         return served.prompt_ids(served.asked(asked.question))
     try:
-        return served.chat.ids(asked.turns)
+        return await asyncio.wrap_future(served.chat.ids(asked.turns))
     except DataError as error:
         raise RequestError(400, str(error), param="messages") from error
 

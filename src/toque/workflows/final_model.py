@@ -41,6 +41,11 @@ from toque.workflows.score import evaluation_of
 END: Final = "end.json"
 """File of a run's folder that says which end its model and its scores are of; written last."""
 
+NO_TEMPLATE: Final = (
+    "The chat template of its base is not beside it: it was trained on prompts as they are, and on "
+    "no conversations that the template wrote. The special tokens are all there."
+)
+
 
 def is_finished(folder: Path, step: int) -> bool:
     """Whether the model and the scores in a run's folder are those of its end at `step`.
@@ -112,14 +117,16 @@ def _score_and_keep(
         result.texts.n_texts,
         read_metrics(folder / METRICS) if (folder / METRICS).exists() else (),
     )
-    card = model_card(config, record, store.manifest, ended)
+    untaught = [NO_TEMPLATE] if "chat_template" in store.codec().settings else []
+    card = "\n".join([model_card(config, record, store.manifest, ended), *untaught])
     with reporter.working("writing the finished model"):
         kept = keep_model(model, store, folder / "model", card=card, record=record, base_hash=base)
     at = {"step": trainer.progress.step, "model_step": step}
     with disk_faults(folder, "writing the end", setting="run_dir", error=CheckpointError):
         atomic_write(folder / END, (json.dumps(at) + "\n").encode())
     reporter.notice(str(result))
-    reporter.notice(f"{kept} (step {step}, {trainer.goal}).")
+    for said in (f"{kept} (step {step}, {trainer.goal}).", *untaught):
+        reporter.notice(said)
 
 
 def keep_model(

@@ -52,13 +52,17 @@ class TokenizerFolder:
     settings: dict[str, Any]
 
 
-def read_folder(folder: Path) -> TokenizerFolder:
+def read_folder(folder: Path, *, plain: bool = False) -> TokenizerFolder:
     """Read `tokenizer.json` and what stands beside it.
+
+    Args:
+        folder: a tokenizer's or a model's.
+        plain: read what transformers reads, where a model of Toque's has both.
 
     Raises:
         DataError: see `load_codec`.
     """
-    folder = tokenizer_files_in(folder)
+    folder = folder if plain else tokenizer_files_in(folder)
     path = folder / "tokenizer.json"
     if not folder.is_dir():
         raise DataError(

@@ -7,6 +7,10 @@ so that `AutoTokenizer` gives the ids a model was trained on and the text that T
 * the marker of line breaks is an ordinary token that is spelled "\n";
 * `Codec.normalise` is in the normalizer, what begins and ends a prompt in the post-processor;
 * only the tokens that Toque leaves out of texts are special: `skip_special_tokens` takes no more.
+  A vocabulary with tokens for conversations (`<|im_start|>`) keeps all of its own, and texts may
+  hold them: whoever trains it further, or sets a chat template, needs them.
+
+No chat template is written: training renders none, so a base's would ask for what was not trained.
 
 Training never reads these files: a store keeps its tokenizer as it is.
 """
@@ -49,21 +53,29 @@ def portable_files(codec: Codec, *, begin: int | None, end: int | None) -> dict[
         The texts by file name; None for a tokenizer whose ids cannot be had this way.
     """
     state = json.loads(codec.tokenizer_json)
+    converses = _converses(state, codec)
     _spell_line_breaks(state, codec)
-    _show_unsilent(state, codec)
+    if not converses:
+        _show_unsilent(state, codec)
     state["normalizer"] = _normalizer(state["normalizer"], codec)
     state["post_processor"] = _post_processor(state["post_processor"], codec, begin, end)
     text = json.dumps(state, ensure_ascii=False)
     if not _agrees(text, codec, begin, end):
         return None
     config = json.loads(codec.files()["tokenizer_config.json"])
-    if codec.unk_id not in codec.silent:
+    config.pop("chat_template", None)
+    if codec.unk_id not in codec.silent and not converses:
         config.pop("unk_token", None)  # named, it would be made special again
+    if converses:
+        names = [token["content"] for token in state["added_tokens"] if token["special"]]
+        config["additional_special_tokens"] = [
+            name for name in names if name not in config.values()
+        ]
     config |= {
         "model_input_names": ["input_ids", "attention_mask"],
         "padding_side": "right" if end == codec.eos_id else "left",
         # "</s>" in a prompt is text. A chat's template writes such tokens, and must be able to.
-        "split_special_tokens": "chat_template" not in config,
+        "split_special_tokens": not converses,
     }
     written = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
     return {"tokenizer.json": text, "tokenizer_config.json": written}
@@ -78,13 +90,22 @@ def files_of_model(
         The texts by their place in the model folder, and whether plain transformers reads the
         tokenizer as Toque does; if not, its files are as in a store.
     """
-    portable = portable_files(codec, begin=begin, end=end)
+    portable, files = portable_files(codec, begin=begin, end=end), codec.files()
     if portable is None:
-        return {**codec.files(), **record.files()}, False
+        config = json.loads(files["tokenizer_config.json"])
+        config.pop("chat_template", None)
+        files["tokenizer_config.json"] = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+        return {**files, **record.files()}, False
     digest = hashlib.sha256(portable["tokenizer.json"].encode()).hexdigest()
-    own = {f"{FOLDER}/{name}": text for name, text in codec.files().items()}
+    own = {f"{FOLDER}/{name}": text for name, text in files.items()}
     record = msgspec.structs.replace(record, tokenizer_json_sha256=digest)
     return {**portable, **own, **record.files()}, True
+
+
+def _converses(state: dict[str, Any], codec: Codec) -> bool:
+    """Whether special tokens are there that texts are not written with, as for conversations."""
+    usual = {*codec.silent, codec.unk_id, codec.newline_id, *codec.sentinels()}
+    return any(token["special"] and token["id"] not in usual for token in state["added_tokens"])
 
 
 def _spell_line_breaks(state: dict[str, Any], codec: Codec) -> None:
@@ -233,6 +254,8 @@ def _agrees(text: str, codec: Codec, begin: int | None, end: int | None) -> bool
         theirs[codec.newline_id] = "\n"
     if theirs != {n: piece.replace(PRIVATE, "<") for n, piece in ours.items()}:
         return False
+    added = portable.get_added_tokens_decoder()
+    special = {number for number, token in added.items() if token.special}
     for probe in PROBES:
         plain = codec.encode(codec.normalise(probe))
         whole = [i for i in (begin, *plain, end) if i is not None]
@@ -240,6 +263,7 @@ def _agrees(text: str, codec: Codec, begin: int | None, end: int | None) -> bool
             return False
         silent = sorted(codec.silent)
         for ids in (plain, [*silent, *plain, *plain, *silent]):
-            if portable.decode(ids, skip_special_tokens=True) != codec.decode(ids):
+            shown = [token for token in ids if token not in special]
+            if portable.decode(ids, skip_special_tokens=True) != codec.decode(shown):
                 return False
     return True

@@ -35,13 +35,15 @@ class Exported:
     """Largest difference of a logit to the model before merging, rounding and saving, in shares of
     the largest logit."""
     was_adapter: bool
+    template: str = ""
+    """What is to be said about its chat template, where there is one."""
 
     def __str__(self) -> str:
-        """A sentence for people."""
+        """A sentence for people, or two."""
         how = "merged into its base, " if self.was_adapter else ""
         return (
             f"{self.folder} holds the model, {how}read back and compared: logits differ by at most "
-            f"{self.difference:.1e} of the largest."
+            f"{self.difference:.1e} of the largest.{self.template}"
         )
 
 

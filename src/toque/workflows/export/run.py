@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from toque.data.tokenizer.codec import load_codec
-from toque.data.tokenizer.folder import is_toques
-from toque.errors import CheckpointError, ConfigError, argument
+from toque.data.tokenizer.chat import chat_template_of
+from toque.data.tokenizer.codec import Codec, load_codec
+from toque.data.tokenizer.folder import is_toques, read_folder
+from toque.errors import CheckpointError, ConfigError, DataError, argument
 from toque.models.loading.card_usage import with_usage
 from toque.models.loading.hub import resolve_folder
 from toque.models.loading.push import push, refuse_push
@@ -26,6 +29,12 @@ if TYPE_CHECKING:
     from toque.models.loading.verify_export import Exported
 
 DEFAULT_DTYPES: Final = {"hf": "f32", "gguf": "f16"}
+_SAMPLE: Final = (
+    {"role": "user", "content": "Hello"},
+    {"role": "assistant", "content": "1. Two eggs,\n  beaten."},
+    {"role": "user", "content": "And then?"},
+)
+"""A conversation by which chat templates are compared."""
 
 
 def export(
@@ -107,7 +116,7 @@ def _written(
             f"{argument('dtype')} is {dtype}. Use {', '.join(DTYPES)} in the format hf."
         )
     if another:  # of another's model nothing is known to add
-        return export_model(source, to, card=card, dtype=dtype)
+        return _compared(source, export_model(source, to, card=card, dtype=dtype))
     codec, encoder = load_codec(source), _has_encoder(source)
     files, portable = model_files(codec, record, encoder=encoder)
     card = with_usage(
@@ -118,7 +127,41 @@ def _written(
         portable=portable,
     )
     most = record.max_new_tokens
-    return export_model(source, to, card=card, dtype=dtype, files=files, max_new_tokens=most)
+    made = export_model(source, to, card=card, dtype=dtype, files=files, max_new_tokens=most)
+    return _compared(source, made)
+
+
+def _compared(source: Path, made: Exported) -> Exported:
+    """An exported folder whose chat template writes what the source's does, where there is one.
+
+    Raises:
+        CheckpointError: it writes other tokens; the folder is removed.
+    """
+    if not (made.folder / "tokenizer.json").is_file():
+        return made
+    try:
+        there = _conversation_in(made.folder)
+        same = there == _conversation_in(source)
+    except DataError as error:
+        return replace(made, template=f" Its chat template could not be compared: {error}")
+    if there is None:
+        return made
+    if not same:
+        shutil.rmtree(made.folder, ignore_errors=True)
+        raise CheckpointError(
+            f"The chat template in {made.folder} writes other tokens than that of {source}, so it "
+            "was removed. Please report this."
+        )
+    return replace(
+        made,
+        template=f" Its chat template was compared, too: it writes the same {len(there)} tokens.",
+    )
+
+
+def _conversation_in(folder: Path) -> list[int] | None:
+    """What transformers' `apply_chat_template` makes of a sample; None without a template."""
+    template = chat_template_of(Codec(read_folder(folder, plain=True)))
+    return None if template is None else template.ids(_SAMPLE).result()
 
 
 def _has_encoder(source: Path) -> bool:
