@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import http.client
 import json
+import random
 from urllib.parse import urlsplit
 
 import pytest
 
 from serving.alone import alone
+from toque.data.tokenizer.text_stream import TextStream
 from toque.serving.served import ServedModels
 
 openai = pytest.importorskip("openai")
@@ -155,6 +157,51 @@ def test_logprobs_stand_beside_the_tokens_of_the_text(client, gpt2):
     found = chat.choices[0].logprobs.content
     assert [one.logprob for one in found] == text.logprobs.token_logprobs
     assert [one.top_logprobs[0].logprob for one in found] == [one.logprob for one in found]
+
+
+@pytest.mark.parametrize("most", [1, 5])
+@pytest.mark.parametrize("temperature", [0, 1.5])
+def test_the_chosen_token_is_among_the_likeliest_as_it_stands_in_the_text(
+    served, serving, most, temperature
+):
+    """SentencePiece writes a word alone without the space before it; drawn ones are often rare."""
+    asked = {"model": "tiny", "temperature": temperature, "seed": 4, "logprobs": most}
+    with (
+        serving(ServedModels([served])) as where,
+        openai.OpenAI(base_url=f"{where}/v1", api_key="none", max_retries=0) as client,
+    ):
+        choice = client.completions.create(prompt="lentil soup", **asked).choices[0]
+        logs = choice.logprobs
+        assert "".join(logs.tokens) == choice.text
+        assert " " in choice.text
+        for token, log, best in zip(
+            logs.tokens, logs.token_logprobs, logs.top_logprobs, strict=True
+        ):
+            assert best[token] == log
+            assert len(best) <= most + 1
+        asked |= {"logprobs": True, "top_logprobs": most}
+        said = [{"role": "user", "content": "rice"}]
+        found = client.chat.completions.create(messages=said, **asked).choices[0]
+        tokens = found.logprobs.content
+        assert "".join(one.token for one in tokens) == found.message.content
+        for one in tokens:
+            pairs = [(other.token, other.logprob) for other in one.top_logprobs]
+            assert (one.token, one.logprob) in pairs
+            assert most <= len(pairs) <= most + 1
+
+
+def test_the_texts_of_tokens_that_were_not_chosen_are_those_of_their_place(served):
+    codec, rng = served.codec, random.Random(3)
+    stream, ids = TextStream(codec), []
+    for _ in range(300):
+        token, other = rng.randrange(codec.vocab_size), rng.randrange(codec.vocab_size)
+        if token in codec.silent or other in codec.silent:
+            continue
+        before = codec.decode(ids).rstrip("\ufffd")
+        assert before + stream.would_be(other) == codec.decode([*ids, other])
+        ids.append(token)
+        stream.feed(token)
+    assert stream.would_be(codec.eos_id) == codec.piece(codec.eos_id)
 
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

@@ -46,7 +46,7 @@ class CompletionAnswers:
     """Answers of /v1/completions."""
 
     def __init__(self, served: ServedModel, *, n_likeliest: int | None) -> None:
-        self._codec, self._n_likeliest = served.codec, n_likeliest
+        self._n_likeliest = n_likeliest
         self._shared = _shared("cmpl", "text_completion", served)
         self._lengths: dict[int, int] = {}
 
@@ -79,15 +79,17 @@ class CompletionAnswers:
         }
 
     def _logprobs(self, piece: Piece) -> Json:
-        codec, offset = self._codec, self._lengths.get(piece.index, 0)
+        offset = self._lengths.get(piece.index, 0)
         found: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-        for new, text in piece.tokens:
-            found["tokens"].append(text)
-            found["token_logprobs"].append(new.logprob)
-            best = {codec.decode([token]): log for token, log in new.likeliest}
-            found["top_logprobs"].append(best)
+        for told in piece.tokens:
+            found["tokens"].append(told.text)
+            found["token_logprobs"].append(told.new.logprob)
+            best: dict[str, float | None] = {}
+            for text, log in told.likeliest:
+                best.setdefault(text, log)  # of texts that are equal, the likeliest
+            found["top_logprobs"].append(best | {told.text: told.new.logprob})
             found["text_offset"].append(offset)
-            offset += len(text)
+            offset += len(told.text)
         self._lengths[piece.index] = offset
         return found
 
@@ -96,7 +98,7 @@ class ChatAnswers:
     """Answers of /v1/chat/completions."""
 
     def __init__(self, served: ServedModel, *, n_likeliest: int | None) -> None:
-        self._codec, self._n_likeliest = served.codec, n_likeliest
+        self._n_likeliest = n_likeliest
         self._shared = _shared("chatcmpl", "chat.completion", served)
         self._event = {**self._shared, "object": "chat.completion.chunk"}
 
@@ -138,9 +140,8 @@ class ChatAnswers:
         }
 
     def _logprob(self, told: Told) -> Json:
-        decode, new = self._codec.decode, told.new
-        best = [_token(decode([token]), log) for token, log in new.likeliest]
-        return {**_token(told.text, new.logprob), "top_logprobs": best}
+        best = [_token(text, log) for text, log in told.likeliest] if self._n_likeliest else []
+        return {**_token(told.text, told.new.logprob), "top_logprobs": best}
 
 
 def _token(text: str, logprob: float | None) -> Json:

@@ -22,6 +22,16 @@ class Told(NamedTuple):
     """Empty where a character's bytes are not all there yet; the last of them has it whole.
 
     Tokens of unfinished characters are held back until it is, or until the text ends."""
+    others: Sequence[str]
+    """The texts that the likeliest tokens would have had in this place."""
+
+    @property
+    def likeliest(self) -> list[tuple[str, float]]:
+        """The likeliest texts with their log-probabilities, the one that was chosen among them."""
+        new, pairs = self.new, zip(self.new.likeliest, self.others, strict=True)
+        best = [(self.text if token == new.token else text, log) for (token, log), text in pairs]
+        chosen = any(token == new.token for token, _ in new.likeliest)
+        return best if chosen or new.logprob is None else [*best, (self.text, new.logprob)]
 
 
 @dataclass(frozen=True)
@@ -86,8 +96,9 @@ class _Text:
         for new in news:
             end, piece = new.end, ""
             if end != "stop":
+                others = [self._stream.would_be(token) for token, _ in new.likeliest]
                 piece = self._stream.feed(new.token)
-                self._untold.append(Told(new, piece))
+                self._untold.append(Told(new, piece, others))
             if end is not None:
                 piece += self._stream.rest()
                 if self._untold:

@@ -6,6 +6,9 @@ from tokenizers.decoders import DecodeStream
 
 from toque.data.tokenizer.codec import Codec
 
+_AROUND = 8
+"""Ids before one that decide its text: the bytes of a character, and whether a line begins."""
+
 
 class TextStream:
     """Feed ids, get text; all pieces together are `codec.decode` of all ids.
@@ -30,6 +33,17 @@ class TextStream:
         piece = self._codec.decode_next(self._line, token)
         self._length += len(piece)
         return piece
+
+    def would_be(self, token: int) -> str:
+        """The text of one more id in this place; the name of a token that texts are without.
+
+        Alone it would be another: SentencePiece drops the space that leads a line.
+        """
+        if token in self._codec.silent:
+            return self._codec.piece(token)
+        before = self._ids[-_AROUND:]
+        settled = self._codec.decode(before).rstrip("\ufffd")  # half a character
+        return self._codec.decode([*before, token])[len(settled) :]
 
     def rest(self) -> str:
         """What was held back; after the last id."""
