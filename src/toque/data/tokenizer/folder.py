@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer
 
+from toque.data.tokenizer.growth import Parts, harm
 from toque.errors import DataError
 from toque.models.loading.hub import resolve_folder
 from toque.models.loading.provenance import FOLDER, tokenizer_files_in
@@ -78,7 +79,7 @@ def read_folder(folder: Path, *, plain: bool = False) -> TokenizerFolder:
         )
     try:
         text = path.read_text(encoding="utf-8")
-        _refuse_far_ids(text, path)
+        _refuse_harm(text, path)
         tokenizer = Tokenizer.from_str(text)
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read: {error}.") from error
@@ -99,31 +100,26 @@ def read_folder(folder: Path, *, plain: bool = False) -> TokenizerFolder:
     return TokenizerFolder(name, text, tokenizer, specials, {**settings, "toque_name": name})
 
 
-class _Vocabulary(msgspec.Struct):
-    vocab: dict[str, int] | list[Any] = []
-
-
-class _Ids(msgspec.Struct):
-    """The part of a `tokenizer.json` that gives ids."""
-
-    model: _Vocabulary
-
-
-def _refuse_far_ids(text: str, path: Path) -> None:
-    """Refuse ids far beyond the number of entries: tables as long as the highest are made of them.
+def _refuse_harm(text: str, path: Path) -> None:
+    """Refuse what takes all memory: ids far beyond the number of entries, texts that multiply.
 
     Raises:
-        DataError: naming the highest.
+        DataError: naming what was found.
     """
     try:
-        vocab = msgspec.json.decode(text, type=_Ids).model.vocab
+        parts = msgspec.json.decode(text, type=Parts)
     except (msgspec.DecodeError, RecursionError):
         return  # the library says what is wrong
+    vocab = parts.model.vocab
     highest = max(vocab.values(), default=0) if isinstance(vocab, dict) else 0
-    if highest > 2 * len(vocab) + MOST_GAPS:
+    if highest > 2 * len(vocab) + MOST_GAPS:  # tables as long as the highest are made of them
+        does: str | None = f"has {len(vocab):,} entries, and the id {highest:,} among them"
+    else:
+        does = harm(parts)
+    if does is not None:
         raise DataError(
-            f"{path} has {len(vocab):,} entries, and the id {highest:,} among them. It is damaged "
-            "or made to harm: take another in model.tokenizer, or fetch it again."
+            f"{path} {does}. It is damaged or made to harm: take another in model.tokenizer, or "
+            "fetch it again."
         )
 
 

@@ -14,7 +14,7 @@ from toque.data.store.prompt_form import form_of
 from toque.data.tokenizer.codec import Codec, load_codec
 from toque.data.tokenizer.folder import is_toques, resolve_tokenizer
 from toque.data.tokenizer.portable import files_of_model
-from toque.errors import ConfigError, DataError
+from toque.errors import CheckpointError, ConfigError, DataError
 from toque.models.loading.hub import resolve_folder
 from toque.models.loading.provenance import Form, Provenance, form_named, provenance_of
 
@@ -79,9 +79,12 @@ def codec_in(folder: Path, record: Provenance) -> Codec:
     """The tokenizer of a model folder, which begins a foreign model's prompts as that expects.
 
     Raises:
-        DataError: it cannot be read.
+        CheckpointError: it cannot be read.
     """
-    codec = load_codec(resolve_tokenizer(str(folder)))
+    try:
+        codec = load_codec(resolve_tokenizer(str(folder)))
+    except DataError as error:
+        raise CheckpointError(str(error)) from error
     if record is FOREIGN:
         codec.begin_as_written()
     return codec
