@@ -1,4 +1,4 @@
-"""Chat templates and tokenizers of strangers: what they would take of time and memory is bounded."""
+"""Chat templates and tokenizers of strangers: the time and memory that they take is bounded."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% end
 BAD = {
     "loop": (LOOP, "more than 2 s"),
     "large": ("{% set n = 6000000000 %}{{ 'x' * n }}", "more memory"),
-    "long": ("{% set n = 60000000 %}{{ 'x' * n }}", "60,000,000 characters"),
+    "long": ("{% set n = 60000000 %}{{ 'x' * n }}", "60,000,0"),
 }
 GOOD = "{{ messages[-1].content }}{{ eos_token }}"
 MOODS = "".join(
@@ -106,14 +106,14 @@ def test_one_child_answers_every_request_until_it_has_to_be_ended(
         return chat.ids([{"role": "user", "content": text}]).result()
 
     def child() -> int:
-        assert chat._child is not None  # noqa: SLF001
-        return chat._child.pid  # noqa: SLF001
+        assert chat._child is not None
+        return chat._child.pid
 
-    assert chat._child is None, "none before a template is used"  # noqa: SLF001
+    assert chat._child is None, "none before a template is used"
     assert asked("rice") == [*codec.encode("rice"), codec.eos_id]
     first = child()
     assert asked("x" * 50_000)[-1] == codec.eos_id
-    with pytest.raises(DataError, match="60,000,000 characters, and 65,552 are allowed"):
+    with pytest.raises(DataError, match="60,000,017 characters, and 65,568 are allowed"):
         asked("long")
     assert child() == first
     with pytest.raises(DataError, match="more than 2 s"):
@@ -169,6 +169,11 @@ HARM = {
         {"model": {"type": "BPE", "merges": [], "vocab": {END: 0, "x" * 1_000_000: 1}}},
         "a entry of 1,000,000 characters",
     ),
+    "behind a name": (
+        normalizers(*[replace("e", "ee") | {"normalizers": []}] * 34),
+        "bytes of one",
+    ),
+    "between all letters": (normalizers(*[replace("", "e")] * 34), "no known form"),
     "no known form": (normalizers({"type": "Replace", "pattern": "e"}), "no known form"),
 }
 

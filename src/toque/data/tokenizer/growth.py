@@ -29,7 +29,6 @@ _ORDINARY: Final = [chr(code) for code in (*range(32, 127), *range(161, 256))]
 _MOST_ORDINARY: Final = 32
 _ONE_OF: Final = re.compile(r"\[[^\[\]]+\]")
 """An expression that finds single characters, whatever stands around them."""
-_SEQUENCES: Final = ("normalizers", "pretokenizers", "decoders")
 _CHARSMAP: Final = "precompiled_charsmap"
 
 
@@ -92,9 +91,11 @@ def _steps(side: Any) -> Iterator[dict[str, Any]]:
     left = [side] if side else []
     while left:
         step = left.pop()
-        inner = next((step[key] for key in _SEQUENCES if key in step), None)
-        left += reversed(inner or [])
-        yield from [step] if inner is None else []
+        if step["type"] != "Sequence":
+            yield step
+            continue
+        for inner in ("normalizers", "pretokenizers", "decoders"):
+            left += reversed(step.get(inner, []))
 
 
 def _growth(side: Any) -> float:
@@ -125,8 +126,8 @@ def _growth(side: Any) -> float:
 
 def _finds(pattern: dict[str, str], text: str) -> bool:
     """Whether a replacement may find something in a text, or across its end."""
-    if "String" in pattern:
-        return not set(pattern["String"]).isdisjoint(text)
+    if wanted := pattern.get("String"):
+        return not set(wanted).isdisjoint(text)
     if not _ONE_OF.fullmatch(pattern["Regex"]):
         return bool(text)
     return bool(Replace(Regex(pattern["Regex"]), "").normalize_str(text) != text)

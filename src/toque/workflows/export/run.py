@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from toque.data.tokenizer.chat import chat_template_of
-from toque.data.tokenizer.codec import Codec, load_codec
+from toque.data.tokenizer.codec import Codec
 from toque.data.tokenizer.folder import is_toques, read_folder
 from toque.errors import CheckpointError, ConfigError, DataError, argument
 from toque.models.loading.card_usage import with_usage
@@ -117,7 +118,7 @@ def _written(
         )
     if another:  # of another's model nothing is known to add
         return _compared(source, export_model(source, to, card=card, dtype=dtype))
-    codec, encoder = load_codec(source), _has_encoder(source)
+    codec, encoder = codec_in(source, record), _has_encoder(source)
     files, portable = model_files(codec, record, encoder=encoder)
     card = with_usage(
         card,
@@ -132,36 +133,32 @@ def _written(
 
 
 def _compared(source: Path, made: Exported) -> Exported:
-    """An exported folder whose chat template writes what the source's does, where there is one.
+    """An exported folder whose chat template, if any, writes the tokens that the source's writes.
 
     Raises:
-        CheckpointError: it writes other tokens; the folder is removed.
+        CheckpointError: it writes others; the folder is removed.
     """
-    if not (made.folder / "tokenizer.json").is_file():
+    there, here = _conversation_in(made.folder), _conversation_in(source)
+    if there is None and (here is None or is_toques(source)):  # older runs had their base's
         return made
-    try:
-        there = _conversation_in(made.folder)
-        same = there == _conversation_in(source)
-    except DataError as error:
-        return replace(made, template=f" Its chat template could not be compared: {error}")
-    if there is None:
-        return made
-    if not same:
+    if there is None or there != here:
         shutil.rmtree(made.folder, ignore_errors=True)
         raise CheckpointError(
             f"The chat template in {made.folder} writes other tokens than that of {source}, so it "
             "was removed. Please report this."
         )
-    return replace(
-        made,
-        template=f" Its chat template was compared, too: it writes the same {len(there)} tokens.",
-    )
+    told = f" Its chat template was compared, too: it writes the same {len(there)} tokens."
+    return replace(made, template=told)
 
 
 def _conversation_in(folder: Path) -> list[int] | None:
-    """What transformers' `apply_chat_template` makes of a sample; None without a template."""
-    template = chat_template_of(Codec(read_folder(folder, plain=True)))
-    return None if template is None else template.ids(_SAMPLE).result()
+    """What transformers' `apply_chat_template` makes of a sample; None where it makes nothing."""
+    if not (folder / "tokenizer.json").is_file():
+        return None
+    with suppress(DataError):  # it refuses the sample, or Toque cannot read its tokenizer
+        template = chat_template_of(Codec(read_folder(folder, plain=True)))
+        return None if template is None else template.ids(_SAMPLE).result()
+    return None
 
 
 def _has_encoder(source: Path) -> bool:
