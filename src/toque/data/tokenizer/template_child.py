@@ -26,13 +26,14 @@ def main() -> None:
 
     resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY, _MOST_MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    answers = open(1, "w", encoding="ascii")  # noqa: SIM115 - until the process ends
     for line in sys.stdin.buffer:
         asked = json.loads(line)
         most = asked.pop("most_characters")
         # The signal has no handler: its default ends the process, whatever it is doing.
         signal.setitimer(signal.ITIMER_PROF, SECONDS)
         try:
-            (text,), _ = render_jinja_template(**asked, add_generation_prompt=True)
+            text = str(render_jinja_template(**asked, add_generation_prompt=True)[0][0])
             if len(text) > most:
                 raise ValueError(f"it writes {len(text):,} characters, and {most:,} are allowed")
             answer = {"text": text}
@@ -41,8 +42,8 @@ def main() -> None:
         except Exception as error:  # whatever a stranger's template does  # noqa: BLE001
             answer = {"error": " ".join(str(error)[:2000].split())[:300]}
         signal.setitimer(signal.ITIMER_PROF, 0)
-        sys.stdout.write(json.dumps(answer) + "\n")
-        sys.stdout.flush()
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
 
 
 if __name__ == "__main__":
