@@ -131,6 +131,10 @@ def test_a_model_of_another_keeps_its_template_which_is_compared(
     ]
     assert made[0] == made[1]
     assert f"it writes the same {len(compared(done.folder))} tokens" in str(done)
+    named = json.loads((base / "tokenizer_config.json").read_text())
+    several = [{"name": "tools", "template": "-"}, {"name": "default", "template": TEMPLATE}]
+    named["chat_template"] = several  # as tokenizers with more than one have it
+    (base / "tokenizer_config.json").write_text(json.dumps(named))
     gguf_done = toque.export(base, tmp_path / "soup", form="gguf", dtype="f16")
     fields = gguf.GGUFReader(gguf_done.folder / gguf_done.file).fields
     assert fields["tokenizer.chat_template"].contents() == TEMPLATE

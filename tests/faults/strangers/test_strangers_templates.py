@@ -167,7 +167,11 @@ HARM = {
     ),
     "an entry of 1 MB": (
         {"model": {"type": "BPE", "merges": [], "vocab": {END: 0, "x" * 1_000_000: 1}}},
-        "a entry of 1,000,000 characters",
+        "puts in an entry of 1,000,000 characters",
+    ),
+    "an added token of 1 MB": (
+        {"added_tokens": [{"id": 400, "content": "x" * 1_000_000, "special": False}]},
+        "puts in an entry of 1,000,000 characters",
     ),
     "behind a name": (
         normalizers(*[replace("e", "ee") | {"normalizers": []}] * 34),

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import IO, Final, cast
+from typing import IO, Any, Final, cast
 
 from tokenizers import Tokenizer
 
@@ -108,9 +108,15 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def chat_template_of(codec: Codec) -> ChatTemplate | None:
-    """The template that came with a tokenizer; of several, the one named default."""
-    found = codec.settings.get("chat_template")
+    """The template that came with a tokenizer."""
+    text = template_text(codec.settings)
+    return None if text is None else ChatTemplate(text, codec)
+
+
+def template_text(settings: Mapping[str, Any]) -> str | None:
+    """The chat template in a tokenizer's settings; of several, the one named default."""
+    found = settings.get("chat_template")
     if isinstance(found, list):
         named = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
         found = named.get("default")
-    return ChatTemplate(found, codec) if isinstance(found, str) else None
+    return found if isinstance(found, str) else None

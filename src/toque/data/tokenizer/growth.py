@@ -47,38 +47,33 @@ class Parts(msgspec.Struct):
     normalizer: Any = None
     pre_tokenizer: Any = None
     decoder: Any = None
-
-    @property
-    def sides(self) -> tuple[Any, Any, Any]:
-        """What texts go through, each in its order."""
-        return self.normalizer, self.pre_tokenizer, self.decoder
+    added_tokens: Any = None
 
 
 def harm(parts: Parts) -> str | None:
     """What a tokenizer does that could take all memory; None where nothing does."""
+    sides = (parts.normalizer, parts.pre_tokenizer, parts.decoder)
     try:
-        return _longest(parts) or _multiplied(parts)
+        growth, steps = max(map(_growth, sides)), [step for side in sides for step in _steps(side)]
+        if growth > _MOST:
+            return f"may make {growth:,.0f} bytes of one, where {_MOST:,} are allowed"
+        texts = [text for step in steps for key, text in step.items() if key != _CHARSMAP]
+        texts += [parts.model.continuing_subword_prefix, parts.model.end_of_word_suffix]
+        vocab = parts.model.vocab
+        names = [*vocab] if isinstance(vocab, dict) else [entry[0] for entry in vocab]
+        names += [token["content"] for token in parts.added_tokens or ()]
+        for what, found, most in (("a text", texts, _MOST_TEXT), ("an entry", names, _MOST_ENTRY)):
+            longest = max((len(text) for text in found if isinstance(text, str)), default=0)
+            if longest > most:
+                return f"puts in {what} of {longest:,} characters, where {most:,} are allowed"
+        return _swollen(parts.normalizer)
     except (ValueError, TypeError, LookupError, AttributeError):
         return "has a step of no known form"
 
 
-def _longest(parts: Parts) -> str | None:
-    texts = [parts.model.continuing_subword_prefix or "", parts.model.end_of_word_suffix or ""]
-    for step in (step for side in parts.sides for step in _steps(side)):
-        texts += [step[key] for key in {*step} - {_CHARSMAP} if isinstance(step[key], str)]
-    vocab = parts.model.vocab
-    entries = vocab if isinstance(vocab, dict) else [entry[0] for entry in vocab]
-    for what, found, most in (("text", texts, _MOST_TEXT), ("entry", entries, _MOST_ENTRY)):
-        if (longest := max(map(len, found), default=0)) > most:
-            return f"has a {what} of {longest:,} characters to write, where {most:,} are allowed"
-    return None
-
-
-def _multiplied(parts: Parts) -> str | None:
-    growth = max(map(_growth, parts.sides))
-    if growth > _MOST:
-        return f"may make {growth:,.0f} bytes of one, where {_MOST:,} are allowed"
-    held = {"model": {"type": "BPE", "vocab": {}, "merges": []}, "normalizer": parts.normalizer}
+def _swollen(normalizer: Any) -> str | None:
+    """What an ordinary letter becomes, where that is too much."""
+    held = {"model": {"type": "BPE", "vocab": {}, "merges": []}, "normalizer": normalizer}
     rewrites = Tokenizer.from_str(json.dumps(held)).normalizer
     for letter in _ORDINARY if rewrites else ():
         if (found := len(rewrites.normalize_str(letter))) > _MOST_ORDINARY:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from toque.cooking.cookbook.generate import recipes
 from toque.cooking.prompts import ASKS_FOR, WITH_INGREDIENTS, write_prompt
 from toque.data.prepare.example_rows import asking_bounds, prompt_ids
 from toque.data.prepare.settings import FamilyKind
+from toque.data.tokenizer.chat import template_text
 from toque.data.tokenizer.codec import Codec
 from toque.errors import ConfigError, argument
 from toque.models.loading.card_usage import with_gguf_usage
@@ -107,11 +108,11 @@ def _asking(codec: Codec, record: Provenance, *, encoder: bool, ends: str) -> As
         unk=codec.unk_id,
         newline=codec.newline_id,
         ends_with_eos=encoder,
-        template=chat_template(record, codec.settings.get("chat_template"), ends=ends),
+        template=chat_template(record, template_text(codec.settings), ends=ends),
     )
 
 
-def chat_template(record: Provenance, own: Any, *, ends: str) -> str:
+def chat_template(record: Provenance, own: str | None, *, ends: str) -> str:
     """Jinja that makes of a conversation's last message the prompt a model was trained on.
 
     "lentil soup: lentils, cumin" becomes "Generate recipe for: lentil soup using ingredients:
@@ -122,7 +123,7 @@ def chat_template(record: Provenance, own: Any, *, ends: str) -> str:
         own: the template that came with another's model, which is kept.
         ends: what ends a prompt.
     """
-    if not is_recorded(record) and isinstance(own, str):
+    if not is_recorded(record) and own is not None:
         return own
     asks = record is not UNKNOWN and writes_recipes(record)
     template = _RECIPES.format(asks=ASKS_FOR, using=WITH_INGREDIENTS) if asks else _AS_IT_IS
