@@ -27,9 +27,8 @@ def open_models(folders: Mapping[str, Path]) -> ServedModels:
     served, too. An adapter that is alone on its base is merged into it, which is faster.
 
     Raises:
-        CheckpointError: a damaged folder, or an adapter of another base.
+        CheckpointError: a damaged folder or tokenizer, or an adapter of another base.
         ConfigError: no model there, or none that works here.
-        DataError: its tokenizer cannot be read.
     """
     adapters = {name: _adapter_in(folder) for name, folder in folders.items()}
     bases = {
