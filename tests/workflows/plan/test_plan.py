@@ -178,3 +178,14 @@ def test_a_gpu_s_kernels_hold_no_mask_of_all_pairs(family: str) -> None:
     masks = sum(2 * queries * keys for queries, keys in pairs)  # a byte a pair, of two rows
     # T5's bias has a copy for each row and layer where it is one with the mask.
     assert kept(masked=True) - kept(masked=False) >= masks
+
+
+def test_logits_are_counted_for_the_rows_there_are_and_not_for_a_whole_chunk(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A chunk has 512 MiB of logits and as much again of their gradient; a row has few."""
+    command = ["plan", "agi2-small", "--hardware", "h100", "train.micro_batch_rows=1", "--json"]
+    assert main(command) == 0
+    parts = json.loads(capsys.readouterr().out)["memory"]["parts"]
+    assert parts["logits"] == 8 * 512 * 8192  # bytes of both, tokens, vocabulary
+    assert parts["activations and their gradients"] > 0

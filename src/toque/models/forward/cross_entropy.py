@@ -32,10 +32,20 @@ On a CPU the three products of 320 rows with GPT-2's head reach 82 GFLOP/s a cor
 """
 
 
-def logits_bytes(vocab_size: int, device_type: str) -> int:
-    """The most bytes that logits and their gradient take at once, in float32."""
-    elements = _CHUNK_ELEMENTS.get(device_type, _CHUNK_ELEMENTS["cuda"])
-    return 2 * 4 * max(elements, 64 * vocab_size)
+def usual_chunk_rows(vocab_size: int, device_type: str) -> int:
+    """Positions of a chunk, as many as make it efficient."""
+    return max(64, _CHUNK_ELEMENTS.get(device_type, _CHUNK_ELEMENTS["cuda"]) // vocab_size)
+
+
+def logits_bytes(vocab_size: int, device_type: str, *, positions: int) -> int:
+    """The most bytes that logits and their gradient take at once, in float32.
+
+    Args:
+        vocab_size: logits of a position.
+        device_type: "cpu" or "cuda".
+        positions: with a label, of a micro-batch; they may be fewer than a chunk has.
+    """
+    return 2 * 4 * vocab_size * min(positions, usual_chunk_rows(vocab_size, device_type))
 
 
 def cross_entropy_sum(
@@ -80,8 +90,7 @@ def cross_entropy_sum(
             f"{tuple(labels.shape)} do not fit: expected [..., D], [V, D] and [...]"
         )
     if chunk_rows is None:
-        elements = _CHUNK_ELEMENTS.get(hidden.device.type, _CHUNK_ELEMENTS["cuda"])
-        chunk_rows = max(64, elements // weight.shape[0])
+        chunk_rows = usual_chunk_rows(weight.shape[0], hidden.device.type)
     loss: Tensor = _uncompiled_sum(
         hidden.reshape(-1, hidden.shape[-1]),
         weight,

@@ -28,7 +28,7 @@ class _TooMuch(Exception):  # noqa: N818  # control flow, not an error anyone se
 
 @dataclass(frozen=True)
 class MemoryNeeds:
-    """Bytes of an update at one row, by part; weights lie on the device already."""
+    """Bytes of an update at some rows, by part; weights lie on the device already."""
 
     weights: int
     gradients: int
@@ -39,7 +39,7 @@ class MemoryNeeds:
 
     @property
     def fixed(self) -> int:
-        """Bytes yet to be allocated, whatever the number of rows."""
+        """Bytes yet to be allocated beside activations."""
         return self.gradients + self.optimizer + self.logits
 
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from toque.models.forward.activation_checkpointing import recompute_blocks, stop_recomputing
 from toque.models.forward.bf16.weights import copies_of
-from toque.models.forward.cross_entropy import cross_entropy_sum, logits_bytes
+from toque.models.forward.cross_entropy import cross_entropy_sum, usual_chunk_rows
 from toque.models.forward.grouped_attention import causal_mask
 from toque.models.forward.outline import CpuPlans, OutlinedRows, Where, outlined_hidden
 from toque.models.forward.packed import output_head
@@ -26,8 +26,6 @@ from toque.training.planning.ledger import Ledger
 _BY_VALUES: Final = ("adamw8bit", "adafactor")
 """Optimizers whose step reads numbers, which an outline has not."""
 _LITTLE: Final = 1e-12
-_LOGIT_BYTES: Final = 8
-"""Of a logit and its gradient in float32, as `logits_bytes` counts."""
 _HALF: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -155,7 +153,7 @@ def _outlined_loss(
     if where == "cuda":
         # A CPU's way for 16 bits is not a GPU's; with smoothing, however little, it is left.
         smoothing = max(smoothing, _LITTLE)
-        chunk = max(64, logits_bytes(1, "cuda") // _LOGIT_BYTES // len(weight))
+        chunk = usual_chunk_rows(len(weight), "cuda")
     return cross_entropy_sum(
         hidden, weight, labels, bias=bias, smoothing=smoothing, chunk_rows=chunk
     )

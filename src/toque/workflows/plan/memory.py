@@ -172,9 +172,9 @@ class _Attempt:
         )
 
     def _parts(self, update: OutlinedUpdate, rows: int, *, recompute: bool) -> dict[str, int]:
-        logits = min(
-            logits_bytes(vocabulary_rows(self.model), self.machine.where), update.computing
-        )
+        vocabulary, positions = vocabulary_rows(self.model), rows * self.ahead.row.target
+        chunk = logits_bytes(vocabulary, self.machine.where, positions=positions)
+        logits = min(chunk, update.computing)
         averages = _averages(self.config, update)
         computing = update.computing - logits
         if self.config.train.activation_offload and recompute:

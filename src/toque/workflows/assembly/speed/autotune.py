@@ -212,11 +212,11 @@ class _Fit:
         """Whether the micro-batch fits into memory now."""
         self._recompute(known.gradient_checkpointing)
         rows = self._at_once(known.micro_batch_rows)
-        return self.probe.activation_bytes(rows, self._room()) is not None
+        return self.probe.activation_bytes(rows, self._room(rows)) is not None
 
     def measured(self, key: dict[str, Any], cache: MachineCache) -> Fitted:
         """Measure and choose."""
-        recompute, room, each = self._fitting()
+        recompute, each = self._fitting()
         asked = self.train.micro_batch_rows
         if isinstance(asked, int):
             rows, why = asked, "as set"
@@ -226,8 +226,8 @@ class _Fit:
         else:
             # A rule, not a trial: rows decide the order of sums, so the clock would decide bits.
             # Twice as many were 2 to 6 % faster for 0.5 to 1 GB, half as many never (lab/notes.md).
-            most = max(1, room // max(1, each))
             usual = usual_rows(self.row_tokens)
+            most = max(1, self._room(self._at_once(usual)) // max(1, each))
             rows = evenly(self.update_rows, min(usual, most))
             why = f"{CPU_MICRO_BATCH_TOKENS:,} tokens" if usual <= most else "the most that fit"
         compiled, reason = self._compile_policy(rows, cache)
@@ -258,12 +258,12 @@ class _Fit:
         words = [f"{n} row{'s' * (n > 1)} at once"]
         return ", ".join(words + ["activations recomputed"] * chosen.gradient_checkpointing)
 
-    def _fitting(self) -> tuple[bool, int, int]:
-        """Whether to recompute, bytes left for activations, and bytes of one row's activations."""
+    def _fitting(self) -> tuple[bool, int]:
+        """Whether to recompute, and bytes of one row's activations."""
         asked = self.train.gradient_checkpointing
         recompute = asked is True
         self._recompute(recompute)
-        room = self._room()
+        room = self._room(1)
         one = self.probe.activation_bytes(1, room)
         if one is None and asked == "auto":
             recompute = True
@@ -276,16 +276,16 @@ class _Fit:
                 )
         if one is None:
             raise self._refusal(
-                replace(self._needs(), activations=max(0, room)), recompute=recompute
+                replace(self._needs(1), activations=max(0, room)), recompute=recompute
             )
         two = self.probe.activation_bytes(2, room) if self.update_rows > 1 else None
-        return recompute, room, one if two is None else max(1, two - one)
+        return recompute, one if two is None else max(1, two - one)
 
-    def _room(self) -> int:
-        """Bytes left for activations once the fixed parts are allocated; may be negative."""
-        return int(HEADROOM * self.free(self.runtime.device)) - self._needs().fixed
+    def _room(self, rows: int) -> int:
+        """Bytes left for activations of so many rows beside the fixed parts; may be negative."""
+        return int(HEADROOM * self.free(self.runtime.device)) - self._needs(rows).fixed
 
-    def _needs(self) -> MemoryNeeds:
+    def _needs(self, rows: int) -> MemoryNeeds:
         parameters = list(self.model.parameters())
         trained = [p for p in parameters if p.requires_grad]
         quantised = [b for _, layer in quantised_layers(self.model) for b in layer.buffers()]
@@ -295,7 +295,11 @@ class _Fit:
             gradients=sum(p.numel() * p.element_size() for p in trained),
             optimizer=state_bytes(optimizer),
             activations=0,
-            logits=logits_bytes(self.worst.vocab_size, self.runtime.device.type),
+            logits=logits_bytes(
+                self.worst.vocab_size,
+                self.runtime.device.type,
+                positions=rows * self.worst.target,
+            ),
         )
 
     def _refusal(self, needs: MemoryNeeds, *, recompute: bool) -> ConfigError:
@@ -310,7 +314,7 @@ class _Fit:
         )
 
     def _largest(self) -> int:
-        device, needs = self.runtime.device, self._needs()
+        device, needs = self.runtime.device, self._needs(1)
         # The optimizer's state is allocated by the first update; until then this takes its place.
         placeholder = torch.empty(needs.optimizer, dtype=torch.uint8, device=device)
 
