@@ -23,6 +23,7 @@ Part = Literal[
     "texts",
     "saving",
     "compiling",
+    "profiling",
 ]
 PARTS: Final[dict[Part, str]] = {
     "starting": "before the first update of a session",
@@ -36,12 +37,18 @@ PARTS: Final[dict[Part, str]] = {
     "texts": "what callbacks do at an evaluation: showing and keeping texts",
     "saving": "what the loop waited for checkpoints",
     "compiling": "compiling the model for a shape that is new, whatever needed it",
+    "profiling": "updates that a profiler slows, and what it writes after them",
 }
 """What each is, in words."""
+_OF_UPDATES: Final = ("forward_backward", "ranks", "clip", "optimizer", "observers")
 
 
 class PartClock:
     """Seconds by part since they were last taken.
+
+    Attributes:
+        slowed: whether an observer slows the update under way: its time, and that of the observers
+            until the next one, is the observer's and says nothing of other updates.
 
     Args:
         now: seconds that pass.
@@ -62,18 +69,21 @@ class PartClock:
         compiling: Callable[[], float] = float,
     ) -> None:
         self._now, self._compiling = now, compiling
+        self.slowed = False
         self._parts: dict[str, float] = {}
         self._at = now()
 
     def restart(self) -> None:
         """Forget what was counted; time begins now."""
-        self._parts = {}
+        self._parts, self.slowed = {}, False
         self._compiling()
         self._at = self._now()
 
     def lap(self, part: Part) -> None:
         """Give the time since the last reading to `part`."""
         now, compiling = self._now(), self._compiling()
+        if self.slowed and part in _OF_UPDATES:
+            part = "profiling"
         self._add(part, now - self._at - compiling)
         if compiling > 0.0:
             self._add("compiling", compiling)

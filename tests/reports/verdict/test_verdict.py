@@ -148,6 +148,20 @@ def test_compiling_is_a_share_of_its_own_and_what_goes_on_is_the_cause(tmp_path:
     assert "compiling" not in [finding.cause for finding in verdict.found]
 
 
+def test_what_a_profiler_took_is_no_cause(tmp_path: Path) -> None:
+    few = {"tokens": 4_000, "train": {"batch": "1 examples"}}
+    found = verdict_of(written(tmp_path, events(**few, parts={"profiling": 60.0})))
+    assert found is not None
+    alone = verdict_of(written(tmp_path, events(**few)))
+    assert alone is not None
+    assert {share.name: share.seconds for share in found.shares}["profiling"] == pytest.approx(60.0)
+    assert [(f.cause, f.weight) for f in found.found] == [
+        (f.cause, pytest.approx(f.weight)) for f in alone.found
+    ]
+    shares = {share.name: share.seconds for share in found.shares if share.name != "profiling"}
+    assert shares == pytest.approx({share.name: share.seconds for share in alone.shares})
+
+
 def test_compiling_that_goes_on_is_named(tmp_path: Path) -> None:
     first, one = events(start={"compile": True}, parts={"compiling": 6.0})
     verdict = verdict_of(written(tmp_path, [first, one, one | {"step": 80}]))

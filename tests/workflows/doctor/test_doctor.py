@@ -67,6 +67,25 @@ def test_a_run_is_judged_as_a_table_and_as_json(run: Path, capsys: pytest.Captur
     assert sum(share["share"] for share in record["shares"]) == pytest.approx(1.0)
 
 
+def test_time_that_a_profiler_took_is_a_share_of_its_own(run: Path, tmp_path: Path) -> None:
+    """It was told as "tiny batches", with 150 % to gain from larger ones."""
+    profile = "observe.profile={wait: 0, warmup: 1, active: 2, repeat: 1}"
+    words = [str(run.parents[1] / "a.yaml"), f"run_dir={tmp_path / 'b'}", profile]
+    words += ["train.evaluate_every=6 steps", "observe.log_every=1 steps"]
+    assert main(["train", *words]) == 0
+    told = read_metrics(tmp_path / "b" / "metrics.jsonl")
+    update = {"forward_backward", "clip", "optimizer"}
+    own = [update & set(e["parts"]) for e in told if e["event"] == "step"]
+    assert own == [set(), set(), set(), *[update] * 3]
+    slowed = [bool(e["parts"].get("profiling")) for e in told if e["event"] == "step"]
+    assert slowed == [True] * 4 + [False] * 2  # what is written after the third is the fourth's
+    verdict = verdict_of(tmp_path / "b")
+    assert verdict is not None
+    assert "profiling" in {share.name for share in verdict.shares}
+    seconds = sum(sum(e["parts"].values()) for e in told if e.get("parts"))
+    assert verdict.facts.wall == pytest.approx(seconds)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

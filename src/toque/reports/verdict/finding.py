@@ -14,6 +14,7 @@ from toque.reports.verdict.shares import (
     FINISHING,
     PADDING,
     PRODUCTS,
+    PROFILING,
     STARTING,
     UPLOADS,
     Share,
@@ -60,7 +61,7 @@ class Case:
     @property
     def loop(self) -> float:
         """The loop's share of the wall time."""
-        once = share_named(self.shares, STARTING, COMPILING, FINISHING, UPLOADS)
+        once = share_named(self.shares, STARTING, COMPILING, PROFILING, FINISHING, UPLOADS)
         return max(1e-9, 1.0 - once)
 
     @property

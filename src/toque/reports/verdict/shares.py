@@ -23,6 +23,7 @@ RANKS: Final = "summing over processes"
 HOST: Final = "records and callbacks"
 STARTING: Final = "starting a session"
 COMPILING: Final = "compiling"
+PROFILING: Final = "profiling"
 EVALUATION: Final = "evaluation"
 SAVING: Final = "saving"
 UPLOADS: Final = "uploads"
@@ -91,6 +92,7 @@ def _seconds(facts: Facts, measured: Mapping[str, float] | None) -> dict[str, fl
         HOST: host,
         STARTING: facts.part("starting"),
         COMPILING: facts.part("compiling"),
+        PROFILING: facts.part("profiling"),
         EVALUATION: facts.part("evaluation", "texts"),
         SAVING: facts.part("saving"),
         UPLOADS: facts.part("uploads"),
@@ -143,7 +145,10 @@ def _computing(
         of_products = 1.0
         if weights is not None and attention is not None and weights > 0.0 <= attention:
             of_products = weights / (weights + attention)
-        at_full_rate = facts.utilisation * facts.update_seconds * of_products
+        # The rate is that of updates which no profiler slowed: so are the seconds it is taken over.
+        apart = ("starting", "evaluation", "texts", "saving", "profiling", "uploads", "finishing")
+        unslowed = min(facts.update_seconds, facts.wall - facts.part(*apart))
+        at_full_rate = facts.utilisation * unslowed * of_products
         products = min(at_full_rate, computing - padding)
     return {
         PADDING: padding,
