@@ -148,6 +148,32 @@ def test_compiling_is_a_share_of_its_own_and_what_goes_on_is_the_cause(tmp_path:
     assert "compiling" not in [finding.cause for finding in verdict.found]
 
 
+def test_an_interval_is_advised_up_to_half_the_run_and_then_fewer_texts(tmp_path: Path) -> None:
+    """`train.evaluate_every="1240 %"` was advised to a run of 10 % whose evaluations are long."""
+    often = [{"event": "evaluation", "step": 4 * n, "metrics": {"loss": 3.0}} for n in range(1, 11)]
+    train = {"evaluate_every": "10 %"}
+
+    def advised(seconds: float, *, had: dict[str, Any], every: str = "10 %") -> tuple[str, ...]:
+        told = events(
+            start={"evaluation": had}, train=train | {"evaluate_every": every}, more=often,
+            parts={"evaluation": seconds},
+        )  # fmt: skip
+        verdict = verdict_of(written(tmp_path, told))
+        assert verdict is not None
+        return verdict.found[0].settings
+
+    had = {"max_examples": 512, "texts": 16}
+    longest = "train.evaluate_every=50 %"
+    both = (longest, "evaluation.max_examples=64", "evaluation.texts=4")
+    assert advised(24.0, had=had) == both
+    assert advised(24.0, had={"max_examples": None, "texts": 0}) == both[:2]
+    assert advised(24.0, had={"max_examples": 64, "texts": 2}) == (longest,)
+    assert advised(0.9, had=had) == (longest,)  # a twelfth of the time, and then a fiftieth
+    assert advised(24.0, had=had, every="4 steps")[0] == "train.evaluate_every=20 steps"
+    assert advised(24.0, had=had, every="0 %") == both[1:]
+    assert advised(24.0, had=had, every="30 %") == both[1:]
+
+
 def test_what_a_profiler_took_is_no_cause(tmp_path: Path) -> None:
     few = {"tokens": 4_000, "train": {"batch": "1 examples"}}
     found = verdict_of(written(tmp_path, events(**few, parts={"profiling": 60.0})))

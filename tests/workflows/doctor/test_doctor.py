@@ -13,11 +13,13 @@ from toque.cli import main
 from toque.cooking.cookbook.generate import write_cookbook
 from toque.errors import CheckFailed
 from toque.reports.verdict import verdict_of
+from toque.reports.verdict.facts import facts_of
 from toque.training.observers.metrics_reader import read_metrics
+from toque.units import Duration
 from toque.workflows.doctor import environment
 from toque.workflows.doctor.attempts import Attempt, disk
 from toque.workflows.doctor.checkup import Check, Checkup
-from toque.workflows.doctor.trial import rate_of
+from toque.workflows.doctor.trial import rate_of, updates_of
 
 CONFIG = """
 run_dir: {folder}/runs/a
@@ -120,6 +122,18 @@ def test_a_lever_is_tried_and_the_run_is_left_alone(
     assert all(isinstance(trial["measured_gain"], float) for trial in measured)
     assert {p: p.stat().st_mtime_ns for p in run.rglob("*") if p.is_file()} == before
     assert sorted(p.name for p in run.parent.iterdir()) == ["a"]
+
+
+def test_a_longer_interval_of_the_lever_is_tried_and_not_the_runs_own(run: Path) -> None:
+    """An interval in per cent came as often with the lever as without it, so it gained nothing."""
+    told = read_metrics(run / "metrics.jsonl")
+    told[0]["train"]["evaluate_every"] = "10 %"
+    facts = facts_of(told)
+    assert facts is not None
+    own, lever = (
+        updates_of(Duration.parse(every), facts, "evaluate_every", 3) for every in ("10 %", "50 %")
+    )
+    assert (own, lever) == (2.0, 10.0)
 
 
 def test_a_rate_counts_evaluations_as_often_as_the_run_has_them() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from toque.reports.verdict.computing_rules import COMPUTING_RULES
-from toque.reports.verdict.facts import number
+from toque.reports.verdict.facts import mapping, number
 from toque.reports.verdict.finding import AMOUNT, NOTABLE, Case, Finding, gain_of
 from toque.reports.verdict.shares import (
     DATA,
@@ -27,6 +27,8 @@ from toque.training.bottlenecks import DATA_ADVICE
 
 _AIM: Final = 0.02
 """Share that evaluating or saving may keep."""
+_FEW: Final = {"max_examples": 64, "texts": 4}
+"""Settings of an evaluation that is small. Guesses."""
 
 
 def findings(case: Case) -> list[Finding]:
@@ -52,16 +54,24 @@ def _data(case: Case) -> Iterator[Finding]:
 def _interval(
     case: Case, share: float, n_times: int, *, setting: str
 ) -> tuple[tuple[str, ...], float]:
-    """A longer interval as an override, and the share it saves; nothing where once was enough."""
-    factor = math.ceil(share / (1.0 - min(share, 0.99)) / _AIM)
+    """A longer interval as an override, and the share it saves; nothing where once was enough.
+
+    It is at most half the run: what is looked at once, at the end, is no interval.
+    """
     found = AMOUNT.match(str(case.facts.setting(setting) or ""))
-    if n_times < 2 or factor < 2 or found is None:
+    if found is None or n_times < 2:
         return (), 0.0
-    amount = float(found[1]) * factor
-    if found[2] == "steps":
-        amount = _round_up(amount)
-    saved = share * (1.0 - max(1.0 / factor, 1.0 / n_times))
-    return (f"train.{setting}={amount:g} {found[2]}",), saved
+    now, unit = float(found[1]), found[2]
+    planned = AMOUNT.match(str(case.facts.start.get("stop_after") or ""))
+    seen = float(case.facts.n_updates) if unit == "steps" else now * (n_times - 1)
+    whole = float(planned[1]) if planned is not None and planned[2] == unit else seen
+    half = 50.0 if unit == "%" else whole / 2
+    amount = now * max(1.0, math.ceil(share / (1.0 - min(share, 0.99)) / _AIM))
+    amount = min(_round_up(amount), half // 1) if unit == "steps" and now else min(amount, half)
+    if not 0 < 2 * now <= amount:
+        return (), 0.0
+    saved = share * (1.0 - now / amount)
+    return (f"train.{setting}={amount:g} {unit}",), saved
 
 
 def _round_up(amount: float) -> float:
@@ -76,14 +86,28 @@ def _round_up(amount: float) -> float:
 
 def _evaluation(case: Case) -> Iterator[Finding]:
     share, n = case.share(EVALUATION), case.facts.n_evaluations
-    settings, saved = _interval(case, share, n, setting="evaluate_every")
+    interval, saved = _interval(case, share, n, setting="evaluate_every")
+    enough = bool(interval) and share - saved < NOTABLE
+    fewer = () if enough else _smaller_evaluation(case)
+    levers = ["less often"] * bool(interval) + ["fewer examples and texts"] * bool(fewer)
     yield Finding(
         "evaluation",
-        saved if settings else share,
+        saved if enough else share,
         f"{share:.0%} of the time went into {_times(n, 'evaluation')}",
-        lever="evaluate less often" if settings else "evaluate fewer examples",
-        settings=settings or ("evaluation.max_examples=64",),
-        gain=gain_of(saved) if settings else None,
+        lever=f"evaluate {' and '.join(levers)}" if levers else None,
+        settings=(*interval, *fewer),
+        gain=gain_of(saved) if enough else None,
+    )
+
+
+def _smaller_evaluation(case: Case) -> tuple[str, ...]:
+    """Overrides for an evaluation of fewer examples and texts than the run had, as far as told."""
+    had = mapping(case.facts.start.get("evaluation"))
+    now = {"max_examples": None, "texts": 0} | dict(had)  # null is all of them
+    return tuple(
+        f"evaluation.{name}={fewer}"
+        for name, fewer in _FEW.items()
+        if now[name] is None or (number(now[name]) or 0) > fewer
     )
 
 

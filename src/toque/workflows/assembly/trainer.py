@@ -181,6 +181,7 @@ def about_run(setup: Setup, resources: Resources, arithmetic: Arithmetic) -> dic
         "ranks": runtime.ranks.world_size,
         "strategy": "single" if setup.sharing is None else setup.sharing.strategy,
         "train": setup.config.train.model_dump(mode="json"),
+        "evaluation": setup.config.evaluation.model_dump(include={"max_examples", "texts"}),
     }
 
 

@@ -24,6 +24,7 @@ from toque.errors import ConfigError
 from toque.reporter import Reporter
 from toque.reports.verdict import Finding, Verdict
 from toque.reports.verdict.facts import Facts, mapping, number
+from toque.reports.verdict.finding import AMOUNT
 from toque.training.observers.metrics_reader import METRICS, read_metrics
 from toque.units import Duration
 
@@ -33,11 +34,10 @@ _QUIET: Final = (
     "observe.callbacks=[]",
     'observe.log_every="1 step"',
     "checkpoint.upload=null",
-    "evaluation.generate=0",
     "evaluation.prompts=[]",
     "train.early_stopping=null",
 )
-"""What a turn leaves out: it tells nobody, and its texts are nobody's."""
+"""What a turn leaves out: it tells nobody."""
 _MOST: Final = 2
 """Findings that are tried."""
 
@@ -153,11 +153,13 @@ class _Place:
         config = self.scratch / f"{name}.yaml"
         overrides = [*_QUIET, f"run_dir={run}", *settings]
         resolved = load_config(str(self.folder / "config.yaml"), overrides)
-        train = resolved.config.train
-        every = _updates_of(train.evaluate_every, self.facts, self.facts.n_evaluations)
-        saves = self.facts.n_saves + self.facts.skipped_saves
-        save_every = _updates_of(train.save_every, self.facts, saves)
+        train, evaluation = resolved.config.train, resolved.config.evaluation
+        facts, saves = self.facts, self.facts.n_saves + self.facts.skipped_saves
+        every = updates_of(train.evaluate_every, facts, "evaluate_every", facts.n_evaluations)
+        save_every = updates_of(train.save_every, facts, "save_every", saves)
         short = [
+            # At its end a turn writes no more texts than at each evaluation.
+            f"evaluation.generate={min(evaluation.generate, evaluation.texts)}",
             f'train.stop_after="{self.steps} steps"',
             f'train.evaluate_every="{max(1, round(every))} steps"',
             f'train.save_every="{max(1, round(save_every))} steps"',
@@ -197,11 +199,13 @@ class _Place:
             )
 
 
-def _updates_of(every: Duration, facts: Facts, n_times: int) -> float:
-    """An interval in updates: as set, or as often as it came in the run."""
+def updates_of(every: Duration, facts: Facts, setting: str, n_times: int) -> float:
+    """An interval in updates: as set, or by how often the run's own came."""
     if every.unit == "steps":
         return every.amount
-    return facts.n_updates / max(1, n_times)
+    own = AMOUNT.match(str(facts.setting(setting) or ""))
+    longer = every.amount / float(own[1]) if own is not None and own[2] == every.unit else 1.0
+    return longer * facts.n_updates / max(1, n_times)
 
 
 def rate_of(
