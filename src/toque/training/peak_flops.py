@@ -36,6 +36,13 @@ class Peak:
     flops_per_second: float
     origin: str
 
+    @property
+    def too_low(self) -> str:
+        """What is wrong where a model computes faster: said in place of more than 100 %."""
+        measured = self.origin.startswith("measured")
+        why = "measured while other programs computed" if measured else "stated for another device"
+        return f"the peak is too low, as if {why} ({self.origin})"
+
 
 def peak_of(device: torch.device, dtype: torch.dtype, products: Products) -> Peak:
     """The peak of dense matrix products in `dtype` on `device`.

@@ -115,6 +115,8 @@ def test_utilisation_above_one_is_never_printed_and_doubted_once(tmp_path):
     doubts = [e for e in lines(log) if e["event"] == "warning" and "peak" in e["message"]]
     assert len(doubts) == 1
     assert "measured, 8³ product" in doubts[0]["message"]
+    assert "the peak is too low, as if measured while other programs" in doubts[0]["message"]
+    assert "%" not in doubts[0]["message"]  # "1069 % of the peak" stood on the page
 
 
 def test_a_full_disk_costs_records_and_says_how_many(tmp_path):

@@ -65,7 +65,7 @@ def test_bad_signs_and_impossible_numbers_are_said() -> None:
         [info(1), info(2), info(3, loss=3.0, norm=9.0), info(4, norm=9.0)],
         flops_per_token=1e8, peak=Peak(1e9, "as stated"), ranks=2, alone_seconds=0.4,
     )  # fmt: skip
-    assert first["utilisation"].startswith("not known")
+    assert first["utilisation"] == "not known: the peak is too low"
     assert first["scaling"].startswith("2 ranks, efficiency about 80%")
     assert "NOT falling; gradient norm 9.00 on average, above 5" in second["signs"]
     assert summaries([info(1), info(2)])[0]["utilisation"] == "not measured"

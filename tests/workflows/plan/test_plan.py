@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from toque.models.forward.outline import OutlinedRows
 from toque.models.loading.from_scratch import build_model
 from toque.training.autotune.micro_batch import Probe
 from toque.training.autotune.worst_batch import WorstBatch
+from toque.training.peak_flops import Peak
 from toque.training.planning.outlined_update import outline_update, outlining
 from toque.training.runtime import Runtime
 
@@ -110,6 +112,17 @@ def test_flops_and_hours_follow_from_the_utilisation() -> None:
     run = plan.record()
     expected = run["flops"]["update"] * 10_000 / (0.5 * 989.5e12)
     assert run["time"]["run_seconds"] == pytest.approx(expected, rel=0.05)  # and evaluations
+
+
+def test_a_peak_that_a_run_beats_is_said_to_be_too_low() -> None:
+    """A plan for a machine that was busy while its peak was measured ended in a refusal."""
+    plan = toque.plan("agi2-small", hardware="h100", utilisation=1.0)
+    assert plan.time.utilisation == 1.0
+    busy = replace(plan.time.pace, peak=Peak(1e9, "measured in float32"))
+    beaten = replace(plan, time=replace(plan.time, pace=busy))
+    assert beaten.time.utilisation is None
+    assert "not known: the peak is too low, as if measured while other programs" in str(beaten)
+    assert beaten.record()["time"]["utilisation"] is None
 
 
 @pytest.mark.parametrize("share", [1.01, 0.0, -0.2])

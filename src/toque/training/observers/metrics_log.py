@@ -187,9 +187,7 @@ class MetricsLog(Callback):
             self._peak_doubted = True
             self.on_warning(
                 at,
-                f"the arithmetic rate comes out at {share:.0%} of the peak ({self.peak.origin}), "
-                "which cannot be, so utilisation is left out: the peak was measured on a busy "
-                "machine or the stated one is another device's",
+                f"{self.peak.too_low}: utilisation is left out where updates compute faster",
             )
         return None
 

@@ -128,7 +128,7 @@ class Summary(Callback):
         if share is None or peak is None:
             return "not measured"
         if share > 1.0:
-            return "not known: it would be above 100 %, so the peak is wrong"
+            return "not known: the peak is too low"  # metrics_log says once why
         return (
             f"{share:.1%} of the peak, {peak.flops_per_second:.3g} FLOP/s ({peak.origin}); waiting "
             f"for data {self._window.data_wait_seconds / max(self._window.seconds, 1e-9):.1%}"

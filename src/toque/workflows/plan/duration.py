@@ -20,7 +20,6 @@ from toque.workflows.plan.machine import Machine
 from toque.workflows.plan.measured_layers import measured_seconds
 from toque.workflows.plan.memory import Memory
 from toque.workflows.plan.outlined_model import Vocabulary
-from toque.workflows.plan.utilisation import refuse_impossible
 
 ASSUMED: Final = {True: 0.30, False: 0.40}
 """Share of a card's peak, by whether the model is an encoder-decoder. Guesses, until a run of the
@@ -65,9 +64,10 @@ class Time:
         return self.pace.peak
 
     @property
-    def utilisation(self) -> float:
-        """Useful FLOPs as a share of the peak, in [0, 1]."""
-        return self.flops_per_update / (self.update_seconds * self.peak.flops_per_second)
+    def utilisation(self) -> float | None:
+        """Useful FLOPs as a share of the peak, in [0, 1]; None where the peak is too low for it."""
+        share = self.flops_per_update / (self.update_seconds * self.peak.flops_per_second)
+        return min(1.0, share) if share < 1.0 + 1e-9 else None
 
 
 def time_of(
@@ -90,9 +90,6 @@ def time_of(
         machine: that it is for.
         memory: for the micro-batch, whose work is known by its operations.
         utilisation: share of the peak to assume, instead of what is known.
-
-    Raises:
-        ConfigError: more than the peak comes out.
     """
     peak = machine.peak(ahead.arithmetic.products)
     assumed = ASSUMED[family_of(model.config).is_encoder_decoder]
@@ -109,7 +106,6 @@ def time_of(
         more = _RECOMPUTED if memory.recompute else 1.0
         seconds = flops * more / (ahead.useful_share * assumed * peak.flops_per_second)
         how = f"{assumed:.0%} of the peak while it computes: a guess until a run has measured it"
-    refuse_impossible(flops / (seconds * peak.flops_per_second), "comes out")
     held_out = ahead.held_out_tokens / ahead.tokens_per_update * seconds / 3  # forward alone
     pace = Pace(peak, assumed)
     return Time(seconds, flops, pace, how, held_out, _whole(config, ahead, seconds, held_out))

@@ -119,11 +119,11 @@ class Plan:
         return f"Memory\n{rows}\n{total} of {room}: it {verdict}.{host}"
 
     def _time(self) -> str:
-        time, whole = self.time, self._flops()
+        time, whole, used = self.time, self._flops(), self.time.utilisation
         lines = [
             ("of an update", f"{time.flops_per_update:.3g} FLOP, {_seconds(time.update_seconds)}"),
             ("peak", f"{time.peak.flops_per_second / 1e12:,.2f} TFLOP/s, {time.peak.origin}"),
-            ("of it used", f"{time.utilisation:.0%}"),
+            ("of it used", f"not known: {time.peak.too_low}" if used is None else f"{used:.0%}"),
             ("by", time.how),
         ]
         updates = self._updates()
@@ -134,8 +134,8 @@ class Plan:
         else:
             said = f"{updates:,.0f} updates, {whole:.3g} FLOP, {_seconds(time.run_seconds)}"
             lines.append(("the run", f"{said}, held-out losses among it, the texts at the end not"))
-            if not self.machine.here and self.ahead.seconds is None:
-                hours = (_seconds(time.run_seconds * time.utilisation / s) for s in _SHARES)
+            if not self.machine.here and self.ahead.seconds is None and used is not None:
+                hours = (_seconds(time.run_seconds * used / s) for s in _SHARES)
                 shares = (
                     f"{said} at {share:.0%}" for said, share in zip(hours, _SHARES, strict=True)
                 )
