@@ -154,7 +154,7 @@ def test_rates_and_the_time_left_pass_over_slowed_updates():
     assert (window.n_tokens, window.seconds, window.tokens_per_second) == (200, 10.0, 50.0)
     left = TimeLeft(Duration(10, "steps"))
     left.start(Progress())
-    left.slowed(Progress(step=1, seconds=2.0), Progress(step=2, seconds=10.0))
+    left.updated(Progress(step=1, seconds=2.0), Progress(step=2, seconds=10.0), slowed=True)
     assert left.seconds(Progress(step=2, seconds=10.0)) == pytest.approx(16.0)
 
 

@@ -49,12 +49,31 @@ def test_a_continued_run_has_less_before_it():
 def test_what_was_measured_takes_the_place_of_guesses():
     time = time_left()
     time.start(at(0))
-    assert time.seconds(at(10, seconds=10.0)) == pytest.approx(90.0 + 4 * 5.0 + 40.0)
+    # Updates take half of what was foreseen, and so will the rest.
+    assert time.seconds(at(10, seconds=10.0)) == pytest.approx(90.0 + 4 * 2.5 + 20.0)
     time.evaluated(11.0)
-    assert time.seconds(at(30, seconds=30.0)) == pytest.approx(70.0 + 3 * 11.0 + 40.0)
+    assert time.seconds(at(30, seconds=30.0)) == pytest.approx(70.0 + 3 * 11.0 + 20.0)
     time.evaluated(13.0)
-    assert time.seconds(at(60, seconds=60.0)) == pytest.approx(40.0 + 2 * 12.0 + 40.0)
-    assert time.seconds(at(100, seconds=100.0)) == 12.0 + 40.0  # the last evaluation is due
+    assert time.seconds(at(60, seconds=60.0)) == pytest.approx(40.0 + 2 * 12.0 + 20.0)
+    assert time.seconds(at(100, seconds=100.0)) == 12.0 + 20.0  # the last evaluation is due
+
+
+def test_ten_updates_correct_what_was_foreseen_too_long():
+    """Beside other programs "3:15:33" was told of a run that took 4:34."""
+    time = TimeLeft(D("100 steps"), D("30 steps"), training_seconds=8000.0,
+                    evaluation_seconds=100.0, final_seconds=320.0)  # fmt: skip
+    time.start(at(0))
+    # The first update loads and chooses kernels, and counts for as much as it takes by itself.
+    told = [time.updated(at(0), at(1, seconds=60.0))]
+    assert time.seconds(at(1, seconds=60.0)) == pytest.approx(8000.0 * 0.99 + 400.0 + 320.0)
+    told += [time.updated(at(n, 60.0 + 2 * (n - 1)), at(n + 1, 60.0 + 2 * n)) for n in range(1, 12)]
+    assert time.seconds(at(10, 78.0)) == pytest.approx(90 * 2.0 + 4 * 2.5 + 8.0)
+    (sentence,) = (text for text in told if text)
+    assert told.index(sentence) == 9
+    assert sentence == "corrected by the first 10 updates: about 3:18 left, not 2:12:00"
+    right = time_left()
+    right.start(at(0))
+    assert not any(right.updated(at(n, 2.0 * n), at(n + 1, 2.0 * (n + 1))) for n in range(20))
 
 
 def test_evaluations_in_another_unit_than_the_run():

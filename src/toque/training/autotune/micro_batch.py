@@ -16,10 +16,32 @@ from toque.training.runtime import Runtime
 
 _BUDGET_SECONDS: Final = 4.0
 """Guess: a wait nobody minds at the start of a run."""
+_TRIES: Final = 4
 _WORTH: Final = 0.95
 """Another size must take this share of the time: less is noise on a shared machine."""
 HEADROOM: Final = 0.9
 """Of the free memory; fragments, and other programs, take some."""
+
+
+def least_of(
+    seconds: Callable[[], float],
+    *,
+    at_least: int = 2,
+    budget_seconds: float = _BUDGET_SECONDS,
+) -> float:
+    """The least of some measurements: the first one warms up, and any may be disturbed.
+
+    Loading kernels, and other programs on the cores, make a single one longer by any factor.
+
+    Args:
+        seconds: measures once.
+        at_least: so many are made, however long they take.
+        budget_seconds: no further one is begun when this is spent.
+    """
+    found: list[float] = []
+    while len(found) < at_least or (len(found) < _TRIES and sum(found) < budget_seconds):
+        found.append(seconds())
+    return min(found)
 
 
 class _TooMuch(Exception):  # noqa: N818  # control flow, not an error anyone sees

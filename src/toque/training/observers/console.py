@@ -81,8 +81,9 @@ class ConsoleProgress(Callback):
     def on_step(self, info: StepInfo) -> None:
         """Renew the line."""
         self._window.add(info)
-        if info.slowed:
-            self._time_left.slowed(info.before, info.progress)
+        told = self._time_left.updated(info.before, info.progress, slowed=info.slowed)
+        if told:
+            self._reporter.notice(told)
         first = info.before.step == 0
         logged = first or self.log_every.crossed(info.before, info.progress, self._stop_after)
         now = self._clock()

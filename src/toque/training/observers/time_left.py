@@ -11,6 +11,8 @@ from toque.reporter import clock_text
 from toque.units import Duration, Progress
 
 _WORTH_SAYING_SECONDS: Final = 2.0
+_CORRECTED_AFTER: Final = 10
+"""Updates of a session: then a time that was foreseen wrongly is told again."""
 _ROUNDING: Final = 1e-12
 """A share of the run that is no update's."""
 
@@ -47,10 +49,23 @@ class TimeLeft:
         self._began = at
         self._slowed_seconds = self._slowed_share = 0.0
 
-    def slowed(self, before: Progress, after: Progress) -> None:
-        """An observer slowed this update: it says nothing of those to come."""
-        self._slowed_seconds += after.seconds - before.seconds
-        self._slowed_share += self.stop_after.fraction(after) - self.stop_after.fraction(before)
+    def updated(self, before: Progress, after: Progress, *, slowed: bool = False) -> str:
+        """An update is done; a sentence where ten of them say another time than was foreseen.
+
+        One that an observer slowed says nothing of those to come, nor does the first one, which
+        loads and chooses kernels.
+        """
+        done = after.step - self._began.step
+        if slowed or done == 1:
+            self._slowed_seconds += after.seconds - before.seconds
+            self._slowed_share += self.stop_after.fraction(after) - self.stop_after.fraction(before)
+        if done != _CORRECTED_AFTER or not self.training_seconds:
+            return ""
+        now, foreseen = self.seconds(after), self._foreseen(after)
+        if max(now, foreseen) < _WORTH_SAYING_SECONDS or 0.8 < now / max(foreseen, 1e-9) < 1.25:
+            return ""
+        told = f"about {clock_text(now)} left, not {clock_text(foreseen)}"
+        return f"corrected by the first {done} updates: {told}"
 
     def evaluated(self, seconds: float) -> None:
         """An evaluation took so long, texts included."""
@@ -58,10 +73,13 @@ class TimeLeft:
 
     def seconds(self, at: Progress) -> float:
         """Until the command ends."""
-        of_one = self.evaluation_seconds
+        own, pace = self._own(at), 1.0
+        if own is not None and self.training_seconds:
+            pace = own / self.training_seconds  # what slows the updates slows the rest
+        of_one = pace * self.evaluation_seconds
         if self._evaluations:
             of_one = sum(self._evaluations) / len(self._evaluations)
-        return self._training(at) + self.evaluations(at) * of_one + self.final_seconds
+        return self._training(at) + self.evaluations(at) * of_one + pace * self.final_seconds
 
     def evaluations(self, at: Progress) -> int:
         """How many are still to come, at least the one at the end."""
@@ -90,10 +108,21 @@ class TimeLeft:
             f"up to {clock_text(self.final_seconds)} to {scoring} at the end"
         )
 
+    def _foreseen(self, at: Progress) -> float:
+        training = self.training_seconds * (1.0 - self.stop_after.fraction(at))
+        return training + self.evaluations(at) * self.evaluation_seconds + self.final_seconds
+
     def _training(self, at: Progress) -> float:
-        done = self.stop_after.fraction(at)
-        gained = done - self.stop_after.fraction(self._began) - self._slowed_share
-        if gained > _ROUNDING:
-            took = at.seconds - self._began.seconds - self._slowed_seconds
-            return max(0.0, took) * (1.0 - done) / gained
-        return self.training_seconds * (1.0 - done)
+        own = self._own(at)
+        whole = self.training_seconds if own is None else own
+        return whole * (1.0 - self.stop_after.fraction(at))
+
+    def _own(self, at: Progress) -> float | None:
+        """Seconds that all updates of the run take by those of this session, once they tell."""
+        gained = self.stop_after.fraction(at) - self.stop_after.fraction(self._began)
+        took = at.seconds - self._began.seconds
+        if gained - self._slowed_share > _ROUNDING:
+            gained, took = gained - self._slowed_share, took - self._slowed_seconds
+        elif self.training_seconds or gained <= _ROUNDING:
+            return None
+        return max(0.0, took) / gained

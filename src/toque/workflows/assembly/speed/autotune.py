@@ -28,6 +28,7 @@ from toque.training.autotune.micro_batch import (
     Probe,
     evenly,
     largest_rows,
+    least_of,
 )
 from toque.training.autotune.worst_batch import WorstBatch
 from toque.training.bottlenecks import memory_ladder
@@ -48,8 +49,6 @@ _GUESSES: Final = {"cpu": (150.0, 0.15), "cuda": (40.0, 0.25)}
 """Seconds that compiling takes and the share of a step it saves, before either was measured."""
 _TRIAL_PAYS: Final = 5.0
 """Compiling is tried when its guessed saving is this many times its guessed cost."""
-_SHORT_SECONDS: Final = 1.0
-"""A micro-batch that takes less is timed twice."""
 _TURNS: Final = 3
 """Times that both ways are timed, in turn, once compiled."""
 
@@ -240,9 +239,7 @@ class _Fit:
         """Seconds of an update's micro-batches; None when memory runs out."""
         rows = min([chosen.micro_batch_rows, *chosen.smaller_from.values()])
         try:
-            seconds = self._try(rows)
-            if seconds < _SHORT_SECONDS:
-                seconds = min(seconds, self._try(rows))  # the first loads and chooses kernels
+            seconds = least_of(lambda: self._try(rows))
         except (torch.OutOfMemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -359,7 +356,7 @@ class _Fit:
         cost, share = _GUESSES[self.runtime.device.type]
         if known is not None:
             cost, share = known["seconds"], known["saved_share"]
-        eager = min(self._try(rows), self._try(rows))  # the first loads and chooses kernels
+        eager = least_of(lambda: self._try(rows))
         if asked == "auto":
             total = self._expected_seconds(rows, eager)
             if total * share < cost * (_TRIAL_PAYS if known is None else 1.0):
@@ -394,4 +391,4 @@ class _Fit:
         if stop.seconds is not None:
             return stop.seconds
         steps = expected_totals(self.config, self.stream).get("steps", 0.0)
-        return steps * self.update_rows / rows * seconds
+        return steps * self.update_rows / self._at_once(rows) * seconds

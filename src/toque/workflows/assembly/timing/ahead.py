@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+from torch import nn
 
 from toque.config import RunConfig
 from toque.cooking.prompts import CLASSES, TASKS
@@ -18,6 +19,7 @@ from toque.errors import ConfigError
 from toque.evaluation.heldout_loss import HeldOut, subset
 from toque.evaluation.text_samples import Prompt, Sampler
 from toque.reporter import Reporter, clock_text, heard
+from toque.training.autotune.micro_batch import least_of
 from toque.training.distributed.sharing import Alone
 from toque.training.observers.time_left import TimeLeft
 from toque.training.time_limit import CommandClock, TimeLimit
@@ -33,11 +35,9 @@ from toque.workflows.assembly.task_scores import classes_of
 _FEW_TOKENS, _MORE_TOKENS = 2, 10
 _FORWARD: Final = 1 / 3
 """Of an update's time: backward computes twice what forward does."""
-_SHORT_SECONDS, _LONG_SECONDS = 2.0, 1.0
+_SHORT_SECONDS = 2.0
 _BATCHES: Final = 2
 """Of the held-out examples, to time an evaluation by."""
-_TOKENS: Final = 8
-"""Of each text, to time the writing by."""
 _COPIES: Final = 5
 """Of the weights that are written at the end: a checkpoint with AdamW's state is three, the best
 model one, the finished model one."""
@@ -79,7 +79,9 @@ def time_left_of(
     prompts = held_out_prompts(setup.store, config.evaluation.generate)
     scored = build_sampler(config, setup.store, prompts) if prompts else looks
     writing, looking = (
-        _writing_seconds(setup, replace(s, prompts=s.prompts[ranks.rank :: ranks.world_size]))
+        _writing_seconds(
+            setup, setup.model, replace(s, prompts=s.prompts[ranks.rank :: ranks.world_size])
+        )
         for s in (scored, looks)
     )
     return TimeLeft(
@@ -115,28 +117,32 @@ def _task_tokens(setup: Setup) -> float:
     return total
 
 
-def _writing_seconds(setup: Setup, sampler: Sampler) -> float:
-    """Until every text has the most tokens, as a model that has learnt little will write them.
-
-    The first few tokens are timed. Later ones take longer, by attention, which is left out.
-    """
+def _writing_seconds(setup: Setup, model: nn.Module, sampler: Sampler) -> float:
+    """Until every text has the most tokens, as a model that has learnt little will write them."""
     if not sampler.prompts:
         return 0.0
-    prompts, most = (
-        [prompt.ids for prompt in sampler.prompts],
-        target_limit(setup.config, setup.store.manifest),
-    )
+    prompts = [prompt.ids for prompt in sampler.prompts]
 
     def timed(tokens: int) -> float:
         started = time.perf_counter()
-        with writing_in(setup.model, setup.runtime)():
-            sampler.generate(setup.model, prompts, max_new_tokens=tokens)
+        with writing_in(model, setup.runtime)():
+            sampler.generate(model, prompts, max_new_tokens=tokens)
         return time.perf_counter() - started
 
-    few = timed(_FEW_TOKENS)
-    if few / _FEW_TOKENS * most < _SHORT_SECONDS or few > _LONG_SECONDS or most <= _MORE_TOKENS:
+    return seconds_of_texts(timed, target_limit(setup.config, setup.store.manifest))
+
+
+def seconds_of_texts(timed: Callable[[int], float], most: int) -> float:
+    """Seconds of writing texts of `most` tokens, by the seconds that a few tokens take.
+
+    Reading the prompts is told apart from writing by two lengths. Later tokens take longer, by
+    attention, which is left out.
+    """
+    few = least_of(lambda: timed(_FEW_TOKENS), budget_seconds=_SHORT_SECONDS)
+    if few / _FEW_TOKENS * most < _SHORT_SECONDS or most <= _MORE_TOKENS:
         return few / _FEW_TOKENS * most
-    each = max(0.0, timed(_MORE_TOKENS) - few) / (_MORE_TOKENS - _FEW_TOKENS)
+    more = least_of(lambda: timed(_MORE_TOKENS), at_least=1, budget_seconds=_SHORT_SECONDS)
+    each = max(0.0, more - few) / (_MORE_TOKENS - _FEW_TOKENS)
     return few + each * (most - _FEW_TOKENS)
 
 
@@ -217,9 +223,15 @@ def measure_end(setup: Setup, heldout: HeldOut, looks: Sampler) -> AfterTraining
         rows=heldout.rows[:few],
         weights=None if heldout.weights is None else heldout.weights[:few],
     )
-    began = time.perf_counter()
-    part(model)
-    evaluating = (time.perf_counter() - began) * len(heldout.rows) / max(1, len(part.rows))
+
+    def timed() -> float:
+        began = time.perf_counter()
+        part(model)
+        return time.perf_counter() - began
+
+    # As often on every rank: they add up what each computes.
+    seconds = least_of(timed, budget_seconds=0.0)
+    evaluating = seconds * len(heldout.rows) / max(1, len(part.rows))
     tasks = 1 if config.data.tasks == ("write",) else 2  # each task's share is evaluated once more
     writing, looking = (
         _texts_seconds(setup, prompts)
@@ -235,14 +247,9 @@ def _texts_seconds(setup: Setup, prompts: Sequence[Prompt]) -> float:
     """Of writing a text of the most tokens for each prompt, by the first few tokens."""
     if not prompts:
         return 0.0
-    longest = target_limit(setup.config, setup.store.manifest)
-    most = min(_TOKENS, longest)
-    sampler = build_sampler(setup.config, setup.store, prompts, max_new_tokens=most)
-    began = time.perf_counter()
-    whole = (setup.sharing or Alone(setup.model)).whole()
-    with whole as model, writing_in(setup.model, setup.runtime)():
-        sampler(model)
-    return (time.perf_counter() - began) * longest / most
+    sampler = build_sampler(setup.config, setup.store, prompts)
+    with (setup.sharing or Alone(setup.model)).whole() as model:
+        return _writing_seconds(setup, model, sampler)
 
 
 def _seconds_a_byte(run: Path) -> float:
