@@ -19,7 +19,7 @@ class Interval:
 
     mean: float
     low: float | None
-    """None with fewer than two pairs."""
+    """None with too few pairs: fewer than two runs, or than `FEWEST_TEXTS` texts."""
     high: float | None
     pairs: int
 
@@ -71,6 +71,10 @@ def t_quantile(freedom: int) -> float:
 _T: Final = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
+FEWEST_TEXTS: Final = 10
+"""A bootstrap over fewer texts draws the same few again and again: its interval is too short."""
+
+
 def over_texts(
     ours: PerText, theirs: PerText, *, resamples: int = RESAMPLES, seed: int = SEED
 ) -> Interval | None:
@@ -82,7 +86,7 @@ def over_texts(
     >>> def mean(*values):
     ...     return PerText.mean(np.array(values, float))
     >>> over_texts(mean(2, 4, 6), mean(1, 3, 5))
-    Interval(mean=1.0, low=1.0, high=1.0, pairs=3)
+    Interval(mean=1.0, low=None, high=None, pairs=3)
     """
     both = ours.applies & theirs.applies
     if not both.any():
@@ -94,4 +98,5 @@ def over_texts(
         joined, lambda sums: mine.score(sums[..., :k]) - other.score(sums[..., k:]),
         resamples=resamples, seed=seed,
     )  # fmt: skip
-    return Interval(found.value, found.low, found.high, found.n)
+    few = found.n < FEWEST_TEXTS
+    return Interval(found.value, *((None, None) if few else (found.low, found.high)), found.n)

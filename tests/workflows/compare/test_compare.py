@@ -89,6 +89,23 @@ def test_better_by_one_measure_and_worse_by_the_other(tmp_path):
     assert "and worse by recipe score 0.1000 lower" in found.sentence
 
 
+def test_few_texts_get_no_interval_and_no_star(tmp_path):
+    """Four texts whose BLEU was 0.06 and 0.00 were "* better"."""
+    folders = [run_of(tmp_path / name, better_by=9.0 * n) for n, name in enumerate(("a", "bb"))]
+    for n, folder in enumerate(folders):
+        examples = [Example(f"t{i}", 50.0 - 9.0 * n, 20, 80) for i in range(9)]
+        texts = TextTable([f"t{i}" for i in range(10)], {"bleu": PerText.mean(SCORES[:10] + n)})
+        table = to_json(examples=losses_table(examples), texts=texts, step=10)
+        (folder / FILE).write_text(table)
+    found = toque.compare(*folders)
+    loss, bleu = (found.record["differences"]["bb"][name] for name in ("loss", "bleu"))
+    assert (loss["mean"], loss["low"], loss["better"]) == (pytest.approx(-0.45), None, None)
+    assert bleu["better"] == "other"  # ten are enough
+    row = next(line for line in str(found).splitlines() if "held-out loss  " in line)
+    assert row.split() == ["held-out", "loss", "2.5000", "2.0500", "-0.4500", "-", "9"]
+    assert "held-out loss differs by -0.4500 (9 texts, too few for an interval)" in found.sentence
+
+
 def test_three_runs_are_held_against_the_first(tmp_path):
     runs = [run_of(tmp_path / name, better_by=n) for n, name in enumerate(("a", "bb", "ccc"))]
     found = toque.compare(*runs, out=tmp_path / "page.html")
@@ -102,6 +119,10 @@ def test_other_held_out_texts_give_no_interval(tmp_path):
     assert "cannot be told apart from these files" in found.sentence
     assert any("scored on different held-out examples" in note for note in found.record["notes"])
     assert "different held-out examples" in found.page.read_text()
+    assert (
+        "As each run measured it, the held-out loss is 2.5000 for bb and 2.5000 for a (+0.0000), "
+        "without an interval." in found.sentence
+    )
 
 
 def test_texts_are_paired_by_what_they_are_not_by_their_place(tmp_path):
@@ -128,6 +149,8 @@ def test_a_run_without_scores_has_its_curves_and_cost(tmp_path):
     assert found.record["runs"]["bb"]["cost"]["tokens"] == 1000
     assert any("toque evaluate" in note for note in found.record["notes"])
     assert "cannot be told apart" in found.sentence
+    told = "the held-out loss is 2.0000 for bb and 2.5000 for a (-0.5000), without an interval."
+    assert told in found.sentence  # bb was killed: by its evaluations while training
     (killed / FILE).write_text("{")
     (killed / "evaluation.json").write_text('{"step": 10}')
     assert any("cannot be read" in note for note in toque.compare(first, killed).record["notes"])

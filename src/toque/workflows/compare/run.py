@@ -12,6 +12,7 @@ from toque.config.dump import flow
 from toque.config.resolve import leaves
 from toque.config.yaml_reader import dotted, read_yaml
 from toque.errors import CheckpointError, ConfigError, ToqueError, argument
+from toque.evaluation.differences import FEWEST_TEXTS
 from toque.reporter import SILENT, Reporter
 from toque.reports.html import COMPARISON, render
 from toque.storage.atomic import atomic_write
@@ -36,9 +37,9 @@ _COMPARED: Final = BucketUse(
 )
 METHOD: Final = (
     "Differences are the other run's score minus the first's over the same held-out texts, with "
-    "the 95 % interval of a paired bootstrap; * where it leaves zero out. They tell these two "
-    "models apart on texts like these. Another seed gives other models: `toque ablate` measures a "
-    "setting over several."
+    f"the 95 % interval of a paired bootstrap ({FEWEST_TEXTS} texts or more); * where it leaves "
+    "zero out. They tell these two models apart on texts like these. Another seed gives other "
+    "models: `toque ablate` measures a setting over several."
 )
 
 
@@ -91,7 +92,7 @@ def compare(
     tables = Tables(
         settings=_differing(settings), runs=read, scored=scored, found=found, notes=notes
     )
-    sentence = sentence_of(first, found, read)
+    sentence = sentence_of(first, found, read, scored)
     record = tables.record() | {"toque": __version__, "sentence": sentence, "method": METHOD}
     beside = places[first].folder or Path(PAGE)
     page = beside.with_name(PAGE) if out is None else Path(out)

@@ -88,7 +88,7 @@ class Tables:
         )
         rows = [
             (
-                name.replace("_", " "),
+                _named(name),
                 *(written(own.values.get(name, _NONE)) for own in self.scored.values()),
             )
             for name in names
@@ -118,10 +118,34 @@ def sentence_of(
     first: str,
     found: Mapping[str, Sequence[Difference]],
     runs: Mapping[str, WatchedRun],
+    scored: Mapping[str, Scored],
 ) -> str:
     """Which is better and by how much, one sentence for each run against the first."""
     return " ".join(
-        _against(first, other, differences, runs) for other, differences in found.items()
+        _against(first, other, differences, runs)
+        + _loss_without_interval(first, other, differences, runs, scored)
+        for other, differences in found.items()
+    )
+
+
+def _loss_without_interval(
+    first: str,
+    other: str,
+    found: Sequence[Difference],
+    runs: Mapping[str, WatchedRun],
+    scored: Mapping[str, Scored],
+) -> str:
+    """The held-out losses that each run measured, where they are not known text by text."""
+    losses = []
+    for name in (first, other):
+        best = runs[name].facts.best
+        losses.append(scored[name].values.get("loss", best[0] if best else None))
+    ours, theirs = losses
+    if ours is None or theirs is None or any(d.measure in PRIMARY[:2] for d in found):
+        return ""
+    return (
+        f" As each run measured it, the held-out loss is {theirs:.4f} for {other} and {ours:.4f} "
+        f"for {first} ({theirs - ours:+.4f}), without an interval."
     )
 
 
@@ -152,6 +176,10 @@ def _against(
     return f"{better} is better than {worse}: {_all(for_other or for_first)}.{rest}{cost}"
 
 
+def _named(measure: str) -> str:
+    return "held-out loss" if measure == "loss" else measure.replace("_", " ")
+
+
 def _all(found: Sequence[Difference], *, worse: bool = False) -> str:
     return " and ".join(_in_words(d, worse=worse) for d in found)
 
@@ -159,9 +187,10 @@ def _all(found: Sequence[Difference], *, worse: bool = False) -> str:
 def _in_words(d: Difference, *, worse: bool) -> str:
     """A measure with its difference and the ends of its interval, of the better or the worse."""
     i = d.interval
-    name = {"loss": "held-out loss"}.get(d.measure, d.measure.replace("_", " "))
+    name = _named(d.measure)
     if i.low is None or i.high is None:
-        return f"{name} differs by {i.mean:+.4f} over a single text"
+        few = f"{i.pairs:,} text{'s' * (i.pairs > 1)}, too few for an interval"
+        return f"{name} differs by {i.mean:+.4f} ({few})"
     if not i.decided:
         return f"{name} differs by {i.mean:+.4f} ({i.low:+.4f} to {i.high:+.4f}, {i.pairs:,} texts)"
     way = "lower" if (d.measure in LOWER_IS_BETTER) != worse else "higher"
@@ -190,7 +219,7 @@ def _difference_row(d: Difference) -> tuple[str, ...]:
     i = d.interval
     ends = _NONE if i.low is None or i.high is None else f"{i.low:+.4f} to {i.high:+.4f}"
     better = {True: "* better", False: "* worse", None: ""}[d.other_is_better]
-    name = d.measure.replace("_", " ")
+    name = _named(d.measure)
     return name, written(d.first), written(d.other), f"{i.mean:+.4f}", ends, f"{i.pairs:,}", better
 
 
