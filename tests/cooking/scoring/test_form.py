@@ -31,7 +31,7 @@ def test_the_worked_example_scores_one_everywhere():
         "instruction_quality": 1.0,
         "completeness": 1.0,
         "format_correctness": 1.0,
-        "overall_quality": 1.0,
+        "form": 1.0,
     }
 
 
@@ -45,7 +45,7 @@ def test_a_broken_recipe_by_hand():
     assert scores["instruction_quality"] == 1 / 3
     assert scores["completeness"] == 0.66
     assert scores["format_correctness"] == 0.5
-    assert scores["overall_quality"] == pytest.approx((1 / 2 + 1 / 3 + 0.66 + 0.5) / 4)
+    assert scores["form"] == pytest.approx((1 / 2 + 1 / 3 + 0.66 + 0.5) / 4)
 
 
 def test_no_text_at_all():
@@ -58,7 +58,7 @@ def test_only_ingredients_of_the_right_length():
     assert scores["completeness"] == 0.67
     assert scores["instruction_quality"] == 0.0
     assert scores["format_correctness"] == 0.5
-    assert scores["overall_quality"] == pytest.approx((1.0 + 0.0 + 0.67 + 0.5) / 4)
+    assert scores["form"] == pytest.approx((1.0 + 0.0 + 0.67 + 0.5) / 4)
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,10 @@ def test_the_names_of_recipe_scores_are_all_of_them():
     text = "Ingredients:\n- 2 slices bread\n- 1 tbsp butter\n\nInstructions:\n1. Toast the bread."
     found = text_metrics(prompt, text) or text_metrics("Write a recipe for toast", text)
     assert set(found) <= RECIPE_SCORES
+    told = TrackerNames([], RECIPE_SCORES).figures({"event": "evaluation", "texts": found})
+    # The mean of rules of form was an "overall quality" of 0.99 beside a recipe score of 0.17.
+    assert told["recipe/form"] == found["form"]
+    assert [name for name in told if "quality" in name] == ["recipe/instruction_quality"]
 
 
 def test_a_tracker_gets_figures_texts_scores_and_the_page_in_order(tmp_path, warn, warnings):

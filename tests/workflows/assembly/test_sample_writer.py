@@ -15,7 +15,7 @@ from toque.units import Duration, Progress
 from toque.workflows.assembly.sample_writer import SampleWriter
 from toque.workflows.assembly.while_training.evaluator import Evaluated
 
-SCORES = {"recipe_score": 0.75, "overall_quality": 1.0}
+SCORES = {"recipe_score": 0.75, "form": 1.0}
 PASTA = Sample("a pasta dish", "Ingredients:\n- pasta", 5, None, SCORES, asked="Recipe: pasta")
 BREAKFAST = Sample("breakfast", "", 0, None, {})
 HELD_OUT = Sample("Recipe: toast", "Bread.", 2, "Toast.", SCORES)

@@ -8,7 +8,7 @@ Definitions (each score in [0, 1]; a recipe without any ingredient or step score
 * completeness: 0.33 for an ingredient section, 0.33 for an instruction section, 0.34 for a
   length of 100 to 2000 characters.
 * format_correctness: 0.5 for an "Ingredients" header, 0.5 for "Instructions" or "Steps".
-* overall_quality: the mean of the four.
+* form: the mean of the four. It is no quality: a step said twelve times is perfect to it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def evaluate_recipe(text: str, recipe: ParsedRecipe) -> dict[str, float]:
     >>> text = "Ingredients:\n- 2 eggs\n\nInstructions:\n1. Boil the eggs."
     >>> evaluate_recipe(text, parse_text(text))  # doctest: +NORMALIZE_WHITESPACE
     {'ingredient_coherence': 1.0, 'instruction_quality': 1.0, 'completeness': 0.66,
-     'format_correctness': 1.0, 'overall_quality': 0.915}
+     'format_correctness': 1.0, 'form': 0.915}
     """
     is_long_enough = MIN_CHARS <= len(text.strip()) <= MAX_CHARS
     parts = 33 * bool(recipe.ingredients) + 33 * bool(recipe.steps) + 34 * is_long_enough
@@ -42,7 +42,7 @@ def evaluate_recipe(text: str, recipe: ParsedRecipe) -> dict[str, float]:
         "completeness": parts / 100,
         "format_correctness": headers / 2,
     }
-    return scores | {"overall_quality": sum(scores.values()) / 4}
+    return scores | {"form": sum(scores.values()) / 4}
 
 
 def _share(good: Iterable[bool]) -> float:

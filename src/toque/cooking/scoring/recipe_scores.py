@@ -51,20 +51,13 @@ NAMES: Final = (
     "instruction_quality",
     "completeness",
     "format_correctness",
-    "overall_quality",
+    "form",
 )
 """Scores of `text_metrics`; a text has those that apply to it."""
-_FACTORS: Final = ("variety", "title_kept", "overall_quality")
+_FACTORS: Final = ("variety", "title_kept", "form")
 """Scores that are no part of the mean in `recipe_score`."""
 
-RECIPE_SCORES: Final = frozenset(
-    {
-        "recipe_score", "ingredient_coverage", "hallucinated_ingredients", "ingredients_used",
-        "steps_listed", "title_kept", "variety", "quantity_sanity", "structure",
-        "ingredient_coherence", "instruction_quality", "completeness", "format_correctness",
-        "overall_quality",
-    }
-)  # fmt: skip
+RECIPE_SCORES: Final = frozenset(NAMES)
 """Every name that `text_metrics` may give."""
 
 
@@ -105,7 +98,7 @@ def recipe_score(scores: Mapping[str, float], *, whole: float = 1.0) -> float:
     blueberry muffins without blueberries score at most 0.5.
 
     Args:
-        scores: of `text_metrics`; `overall_quality`, a mean of others, does not count.
+        scores: of `text_metrics`; `form`, a mean of others, does not count.
         whole: the share that is there of two parts: ingredients and steps.
     """
     parts = [

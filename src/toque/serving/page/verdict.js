@@ -15,7 +15,7 @@ const NAMES = {
   instruction_quality: "Steps with a cooking verb",
   completeness: "Completeness",
   format_correctness: "Headings",
-  overall_quality: "Form, overall",
+  form: "Form, overall",
 };
 const LOW_IS_GOOD = new Set(["hallucinated_ingredients"]);
 const percent = new Intl.NumberFormat("en", { style: "percent" });
