@@ -39,3 +39,17 @@ def memory_ladder(*, checkpointing: bool, optimizer: str) -> list[str]:
     """
     taken = [checkpointing, optimizer not in {"adamw", "muon"}, False, False]
     return [lever for lever, done in zip(SMALL_MEMORY, taken, strict=True) if not done]
+
+
+_FEW_UPDATES: Final = 30
+"""A guess: with fewer a model from scratch learns next to nothing, and a trained one little."""
+
+
+def few_updates(updates: float | None) -> str:
+    """A sentence about a run of so few updates that it teaches little; "" for others."""
+    if updates is None or updates >= _FEW_UPDATES:
+        return ""
+    return (
+        f"the run has about {max(1, round(updates)):,} updates, which teach little: give more "
+        "data, train longer (train.stop_after), or make updates smaller (train.batch)"
+    )

@@ -16,6 +16,7 @@ from transformers import (
     T5Config,
     T5ForConditionalGeneration,
 )
+from transformers.pytorch_utils import Conv1D
 
 from tiny import KINDS
 from toque.errors import CheckpointError, ConfigError
@@ -34,12 +35,7 @@ from toque.models.lora.files import (
     use_adapter,
 )
 from toque.models.lora.frozen import base_sha256, hold_frozen
-from toque.models.lora.layers import (
-    adapter_parameters,
-    attach,
-    refuse_unreached,
-    resolve,
-)
+from toque.models.lora.layers import AdapterShape, attach, is_linear, refuse_unreached, resolve
 
 NEW = (59, 60)
 """Tokens whose rows are trained besides."""
@@ -48,6 +44,21 @@ each_family = pytest.mark.parametrize("kind", KINDS)
 
 def trained(model: PreTrainedModel) -> dict[str, torch.nn.Parameter]:
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def adapter_parameters(model: PreTrainedModel, shape: AdapterShape) -> int:
+    """r (in + out) for each adapted layer, DoRA's `out` more; a row of each table for each token.
+
+    FLAN-T5-large, r = 16 on q and v: 16 * 2048 * 144 = 4.72 million.
+    """
+    total = 0
+    for name, module in model.named_modules():
+        if name.rsplit(".", 1)[-1] in shape.targets and is_linear(module):
+            sides = module.weight.shape
+            n_out = sides[1 if isinstance(module, Conv1D) else 0]
+            total += shape.r * sum(sides) + (n_out if shape.kind == "dora" else 0)
+    table, head = model.get_input_embeddings().weight, model.get_submodule("lm_head").weight
+    return total + table.shape[1] * len(shape.tokens) * (1 if head is table else 2)
 
 
 def disturb(model: PreTrainedModel, seed: int = 1) -> None:

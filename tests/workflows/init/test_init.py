@@ -51,6 +51,40 @@ def test_what_it_writes_trains(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.usefixtures("kitchen")
+def test_few_texts_get_an_update_of_few(capsys: pytest.CaptureFixture[str]) -> None:
+    """50 pairs and three epochs were three updates of 16,384 tokens, and nothing was said."""
+
+    def pairs(n: int) -> str:
+        lines = [{"prompt": f"What is {i}?", "completion": f"{i} is a number. " * 30}
+                 for i in range(n)]  # fmt: skip
+        Path(f"{n}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return f"{n}.jsonl"
+
+    words = ["--start-from", "some/folder", "--stop-after", "3 epochs", "--replace"]
+    assert main(["init", pairs(50), *words]) == 0
+    assert "updates" not in capsys.readouterr().out
+    assert str(load_config("my.yaml").config.train.batch) == "4 examples"
+    assert main(["init", pairs(30), *words]) == 0
+    assert "the run has about 22 updates, which teach little" in capsys.readouterr().out
+    assert main(["init", pairs(900), *words]) == 0
+    examples = load_config("my.yaml").config.train.batch
+    assert (examples.unit, 80 < 3 * 900 / examples.amount < 120) == ("examples", True)
+    assert main(["init", pairs(6000), *words]) == 0
+    assert str(load_config("my.yaml").config.train.batch) == "16384 tokens"
+    assert str(toque.init("50.jsonl", replace=True).config.train.batch) == "6 examples"
+
+
+@pytest.mark.usefixtures("kitchen")
+def test_a_run_of_few_updates_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    toque.init("a.jsonl")
+    few = [*SHORT[1:], "train.stop_after=1 epochs", "train.batch=16384 tokens"]
+    assert main(["train", "my.yaml", *few]) == 0
+    assert "  warning       the run has about 2 updates, which teach" in capsys.readouterr().err
+    assert main(["train", "my.yaml", *SHORT, "run_dir=runs/other"]) == 0
+    assert "which teach little" not in capsys.readouterr().err  # so many were asked for
+
+
+@pytest.mark.usefixtures("kitchen")
 def test_a_file_that_is_there_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
     Path("my.yaml").write_text("mine")
     assert main(["init", "a.jsonl"]) == 2

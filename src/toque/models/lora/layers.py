@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -126,21 +126,6 @@ def peft_config(model: PreTrainedModel, shape: AdapterShape, *, base: str) -> An
     )
 
 
-def adapter_parameters(model: PreTrainedModel, shape: AdapterShape) -> int:
-    """Number of parameters that `attach` adds, from shapes alone (the model may be on meta).
-
-    r (in + out) for each adapted layer, DoRA's `out` more; a row of each table for each token.
-    FLAN-T5-large, r = 16 on q and v: 16 * 2048 * 144 = 4.72 million.
-    """
-    total = 0
-    for name, module in model.named_modules():
-        if name.rsplit(".", 1)[-1] in shape.targets and is_linear(module):
-            n_in, n_out = _sides(module)
-            total += shape.r * (n_in + n_out) + (n_out if shape.kind == "dora" else 0)
-    width = embedding(model).shape[1]
-    return total + width * len(shape.tokens) * len(_token_tables(model, shape.tokens) or ())
-
-
 def is_adapted(model: nn.Module) -> bool:
     """Whether an adapter is attached."""
     return hasattr(model, "peft_config")
@@ -223,12 +208,6 @@ def is_of_dora(model: nn.Module, name: str) -> bool:
 def is_linear(module: nn.Module) -> bool:
     """Whether it is a product with a matrix, GPT-2's transposed one among them."""
     return isinstance(module, nn.Linear | Conv1D)
-
-
-def _sides(module: nn.Module) -> tuple[int, int]:
-    weight = cast("Tensor", module.weight)
-    rows, columns = weight.shape
-    return (rows, columns) if isinstance(module, Conv1D) else (columns, rows)
 
 
 def _peft() -> Any:

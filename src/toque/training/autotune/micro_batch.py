@@ -24,19 +24,11 @@ HEADROOM: Final = 0.9
 
 
 def least_of(
-    seconds: Callable[[], float],
-    *,
-    at_least: int = 2,
-    budget_seconds: float = _BUDGET_SECONDS,
+    seconds: Callable[[], float], *, at_least: int = 2, budget_seconds: float = _BUDGET_SECONDS
 ) -> float:
-    """The least of some measurements: the first one warms up, and any may be disturbed.
+    """The least of `at_least` measurements, and of more while they take less than the budget.
 
     Loading kernels, and other programs on the cores, make a single one longer by any factor.
-
-    Args:
-        seconds: measures once.
-        at_least: so many are made, however long they take.
-        budget_seconds: no further one is begun when this is spent.
     """
     found: list[float] = []
     while len(found) < at_least or (len(found) < _TRIES and sum(found) < budget_seconds):

@@ -59,13 +59,11 @@ class TimeLeft:
         if slowed or done == 1:
             self._slowed_seconds += after.seconds - before.seconds
             self._slowed_share += self.stop_after.fraction(after) - self.stop_after.fraction(before)
-        if done != _CORRECTED_AFTER or not self.training_seconds:
+        left = self.seconds(after)
+        right = 0.8 < self._pace(after) < 1.25
+        if done != _CORRECTED_AFTER or right or left < _WORTH_SAYING_SECONDS:
             return ""
-        now, foreseen = self.seconds(after), self._foreseen(after)
-        if max(now, foreseen) < _WORTH_SAYING_SECONDS or 0.8 < now / max(foreseen, 1e-9) < 1.25:
-            return ""
-        told = f"about {clock_text(now)} left, not {clock_text(foreseen)}"
-        return f"corrected by the first {done} updates: {told}"
+        return f"corrected by the first {done} updates: about {clock_text(left)} left"
 
     def evaluated(self, seconds: float) -> None:
         """An evaluation took so long, texts included."""
@@ -73,9 +71,7 @@ class TimeLeft:
 
     def seconds(self, at: Progress) -> float:
         """Until the command ends."""
-        own, pace = self._own(at), 1.0
-        if own is not None and self.training_seconds:
-            pace = own / self.training_seconds  # what slows the updates slows the rest
+        pace = self._pace(at)
         of_one = pace * self.evaluation_seconds
         if self._evaluations:
             of_one = sum(self._evaluations) / len(self._evaluations)
@@ -108,14 +104,15 @@ class TimeLeft:
             f"up to {clock_text(self.final_seconds)} to {scoring} at the end"
         )
 
-    def _foreseen(self, at: Progress) -> float:
-        training = self.training_seconds * (1.0 - self.stop_after.fraction(at))
-        return training + self.evaluations(at) * self.evaluation_seconds + self.final_seconds
-
     def _training(self, at: Progress) -> float:
         own = self._own(at)
         whole = self.training_seconds if own is None else own
         return whole * (1.0 - self.stop_after.fraction(at))
+
+    def _pace(self, at: Progress) -> float:
+        """Seconds of the updates over those foreseen; what slows them slows the rest."""
+        own = self._own(at)
+        return 1.0 if own is None or not self.training_seconds else own / self.training_seconds
 
     def _own(self, at: Progress) -> float | None:
         """Seconds that all updates of the run take by those of this session, once they tell."""

@@ -122,25 +122,18 @@ def sentence_of(
 ) -> str:
     """Which is better and by how much, one sentence for each run against the first."""
     return " ".join(
-        _against(first, other, differences, runs)
-        + _loss_without_interval(first, other, differences, runs, scored)
+        _against(first, other, differences, runs) + _losses(first, other, differences, runs, scored)
         for other, differences in found.items()
     )
 
 
-def _loss_without_interval(
-    first: str,
-    other: str,
-    found: Sequence[Difference],
-    runs: Mapping[str, WatchedRun],
+def _losses(
+    first: str, other: str, found: Sequence[Difference], runs: Mapping[str, WatchedRun],
     scored: Mapping[str, Scored],
-) -> str:
+) -> str:  # fmt: skip
     """The held-out losses that each run measured, where they are not known text by text."""
-    losses = []
-    for name in (first, other):
-        best = runs[name].facts.best
-        losses.append(scored[name].values.get("loss", best[0] if best else None))
-    ours, theirs = losses
+    best = {name: runs[name].facts.best or (None,) for name in (first, other)}
+    ours, theirs = (scored[name].values.get("loss", best[name][0]) for name in (first, other))
     if ours is None or theirs is None or any(d.measure in PRIMARY[:2] for d in found):
         return ""
     return (
@@ -150,10 +143,7 @@ def _loss_without_interval(
 
 
 def _against(
-    first: str,
-    other: str,
-    found: Sequence[Difference],
-    runs: Mapping[str, WatchedRun],
+    first: str, other: str, found: Sequence[Difference], runs: Mapping[str, WatchedRun]
 ) -> str:
     by_name = {d.measure: d for d in found}
     looked_at = [by_name[name] for name in PRIMARY if name in by_name]

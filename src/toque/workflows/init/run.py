@@ -11,10 +11,11 @@ from toque.config.yaml_reader import read_yaml
 from toque.errors import ConfigError, argument
 from toque.reporter import SILENT, Reporter
 from toque.storage.atomic import atomic_write
+from toque.training.bottlenecks import few_updates
 from toque.units import Duration
 from toque.workflows.configure import configure
 from toque.workflows.init.survey import Found, survey
-from toque.workflows.init.template import SIZES, SMALL_FROM_TOKENS, written
+from toque.workflows.init.template import SIZES, SMALL_FROM_TOKENS, USUAL_BATCH, batch_for, written
 
 
 @dataclass(frozen=True)
@@ -24,12 +25,15 @@ class Initialised:
     file: Path
     config: RunConfig
     sources: tuple[Found, ...]
+    warning: str = ""
+    """A sentence about a run of very few updates."""
 
     def __str__(self) -> str:
         """What was found, and what to do next."""
         found = "\n".join(
             line for one in self.sources for line in (f"{one.path}: {one}", *one.remarks)
         )
+        found += f"\n{self.warning}" if self.warning else ""
         return f"{found}\nWrote {self.file}. Look it over, then: toque train {self.file}"
 
 
@@ -91,15 +95,19 @@ def init(
     with reporter.working("looking at the files"):
         found = survey(wanted, reporter.notice)
     tokens = sum(one.tokens for one in found)
+    size = size or ("tiny" if tokens < SMALL_FROM_TOKENS else "small")
+    usual = SIZES[size].batch if start == "scratch" else USUAL_BATCH
+    batch, updates = batch_for(found, wanted.train.stop_after, usual)
     text = written(
         found,
         file=str(file),
         name=file.stem,
-        size=size or ("tiny" if tokens < SMALL_FROM_TOKENS else "small"),
+        size=size,
         start_from=start,
         stop_after=str(wanted.train.stop_after),
         tokenizer=tokenizer,
         encoding=wanted.data.encoding,
+        batch=batch,
     )
     config = resolve_values(read_yaml(text, str(file)).value, str(file)).config
     try:
@@ -109,4 +117,4 @@ def init(
         raise ConfigError(
             f"{file} cannot be written: {error.strerror}. Name another file with {argument('to')}."
         ) from error
-    return Initialised(file, config, tuple(found))
+    return Initialised(file, config, tuple(found), few_updates(updates))

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from toque.config.dump import flow
 from toque.sources.decompress import UTF_8
+from toque.units import Duration
 from toque.workflows.init.survey import DOCUMENTS, TOKENS, Found
 
 POSITIONS: Final = 1024
@@ -47,11 +48,31 @@ SIZES: Final[Mapping[str, Size]] = {
 }
 SMALL_FROM_TOKENS: Final = 2_000_000
 """From so much text on a tiny model is too small. A guess."""
+USUAL_BATCH: Final = 16_384
+"""Tokens of an update that goes on from a model."""
+_UPDATES, _EPOCHS, _FEWEST_EXAMPLES, _LONG_EXAMPLE = 100, 12, 4, 512
+"""A run should have so many updates (in so many epochs where none end it) if an update then has as
+many examples; longer texts are split at so many tokens. Guesses."""
+
+
+def batch_for(found: Sequence[Found], stop_after: Duration, usual: int) -> tuple[str, float | None]:
+    """`train.batch` of about `usual` tokens or fewer, and the run's updates where they are known.
+
+    Few texts make a batch of few examples: one of many tokens would hold all of them.
+    """
+    tokens, records = (sum(getattr(one, name) for one in found) for name in ("tokens", "records"))
+    epochs = stop_after.amount if stop_after.unit == "epochs" else None
+    wanted = tokens * (epochs or _EPOCHS) / _UPDATES
+    if not all(one.tokens for one in found) or wanted >= usual:
+        return f"{usual} tokens", None
+    each = min(_LONG_EXAMPLE, tokens / records)
+    examples = max(_FEWEST_EXAMPLES, round(wanted / each))
+    return f"{examples} examples", epochs and tokens * epochs / (examples * each)
 
 
 def written(
     found: Sequence[Found], *, file: str, name: str, size: str, start_from: str, stop_after: str,
-    tokenizer: str, encoding: str,
+    tokenizer: str, encoding: str, batch: str,
 ) -> str:  # fmt: skip
     """The text of the file.
 
@@ -64,6 +85,7 @@ def written(
         stop_after: length of the run.
         tokenizer: as model.tokenizer.
         encoding: as data.encoding.
+        batch: as train.batch.
     """
     kinds = {one.kind for one in found}
     parts = [
@@ -76,7 +98,7 @@ def written(
         "" if encoding == UTF_8 else f"  encoding: {flow(encoding)}   # as you said",
         _DATA.format(name=flow(f"stores/{name}")),
         "" if kinds & {DOCUMENTS, TOKENS} else _RECIPES,
-        _loop(SIZES[size], stop_after, scratch=start_from == "scratch"),
+        _loop("1e-4" if start_from != "scratch" else SIZES[size].peak_lr, stop_after, batch),
         _WRITING if kinds - {DOCUMENTS, TOKENS} else _NO_WRITING,
     ]
     text = "\n".join(part.rstrip("\n") for part in parts if part)
@@ -148,8 +170,7 @@ model:
 """
 
 
-def _loop(size: Size, stop_after: str, *, scratch: bool) -> str:
-    peak_lr, batch = (size.peak_lr, size.batch) if scratch else ("1e-4", 16384)
+def _loop(peak_lr: str, stop_after: str, batch: str) -> str:
     return f"""
 optim:
   peak_lr: {peak_lr}               # lower it if the loss jumps; raise it if it hardly moves
@@ -157,7 +178,7 @@ optim:
 
 train:
   stop_after: {flow(stop_after)}    # or 3 epochs; "30 minutes total" counts evaluating, too
-  batch: {batch} tokens          # what one update sees
+  batch: {batch}          # what one update sees
   evaluate_every: 10 %
   save_every: 10 %            # a killed run goes on from here
   # early_stopping: {{patience: 3}}   # end when the held-out loss has stopped falling

@@ -6,6 +6,7 @@ import math
 
 from toque.config import RunConfig
 from toque.models.flops import ParameterCounts, parameter_counts
+from toque.training.bottlenecks import few_updates
 from toque.units import Cursor
 from toque.version import __version__
 from toque.workflows.assembly.augmentation import augmentation_in_words
@@ -47,7 +48,7 @@ def banner(setup: Setup, tuned: Fitted, length: Length) -> str:
         ("model", model + _adapter_in_words(config, counts)),
         ("data", data),
         *(("", line) for line in "".join(more).splitlines()),
-        ("length", _length(setup, length)),
+        *zip(("length", "warning"), _length(setup, length).splitlines(), strict=False),
         *(("ranks", line) for line in ranks.splitlines()),
         ("batch", f"{config.train.batch} an update, over all micro-batches and ranks"),
         ("accumulation", f"{at_once}; {tuned.line}"),
@@ -66,9 +67,10 @@ def _length(setup: Setup, length: Length) -> str:
     steps = expected_totals(config, setup.stream).get("steps")
     stop = config.train.stop_after
     words = f"until {str(stop).removesuffix('s') if stop.amount == 1 else stop}"
-    if steps and stop.unit != "steps":
-        words += f", about {steps:,.0f} steps"
-    return words + length.line
+    if not steps or stop.unit == "steps":
+        return words + length.line
+    few = few_updates(steps)
+    return f"{words}, about {steps:,.0f} steps{length.line}" + (f"\n{few}" if few else "")
 
 
 def _micro_batches(rows: int, at_once: int) -> str:
