@@ -46,10 +46,6 @@ _OF_UPDATES: Final = ("forward_backward", "ranks", "clip", "optimizer", "observe
 class PartClock:
     """Seconds by part since they were last taken.
 
-    Attributes:
-        slowed: whether an observer slows the update under way: its time, and that of the observers
-            until the next one, is the observer's and says nothing of other updates.
-
     Args:
         now: seconds that pass.
         compiling: those of them, since it was last called, in which the model was compiled.
@@ -69,7 +65,7 @@ class PartClock:
         compiling: Callable[[], float] = float,
     ) -> None:
         self._now, self._compiling = now, compiling
-        self.slowed = False
+        self.slowed = False  # by an observer: then the update under way is no other's measure
         self._parts: dict[str, float] = {}
         self._at = now()
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from fixtures.ranks import as_rank, loaded, surroundings
 from toque.errors import CheckpointError
 from toque.storage.atomic import sweep
 from toque.training.checkpoint.saved import verify_checkpoint
-from toque.training.checkpoint.state_tensors import read_tensors
 from toque.training.checkpoint.store import CheckpointStore
 from toque.workflows.verify import verify
 
@@ -55,7 +55,7 @@ def test_one_process_reads_what_two_wrote(folder, strategy):
         "manifest.json", *SHARDS, "shards.json", "state.json",
     ]  # fmt: skip
     found = verify_checkpoint(step)
-    whole = read_tensors(folder / f"{strategy}.safetensors")
+    whole = load_file(folder / f"{strategy}.safetensors")
     for stem in ("model", "optimizer", "average"):
         tensors = found.tensors(stem)
         assert tensors.keys() == {
@@ -79,7 +79,7 @@ def test_each_rank_writes_about_half(folder):
         for tensor in layout.tensors.values():
             for file, start, stop in tensor.slices:
                 held[file] += tensor.bytes * (stop - start) // tensor.length
-        whole = sum(t.nbytes for t in read_tensors(folder / f"{strategy}.safetensors").values())
+        whole = sum(t.nbytes for t in load_file(folder / f"{strategy}.safetensors").values())
         assert sum(held) == whole
         assert max(held) < 0.65 * whole
 
@@ -206,4 +206,4 @@ def test_a_shard_too_many_is_never_read(folder, tmp_path):
     shutil.copy(step / SHARDS[0], step / "shard-00002-of-00003.safetensors")
     parts = sharded_ranks.Parts(9, None)
     parts.load(step)
-    assert sharded_ranks.same(parts.whole(), read_tensors(folder / "fsdp4.safetensors"))
+    assert sharded_ranks.same(parts.whole(), load_file(folder / "fsdp4.safetensors"))

@@ -15,7 +15,7 @@ from toque.training.checkpoint.state_tensors import (
     bytes_of,
     load_model_tensors,
     model_tensors,
-    read_tensors,
+    opened_tensors,
     write_tensors,
 )
 
@@ -91,13 +91,14 @@ def test_a_disk_that_refuses_is_an_os_error(tmp_path):
 def test_other_files_are_refused(tmp_path, content, message):
     path = tmp_path / "x.safetensors"
     path.write_bytes(content)
-    with pytest.raises(CheckpointError, match=message):
-        read_tensors(path)
+    with pytest.raises(CheckpointError, match=message), opened_tensors(path):
+        pass
 
 
 def test_a_missing_file_is_said(tmp_path):
-    with pytest.raises(CheckpointError, match="cannot be read: No such file"):
-        read_tensors(tmp_path / "x.safetensors")
+    missing = opened_tensors(tmp_path / "x.safetensors")
+    with pytest.raises(CheckpointError, match="cannot be read: No such file"), missing:
+        pass
 
 
 def test_tied_parameters_come_once_and_buffers_are_state(tiny_model):

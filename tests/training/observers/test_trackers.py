@@ -85,9 +85,9 @@ def test_figures_have_the_fields_usual_names():
 
 
 def test_the_names_of_recipe_scores_are_all_of_them():
-    prompt = "recipe: bread toast with butter | ingredients: bread, butter"
+    prompt = "Generate recipe for: Toast using ingredients: bread, butter"
     text = "Ingredients:\n- 2 slices bread\n- 1 tbsp butter\n\nInstructions:\n1. Toast the bread."
-    found = text_metrics(prompt, text) or text_metrics("Write a recipe for toast", text)
+    found = text_metrics(prompt, text)
     assert set(found) <= RECIPE_SCORES
     told = TrackerNames([], RECIPE_SCORES).figures({"event": "evaluation", "texts": found})
     # The mean of rules of form was an "overall quality" of 0.99 beside a recipe score of 0.17.

@@ -38,13 +38,7 @@ def usual_chunk_rows(vocab_size: int, device_type: str) -> int:
 
 
 def logits_bytes(vocab_size: int, device_type: str, *, positions: int) -> int:
-    """The most bytes that logits and their gradient take at once, in float32.
-
-    Args:
-        vocab_size: logits of a position.
-        device_type: "cpu" or "cuda".
-        positions: with a label, of a micro-batch; they may be fewer than a chunk has.
-    """
+    """The most bytes that logits of so many labels, and their gradient, take at once in float32."""
     return 2 * 4 * vocab_size * min(positions, usual_chunk_rows(vocab_size, device_type))
 
 

@@ -54,10 +54,7 @@ def _data(case: Case) -> Iterator[Finding]:
 def _interval(
     case: Case, share: float, n_times: int, *, setting: str
 ) -> tuple[tuple[str, ...], float]:
-    """A longer interval as an override, and the share it saves; nothing where once was enough.
-
-    It is at most half the run: what is looked at once, at the end, is no interval.
-    """
+    """An interval of at most half the run as an override, and the share it saves; or nothing."""
     found = AMOUNT.match(str(case.facts.setting(setting) or ""))
     if found is None or n_times < 2:
         return (), 0.0
@@ -88,7 +85,10 @@ def _evaluation(case: Case) -> Iterator[Finding]:
     share, n = case.share(EVALUATION), case.facts.n_evaluations
     interval, saved = _interval(case, share, n, setting="evaluate_every")
     enough = bool(interval) and share - saved < NOTABLE
-    fewer = () if enough else _smaller_evaluation(case)
+    # What a run did not tell: null is all examples, and texts there are none.
+    had = {"max_examples": None, "texts": 0} | dict(mapping(case.facts.start.get("evaluation")))
+    few = [n for n, most in _FEW.items() if had[n] is None or (number(had[n]) or 0) > most]
+    fewer = () if enough else tuple(f"evaluation.{name}={_FEW[name]}" for name in few)
     levers = ["less often"] * bool(interval) + ["fewer examples and texts"] * bool(fewer)
     yield Finding(
         "evaluation",
@@ -97,17 +97,6 @@ def _evaluation(case: Case) -> Iterator[Finding]:
         lever=f"evaluate {' and '.join(levers)}" if levers else None,
         settings=(*interval, *fewer),
         gain=gain_of(saved) if enough else None,
-    )
-
-
-def _smaller_evaluation(case: Case) -> tuple[str, ...]:
-    """Overrides for an evaluation of fewer examples and texts than the run had, as far as told."""
-    had = mapping(case.facts.start.get("evaluation"))
-    now = {"max_examples": None, "texts": 0} | dict(had)  # null is all of them
-    return tuple(
-        f"evaluation.{name}={fewer}"
-        for name, fewer in _FEW.items()
-        if now[name] is None or (number(now[name]) or 0) > fewer
     )
 
 

@@ -59,17 +59,6 @@ def opened_tensors(path: Path) -> Iterator[Any]:
         raise CheckpointError(f"{path} is not a safetensors file: {error}.") from error
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, on the CPU.
-
-    Raises:
-        CheckpointError: the file is missing or is not a safetensors file.
-    """
-    with opened_tensors(path) as file:
-        found: dict[str, Tensor] = file.get_tensors()
-        return found
-
-
 def bytes_of(tensors: Mapping[Any, Tensor]) -> int:
     """Bytes the tensors take, headers not counted."""
     return sum(t.numel() * t.element_size() for t in tensors.values())

@@ -25,8 +25,7 @@ class Initialised:
     file: Path
     config: RunConfig
     sources: tuple[Found, ...]
-    warning: str = ""
-    """A sentence about a run of very few updates."""
+    warning: str = ""  # about a run of very few updates
 
     def __str__(self) -> str:
         """What was found, and what to do next."""

@@ -56,10 +56,7 @@ many examples; longer texts are split at so many tokens. Guesses."""
 
 
 def batch_for(found: Sequence[Found], stop_after: Duration, usual: int) -> tuple[str, float | None]:
-    """`train.batch` of about `usual` tokens or fewer, and the run's updates where they are known.
-
-    Few texts make a batch of few examples: one of many tokens would hold all of them.
-    """
+    """`train.batch`, of few examples where texts are few; and the run's updates where known."""
     tokens, records = (sum(getattr(one, name) for one in found) for name in ("tokens", "records"))
     epochs = stop_after.amount if stop_after.unit == "epochs" else None
     wanted = tokens * (epochs or _EPOCHS) / _UPDATES
