@@ -27,6 +27,8 @@ GRAD_NORM: Final = 5.0
 """A gradient norm that stays above it before clipping is no sign of a run that learns steadily."""
 GPU_BUSY: Final = 0.8
 """Share of the time in which a GPU computes, below which the rest of the machine holds it up."""
+_FEW_UPDATES: Final = 30
+"""A guess: with fewer a model from scratch learns next to nothing, and a trained one little."""
 RAN_OUT: Final = "ran out of memory"
 """In every warning of an update that is computed again with fewer rows."""
 
@@ -39,10 +41,6 @@ def memory_ladder(*, checkpointing: bool, optimizer: str) -> list[str]:
     """
     taken = [checkpointing, optimizer not in {"adamw", "muon"}, False, False]
     return [lever for lever, done in zip(SMALL_MEMORY, taken, strict=True) if not done]
-
-
-_FEW_UPDATES: Final = 30
-"""A guess: with fewer a model from scratch learns next to nothing, and a trained one little."""
 
 
 def few_updates(updates: float | None) -> str:

@@ -50,13 +50,9 @@ class TimeLeft:
         self._slowed_seconds = self._slowed_share = 0.0
 
     def updated(self, before: Progress, after: Progress, *, slowed: bool = False) -> str:
-        """An update is done; a sentence where ten of them say another time than was foreseen.
-
-        One that an observer slowed says nothing of those to come, nor does the first one, which
-        loads and chooses kernels.
-        """
+        """An update is done; a sentence where ten of them say another time than was foreseen."""
         done = after.step - self._began.step
-        if slowed or done == 1:
+        if slowed or done == 1:  # by an observer, or by loading kernels: no other takes so long
             self._slowed_seconds += after.seconds - before.seconds
             self._slowed_share += self.stop_after.fraction(after) - self.stop_after.fraction(before)
         left = self.seconds(after)

@@ -51,8 +51,7 @@ SMALL_FROM_TOKENS: Final = 2_000_000
 USUAL_BATCH: Final = 16_384
 """Tokens of an update that goes on from a model."""
 _UPDATES, _EPOCHS, _FEWEST_EXAMPLES, _LONG_EXAMPLE = 100, 12, 4, 512
-"""A run should have so many updates (in so many epochs where none end it) if an update then has as
-many examples; longer texts are split at so many tokens. Guesses."""
+"""Guesses: of a run, at least; of one that no epochs end; of an update; in tokens, when split."""
 
 
 def batch_for(found: Sequence[Found], stop_after: Duration, usual: int) -> tuple[str, float | None]:

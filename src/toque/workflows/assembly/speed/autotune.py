@@ -283,6 +283,7 @@ class _Fit:
         return int(HEADROOM * self.free(self.runtime.device)) - self._needs(rows).fixed
 
     def _needs(self, rows: int) -> MemoryNeeds:
+        vocabulary, where = self.worst.vocab_size, self.runtime.device.type
         parameters = list(self.model.parameters())
         trained = [p for p in parameters if p.requires_grad]
         quantised = [b for _, layer in quantised_layers(self.model) for b in layer.buffers()]
@@ -292,11 +293,7 @@ class _Fit:
             gradients=sum(p.numel() * p.element_size() for p in trained),
             optimizer=state_bytes(optimizer),
             activations=0,
-            logits=logits_bytes(
-                self.worst.vocab_size,
-                self.runtime.device.type,
-                positions=rows * self.worst.target,
-            ),
+            logits=logits_bytes(vocabulary, where, positions=rows * self.worst.target),
         )
 
     def _refusal(self, needs: MemoryNeeds, *, recompute: bool) -> ConfigError:
