@@ -19,7 +19,7 @@ from toque.training.processor_use import (
     usable_cores,
     wait_without_spinning,
 )
-from toque.training.short_waits import FewerCores, ShortWaits
+from toque.training.short_waits import FewerCores, ShortWaits, sleeping_beside_others
 from toque.units import Duration, Progress
 
 CORES = len(usable_cores())
@@ -162,6 +162,20 @@ def test_the_switch_goes_on_and_off_and_changes_no_number():
         waits.off()
         waits.off()
         assert threading.active_count() == before
+
+
+def test_threads_sleep_beside_others_and_only_there():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for others, environment, on in (
+            (99.0, {}, True), (0.0, {}, False), (99.0, {"OMP_WAIT_POLICY": "active"}, False),
+        ):  # fmt: skip
+            with sleeping_beside_others(environment, look=lambda n=others: n) as waits:
+                assert waits.is_on is on
+            assert not waits.is_on
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.skipif(CORES < 2, reason="one core leaves nothing to choose")

@@ -16,13 +16,15 @@ from __future__ import annotations
 import os
 import random
 import threading
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import torch
+
+from toque.training.processor_use import WAIT_VARIABLES, contended, others_now, usable_cores
 
 _PARALLEL_ELEMENTS: Final = 1 << 20
 """Of a sum that torch shares among its threads; from 32,768 it does."""
@@ -66,7 +68,9 @@ class ShortWaits:
         self._end = threading.Event()
         for _ in range(self.n_holders):
             has_team = threading.Event()
-            holder = threading.Thread(target=_hold, args=(has_team, self._end), daemon=True)
+            holder = threading.Thread(
+                target=_hold, args=(has_team, self._end), name="short waits", daemon=True
+            )
             holder.start()
             has_team.wait()
             self._holders.append(holder)
@@ -121,6 +125,26 @@ class FewerCores:
         if self.kept is not None:
             self.kept = None
             _place(self.cores)
+
+
+@contextmanager
+def sleeping_beside_others(
+    environment: Mapping[str, str] = os.environ, *, look: Callable[[], float] | None = None
+) -> Iterator[ShortWaits]:
+    """Threads sleep while they wait, if others keep cores busy now: as a run's updates will.
+
+    What is measured of a run while they spin is many times too slow: its updates, its peak.
+    """
+    threads, cores = torch.get_num_threads(), len(usable_cores())
+    waits = ShortWaits(threads, cores)
+    if threads > 1 and not any(name in environment for name in WAIT_VARIABLES):
+        others = (look or others_now)()
+        if contended(threads=threads, others=others, cores=cores):
+            waits.on()
+    try:
+        yield waits
+    finally:
+        waits.off()
 
 
 def _place(cores: Iterable[int]) -> None:
