@@ -38,6 +38,8 @@ def test_loading_and_reading_prompts_are_not_taken_for_tokens(
     """A text of 512 tokens was foreseen by two of the first: 20 to 60 times too long."""
     told = seconds_of_texts(machine(loading=loading, prompts=prompts, token=token), 512)
     assert told == pytest.approx(prompts + 512 * token, rel=0.5)
+    disturbed = seconds_of_texts(lambda tokens: 2.0 if tokens < 10 else 1.0, 512)
+    assert disturbed == pytest.approx(2.0 + 510 * 0.1)
 
 
 @pytest.mark.skipif(len(usable_cores()) < 2, reason="one core leaves nobody to wait for")

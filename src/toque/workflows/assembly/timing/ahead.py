@@ -142,7 +142,8 @@ def seconds_of_texts(timed: Callable[[int], float], most: int) -> float:
     if few / _FEW_TOKENS * most < _SHORT_SECONDS or most <= _MORE_TOKENS:
         return few / _FEW_TOKENS * most
     more = least_of(lambda: timed(_MORE_TOKENS), at_least=1, budget_seconds=_SHORT_SECONDS)
-    each = max(0.0, more - few) / (_MORE_TOKENS - _FEW_TOKENS)
+    # Disturbed, more tokens may seem to take less than few: then one takes as much as can be.
+    each = (more - few) / (_MORE_TOKENS - _FEW_TOKENS) if more > few else more / _MORE_TOKENS
     return few + each * (most - _FEW_TOKENS)
 
 
