@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
 import pytest
@@ -150,6 +150,23 @@ def test_a_token_guards_all_but_health(gpt2, serving):
         assert ask(address, headers={"Authorization": "Bearer secret"}).status == 200
         for path, status in (("/health", 200), ("/metrics", 401), ("/v1/models", 401)):
             assert sent(address, "GET", path).status == status
+
+
+def test_others_are_answered_while_a_prompt_is_made(gpt2, serving):
+    asked_meanwhile = threading.Event()
+
+    def slowly(typed):
+        assert asked_meanwhile.wait(20)
+        return typed
+
+    served = ServedModels([replace(gpt2, asked=slowly)])
+    with serving(served) as address, closing(open_to(address)) as connection:
+        body = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "rice"}]})
+        kind = {"Content-Type": "application/json"}
+        connection.request("POST", "/v1/chat/completions", body, kind)
+        assert sent(address, "GET", "/health").status == 200
+        asked_meanwhile.set()
+        assert connection.getresponse().status == 200
 
 
 @pytest.mark.parametrize(

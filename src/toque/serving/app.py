@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -77,7 +78,7 @@ def build_app(
 
 def _routes(serving: Serving) -> Sequence[BaseRoute]:
     async def health(_: Request) -> Response:
-        return JSONResponse({"status": "ok", "models": list(serving.models)})
+        return JSONResponse({"status": "ok"})  # no more, for it is asked without a token
 
     async def metrics(_: Request) -> Response:
         return Response(serving.metrics.page(), media_type="text/plain; version=0.0.4")
@@ -92,8 +93,11 @@ def _routes(serving: Serving) -> Sequence[BaseRoute]:
     async def completions(request: Request) -> Response:
         asked = parsed(CompletionRequest, await read_body(request, serving.limits))
         served = serving.models.named(asked.model)
+        # In another thread: a prompt of 1 MiB takes a second, and nobody waits for it meanwhile.
         prompts = [
-            served.prompt_ids(prompt) if isinstance(prompt, str) else prompt
+            await run_in_threadpool(served.prompt_ids, prompt)
+            if isinstance(prompt, str)
+            else prompt
             for prompt in asked.prompts
         ]
         orders = orders_of(serving, served, prompts, asked, asked.max_tokens, param="prompt")
@@ -132,7 +136,7 @@ async def _conversation(served: ServedModel, asked: ChatRequest) -> list[int]:
             400, "messages hold nothing that a user says; add one.", param="messages"
         )
     if served.chat is None:
-        return served.prompt_ids(served.asked(asked.question))
+        return await run_in_threadpool(served.prompt_ids, served.asked(asked.question))
     try:
         return await asyncio.wrap_future(served.chat.ids(asked.turns))
     except DataError as error:
@@ -209,7 +213,7 @@ async def _refused(_: Request, error: Exception) -> Response:
 
 async def _no_such_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    path, method = request.url.path[:100], request.method
+    path, method = request.scope["path"][:100], request.method
     what = f"There is nothing at {path}." if error.status_code == 404 else str(error.detail)
     if error.status_code == 405:
         what = f"{path} does not answer {method}."

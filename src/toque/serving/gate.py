@@ -72,13 +72,15 @@ class Gate:
             self._n_open -= 1
 
     def _refusal(self, request: Request) -> RequestError | None:
-        path = request.url.path
+        # As the routes read it. `request.url` is made of the Host header by starlette 1.0.0, where
+        # `Host: x/y?` made "/y" of every path.
+        path = request.scope["path"]
         if self.is_stopping and path != "/metrics":
             return stopping()
         if self._n_open >= self._most and path not in _ALWAYS:
             return too_many()
         host = request.headers.get("host", "").rpartition(":")
-        name = (host[0] if host[2].isdigit() else "".join(host)).strip("[]")
+        name = (host[0] if host[2].isdigit() else "".join(host)).strip("[]").lower()
         if self._hosts is not None and name not in self._hosts:
             return RequestError(
                 421,

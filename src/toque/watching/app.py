@@ -148,5 +148,5 @@ async def _refused(_: Request, error: Exception) -> Response:
 
 async def _no_such_page(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    said = f"There is nothing at {request.url.path[:100]}."
+    said = f"There is nothing at {request.scope['path'][:100]}."
     return answer_to(RequestError(error.status_code, said, code="invalid_url"))

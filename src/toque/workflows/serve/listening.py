@@ -42,7 +42,7 @@ def hosts_of(host: str, *, port: int, token: str | None, risk: str) -> tuple[str
 
 def is_loopback(host: str) -> bool:
     """Whether an address leads to this machine alone."""
-    if host == "localhost":
+    if host.lower() == "localhost":
         return True
     try:
         return ipaddress.ip_address(host).is_loopback
