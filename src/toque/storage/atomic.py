@@ -186,11 +186,14 @@ def _put_in_place(temp: Path, target: Path, after: AfterStage) -> None:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Give a file a second name; its content, on a file system without hard links."""
+    """Give a file a second name; its content, on a file system without hard links.
+
+    A link becomes a link, not what it leads to.
+    """
     try:
         os.link(source, target)
     except OSError:
-        shutil.copy2(source, target)
+        shutil.copy2(source, target, follow_symlinks=False)
 
 
 def move_into(path: Path, folder: Path, name: str) -> None:

@@ -9,20 +9,28 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
+import shutil
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar, final
+from tempfile import TemporaryFile
+from typing import Any, BinaryIO, Final, TypeVar, final
 
+from toque.errors import CheckpointError
 from toque.storage.bucket_credentials import open_filesystem
 from toque.storage.bucket_errors import BucketUse, SourceBucketError, refusal
 from toque.storage.checksums import md5_of
+from toque.storage.no_follow import open_plain
 from toque.storage.retry import DEADLINE, MismatchError, Retry, mentions
 
 SCHEMES: Final = {"gs": "gs", "gcs": "gs", "s3": "s3", "s3a": "s3"}
 _PART_BYTES: Final = 16 << 20
 """Of an upload in parts; the service repeats one part, not the file, after a broken line."""
+_MOST_READ: Final = 1 << 24
+"""Bytes of a lock or a manifest; both have fewer."""
 _EXISTS: Final = ("412", "PreconditionFailed", "conditionNotMet")
 Result = TypeVar("Result")
 
@@ -147,16 +155,20 @@ class Bucket:
         return sorted(key[start:] for key in found if len(key) > start)
 
     def read(self, name: str) -> bytes | None:
-        """The content of an object; None when there is none.
+        """The content of a small object; None when there is none.
 
         Raises:
             BucketError: the service refused or stayed away.
+            CheckpointError: it is larger than what is read into memory.
         """
+
+        def ask(key: str) -> bytes:
+            self._refuse_larger(name, _MOST_READ)
+            data: bytes = self.files.cat_file(key)
+            return data
+
         what = f"read {self.address}/{name}"
-        data: bytes | None = self.request(
-            what, lambda: _unless_absent(self.files.cat_file, self._key(name))
-        )
-        return data
+        return self.request(what, lambda: _unless_absent(ask, self._key(name)))
 
     def put(self, name: str, data: bytes, *, new: bool = False) -> bool:
         """Write an object.
@@ -187,22 +199,39 @@ class Bucket:
 
         return self.request(f"write {self.address}/{name}", ask)
 
-    def put_file(self, path: Path, name: str) -> None:
-        """Write a file of this machine; one that is there already with this content is left.
+    def put_file(self, path: Path, name: str, *, grows: bool = False) -> None:
+        """Write a plain file of this machine; one that is there with this content is left.
+
+        Args:
+            path: of the file.
+            name: relative to this place.
+            grows: others append to it meanwhile, so that what it has now is copied first.
 
         Raises:
             BucketError: as for `put`.
+            OSError: it cannot be read, or is a link or no plain file.
         """
-        md5 = md5_of(path)
+        with ExitStack() as stack:
+            file: BinaryIO = stack.enter_context(open_plain(path))
+            if grows:
+                copy = stack.enter_context(TemporaryFile(dir=path.parent))
+                shutil.copyfileobj(file, copy)
+                copy.flush()
+                file = copy
+            # The name of what is open: nobody can put another file in its place meanwhile.
+            here, size = Path(f"/dev/fd/{file.fileno()}"), os.fstat(file.fileno()).st_size
+            file.seek(0)
+            md5 = md5_of(here)
 
-        def ask() -> None:
-            try:
-                self._verify(name, path.stat().st_size, md5)
-            except OSError:
-                self.files.put_file(str(path), self._key(name), chunksize=_PART_BYTES)
-                self._verify(name, path.stat().st_size, md5)
+            def ask() -> None:
+                try:
+                    self._verify(name, size, md5)
+                except OSError:
+                    file.seek(0)  # which macOS shares with what opens that name
+                    self.files.put_file(str(here), self._key(name), chunksize=_PART_BYTES)
+                    self._verify(name, size, md5)
 
-        self.request(f"write {self.address}/{name}", ask)
+            self.request(f"write {self.address}/{name}", ask)
 
     def require(self, name: str, size: int) -> None:
         """Make sure that an object is there.
@@ -218,14 +247,19 @@ class Bucket:
 
         self.request(f"find {self.address}/{name}", ask)
 
-    def get_file(self, name: str, path: Path) -> None:
-        """Copy an object into a file.
+    def get_file(self, name: str, path: Path, *, most: int) -> None:
+        """Copy an object of at most so many bytes into a file.
 
         Raises:
             BucketError: there is none, or the service refused or stayed away.
+            CheckpointError: it is larger; nothing was read.
         """
-        what = f"read {self.address}/{name}"
-        self.request(what, lambda: self.files.get_file(self._key(name), str(path)))
+
+        def ask() -> None:
+            self._refuse_larger(name, most)
+            self.files.get_file(self._key(name), str(path))
+
+        self.request(f"read {self.address}/{name}", ask)
 
     def copy(self, name: str, to: str) -> None:
         """Copy an object to another name, within the service.
@@ -254,6 +288,14 @@ class Bucket:
 
     def _key(self, name: str) -> str:
         return f"{self.path}/{name}"
+
+    def _refuse_larger(self, name: str, most: int) -> None:
+        if (size := self.info(self._key(name)).bytes) > most:
+            raise CheckpointError(
+                f"{self.address}/{name} has {size:,} bytes, and no more than {most:,} belong "
+                "there, so it was not read. Put the right file in its place, or choose another "
+                "address."
+            )
 
     def _verify(self, name: str, size: int, md5: str) -> None:
         found = self.info(self._key(name))

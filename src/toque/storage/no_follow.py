@@ -1,4 +1,4 @@
-"""No-follow opening: files of run and store folders, never written through a link.
+"""No-follow opening: files of run and store folders, never written or sent through a link.
 
 Such a folder may come from a stranger. A symbolic link in it that is named as a file Toque writes
 (metrics.jsonl, .lock, report.html) would otherwise make any file of the user its target, and a link
@@ -12,9 +12,10 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
-LINK: Final = "it is a symbolic link, and nothing is written through one"
+LINK: Final = "it is a symbolic link, and none is followed here"
+_NOT_PLAIN: Final = "it is not a plain file"
 _LEFT_ALONE: Final = frozenset({"wandb"})
 """Folders of other programs, which link inside them; Toque writes nothing there."""
 _MODE: Final = 0o666
@@ -43,6 +44,20 @@ def open_new(path: Path) -> int:
     return open_no_follow(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
 
 
+def open_plain(path: Path) -> BinaryIO:
+    """A plain file to read.
+
+    Raises:
+        OSError: it cannot be opened, or is a link or no plain file.
+    """
+    # Not blocked by a pipe that somebody put there meanwhile.
+    descriptor = open_no_follow(path, os.O_RDONLY | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, _NOT_PLAIN, str(path))
+
+
 def open_append(path: Path) -> int:
     """A descriptor to append to `path` and to read it; the file is made when missing.
 
@@ -59,7 +74,7 @@ def open_append(path: Path) -> int:
         return descriptor
     try:
         if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.EINVAL, "it is not a plain file", str(path))
+            raise OSError(errno.EINVAL, _NOT_PLAIN, str(path))
         copy = path.with_name(f".{path.name}.{os.urandom(8).hex()}.partial")
         write_new(copy, os.pread(descriptor, found.st_size, 0))
         copy.replace(path)

@@ -166,7 +166,7 @@ class Delivery:
                 continue
             place = f"{folder.parent.name}/{folder.name}"
             with atomic_path(path) as temporary:
-                self.bucket.get_file(f"{place}/{entry.file}", temporary)
+                self.bucket.get_file(f"{place}/{entry.file}", temporary, most=entry.bytes)
                 if sha256_of(temporary) != entry.sha256:
                     raise CheckpointError(
                         f"{self.bucket.address}/{place}/{entry.file} is damaged: its SHA-256 is "

@@ -8,23 +8,25 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from toque.errors import CheckpointError
-from toque.storage.atomic import atomic_folder, atomic_write, link_or_copy
+from toque.storage.atomic import atomic_folder, atomic_path, link_or_copy
 from toque.storage.bucket import Bucket
 from toque.storage.bucket_errors import BucketError, RunBucketError
 from toque.storage.bucket_lock import LOCK
 from toque.storage.checksums import sha256_of
 from toque.training.checkpoint.manifest import (
     MANIFEST,
+    MOST_BYTES,
     Manifest,
     NewerFormatError,
     parse_manifest,
     read_manifest,
     verify_files,
 )
+from toque.training.checkpoint.own_files import grows, is_own
 from toque.training.checkpoint.saved import step_name, verify_checkpoint
 from toque.training.checkpoint.shard_layout import is_shard
 
@@ -177,7 +179,7 @@ def _fetched(bucket: Bucket, place: str, run: Path, *, shards: bool) -> Iterator
     target = run / place
     with atomic_folder(target) as writer:
         temp = writer.folder
-        bucket.get_file(f"{place}/{MANIFEST}", temp / MANIFEST)
+        bucket.get_file(f"{place}/{MANIFEST}", temp / MANIFEST, most=MOST_BYTES)
         manifest = read_manifest(temp)
         if target.name != f"step-{manifest.step:08d}":
             raise CheckpointError(f"it holds step {manifest.step}: it was renamed or copied.")
@@ -189,7 +191,7 @@ def _fetched(bucket: Bucket, place: str, run: Path, *, shards: bool) -> Iterator
                 f"{free:,} left. Make room, or choose another run_dir."
             )
         for entry in entries:  # only what the manifest lists, and plain names only
-            bucket.get_file(f"{place}/{entry.file}", temp / entry.file)
+            bucket.get_file(f"{place}/{entry.file}", temp / entry.file, most=entry.bytes)
         others = [entry for entry in manifest.files if entry not in entries]
         verify_files(temp, manifest, others)
         for entry in others:
@@ -215,11 +217,14 @@ def _fetch_rest(bucket: Bucket, names: list[str], run: Path, say: Say, *, shards
         except CheckpointError as error:
             kept = "; the one here stays" if (run / "best" / best).is_dir() else ""
             say(f"{bucket.address}/best/{best} cannot be used{kept}: {error}")
-    own = [n for n in names if "/" not in n and n != LOCK and not n.startswith(".")]
-    found = {name: bucket.read(name) for name in own}  # all of them, before one is replaced
-    for name, data in found.items():
-        if data is not None:
-            atomic_write(run / name, data)
+    others = {n for n in names if "/" not in n and not is_own(n)} - {LOCK}
+    if others:
+        say(f"not fetched from {bucket.address}, being no files of a run: {sorted(others)!s:.200}")
+    with ExitStack() as stack:  # all of them are fetched before one is replaced
+        for name in filter(is_own, names):
+            temporary = stack.enter_context(atomic_path(run / name))
+            most = shutil.disk_usage(run).free if grows(name) else MOST_BYTES
+            bucket.get_file(name, temporary, most=most)
 
 
 def _is_whole(folder: Path, *, shards: bool) -> bool:

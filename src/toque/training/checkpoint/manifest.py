@@ -26,7 +26,8 @@ SHARDED: Final = 2
 FORMAT: Final = SHARDED
 """The newest; raised when an older Toque could misread a newer checkpoint."""
 MANIFEST: Final = "manifest.json"
-_MAX_BYTES: Final = 1 << 24
+MOST_BYTES: Final = 1 << 24
+"""A manifest, and any small file of a run, has less."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +70,7 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     try:
-        if path.stat().st_size > _MAX_BYTES:
+        if path.stat().st_size > MOST_BYTES:
             raise CheckpointError(f"{path} is {path.stat().st_size} bytes long; no manifest is.")
         text = path.read_bytes()
     except FileNotFoundError:

@@ -8,6 +8,7 @@ verified; the manifest goes last, and only it makes a checkpoint of it.
 
 from __future__ import annotations
 
+import errno
 import queue
 import threading
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from toque.storage.bucket_lock import BucketLock
 from toque.training.callbacks import Callback
 from toque.training.checkpoint.fetch import complete_steps
 from toque.training.checkpoint.manifest import MANIFEST, read_manifest
+from toque.training.checkpoint.own_files import MODEL_FILES, grows, is_own
 from toque.training.checkpoint.shard_layout import is_shard
 from toque.training.events import Requests, Saved, StepInfo
 from toque.units import Progress
@@ -73,6 +75,7 @@ class Uploads:
         self._changed = threading.Event()
         self._closing = False
         self._done: set[str] = set()
+        self._told: set[str] = set()
         self._guard = threading.Lock()
         self._thread = threading.Thread(target=self._work, name="toque-upload", daemon=True)
 
@@ -129,9 +132,8 @@ class Uploads:
 
     def finished(self) -> None:
         """Upload the small files and the finished model, too."""
-        for path in sorted((self._run / "model").rglob("*")):
-            if path.is_file():
-                self._bucket.put_file(path, path.relative_to(self._run).as_posix())
+        for name in MODEL_FILES:
+            self._send(name)
         self._small_files()
 
     def messages(self) -> list[str]:
@@ -197,9 +199,28 @@ class Uploads:
 
     def _small_files(self) -> None:
         """Configuration, figures and samples: what a run is continued with, and read by."""
-        for path in sorted(self._run.iterdir()):
-            if path.is_file() and not path.name.startswith("."):
-                self._bucket.put(path.name, path.read_bytes())
+        names = {path.name for path in self._run.iterdir() if not path.is_dir()}
+        for name in sorted(filter(is_own, names)):
+            self._send(name)
+        if others := {name for name in names if not (is_own(name) or name.startswith("."))}:
+            self._tell(f"not uploaded, being no files of a run: {sorted(others)!s:.200}")
+
+    def _send(self, name: str) -> None:
+        """Upload a file of the run, if there is one."""
+        try:
+            self._bucket.put_file(self._run / name, name, grows=grows(name))
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if error.errno not in {errno.ELOOP, errno.EINVAL}:
+                raise
+            self._tell(f"{self._run / name} is not uploaded: {error.strerror}")
+
+    def _tell(self, sentence: str) -> None:
+        """Say something once."""
+        if sentence not in self._told:
+            self._told.add(sentence)
+            self._messages.put(sentence)
 
     def _prune(self, kind: str) -> None:
         """Remove there what is no longer kept; the manifest first, so that no half is one."""
