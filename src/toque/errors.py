@@ -12,18 +12,21 @@ ToqueError
 A message is one paragraph: what was found, where, what is allowed, what to do. Arguments in it are
 marked by `argument`, so that Python reads "n is 0" and the command line puts the flag instead. What
 it quotes may come from anyone's file: control characters, which a terminal would obey, are written
-out, and line breaks are spaces.
+out, and so is a line break between two letters, as in a path; other line breaks are spaces.
 """
 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable
 
 _MARKED = re.compile("\0([^\0]*)\0")
-_LINE_BREAKS = re.compile(r"(?<![ \t])[ \t]*+[\r\n\v\f\x85\u2028\u2029]\s*+")
+_LINE_BREAKS = re.compile(
+    r"(?!(?<=\w).\w)(?<![ \t])[ \t]*+[\r\n\v\f\x85\u2028\u2029]\s*+", re.DOTALL
+)
 _UNPRINTABLE = re.compile(
-    r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+    r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 _LONGEST = 4000
 """Characters of a message; a library may quote a whole file in its own."""
@@ -32,6 +35,17 @@ _LONGEST = 4000
 def argument(name: str) -> str:
     """An argument for a message, as Python writes it: `n`, or `steps=8` to give it a value."""
     return f"\0{name}\0"
+
+
+def in_shell(word: object) -> str:
+    r"""A word of a command that is pasted into a shell, on one line.
+
+    >>> in_shell("runs/mine"), in_shell("my run"), in_shell("a\nb")
+    ('runs/mine', "'my run'", "$'a\\nb'")
+    """
+    text = str(word)
+    # The mark before it has repr take single quotes, as such a word needs them.
+    return shlex.quote(text) if text.isprintable() else "$'" + repr(f'"{text}')[2:]
 
 
 class ToqueError(Exception):
@@ -59,6 +73,8 @@ def _in_a_paragraph(text: str) -> str:
 
     >>> _in_a_paragraph("a file named \x1b[2J is\n  damaged")
     'a file named \\x1b[2J is damaged'
+    >>> _in_a_paragraph("no\nsuch is no folder.\nName another.")
+    'no\\nsuch is no folder. Name another.'
     """
     if len(text) > _LONGEST:
         text = f"{text[: _LONGEST - 500]} … {text[-480:]}"

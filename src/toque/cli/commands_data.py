@@ -65,13 +65,14 @@ def prepare(config: str, /, *overrides: Overrides, replace: bool = False) -> Non
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     settings = load(config, overrides).config
     from toque.cli.tables import print_report
+    from toque.errors import in_shell
     from toque.workflows.check.trainable import refuse_untrainable
     from toque.workflows.prepare import in_a_line, prepared
 
     result = prepared(settings, replace=replace, reporter=reporter())
     print_report(result.report)
     made = in_a_line(result, settings.data.engine)
-    print(f"{made} `toque report {result.store.path}` makes a page of this.", flush=True)
+    print(f"{made} `toque report {in_shell(result.store.path)}` makes a page of this.", flush=True)
     if not result.reused:
         refuse_untrainable(settings, result.store)  # after the report, which says why
 
@@ -124,16 +125,23 @@ def presets() -> None:
         print(f"{name:24}{summary}")
 
 
-def cookbook(out: Path, *, n: int = 20_000, seed: int = 17) -> None:
+def cookbook(out: Path, *, n: int = 20_000, seed: int = 17, replace: bool = False) -> None:
     """Write synthetic recipes from the embedded grammar, as JSON lines.
 
     Args:
         out: the file to write, .jsonl or .jsonl.gz.
         n: how many.
         seed: recipe i depends on the seed and i alone.
+        replace: overwrite a file that is there.
     """
     from toque.cooking.cookbook.generate import write_cookbook
+    from toque.errors import ConfigError, argument
 
+    if os.path.lexists(out) and not replace:
+        raise ConfigError(
+            f"{out} is there already and may hold what is yours. Name another file with "
+            f"{argument('out')}, or overwrite it with {argument('replace=True')}."
+        )
     write_cookbook(out, n=n, seed=seed)
     print(f"{n:,} synthetic recipes in {out}")
 

@@ -6,7 +6,6 @@ Everything heavy is imported inside a command, so `--help` and a mistyped key an
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from cyclopts import Parameter
 from toque.cli.commands_data import Overrides, is_first, load, loading, reporter
 from toque.cli.launch import Launching, suit_waiting_to_machine, without_secrets
 from toque.cli.streams import TextsAsWritten
-from toque.errors import ConfigError, Interrupted
+from toque.errors import ConfigError, Interrupted, in_shell
 from toque.workflows.results import existing_folder
 
 if TYPE_CHECKING:
@@ -107,12 +106,12 @@ def train(
         flags = ["--trust-code"] if trust_code else []
         flags += ["--hardware", hardware] if hardware is not None else []
         flags += ranks.flags
-        again = shlex.join(["toque", "train", config, *without_secrets(overrides), *flags])
+        again = " ".join(map(in_shell, [config, *without_secrets(overrides), *flags]))
         raise Interrupted(
-            f"Stopped by a signal and saved at step {run.step}. Continue with: {again}"
+            f"Stopped by a signal and saved at step {run.step}. Continue with: toque train {again}"
         )
     if is_first():
-        folder = shlex.quote(str(run.folder))
+        folder = in_shell(run.folder)
         reporter().notice(
             f"`toque report {folder}` makes a page of the run; `toque generate {folder} --prompt "
             '"..."` writes with its model.'

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
+from typing import Final
 
 from toque.config.schema import RunConfig
 from toque.units import Duration
+
+_OF_A_RUN: Final = {"best", "checkpoints", "delivery", "model", "outbox", "set-aside"}
+"""Folders of a run, in which it removes and replaces what it finds."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +27,7 @@ class Problem:
 
 def impossible(config: RunConfig) -> Iterator[Problem]:
     """Every impossible combination in `config`."""
+    yield from _folders(config)
     yield from _model(config)
     yield from _adapter(config)
     yield from _memory(config)
@@ -30,6 +37,21 @@ def impossible(config: RunConfig) -> Iterator[Problem]:
     yield from _tasks(config)
     yield from _curriculum(config)
     yield from _spans(config)
+
+
+def _folders(config: RunConfig) -> Iterator[Problem]:
+    """A run and a store in one place, where each would find the other's files among its own."""
+    # No file system takes a NUL; realpath would raise at it.
+    run, store = (
+        Path(os.path.realpath(at.replace("\0", ""))) for at in (config.run_dir, config.data.store)
+    )
+    if run.is_relative_to(store) or any(store.is_relative_to(run / name) for name in _OF_A_RUN):
+        yield Problem(
+            ("data.store", "run_dir"),
+            f"`data.store` is {config.data.store} and `run_dir` is {config.run_dir}: they would "
+            "write among each other's files. Give each a folder of its own, e.g. stores/mine and "
+            "runs/mine.",
+        )
 
 
 def _model(config: RunConfig) -> Iterator[Problem]:

@@ -228,12 +228,15 @@ def _override(text: str) -> tuple[SettingPath, Any]:
         )
     path = tuple(int(part) if part.isdecimal() else part for part in name.split("."))
     try:
-        return path, read_yaml(value, f"{COMMAND_LINE}, {name}").value
+        found = read_yaml(value, f"{COMMAND_LINE}, {name}").value
     except ConfigError as error:
         raise ConfigError(
             f"command line: the value in {text!r} cannot be read. Write it as in YAML and quote "
             f"text with special characters for the shell and for YAML: {name}='\"...\"'."
         ) from error
+    # Bare text stands for itself: YAML would fold its line breaks and end it at " #".
+    is_bare = isinstance(found, str) and value.strip()[0] not in "\"'|>!&"
+    return path, value.strip(" ") if is_bare else found
 
 
 def _refuse_unknown(values: Any, origin: Origin) -> None:

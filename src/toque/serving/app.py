@@ -94,12 +94,9 @@ def _routes(serving: Serving) -> Sequence[BaseRoute]:
         asked = parsed(CompletionRequest, await read_body(request, serving.limits))
         served = serving.models.named(asked.model)
         # In another thread: a prompt of 1 MiB takes a second, and nobody waits for it meanwhile.
-        prompts = [
-            await run_in_threadpool(served.prompt_ids, prompt)
-            if isinstance(prompt, str)
-            else prompt
-            for prompt in asked.prompts
-        ]
+        prompts = await run_in_threadpool(
+            lambda: [served.prompt_ids(p) if isinstance(p, str) else p for p in asked.prompts]
+        )
         orders = orders_of(serving, served, prompts, asked, asked.max_tokens, param="prompt")
         form = CompletionAnswers(served, n_likeliest=asked.n_likeliest)
         return _reply(serving, served, orders, asked, form)

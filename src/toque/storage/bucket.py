@@ -202,10 +202,7 @@ class Bucket:
     def put_file(self, path: Path, name: str, *, grows: bool = False) -> None:
         """Write a plain file of this machine; one that is there with this content is left.
 
-        Args:
-            path: of the file.
-            name: relative to this place.
-            grows: others append to it meanwhile, so that what it has now is copied first.
+        What `grows` is appended to meanwhile, so that what it has now is copied first.
 
         Raises:
             BucketError: as for `put`.

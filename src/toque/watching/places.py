@@ -15,7 +15,7 @@ from typing import Final, Protocol, final
 from toque.errors import ConfigError
 from toque.storage.bucket import Bucket, is_remote
 from toque.storage.bucket_errors import BucketError
-from toque.storage.no_follow import open_no_follow
+from toque.storage.no_follow import open_plain
 
 MOST_BYTES: Final = 8 << 20
 """Read at a time, so that a long file is taken in over several looks."""
@@ -108,12 +108,8 @@ class FolderPlace:
 
     def read(self, name: str, start: int, end: int) -> bytes:
         """As `Place.read`."""
-        # Not blocked by a pipe that somebody put there meanwhile.
-        descriptor = open_no_follow(self.folder / name, os.O_RDONLY | os.O_NONBLOCK)
-        try:
-            return os.pread(descriptor, end - start, start)
-        finally:
-            os.close(descriptor)
+        with open_plain(self.folder / name) as file:
+            return os.pread(file.fileno(), end - start, start)
 
 
 @final

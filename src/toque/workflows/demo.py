@@ -8,6 +8,7 @@ from typing import Final
 
 from toque.config import Resolved
 from toque.cooking.cookbook.generate import write_cookbook
+from toque.errors import in_shell
 from toque.reporter import SILENT, Reporter
 from toque.workflows.prepare import in_a_line, prepare
 from toque.workflows.results import TrainedRun
@@ -63,7 +64,7 @@ def demo(resolved: Resolved, *, n: int = 8000, reporter: Reporter = SILENT) -> T
     reporter.line(
         f"Done in {minutes:.1f} minutes. The run folder is {run.folder}: model/, "
         "evaluation.json, samples.jsonl, metrics.jsonl.\n"
-        f"`toque serve {run.folder}` shows a page where it writes for you, at "
+        f"`toque serve {in_shell(run.folder)}` shows a page where it writes for you, at "
         "http://127.0.0.1:8000.\n"
         "Your turn: `toque init RECIPES` writes a configuration for a file or folder of yours."
     )

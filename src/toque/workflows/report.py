@@ -8,12 +8,11 @@ from pathlib import Path
 
 from toque.data.prepare.report import Report
 from toque.data.store.manifest import read_manifest
-from toque.errors import CheckpointError, ConfigError, DataError, argument
-from toque.reports.html import RUN, STORE, render
+from toque.errors import CheckpointError, ConfigError, DataError
+from toque.reports.html import RUN, STORE, render, write_page
 from toque.reports.run_report import run_content
 from toque.reports.store_report import store_content
 from toque.reports.verdict import verdict_of
-from toque.storage.atomic import atomic_write
 from toque.storage.no_follow import refuse_links
 from toque.training.observers.metrics_reader import METRICS, read_metrics
 from toque.workflows.results import Model, existing_folder
@@ -41,7 +40,7 @@ def report(path: Model, *, out: str | Path | None = None) -> Page:
         out: the file to write; report.html in the folder when None.
 
     Raises:
-        ConfigError: neither a store nor a run, or `out` cannot be written.
+        ConfigError: neither a store nor a run, or `out` cannot be written or is no page.
         DataError: the store is unfinished or damaged, or holds a link.
         CheckpointError: the run's folder holds a link.
     """
@@ -64,16 +63,7 @@ def report(path: Model, *, out: str | Path | None = None) -> Page:
             "such as runs/cookbook or stores/cookbook."
         )
     target = folder / _PAGE if out is None else Path(out)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        page = html.encode("utf-8", "replace")  # JSON can hold halves of characters
-        atomic_write(target, page)
-    except OSError as error:
-        raise ConfigError(
-            f"{target} cannot be written: {error.strerror}. Name another file with "
-            f"{argument('out')}."
-        ) from error
-    return Page(target, len(page))
+    return Page(target, write_page(target, html))
 
 
 def _store_page(folder: Path) -> str:

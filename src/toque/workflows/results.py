@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from toque.errors import CheckpointError, ConfigError, argument
+from toque.errors import CheckpointError, ConfigError, argument, in_shell
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class TrainedRun:
         except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
             raise CheckpointError(
                 f"{path} cannot be read as a run's scores: {error}. Write it again with `toque "
-                f"evaluate {self.folder}`."
+                f"evaluate {in_shell(self.folder)}`."
             ) from error
 
     @cached_property

@@ -24,7 +24,7 @@ from toque.config.longer_run import lengthened
 from toque.config.resolve import DEFAULT, FORMER_DEFAULTS, leaves
 from toque.config.yaml_reader import read_yaml
 from toque.data.store.token_store import TokenStore
-from toque.errors import CheckpointError, ToqueError, argument
+from toque.errors import CheckpointError, ToqueError, argument, in_shell
 from toque.storage.atomic import atomic_write
 from toque.storage.bucket import Bucket
 from toque.training.checkpoint.delivery import Delivery
@@ -156,7 +156,7 @@ def refuse_another_run(
         raise CheckpointError(
             f"{run} holds a run at step {found.step} with other settings: {listed}. Continuing "
             "with these would be neither run. Set them back to continue, or begin a new run from "
-            f"its weights: run_dir=runs/another {argument(f'start={found.path}')}."
+            f"its weights: run_dir=runs/another {argument(f'start={in_shell(found.path)}')}."
         )
 
 

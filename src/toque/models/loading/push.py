@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from toque.errors import ConfigError, argument
+from toque.errors import ConfigError, argument, in_shell
 
 _REPOSITORY: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -48,5 +48,5 @@ def push(folder: Path, name: str) -> None:
         raise ConfigError(
             f"{folder} is written and whole, and {constants.ENDPOINT} did not take it as {name}: "
             f"{reason} Look at the name and the token's rights, then upload the folder with `hf "
-            f"upload {name} {folder}`."
+            f"upload {name} {in_shell(folder)}`."
         ) from failure

@@ -202,8 +202,10 @@ class Uploads:
         names = {path.name for path in self._run.iterdir() if not path.is_dir()}
         for name in sorted(filter(is_own, names)):
             self._send(name)
-        if others := {name for name in names if not (is_own(name) or name.startswith("."))}:
-            self._tell(f"not uploaded, being no files of a run: {sorted(others)!s:.200}")
+        others = {name for name in names if not (is_own(name) or name.startswith("."))}
+        if others - self._told:
+            self._messages.put(f"not uploaded, being no files of a run: {sorted(others)!s:.200}")
+        self._told |= others
 
     def _send(self, name: str) -> None:
         """Upload a file of the run, if there is one."""
@@ -214,13 +216,7 @@ class Uploads:
         except OSError as error:
             if error.errno not in {errno.ELOOP, errno.EINVAL}:
                 raise
-            self._tell(f"{self._run / name} is not uploaded: {error.strerror}")
-
-    def _tell(self, sentence: str) -> None:
-        """Say something once."""
-        if sentence not in self._told:
-            self._told.add(sentence)
-            self._messages.put(sentence)
+            self._messages.put(f"{self._run / name} is not uploaded: {error.strerror}")
 
     def _prune(self, kind: str) -> None:
         """Remove there what is no longer kept; the manifest first, so that no half is one."""

@@ -11,11 +11,10 @@ from typing import Any, Final
 from toque.config.dump import flow
 from toque.config.resolve import leaves
 from toque.config.yaml_reader import dotted, read_yaml
-from toque.errors import CheckpointError, ConfigError, ToqueError, argument
+from toque.errors import CheckpointError, ConfigError, ToqueError
 from toque.evaluation.differences import FEWEST_TEXTS
 from toque.reporter import SILENT, Reporter
-from toque.reports.html import COMPARISON, render
-from toque.storage.atomic import atomic_write
+from toque.reports.html import COMPARISON, render, write_page
 from toque.storage.bucket import open_bucket
 from toque.storage.bucket_errors import BucketUse, RunBucketError
 from toque.storage.no_follow import refuse_links
@@ -75,7 +74,7 @@ def compare(
         reporter: hears of progress.
 
     Raises:
-        ConfigError: fewer than two, no such folder, or `out` cannot be written.
+        ConfigError: fewer than two, no such folder, or `out` cannot be written or is no page.
         CheckpointError: a folder holds a link, or a bucket cannot be read.
     """
     places = _named(runs)
@@ -96,7 +95,7 @@ def compare(
     record = tables.record() | {"toque": __version__, "sentence": sentence, "method": METHOD}
     beside = places[first].folder or Path(PAGE)
     page = beside.with_name(PAGE) if out is None else Path(out)
-    _write(page, _page(tables, read, sentence))
+    write_page(page, _page(tables, read, sentence))
     return Comparison(record, sentence, page, tables)
 
 
@@ -205,17 +204,6 @@ def _page(tables: Tables, runs: Mapping[str, WatchedRun], sentence: str) -> str:
         "made_by": f"Written by toque {__version__}.",
     }
     return render(COMPARISON, content)
-
-
-def _write(target: Path, html: str) -> None:
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(target, html.encode("utf-8", "replace"))
-    except OSError as error:
-        raise ConfigError(
-            f"{target} cannot be written: {error.strerror}. Name another file with "
-            f"{argument('out')}."
-        ) from error
 
 
 def in_json(found: Comparison) -> str:

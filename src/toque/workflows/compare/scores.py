@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from toque.errors import in_shell
 from toque.evaluation.by_text import FILE, ByText, TextTable, from_json
 from toque.evaluation.differences import Interval, over_texts
 from toque.storage.bucket_errors import BucketError
@@ -70,7 +71,7 @@ def scores_of(place: Place) -> Scored:
     """What evaluating left of a run; anything may be missing."""
     run, again = place.address, "a run writes them at its end, and copies them there."
     if place.folder is not None:
-        again = f"`toque evaluate {run}` writes them."
+        again = f"`toque evaluate {in_shell(run)}` writes them."
     try:
         data = content(place, "evaluation.json")
         if data is None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from toque.config import RunConfig, resolve_values
 from toque.config.yaml_reader import read_yaml
-from toque.errors import ConfigError, argument
+from toque.errors import ConfigError, argument, in_shell
 from toque.reporter import SILENT, Reporter
 from toque.storage.atomic import atomic_write
 from toque.training.bottlenecks import few_updates
@@ -33,7 +33,7 @@ class Initialised:
             line for one in self.sources for line in (f"{one.path}: {one}", *one.remarks)
         )
         found += f"\n{self.warning}" if self.warning else ""
-        return f"{found}\nWrote {self.file}. Look it over, then: toque train {self.file}"
+        return f"{found}\nWrote {self.file}. Look it over, then: toque train {in_shell(self.file)}"
 
 
 def init(

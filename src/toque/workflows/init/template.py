@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from toque.config.dump import flow
+from toque.errors import in_shell
 from toque.sources.decompress import UTF_8
 from toque.units import Duration
 from toque.workflows.init.survey import DOCUMENTS, TOKENS, Found
@@ -85,7 +86,7 @@ def written(
     """
     kinds = {one.kind for one in found}
     parts = [
-        _HEAD.format(file=file, name=flow(f"runs/{name}")),
+        _HEAD.format(file=in_shell(file), name=flow(f"runs/{name}")),
         _scratch(SIZES[size], size, tokenizer)
         if start_from == "scratch"
         else _checkpoint(start_from, tokenizer),
