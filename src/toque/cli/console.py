@@ -30,6 +30,8 @@ _FLAGS: Final = {
     "form": "--format",
     "prompts": "--prompt",
     "adapters": "--adapter",
+    "sources": "SOURCES",  # stands alone, without a flag
+    "upload": "--no-upload",
     "try_levers": "--try",
 }
 """Arguments whose flag has another name."""
@@ -40,10 +42,12 @@ def flag(name: str) -> str:
 
     >>> flag("max_new_tokens"), flag("start"), flag("replace=True"), flag("steps=8")
     ('--max-new-tokens', '--from', '--replace', '--steps 8')
+    >>> flag("upload=False")
+    '--no-upload'
     """
     name, _, value = name.partition("=")
     word = _FLAGS.get(name, f"--{name.replace('_', '-')}")
-    return word if value in ("", "True") else f"{word} {value}"
+    return word if value in ("", "True", "False") else f"{word} {value}"
 
 
 def _standard_error() -> TextIO:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -154,7 +155,8 @@ def keep_model(
         model, None, folder, card=adapter_usage(card), base_hash=base_hash or "", files=files
     )
     size = (folder / WEIGHTS).stat().st_size / 1e6
+    run = shlex.quote(str(folder.parent))
     return (
-        f"The adapter, {size:,.1f} MB, is in {folder}; `toque export {folder.parent}` merges it "
+        f"The adapter, {size:,.1f} MB, is in {folder}; `toque export {run} --to merged` merges it "
         "into its base"
     )

@@ -124,7 +124,7 @@ def read_manifest(folder: Path) -> StoreManifest:
     if not path.is_file():
         unfinished = (folder / "building.json").is_file()
         state = (
-            "holds an unfinished token store; run `toque prepare` again to finish it"
+            "holds an unfinished token store; run `toque prepare CONFIG` again to finish it"
             if unfinished
             else f"holds no token store (no {NAME}). Write one with `toque prepare CONFIG`, or "
             "correct data.store"

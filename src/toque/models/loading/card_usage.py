@@ -88,8 +88,8 @@ def with_gguf_usage(
 def adapter_usage(card: str) -> str:
     """The card of an adapter, which plain transformers cannot use before it is merged."""
     told = (
-        "`toque export` merges this adapter into its base, and writes a card that shows how the "
-        "result is used in plain transformers."
+        "`toque export ADAPTER --to FOLDER` merges this adapter into its base, and writes a card "
+        "that shows how the result is used in plain transformers."
     )
     return f"{without_usage(card)}\n{HEADING}\n\n{told}\n"
 

@@ -220,7 +220,8 @@ def open_store(config: RunConfig, *, sources: bool = True) -> TokenStore:
     folder = Path(config.data.store)
     if not is_prepared(config):
         raise DataError(
-            f"{folder} holds no prepared store. Run `toque prepare` with this configuration first."
+            f"{folder} holds no prepared store. Run `toque prepare CONFIG` with this configuration "
+            "first."
         )
     store = TokenStore.open(folder, verify=True)
     wrong = _encoding_difference(store.manifest, config.data.encoding)
@@ -230,7 +231,7 @@ def open_store(config: RunConfig, *, sources: bool = True) -> TokenStore:
     if wrong:
         raise DataError(
             f"The store {folder} was prepared with other settings: {'; '.join(wrong)}. Run "
-            f"`toque prepare` again with another data.store (or {argument('replace=True')}), or "
+            f"`toque prepare CONFIG` again with another data.store (or {argument('replace=True')}), or "
             "set these back."
         )
     return store

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import msgspec
+import shlex
 
 from toque.errors import in_shell
 from toque.evaluation.by_text import FILE, ByText, TextTable, from_json
