@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 import toque
+from conftest import REPOSITORY
 from toque.cooking.cookbook.generate import write_cookbook
 from toque.errors import ConfigError, ToqueError
 from toque.models.precision import has_fast_bf16
@@ -71,6 +73,35 @@ def configuration() -> toque.RunConfig:
 @pytest.fixture(scope="module")
 def run(kitchen: Path) -> toque.TrainedRun:  # noqa: ARG001
     return toque.train(configuration())  # prepares first
+
+
+RECIPE = """Ingredients:
+- 2 large eggs
+- 1 tablespoon butter
+
+Instructions:
+1. Whisk the eggs with a pinch of salt.
+2. Melt the butter and cook the eggs gently, stirring, for 4 minutes.
+"""
+ASKED = "Generate recipe for: Scrambled Eggs using ingredients: eggs, butter"
+
+
+def test_texts_of_any_writer_have_the_scores_of_an_evaluation(capfd):
+    found = toque.score([RECIPE, "Eggs"], [RECIPE, RECIPE], prompts=[ASKED, ASKED])
+    page = (REPOSITORY / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
+    assert set(found.metrics) <= set(re.findall(r"`(\w+)`", page))
+    assert {"bleu", "chrf", "rougeL", "recipe_score", "distinct_1"} <= set(found.metrics)
+    assert found.each["rougeL"].values[0].tolist() == [1.0, 1.0]
+    assert found.metrics["ingredient_coverage"] == 0.75
+    assert "  recipe score                 0.5" in str(found)
+    alone = toque.score([RECIPE]).metrics
+    assert alone["completeness"] == 1.0  # without a prompt it is a recipe all the same
+    assert not {"bleu", "rougeL", "ingredient_coverage"} & set(alone)
+    assert "recipe_score" not in toque.score(["So it was."], prompts=["Once upon"]).metrics
+    assert capfd.readouterr() == ("", "")
+    for wrong in (([],), (RECIPE,), ([RECIPE], []), ([RECIPE], RECIPE)):
+        with pytest.raises(ConfigError, match=r"(texts|references) is (a list of 0|one text)"):
+            toque.score(*wrong)
 
 
 class Watcher:

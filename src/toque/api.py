@@ -19,7 +19,7 @@ from toque.workflows.compare.run import compare
 from toque.workflows.configure import Configured, configure, with_origins
 from toque.workflows.doctor.run import doctor
 from toque.workflows.drill.run import drill
-from toque.workflows.evaluate import evaluate
+from toque.workflows.evaluate import evaluate, score
 from toque.workflows.export.run import export
 from toque.workflows.generate import generate
 from toque.workflows.init.run import init
@@ -46,6 +46,7 @@ __all__ = [
     "plan",
     "prepare",
     "report",
+    "score",
     "serve",
     "train",
     "verify",

@@ -34,7 +34,8 @@ NAMES: Final = {
     "CONFIG": "my.yaml", "$CONFIG": "my.yaml", "PATH": "my.yaml",
     "RUN": "runs/mine", "NAME": "demo", "BASE": "runs/mine/model", "MODEL": "runs/mine/model",
     "path/to/checkpoint": "runs/mine/model", "checkpoint": "runs/mine/model",
-    "ADAPTER": "runs/a/model", "DIR": "folder", "model.start_from=DIR": "model.start_from=runs/mine/model",
+    "ADAPTER": "runs/a/model", "DIR": "folder",
+    "model.start_from=DIR": "model.start_from=runs/mine/model",
     "RECIPES": "my-recipes.jsonl.gz", "YOUR-RECIPES": "my-recipes.jsonl.gz",
     "recipes.jsonl": "recipes.jsonl", "$data": "my-recipes.jsonl.gz",
     "CARD": "rtx-4090", "N": "2", "seed=S": "seed=3", "$first:29400": "node-1:29400",
@@ -194,7 +195,7 @@ def test_printed_commands_parse(
         overrides = [word for word in words[2:] if re.match(r"[a-z_.]+=", word)]
         build_in_outline(load_config(config, overrides).config)
     for word in words[1:]:  # a place that has to be there is there
-        if re.match(r"(runs|stores)/", word) and words[words.index(word) - 1] not in {"--out"}:
+        if re.match(r"(runs|stores)/", word) and words[words.index(word) - 1] != "--out":
             assert Path(word).exists(), places(words)
 
 

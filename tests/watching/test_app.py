@@ -6,6 +6,8 @@ import http.client
 import json
 import re
 import socket
+import subprocess
+import sys
 import threading
 from contextlib import closing
 from urllib.parse import urlencode, urlsplit
@@ -110,6 +112,26 @@ def test_runs_that_begin_later_appear(tmp_path, showing):
         assert str(stream.next()["said"]).startswith("new/deep: Running")
 
 
+def test_a_folder_is_waited_for_before_its_first_run(tmp_path):
+    command = [sys.executable, "-m", "toque", "watch", "runs", "--port", "0"]
+    watching = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert watching.stdout is not None
+    try:
+        address, _, rest = watching.stdout.readline().partition(" ")
+        assert rest == "shows runs.\n"
+        with closing(Stream(address)) as stream:
+            assert "No run is in runs yet" in str(stream.next()["said"])
+            WrittenRun(tmp_path / "runs" / "first").step(1)
+            assert str(stream.next()["said"]).startswith("first: Running")
+    finally:
+        watching.terminate()
+        told = watching.communicate()[1]
+    assert "runs is not there yet" in told
+    assert watching.returncode == 0
+
+
 def test_hostile_names_and_texts_are_text(tmp_path, showing):
     run = WrittenRun(tmp_path / "<img src=x onerror=alert(1)>")
     run.step(1)
@@ -167,7 +189,6 @@ def test_what_cannot_be_watched_is_refused_in_words(tmp_path, capsys):
     for place, words in (
         (tmp_path / "file", "is a file"),
         (tmp_path / "store", "is a store or a checkpoint"),
-        (tmp_path / "runz", "There is no folder"),
     ):
         with pytest.raises(ConfigError, match=words):
             watch(place)

@@ -40,10 +40,8 @@ _FLAGS: Final = {
 def flag(name: str) -> str:
     """The flag of an argument, with its value if it has one.
 
-    >>> flag("max_new_tokens"), flag("start"), flag("replace=True"), flag("steps=8")
-    ('--max-new-tokens', '--from', '--replace', '--steps 8')
-    >>> flag("upload=False")
-    '--no-upload'
+    >>> flag("max_new_tokens"), flag("start"), flag("upload=False"), flag("steps=8")
+    ('--max-new-tokens', '--from', '--no-upload', '--steps 8')
     """
     name, _, value = name.partition("=")
     word = _FLAGS.get(name, f"--{name.replace('_', '-')}")

@@ -89,22 +89,26 @@ class Sampler:
             return []
         ids = [prompt.ids for prompt in self.prompts]
         written = self.generate(model, ids, on_progress=on_progress)
-        return [self._sample(p, ids) for p, ids in zip(self.prompts, written, strict=True)]
+        return [
+            scored(prompt, self.codec.decode(ids), self.metrics, tokens=len(ids))
+            for prompt, ids in zip(self.prompts, written, strict=True)
+        ]
 
-    def _sample(self, prompt: Prompt, ids: Sequence[int]) -> Sample:
-        text = self.codec.decode(ids)
-        found = attempted(self.metrics, prompt.text, text)  # whatever a model writes
-        metrics, failed = ({}, found) if isinstance(found, str) else (dict(found), "")
-        return Sample(
-            prompt.typed or prompt.text,
-            text,
-            len(ids),
-            prompt.reference,
-            metrics,
-            prompt.slices,
-            failed,
-            asked=prompt.text if prompt.typed else None,
-        )
+
+def scored(prompt: Prompt, text: str, of_text: TextMetrics, *, tokens: int = 0) -> Sample:
+    """A text with the domain's metrics of it, or with what they raised: it may be anything."""
+    found = attempted(of_text, prompt.text, text)
+    metrics, failed = ({}, found) if isinstance(found, str) else (dict(found), "")
+    return Sample(
+        prompt.typed or prompt.text,
+        text,
+        tokens,
+        prompt.reference,
+        metrics,
+        prompt.slices,
+        failed,
+        asked=prompt.text if prompt.typed else None,
+    )
 
 
 def append_samples(path: Path, samples: Sequence[Sample], *, step: int) -> str | None:

@@ -52,6 +52,23 @@ class Scores:
     keys: Sequence[str] = ()
     """A name of each text's prompt and reference, to know them by in another run."""
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Every score by its name, without intervals."""
+        return {name: e.value for name, e in self.overall.items()}
+
+    def __str__(self) -> str:
+        """The table for people."""
+        lines = [_line(name, e, self.n_texts) for name, e in self.overall.items()]
+        return "\n".join([f"{self.n_texts} written texts, with 95 % intervals:", *lines])
+
+
+def _line(name: str, e: Estimate, n_texts: int) -> str:
+    line = f"  {name.replace('_', ' '):26}{e.value:8.3f}"
+    if e.low is not None and e.high is not None:
+        line += f"   {e.low:.3f} to {e.high:.3f}"
+    return line + (f"   ({e.n} texts)" if e.n != n_texts else "")
+
 
 @dataclass
 class TextScores:

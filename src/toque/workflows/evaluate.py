@@ -1,10 +1,13 @@
-"""Evaluation of a run or a model on held-out data."""
+"""Evaluation of a run or a model on held-out data, and of texts from anywhere."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from toque.config import load_config
+from toque.cooking.prompts import ASKS_FOR
+from toque.cooking.scoring.recipe_scores import text_metrics
 from toque.errors import CheckpointError, ConfigError
 from toque.reporter import SILENT, Reporter
 from toque.storage.no_follow import refuse_links
@@ -12,6 +15,7 @@ from toque.workflows.configure import Configured, configure
 from toque.workflows.results import Model, existing_folder
 
 if TYPE_CHECKING:
+    from toque.evaluation.text_scores import Scores
     from toque.workflows.score import Evaluation
 
 
@@ -56,3 +60,36 @@ def evaluate(
     if own.exists():
         result.write(folder)
     return result
+
+
+def score(
+    texts: Sequence[str],
+    references: Sequence[str] | None = None,
+    *,
+    prompts: Sequence[str] | None = None,
+) -> Scores:
+    """Score texts, whoever wrote them, as `evaluate` scores those of a model.
+
+    Args:
+        texts: what was written.
+        references: for each text the one it should be like; ROUGE, BLEU and chrF need it.
+        prompts: for each text what it answers; recipes are scored where one was asked for. Without
+            them every text is taken for a recipe, of ingredients that nobody named.
+
+    Returns:
+        Its `metrics` are every score by its name in evaluation.json; as a text it is a table.
+
+    Raises:
+        ConfigError: no text, or not one reference and one prompt for each.
+    """
+    for name, column in (("texts", texts), ("references", references), ("prompts", prompts)):
+        if column is not None and (isinstance(column, str) or not 0 < len(column) == len(texts)):
+            found = "one text" if isinstance(column, str) else f"a list of {len(column):,}"
+            raise ConfigError(f"{name} is {found}. Give lists of one length, of a text or more.")
+    from toque.evaluation.text_samples import Prompt, scored
+    from toque.evaluation.text_scores import TextScores
+
+    scores, n = TextScores(), len(texts)
+    asked = zip(texts, prompts or [ASKS_FOR] * n, references or [None] * n, strict=True)
+    scores.add(scored(Prompt((), p, reference), text, text_metrics) for text, p, reference in asked)
+    return scores.result()

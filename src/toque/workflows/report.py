@@ -72,7 +72,7 @@ def _store_page(folder: Path) -> str:
     if found is None:
         raise DataError(
             f"{folder}/report.json is missing, damaged, or of another version of toque. Run "
-            "`toque prepare CONFIG` with the store's configuration again: what is prepared is kept, "
-            "and the report is written anew."
+            "`toque prepare CONFIG` again, with the store's own: what is prepared is kept, and the "
+            "report is written anew."
         )
     return render(STORE, store_content(folder, found))

@@ -54,8 +54,7 @@ class Evaluation:
             for name, value in scores.record().items()
             if name in ("loss", "accuracy", "macro_f1", "ece")
         }
-        texts = {name: e.value for name, e in self.texts.overall.items()}
-        return {**self.heldout, **of_tasks, **texts}
+        return {**self.heldout, **of_tasks, **self.texts.metrics}
 
     def to_json(self) -> str:
         """Everything, as written."""
@@ -101,8 +100,7 @@ class Evaluation:
         for scores in self.tasks:
             lines += scores.lines()
         if self.texts.n_texts:
-            lines.append(f"{self.texts.n_texts} written texts, with 95 % intervals:")
-            lines += [_line(name, e, self.texts.n_texts) for name, e in self.texts.overall.items()]
+            lines.append(str(self.texts))
         if (score := self.texts.overall.get("recipe_score")) and (said := hint(score.value)):
             lines.append(said)
         lines += self._slice_lines()
@@ -132,13 +130,6 @@ class Evaluation:
         with disk_faults(folder, "writing the scores", setting="run_dir", error=CheckpointError):
             atomic_write(folder / FILE, each.encode())
             atomic_write(folder / "evaluation.json", self.to_json().encode())
-
-
-def _line(name: str, e: Estimate, n_texts: int) -> str:
-    line = f"  {name.replace('_', ' '):26}{e.value:8.3f}"
-    if e.low is not None and e.high is not None:
-        line += f"   {e.low:.3f} to {e.high:.3f}"
-    return line + (f"   ({e.n} texts)" if e.n != n_texts else "")
 
 
 def _interval(e: Estimate) -> list[float | None]:

@@ -220,8 +220,7 @@ def open_store(config: RunConfig, *, sources: bool = True) -> TokenStore:
     folder = Path(config.data.store)
     if not is_prepared(config):
         raise DataError(
-            f"{folder} holds no prepared store. Run `toque prepare CONFIG` with this configuration "
-            "first."
+            f"{folder} holds no prepared store. Write it with `toque prepare CONFIG` first."
         )
     store = TokenStore.open(folder, verify=True)
     wrong = _encoding_difference(store.manifest, config.data.encoding)
@@ -231,8 +230,8 @@ def open_store(config: RunConfig, *, sources: bool = True) -> TokenStore:
     if wrong:
         raise DataError(
             f"The store {folder} was prepared with other settings: {'; '.join(wrong)}. Run "
-            f"`toque prepare CONFIG` again with another data.store (or {argument('replace=True')}), or "
-            "set these back."
+            f"`toque prepare CONFIG` again with another data.store or {argument('replace=True')}, "
+            "or set these back."
         )
     return store
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import msgspec
-import shlex
 
 from toque.errors import in_shell
 from toque.evaluation.by_text import FILE, ByText, TextTable, from_json

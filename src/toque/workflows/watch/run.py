@@ -11,7 +11,7 @@ from toque.reporter import SILENT, Reporter
 from toque.storage.bucket import open_bucket
 from toque.storage.bucket_errors import BucketUse, RunBucketError
 from toque.watching.places import is_in_a_bucket
-from toque.workflows.results import Model, TrainedRun, existing_folder
+from toque.workflows.results import Model, TrainedRun, folder_of
 from toque.workflows.serve.listening import bound, hosts_of, url_of
 
 if TYPE_CHECKING:
@@ -38,15 +38,15 @@ def watch(
     The runs are read and never touched: they may go on, have ended, or have been killed.
 
     Args:
-        run_or_folder: a run, a folder that holds runs, or one of the two at gs:// or s3://.
+        run_or_folder: a run, a folder that holds runs or will, or one of the two at gs:// or s3://.
         host: the address to listen on; one that other machines reach needs a token.
         port: 0 takes any that is free.
         token: what readers must give.
         reporter: hears where the page is.
 
     Raises:
-        ConfigError: no such folder, an address that cannot be listened on, or a public one without
-            a token.
+        ConfigError: something else than runs, an address that cannot be listened on, or a public
+            one without a token.
         CheckpointError: the bucket cannot be read.
     """
     hosts = hosts_of(host, port=port, token=token, risk="read the texts and figures of the runs")
@@ -54,6 +54,7 @@ def watch(
         from toque.serving.limits import Limits
         from toque.serving.server import Server
         from toque.watching.app import build_app
+        from toque.watching.found_runs import FolderFinder
         from toque.watching.watcher import Watcher
     except ModuleNotFoundError as error:
         raise ConfigError(
@@ -64,6 +65,8 @@ def watch(
     with bound(host, port) as sock:
         app = build_app(Watcher(finder, every=every), token=token, hosts=hosts)
         reporter.line(f"{url_of(host, sock)} shows {finder.address}.")
+        if isinstance(finder, FolderFinder) and not finder.folder.exists():
+            reporter.notice(f"{finder.folder} is not there yet. A run that begins in it appears.")
         reporter.notice("The page follows the runs by itself. Ctrl-C stops it; the runs go on.")
         with suppress(KeyboardInterrupt):
             Server(app, Limits(connections=256)).run(sockets=[sock])
@@ -74,7 +77,7 @@ def _finder(watched: Model) -> tuple[Finder, float]:
     """What finds the runs, and the seconds between two looks.
 
     Raises:
-        ConfigError: no such folder, or something else than runs.
+        ConfigError: something else than runs.
         CheckpointError: the bucket cannot be read.
     """
     from toque.watching.found_runs import BucketFinder, FolderFinder
@@ -83,10 +86,9 @@ def _finder(watched: Model) -> tuple[Finder, float]:
         finder = BucketFinder(open_bucket(str(watched).rstrip("/"), _WATCHED))
         finder.places()  # a wrong address or key shows at once
         return finder, _EVERY_SECONDS_IN_A_BUCKET
-    folder = existing_folder(watched)
-    if not folder.is_dir():
-        what = "a file" if folder.exists() else "no folder"
-        raise ConfigError(f"{folder} is {what}. Name a run, or a folder that holds runs.")
+    folder = folder_of(watched)
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file. Name a run, or a folder that holds runs.")
     _refuse_another_kind(folder)
     return FolderFinder(folder), _EVERY_SECONDS
 
