@@ -54,26 +54,23 @@ def watch(
         from toque.serving.limits import Limits
         from toque.serving.server import Server
         from toque.watching.app import build_app
-        from toque.watching.found_runs import FolderFinder
         from toque.watching.watcher import Watcher
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"`toque watch` needs {error.name}, which is not installed. Run: pip install "
             "'toque[serve]'."
         ) from error
-    finder, every = _finder(run_or_folder)
+    finder, every = _finder(run_or_folder, reporter)
     with bound(host, port) as sock:
         app = build_app(Watcher(finder, every=every), token=token, hosts=hosts)
         reporter.line(f"{url_of(host, sock)} shows {finder.address}.")
-        if isinstance(finder, FolderFinder) and not finder.folder.exists():
-            reporter.notice(f"{finder.folder} is not there yet. A run that begins in it appears.")
         reporter.notice("The page follows the runs by itself. Ctrl-C stops it; the runs go on.")
         with suppress(KeyboardInterrupt):
             Server(app, Limits(connections=256)).run(sockets=[sock])
     reporter.notice("Stopped.")
 
 
-def _finder(watched: Model) -> tuple[Finder, float]:
+def _finder(watched: Model, reporter: Reporter) -> tuple[Finder, float]:
     """What finds the runs, and the seconds between two looks.
 
     Raises:
@@ -89,6 +86,8 @@ def _finder(watched: Model) -> tuple[Finder, float]:
     folder = folder_of(watched)
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file. Name a run, or a folder that holds runs.")
+    if not folder.exists():
+        reporter.notice(f"{folder} is not there yet. A run that begins in it appears.")
     _refuse_another_kind(folder)
     return FolderFinder(folder), _EVERY_SECONDS
 
