@@ -1,7 +1,7 @@
-"""Curriculum: stages of a run, each with filters over the store's columns and a share of the run.
+"""Curriculum (Bengio, Louradour, Collobert, Weston, "Curriculum learning", ICML 2009): stages.
 
-A stage has its own `EpochPlan` over what its filters select; the run goes from one plan to the
-next where its share begins. Which stage an update is in is a function of the cursor alone, so a
+A stage has filters over the store's columns, a share of the run, and its own `EpochPlan` over what
+its filters select; the run goes from one plan to the next where its share begins. Which stage an update is in is a function of the cursor alone, so a
 run continues exactly within a stage and across the borders. Within a stage an epoch is a pass over
 what the stage selects.
 """
