@@ -1,9 +1,9 @@
 """Curriculum (Bengio, Louradour, Collobert, Weston, "Curriculum learning", ICML 2009): stages.
 
 A stage has filters over the store's columns, a share of the run, and its own `EpochPlan` over what
-its filters select; the run goes from one plan to the next where its share begins. Which stage an update is in is a function of the cursor alone, so a
-run continues exactly within a stage and across the borders. Within a stage an epoch is a pass over
-what the stage selects.
+its filters select; the run goes from one plan to the next where its share begins. Which stage an
+update is in is a function of the cursor alone, so a run continues exactly within a stage and across
+the borders. Within a stage an epoch is a pass over what the stage selects.
 """
 
 from __future__ import annotations
