@@ -121,8 +121,8 @@ def why_not_run(words: list[str]) -> str:
         return "measures the machine"
     if verb in {"train", "prepare"} and words[1] in presets():
         return "a preset takes hours"
-    if "://" in text or "google/" in text:
-        return "downloads"
+    if any(part in text for part in ("://", "google/", "--push-to")):
+        return "needs the network"
     return "trains" if verb == "train" else ""
 
 
@@ -135,6 +135,14 @@ for _printed in printed_commands():
         COMMANDS[tuple(words_of(_printed))].append(_printed)
 RUN: Final = [words for words in COMMANDS if not why_not_run(list(words))]
 PARSED: Final = [words for words in COMMANDS if why_not_run(list(words))]
+
+TRAINED: Final = [
+    words
+    for words in PARSED
+    if words[:2] == ("train", "my.yaml") and why_not_run(list(words)) == "trains"
+    if not {"--gpus", "model.family=auto"} & set(words)
+]
+"""Of those that train, the ones on the kitchen's own configuration and machine."""
 
 
 def places(words: tuple[str, ...]) -> str:
@@ -176,6 +184,20 @@ def test_printed_commands_run(
     few = ["--n", "4"] if words[0] == "cookbook" and "--n" not in words else []
     code = main([*words, *few])
     assert code == 0, f"{places(words)}: {capfd.readouterr().err}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", TRAINED, ids=" ".join)
+def test_printed_trainings_run(
+    words: tuple[str, ...], pantry: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(shutil.copytree(pantry, tmp_path / "pantry"))
+    monkeypatch.setenv("MY_WEBHOOK", "http://127.0.0.1:9/nobody-listens")
+    own = [word.removeprefix("run_dir=") for word in words if word.startswith("run_dir=")]
+    for folder in own:
+        shutil.rmtree(folder, ignore_errors=True)  # the run of another command
+    another = [] if own or len(words) == 2 or "--resume" in words else ["run_dir=runs/another"]
+    assert main([*words, *another]) == 0, places(words)
 
 
 @pytest.mark.parametrize("words", PARSED, ids=" ".join)
