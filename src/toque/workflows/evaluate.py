@@ -90,6 +90,7 @@ def score(
     from toque.evaluation.text_scores import TextScores
 
     scores, n = TextScores(), len(texts)
-    asked = zip(texts, prompts or [ASKS_FOR] * n, references or [None] * n, strict=True)
+    held: Sequence[str | None] = references or [None] * n
+    asked = zip(texts, prompts or [ASKS_FOR] * n, held, strict=True)
     scores.add(scored(Prompt((), p, reference), text, text_metrics) for text, p, reference in asked)
     return scores.result()
