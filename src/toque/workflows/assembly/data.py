@@ -229,9 +229,9 @@ def open_store(config: RunConfig, *, sources: bool = True) -> TokenStore:
     wrong += settings_differences(store, prepare_settings(config))
     if wrong:
         raise DataError(
-            f"The store {folder} was prepared with other settings: {'; '.join(wrong)}. Run "
-            f"`toque prepare CONFIG` again with another data.store or {argument('replace=True')}, "
-            "or set these back."
+            f"The store {folder} was prepared with other settings: {'; '.join(wrong)}. Run `toque "
+            f"prepare CONFIG` again with another data.store (or {argument('replace=True')}), or "
+            "set these back."
         )
     return store
 
