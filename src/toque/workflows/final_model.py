@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from transformers import PreTrainedModel
 
 from toque.data.store.held_store import refuse_replaced
 from toque.data.store.token_store import TokenStore
-from toque.errors import CheckpointError
+from toque.errors import CheckpointError, in_shell
 from toque.evaluation.text_samples import append_samples
 from toque.models.loading.card_usage import adapter_usage, with_usage
 from toque.models.loading.export import save_adapter, save_model
@@ -155,7 +154,7 @@ def keep_model(
         model, None, folder, card=adapter_usage(card), base_hash=base_hash or "", files=files
     )
     size = (folder / WEIGHTS).stat().st_size / 1e6
-    run = shlex.quote(str(folder.parent))
+    run = in_shell(folder.parent)
     return (
         f"The adapter, {size:,.1f} MB, is in {folder}; `toque export {run} --to merged` merges it "
         "into its base"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import Final
+
+from toque.errors import in_shell
 
 HEADING: Final = "## Use it without Toque"
 _DECODER: Final = """from transformers import pipeline
@@ -73,7 +74,7 @@ def with_gguf_usage(
     if prompt is None:
         return without_usage(card)
     asked = prompt + ends.encode("unicode_escape").decode()
-    lines = [f"llama-completion -m {file} -e -p {shlex.quote(asked)} -n {max_new_tokens} --temp 0"]
+    lines = [f"llama-completion -m {file} -e -p {in_shell(asked)} -n {max_new_tokens} --temp 0"]
     told = "In llama.cpp, from this folder:"
     if not encoder:
         lines += [f"llama-server -m {file} --jinja", "ollama create NAME -f Modelfile"]
