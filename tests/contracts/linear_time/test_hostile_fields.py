@@ -104,6 +104,8 @@ UNITS = (
     "½",
     "°",
     "\u200b",
+    "\u0301\u0323",  # marks whose canonical order is the other one
+    "\u0f73",  # it is made of two of them
     "\ufffd",
     "\ufffd1",
     "'",

@@ -36,12 +36,38 @@ from toque.cooking.schemas.cleaning import (
         ("½ cup crème fraîche", "½ cup crème fraîche"),
         ("cre\u0300me", "crème"),
         ("zero\u200bwidth\ufeff", "zerowidth"),
+        ("350&176;F, 350#&176;F, 350&;amp;deg;F, 350&Deg;F", "350°F, 350°F, 350°F, 350°F"),
+        ("for hours&151;;at least", "for hours—at least"),
+        ("saut& eacute; M&M;s, salt & pepper; R&D", "sauté M&Ms, salt & pepper; R&D"),
         ("lone \ud800 surrogate", "lone surrogate"),
         ("one\r\ntwo\rthree", "one\ntwo\nthree"),
     ],
 )
 def test_texts(dirty, clean):
     assert clean_text(dirty, Counter()) == clean
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "نخودفرنگی را می\u200cپزیم",  # Persian: a non-joiner within a verb
+        "क्\u200dष",  # Devanagari: a half letter
+        "ඩ්\u200dරයි",  # Sinhala
+        "\U0001f468\u200d\U0001f469\u200d\U0001f467",  # a family
+        "\u2764\ufe0f\u200d\U0001f525",  # a heart on fire, in its full form
+    ],
+)
+def test_joiners_that_spell_a_word_or_an_emoji_stay(text):
+    notes = Counter()
+    assert clean_text(text, notes) == text
+    assert notes["texts with invisible characters"] == 0
+
+
+@pytest.mark.parametrize("sign", ["\u200c", "\u200d", "\u200b", "\u00ad", "\ufeff", "\u200e"])
+def test_other_invisible_characters_go_and_are_counted(sign):
+    notes = Counter()
+    assert clean_text(f"choco{sign}late", notes) == "chocolate"
+    assert notes["texts with invisible characters"] == 1
 
 
 @given(st.text())

@@ -12,15 +12,34 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from html.entities import html5
 from typing import Final
+
+from toque.sources.composed import composed
 
 _CLEAN = re.compile(r"[ -%'-;=-~]*")  # ASCII without "&" and "<"
 _LINE_MARKUP = re.compile(r"<\s*+(?:/\s*+)?(?:br|p|li|div|ol|ul|tr|h\d)\b[^<>]*>", re.IGNORECASE)
 _MARKUP = re.compile(r"<[a-zA-Z/!][^<>]*>")
 _NO_CHARACTER = re.compile(r"&#(?:[xX]0*+[0-9a-fA-F]{7,}+|0*+[0-9]{8,}+);?")
+_BROKEN_ENTITY = re.compile(
+    r"#?&(?P<number>\d{2,4});{1,2}|&[; ]?(?P<name>amp|deg|nbsp|frac\d\d"
+    r"|[a-z](?:acute|grave|circ|uml|cedil|tilde|ring));|&(?P<letter>[a-z]);",
+    re.IGNORECASE,
+)
+"""An entity without its "#", with a mark or a blank too many, or in capitals; "M&M;" is none."""
 _BLANKS = re.compile(r"[^\S\n]+")
 _LINE_ENDS = re.compile(r"\r\n?|[\u2028\u2029\x0b\x0c\x85]")
-_INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060\ufeff\ufe0e\ufe0f]")
+# Joiners spell words of Arabic, Indic and related scripts, and join emoji; elsewhere they are dirt.
+_JOINING = (
+    "\u0590-\u109f\u1700-\u18af\u1900-\u1cff\ua800-\uabff\ufb1d-\ufdff\ufe70-\ufefc"
+    "\U00010a00-\U00011fff\U0001e900-\U0001e95f"
+)
+_EMOJI = "\u2190-\u2bff\U0001f000-\U0001faff"
+_INVISIBLE = re.compile(
+    f"([{_JOINING}][\u200c\u200d]|[{_EMOJI}]\ufe0f?\u200d(?=[{_EMOJI}]))"
+    "|[\u00ad\u200b-\u200f\u202a-\u202e\u2060\ufeff\ufe0e\ufe0f]"
+)
+"""An invisible character, or in its group one that is kept with the character before it."""
 _CONTROLS = re.compile(r"[\x00-\x09\x0e-\x1f\x7f-\x9f]")
 # Windows-1252 read as Latin-1 leaves its punctuation among the C1 controls.
 _WINDOWS_1252 = {0x91: "'", 0x92: "'", 0x93: '"', 0x94: '"', 0x96: "–", 0x97: "—", 0x09: " "}
@@ -95,19 +114,28 @@ def _repair(text: str, notes: Counter[str]) -> str:
         text = _CONTROLS.sub("", text.translate(_WINDOWS_1252))
     # A surrogate has no UTF-8; json lets "\ud800" through.
     text = text.encode("utf-8", "ignore").decode()
-    return unicodedata.normalize("NFC", _INVISIBLE.sub("", text))
+    visible = _INVISIBLE.sub(r"\1", text)
+    notes["texts with invisible characters"] += visible != text
+    return composed(visible)
 
 
 def decoded_entities(text: str) -> str:
-    """A text with the characters that its HTML entities name.
+    """A text with the characters that its HTML entities name, those of common misprints too.
 
     Numbers that no character has are the character of what is lost: `html.unescape` would make
     integers of them, which Python refuses over 4,300 digits.
 
-    >>> decoded_entities("&frac12; &#233; &#99999999999;")
-    '½ é \ufffd'
+    >>> decoded_entities("&frac12; &#233; &#99999999999;"), decoded_entities("350&176;F M&M;s")
+    ('½ é \ufffd', '350°F M&Ms')
     """
-    return html.unescape(_NO_CHARACTER.sub("\ufffd", text))
+    return html.unescape(_BROKEN_ENTITY.sub(_mended, _NO_CHARACTER.sub("\ufffd", text)))
+
+
+def _mended(entity: re.Match[str]) -> str:
+    number, name, letter = entity.group("number", "name", "letter")
+    if name:
+        return f"&{name if name + ';' in html5 else name.lower()};"
+    return f"&#{number};" if number else f"&{letter}"
 
 
 def clean_title(text: str, notes: Counter[str]) -> str:

@@ -7,7 +7,6 @@ import os
 import re
 import threading
 import time
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from tokenizers.trainers import BpeTrainer, UnigramTrainer
 from toque.data.tokenizer.codec import Codec
 from toque.data.tokenizer.folder import SpecialTokens, TokenizerFolder
 from toque.errors import DataError
+from toque.sources.composed import composed
 
 Kind = Literal["unigram", "bpe"]
 _END = "<|endoftext|>"
@@ -203,4 +203,4 @@ def _settled(tokenizer: Tokenizer, n_pieces: int) -> models.Unigram:
 def _lines(texts: Iterable[str]) -> Iterator[str]:
     r"""Lines with their newline, composed; what a byte-level vocabulary should learn "\n" from."""
     for text in texts:
-        yield from unicodedata.normalize("NFC", text).splitlines(keepends=True)
+        yield from composed(text).splitlines(keepends=True)
