@@ -1,8 +1,9 @@
 """Credits, notices and headings among scraped steps: removed, each counted with its reason.
 
-"Photograph by ...", "Adapted from ...", "Recipe courtesy of ...", "Healthy Dish of the Day",
-"Watch Now", nutrition facts and "*Available at Asian markets" are what a page prints beside its
-steps. Every pattern is anchored at the beginning of a line and every repetition in it is bounded.
+"Photograph by ...", "Adapted from ..." with a title and an author on lines of their own, "Serves
+6.", "Wine: ...", "Healthy Dish of the Day", "Watch Now", nutrition facts and "*Available at Asian
+markets" are what a page prints beside its steps, or after the last one. Every pattern is anchored
+at the beginning of a line or a sentence, and every repetition in it is bounded.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ import re
 from collections import Counter
 from typing import Final
 
-from toque.cooking.action_verbs import VERB_FORMS, has_action_verb
+from toque.cooking.action_verbs import ACTION_VERBS, VERB_FORMS, has_action_verb
 from toque.cooking.text_keys import words_of
 
 CREDITS: Final = "credits among the steps removed"
 NOTICES: Final = "notices of the page among the steps removed"
 NUTRITION: Final = "nutrition facts among the steps removed"
 SHOPPING: Final = "shopping notes among the steps removed"
+YIELDS: Final = "yields among the steps removed"
+WINES: Final = "notes on wine among the steps removed"
 HEADINGS: Final = "step lines that only say Step 1, Method or the like"
 PARTS: Final = "section names joined to their step"
 
@@ -49,46 +52,67 @@ _CREDIT: Final = re.compile(
     r")",
     re.IGNORECASE,
 )
-_CREDIT_WORDS: Final = frozenset(
-    """
-    photo photos photograph photographs photography image images picture pictures illustration
-    illustrations text video styling stylist stylists styled recipe recipes adapted reprinted
-    excerpted reproduced inspired originally courtesy kitchen kitchens file files book cookbook
-    blog archives pages source credit credits author copyright c rights published printed
-    submitted contributed posted
-    """.split()  # noqa: SIM905
-)
 _WITHIN: Final = re.compile(
     r"[.!?)\"”’] (?=(?:Photo(?:graph(?:s|y)?|s)? (?:by|courtesy|credit)"
     r"|Recipes? (?:courtesy|by|adapted|reprinted) |Adapted from |Reprinted (?:from|with) "
     r"|Excerpted from |Courtesy of |Copyright |©|From the (?:kitchen|book|cookbook) of ))"
 )
 """The end of a sentence before a credit that goes on to the end of the step."""
-_BUTTON: Final = re.compile(r"[.!?)] (?:Watch|WATCH) (?:Now|NOW|the video)\W*\Z")
+_AUTHOR: Final = re.compile(
+    rf"{_OPEN}by (?:[A-Z][\w.'’-]{{1,20}},? ?){{2,4}}(?:(?:and|with|&) .{{2,60}})?"
+    r"(?:\W{0,3}\Z|\()"
+)
+"""The author of a book whose title stands on the line before."""
+_PUBLISHED: Final = re.compile(r"\([^\W\d][^()]{2,60}[,:;]? (?:19|20)\d\d\)\W{0,3}\Z")
+"""A publisher and a year, which end a line."""
+_GOES_ON: Final = re.compile(rf"{_OPEN}(?:by|from|in|and|with|of)\b(?! the\b)", re.IGNORECASE)
+_YIELD: Final = re.compile(
+    rf"{_OPEN}(?:(?:(?:this|the|each) )?(?:(?:entire |whole )?(?:recipe|batch) )?(?:will )?"
+    r"(?:serves|makes|yields?|feeds)|(?:yield|servings?|serving size|number of servings) ?[:=-])"
+    r"(?: (?:about|approximately|approx\.?|around|roughly|at least|up to|over|from|a total of))?"
+    r" ?(?:\d|[½¼¾⅓⅔]|(?:one|two|three|four|five|six|seven|eight|nine|ten|twelve|several|enough"
+    r"|an? (?:dozen|cup|pint|quart|gallon|pound))\b)(?:[^.!?]|\.(?! [A-Z])){0,90}[.!]?\W{0,3}",
+    re.IGNORECASE,
+)
+_WINE: Final = re.compile(
+    rf"{_OPEN}(?:(?:suggested |recommended |our )?(?:wine|beverage|drink|beer)s?(?: (?:pairing"
+    r"|suggestion|recommendation|match|note|choice|selection|tip)s?)? ?[:–—]|(?:what )?to drink ?:"
+    r"|(?:wine|beverage|drink) (?:pairing|suggestion|recommendation|match)s?\b)",
+    re.IGNORECASE,
+)
+_WINE_WORDS: Final = frozenset(
+    """
+    beer beers beverage beverages blanc brut cabernet champagne chardonnay chianti drink drinks
+    estate gewürztraminer grigio merlot noir pinot prosecco riesling rioja sauvignon shiraz syrah
+    vineyard vineyards wine winery wines zinfandel
+    """.split()  # noqa: SIM905
+)
+_BOTTLE: Final = re.compile(r"\b(?:19[5-9]|20[0-4])\d\b|['’]\d\d\b|\$\d")
+"""A vintage or a price."""
 _NOTICE: Final = re.compile(
     rf"{_OPEN}(?:(?:[\w'-]{{1,20}} ){{0,4}}(?:dish|recipe|meal|cocktail|dessert|drink|tip) of the "
     r"(?:day|week|month|year)\b.{0,40}"
     r"|watch (?:now|the video|this video|video|how to make.{0,80})|(?:print|save|rate|share|pin)"
     r"(?: this| the)? recipe|pin it|read more|view recipe|get (?:the|this) recipe|advertisement"
-    r"|click here.{0,80}|your nightly specials|/?epi-\w+>?)[\W_]{0,4}",
+    r"|click here.{0,80}|your nightly specials|/?epi-\w+>?|tags? ?:.{0,80}|per serving"
+    r"|(?:notes? ?: ?)?nutrition(?:al)? (?:analysis|info\w{0,9}) (?:is|are) .{0,60}"
+    r"|(?:(?:see|find|visit|read|refer|please|detailed|full|more|for|check|photos?|video|recipe)\b"
+    r"[^:]{0,80}:? )?(?:https?://|www\.)\S{1,150})[\W_]{0,4}",
     re.IGNORECASE,
 )
-_NOTICE_WORDS: Final = frozenset(
-    "of watch print save rate share pin read view get advertisement click nightly epi".split()  # noqa: SIM905
-)
 _NUTRITION: Final = re.compile(
-    rf"{_OPEN}(?:(?:one|each|per|a|1) serving(?: contains| provides| has)?\b|(?:the )?(?:skinny )?"
+    rf"{_OPEN}(?:(?:one|each|per|a|1) serving(?: contains| provides| has)?\b|(?:it )?contains \d"
+    r"|(?:carbo\w{0,10}|protein|fat|sodium|fib(?:er|re)|cholesterol)(?: rating)?(?: ?[:=])? ?\d"
+    r"|(?:the )?(?:skinny )?"
     r"nutrition(?:al)?(?: (?:info|information|facts|analysis|content|values?|data))?\b|amount per"
-    r"|approximate (?:analysis|nutrition)|(?:about )?\d{2,4} (?:calories|kcal|cal)\b"
-    r"|calories(?: per serving)? ?[:(=]? ?\d|per (?:cookie|slice|piece|muffin|portion)\b)",
+    r"|approximate (?:analysis|nutrition)|(?:about |approximately )?\d{2,4} (?:calories|kcal|cal)\b"
+    r"|calories(?: per \w{1,12})? ?[:(=]? ?\d|per (?:cookie|slice|piece|muffin|portion)\b)",
     re.IGNORECASE,
 )
 _FIGURE: Final = re.compile(
-    r"\d ?(?:g|mg|grams?|kcal|cal|calories|%)\b|(?:calories|cholesterol|sodium|fat) ?[:(]? ?\d",
+    r"\d ?(?:g|mg|grams?|kcal|cal|calories|%)\b"
+    r"|(?:calories|cholesterol|sodium|fat|carbo\w{0,10}(?: rating)?) ?[:(]? ?\d",
     re.IGNORECASE,
-)
-_NUTRIENTS: Final = frozenset(
-    "calories kcal cal fat protein sodium cholesterol carbohydrate carbs".split()  # noqa: SIM905
 )
 _FOR_SALE: Final = re.compile(
     r"\b(?:available|sold|found) (?:(?:only|widely|seasonally|online) )?"
@@ -97,7 +121,6 @@ _FOR_SALE: Final = re.compile(
 )
 _INFO: Final = re.compile(rf"{_OPEN}ingredient (?:info|tips?|notes?) ?:", re.IGNORECASE)
 _OPENS_NOTE: Final = re.compile(rf"\*|{_OPEN}(?:available|sold|found) ", re.IGNORECASE)
-_SALE_WORDS: Final = frozenset({"available", "sold", "found", "info", "tip"})
 _BARE: Final = frozenset(
     """
     ingredients|ingredient|procedure|cooking directions|cooking instructions|cooking method|how to
@@ -112,7 +135,7 @@ _BARE: Final = frozenset(
     .split("|")
 )
 """Lines that only announce steps, beside those of `cleaning`."""
-_PART_NOUNS: Final = frozenset(
+PART_NOUNS: Final = frozenset(
     """
     assembly base batter brine cake cakes crepes crust custard dough dressing filling frosting
     garnish glaze icing marinade meatballs pastry sauce streusel stuffing topping vinaigrette
@@ -120,9 +143,22 @@ _PART_NOUNS: Final = frozenset(
 )
 _FOR_THE: Final = re.compile(r"(?:for|to make) (?:the )?[a-z][a-z '&-]{2,32}", re.IGNORECASE)
 _ANNOUNCED: Final = _BARE | {"directions", "instructions", "method", "preparation", "steps"}
-_BARE_WORDS: Final = frozenset(word for bare in _ANNOUNCED for word in words_of(bare)[-1:])
-_SUSPECTS: Final = _CREDIT_WORDS | _NOTICE_WORDS | _NUTRIENTS | _SALE_WORDS | _BARE_WORDS
+_SUSPECTS: Final = frozenset(
+    """
+    adapted advertisement analysis archives author available blog book by c cal calories carbo
+    carbohydrate carbohydrates carbs cholesterol click contributed cookbook copyright courtesy
+    credit credits epi excerpted fat feeds file files found get http https illustration
+    illustrations image images info inspired kcal kitchen kitchens makes nightly nutrition
+    nutritional of originally pages per photo photograph photographs photography photos picture
+    pictures pin posted print printed protein published rate read recipe recipes reprinted
+    reproduced rights save serves serving servings share sodium sold source styled styling stylist
+    stylists submitted tag tags text tip video view watch www yield yields
+    """.split()  # noqa: SIM905
+).union(_WINE_WORDS, (word for bare in _ANNOUNCED for word in words_of(bare)[-1:]))
+"""Recipes without any of these words have nothing of this page."""
 _SHORT: Final = 40
+_LONG_WORD: Final = re.compile(r"[^\W\d_]{4,}")
+_ENDS: Final = (". ", "! ", "? ", ".) ")
 
 
 def is_credit(line: str) -> bool:
@@ -166,8 +202,9 @@ def without_credits(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str, .
         return steps
     kept: list[str] = []
     heading = ""
-    for step, following in zip(steps, (*steps[1:], ""), strict=True):
-        why = _why_removed(step)
+    steps = tuple(step if _why_removed(step) else _without_end(step, notes) for step in steps)
+    reasons = _reasons(steps)
+    for step, following, why in zip(steps, (*steps[1:], ""), reasons, strict=True):
         if why:
             notes[why] += 1
             continue
@@ -175,29 +212,61 @@ def without_credits(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str, .
             heading += f"{step}: "
             notes[PARTS] += 1
             continue
-        kept.append(heading + _without_end(_without_announcement(step, notes), notes))
+        kept.append(heading + _without_announcement(step, notes))
         heading = ""
     if heading:
         kept.append(heading.rstrip(": "))
     return tuple(kept)
 
 
+def _reasons(steps: tuple[str, ...]) -> list[str]:
+    """The reason to remove each step, or "".
+
+    Credits and notes on wine at the end go on over lines that would tell nothing alone, such as
+    the title of a book.
+    """
+    found = [_why_removed(step) for step in steps]
+    start = len(steps)
+    while start and (found[start - 1] or _is_title(steps[start - 1])):
+        start -= 1
+    for i in range(start, len(steps)):
+        author = i + 1 < len(steps) and _AUTHOR.match(steps[i + 1])
+        if not found[i] and (author or (i and found[i - 1] in {CREDITS, WINES})):
+            found[i] = CREDITS if author else found[i - 1]
+    return found
+
+
+def _is_title(step: str) -> bool:
+    """Whether a line may be a title or a name, or go on with one: its long words are capitals.
+
+    >>> [_is_title(x) for x in ("The Pea Year: 100 Soups", "of Peas Weekly", "Serve the soup.")]
+    [True, True, False]
+    """
+    words = words_of(step)
+    if not 0 < len(words) <= 12 or len(step) > 2 * _SHORT or words[0] in ACTION_VERBS:
+        return False
+    if _GOES_ON.match(step):
+        return not has_action_verb(step)
+    return all(word[0].isupper() for word in _LONG_WORD.findall(step))
+
+
 def _why_removed(step: str) -> str:
     """The reason to remove a whole step, or ""."""
     if len(step) > MOST_CHARS:
         return ""
-    words = set(words_of(step))
     if len(step) <= _SHORT and step.strip(" :.*_#-=").casefold() in _BARE:
         return HEADINGS
-    if not words.isdisjoint(_CREDIT_WORDS) and _CREDIT.match(step):
+    if _CREDIT.match(step) or _AUTHOR.match(step) or _PUBLISHED.search(step):
         return CREDITS
-    if not words.isdisjoint(_NOTICE_WORDS) and _NOTICE.fullmatch(step):
+    if _NOTICE.fullmatch(step):
         return NOTICES
-    if not words.isdisjoint(_NUTRIENTS) and _NUTRITION.match(step) and _FIGURE.search(step):
+    if _NUTRITION.match(step) and _FIGURE.search(step):
         return NUTRITION
-    if not words.isdisjoint(_SALE_WORDS) and is_shopping_note(step, within=True):
-        return SHOPPING
-    return ""
+    if _YIELD.fullmatch(step):
+        return YIELDS
+    if _is_on_wine(step):
+        return WINES
+    return SHOPPING if is_shopping_note(step, within=True) else ""
 
 
 def _without_announcement(step: str, notes: Counter[str]) -> str:
@@ -210,16 +279,37 @@ def _without_announcement(step: str, notes: Counter[str]) -> str:
 
 
 def _without_end(step: str, notes: Counter[str]) -> str:
-    """A step without a credit or a button that ends it."""
-    button = _BUTTON.search(step, max(0, len(step) - _SHORT))
-    if button:
-        notes[NOTICES] += 1
-        return step[: button.start() + 1]
+    """A step without the sentences at its end that are no part of it.
+
+    >>> _without_end("Chill. Makes 6 cups. Serves 4.", Counter())
+    'Chill.'
+    """
     match = _WITHIN.search(step, max(0, len(step) - MOST_CHARS))
-    if match is None:
-        return step
-    notes[CREDITS] += 1
-    return step[: match.start() + 1]
+    if match:
+        notes[CREDITS] += 1
+        step = step[: match.start() + 1]
+    end = len(step)
+    while at := max(step.rfind(mark, max(0, end - MOST_CHARS), end) for mark in _ENDS) + 1:
+        why = _why_removed(step[at:end].lstrip(") "))
+        if not why:
+            break
+        notes[why] += 1
+        end = at
+    return step[:end] + ")" * step.startswith(")", end)
+
+
+def _is_on_wine(step: str) -> bool:
+    """Whether a line says which wine to drink.
+
+    >>> [_is_on_wine(x) for x in ("Wine: a dry rosé", "Hill Estate Merlot '09", "Wine: add 1 cup.")]
+    [True, True, False]
+    """
+    opener = _WINE.match(step)
+    verbs = set(words_of(step[opener.end() if opener else 0 :])[:1])
+    if not ACTION_VERBS.isdisjoint(verbs):
+        return False
+    named = _BOTTLE.search(step) is not None and not _WINE_WORDS.isdisjoint(words_of(step))
+    return opener is not None or named
 
 
 def _is_part(step: str) -> bool:
@@ -232,5 +322,5 @@ def _is_part(step: str) -> bool:
         return False
     *before, last = words_of(step) or [""]
     if _FOR_THE.fullmatch(step):
-        return last in _PART_NOUNS or (step[:8].casefold() == "for the " and len(before) <= 4)
-    return last in _PART_NOUNS and len(before) <= 2 and VERB_FORMS.isdisjoint(before)
+        return last in PART_NOUNS or (step[:8].casefold() == "for the " and len(before) <= 4)
+    return last in PART_NOUNS and len(before) <= 2 and VERB_FORMS.isdisjoint(before)

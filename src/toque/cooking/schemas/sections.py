@@ -14,7 +14,7 @@ from typing import Final
 
 from toque.cooking.ingredients.names import head_of_line, ingredient_name, stem
 from toque.cooking.labels.foods import find_food
-from toque.cooking.schemas.credits import is_credit, is_shopping_note
+from toque.cooking.schemas.credits import PART_NOUNS, is_credit, is_shopping_note
 from toque.cooking.text_keys import words_of
 
 SECTIONS: Final = "section names among the ingredients removed"
@@ -27,12 +27,8 @@ _MOST_CHARS: Final = 90
 """Longest tool; more is a step that was put among the ingredients."""
 _MIN_CAPITALS: Final = 5
 """Fewest letters of a heading in capitals: "EVOO" is oil."""
-SECTION_NOUNS: Final = frozenset(
-    """
-    assembly base batter brine cake cakes crepes crumble crust custard decoration dough dressing
-    filling fillings frosting garnish garnishes glaze icing layer marinade meatballs pastry
-    presentation ragout rub sauce sauces streusel stuffing topping toppings vinaigrette
-    """.split()  # noqa: SIM905
+SECTION_NOUNS: Final = PART_NOUNS | frozenset(
+    "crumble decoration fillings garnishes layer presentation ragout rub sauces toppings".split()  # noqa: SIM905
 )
 """Parts of a dish, in the words that head their ingredients or steps."""
 _ALWAYS: Final = re.compile(
