@@ -15,6 +15,7 @@ from functools import lru_cache
 from html.entities import html5
 from typing import Final
 
+from toque.cooking.schemas.repairs import rejoined
 from toque.sources.composed import composed
 
 _CLEAN = re.compile(r"[ -%'-;=-~]*")  # ASCII without "&" and "<"
@@ -228,7 +229,8 @@ def clean_steps(
     """
     steps: list[str] = []
     heading = ""
-    for text in _parted(items if plain else _item_lines(items, notes), notes):
+    lines = rejoined(list(items if plain else _item_lines(items, notes)), notes)
+    for text in _parted(lines, notes):
         bare = text.strip()
         if bare[:1] not in _PLAIN_STARTS:
             bare = _unnumbered(bare)

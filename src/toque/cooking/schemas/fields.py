@@ -217,7 +217,7 @@ def _recipenlg(raw: Mapping[str, Any], notes: Counter[str]) -> Record:
     return {
         "title": text_of(raw.get("title")),
         "ingredients": ingredient_lines(raw.get("ingredients")),
-        "directions": rejoined(step_lines(raw.get("directions")), notes),
+        "directions": rejoined(step_lines(raw.get("directions")), notes, anywhere=True),
         "source": text_of(raw.get("link")) or text_of(raw.get("source")),
     }
 

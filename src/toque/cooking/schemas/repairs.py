@@ -9,6 +9,8 @@ import re
 from collections import Counter
 from itertools import accumulate
 
+from toque.cooking.action_verbs import has_action_verb
+
 BOILERPLATE = frozenset(
     {
         "Add all ingredients to list",
@@ -31,7 +33,29 @@ MAX_STEPS = 200
 """Most steps compared, which takes quadratic time; longer texts are not recipes written twice."""
 _ALIKE_CHARS = 24
 _ENDS_SENTENCE = re.compile(r"[.!?:;)\]\"'’”…*]\s*\Z")
-_GOES_ON = re.compile(r"\s*(?:[a-zß-öø-ÿ]|\d+(?![.)\d]))")
+_LOWER = re.compile(r"\s*+[a-zß-öø-ÿ]")
+_GOES_ON = re.compile(
+    r"\s*+(?:(?:and|or|until|to|with|of|in|into|at|about|from|by|for)\b(?! the\b)|[fc]\b)"
+)
+_HANGS = re.compile(
+    r"(?<![^\W_])(?:a|an|and|about|at|by|for|from|if|in|into|no\.?|of|on|or|over|than|the|then|to|until"
+    r"|when|with|your|\d++)\s*+\Z",
+    re.IGNORECASE,
+)
+"""The end of a line that no sentence ends with; a number may be one, before its unit."""
+_SHORTENED = re.compile(
+    r"(?<![^\W_])(?:sec|min|hr|oz|lb|tsp|tbsp|pkg|qt|pt|approx|in|temp|deg)s?\.\s*+\Z",
+    re.IGNORECASE,
+)
+_MEASURE = re.compile(
+    r"\s*+(?P<decimal>\d{1,2} ?)?(?:cups?|c\.|teaspoons?|tsps?|tablespoons?|tbsps?|ounces?|oz"
+    r"|pounds?|lbs?|k?g|m?l|lit(?:er|re)s?|quarts?|qts?|inch(?:es)?|[cm]m|hours?|hrs?|minutes?|mins?|seconds?"
+    r"|degrees?)\b"
+)
+_LISTED = re.compile(r"\d++[.)](?!\d)")
+_UNFINISHED = re.compile(r"(?<![\d/.,-])(?<!gas mark )\d\.?\Z")
+_END_CHARS = 24
+"""Characters at the end of a step that tell whether its sentence ends there."""
 _LOST_SPACE = re.compile(r"[\W_]+")
 _SPACED_MARK = re.compile(r"(?<=\S) +([,;:.!?)])(?=\s|\Z)")
 _SPACED_FRACTION = re.compile(r"(?<=\d) / (?=\d)")
@@ -127,31 +151,54 @@ def _text_once(text: str) -> str:
     return text
 
 
-def rejoined(steps: list[str], notes: Counter[str]) -> list[str]:
+def rejoined(steps: list[str], notes: Counter[str], *, anywhere: bool = False) -> list[str]:
     """Rejoin steps that were split in the middle of a sentence.
 
-    RecipeNLG's scraper split lines where the web page did. A recipe without any capitals and full
-    stops is left as it is.
+    Scrapers split lines where a page did, after an abbreviation, and at the point of a decimal;
+    that of RecipeNLG did so `anywhere`, before any word. A recipe without capitals and full stops
+    is split only where nothing else can be meant.
 
     >>> from collections import Counter
-    >>> rejoined(["Bake for", "20", "minutes at 350°.", "Cool."], Counter())
-    ['Bake for 20 minutes at 350°.', 'Cool.']
+    >>> rejoined(["Bake for", "20", "minutes at 350°.", "Chill 5 min.", "or more."], Counter())
+    ['Bake for 20 minutes at 350°.', 'Chill 5 min. or more.']
+    >>> rejoined(["bake for 1", "5 hours", "serve hot"], Counter())
+    ['bake for 1.5 hours', 'serve hot']
     """
-    if len(steps) < 2 or not (
-        any(_ENDS_SENTENCE.search(step) for step in steps) and steps[0][:1].isupper()
-    ):
+    if len(steps) < 2:
         return steps
+    cased = steps[0][:1].isupper() and any(_ENDS_SENTENCE.search(s[-_END_CHARS:]) for s in steps)
     found: list[list[str]] = []
     before = ""
     for step in steps:
-        if found and _GOES_ON.match(step) and not _ENDS_SENTENCE.search(before):
-            found[-1][-1] = found[-1][-1].rstrip()
-            found[-1].append(step.lstrip())
-            notes["sentences split in the middle rejoined"] += 1
-        else:
+        glue = _glue(before, step, cased=cased, anywhere=anywhere) if found else None
+        if glue is None:
             found.append([step])
-        before = step
-    return list(map(" ".join, found))
+        else:
+            found[-1][-1] = found[-1][-1].rstrip(" ." if glue == "." else None)
+            found[-1] += (glue, step.lstrip())
+            notes["sentences split in the middle rejoined"] += 1
+        before = step[-_END_CHARS:]
+    return list(map("".join, found))
+
+
+def _glue(before: str, step: str, *, cased: bool, anywhere: bool) -> str | None:
+    """What joins a step to the end of the one before; None if its sentence ends there."""
+    ends = _ENDS_SENTENCE.search(before) is not None
+    measure = _MEASURE.match(step)
+    if measure and _UNFINISHED.search(before) and (measure["decimal"] or not ends):
+        return "." if measure["decimal"] else " "
+    goes_on = _GOES_ON.match(step) is not None and (cased or not has_action_verb(step))
+    lower = _LOWER.match(step) is not None
+    if ends:
+        return " " if goes_on and _SHORTENED.search(before) else None
+    hangs = before[-1:] == "," or _HANGS.search(before) is not None
+    if before[-1:].isdigit():
+        hangs = before.strip().isdigit()
+    elif not cased:
+        hangs = hangs and not before.endswith((" in", " on", " over"))  # "leave the lid on"
+    number = step[:1].isdigit() and before[-1:] != "," and _LISTED.match(step) is None
+    joined = goes_on or (lower and (hangs or (anywhere and cased))) or (number and hangs)
+    return " " if joined else None
 
 
 def untokenised(lines: list[str], notes: Counter[str]) -> list[str]:
