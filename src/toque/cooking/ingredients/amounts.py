@@ -79,7 +79,7 @@ class AmountReader:
         while self.i < self.end and (kinds[self.i] != "W" or words[self.i] in OPENERS):
             if not (self._amount() or self._between() or self._late_unit() or self._size()):
                 break
-        if self.amounts and words[self.i] == "of" and self.i + 1 < self.end:
+        if self.amounts and words[self.i] in {"of", "de"} and self.i + 1 < self.end:
             self.i += 1
 
     def _amount(self) -> bool:

@@ -33,7 +33,8 @@ _PLAIN: Final = re.compile(
 _NAME: Final = re.compile(_WORDS)
 _CLOSER: Final = (
     SPECIAL_WORDS | LATE_SPELLINGS | OPENERS | UNSAID
-    | {"of", "from", "dozen", "dozens", "degree", "degrees", "with", "part", "parts", "t"}
+    | {"of", "de", "di", "du", "del", "da", "from", "dozen", "dozens", "degree", "degrees", "with",
+       "part", "parts", "t"}
 )  # fmt: skip
 """Words in a name that need the full parser."""
 _JOINED: Final = frozenset({"or", "and"})

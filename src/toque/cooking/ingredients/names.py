@@ -15,6 +15,7 @@ from toque.cooking.ingredients.vocabulary import ADJECTIVES
 
 _AT_WILL = re.compile(r"\b(?:to taste|as needed|as required)\b", re.IGNORECASE)
 _JOINING = re.compile(r"\b(?:of|with|in|or|from)\b")
+_JOINS = re.compile(r"(?:or|and|and/or) ")
 _WORD = re.compile(r"[^\W\d_]{2,}")
 
 
@@ -36,7 +37,8 @@ def one_name(name: str) -> str:
         return name
     parts = name.split(",")
     foods = (p for p in parts if not all(word.lower() in ADJECTIVES for word in p.split()))
-    return next(foods, parts[-1]).strip() or name.replace(",", " ").strip()
+    name = next(foods, parts[-1]).strip() or name.replace(",", " ").strip()
+    return name[match.end() :] if (match := _JOINS.match(name)) else name
 
 
 @lru_cache(maxsize=1 << 16)

@@ -35,6 +35,8 @@ from toque.cooking.ingredients.tokens import CLOSING, Tokens
 from toque.cooking.ingredients.units import LATE, LATE_SPELLINGS, SPELLINGS
 from toque.cooking.ingredients.vocabulary import (
     ADVERBS,
+    AFTER_NAME,
+    BEFORE_NAME,
     PARTS,
     PREPARED,
     QUALITIES,
@@ -140,7 +142,12 @@ class _Line:
                 self._file(i, end)
                 break
             i = self._skip(i, end, kept)
-        self.name = join(self.tokens, self._without_unit(kept))
+        kept = self._without_unit(kept)
+        while len(kept) > 1 and words[kept[0]] in BEFORE_NAME:
+            del kept[0]
+        while len(kept) > 1 and words[kept[-1]] in AFTER_NAME:
+            del kept[-1]
+        self.name = join(self.tokens, kept)
 
     def _opens_preparation(self, i: int, end: int, kept: list[int]) -> bool:
         """Whether "chopped" or "sliced into rings" after the name starts at `i`."""

@@ -22,6 +22,10 @@ _TEN_X: Final = re.compile(
     r"\b(?:10|6|4) ?-?x,? (?:(?:powdered|confectioners?'?s?|icing) )?sugar\b", re.IGNORECASE
 )
 """Sugar by its fineness, of which 10x is the usual one."""
+_THICK: Final = re.compile(
+    r"(?<=\d)(?:\"|(-(?:inch|in|cm|mm)))-?(?:(?<=-)(?:thick|long|wide|diameter|square|round)\b|(?<!-))"
+)
+"""A length and how it is measured: "1-inch-thick", 8\"."""
 
 
 def rewritten(text: str) -> str:
@@ -37,6 +41,8 @@ def rewritten(text: str) -> str:
         text = _TEN_X.sub("confectioners' sugar", text)
     if "no." in lower or "#" in lower:
         text = _NUMBERED.sub(r"(No. \1)", text)
+    if "-" in lower or '"' in lower:
+        text = _THICK.sub(lambda length: (length[1] or "-inch") + " ", text)
     if not (_OPENING.isdisjoint(text) and _CLOSERS.isdisjoint(text)):
         text = _level(text)
     return text

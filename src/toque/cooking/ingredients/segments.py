@@ -105,6 +105,8 @@ def ends_name(tokens: Tokens, i: int) -> bool:
     """Whether a name ends before token `i`, one of `ENDS`."""
     word, following = tokens.words[i], tokens.words[i + 1]
     if word in {"or", "and"}:
+        if following == "half" == tokens.words[i - 1]:
+            return False  # "half and half"
         return tokens.kinds[i + 1] == "N" or following in {"more", "to", "a", "as", "half"}
     if word in {"to", "for"}:
         return following in PURPOSES or (word == "for" and following.endswith("ing"))

@@ -24,19 +24,19 @@ class Unit:
 
 # name | kind | size | other spellings; plurals in "s" are added for words of three letters or more
 _TABLE = """
-gram|mass|1|g gm gr grm gms gramme
+gram|mass|1|g gm gr grm gms gramme gramm gramo grama grammi
 kilogram|mass|1000|kg kgs kilo
 milligram|mass|0.001|mg
 ounce|mass|28.35|oz ozs onz
 pound|mass|453.6|lb lbs
-millilitre|volume|1|ml mls milliliter cc
+millilitre|volume|1|ml mls milliliter cc mililitro
 centilitre|volume|10|cl centiliter
-decilitre|volume|100|dl deciliter
-litre|volume|1000|l liter ltr lt
-teaspoon|volume|4.93|tsp tsps t ts teasp teaspoonful teaspon
-tablespoon|volume|14.79|tbsp tbsps tbs tb tbl tblsp tbls tbsps T tablespoonful tblspn tablespon
+decilitre|volume|100|dl deciliter decilitro
+litre|volume|1000|l liter ltr lt litro litri
+teaspoon|volume|4.93|tsp tsps t ts teasp teaspoonful teaspon tl tsk cucharadita cucchiaino
+tablespoon|volume|14.79|tbsp tbsps tbs tb tbl tblsp tbls T tablespoonful tblspn tablespon el msk cucharada
 dessertspoon|volume|10|dsp dstspn
-cup|volume|236.6|c cupful
+cup|volume|236.6|c cupful taza tasse xícara
 fluid ounce|volume|29.57|floz
 pint|volume|473.2|pt pts
 quart|volume|946.4|qt qts
@@ -44,8 +44,8 @@ gallon|volume|3785|gal gals
 inch|length|2.54|in ins inches
 centimetre|length|1|cm cms centimeter
 millimetre|length|0.1|mm millimeter
-clove|count|0|clv
-can|count|0|tin
+clove|count|0|clv diente gousse spicchio spicchi zehe zehen teentje
+can|count|0|tin lata blik
 package|count|0|pkg pkgs pack packet packages pkt
 sachet|count|0|envelope
 jar|count|0|
@@ -55,7 +55,7 @@ box|count|0|boxes
 carton|count|0|
 container|count|0|tub pot
 punnet|count|0|
-pinch|count|0|pinches
+pinch|count|0|pinches pizca pincée prise
 dash|count|0|dashes
 drop|count|0|
 splash|count|0|splashes
@@ -64,15 +64,15 @@ squeeze|count|0|
 glug|count|0|lug
 knob|count|0|
 handful|count|0|handsful handfull
-slice|count|0|rasher
-bunch|count|0|bunches
+slice|count|0|rasher rodaja tranche scheibe scheiben plakje
+bunch|count|0|bunches bosje manojo
 stalk|count|0|rib
 stick|count|0|
 head|count|0|
 bulb|count|0|
 sprig|count|0|
 strip|count|0|
-piece|count|0|pc pcs chunk
+piece|count|0|pc pcs chunk stück stuks
 sheet|count|0|
 loaf|count|0|loaves
 ball|count|0|

@@ -15,10 +15,10 @@ from functools import lru_cache
 from html.entities import html5
 from typing import Final
 
-from toque.cooking.schemas.repairs import rejoined
+from toque.cooking.schemas.repairs import only_measures, rejoined
 from toque.sources.composed import composed
 
-_CLEAN = re.compile(r"[ -%'-;=-~]*")  # ASCII without "&" and "<"
+_CLEAN = re.compile(r"[ -%'-;=-Z\\-~]*")  # ASCII without "&", "<" and "["
 _LINE_MARKUP = re.compile(r"<\s*+(?:/\s*+)?(?:br|p|li|div|ol|ul|tr|h\d)\b[^<>]*>", re.IGNORECASE)
 _MARKUP = re.compile(r"<[a-zA-Z/!][^<>]*>")
 _NO_CHARACTER = re.compile(r"&#(?:[xX]0*+[0-9a-fA-F]{7,}+|0*+[0-9]{8,}+);?")
@@ -28,6 +28,7 @@ _BROKEN_ENTITY = re.compile(
     re.IGNORECASE,
 )
 """An entity without its "#", with a mark or a blank too many, or in capitals; "M&M;" is none."""
+_LINK = re.compile(r"\[([^\[\]]{1,200})\]\([^()\s]{1,300}\)")
 _BLANKS = re.compile(r"[^\S\n]+")
 _LINE_ENDS = re.compile(r"\r\n?|[\u2028\u2029\x0b\x0c\x85]")
 # Joiners spell words of Arabic, Indic and related scripts, and join emoji; elsewhere they are dirt.
@@ -59,7 +60,7 @@ _STEP_NUMBER = re.compile(
 _WORD = re.compile(r"[^\W\d_]")
 _PLAIN_STARTS: Final = frozenset("ABCDEFGHIJKLMNOPQRTUVWXYZabcdefghijklmnopqrtuvwxyz")
 """First letters of a step without bullet or number: all but "s" ("Step 1")."""
-_PLAIN_BYTES: Final = bytes(code for code in range(32, 127) if chr(code) not in "&<")
+_PLAIN_BYTES: Final = bytes(code for code in range(32, 127) if chr(code) not in "&<[")
 _HEADING_CHARS: Final = 24
 _BARE_HEADING: Final = re.compile(
     r"\W*(?:(?:step|etape|étape|schritt|paso|passo|stap|passaggio)\s*\d{0,2}"
@@ -71,7 +72,7 @@ _MARKS: Final = re.compile(r"[*_]++")
 _GLUED: Final = re.compile(r"[.!?](?:(?<=[a-z][a-z].)|(?<=[FC)].))(?=[A-Z][a-z]+ )")
 """The end of a sentence with no blank before the next: "until done.Serve"."""
 _INLINE_NUMBER: Final = re.compile(r"(?:(?<=\s)|\A)(\d{1,2})[.)]\s+(?=[A-Z])")
-_MARKED: Final = frozenset("&<")
+_MARKED: Final = frozenset("&<[")
 _UNPRINTED: Final = frozenset("\ufffd\ufe0e\ufe0f")
 """Printable characters that need repair."""
 _DIGIT = re.compile(r"\d")
@@ -104,6 +105,9 @@ def _repair(text: str, notes: Counter[str]) -> str:
         bare = _MARKUP.sub(" ", _LINE_MARKUP.sub("\n", text))
         notes["HTML tags removed"] += bare != text
         text = bare
+    if "](" in text:
+        notes["texts with Markdown"] += 1
+        text = _LINK.sub(r"\1", text)
     if text.isascii() and text.isprintable():
         return text
     if "\ufffd" in text:
@@ -200,6 +204,8 @@ def ingredient_item(line: str) -> tuple[str, str]:
         return "", "empty lines"
     if not _WORD.search(line):
         return "", "ingredient lines without a word"
+    if len(line) <= _HEADING_CHARS and only_measures(line):
+        return "", "ingredient lines that are only an amount"
     return ("", "ingredient sub-headings") if is_subheading(line) else (line, "")
 
 
@@ -213,8 +219,18 @@ def is_subheading(line: str) -> bool:
         return False
     bare = line.strip(" *_#-=")
     if bare.endswith(":"):
-        return len(bare.split()) <= 6
+        return announces(bare)
     return _FOR_THE.fullmatch(bare) is not None and _FOR_A_USE.match(bare) is None
+
+
+def announces(line: str) -> bool:
+    """Whether a line that ends in a colon announces what follows.
+
+    >>> announces("For the sauce:"), announces("of soy sauce:")
+    (True, False)
+    """
+    words = line.split()
+    return len(words) <= 6 and words[0] not in {"of", "and", "or", "with", "plus"}
 
 
 def clean_steps(
@@ -240,7 +256,7 @@ def clean_steps(
         if len(bare) <= _HEADING_CHARS and _BARE_HEADING.fullmatch(bare):
             notes["step lines that only say Step 1, Method or the like"] += 1
             continue
-        if bare[-1] == ":" and len(bare.split()) <= 6:
+        if bare[-1] == ":" and announces(bare):
             heading = f"{bare} "
             notes["step sub-headings joined to their step"] += 1
             continue

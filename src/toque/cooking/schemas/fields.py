@@ -18,6 +18,7 @@ from toque.cooking.schemas.repairs import (
     only_a_link,
     rejoined,
     untokenised,
+    with_fractions,
     without_boilerplate,
     without_repeat,
 )
@@ -119,8 +120,11 @@ def _is_small(value: Any) -> bool:
 
 
 def _repaired(record: Record, notes: Counter[str]) -> Record | str:
-    record["ingredients"] = without_boilerplate(record.get("ingredients") or [], notes)
-    steps = without_boilerplate(record.get("directions") or [], notes)
+    lines, steps = (
+        with_fractions(without_boilerplate(record.get(name) or [], notes), notes)
+        for name in ("ingredients", "directions")
+    )
+    record["ingredients"] = lines
     if len(steps) == 1 and "\n" in steps[0]:
         steps = [line for line in steps[0].splitlines() if line.strip()]
     steps = without_repeat(steps, notes)

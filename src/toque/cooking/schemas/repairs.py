@@ -47,15 +47,21 @@ _SHORTENED = re.compile(
     r"(?<![^\W_])(?:sec|min|hr|oz|lb|tsp|tbsp|pkg|qt|pt|approx|in|temp|deg)s?\.\s*+\Z",
     re.IGNORECASE,
 )
-_MEASURE = re.compile(
-    r"\s*+(?P<decimal>\d{1,2} ?)?(?:cups?|c\.|teaspoons?|tsps?|tablespoons?|tbsps?|ounces?|oz"
-    r"|pounds?|lbs?|k?g|m?l|lit(?:er|re)s?|quarts?|qts?|inch(?:es)?|[cm]m|hours?|hrs?|minutes?|mins?|seconds?"
-    r"|degrees?)\b"
+_UNITS = (
+    r"(?:cups?|c\.|teaspoons?|tsps?|tablespoons?|tbsps?|ounces?|oz|pounds?|lbs?|k?g|m?l"
+    r"|lit(?:er|re)s?|quarts?|qts?|inch(?:es)?|[cm]m|hours?|hrs?|minutes?|mins?|seconds?|degrees?)"
 )
+_MEASURE = re.compile(rf"\s*+(?P<decimal>\d{{1,2}} ?)?{_UNITS}\b")
+_MEASURES = re.compile(rf"(?:[\d\W]*+(?:{_UNITS}|each|about|or|to|x)\b)+[\d\W]*", re.IGNORECASE)
 _LISTED = re.compile(r"\d++[.)](?!\d)")
 _UNFINISHED = re.compile(r"(?<![\d/.,-])(?<!gas mark )\d\.?\Z")
 _END_CHARS = 24
 """Characters at the end of a step that tell whether its sentence ends there."""
+_GLUED_FRACTION = re.compile(r"(?<![\d/.,])(\d)(?=(?:1/[2348]|[23]/[34])(?![\d/]))")
+_LOST_SLASH = re.compile(
+    r"(?m:^)(\d )?(1(?=[2348] )|2(?=3 )|3(?=4 ))(\d)"
+    r"(?= (?:cup|teaspoon|tablespoon|pint|quart|gallon)(?(1)s?)\b)"
+)
 _LOST_SPACE = re.compile(r"[\W_]+")
 _SPACED_MARK = re.compile(r"(?<=\S) +([,;:.!?)])(?=\s|\Z)")
 _SPACED_FRACTION = re.compile(r"(?<=\d) / (?=\d)")
@@ -199,6 +205,27 @@ def _glue(before: str, step: str, *, cased: bool, anywhere: bool) -> str | None:
     number = step[:1].isdigit() and before[-1:] != "," and _LISTED.match(step) is None
     joined = goes_on or (lower and (hangs or (anywhere and cased))) or (number and hangs)
     return " " if joined else None
+
+
+def only_measures(line: str) -> bool:
+    """Whether an ingredient line names no food.
+
+    >>> only_measures("60 ml"), only_measures("2 cups each:"), only_measures("2 cups ice")
+    (True, True, False)
+    """
+    return _MEASURES.fullmatch(line) is not None
+
+
+def with_fractions(lines: list[str], notes: Counter[str]) -> list[str]:
+    """Lines with the blanks and slashes that their fractions have lost.
+
+    >>> from collections import Counter
+    >>> with_fractions(["11/2 cups rice", "12 cup oil", "1 12 cups milk", "12 cups tea"], Counter())
+    ['1 1/2 cups rice', '1/2 cup oil', '1 1/2 cups milk', '12 cups tea']
+    """
+    found = [_LOST_SLASH.sub(r"\1\2/\3", _GLUED_FRACTION.sub(r"\1 ", line)) for line in lines]
+    notes["fractions without their blank or slash mended"] += found != lines
+    return found
 
 
 def untokenised(lines: list[str], notes: Counter[str]) -> list[str]:
