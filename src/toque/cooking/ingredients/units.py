@@ -34,7 +34,7 @@ centilitre|volume|10|cl centiliter
 decilitre|volume|100|dl deciliter decilitro
 litre|volume|1000|l liter ltr lt litro litri
 teaspoon|volume|4.93|tsp tsps t ts teasp teaspoonful teaspon tl tsk cucharadita cucchiaino
-tablespoon|volume|14.79|tbsp tbsps tbs tb tbl tblsp tbls T tablespoonful tblspn tablespon el msk cucharada
+tablespoon|volume|14.79|tbsp tbsps tbs tb tbl tblsp tbls T tablespoonful tablespon el msk cucharada
 dessertspoon|volume|10|dsp dstspn
 cup|volume|236.6|c cupful taza tasse xícara
 fluid ounce|volume|29.57|floz
