@@ -20,6 +20,7 @@ Role = Literal["whole", "plus", "same", "each"]
 _TOTALS: Final = frozenset({"total", "in", "each", "apiece", "all", "altogether", "weight"})
 _BETWEEN: Final = frozenset({"/", ",", ";", "or", "-", "and", "plus", "+", "=", "[", "]"})
 _BULLETS: Final = frozenset({"-", "*", "•", "~", "."})
+_OF: Final = frozenset({"de", "di", "du", "del", "da"})
 _PLUS: Final = frozenset({"plus", "+", "and", "&"})
 OPENERS: Final = (
     frozenset(WORDS) | frozenset(SPELLINGS) | SIZES | SIZE_ADVERBS | PACKED | ABOUT | _PLUS
@@ -79,7 +80,8 @@ class AmountReader:
         while self.i < self.end and (kinds[self.i] != "W" or words[self.i] in OPENERS):
             if not (self._amount() or self._between() or self._late_unit() or self._size()):
                 break
-        if self.amounts and words[self.i] in {"of", "de"} and self.i + 1 < self.end:
+        joins = words[self.i] == "of" or self.tokens.span(self.i, self.i + 1) in _OF  # "Del Monte"
+        if self.amounts and joins and self.i + 1 < self.end:
             self.i += 1
 
     def _amount(self) -> bool:

@@ -31,7 +31,7 @@ from toque.cooking.ingredients.segments import (
     remarks,
     segments,
 )
-from toque.cooking.ingredients.tokens import CLOSING, Tokens
+from toque.cooking.ingredients.tokens import CLOSING, WORDS, Tokens
 from toque.cooking.ingredients.units import LATE, LATE_SPELLINGS, SPELLINGS
 from toque.cooking.ingredients.vocabulary import (
     ADVERBS,
@@ -45,6 +45,7 @@ from toque.cooking.ingredients.vocabulary import (
     UNSAID,
 )
 
+_AFTER_JOINS = SPELLINGS.keys() | WORDS.keys() | {"a", "an", "so", "more", "less", "-"}
 MAX_CHARS = 2000
 """Characters of a line that are read. The longest of 90,000 real recipes has 604; a longer text is
 no ingredient, and its food stands at its beginning."""
@@ -143,8 +144,13 @@ class _Line:
                 break
             i = self._skip(i, end, kept)
         kept = self._without_unit(kept)
-        while len(kept) > 1 and words[kept[0]] in BEFORE_NAME:
-            del kept[0]
+        at = 0
+        while at < len(kept) - 1 and (
+            words[kept[at]] in BEFORE_NAME
+            or (at and (kinds[kept[at]] == "N" or words[kept[at]] in _AFTER_JOINS))
+        ):
+            at += 1
+        del kept[:at]
         while len(kept) > 1 and words[kept[-1]] in AFTER_NAME:
             del kept[-1]
         self.name = join(self.tokens, kept)

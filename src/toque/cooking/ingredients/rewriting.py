@@ -23,7 +23,8 @@ _TEN_X: Final = re.compile(
 )
 """Sugar by its fineness, of which 10x is the usual one."""
 _THICK: Final = re.compile(
-    r"(?<=\d)(?:\"|(-(?:inch|in|cm|mm)))-?(?:(?<=-)(?:thick|long|wide|diameter|square|round)\b|(?<!-))"
+    r"(?<=\d)(?:-(inch|in|cm|mm)[ -](?:thick|long|wide|diameter|square|round)\b"
+    r"|\"(?:(?=[\s,)])|-(?:thick|long|wide|diameter)\b))"
 )
 """A length and how it is measured: "1-inch-thick", 8\"."""
 
@@ -42,7 +43,7 @@ def rewritten(text: str) -> str:
     if "no." in lower or "#" in lower:
         text = _NUMBERED.sub(r"(No. \1)", text)
     if "-" in lower or '"' in lower:
-        text = _THICK.sub(lambda length: (length[1] or "-inch") + " ", text)
+        text = _THICK.sub(lambda length: f"-{length[1] or 'inch'}", text)
     if not (_OPENING.isdisjoint(text) and _CLOSERS.isdisjoint(text)):
         text = _level(text)
     return text

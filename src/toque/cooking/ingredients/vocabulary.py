@@ -115,10 +115,8 @@ PARTS: Final = frozenset({"juice", "zest", "rind", "peel"})
 UNSAID: Final = frozenset({"additional", "extra", "some", "more", "optional", "each"})
 """Words before a name that say nothing about the food ("additional breadcrumbs")."""
 
-BEFORE_NAME: Final = frozenset(
-    'of or and x so two more less the de di du del da from plus " : % , .'.split()  # noqa: SIM905
-)
+BEFORE_NAME: Final = frozenset("of or and x the from plus to : % , .".split())  # noqa: SIM905
 AFTER_NAME: Final = frozenset(
-    "and or in with made from of dissolved mixed studded to for plus at a the".split()  # noqa: SIM905
+    "and or in with made from of dissolved mixed studded to for plus at the".split()  # noqa: SIM905
 )
 """Words that are left at the ends of a name when what they belong to is read: "or so", "made"."""
