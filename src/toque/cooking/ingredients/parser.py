@@ -45,7 +45,7 @@ from toque.cooking.ingredients.vocabulary import (
     UNSAID,
 )
 
-_AFTER_JOINS = SPELLINGS.keys() | WORDS.keys() | {"a", "an", "so", "more", "less", "-"}
+_AFTER_JOINS = SPELLINGS.keys() | WORDS.keys() | {"a", "an", "so", "more", "less"}
 MAX_CHARS = 2000
 """Characters of a line that are read. The longest of 90,000 real recipes has 604; a longer text is
 no ingredient, and its food stands at its beginning."""
@@ -147,7 +147,8 @@ class _Line:
         at = 0
         while at < len(kept) - 1 and (
             words[kept[at]] in BEFORE_NAME
-            or (at and (kinds[kept[at]] == "N" or words[kept[at]] in _AFTER_JOINS))
+            or (at and words[kept[at]] in _AFTER_JOINS)
+            or (at and kinds[kept[at]] == "N" and words[kept[at] + 1] != "-")  # "7-Up"
         ):
             at += 1
         del kept[:at]

@@ -46,7 +46,7 @@ centimetre|length|1|cm cms centimeter
 millimetre|length|0.1|mm millimeter
 clove|count|0|clv diente gousse spicchio spicchi zehe zehen teentje
 can|count|0|tin lata blik
-package|count|0|pkg pkgs pack packet packages pkt
+package|count|0|pk pkg pkgs pack packet packages pkt
 sachet|count|0|envelope
 jar|count|0|
 bottle|count|0|
@@ -65,14 +65,14 @@ glug|count|0|lug
 knob|count|0|
 handful|count|0|handsful handfull
 slice|count|0|rasher rodaja tranche scheibe scheiben plakje
-bunch|count|0|bunches bosje manojo
+bunch|count|0|bunches bosje bunt manojo
 stalk|count|0|rib
 stick|count|0|
 head|count|0|
 bulb|count|0|
 sprig|count|0|
 strip|count|0|
-piece|count|0|pc pcs chunk stück stuks
+piece|count|0|pc pcs chunk stk stück stuks
 sheet|count|0|
 loaf|count|0|loaves
 ball|count|0|

@@ -89,6 +89,8 @@ _WINE_WORDS: Final = frozenset(
 )
 _BOTTLE: Final = re.compile(r"\b(?:19[5-9]|20[0-4])\d\b|['’]\d\d\b|\$\d")
 """A vintage or a price."""
+_VINTAGE: Final = re.compile(r"(?:[A-Z][\w.'’-]{0,24} ){1,8}(?:['’]\d\d|(?:19|20)\d\d)\W?")
+"""The name of a wine and its year, alone."""
 _NOTICE: Final = re.compile(
     rf"{_OPEN}(?:(?:[\w'-]{{1,20}} ){{0,4}}(?:dish|recipe|meal|cocktail|dessert|drink|tip) of the "
     r"(?:day|week|month|year)\b.{0,40}"
@@ -309,7 +311,7 @@ def _is_on_wine(step: str) -> bool:
     if not ACTION_VERBS.isdisjoint(verbs):
         return False
     named = _BOTTLE.search(step) is not None and not _WINE_WORDS.isdisjoint(words_of(step))
-    return opener is not None or named
+    return opener is not None or named or _VINTAGE.fullmatch(step) is not None
 
 
 def _is_part(step: str) -> bool:

@@ -59,12 +59,12 @@ _END_CHARS = 24
 """Characters at the end of a step that tell whether its sentence ends there."""
 _GLUED_FRACTION = re.compile(r"(?<![\d/.,])(\d)(?=(?:1/[2348]|[23]/[34])(?![\d/]))")
 _LOST_SLASH = re.compile(
-    r"(?m:^)(\d )?(1(?=[2348] )|2(?=3 )|3(?=4 ))(\d)"
+    r"(?:(?m:^)|(?<=[a-z)] or ))(\d )?(1(?=[2348] )|2(?=3 )|3(?=4 ))(\d)"
     r"(?= (?:cup|teaspoon|tablespoon|pint|quart|gallon)(?(1)s?)\b)"
 )
 _LOST_SPACE = re.compile(r"[\W_]+")
 _SPACED_MARK = re.compile(r"(?<=\S) +([,;:.!?)])(?=\s|\Z)")
-_SPACED_FRACTION = re.compile(r"(?<=\d) / (?=\d)")
+_SPACED_FRACTION = re.compile(r"(?<=\d)(?: /|/(?= )) ?(?=\d)")
 _TWO_COMMAS = re.compile(r",(?:\s*+,)++")
 _LINK_OPENERS = frozenset(
     "please find see get view read click visit check go head for full complete".split()  # noqa: SIM905
@@ -223,7 +223,10 @@ def with_fractions(lines: list[str], notes: Counter[str]) -> list[str]:
     >>> with_fractions(["11/2 cups rice", "12 cup oil", "1 12 cups milk", "12 cups tea"], Counter())
     ['1 1/2 cups rice', '1/2 cup oil', '1 1/2 cups milk', '12 cups tea']
     """
-    found = [_LOST_SLASH.sub(r"\1\2/\3", _GLUED_FRACTION.sub(r"\1 ", line)) for line in lines]
+    found = [
+        _LOST_SLASH.sub(r"\1\2/\3", _GLUED_FRACTION.sub(r"\1 ", _SPACED_FRACTION.sub("/", line)))
+        for line in lines
+    ]
     notes["fractions without their blank or slash mended"] += found != lines
     return found
 
