@@ -88,7 +88,10 @@ def test_spaces_before_punctuation():
         "sherbet / sorbet",
         "wait",
     ]
-    assert notes == {"recipes with spaces before punctuation": 1}
+    assert notes == {
+        "recipes with spaces before punctuation": 1,
+        "recipes with fractions mended": 1,
+    }
 
 
 @pytest.mark.parametrize(

@@ -265,7 +265,8 @@ class AmountReader:
         """Skip "(1-inch-thick)" and "(8 count)" before a unit, as a kind of size."""
         close = self.tokens.closing(self.i, self.end)
         after = self.tokens.words[min(close + 1, self.end)]
-        if not self.amounts or (after != "of" and after not in SPELLINGS) or close >= self.end:
+        joins = after == "of" or after in _OF or after in SPELLINGS
+        if not self.amounts or not joins or close >= self.end:
             return False
         self.sizes.append(self.tokens.span(self.i + 1, close))
         self.i = close + 1

@@ -45,7 +45,7 @@ from toque.cooking.ingredients.vocabulary import (
     UNSAID,
 )
 
-_AFTER_JOINS = SPELLINGS.keys() | WORDS.keys() | {"a", "an", "so", "more", "less"}
+_AFTER_JOINS = SPELLINGS.keys() | WORDS.keys() | {"a", "an", "each", "so", "more", "less"}
 MAX_CHARS = 2000
 """Characters of a line that are read. The longest of 90,000 real recipes has 604; a longer text is
 no ingredient, and its food stands at its beginning."""
@@ -152,7 +152,7 @@ class _Line:
         ):
             at += 1
         del kept[:at]
-        while len(kept) > 1 and words[kept[-1]] in AFTER_NAME:
+        while len(kept) > 1 and (words[kept[-1]] in AFTER_NAME or words[kept[-1] + 1] == "%"):
             del kept[-1]
         self.name = join(self.tokens, kept)
 
@@ -182,8 +182,8 @@ class _Line:
                 self.remarks.append(("preparation", tokens.stripped(i, j)))
                 return j
         elif self._is_size(word, kept):
-            self.sizes.append(word)  # "ripe large avocados"
-            return i + 1
+            self.sizes.append(word)  # "ripe large avocados", "medium size"
+            return i + 1 + (words[i + 1] in {"size", "sized"})
         kept.append(i)
         return i + 1
 

@@ -31,12 +31,13 @@ _COMMAS: Final = frozenset({",", ";", ":", "|", "--"})
 _MAX_NAMED: Final = 4
 """Most segments in one list of foods."""
 _AMOUNT_WORDS: Final = frozenset({"taste", "needed", "required", "desired", "wish", "like"})
+_SPEAKING: Final = frozenset({"also", "can", "may", "need", "prefer", "use", "used", "want"})
 _PREPARING: Final = SEGMENT_PREPARED | ADVERBS
 _OF_NO_FOOD: Final = _PREPARING | PARTS | {"only", "part"}
 _NO_FOOD: Final = frozenset({"a", "more", "less", "you", "another"})
 ENDS: Final = frozenset(
     {"plus", "preferably", "optional", "such", "about", "including", "divided", "+", "from", "see",
-     "or", "and", "to", "for", "as", "if", "at", "cut"}
+     "or", "and", "to", "for", "as", "if", "at", "cut", "i", "you", "you'll", "can"}
 )  # fmt: skip
 """Words that may end a name; `ends_name` decides."""
 SPECIAL_WORDS: Final = ENDS | PREPARED | ADVERBS | SIZES
@@ -114,6 +115,8 @@ def ends_name(tokens: Tokens, i: int) -> bool:
         return following in _AMOUNT_WORDS
     if word == "at":
         return following in {"room", "least"}
+    if word in {"i", "you", "you'll", "can"}:
+        return following in _SPEAKING
     if word == "cut":
         return following in {"into", "in", "up", "from", "to", "on", "across", "crosswise"}
     return True

@@ -34,9 +34,9 @@ centilitre|volume|10|cl centiliter
 decilitre|volume|100|dl deciliter decilitro
 litre|volume|1000|l liter ltr lt litro litri
 teaspoon|volume|4.93|tsp tsps t ts teasp teaspoonful teaspon tl tsk cucharadita cucchiaino
-tablespoon|volume|14.79|tbsp tbsps tbs tb tbl tblsp tbls T tablespoonful tablespon el msk cucharada
+tablespoon|volume|14.79|tbsp tbsps tbs tb tbl tblsp tbls T el msk spsk cucharada colher colheres
 dessertspoon|volume|10|dsp dstspn
-cup|volume|236.6|c cupful taza tasse xícara
+cup|volume|236.6|c cupful taza tasse xícara φλ
 fluid ounce|volume|29.57|floz
 pint|volume|473.2|pt pts
 quart|volume|946.4|qt qts
@@ -44,7 +44,7 @@ gallon|volume|3785|gal gals
 inch|length|2.54|in ins inches
 centimetre|length|1|cm cms centimeter
 millimetre|length|0.1|mm millimeter
-clove|count|0|clv diente gousse spicchio spicchi zehe zehen teentje
+clove|count|0|clv dente diente gousse spicchio spicchi zehe zehen teentje
 can|count|0|tin lata blik
 package|count|0|pk pkg pkgs pack packet packages pkt
 sachet|count|0|envelope
@@ -64,7 +64,7 @@ squeeze|count|0|
 glug|count|0|lug
 knob|count|0|
 handful|count|0|handsful handfull
-slice|count|0|rasher rodaja tranche scheibe scheiben plakje
+slice|count|0|rasher φετ rodaja tranche scheibe scheiben plakje
 bunch|count|0|bunches bosje bunt manojo
 stalk|count|0|rib
 stick|count|0|

@@ -40,7 +40,7 @@ PREPARED: Final = frozenset(
     hulled julienned lukewarm mashed melted minced packed peeled picked pounded pre-crumbled
     pureed puréed quartered rinsed scrubbed seeded shaved shelled shredded shucked sieved sifted
     skinned sliced slivered snipped softened squeezed stemmed stoned strained thawed toasted
-    torn trimmed uncooked unpeeled unsifted washed well-shaken wiped zested
+    separated torn trimmed uncooked unpeeled unsifted washed well-shaken wiped zested
     """.split()  # noqa: SIM905
 )
 """Participles of preparation, which do not tell which food to buy."""
@@ -115,7 +115,7 @@ PARTS: Final = frozenset({"juice", "zest", "rind", "peel"})
 UNSAID: Final = frozenset({"additional", "extra", "some", "more", "optional", "each"})
 """Words before a name that say nothing about the food ("additional breadcrumbs")."""
 
-BEFORE_NAME: Final = frozenset("of or and x the from plus to : % , .".split())  # noqa: SIM905
+BEFORE_NAME: Final = frozenset("of or and x the from per plus to weight size : % , .".split())  # noqa: SIM905
 AFTER_NAME: Final = frozenset(
     "and or in with made from of dissolved mixed studded to for plus at the".split()  # noqa: SIM905
 )

@@ -159,6 +159,7 @@ _SUSPECTS: Final = frozenset(
 ).union(_WINE_WORDS, (word for bare in _ANNOUNCED for word in words_of(bare)[-1:]))
 """Recipes without any of these words have nothing of this page."""
 _SHORT: Final = 40
+_DIGIT: Final = re.compile(r"\d")
 _LONG_WORD: Final = re.compile(r"[^\W\d_]{4,}")
 _ENDS: Final = (". ", "! ", "? ", ".) ")
 
@@ -206,11 +207,12 @@ def without_credits(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str, .
     heading = ""
     steps = tuple(step if _why_removed(step) else _without_end(step, notes) for step in steps)
     reasons = _reasons(steps)
+    headed = all(len(step) <= _SHORT or step[-1:] in ".!?)" for step in steps)
     for step, following, why in zip(steps, (*steps[1:], ""), reasons, strict=True):
         if why:
             notes[why] += 1
             continue
-        if following and _is_part(step):
+        if following and (_is_part(step) or (headed and _is_heading(step, following))):
             heading += f"{step}: "
             notes[PARTS] += 1
             continue
@@ -314,13 +316,19 @@ def _is_on_wine(step: str) -> bool:
     return opener is not None or named or _VINTAGE.fullmatch(step) is not None
 
 
+def _is_heading(step: str, following: str) -> bool:
+    """Whether a few words without a full stop head a step, where every long step has one."""
+    short = len(step) <= _SHORT < len(following) and len(step.split()) <= 5
+    return short and step[:1].isupper() and step[-1:].isalpha() and not _DIGIT.search(step)
+
+
 def _is_part(step: str) -> bool:
     """Whether a step only names the part of the dish that the next ones make.
 
     >>> [_is_part(x) for x in ("Lemon Glaze", "For the sauce", "Make the sauce", "Add dressing.")]
     [True, True, False, False]
     """
-    if len(step) > _SHORT or not step[-1:].isalpha() or any(map(str.isdigit, step)):
+    if len(step) > _SHORT or not step[-1:].isalpha() or _DIGIT.search(step):
         return False
     *before, last = words_of(step) or [""]
     if _FOR_THE.fullmatch(step):

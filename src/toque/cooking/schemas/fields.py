@@ -18,8 +18,8 @@ from toque.cooking.schemas.repairs import (
     only_a_link,
     rejoined,
     untokenised,
-    with_fractions,
     without_boilerplate,
+    without_misprints,
     without_repeat,
 )
 from toque.cooking.schemas.schema_org import (
@@ -121,7 +121,7 @@ def _is_small(value: Any) -> bool:
 
 def _repaired(record: Record, notes: Counter[str]) -> Record | str:
     lines, steps = (
-        with_fractions(without_boilerplate(record.get(name) or [], notes), notes)
+        without_misprints(without_boilerplate(record.get(name) or [], notes), notes)
         for name in ("ingredients", "directions")
     )
     record["ingredients"] = lines

@@ -57,14 +57,38 @@ _LISTED = re.compile(r"\d++[.)](?!\d)")
 _UNFINISHED = re.compile(r"(?<![\d/.,-])(?<!gas mark )\d\.?\Z")
 _END_CHARS = 24
 """Characters at the end of a step that tell whether its sentence ends there."""
-_GLUED_FRACTION = re.compile(r"(?<![\d/.,])(\d)(?=(?:1/[2348]|[23]/[34])(?![\d/]))")
-_LOST_SLASH = re.compile(
-    r"(?:(?m:^)|(?<=[a-z)] or ))(\d )?(1(?=[2348] )|2(?=3 )|3(?=4 ))(\d)"
-    r"(?= (?:cup|teaspoon|tablespoon|pint|quart|gallon)(?(1)s?)\b)"
+_MISPRINTS = (
+    (
+        re.compile(r"(?<=[^\s\d.,]) +([,.])(?=\s|\Z)"),
+        r"\1",
+        "recipes with spaces before punctuation",
+    ),
+    (re.compile(r"(?<=\d)(?: /|/(?= )) ?(?=\d)"), "/", "recipes with fractions mended"),
+    (
+        re.compile(r"(?<![\d/.,])(\d)(?=(?:1/[2348]|[23]/[34])(?![\d/]))"),
+        r"\1 ",  # "11/2 cups"
+        "recipes with fractions mended",
+    ),
+    (
+        re.compile(  # "12 cup", "1 12 cups": an import into RecipeNLG dropped the slash
+            r"(?:(?m:^)|(?<=[a-z)] or ))(\d )?(1(?=[2348] )|2(?=3 )|3(?=4 ))(\d)"
+            r"(?= (?:cup|teaspoon|tablespoon|pint|quart|gallon)(?(1)s?)\b)"
+        ),
+        r"\1\2/\3",
+        "recipes with fractions mended",
+    ),
+    (
+        re.compile(  # the note of "flour**" stands elsewhere; "**Mix**" is Markdown
+            r"((?<!\S)\*+\w[^*\n]{0,200}\*+)|(?:(?<=[a-z.,;)])\*{1,4}|(?<=[a-z]{3})[¹²³⁴⁵†‡]"
+            r"|(?<=[.,;)])[¹²³⁴⁵†‡])(?=[\s,.;:)]|\Z)"
+        ),
+        r"\1",
+        "recipes with marks of footnotes",
+    ),
 )
+"""What scrapers and imports lost or left within a line, what it becomes, and its note."""
 _LOST_SPACE = re.compile(r"[\W_]+")
 _SPACED_MARK = re.compile(r"(?<=\S) +([,;:.!?)])(?=\s|\Z)")
-_SPACED_FRACTION = re.compile(r"(?<=\d)(?: /|/(?= )) ?(?=\d)")
 _TWO_COMMAS = re.compile(r",(?:\s*+,)++")
 _LINK_OPENERS = frozenset(
     "please find see get view read click visit check go head for full complete".split()  # noqa: SIM905
@@ -216,34 +240,32 @@ def only_measures(line: str) -> bool:
     return _MEASURES.fullmatch(line) is not None
 
 
-def with_fractions(lines: list[str], notes: Counter[str]) -> list[str]:
-    """Lines with the blanks and slashes that their fractions have lost.
+def without_misprints(lines: list[str], notes: Counter[str]) -> list[str]:
+    """Lines with their fractions whole, and without stray blanks and marks of footnotes.
 
     >>> from collections import Counter
-    >>> with_fractions(["11/2 cups rice", "12 cup oil", "1 12 cups milk", "12 cups tea"], Counter())
-    ['1 1/2 cups rice', '1/2 cup oil', '1 1/2 cups milk', '12 cups tea']
+    >>> without_misprints(["11/2 c . rice", "12 cup oil*", "1 12 cups milk"], Counter())
+    ['1 1/2 c. rice', '1/2 cup oil', '1 1/2 cups milk']
     """
-    found = [
-        _LOST_SLASH.sub(r"\1\2/\3", _GLUED_FRACTION.sub(r"\1 ", _SPACED_FRACTION.sub("/", line)))
-        for line in lines
-    ]
-    notes["fractions without their blank or slash mended"] += found != lines
-    return found
+    text = "\n".join(lines)
+    for pattern, right, what in _MISPRINTS:
+        if pattern.search(text):
+            found = [pattern.sub(right, line) for line in lines]
+            notes[what] += found != lines
+            lines = found
+    return lines
 
 
 def untokenised(lines: list[str], notes: Counter[str]) -> list[str]:
-    """Lines without the spaces that Food.com's export put around commas and fractions.
+    """Lines without the spaces that Food.com's export put before every mark.
 
     >>> from collections import Counter
-    >>> untokenised(["cook 1 / 2 cup rice , covered , for 20 minutes"], Counter())
-    ['cook 1/2 cup rice, covered, for 20 minutes']
+    >>> untokenised(["cook 1 / 2 cup rice , covered , for 20 minutes !"], Counter())
+    ['cook 1/2 cup rice, covered, for 20 minutes!']
     """
-    found = [
-        _TWO_COMMAS.sub(",", _SPACED_FRACTION.sub("/", _SPACED_MARK.sub(r"\1", line)))
-        for line in lines
-    ]
+    found = [_TWO_COMMAS.sub(",", _SPACED_MARK.sub(r"\1", line)) for line in lines]
     notes["recipes with spaces before punctuation"] += found != lines
-    return found
+    return without_misprints(found, notes)
 
 
 def only_a_link(steps: list[str]) -> bool:
