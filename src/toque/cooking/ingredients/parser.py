@@ -181,7 +181,7 @@ class _Line:
             if i < j < end and not of_name and words[j] not in {"or", "and", "("}:
                 self.remarks.append(("preparation", tokens.stripped(i, j)))
                 return j
-        elif self._is_size(word, kept):
+        elif self._is_size(word, kept) and words[i + 1] != "grain":
             self.sizes.append(word)  # "ripe large avocados", "medium size"
             return i + 1 + (words[i + 1] in {"size", "sized"})
         kept.append(i)

@@ -97,6 +97,7 @@ _NOTICE: Final = re.compile(
     r"|watch (?:now|the video|this video|video|how to make.{0,80})|(?:print|save|rate|share|pin)"
     r"(?: this| the)? recipe|pin it|read more|view recipe|get (?:the|this) recipe|advertisement"
     r"|click here.{0,80}|your nightly specials|/?epi-\w+>?|tags? ?:.{0,80}|per serving"
+    r"|\d{1,2} (?:w\.?w\.? |weight watchers )?points?(?: plus)?(?: per serving)?"
     r"|(?:notes? ?: ?)?nutrition(?:al)? (?:analysis|info\w{0,9}) (?:is|are) .{0,60}"
     r"|(?:(?:see|find|visit|read|refer|please|detailed|full|more|for|check|photos?|video|recipe)\b"
     r"[^:]{0,80}:? )?(?:https?://|www\.)\S{1,150})[\W_]{0,4}",
@@ -112,7 +113,7 @@ _NUTRITION: Final = re.compile(
     re.IGNORECASE,
 )
 _FIGURE: Final = re.compile(
-    r"\d ?(?:g|mg|grams?|kcal|cal|calories|%)\b"
+    r"\d ?(?:g|mg|grams?|kcal|cal|(?:optional )?calories|points?|%)\b"
     r"|(?:calories|cholesterol|sodium|fat|carbo\w{0,10}(?: rating)?) ?[:(]? ?\d",
     re.IGNORECASE,
 )
@@ -152,7 +153,7 @@ _SUSPECTS: Final = frozenset(
     credit credits epi excerpted fat feeds file files found get http https illustration
     illustrations image images info inspired kcal kitchen kitchens makes nightly nutrition
     nutritional of originally pages per photo photograph photographs photography photos picture
-    pictures pin posted print printed protein published rate read recipe recipes reprinted
+    pictures pin points posted print printed protein published rate read recipe recipes reprinted
     reproduced rights save serves serving servings share sodium sold source styled styling stylist
     stylists submitted tag tags text tip video view watch www yield yields
     """.split()  # noqa: SIM905

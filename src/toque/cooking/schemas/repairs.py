@@ -77,9 +77,22 @@ _MISPRINTS = (
         r"\1\2/\3",
         "recipes with fractions mended",
     ),
+    (re.compile(r"\( ?[,;] ?(?=\S)"), "(", "recipes with spaces before punctuation"),
+    (
+        re.compile(r"(?<=\d )(tablespoon|teaspoon|cup|ounce)(?=(?!cake|ful)[a-z]{3})"),
+        r"\1 ",  # "1 cupwhole milk"
+        "recipes with units glued to a food",
+    ),
+    (
+        re.compile(
+            r" [A-Z][\w']+ (?:\d+ (?:\w+ )?For \$\d+\.\d\d|Buy \d+ Get .{1,12}) thru \d+/\d+"
+        ),
+        "",
+        "recipes with offers of a shop",
+    ),
     (
         re.compile(  # the note of "flour**" stands elsewhere; "**Mix**" is Markdown
-            r"((?<!\S)\*+\w[^*\n]{0,200}\*+)|(?:(?<=[a-z.,;)])\*{1,4}|(?<=[a-z]{3})[¹²³⁴⁵†‡]"
+            r"((?<!\S)\*+\w[^*\n]{0,200}\*+)|(?:(?<=[A-Za-z.,;)])\*{1,4}|(?<=[a-z]{3})[¹²³⁴⁵†‡]"
             r"|(?<=[.,;)])[¹²³⁴⁵†‡])(?=[\s,.;:)]|\Z)"
         ),
         r"\1",
