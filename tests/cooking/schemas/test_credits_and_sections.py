@@ -25,7 +25,7 @@ def read(**fields) -> tuple[Recipe | str, Counter[str]]:
 
 def removed(notes: Counter[str]) -> dict[str, int]:
     """The notes of this page's rules."""
-    words = ("removed", "joined", "only say", "sub-headings")
+    words = ("removed", "joined", "only say", "sub-headings", "only an amount")
     return {what: n for what, n in notes.items() if n and any(word in what for word in words)}
 
 
@@ -57,6 +57,19 @@ def test_record_without_any_of_it_is_left_alone():
         ("Per serving: 230 calories, 3 g fat, 12 g protein", "nutrition facts"),
         ("Nutritional analysis per serving: 230 calories, 400 mg sodium", "nutrition facts"),
         ("*Available at Nordic markets and some supermarkets.", "shopping notes"),
+        ("Serves 6.", "yields"),
+        ("Makes about 2 1/2 dozen", "yields"),
+        ("This recipe yields six to eight servings.", "yields"),
+        ("Yield: 4 cups", "yields"),
+        ("Wine: a dry rosé", "notes on wine"),
+        ("What to drink: a Riesling with some sweetness", "notes on wine"),
+        ("Pod Hill Estate Pinot Noir '06", "notes on wine"),
+        ("Contains 2.3 g protein, 0.5 g fat and 37 mg sodium.", "nutrition facts"),
+        ("each serving provides: 1 bread, 10 optional calories", "nutrition facts"),
+        ("Note: Nutritional analysis is per 1/4 cup.", "notices of the page"),
+        ("See more at: http://peas.example/soup#pod", "notices of the page"),
+        ("tags: soup, green", "notices of the page"),
+        ("The Pea Year, by Ida Berg (Green House, 2003).", "credits"),
     ],
 )
 @pytest.mark.parametrize("at", [0, 1, 2])
@@ -65,6 +78,57 @@ def test_what_is_no_step_goes_from_anywhere_and_is_counted(line, why, at):
     recipe, notes = read(directions=steps)
     assert recipe.steps == tuple(STEPS)
     assert removed(notes) == {f"{why} among the steps removed": 1}
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["Adapted from Pea Collection Series,", "Soup", ", by Ida B. Berg (Green House, 2003)."],
+        ["The Pea Year: 100 Soups", "by Ida Berg and A. Roe (Green House, 2003)."],
+        ["Recipe courtesy of", "Ida Berg", "The Green Pod, Oslo"],
+        [
+            "Reprinted with permission from",
+            "Cooking with Peas",
+            "by Ida Berg",
+            "© 2003 Green House",
+        ],
+    ],
+)
+def test_a_credit_of_several_lines_goes_whole(lines):
+    recipe, notes = read(directions=[*STEPS, *lines])
+    assert recipe.steps == tuple(STEPS)
+    assert removed(notes) == {"credits among the steps removed": len(lines)}
+
+
+def test_what_stands_after_a_credit_stays_where_steps_follow():
+    steps = ["Recipe by Ida Berg", "Pea Purée", *STEPS, "Photograph by Ida Berg", "Serve Hot"]
+    recipe, notes = read(directions=steps)
+    assert recipe.steps == (f"Pea Purée: {STEPS[0]}", STEPS[1], "Serve Hot")
+    assert notes["credits among the steps removed"] == 2
+
+
+@pytest.mark.parametrize(
+    ("end", "counts"),
+    [
+        ("Makes 3 cups.", {"yields": 1}),
+        ("Makes 3 cups. Serves 6.", {"yields": 2}),
+        ("(Keeps 2 days.) Makes about 3/4 cup.", {"yields": 1}),
+        ("Makes 35 cups. Contains 88 calories per serving.", {"yields": 1, "nutrition facts": 1}),
+    ],
+)
+def test_sentences_that_end_a_step_and_are_no_part_of_it_go(end, counts):
+    kept = f"{STEPS[1]}{' (Keeps 2 days.)' if 'Keeps' in end else ''}"
+    recipe, notes = read(directions=[STEPS[0], f"{STEPS[1]} {end}"])
+    assert recipe.steps == (STEPS[0], kept)
+    assert removed(notes) == {f"{what} among the steps removed": n for what, n in counts.items()}
+
+
+def test_a_short_line_heads_its_step_where_every_step_has_a_full_stop():
+    recipe, notes = read(directions=["Boil the peas", *STEPS])
+    assert recipe.steps == (f"Boil the peas: {STEPS[0]}", STEPS[1])
+    assert removed(notes) == {"section names joined to their step": 1}
+    recipe, _ = read(directions=["Boil the peas", STEPS[0].rstrip("."), STEPS[1]])
+    assert len(recipe.steps) == 3
 
 
 def test_a_button_that_ends_a_step_goes():
@@ -94,6 +158,12 @@ def test_a_credit_that_ends_a_step_goes_and_the_step_stays():
         "Garnish.",
         "For the best colour keep the lid off",
         "Text on a screen cannot tell you: taste and season.",
+        "Serve 4 pancakes to each guest.",
+        "This makes a nice topping for ice cream.",
+        "Makes the soup taste of spring.",
+        "Wine: add 1 cup and boil until it is gone.",
+        "Pour the wine of 2005 over the peas.",
+        "Drain by hand (wear gloves).",
     ],
 )
 def test_steps_that_only_look_like_it_stay(step):
@@ -142,6 +212,8 @@ def test_a_part_of_the_dish_opens_the_step_it_names():
         (["For the sauce:", "1 cup ham"], ["1 cup ham"], {"sub-headings": 1}),
         (["*available at Nordic markets"], [], {"shopping": 1}),
         (["Recipe adapted from Peas Weekly"], [], {"credits": 1}),
+        (["60 ml", "2 cups each:"], [], {"only an amount": 2}),
+        (["For the sauce:", "of soy sauce:"], ["of soy sauce:"], {"sub-headings": 1}),
     ],
 )  # fmt: skip
 def test_what_is_no_ingredient_is_counted_by_its_reason(lines, kept, counts):

@@ -9,6 +9,7 @@ from toque.cooking.schemas.repairs import (
     rejoined,
     untokenised,
     without_boilerplate,
+    without_misprints,
     without_repeat,
 )
 
@@ -70,6 +71,24 @@ def test_boilerplate_of_pages():
         (["Bake for", "20 minutes.", "Cool."], ["Bake for 20 minutes.", "Cool."]),
         (["Mix.", "1. Bake it", "2. Cool it."], ["Mix.", "1. Bake it", "2. Cool it."]),
         (["mix it", "bake it", "eat it"], ["mix it", "bake it", "eat it"]),
+        (["bake for 1", "5 hours", "serve"], ["bake for 1.5 hours", "serve"]),
+        (["Add 1.", "5 cups broth.", "Boil."], ["Add 1.5 cups broth.", "Boil."]),
+        (["Boil 30 sec.", "or until hot."], ["Boil 30 sec. or until hot."]),
+        (["bake at 350 deg", "f", "for 20 minutes"], ["bake at 350 deg f for 20 minutes"]),
+        (["Add the peas to the", "boiling broth."], ["Add the peas to the boiling broth."]),
+        (
+            ["Heat 5 min., then stir for about 25", "minutes."],
+            ["Heat 5 min., then stir for about 25 minutes."],
+        ),
+        (
+            ["Heat oven to 350", "mix the peas.", "Stir."],
+            ["Heat oven to 350", "mix the peas.", "Stir."],
+        ),
+        (["heat to 350", "in a bowl, mix peas"], ["heat to 350", "in a bowl, mix peas"]),
+        (
+            ["Boil 2 cups of peas,", "1/2 cup of rice.", "Stir."],
+            ["Boil 2 cups of peas,", "1/2 cup of rice.", "Stir."],
+        ),
         (
             ["Mix (well)", "then bake.", "Cool:", "wait."],
             ["Mix (well)", "then bake.", "Cool:", "wait."],
@@ -78,6 +97,46 @@ def test_boilerplate_of_pages():
 )
 def test_sentences_split_in_the_middle(steps, joined):
     assert rejoined(steps, Counter()) == joined
+
+
+@pytest.mark.parametrize(
+    ("line", "right"),
+    [
+        ("11/2 cups rice", "1 1/2 cups rice"),
+        ("1 12 cups rice", "1 1/2 cups rice"),
+        ("34 cup rice or 12 cup bulgur", "3/4 cup rice or 1/2 cup bulgur"),
+        ("1/ 2 cup rice", "1/2 cup rice"),
+        ("1 tsp . salt , fine", "1 tsp. salt, fine"),
+        ("2 cloves garlic (, minced)", "2 cloves garlic (minced)"),
+        ("1 cup flour** (sifted)¹", "1 cup flour (sifted)"),
+        ("1 cupwhole milk", "1 cup whole milk"),
+        ("1 cup peas Podmart 1 lb For $0.99 thru 02/09", "1 cup peas"),
+    ],
+)
+def test_misprints_within_a_line(line, right):
+    notes: Counter[str] = Counter()
+    assert without_misprints([line, "salt"], notes) == [right, "salt"]
+    assert notes.total() >= 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "12 cups rice",
+        "12 ounces peas",
+        "12 cupcakes",
+        "a 10 or 12 cup pan",
+        "Lait : 25 cl",
+        "**1 onion** without its skin",
+        "cut into 1cm³ pieces",
+        "wait . . . longer",
+        "8 1/2-inch pieces",
+    ],
+)
+def test_lines_that_only_look_misprinted_stay(line):
+    notes: Counter[str] = Counter()
+    assert without_misprints([line], notes) == [line]
+    assert notes.total() == 0
 
 
 def test_spaces_before_punctuation():

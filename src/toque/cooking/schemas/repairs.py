@@ -35,7 +35,7 @@ _ALIKE_CHARS = 24
 _ENDS_SENTENCE = re.compile(r"[.!?:;)\]\"'’”…*]\s*\Z")
 _LOWER = re.compile(r"\s*+[a-zß-öø-ÿ]")
 _GOES_ON = re.compile(
-    r"\s*+(?:(?:and|or|until|to|with|of|in|into|at|about|from|by|for)\b(?! the\b)|[fc]\b)"
+    r"\s*+(?:(?:and|or|until|to|with|of|in|into|at|about|from|for|by(?! [A-Z]))\b(?! the\b)|[fc]\b)"
 )
 _HANGS = re.compile(
     r"(?<![^\W_])(?:a|an|and|about|at|by|for|from|if|in|into|no\.?|of|on|or|over|than|the|then|to|until"
@@ -53,13 +53,14 @@ _UNITS = (
 )
 _MEASURE = re.compile(rf"\s*+(?P<decimal>\d{{1,2}} ?)?{_UNITS}\b")
 _MEASURES = re.compile(rf"(?:[\d\W]*+(?:{_UNITS}|each|about|or|to|x)\b)+[\d\W]*", re.IGNORECASE)
+_DECIMALS = {"5", "25", "75"}
 _LISTED = re.compile(r"\d++[.)](?!\d)")
 _UNFINISHED = re.compile(r"(?<![\d/.,-])(?<!gas mark )\d\.?\Z")
 _END_CHARS = 24
 """Characters at the end of a step that tell whether its sentence ends there."""
 _MISPRINTS = (
     (
-        re.compile(r"(?<=[^\s\d.,]) +([,.])(?=\s|\Z)"),
+        re.compile(r"(?<=[^\s\d.,]) +([,.])(?=\s(?!\.)|\Z)"),
         r"\1",
         "recipes with spaces before punctuation",
     ),
@@ -228,8 +229,11 @@ def _glue(before: str, step: str, *, cased: bool, anywhere: bool) -> str | None:
     """What joins a step to the end of the one before; None if its sentence ends there."""
     ends = _ENDS_SENTENCE.search(before) is not None
     measure = _MEASURE.match(step)
-    if measure and _UNFINISHED.search(before) and (measure["decimal"] or not ends):
-        return "." if measure["decimal"] else " "
+    if measure and measure["decimal"]:
+        if _UNFINISHED.search(before) and (not ends or measure["decimal"].strip() in _DECIMALS):
+            return "."
+    elif measure and before[-1:].isdigit():
+        return " "
     goes_on = _GOES_ON.match(step) is not None and (cased or not has_action_verb(step))
     lower = _LOWER.match(step) is not None
     if ends:
