@@ -161,7 +161,7 @@ _SUSPECTS: Final = frozenset(
 """Recipes without any of these words have nothing of this page."""
 _SHORT: Final = 40
 _DIGIT: Final = re.compile(r"\d")
-_LONG_WORD: Final = re.compile(r"[^\W\d_]{4,}")
+_LONG_WORD: Final = re.compile(r"\A[^\W\d_]+|[^\W\d_]{5,}")
 _ENDS: Final = (". ", "! ", "? ", ".) ")
 
 
