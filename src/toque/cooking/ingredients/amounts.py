@@ -82,7 +82,7 @@ class AmountReader:
                 break
         joins = words[self.i] == "of" or self.tokens.span(self.i, self.i + 1) in _OF  # "Del Monte"
         if self.amounts and joins and self.i + 1 < self.end:
-            self.i += 1
+            self.i += 1 + (words[self.i + 1] in {"a", "an"} and self.i + 2 < self.end)
 
     def _amount(self) -> bool:
         """Read a number with its unit, or a bracket of measures."""

@@ -108,7 +108,8 @@ def ends_name(tokens: Tokens, i: int) -> bool:
     if word in {"or", "and"}:
         if following == "half" == tokens.words[i - 1]:
             return False  # "half and half"
-        return tokens.kinds[i + 1] == "N" or following in {"more", "to", "a", "as", "half"}
+        numbered = tokens.kinds[i + 1] == "N" and tokens.words[i + 2] != "%"  # "whole or 2% milk"
+        return numbered or following in {"more", "to", "a", "as", "half"}
     if word in {"to", "for"}:
         return following in PURPOSES or (word == "for" and following.endswith("ing"))
     if word in {"as", "if"}:

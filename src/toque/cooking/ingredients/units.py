@@ -33,10 +33,10 @@ millilitre|volume|1|ml mls milliliter cc mililitro
 centilitre|volume|10|cl centiliter
 decilitre|volume|100|dl deciliter decilitro
 litre|volume|1000|l liter ltr lt litro litri
-teaspoon|volume|4.93|tsp tsps t ts teasp teaspoonful teaspon tl tsk cucharadita cucchiaino
+teaspoon|volume|4.93|tsp tsps t ts teasp teaspoonful teaspon tl tsk cucharadita cucchiaino łyżeczka
 tablespoon|volume|14.79|tbsp tbsps tbs tb tbl tblsp tbls T el msk spsk cucharada colher colheres
 dessertspoon|volume|10|dsp dstspn
-cup|volume|236.6|c cupful taza tasse xícara φλ
+cup|volume|236.6|c cupful taza tasse xícara φλ szklanka szklanki
 fluid ounce|volume|29.57|floz
 pint|volume|473.2|pt pts
 quart|volume|946.4|qt qts
@@ -44,10 +44,10 @@ gallon|volume|3785|gal gals
 inch|length|2.54|in ins inches
 centimetre|length|1|cm cms centimeter
 millimetre|length|0.1|mm millimeter
-clove|count|0|clv dente diente gousse spicchio spicchi zehe zehen teentje
-can|count|0|tin lata blik
+clove|count|0|clv dente diente gousse spicchio spicchi zehe zehen teentje teen fedd ząbek
+can|count|0|tin lata blik blikje dose dosen
 package|count|0|pk pkg pkgs pack packet packages pkt
-sachet|count|0|envelope
+sachet|count|0|envelope zakje bustina
 jar|count|0|
 bottle|count|0|
 bag|count|0|
@@ -55,10 +55,10 @@ box|count|0|boxes
 carton|count|0|
 container|count|0|tub pot
 punnet|count|0|
-pinch|count|0|pinches pizca pincée prise
+pinch|count|0|pinches pizca pincée prise snufje msp krm
 dash|count|0|dashes
 drop|count|0|
-splash|count|0|splashes
+splash|count|0|splashes scheut spritzer schuss
 drizzle|count|0|
 squeeze|count|0|
 glug|count|0|lug
@@ -70,7 +70,7 @@ stalk|count|0|rib
 stick|count|0|
 head|count|0|
 bulb|count|0|
-sprig|count|0|
+sprig|count|0|takje zweig zweige
 strip|count|0|
 piece|count|0|pc pcs chunk stk stück stuks
 sheet|count|0|

@@ -29,7 +29,7 @@ ABOUT: Final = frozenset(
 ADVERBS: Final = frozenset(
     """
     finely coarsely freshly roughly thinly thickly lightly loosely firmly tightly well very
-    slightly thoroughly diagonally lengthwise lengthways crosswise fresh-
+    fully partially slightly thoroughly diagonally lengthwise lengthways crosswise fresh-
     """.split()  # noqa: SIM905
 )
 

@@ -191,7 +191,10 @@ def is_shopping_note(line: str, *, within: bool = False) -> bool:
         return True
     if _FOR_SALE.search(line) is None:
         return False
-    return _OPENS_NOTE.match(line) is not None or (within and not has_action_verb(line))
+    if _OPENS_NOTE.match(line):
+        return True
+    verbs = ACTION_VERBS.intersection(words_of(line)) - {"can"}  # "can be found at"
+    return within and not verbs
 
 
 def without_credits(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str, ...]:
@@ -319,8 +322,11 @@ def _is_on_wine(step: str) -> bool:
 
 def _is_heading(step: str, following: str) -> bool:
     """Whether a few words without a full stop head a step, where every long step has one."""
-    short = len(step) <= _SHORT < len(following) and len(step.split()) <= 5
-    return short and step[:1].isupper() and step[-1:].isalpha() and not _DIGIT.search(step)
+    short = len(step) <= _SHORT and len(step.split()) <= 5
+    tells = len(following) > _SHORT or following[-1:] in ".!?"
+    return (
+        short and tells and step[:1].isupper() and step[-1:].isalpha() and not _DIGIT.search(step)
+    )
 
 
 def _is_part(step: str) -> bool:
