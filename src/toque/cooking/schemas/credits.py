@@ -193,8 +193,8 @@ def is_shopping_note(line: str, *, within: bool = False) -> bool:
         return False
     if _OPENS_NOTE.match(line):
         return True
-    verbs = ACTION_VERBS.intersection(words_of(line)) - {"can"}  # "can be found at"
-    return within and not verbs
+    verbs = ACTION_VERBS - {"can"} | {"substitute"}  # "can be found at"
+    return within and verbs.isdisjoint(words_of(line))
 
 
 def without_credits(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str, ...]:
