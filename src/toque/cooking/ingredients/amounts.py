@@ -176,7 +176,7 @@ class AmountReader:
                 return UNITS["fluid ounce"], self._after(j + 1)
             return None, start
         unit = SPELLINGS.get(word)
-        if unit is None or (not numbered and unit.name not in STARTERS):
+        if unit is None or (not numbered and (unit.name not in STARTERS or len(word) < 3)):
             return None, start
         if word == "in" and not (
             self.tokens.is_glued(i) or words[i + 1] in {"piece", "x", "thick"}

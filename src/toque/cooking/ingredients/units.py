@@ -44,9 +44,9 @@ gallon|volume|3785|gal gals
 inch|length|2.54|in ins inches
 centimetre|length|1|cm cms centimeter
 millimetre|length|0.1|mm millimeter
-clove|count|0|clv dente diente gousse spicchio spicchi zehe zehen teentje teen fedd ząbek
-can|count|0|tin lata blik blikje dose dosen
-package|count|0|pk pkg pkgs pack packet packages pkt
+clove|count|0|clv dente diente gousse spicchio spicchi zehe zehen teentje teen fedd ząbek gerezd fed
+can|count|0|tin lata blik blikje dose dosen dåse
+package|count|0|pk pkg pkgs pack packet packages pkt paket
 sachet|count|0|envelope zakje bustina
 jar|count|0|
 bottle|count|0|
@@ -55,7 +55,7 @@ box|count|0|boxes
 carton|count|0|
 container|count|0|tub pot
 punnet|count|0|
-pinch|count|0|pinches pizca pincée prise snufje msp krm
+pinch|count|0|pinches pizca pincée prise snufje msp krm nip csipet
 dash|count|0|dashes
 drop|count|0|
 splash|count|0|splashes scheut spritzer schuss
@@ -70,9 +70,9 @@ stalk|count|0|rib
 stick|count|0|
 head|count|0|
 bulb|count|0|
-sprig|count|0|takje zweig zweige
+sprig|count|0|takje zweig zweige szál
 strip|count|0|
-piece|count|0|pc pcs chunk stk stück stuks
+piece|count|0|pc pcs chunk stk stück stuks adet db
 sheet|count|0|
 loaf|count|0|loaves
 ball|count|0|
@@ -93,9 +93,9 @@ glass|count|0|glasses wineglass wineglasses
 
 STARTERS: Final = frozenset(
     {"pinch", "dash", "drop", "splash", "drizzle", "squeeze", "glug", "knob", "handful", "slice",
-     "bunch", "sprig", "strip", "sheet", "piece", "wedge", "scoop"}
+     "bunch", "sprig", "strip", "sheet", "piece", "wedge", "scoop", "cup", "teaspoon", "tablespoon"}
 )  # fmt: skip
-"""Units that need no number: "pinch of salt"."""
+"""Units that need no number: "pinch of salt", "cup butter"."""
 
 CONTAINERS: Final = frozenset(
     {"can", "package", "sachet", "jar", "bottle", "bag", "box", "carton", "container", "punnet"}

@@ -39,7 +39,7 @@ _JOINING = (
 _EMOJI = "\u2190-\u2bff\U0001f000-\U0001faff"
 _INVISIBLE = re.compile(
     f"([{_JOINING}][\u200c\u200d]|[{_EMOJI}]\ufe0f?\u200d(?=[{_EMOJI}]))"
-    "|[\u00ad\u200b-\u200f\u202a-\u202e\u2060\ufeff\ufe0e\ufe0f]"
+    "|[\u00ad\u200b-\u200f\u202a-\u202e\u2060\ufeff\ufe0e\ufe0f\ufffc]"
 )
 """An invisible character, or in its group one that is kept with the character before it."""
 _CONTROLS = re.compile(r"[\x00-\x09\x0e-\x1f\x7f-\x9f]")
@@ -73,7 +73,7 @@ _GLUED: Final = re.compile(r"[.!?](?:(?<=[a-z][a-z].)|(?<=[FC)].))(?=[A-Z][a-z]+
 """The end of a sentence with no blank before the next: "until done.Serve"."""
 _INLINE_NUMBER: Final = re.compile(r"(?:(?<=\s)|\A)(\d{1,2})[.)]\s+(?=[A-Z])")
 _MARKED: Final = frozenset("&<[")
-_UNPRINTED: Final = frozenset("\ufffd\ufe0e\ufe0f")
+_UNPRINTED: Final = frozenset("\ufffc\ufffd\ufe0e\ufe0f")
 """Printable characters that need repair."""
 _DIGIT = re.compile(r"\d")
 _FOR_THE = re.compile(r"(?:for )(?:the )?(?:[^\W\d_]++[ '&-]*+){1,4}+", re.IGNORECASE)

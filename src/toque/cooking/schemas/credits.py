@@ -99,7 +99,7 @@ _NOTICE: Final = re.compile(
     r"|click here.{0,80}|your nightly specials|/?epi-\w+>?|tags? ?:.{0,80}|per serving"
     r"|\d{1,2} (?:w\.?w\.? |weight watchers )?points?(?: plus)?(?: per serving)?"
     r"|(?:notes? ?: ?)?nutrition(?:al)? (?:analysis|info\w{0,9}) (?:is|are) .{0,60}"
-    r"|(?:(?:see|find|visit|read|refer|please|detailed|full|more|for|check|photos?|video|recipe)\b"
+    r"|(?:(?:see|find|visit|continue|read|refer|please|detailed|full|more|for|check|photos?|video|recipe)\b"
     r"[^:]{0,80}:? )?(?:https?://|www\.)\S{1,150})[\W_]{0,4}",
     re.IGNORECASE,
 )

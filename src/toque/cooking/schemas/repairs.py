@@ -38,7 +38,7 @@ _GOES_ON = re.compile(
     r"\s*+(?:(?:and|or|until|to|with|of|in|into|at|about|from|for|by(?! [A-Z]))\b(?! the\b)|[fc]\b)"
 )
 _HANGS = re.compile(
-    r"(?<![^\W_])(?:a|an|and|about|at|by|for|from|if|in|into|no\.?|of|on|or|over|than|the|then|to|until"
+    r"(?<![^\W_])(?:a|an|and|about|approx|at|by|deg|for|from|if|in|into|med|no\.?|of|on|or|over|than|the|then|to|until"
     r"|when|with|your|\d++)\s*+\Z",
     re.IGNORECASE,
 )
@@ -58,48 +58,27 @@ _LISTED = re.compile(r"\d++[.)](?!\d)")
 _UNFINISHED = re.compile(r"(?<![\d/.,-])(?<!gas mark )\d\.?\Z")
 _END_CHARS = 24
 """Characters at the end of a step that tell whether its sentence ends there."""
-_MISPRINTS = (
-    (
-        re.compile(r"(?<=[^\s\d.,]) +([,.])(?=\s(?!\.)|\Z)"),
-        r"\1",
-        "recipes with spaces before punctuation",
-    ),
-    (re.compile(r"(?<=\d)(?: /|/(?= )) ?(?=\d)"), "/", "recipes with fractions mended"),
-    (
-        re.compile(r"(?<![\d/.,])(\d)(?=(?:1/[2348]|[23]/[34])(?![\d/]))"),
-        r"\1 ",  # "11/2 cups"
-        "recipes with fractions mended",
-    ),
-    (
-        re.compile(  # "12 cup", "1 12 cups": an import into RecipeNLG dropped the slash
-            r"(?:(?m:^)|(?<=[a-z)] or ))(\d )?(1(?=[2348] )|2(?=3 )|3(?=4 ))(\d)"
-            r"(?= (?:cup|teaspoon|tablespoon|pint|quart|gallon)(?(1)s?)\b)"
-        ),
-        r"\1\2/\3",
-        "recipes with fractions mended",
-    ),
-    (re.compile(r"\( ?[,;] ?(?=\S)"), "(", "recipes with spaces before punctuation"),
-    (
-        re.compile(r"(?<=\d )(tablespoon|teaspoon|cup|ounce)(?=(?!cake|ful)[a-z]{3})"),
-        r"\1 ",  # "1 cupwhole milk"
-        "recipes with units glued to a food",
-    ),
-    (
-        re.compile(
-            r" [A-Z][\w']+ (?:\d+ (?:\w+ )?For \$\d+\.\d\d|Buy \d+ Get .{1,12}) thru \d+/\d+"
-        ),
-        "",
-        "recipes with offers of a shop",
-    ),
-    (
-        re.compile(  # the note of "flour**" stands elsewhere; "**Mix**" is Markdown
-            r"((?<!\S)\*+\w[^*\n]{0,200}\*+)|(?:(?<=[A-Za-z.,;)])\*{1,4}|(?<=[a-z]{3})[¹²³⁴⁵†‡]"
-            r"|(?<=[.,;)])[¹²³⁴⁵†‡])(?=[\s,.;:)]|\Z)"
-        ),
-        r"\1",
-        "recipes with marks of footnotes",
-    ),
-)
+_SPACES = "recipes with spaces before punctuation"
+_FRACTIONS = "recipes with fractions mended"
+_MISPRINTS = [
+    (re.compile(pattern), right, what)
+    for pattern, right, what in (
+        (r"(?<=[^\s\d.,]) +([,.])(?=\s(?!\.)|\Z)", r"\1", _SPACES),
+        (r"\( ?[,;] ?(?=\S)", "(", _SPACES),
+        (r"(?<=\d)(?: /|/(?= )) ?(?=\d)", "/", _FRACTIONS),
+        (r"(?<![\d/.,])(\d)(?=(?:1/[2348]|[23]/[34])(?![\d/]))", r"\1 ", _FRACTIONS),  # "11/2"
+        # "12 cup" and "1 12 cups": an import into RecipeNLG dropped the slash.
+        (r"(?:(?m:^)|(?<=[a-z)] or ))(\d )?(1(?=[2348] )|2(?=3 )|3(?=4 ))(\d)"
+         r"(?= (?:cup|teaspoon|tablespoon|pint|quart|gallon)(?(1)s?)\b)", r"\1\2/\3", _FRACTIONS),
+        (r"(?<=\d )(tablespoon|teaspoon|cup|ounce)(?=(?!cake|ful)[a-z]{3})", r"\1 ",
+         "recipes with units glued to a food"),
+        (r" [A-Z][\w']+ (?:\d+ (?:\w+ )?For \$\d+\.\d\d|Buy \d+ Get .{1,12}) thru \d+/\d+", "",
+         "recipes with offers of a shop"),
+        # The note of "flour**" stands elsewhere; "**Mix**" is Markdown.
+        (r"((?<!\S)\*+\w[^*\n]{0,200}\*+)|(?:(?<=[A-Za-z.,;)])\*{1,4}|(?<=[a-z]{3})[¹²³⁴⁵†‡]"
+         r"|(?<=[.,;)])[¹²³⁴⁵†‡])(?=[\s,.;:)]|\Z)", r"\1", "recipes with marks of footnotes"),
+    )
+]  # fmt: skip
 """What scrapers and imports lost or left within a line, what it becomes, and its note."""
 _LOST_SPACE = re.compile(r"[\W_]+")
 _SPACED_MARK = re.compile(r"(?<=\S) +([,;:.!?)])(?=\s|\Z)")
@@ -281,7 +260,7 @@ def untokenised(lines: list[str], notes: Counter[str]) -> list[str]:
     ['cook 1/2 cup rice, covered, for 20 minutes!']
     """
     found = [_TWO_COMMAS.sub(",", _SPACED_MARK.sub(r"\1", line)) for line in lines]
-    notes["recipes with spaces before punctuation"] += found != lines
+    notes[_SPACES] += found != lines
     return without_misprints(found, notes)
 
 
