@@ -68,15 +68,15 @@ _MISPRINTS = [
         (r"(?<=\d)(?: /|/(?= )) ?(?=\d)", "/", _FRACTIONS),
         (r"(?<![\d/.,])(\d)(?=(?:1/[2348]|[23]/[34])(?![\d/]))", r"\1 ", _FRACTIONS),  # "11/2"
         # "12 cup" and "1 12 cups": an import into RecipeNLG dropped the slash.
-        (r"(?:(?m:^)|(?<=[a-z)] or ))(\d )?(1(?=[2348] )|2(?=3 )|3(?=4 ))(\d)"
-         r"(?= (?:cup|teaspoon|tablespoon|pint|quart|gallon)(?(1)s?)\b)", r"\1\2/\3", _FRACTIONS),
+        ((r"(?:(?m:^)|(?<=[a-z)] or ))(\d )?(1(?=[2348] )|2(?=3 )|3(?=4 ))(\d)"
+          r"(?= (?:cup|teaspoon|tablespoon|pint|quart|gallon)(?(1)s?)\b)"), r"\1\2/\3", _FRACTIONS),
         (r"(?<=\d )(tablespoon|teaspoon|cup|ounce)(?=(?!cake|ful)[a-z]{3})", r"\1 ",
          "recipes with units glued to a food"),
         (r" [A-Z][\w']+ (?:\d+ (?:\w+ )?For \$\d+\.\d\d|Buy \d+ Get .{1,12}) thru \d+/\d+", "",
          "recipes with offers of a shop"),
         # The note of "flour**" stands elsewhere; "**Mix**" is Markdown.
-        (r"((?<!\S)\*+\w[^*\n]{0,200}\*+)|(?:(?<=[A-Za-z.,;)])\*{1,4}|(?<=[a-z]{3})[¹²³⁴⁵†‡]"
-         r"|(?<=[.,;)])[¹²³⁴⁵†‡])(?=[\s,.;:)]|\Z)", r"\1", "recipes with marks of footnotes"),
+        ((r"((?<!\S)\*+\w[^*\n]{0,200}\*+)|(?:(?<=[A-Za-z.,;)])\*{1,4}|(?<=[a-z]{3})[¹²³⁴⁵†‡]"
+          r"|(?<=[.,;)])[¹²³⁴⁵†‡])(?=[\s,.;:)]|\Z)"), r"\1", "recipes with marks of footnotes"),
     )
 ]  # fmt: skip
 """What scrapers and imports lost or left within a line, what it becomes, and its note."""
