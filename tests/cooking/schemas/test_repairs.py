@@ -74,6 +74,7 @@ def test_boilerplate_of_pages():
         (["bake for 1", "5 hours", "serve"], ["bake for 1.5 hours", "serve"]),
         (["Add 1.", "5 cups broth.", "Boil."], ["Add 1.5 cups broth.", "Boil."]),
         (["Boil 30 sec.", "or until hot."], ["Boil 30 sec. or until hot."]),
+        (["Add 1 tsp.", "salt and stir."], ["Add 1 tsp. salt and stir."]),
         (["bake at 350 deg", "f", "for 20 minutes"], ["bake at 350 deg f for 20 minutes"]),
         (["Add the peas to the", "boiling broth."], ["Add the peas to the boiling broth."]),
         (

@@ -211,7 +211,7 @@ def without_credits(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str, .
     heading = ""
     steps = tuple(step if _why_removed(step) else _without_end(step, notes) for step in steps)
     reasons = _reasons(steps)
-    headed = all(len(step) <= _SHORT or step[-1:] in ".!?)" for step in steps)
+    headed = all(len(step) <= _SHORT or step[-1:] in ".!?)]" for step in steps)
     for step, following, why in zip(steps, (*steps[1:], ""), reasons, strict=True):
         if why:
             notes[why] += 1

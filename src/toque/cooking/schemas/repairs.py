@@ -216,7 +216,7 @@ def _glue(before: str, step: str, *, cased: bool, anywhere: bool) -> str | None:
     goes_on = _GOES_ON.match(step) is not None and (cased or not has_action_verb(step))
     lower = _LOWER.match(step) is not None
     if ends:
-        return " " if goes_on and _SHORTENED.search(before) else None
+        return " " if (goes_on or (lower and cased)) and _SHORTENED.search(before) else None
     hangs = before[-1:] == "," or _HANGS.search(before) is not None
     if before[-1:].isdigit():
         hangs = before.strip().isdigit()
