@@ -138,6 +138,24 @@ def test_stacks_say_where_an_operation_is_called_from(profile):
     assert sorted(p.suffix for p in watch.trace.iterdir()) == [".gz", ".json", ".md"]
 
 
+def test_code_that_is_gone_before_the_trace_is_read_has_its_name(profile):
+    # A tracker's thread imports its package meanwhile; a module's code is dropped when it has run.
+    watch = profile(0, 1, 1, 1, steps=3, stacks=True, memory=False)
+    plain = watch.run.trainer.loss_fn
+
+    def imports(model, batch):
+        for number in range(300):
+            exec(compile("n = len('n')", f"/gone/{number:03}.py", "exec"), {})  # noqa: S102
+        return plain(model, batch)
+
+    watch.run.trainer.loss_fn = imports
+    watch.run.trainer.fit()
+    assert watch.warned == []
+    trace = gzip.decompress((watch.trace / "step-00000002.json.gz").read_bytes()).decode()
+    names = {e["name"] for e in json.loads(trace)["traceEvents"] if e["ph"] == "X"}
+    assert sum("<module>" in name and name.startswith("/gone/") for name in names) == 300
+
+
 def test_rates_and_the_time_left_pass_over_slowed_updates():
     def info(n, seconds, *, slowed):
         zero = torch.zeros(())
