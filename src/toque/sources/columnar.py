@@ -1,16 +1,29 @@
-"""Parquet and Arrow files, read with pyarrow one batch of rows at a time."""
+"""Parquet and Arrow files, read with pyarrow one batch of rows at a time.
+
+A few kilobytes of Parquet can hold a cell of gigabytes, and the file's own metadata need not tell.
+What decompressing takes is in the header of every page; those are read before pyarrow may.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from toque.errors import DataError
-from toque.sources.blocks import MAX_RECORD_BYTES, NOT_UTF_8, TOO_LONG, Contents, Numbered, pack
+from toque.sources.blocks import (
+    MAX_RECORD_BYTES,
+    NOT_UTF_8,
+    TOO_LONG,
+    Contents,
+    Numbered,
+    pack,
+    unreadable,
+)
 from toque.sources.decompress import CHUNK_BYTES
 from toque.sources.records import Block, attempted
 
@@ -20,7 +33,11 @@ _ARROW_STREAM = b"\xff\xff\xff\xff"
 _ARROW_STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _MAX_SCHEMA = 64 << 20
 _BATCH_ROWS = 512
-"""Rows read from Parquet at a time."""
+"""Rows read from Parquet at a time, fewer where its pages are large."""
+_BATCH_BYTES = 512 << 20
+"""Memory that the rows of a batch may take, were each as large as the largest page."""
+_MOST_PAGE = 128 << 20
+"""Bytes of the largest page that is read; writers make pages of about a mebibyte."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +81,11 @@ def columnar_blocks(path: Path, columns: Sequence[str]) -> Iterator[Block]:
         for batch in batches(list(columns)):
             _check(batch, arrow)
             for part in _parts_of(batch):
-                body = _serialised(part, arrow)
-                yield pack(path, first_row, "parquet", body, unread=unread)
+                if part.num_rows == 1 and part.nbytes > MAX_RECORD_BYTES:
+                    yield unreadable(path, first_row, TOO_LONG)  # copied by nobody
+                else:
+                    body = _serialised(part, arrow)
+                    yield pack(path, first_row, "parquet", body, unread=unread)
                 first_row += part.num_rows
 
 
@@ -81,7 +101,7 @@ def _opened(path: Path) -> Iterator[tuple[Any, Any, Callable[[list[str]], Iterat
     try:
         if is_parquet:
             with arrow.parquet.ParquetFile(path, pre_buffer=False) as table:
-                yield arrow, table.schema_arrow, partial(table.iter_batches, _BATCH_ROWS, None)
+                yield arrow, table.schema_arrow, partial(_parquet_batches, path, table)
             return
         if start != _ARROW_FILE and end != _ARROW_STREAM_END:  # pyarrow would not notice
             raise OSError("it does not end as an Arrow stream does")
@@ -92,12 +112,72 @@ def _opened(path: Path) -> Iterator[tuple[Any, Any, Callable[[list[str]], Iterat
             else:
                 batches = reader = arrow.ipc.open_stream(source)
             yield arrow, reader.schema, lambda columns: (b.select(columns) for b in batches)
-    except (arrow.ArrowException, OSError, UnicodeDecodeError, KeyError) as error:  # of names
+    except (arrow.ArrowException, OSError, ValueError, LookupError, RecursionError) as error:
         why = (str(error) or type(error).__name__).splitlines()[0]
         kind, to_do = "Arrow", "Save or fetch it again."
         if is_parquet:
             kind, to_do = "Parquet", "Fetch it again; its last bytes must be PAR1."
         raise DataError(f"{path} is a damaged or truncated {kind} file ({why}). {to_do}") from error
+
+
+def _parquet_batches(path: Path, table: Any, columns: list[str]) -> Iterator[Any]:
+    with path.open("rb") as file:
+        for number in range(table.num_row_groups):
+            group = table.metadata.row_group(number)
+            largest = 1
+            for chunk in map(group.column, range(group.num_columns)):
+                if any(f"{chunk.path_in_schema}.".startswith(f"{name}.") for name in columns):
+                    largest = max(largest, _largest_page(file, chunk))
+            if largest > _MOST_PAGE:
+                raise DataError(
+                    f"{path} is Parquet with a page of {largest:,} bytes, once decompressed, in "
+                    f"its row group {number}, and pages of up to {_MOST_PAGE:,} are read: no "
+                    "recipe is that long. Leave that row out, write the table again with smaller "
+                    "pages (pyarrow: data_page_size) or as JSON lines, or leave the file out."
+                )
+            n_rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // largest))
+            yield from table.iter_batches(n_rows, [number], columns)
+
+
+def _largest_page(file: BinaryIO, chunk: Any) -> int:
+    """Bytes of the largest page of a column chunk, once decompressed."""
+    place = min(at for at in (chunk.dictionary_page_offset, chunk.data_page_offset) if at)
+    end, largest = place + chunk.total_compressed_size, 0
+    while place < end:
+        file.seek(place)
+        header = _whole_numbers(file)  # 2: bytes once decompressed, 3: bytes in the file
+        largest = max(largest, header[2])
+        place = file.tell() + max(0, header[3])
+    return largest
+
+
+def _whole_numbers(file: BinaryIO) -> dict[int, int]:
+    """The whole numbers of a struct in Thrift's compact protocol, by field; others are passed over.
+
+    Raises:
+        LookupError: it is none, or the file ends.
+    """
+    found: dict[int, int] = {}
+    number = 0
+    while head := file.read(1)[0]:
+        step, kind = divmod(head, 16)
+        number = number + step if step else _varint(file) >> 1
+        if kind in (4, 5, 6):
+            found[number] = (value := _varint(file)) >> 1 ^ -(value & 1)
+        elif kind == 12:
+            _whole_numbers(file)
+        elif kind > 2:  # a byte, a double, text; true and false are 1 and 2 and take none
+            file.seek({3: 1, 7: 8, 8: 0}[kind] or _varint(file), os.SEEK_CUR)
+    return found
+
+
+def _varint(file: BinaryIO) -> int:
+    value, shift, byte = 0, 0, 128
+    while byte & 128 and shift < 64:
+        byte = file.read(1)[0]
+        value |= (byte & 127) << shift
+        shift += 7
+    return value
 
 
 def columnar_records(contents: Contents) -> Numbered:
@@ -164,11 +244,13 @@ def _check(batch: Any, arrow: Any) -> None:
 
 
 def _parts_of(batch: Any) -> Iterator[Any]:
-    """A batch in parts of about CHUNK_BYTES, at least a row each."""
+    """A batch in parts of about CHUNK_BYTES, at least a row each; one too long is alone."""
     n_parts = max(1, -(-batch.nbytes // CHUNK_BYTES))
     n_rows = max(1, -(-batch.num_rows // n_parts))
     for start in range(0, batch.num_rows, n_rows):
-        yield batch.slice(start, n_rows)
+        part = batch.slice(start, n_rows)
+        alone = part.nbytes > MAX_RECORD_BYTES
+        yield from (part.slice(i, 1) for i in range(part.num_rows)) if alone else (part,)
 
 
 def _serialised(batch: Any, arrow: Any) -> bytes:
