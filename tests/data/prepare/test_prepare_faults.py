@@ -5,6 +5,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -122,6 +123,76 @@ def test_killed_at_any_moment_it_ends_with_the_same_bytes(
     assert content(store) == content(tmp_path / "calm")
     kept = [p for p, at in written.items() if p.stat().st_mtime_ns == at]
     assert len(kept) == whole
+
+
+def killed_at(call: int, path: Path, store: Path, settings: PrepareSettings) -> bool:
+    """Prepare in a child that is killed before its n-th call on the store; False: it has fewer."""
+    if child := os.fork():
+        return os.waitpid(child, 0)[1] != 0
+    calls = {"open", "os.mkdir", "os.rename", "os.remove", "os.truncate", "shutil.rmtree"}
+    seen: list[str] = []
+
+    def count(event: str, arguments: tuple[object, ...]) -> None:
+        if event in calls and str(arguments[0]).startswith(str(store)):
+            seen.append(event)
+            if len(seen) == call:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(count)
+    prepared(path, store, settings, workers=1, replace=True)
+    os._exit(0)
+
+
+@pytest.mark.parametrize("before", ["nothing", "another store"])
+def test_killed_at_any_early_call_it_begins_again(
+    lines_file: Path, tmp_path: Path, settings_for: Make, before: str
+) -> None:
+    settings, other = settings_for(), settings_for(max_target_tokens=100)
+    prepared(lines_file, tmp_path / "calm", settings)
+    if before == "another store":
+        prepared(lines_file, tmp_path / "other", other)
+    for call in range(1, 13):
+        store = tmp_path / f"s{call}"
+        if before == "another store":
+            shutil.copytree(tmp_path / "other", store)
+        assert killed_at(call, lines_file, store, settings)
+        prepared(lines_file, store, settings, replace=True)
+        assert content(store) == content(tmp_path / "calm"), call
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        ".lock",
+        ".lock.lease",
+        "..lock.lease.0123456789abcdef.partial",
+        ".building.json.0123456789abcdef.partial",
+    ],
+)
+def test_what_a_start_leaves_does_not_make_the_folder_somebody_elses(
+    lines_file: Path, tmp_path: Path, settings_for: Make, name: str
+) -> None:
+    store = tmp_path / "s"
+    store.mkdir()
+    (store / name).touch()
+    prepared(lines_file, store, settings_for())
+    (tmp_path / "mine").mkdir()
+    for foreign in (name, f"{name}.of.mine"):
+        (tmp_path / "mine" / foreign).touch()
+    with pytest.raises(DataError, match="is not empty and holds no token store"):
+        prepared(lines_file, tmp_path / "mine", settings_for())
+
+
+def test_a_disk_that_was_full_at_the_first_byte_is_no_obstacle_later(
+    tmp_path: Path, settings_for: Make
+) -> None:
+    path, settings = many_lines(tmp_path, 60), settings_for()
+    process = child(tmp_path, path, tmp_path / "s", settings.tokenizer, limit=1)
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 3, out
+    assert "is full" in out
+    assert not (tmp_path / "s" / "building.json").exists()
+    prepared(path, tmp_path / "s", settings)
 
 
 def test_workers_end_with_a_killed_main_process(tmp_path: Path, settings_for: Make) -> None:

@@ -9,6 +9,7 @@ settings and the tokenizer. A killed `prepare` keeps its whole shards and ends w
 from __future__ import annotations
 
 import dataclasses
+import re
 import shutil
 import time
 from collections.abc import Sequence
@@ -40,6 +41,8 @@ from toque.storage.no_follow import refuse_links
 from toque.storage.progress import ProgressSink, no_progress
 
 BUILDING = "building.json"
+_BEGUN = re.compile(r"\.lock(\.lease)?|\.(building\.json|\.lock\.lease)\.[0-9a-f]{16}\.partial")
+"""Files that a start leaves when it ends before `building.json` says whose the folder is."""
 _NOT_COMPARED = {"tokenizer", "tokenizer_sha256", "chosen", "room", "max_bad_share"}
 """Recorded settings that are compared otherwise, or change no row."""
 
@@ -170,7 +173,8 @@ def _reusable(plan: Plan, progress: ProgressSink, *, replace: bool) -> PrepareRe
     if not folder.is_dir():
         return None
     if not (folder / NAME).is_file():
-        if any(folder.iterdir()) and not (folder / BUILDING).is_file():
+        foreign = any(not _BEGUN.fullmatch(path.name) for path in folder.iterdir())
+        if foreign and not (folder / BUILDING).is_file():
             raise DataError(
                 f"{folder} is not empty and holds no token store. Choose an empty or new folder "
                 "for data.store, so that nothing of yours is overwritten."
@@ -295,7 +299,6 @@ def _differences(manifest: StoreManifest, plan: Plan) -> list[str]:
 def _begin(job: Job) -> None:
     """Mark the folder as unfinished, keeping shards that belong to these inputs."""
     store = job.store
-    (store / NAME).unlink(missing_ok=True)
     sweep(store)
     sweep(store / "shards")
     mark = msgspec.json.encode({"fingerprint": job.fingerprint})
@@ -306,6 +309,7 @@ def _begin(job: Job) -> None:
         for name in ("shards", "tokenizer"):
             shutil.rmtree(store / name, ignore_errors=True)
     atomic_write(building, mark)
+    (store / NAME).unlink(missing_ok=True)  # after the mark: one of them says whose the folder is
     (store / "shards").mkdir(exist_ok=True)
 
 
