@@ -166,4 +166,5 @@ def _opened(folder: Path, device: str, reporter: Reporter) -> OpenedModel:
 def _texts(
     prompts: str | Sequence[str], file: str | Path | None, record: Provenance, *, raw: bool
 ) -> list[str]:
-    return read_prompts(prompts, file, task="write", raw=raw, recipes=writes_recipes(record))
+    recipes, blanks = writes_recipes(record), record.form == "documents"
+    return read_prompts(prompts, file, task="write", raw=raw, recipes=recipes, blanks=blanks)

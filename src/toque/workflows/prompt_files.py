@@ -25,6 +25,7 @@ def read_prompts(
     task: Task | None,
     raw: bool,
     recipes: bool = True,
+    blanks: bool = False,
 ) -> list[str]:
     """Prompts as a model reads them, those of a file after those of the call.
 
@@ -38,16 +39,20 @@ def read_prompts(
         raw: take all prompts as they are.
         recipes: whether the model was trained to write recipes; one that was not is sent prompts
             as they are.
+        blanks: allow a prompt of nothing, from which a model of whole texts begins one.
 
     Raises:
-        ConfigError: no prompt.
+        ConfigError: no prompt, or one of nothing.
         DataError: a file that cannot be read.
     """
     wish, example = ("write for", _DISH) if task == "write" else ("answer", _RECIPE)
     if task == "write" and not recipes:
         task = None
-    asked = [_asked(p, task, raw=raw) for p in ([prompts] if isinstance(prompts, str) else prompts)]
+    typed = [prompts] if isinstance(prompts, str) else prompts
+    asked = [_asked(prompt, task, raw=raw) for prompt in typed]
+    said = [(f"{argument('prompts')}, number {n}", text) for n, text in enumerate(typed, start=1)]
     for where, line in _lines(Path(file)) if file is not None else ():
+        said.append((where, line if isinstance(line, str) else _said(line)))
         if isinstance(line, str):
             asked.append(_asked(line, task, raw=raw))
         elif isinstance(line.get("prompt"), str):
@@ -66,7 +71,20 @@ def read_prompts(
         raise ConfigError(
             f"Nothing to {wish}. Give {argument(example)} or {argument('file=prompts.txt')}."
         )
+    blank = next((where for where, text in said if not text.strip(" \t\r\n:,")), None)
+    if blank is not None and not blanks:
+        raise ConfigError(
+            f"The prompt at {blank} is blank, so there is nothing to {wish}. Say what is wanted, "
+            f"as in {argument(example)}, or leave it out."
+        )
     return asked
+
+
+def _said(line: dict[str, Any]) -> str:
+    """What a JSON object asks for, in one text."""
+    if isinstance(line.get("prompt"), str):
+        return str(line["prompt"])
+    return " ".join((str(line.get("title")), *_texts(line.get("ingredients"))))
 
 
 def _asked(prompt: str, task: Task | None, *, raw: bool) -> str:

@@ -114,4 +114,4 @@ def _chat(codec: Codec, record: Provenance) -> ChatTemplate | None:
 def _asked(record: Provenance, typed: str) -> str:
     """What a person types, as the prompt of the model's form."""
     recipes = writes_recipes(record)
-    return read_prompts(typed, None, task="write", raw=False, recipes=recipes)[0]
+    return read_prompts(typed, None, task="write", raw=False, recipes=recipes, blanks=True)[0]
