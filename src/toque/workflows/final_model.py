@@ -34,7 +34,7 @@ from toque.workflows.assembly.evaluation import build_sampler, held_out_prompts
 from toque.workflows.assembly.run import Run
 from toque.workflows.assembly.sample_writer import writing_in
 from toque.workflows.assembly.setup import Setup
-from toque.workflows.run_files.model_card import Finished, model_card
+from toque.workflows.run_files.model_card import Finished, as_used, model_card
 from toque.workflows.run_folder import load_weights
 from toque.workflows.score import evaluation_of
 
@@ -118,7 +118,9 @@ def _score_and_keep(
         read_metrics(folder / METRICS) if (folder / METRICS).exists() else (),
     )
     untaught = [NO_TEMPLATE] if "chat_template" in store.codec().settings else []
-    card = "\n".join([model_card(config, record, store.manifest, ended), *untaught])
+    told = model_card(as_used(config, model), record, store.manifest, ended)
+    card = "
+".join([told, *untaught])
     with reporter.working("writing the finished model"):
         kept = keep_model(model, store, folder / "model", card=card, record=record, base_hash=base)
     at = {"step": trainer.progress.step, "model_step": step}

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from tiny import model_of
 from toque.config import load_config
 from toque.data.store.manifest import (
     Records,
@@ -17,9 +18,10 @@ from toque.data.store.manifest import (
 )
 from toque.evaluation.bootstrap import Estimate
 from toque.models.loading.provenance import Provenance
+from toque.models.lora.layers import attach, resolve
 from toque.training.goal import Goal
 from toque.units import Progress
-from toque.workflows.run_files.model_card import Finished, model_card
+from toque.workflows.run_files.model_card import Finished, as_used, model_card
 
 RECIPES = Provenance(form="recipes", max_new_tokens=256, tasks=["write"])
 SYSTEM = {
@@ -91,6 +93,15 @@ def test_a_run_that_measured_all() -> None:
     assert "| energy of the GPUs | 0.000833 kWh |" in card
     assert "| time of the evaluations between them | 1:01 |" in card
     assert "| time of the sessions that ended | 2:20 |" in card
+
+
+def test_what_auto_came_to_is_said() -> None:
+    config = load_config("recipe-t5-xl-lora", ["adapter.r=auto", "model.family=auto"]).config
+    model = model_of("llama")
+    attach(model, resolve(model, kind="lora"), base="a/base", seed=1)
+    card = model_card(as_used(config, model), RECIPES, manifest(), finished())
+    assert "| adapter | lora, r 16 |" in card
+    assert "tags: [toque, llama]" in card
 
 
 @pytest.mark.parametrize("form", ["recipes", "pairs", "documents", "gaps"])

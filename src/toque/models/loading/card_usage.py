@@ -49,6 +49,8 @@ def with_usage(
         "In this folder, or with its path or hub name in place of the dot; the text is that of "
         "`toque generate` with temperature 0. The tokenizer adds what begins and ends a prompt."
     )
+    if not encoder:
+        told += " With `return_full_text=True` a line break that it added is missing from the text."
     return f"{without_usage(card)}\n{HEADING}\n\n{told}\n\n```python\n{code}\n```\n"
 
 

@@ -9,14 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
+
+from transformers import PreTrainedModel
 
 from toque.config import RunConfig
 from toque.cooking.scoring.recipe_scores import POOR
 from toque.data.prepare.source_differences import named
 from toque.data.store.manifest import SourceEntry, StoreManifest
 from toque.evaluation.bootstrap import Estimate
+from toque.models.families import family_of
 from toque.models.loading.provenance import Provenance
+from toque.models.lora.layers import ADAPTER
 from toque.reporter import clock_text
 from toque.training.goal import Goal
 from toque.units import Progress
@@ -54,6 +58,17 @@ class Finished:
     n_texts: int
     events: Sequence[Mapping[str, Any]] = ()
     """Of metrics.jsonl."""
+
+
+def as_used(config: RunConfig, model: PreTrainedModel) -> RunConfig:
+    """The settings, with what `auto` came to in the model."""
+    found: dict[str, Any] = {
+        "model": config.model.model_copy(update={"family": family_of(model.config).name})
+    }
+    if config.adapter is not None:
+        rank = cast("Any", model).peft_config[ADAPTER].r
+        found["adapter"] = config.adapter.model_copy(update={"r": rank})
+    return config.model_copy(update=found)
 
 
 def model_card(
