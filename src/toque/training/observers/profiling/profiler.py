@@ -14,9 +14,10 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final, Literal, final
+from typing import Any, Final, Literal
 
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
@@ -41,38 +42,23 @@ OPERATIONS: Final = "top_operations"
 """File in it, as .md for people and .json for programs."""
 _QUIET: Final = {"KINETO_LOG_LEVEL": "99"}
 """Its library writes lines of its own into the terminal, unless told before it starts."""
+_EXECUTED: Final[list[object]] = []
+"""Code that is executed while call stacks are traced, kept alive; empty while none are.
+
+torch stores pointers into it and reads the names in the end. A module imported meanwhile, as
+trackers do in a thread, drops its code when it is done, and the names are then other memory.
+"""
 
 
-@final
-class _Executed:
-    """Keeps alive the code that is executed while call stacks are traced.
+@cache
+def _keep_executed() -> None:
+    """Hook into Python, once: a hook cannot be taken off again."""
 
-    torch stores pointers into it and reads the names only in the end. A module imported meanwhile,
-    as trackers do in a thread, drops its code when it is done, and the names are then other memory.
-    """
+    def keep(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "exec" and _EXECUTED:
+            _EXECUTED.append(arguments[0])
 
-    def __init__(self) -> None:
-        self._code: list[object] | None = None
-        self._hooked = False
-
-    def keep(self) -> None:
-        """Begin; Python has no way to take the hook off again."""
-        self._code = []
-        if not self._hooked:
-            sys.addaudithook(self._take)
-            self._hooked = True
-
-    def drop(self) -> None:
-        """Let go of it, when the names are read."""
-        self._code = None
-
-    def _take(self, event: str, arguments: tuple[Any, ...]) -> None:
-        code = self._code  # once: another thread may drop it meanwhile
-        if event == "exec" and code is not None:
-            code.append(arguments[0])
-
-
-_EXECUTED: Final = _Executed()
+    sys.addaudithook(keep)
 
 
 @dataclass(frozen=True)
@@ -191,7 +177,7 @@ class Profiler(Callback):
                 self._write()
         except Exception as error:  # noqa: BLE001 - whatever its library raises, the run goes on
             self._give_up(end.progress, error)
-        _EXECUTED.drop()
+        _EXECUTED.clear()
         if self._watch in self.phases.watchers:
             self.phases.watchers.remove(self._watch)
         if end.error is None and end.reason != INTERRUPTED and not self._told:
@@ -207,7 +193,8 @@ class Profiler(Callback):
         plan = self.schedule
         self._steps, self._seconds = [], 0.0
         if self.stacks:
-            _EXECUTED.keep()
+            _keep_executed()
+            _EXECUTED.append(self)
         self._profile = profile(
             activities=kinds,
             schedule=schedule(wait=0, warmup=plan.warmup, active=plan.active, repeat=1),
@@ -237,7 +224,7 @@ class Profiler(Callback):
             timeline = read_timeline(trace)  # which also shows that it can be read
         events = ended.events()  # type: ignore[no-untyped-call]
         found = profiled(events or (), loop_seconds=self._seconds)
-        _EXECUTED.drop()
+        _EXECUTED.clear()
         self._all += found
         self._traces += 1
         if self.memory:
