@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from toque.errors import DataError, ToqueError
 from toque.storage.checksums import sha256_of
+from toque.storage.held_folder import refuse_moved
 from toque.storage.no_follow import open_new, write_new
 
 AfterStage = Callable[[str], None]
@@ -149,6 +150,7 @@ def atomic_folder(target: Path, *, after: AfterStage = no_hook) -> Iterator[Fold
     Raises:
         OSError: the file system refused; nothing unfinished is left and `target` is as before.
     """
+    refuse_moved(target)
     temp = target.with_name(TEMP_PREFIX + target.name)
     shutil.rmtree(temp, ignore_errors=True)
     try:
@@ -161,6 +163,7 @@ def atomic_folder(target: Path, *, after: AfterStage = no_hook) -> Iterator[Fold
                 after(f"fsync {path.name}")
         sync_folder(temp)
         after("fsync folder")
+        refuse_moved(target)
         _put_in_place(temp, target, after)
     except BaseException:
         shutil.rmtree(temp, ignore_errors=True)
@@ -210,6 +213,7 @@ def move_into(path: Path, folder: Path, name: str) -> None:
 
 def remove_folder(folder: Path, *, after: AfterStage = no_hook) -> None:
     """Delete a folder so that a crash half-way leaves no part of it under its name."""
+    refuse_moved(folder)
     doomed = folder.with_name(f"{TEMP_PREFIX}removed-{folder.name}")
     shutil.rmtree(doomed, ignore_errors=True)
     folder.rename(doomed)

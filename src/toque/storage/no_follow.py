@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from toque.storage.held_folder import refuse_moved
+
 LINK: Final = "it is a symbolic link, and none is followed here"
 _NOT_PLAIN: Final = "it is not a plain file"
 _LEFT_ALONE: Final = frozenset({"wandb"})
@@ -41,6 +43,7 @@ def open_new(path: Path) -> int:
     Raises:
         FileExistsError: something is there already, a link that leads nowhere included.
     """
+    refuse_moved(path)
     return open_no_follow(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
 
 
@@ -67,6 +70,7 @@ def open_append(path: Path) -> int:
     Raises:
         OSError: it cannot be opened, or is a link or no plain file.
     """
+    refuse_moved(path)
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
     descriptor = open_no_follow(path, flags)
     found = os.fstat(descriptor)

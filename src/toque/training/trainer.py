@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from toque.batch import Batch
 from toque.data.loader.batch_stream import Step
 from toque.data.loader.prefetch import Batches, Prefetch
-from toque.errors import DataError
+from toque.errors import DataError, Interrupted
 from toque.training.autotune.oom_fallback import OomFallback
 from toque.training.callbacks import Callbacks
 from toque.training.checkpoint import resume
 from toque.training.checkpoint.saved import Checkpoint
 from toque.training.checkpoint.sharded_saver import SAVERS, Layout
-from toque.training.checkpoint.store import CheckpointStore
+from toque.training.checkpoint.store import MOVED, CheckpointStore
 from toque.training.distributed.sharing import Alone, LossFn, Sharing
 from toque.training.events import Requests, RunEnd, RunStart, State, StepInfo, end_reason
 from toque.training.goal import LOSS, Best, Goal
@@ -102,6 +102,7 @@ class Trainer:
             self._run_deferred_evaluation()
             if not self.finished:
                 self._train()
+            self.checkpoints.refuse_moved()
         return self._end(None)
 
     def _train(self) -> None:
@@ -124,7 +125,8 @@ class Trainer:
                 if self.average is not None:
                     self.average.update(self.model, info.before, info.progress)
                 # Observers may ask; only the loop acts, and on all ranks alike.
-                wants = self._ranks.any_rank(self.callbacks.on_step(info))
+                own = self.callbacks.on_step(info) | self.checkpoints.wants()
+                wants = self._ranks.any_rank(own)
                 self._apply_requests(wants)
                 self._evaluate_and_save(info.before, wants)
                 self._saves.tell(self.progress)
@@ -227,7 +229,7 @@ class Trainer:
 
     def _evaluate_and_save(self, before: Progress, wants: Requests) -> None:
         scheduled = self.schedule.evaluation_due(before, self.progress)
-        if self.stop_reason == INTERRUPTED:
+        if self.stop_reason in (INTERRUPTED, MOVED):
             # The machine may be taken away within seconds: save now, evaluate on the way back.
             self.owes_evaluation = scheduled
         elif scheduled or wants.evaluate or self.finished:
@@ -247,8 +249,16 @@ class Trainer:
         self.callbacks.on_before_evaluate(self.progress)
         self.clock.lap("observers")
         with self.average.in_place(self.model) if self.average is not None else nullcontext():
-            metrics = self.evaluator()
+            try:
+                metrics = self.evaluator()
+                wants = self._ranks.any_rank(self.checkpoints.wants())
+            except Interrupted:
+                wants, self.stop_reason = Requests(stop=True, save=True), INTERRUPTED
             self.clock.lap("evaluation")
+            self._apply_requests(wants)
+            if wants.stop:  # nothing of it is kept, and continuing begins with it
+                self.owes_evaluation = True
+                return wants
             self.best = self.goal.best(self.best, self.progress.step, metrics)
             self._saves.save_best(self.progress, self.model, metrics)
             self.clock.lap("saving")

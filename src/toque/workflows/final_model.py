@@ -119,8 +119,7 @@ def _score_and_keep(
     )
     untaught = [NO_TEMPLATE] if "chat_template" in store.codec().settings else []
     told = model_card(as_used(config, model), record, store.manifest, ended)
-    card = "
-".join([told, *untaught])
+    card = "\n".join([told, *untaught])
     with reporter.working("writing the finished model"):
         kept = keep_model(model, store, folder / "model", card=card, record=record, base_hash=base)
     at = {"step": trainer.progress.step, "model_step": step}

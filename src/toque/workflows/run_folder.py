@@ -27,6 +27,7 @@ from toque.data.store.token_store import TokenStore
 from toque.errors import CheckpointError, ToqueError, argument, in_shell
 from toque.storage.atomic import atomic_write
 from toque.storage.bucket import Bucket
+from toque.storage.held_folder import place_of
 from toque.training.checkpoint.delivery import Delivery
 from toque.training.checkpoint.fetch import fetch_step
 from toque.training.checkpoint.saved import Checkpoint, step_name, verify_checkpoint
@@ -92,6 +93,8 @@ def claimed_folder(run: Path) -> Iterator[None]:
 
 def _remove_unused(run: Path, new: Sequence[Path]) -> None:
     """Remove the folders made for a run when they hold nothing but what a session begins with."""
+    if place_of(run) != run:
+        return
     held = {p.relative_to(run).as_posix() for p in run.rglob("*") if not p.is_dir()}
     if held <= {*_OWN_FILES, *(f for f in held if f.startswith("resources-rank"))}:
         with suppress(OSError):

@@ -15,6 +15,7 @@ from toque.data.store.token_store import TokenStore
 from toque.errors import CheckpointError, ConfigError, Interrupted, ToqueError, argument
 from toque.reporter import SILENT, LogReporter, Reporter
 from toque.reports.verdict import verdict_of
+from toque.storage.held_folder import place_of
 from toque.storage.no_follow import refuse_links
 from toque.training.checkpoint.delivery import Delivery
 from toque.training.checkpoint.resume import broadcast_checkpoint
@@ -138,14 +139,14 @@ def tracked(watchers: Watchers, reporter: Reporter) -> Iterator[None]:
         yield
         failed = False
     finally:
-        page = None
+        page, run = None, place_of(watchers.run)
         if watchers.opened:
             try:
-                page = report(watchers.run).file
+                page = report(run).file
             except ToqueError as error:
                 reporter.notice(f"note: trackers get no report page: {error}")
         for feed in watchers.opened:
-            feed.finish(failed=failed, scores=watchers.run / "evaluation.json", page=page)
+            feed.finish(failed=failed, scores=run / "evaluation.json", page=page)
 
 
 def _hold_store(

@@ -127,10 +127,10 @@ class ShardedSaves:
         Raises:
             SaveError: the final save failed.
         """
-        parent = self.store.folder
+        parent = self.store.here
         if self.background and not final:
             self.tell(at)
-            if any(save.parent == parent for save in self._under_way):
+            if any(save.parent.name == parent.name for save in self._under_way):
                 self.counts.skipped += 1
                 if self.counts.skipped == 1:
                     self._warn(at, SKIPPED.format(step=at.step))
@@ -143,7 +143,7 @@ class ShardedSaves:
 
     def save_best(self, at: Progress, model: nn.Module, metrics: dict[str, float]) -> None:
         """Keep the model apart when its loss is among the lowest. Never skipped."""
-        if any(save.parent == self.store.best_folder for save in self._under_way):
+        if any(save.parent.name == self.store.best_folder.name for save in self._under_way):
             self.settle(at)  # the one before it decides what the lowest are
         own = self.store.is_among_best(at.step, metrics) if self.ranks.is_main else None
         if self.ranks.broadcast(own):
@@ -238,7 +238,7 @@ class ShardedSaves:
         )
         if isinstance(made, SaveError):
             return self._failed(at, made, quiet=quiet)
-        if save.parent == self.store.folder:
+        if save.parent.name == self.store.folder.name:
             self.counts.written += 1
             if self.ranks.is_main:
                 self.store.prune(save.step)

@@ -38,6 +38,7 @@ from toque.storage.atomic import (
     sweep_files,
 )
 from toque.storage.bucket_errors import BucketError
+from toque.storage.held_folder import held_folder, place_of, refuse_moved
 from toque.storage.locks import Held, file_lock, held
 from toque.training.checkpoint.delivery import Delivery
 from toque.training.checkpoint.manifest import (
@@ -57,10 +58,12 @@ from toque.training.checkpoint.saved import (
     verify_checkpoint,
 )
 from toque.training.checkpoint.state_tensors import bytes_of, write_tensors
-from toque.training.events import Saved
+from toque.training.events import Requests, Saved
 from toque.training.goal import LOSS, Goal
 
 LOCK: Final = ".lock"
+MOVED: Final = "folder moved"
+"""`RunEnd.reason` where the run's folder is not at its place any more."""
 
 NamedTensors = Mapping[str, Tensor]
 
@@ -102,6 +105,7 @@ def run_lock(folder: Path) -> Iterator[Held]:
     with ExitStack() as stack:
         try:
             lock = stack.enter_context(file_lock(folder / LOCK, refuse))
+            stack.enter_context(held_folder(folder.parent))
         except OSError as error:
             raise CheckpointError(
                 f"{folder} cannot be written: {error.strerror}. Checkpoints are kept there; choose "
@@ -135,8 +139,26 @@ class CheckpointStore:
 
     @property
     def best_folder(self) -> Path:
-        """`best` beside `folder`."""
-        return self.folder.parent / "best"
+        """`best` beside `here`."""
+        return self.here.parent / "best"
+
+    @property
+    def here(self) -> Path:
+        """`folder`, wherever it was moved to since this process holds it."""
+        return place_of(self.folder.parent) / self.folder.name
+
+    def wants(self) -> Requests:
+        """To stop and save, where the run's folder is not at its place any more."""
+        moved = self.here != self.folder
+        return Requests(stop=moved, save=moved, reason=MOVED if moved else "")
+
+    def refuse_moved(self) -> None:
+        """Say where the run's folder is.
+
+        Raises:
+            CheckpointError: not at its place.
+        """
+        refuse_moved(self.folder)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -167,7 +189,7 @@ class CheckpointStore:
         Raises:
             SaveError: the file system refused. The older checkpoints are untouched.
         """
-        saved = self._write(self.folder, step, tensors, state=state, metrics={})
+        saved = self._write(self.here, step, tensors, state=state, metrics={})
         self.prune(step)
         return saved
 
@@ -211,7 +233,7 @@ class CheckpointStore:
             CheckpointError: there are checkpoints, and not one can be used.
         """
         skipped: list[Skipped] = []
-        for path in step_folders(self.folder):
+        for path in step_folders(self.here):
             try:
                 return replace(self._verified(path), skipped=tuple(skipped))
             except (NewerFormatError, BucketError):
@@ -338,7 +360,7 @@ class CheckpointStore:
         """Remove the checkpoints that are no longer kept, once that of `step` is durable."""
         # Steps beyond the present one were found damaged when the run continued: they neither
         # count as kept nor are they ours to delete.
-        present = [path for path in step_folders(self.folder) if step_of(path) <= step]
+        present = [path for path in step_folders(self.here) if step_of(path) <= step]
         for path in present[max(1, self.keep_last) :]:
             self._remove(path)
 

@@ -20,6 +20,7 @@ from toque.errors import CheckpointError
 from toque.storage.atomic import atomic_folder, link_or_copy, remove_folder, sweep
 from toque.storage.bucket import Bucket
 from toque.storage.bucket_lock import BucketLock
+from toque.storage.held_folder import refuse_moved
 from toque.training.callbacks import Callback
 from toque.training.checkpoint.fetch import complete_steps
 from toque.training.checkpoint.manifest import MANIFEST, read_manifest
@@ -132,6 +133,7 @@ class Uploads:
 
     def finished(self) -> None:
         """Upload the small files and the finished model, too."""
+        refuse_moved(self._run)
         for name in MODEL_FILES:
             self._send(name)
         self._small_files()
@@ -172,6 +174,7 @@ class Uploads:
                 self._changed.clear()
 
     def _upload(self, path: Path) -> None:
+        refuse_moved(path)
         kind, _, step = path.name.partition("-")
         manifest = read_manifest(path)
         place = f"{kind}/{step}"

@@ -1,0 +1,161 @@
+"""A run's folder is moved away while it trains: whatever is put in its place stays as it is."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from toque.cli import main
+from toque.errors import CheckpointError
+from toque.storage.checksums import sha256_of
+from toque.training.checkpoint.saved import verify_checkpoint
+from toque.training.checkpoint.store import CheckpointStore, run_lock
+from toque.training.observers.metrics_reader import read_metrics
+
+OFTEN = (
+    "train.save_every=1 step",
+    "train.evaluate_every=2 steps",
+    "train.keep_last=1",
+    "evaluation.generate=2",
+    "evaluation.texts=2",
+)
+
+
+def everything(folder: Path) -> dict[str, str]:
+    """Every file and folder, with hashes and the times of their last changes."""
+    return {
+        str(path.relative_to(folder)): f"{sha256_of(path) if path.is_file() else ''} "
+        f"{path.stat().st_mtime_ns}"
+        for path in [folder, *sorted(folder.rglob("*"))]
+    }
+
+
+@pytest.fixture(scope="module")
+def finished(kitchen: Path) -> Path:
+    """A finished run of the same configuration, whose files have the same names."""
+    run = kitchen / "the-other"
+    assert main(["train", str(kitchen / "run.yaml"), f"run_dir={run}", *OFTEN]) == 0
+    return run
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "moved, and another put there",
+        pytest.param("moved", marks=pytest.mark.slow),
+        pytest.param("removed", marks=pytest.mark.slow),
+    ],
+)
+def test_another_run_put_in_the_place_of_one_that_trains_stays_as_it_is(
+    kitchen: Path, finished: Path, tmp_path: Path, how: str
+) -> None:
+    run, away = tmp_path / "run", tmp_path / "elsewhere" / "run"
+    away.parent.mkdir()
+    words = ["train", str(kitchen / "run.yaml"), f"run_dir={run}", *OFTEN]
+    words += ["train.stop_after=100000 steps"]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "toque", *words], stderr=subprocess.PIPE, text=True
+    )
+    while not list(run.glob("checkpoints/step-0000000[3-9]/manifest.json")):
+        assert child.poll() is None
+    child.send_signal(signal.SIGSTOP)  # or it could save while its folder is being removed
+    run.rename(away)
+    if how == "removed":
+        shutil.rmtree(away)
+    before = {}
+    if "another" in how:
+        shutil.copytree(finished, tmp_path / "copy")
+        before = everything(tmp_path / "copy")
+        (tmp_path / "copy").rename(run)
+    child.send_signal(signal.SIGCONT)
+    _, said = child.communicate(timeout=120)
+    assert child.returncode == CheckpointError.exit_code, said
+    assert "is not the folder that this run began in" in said
+    if before:
+        assert everything(run) == before
+    else:
+        assert not run.exists()
+    (now,) = [*away.parent.glob("run"), *tmp_path.glob("run.aside-*")]
+    assert f"set run_dir={now}" in said
+    (newest,) = (now / "checkpoints").glob("step-*")
+    step = int(newest.name.removeprefix("step-"))
+    if how != "removed":
+        metrics = [e for e in read_metrics(now / "metrics.jsonl") if e["event"] == "step"]
+        assert metrics[-1]["step"] == step  # nothing since the last update was lost
+    found = CheckpointStore(now / "checkpoints").newest_valid()  # what the same command continues
+    assert found is not None
+    assert found.step == step
+
+
+MOVES = """
+import os, sys
+from pathlib import Path
+import toque.workflows.final_model as final
+from toque.cli import main
+whole = final.held_out_prompts
+def moved(*args):
+    run = Path(sys.argv[1])
+    os.rename(run, run.with_name("away"))
+    os.rename(run.with_name("copy"), run)
+    return whole(*args)
+final.held_out_prompts = moved
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+def test_the_finished_model_and_scores_do_not_go_into_another_run(
+    kitchen: Path, finished: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(finished, tmp_path / "copy")
+    before = everything(tmp_path / "copy")
+    run = tmp_path / "run"
+    words = ["train", str(kitchen / "run.yaml"), f"run_dir={run}", *OFTEN]
+    words += ["observe.trackers=[tensorboard]"]  # which gets a report page in the end
+    done = subprocess.run(
+        [sys.executable, "-c", MOVES, run, *words], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == CheckpointError.exit_code, done.stderr
+    assert f"set run_dir={tmp_path / 'away'}" in done.stderr
+    assert everything(run) == before
+    assert not (tmp_path / "away" / "model").exists()
+    assert (tmp_path / "away" / "report.html").exists()
+
+
+def test_a_run_moved_during_an_evaluation_keeps_its_best_model_and_texts_out_of_another(
+    make_run, tmp_path: Path
+) -> None:
+    other = make_run(folder=tmp_path / "other", steps=9, evaluate_every="3 steps")
+    other.trainer.fit()
+    before = everything(tmp_path / "other")
+    run = tmp_path / "run"
+
+    def moving(_model):
+        if not (tmp_path / "away").exists():
+            run.rename(tmp_path / "away")
+            (tmp_path / "other").rename(run)
+        return {"loss": 0.0}  # better than any other
+
+    began = make_run(folder=run, steps=9, evaluate_every="3 steps", evaluator=moving, keep_last=1)
+    with pytest.raises(CheckpointError, match="is not the folder that this run began in"):
+        began.trainer.fit()
+    assert everything(run) == before
+    (saved,) = (tmp_path / "away" / "checkpoints").glob("step-*")
+    assert verify_checkpoint(saved).state()["owes_evaluation"]
+    assert not list(tmp_path.glob("away/best/*"))
+
+
+def test_a_link_to_the_moved_folder_is_the_same_folder(tmp_path: Path) -> None:
+    from toque.storage.atomic import atomic_write
+
+    with run_lock(tmp_path / "run" / "checkpoints"):
+        (tmp_path / "run").rename(tmp_path / "larger-disk")
+        with pytest.raises(CheckpointError, match="larger-disk"):
+            atomic_write(tmp_path / "run" / "config.yaml", b"")
+        (tmp_path / "run").symlink_to(tmp_path / "larger-disk")
+        atomic_write(tmp_path / "run" / "config.yaml", b"")
+    assert (tmp_path / "larger-disk" / "config.yaml").exists()
