@@ -17,12 +17,16 @@ from torch import Tensor, nn
 from toque.batch import Batch
 from toque.data.loader.collate import Layout
 from toque.data.loader.packing import RowShape, pack
-from toque.errors import ConfigError
+from toque.errors import ConfigError, Interrupted
 from toque.hardware.memory import is_out_of_memory, release_memory
 from toque.keyed_random import key_of, permute
 from toque.reporter import Count, uncounted
 
 T = TypeVar("T")
+LEFT = (
+    "A signal came during an evaluation, which was left. What was saved is whole; start the same "
+    "command to continue."
+)
 SUBSET_KEY = key_of(0x746F717565)
 """Draws the held-out subset: the same for every run and seed, so that runs can be compared."""
 
@@ -101,15 +105,16 @@ class HeldOut:
 
         Args:
             model: on `device`.
-            on_progress: called with (examples done, all examples), over all ranks about.
+            on_progress: called with (examples done, all examples), over all ranks about, after
+                every batch. It may raise Interrupted; then all ranks do.
         """
         was_training = model.training
         model.eval()
-        nats, weighed, targets, plain = 0.0, 0.0, 0, 0.0
+        nats, weighed, targets, plain, cut = 0.0, 0.0, 0, 0.0, False
         rank, ranks = self.share
         n_examples, done = sum(map(len, self.rows)), 0
-        on_progress(0, n_examples)
         try:
+            on_progress(0, n_examples)
             with torch.no_grad():
                 batches = self._batches()
                 computed = self._computed(
@@ -126,9 +131,14 @@ class HeldOut:
                     empty = self.layout.batch(batches[0][1]).unlabelled()
                     with self.autocast():
                         self.loss_sum(model, empty.to(self.device))
+                    on_progress(n_examples, n_examples)
+        except Interrupted:
+            cut = True
         finally:
             model.train(was_training)
-        nats, weighed, n_targets, plain = self.total((nats, weighed, targets, plain))
+        nats, weighed, n_targets, plain, n_cut = self.total((nats, weighed, targets, plain, cut))
+        if n_cut:
+            raise Interrupted(LEFT)
         targets, loss = int(n_targets), nats / weighed
         found = {"loss": loss, "perplexity": perplexity(loss), "target_tokens": targets}
         if self.n_bytes:

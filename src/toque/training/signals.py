@@ -1,5 +1,7 @@
 """Signals: SIGTERM, SIGHUP and Ctrl-C finish the step, save and stop; a second one exits at once.
 
+An evaluation is left between two batches or tokens, and made when the run continues.
+
 A terminal that goes away sends SIGHUP, often twice (the kernel and the shell both do) and followed
 by SIGTERM: none of these is somebody asking twice. Under nohup SIGHUP is ignored and stays so.
 """
@@ -25,6 +27,7 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _AFTER_HANGUP: Final = 5.0
 """Seconds in which whatever follows a hangup belongs to it."""
 _STANDARD_ERROR: Final = 2
+_STEP: Final = "finishing this step"
 
 
 class Interrupt(Callback):
@@ -44,6 +47,11 @@ class Interrupt(Callback):
         self._caught_at = 0.0
         self._before: dict[int, Any] = {}
         self._caught: signal.Signals | None = None
+        self._doing = _STEP
+
+    def has_come(self) -> bool:
+        """Whether a signal has come."""
+        return self._caught is not None
 
     def on_fit_start(self, start: RunStart) -> None:
         """Set the handlers."""
@@ -52,12 +60,21 @@ class Interrupt(Callback):
             handled = [s for s in _SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]
             self._before = {s: signal.signal(s, self._handle) for s in handled}
 
+    def on_before_step(self, at: Progress) -> None:
+        """A signal from here on finds an update under way."""
+        self._doing = _STEP
+
+    def on_before_evaluate(self, at: Progress) -> None:
+        """A signal from here on finds an evaluation under way."""
+        self._doing = "leaving this evaluation, which is made when the run continues"
+
     def on_step(self, info: StepInfo) -> Requests | None:
         """Ask to stop once a signal has come."""
         return self._request()
 
     def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> Requests | None:
         """Ask to stop once a signal has come."""
+        self._doing = _STEP
         return self._request()
 
     def on_fit_end(self, end: RunEnd) -> None:
@@ -82,7 +99,7 @@ class Interrupt(Callback):
             os._exit(128 + number)  # the shell's convention for death by a signal
         self._caught, self._caught_at = signal.Signals(number), time.monotonic()
         if not self._silent:
-            _say(f"\n{name}: finishing this step, then saving. Once more exits at once.\n")
+            _say(f"\n{name}: {self._doing}, then saving. Once more exits at once.\n")
 
 
 def _say(text: str) -> None:

@@ -123,6 +123,10 @@ def assemble(
     heldout = build_heldout(setup, reporter)
     encoder = family.is_encoder_decoder
     evaluator = build_evaluator(setup, heldout, encoder=encoder, reporter=reporter)
+    # A launcher passes on a signal that every process has had already.
+    again = 5.0 if ranks.is_distributed or is_launched() else 0.0
+    interrupt = Interrupt(silent=not heard(reporter), same_for_seconds=again)
+    evaluator.interrupted = interrupt.has_come
     length = length_of(setup, heldout, evaluator.sampler, clock, reporter)
 
     def warn(at: Progress, message: str) -> None:
@@ -131,9 +135,7 @@ def assemble(
     def optimizer() -> torch.optim.Optimizer:
         return trainer.optimizer
 
-    # A launcher passes on a signal that every process has had already.
-    again = 5.0 if ranks.is_distributed or is_launched() else 0.0
-    callbacks: list[Callback] = [Interrupt(silent=not heard(reporter), same_for_seconds=again)]
+    callbacks: list[Callback] = [interrupt]
     if watchers is not None:
         time_left = _time_left(setup, tuned, evaluator, length, reporter)
         callbacks += [

@@ -14,11 +14,11 @@ from typing import Any
 
 from torch import nn
 
-from toque.errors import ConfigError
-from toque.evaluation.heldout_loss import HeldOut
+from toque.errors import ConfigError, Interrupted
+from toque.evaluation.heldout_loss import LEFT, HeldOut
 from toque.evaluation.text_samples import Sample, Sampler
 from toque.evaluation.text_scores import TextScores
-from toque.reporter import SILENT, Reporter, counting
+from toque.reporter import SILENT, Count, Reporter, counting
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.sharing import Sharing
 from toque.workflows.assembly.distributed_eval import sample_on_all_ranks
@@ -75,6 +75,7 @@ class Evaluator:
             or a function of the user's raised, it is NaN, which is no improvement.
         known: names that metrics may have; the user's functions may give others.
         reporter: hears how far it is.
+        interrupted: asked after every batch and every token whether to leave an evaluation.
     """
 
     heldout: HeldOut
@@ -88,6 +89,7 @@ class Evaluator:
     watched: Sequence[str] = ()
     known: Sequence[str] = ()
     reporter: Reporter = SILENT
+    interrupted: Callable[[], bool] = bool
     last: Evaluated = Evaluated()
     """What the newest call found."""
 
@@ -96,6 +98,7 @@ class Evaluator:
 
         Raises:
             ConfigError: the run goes by a metric that no function of the user's gives.
+            Interrupted: `interrupted` said so, on any rank; nothing is measured.
         """
         began = time.perf_counter()
         metrics = self.losses()
@@ -122,7 +125,7 @@ class Evaluator:
     def losses(self) -> dict[str, float]:
         """The figures of the held-out examples alone: loss, perplexity, bits a byte."""
         with counting(self.reporter, "evaluating", "held-out examples") as count:
-            return self.heldout(self.model, count)
+            return self.heldout(self.model, self._told(count, together=self.heldout.in_step))
 
     def record(self) -> dict[str, Any]:
         """Further fields of the newest evaluation's event."""
@@ -136,7 +139,18 @@ class Evaluator:
             self.context(),
             counting(self.reporter, "writing", "texts") as count,
         ):
-            return sample_on_all_ranks(self.sampler, model, self.ranks, count)
+            return sample_on_all_ranks(self.sampler, model, self.ranks, self._told(count))
+
+    def _told(self, count: Count, *, together: bool = False) -> Count:
+        """A count that leaves the evaluation when asked; `together`: all ranks call it as often."""
+
+        def told(done: int, total: int, share: float | None = None, /) -> None:
+            count(done, total, share)
+            leave = int(self.interrupted())
+            if self.ranks.all_reduce_max(leave) if together else leave:
+                raise Interrupted(LEFT)
+
+        return told
 
     def _scored(self, samples: Sequence[Sample]) -> tuple[dict[str, float], dict[str, str]]:
         scores = self.scores()
