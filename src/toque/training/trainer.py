@@ -55,8 +55,7 @@ class Trainer:
     sharing: Sharing | None = None  # how the ranks hold the model; None in one process
     noise: GradientNoise | None = None
     average: WeightAverage | None = None  # if set, what is evaluated and kept as a best model
-    check_reached: Callable[[nn.Module], None] | None = None
-    """Called with the gradients of a session's first update; raises when parts got none."""
+    check_reached: Callable[[nn.Module], None] | None = None  # raises at the first gradients
     base_sha256: str | None = None  # of frozen weights, which checkpoints leave out
     prefetch: Callable[[Batches, Cursor], Prefetch] = Prefetch  # makes batches ahead of the loop
     background_saves: bool = False  # the last of a session is waited for all the same
@@ -66,8 +65,7 @@ class Trainer:
     goal: Goal = LOSS
     best: Best | None = None
     stop_reason: str | None = None  # why a callback asked to end before `stop_after`
-    owes_evaluation: bool = False
-    """An interruption came before an evaluation that was due; continuing begins with it."""
+    owes_evaluation: bool = False  # one that was due or begun; continuing begins with it
     notes: list[str] = field(default_factory=list)
     count_seconds: Callable[[float], float] = float  # what `Progress` counts of an update's
     clock: PartClock = field(default_factory=PartClock)
@@ -93,16 +91,14 @@ class Trainer:
         self.clock.restart()
         self._ranks.assert_in_sync("at the begin", self._sharing, self.progress, self.cursor)
         with ExitStack() as stack:
-            claimed = self.checkpoints.claimed
-            leftovers = stack.enter_context(claimed()) if self._ranks.is_main else []
-            wants = stack.enter_context(self.callbacks.around(self._start(leftovers), self._end))
+            left = stack.enter_context(self.checkpoints.claimed()) if self._ranks.is_main else []
+            wants = stack.enter_context(self.callbacks.around(self._start(left), self._end))
             stack.enter_context(self._saves.session(lambda: self.progress))
             self._apply_requests(self._ranks.any_rank(wants))
             self.clock.lap("starting")
             self._run_deferred_evaluation()
             if not self.finished:
                 self._train()
-            self.checkpoints.refuse_moved()
         return self._end(None)
 
     def _train(self) -> None:
@@ -125,8 +121,7 @@ class Trainer:
                 if self.average is not None:
                     self.average.update(self.model, info.before, info.progress)
                 # Observers may ask; only the loop acts, and on all ranks alike.
-                own = self.callbacks.on_step(info) | self.checkpoints.wants()
-                wants = self._ranks.any_rank(own)
+                wants = self._ranks.any_rank(self.callbacks.on_step(info) | self.checkpoints.asks())
                 self._apply_requests(wants)
                 self._evaluate_and_save(info.before, wants)
                 self._saves.tell(self.progress)
@@ -230,8 +225,7 @@ class Trainer:
     def _evaluate_and_save(self, before: Progress, wants: Requests) -> None:
         scheduled = self.schedule.evaluation_due(before, self.progress)
         if self.stop_reason in (INTERRUPTED, MOVED):
-            # The machine may be taken away within seconds: save now, evaluate on the way back.
-            self.owes_evaluation = scheduled
+            self.owes_evaluation = scheduled  # the machine may be taken away: save now
         elif scheduled or wants.evaluate or self.finished:
             wants |= self._evaluate()
         if wants.save or self.finished or self.schedule.save_due(before, self.progress):
@@ -251,14 +245,10 @@ class Trainer:
         with self.average.in_place(self.model) if self.average is not None else nullcontext():
             try:
                 metrics = self.evaluator()
-                wants = self._ranks.any_rank(self.checkpoints.wants())
-            except Interrupted:
-                wants, self.stop_reason = Requests(stop=True, save=True), INTERRUPTED
+            except Interrupted:  # nothing of it is kept, and continuing begins with it
+                self.stop_reason, self.owes_evaluation = INTERRUPTED, True
+                return Requests(stop=True, save=True)
             self.clock.lap("evaluation")
-            self._apply_requests(wants)
-            if wants.stop:  # nothing of it is kept, and continuing begins with it
-                self.owes_evaluation = True
-                return wants
             self.best = self.goal.best(self.best, self.progress.step, metrics)
             self._saves.save_best(self.progress, self.model, metrics)
             self.clock.lap("saving")

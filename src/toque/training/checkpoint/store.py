@@ -147,18 +147,10 @@ class CheckpointStore:
         """`folder`, wherever it was moved to since this process holds it."""
         return place_of(self.folder.parent) / self.folder.name
 
-    def wants(self) -> Requests:
+    def asks(self) -> Requests:
         """To stop and save, where the run's folder is not at its place any more."""
         moved = self.here != self.folder
         return Requests(stop=moved, save=moved, reason=MOVED if moved else "")
-
-    def refuse_moved(self) -> None:
-        """Say where the run's folder is.
-
-        Raises:
-            CheckpointError: not at its place.
-        """
-        refuse_moved(self.folder)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -171,10 +163,12 @@ class CheckpointStore:
         """Hold the run against other processes; yields the leftovers of killed saves, removed.
 
         Raises:
-            CheckpointError: another process trains here, or the folder cannot be written.
+            CheckpointError: another process trains here, or the folder cannot be written; in the
+                end, it is not where it was.
         """
         with nullcontext() if self.held else run_lock(self.folder):
             yield sweep(self.folder) + sweep(self.best_folder) + sweep_files(self.folder.parent)
+            refuse_moved(self.folder)
 
     def save(
         self, step: int, tensors: Mapping[str, NamedTensors], state: Mapping[str, Any]

@@ -14,6 +14,7 @@ from torch import nn
 from toque.evaluation.text_samples import append_samples
 from toque.models.lora.layers import is_adapted
 from toque.reporter import SILENT, Reporter
+from toque.storage.held_folder import place_of
 from toque.training.callbacks import Callback
 from toque.training.events import RunStart
 from toque.training.runtime import Runtime
@@ -72,7 +73,10 @@ class SampleWriter(Callback):
         found = self.evaluator.last
         self._spent += found.seconds
         samples = [*found.held_out, *found.own]
-        refused = append_samples(self.path, samples, step=at.step) if samples else None
+        path = (
+            place_of(self.path.parent) / self.path.name
+        )  # of a run that is moved while it goes on
+        refused = append_samples(path, samples, step=at.step) if samples else None
         if refused is not None:
             self.warn(at, refused)
         for name in [name for name in found.failed if name not in self._failed]:
