@@ -9,7 +9,7 @@ from pathlib import Path
 TESTS = Path(__file__).parent.parent
 LIST = TESTS.parent / "docs" / "explanation" / "reliability.md"
 HELD = TESTS.parent / "lab" / "fault-tests.md"
-NUMBERS = list(range(1, 70))
+NUMBERS = list(range(1, 86))
 _NODE = re.compile(r"`([a-z_0-9/]+\.py)::(\w+)`")
 
 
