@@ -43,6 +43,7 @@ test-slow: $(READY)  ## the slow tests
 
 $(NEWEST)/.ready: pyproject.toml
 	@$(PYTHON) -m venv --clear $(NEWEST)
+	@$(NEWEST)/bin/pip $(PIP_INSTALL) --upgrade pip  # the one that Python brings searches for minutes
 	@$(NEWEST)/bin/pip $(PIP_INSTALL) --editable '.[dev]'
 	@touch $@
 
