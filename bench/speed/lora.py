@@ -27,7 +27,7 @@ from updates import batch_of, update
 from toque.models.flops import flops_per_token, parameter_counts
 from toque.models.loading.from_scratch import build_model
 from toque.models.lora.frozen import hold_frozen
-from toque.models.lora.layers import adapter_parameters, attach, resolve
+from toque.models.lora.layers import attach, resolve
 from toque.training.optim.factory import build_optimizer
 from toque.training.runtime import Runtime
 
@@ -72,7 +72,6 @@ class Side:
         )
         if rank is not None:
             shape = resolve(self.model, kind="lora", r=rank, dropout=0.0)
-            self.predicted = adapter_parameters(self.model, shape)
             attach(self.model, shape, base="bench", seed=1)
             hold_frozen(self.model, runtime.dtype)
         self.optimizer = build_optimizer(self.model)
@@ -112,7 +111,6 @@ def measure(a: argparse.Namespace) -> harness.Result:
         "shape": SHAPES[a.family],
         "rows": [ROWS, LENGTH],
         "parameters": {"total": counts.total, "trained": counts.trainable},
-        "adapter_predicted": part.predicted,
         "threads": torch.get_num_threads(),
     }
     return result

@@ -12,7 +12,8 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent.parent / "src" / "toque"
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z_-]*")
 OTHER_PROGRAMS = {
-    "models/loading/card_usage.py": {"--temp", "--jinja"},  # llama.cpp's
+    "models/loading/card_usage.py": {"--temp", "--jinja", "--to"},  # llama.cpp's; to paste
+    "workflows/final_model.py": {"--to"},  # of a whole command, to paste
     # nvidia-smi's, Docker's and pip's; and what the doctor calls this program with.
     "workflows/doctor/environment.py": {"--query-gpu", "--format", "--shm-size", "--upgrade"},
     "workflows/doctor/trial.py": {"--no-prepare"},

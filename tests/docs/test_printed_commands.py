@@ -37,7 +37,7 @@ NAMES: Final = {
     "ADAPTER": "runs/a/model", "DIR": "folder",
     "model.start_from=DIR": "model.start_from=runs/mine/model",
     "RECIPES": "my-recipes.jsonl.gz", "YOUR-RECIPES": "my-recipes.jsonl.gz",
-    "recipes.jsonl": "recipes.jsonl", "$data": "my-recipes.jsonl.gz",
+    "recipes.jsonl": "recipes.jsonl", "dump.csv": "recipes.jsonl", "$data": "my-recipes.jsonl.gz",
     "CARD": "rtx-4090", "N": "2", "seed=S": "seed=3", "$first:29400": "node-1:29400",
     "step-00000200": "step-00000003",
 }  # fmt: skip
@@ -53,6 +53,7 @@ VALUES: Final = {
     "store": "stores/my own",
     "result.store.path": "stores/my own",
     "file": "my own.yaml",
+    "again": "'my own.yaml'",
     "self.file": "my own.yaml",
 }
 """What the program puts in, by the expression of the f-string; paths with a blank in them."""
@@ -91,9 +92,9 @@ def words_of(printed: Printed) -> list[str]:
 
 def _value(expression: str, file: Path) -> str:
     """What an expression gives, as it stands in the printed line."""
-    inside = re.fullmatch(r"shlex\.quote\((?:str\()?([\w.]+?)\)+", expression)
+    inside = re.fullmatch(r"in_shell\(([\w.]+)\)", expression)
     value = VALUES[inside[1] if inside else expression]
-    assigned = rf"\b{re.escape(expression)} ?= ?shlex\.quote\("
+    assigned = rf"\b{re.escape(expression)} ?= ?in_shell\("
     set_quoted = re.search(assigned, file.read_text(encoding="utf-8"))
     return shlex.quote(value) if inside or set_quoted else value
 
@@ -181,6 +182,8 @@ def test_printed_commands_run(
     monkeypatch.chdir(shutil.copytree(pantry, tmp_path / "pantry"))
     if words[0] == "init" and "--to" not in words:
         Path("my.yaml").unlink()  # what it writes is not there before
+    if words[0] == "cookbook":
+        Path("recipes.jsonl").unlink()
     few = ["--n", "4"] if words[0] == "cookbook" and "--n" not in words else []
     code = main([*words, *few])
     assert code == 0, f"{places(words)}: {capfd.readouterr().err}"

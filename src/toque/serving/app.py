@@ -133,7 +133,7 @@ async def _conversation(served: ServedModel, asked: ChatRequest) -> list[int]:
             400, "messages hold nothing that a user says; add one.", param="messages"
         )
     if served.chat is None:
-        return await run_in_threadpool(served.prompt_ids, served.asked(asked.question))
+        return await run_in_threadpool(lambda: served.prompt_ids(served.asked(asked.question)))
     try:
         return await asyncio.wrap_future(served.chat.ids(asked.turns))
     except DataError as error:

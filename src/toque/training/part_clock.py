@@ -65,21 +65,27 @@ class PartClock:
         compiling: Callable[[], float] = float,
     ) -> None:
         self._now, self._compiling = now, compiling
-        self.slowed = False  # by an observer: then the update under way is no other's measure
+        self._slowed = False  # by an observer: then the update under way is no other's measure
         self._parts: dict[str, float] = {}
         self._at = now()
 
     def restart(self) -> None:
         """Forget what was counted; time begins now."""
-        self._parts, self.slowed = {}, False
+        self._parts, self._slowed = {}, False
         self._compiling()
         self._at = self._now()
 
-    def lap(self, part: Part) -> None:
-        """Give the time since the last reading to `part`."""
+    def lap(self, part: Part, *, slowed: bool | None = None) -> None:
+        """Give the time since the last reading to `part`.
+
+        Args:
+            part: where the time went.
+            slowed: whether an observer slows the update that begins; None changes nothing.
+        """
         now, compiling = self._now(), self._compiling()
-        if self.slowed and part in _OF_UPDATES:
+        if (self._slowed or slowed) and part in _OF_UPDATES:  # to begin profiling takes time, too
             part = "profiling"
+        self._slowed = self._slowed if slowed is None else slowed
         self._add(part, now - self._at - compiling)
         if compiling > 0.0:
             self._add("compiling", compiling)

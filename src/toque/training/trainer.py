@@ -107,9 +107,7 @@ class Trainer:
             while not self.finished:
                 started = time.perf_counter()
                 self.callbacks.on_before_step(self.progress)
-                self.clock.slowed |= self.callbacks.slow  # beginning to profile takes time, too
-                self.clock.lap("observers")
-                self.clock.slowed = self.callbacks.slow
+                self.clock.lap("observers", slowed=self.callbacks.slow)
                 planned, batch, _ = prefetch.next()
                 self.clock.lap("data_wait")
                 info = self.step(planned, batch, started=started)

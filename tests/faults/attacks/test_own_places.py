@@ -94,7 +94,7 @@ def test_values_are_still_read_as_yaml():
 
 def test_an_error_shows_a_line_break_in_a_path(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    for verb in ("report", "verify", "watch", "train"):
+    for verb in ("report", "verify", "evaluate", "train"):
         assert main([verb, "no\nsuch"]) == 2
         said = capsys.readouterr().err
         assert said.startswith("toque: no\\nsuch")
