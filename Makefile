@@ -12,8 +12,8 @@ BIN := .venv/bin
 READY := .venv/.ready
 NEWEST := .venv-newest
 ARGS ?=
-# What builds packages from source, ours among them; installed first, so that the lock holds it, too.
-BUILDERS := hatchling editables setuptools
+# What installs and builds packages, ours among them; installed first, so that the lock holds it, too.
+BUILDERS := pip hatchling editables setuptools
 # What leans most on other packages: loading, one run and its resumption, generation, serving.
 NEWEST_TESTS := tests/cli/test_quiet.py tests/models/loading tests/models/generation \
 	tests/training/test_resume.py tests/training/test_trainer.py tests/serving/test_app.py
@@ -28,7 +28,7 @@ $(READY): pyproject.toml requirements.lock
 	@test -n "$(PYTHON)" || { echo "No Python 3.11 or later with venv was found; name one: make PYTHON=/path/to/python3.11"; exit 2; }
 	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv
 	@echo "Installing into .venv (once; torch is the large part) ..."
-	@$(BIN)/pip $(PIP_INSTALL) --constraint requirements.lock $(BUILDERS)
+	@$(BIN)/python -m pip $(PIP_INSTALL) --constraint requirements.lock $(BUILDERS)
 	@$(BIN)/pip $(PIP_INSTALL) --constraint requirements.lock --no-build-isolation --editable '.[dev]'
 	@touch $@
 
@@ -43,7 +43,7 @@ test-slow: $(READY)  ## the slow tests
 
 $(NEWEST)/.ready: pyproject.toml
 	@$(PYTHON) -m venv --clear $(NEWEST)
-	@$(NEWEST)/bin/pip $(PIP_INSTALL) --upgrade pip  # the one that Python brings searches for minutes
+	@$(NEWEST)/bin/python -m pip $(PIP_INSTALL) --upgrade pip  # the one that Python brings searches for minutes
 	@$(NEWEST)/bin/pip $(PIP_INSTALL) --editable '.[dev]'
 	@touch $@
 

@@ -167,8 +167,9 @@ install() {
     fi
     say packages 'installing; torch is the large part'
     if [ -x $PYTHON_OF_VENV ]; then warn_of_gigabytes $PYTHON_OF_VENV; else warn_of_gigabytes "$python"; fi
-    # What builds packages from source comes first, by the lock, too.
-    run $PYTHON_OF_VENV -m pip install --quiet --disable-pip-version-check --constraint $LOCK hatchling editables setuptools
+    # What installs and builds packages comes first, by the lock, too.
+    run $PYTHON_OF_VENV -m pip install --quiet --disable-pip-version-check --constraint $LOCK \
+        pip hatchling editables setuptools
     run $PYTHON_OF_VENV -m pip install --quiet --disable-pip-version-check --constraint $LOCK --no-build-isolation \
         --editable ".[$extras]"
     [ $dry_run = yes ] || printf '%s\n' "$extras" >$INSTALLED
