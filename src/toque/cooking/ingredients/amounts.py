@@ -241,6 +241,7 @@ class AmountReader:
             return False
         if words[i] in {"or", "to"} and words[i + 1] in SIZES:
             i += 2
+        i += words[i] == "sized"
         if words[i - 1] in SIZES_OF_MEASURES or (not self.amounts and words[i - 1] == "big"):
             return False
         self.sizes += words[self.i : i]

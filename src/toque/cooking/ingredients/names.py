@@ -10,8 +10,8 @@ import re
 from functools import lru_cache
 
 from toque.cooking.ingredients.parser import parse_line
+from toque.cooking.ingredients.segments import is_quality
 from toque.cooking.ingredients.tokens import WORDS
-from toque.cooking.ingredients.vocabulary import ADJECTIVES
 
 _AT_WILL = re.compile(r"\b(?:to taste|as needed|as required)\b", re.IGNORECASE)
 _JOINING = re.compile(r"\b(?:of|with|in|or|from)\b")
@@ -36,7 +36,7 @@ def one_name(name: str) -> str:
     if "," not in name:
         return name
     parts = name.split(",")
-    foods = (p for p in parts if not all(word.lower() in ADJECTIVES for word in p.split()))
+    foods = (p for p in parts if not all(map(is_quality, p.lower().split())))
     name = next(foods, parts[-1]).strip() or name.replace(",", " ").strip()
     return name[match.end() :] if (match := _JOINS.match(name)) else name
 

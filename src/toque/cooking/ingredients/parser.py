@@ -148,7 +148,7 @@ class _Line:
         while at < len(kept) - 1 and (
             words[kept[at]] in BEFORE_NAME
             or (at and words[kept[at]] in _AFTER_JOINS)
-            or (at and kinds[kept[at]] == "N" and words[kept[at] + 1] != "-")  # "7-Up"
+            or (at and kinds[kept[at]] == "N" and not self._is_name(kept[at]))
         ):
             at += 1
         del kept[:at]
@@ -180,12 +180,19 @@ class _Line:
             of_name = bool(kept) and belongs_to_name(words[kept[-1]], word)
             if i < j < end and not of_name and words[j] not in {"or", "and", "("}:
                 self.remarks.append(("preparation", tokens.stripped(i, j)))
+                *before, last = [words[k] for k in kept] or [""]
+                if last in {"and", "or"} and all(map(QUALITIES.__contains__, before)):
+                    kept.pop()  # "pitted and finely chopped dates"
                 return j
         elif self._is_size(word, kept) and words[i + 1] != "grain":
             self.sizes.append(word)  # "ripe large avocados", "medium size"
             return i + 1 + (words[i + 1] in {"size", "sized"})
         kept.append(i)
         return i + 1
+
+    def _is_name(self, i: int) -> bool:
+        """Whether a number begins a name: "7-Up", but no "6-pack"."""
+        return self.tokens.words[i + 1] == "-" and self.tokens.words[i + 2] not in SPELLINGS
 
     def _is_size(self, word: str, kept: list[int]) -> bool:
         if word not in SIZES or word in SIZES_OF_MEASURES:

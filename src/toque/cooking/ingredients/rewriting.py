@@ -9,6 +9,7 @@ import re
 from typing import Final
 
 from toque.cooking.ingredients.tokens import CLOSING
+from toque.cooking.ingredients.units import SPELLINGS
 
 _BRACKET: Final = re.compile(r"([()\[\]])")
 _PARTING: Final = frozenset({"(", "; "})
@@ -28,6 +29,20 @@ _THICK: Final = re.compile(
 )
 """A length and how it is measured: "1-inch-thick", 8\"."""
 
+_SPOON: Final = r"\b(?:c(?:uill?(?:[eè]res?)?)?|colh(?:er(?:es)?)?)\.?(?: ?[aà]\b| ?de\b)? ?\(?"
+_FOREIGN: Final = [
+    (marks, re.compile(pattern, re.IGNORECASE), right)
+    for marks, pattern, right in (
+        (("soupe", "sopa"), rf"{_SPOON}(?:soupe|sopa)\b\)?(?: de\b)?", "tbsp"),
+        (("café", "chá"), rf"{_SPOON}(?:chá|(?<=[àae] |.\()café)\b\)?(?: de\b)?", "tsp"),
+        (("c.s.", "ст."), r"\bc\.s\.(?: de\b)?|ст\. ?л\.", "tbsp"),
+        (("c.c.", "ч."), r"\bc\.c\.(?: de\b)?|ч\. ?л\.", "tsp"),
+        (("(s)", "(n)", "q.b", "q. b"), r"(?<=[^\W\d_])\([sn]\)|(?:\+ )?\bq\. ?b\b\.?", ""),
+        ((" d'",), rf"\A(\d[\d /.,]{{0,9}}(?:{'|'.join(sorted(SPELLINGS))})) d'", r"\1 de "),
+    )
+]
+"""Measures that other languages write in several words, by marks of which a line has one."""
+
 
 def rewritten(text: str) -> str:
     """A line in ASCII punctuation with what would be misread written in another way.
@@ -44,6 +59,9 @@ def rewritten(text: str) -> str:
         text = _NUMBERED.sub(r"(No. \1)", text)
     if "-" in lower or '"' in lower:
         text = _THICK.sub(lambda length: f"-{length[1] or 'inch'}", text)
+    for marks, pattern, right in _FOREIGN:
+        if any(mark in lower for mark in marks):
+            text = pattern.sub(right, text).strip()
     if not (_OPENING.isdisjoint(text) and _CLOSERS.isdisjoint(text)):
         text = _level(text)
     return text

@@ -86,7 +86,9 @@ def n_named(tokens: Tokens, runs: list[Run]) -> int:
 
 def is_quality(word: str) -> bool:
     """Whether a word cannot be a food, so that a name goes on after it and a comma."""
-    return word in ADJECTIVES or word.endswith(("-fat", "-free", "-style"))
+    return word in ADJECTIVES or word.endswith(
+        ("-fat", "-free", "-style", "-on", "-in", "-cooked", "-drained", "-roasted", "-less")
+    )
 
 
 def _continues(tokens: Tokens, i: int) -> bool:

@@ -24,19 +24,22 @@ class Unit:
 
 # name | kind | size | other spellings; plurals in "s" are added for words of three letters or more
 _TABLE = """
-gram|mass|1|g gm gr grm gms gramme gramm gramo grama grammi
-kilogram|mass|1000|kg kgs kilo
+gram|mass|1|g gm gr grm gms gramme gramm gramo grama grammi г 克
+decagram|mass|10|dkg
+kilogram|mass|1000|kg kgs kilo кг
 milligram|mass|0.001|mg
 ounce|mass|28.35|oz ozs onz
 pound|mass|453.6|lb lbs
-millilitre|volume|1|ml mls milliliter cc mililitro
+millilitre|volume|1|ml mls milliliter cc mililitro мл 毫升
 centilitre|volume|10|cl centiliter
 decilitre|volume|100|dl deciliter decilitro
 litre|volume|1000|l liter ltr lt litro litri
-teaspoon|volume|4.93|tsp tsps t ts teasp teaspoonful teaspon tl tsk cucharadita cucchiaino łyżeczka
-tablespoon|volume|14.79|tbsp tbsps tbs tb tbl tblsp tbls T el msk spsk cucharada colher colheres
+teaspoon|volume|4.93|tsp tsps t ts teasp teaspoonful teaspon tl teel tsk cucharadita cucchiaino \
+cucchiaini łyżeczka łyżeczki teelöffel theelepel lžička lžičky lyžička càc 茶匙
+tablespoon|volume|14.79|tbsp tbsps tbs tb tbl tblsp tbls T el msk spsk ss ek cs càs cucharada \
+colher colheres esslöffel eetlepel cucchiaio cucchiai łyżka łyżki łyżek lžíce lyžice lyžica 汤匙
 dessertspoon|volume|10|dsp dstspn
-cup|volume|236.6|c cupful taza tasse xícara φλ szklanka szklanki
+cup|volume|236.6|c cupful taza tasse xícara φλ szklanka szklanki kopje 杯
 fluid ounce|volume|29.57|floz
 pint|volume|473.2|pt pts
 quart|volume|946.4|qt qts
@@ -44,10 +47,11 @@ gallon|volume|3785|gal gals
 inch|length|2.54|in ins inches
 centimetre|length|1|cm cms centimeter
 millimetre|length|0.1|mm millimeter
-clove|count|0|clv dente diente gousse spicchio spicchi zehe zehen teentje teen fedd ząbek gerezd fed
-can|count|0|tin lata blik blikje dose dosen dåse
-package|count|0|pk pkg pkgs pack packet packages pkt paket
-sachet|count|0|envelope zakje bustina
+clove|count|0|clv dente diente gousse spicchio spicchi zehe zehen teentje teen tenen fedd båt \
+ząbek ząbki gerezd fed klyfta strúčik strúčikov stroužek stroužky
+can|count|0|tin lata blik blikje dose dosen dåse burk
+package|count|0|pk pkg pkgs pack packet packages pkt paket förpackning
+sachet|count|0|envelope zakje bustina sachê sáček
 jar|count|0|
 bottle|count|0|
 bag|count|0|
@@ -55,25 +59,27 @@ box|count|0|boxes
 carton|count|0|
 container|count|0|tub pot
 punnet|count|0|
-pinch|count|0|pinches pizca pincée prise snufje msp krm nip csipet
+pinch|count|0|pinches pizca pincée prise prisen snufje snuifje snuf msp krm nip \
+csipet nypa pitada pizzico szczypta szczypty špetka štipka щепотка
 dash|count|0|dashes
 drop|count|0|
-splash|count|0|splashes scheut spritzer schuss
+splash|count|0|splashes scheut scheutje spritzer schuss
 drizzle|count|0|
 squeeze|count|0|
 glug|count|0|lug
-knob|count|0|
-handful|count|0|handsful handfull
-slice|count|0|rasher φετ rodaja tranche scheibe scheiben plakje
-bunch|count|0|bunches bosje bunt manojo
+knob|count|0|klont klontje
+handful|count|0|handsful handfull handje handvol handvoll poignée
+slice|count|0|rasher φετ rodaja tranche scheibe scheiben plak plakje plakken skiva skivor fetta
+bunch|count|0|bunches bosje bund bd bunt manojo knippe
 stalk|count|0|rib
 stick|count|0|
 head|count|0|
 bulb|count|0|
-sprig|count|0|takje zweig zweige szál
+sprig|count|0|takje zweig zweige szál brin ramita stängel
 strip|count|0|
-piece|count|0|pc pcs chunk stk stück stuks adet db
-sheet|count|0|
+piece|count|0|pc pcs chunk stk stück stuks adet db ks unid unidade \
+sztuka sztuki szt pièce unité 个
+sheet|count|0|vel
 loaf|count|0|loaves
 ball|count|0|
 block|count|0|

@@ -91,7 +91,8 @@ QUALITIES: Final = frozenset(
     unsalted salted unsweetened plain red green yellow white black good-quality low-sodium
     reduced-sodium firm-ripe very extra young tender mild soft hard raw frozen canned crisp
     mixed moist roasted ready-to-eat juicy crunchy light dark high-quality
-    day-old stale fine coarse best-quality unwaxed unbleached strong full-fat skinned
+    day-old stale fine coarse best-quality unwaxed unbleached strong full-fat skinned pitted long
+    wide flat grilled refrigerated creamed pared stewed sweetened unshelled delicate
     """.split()  # noqa: SIM905
 )
 """Words that are no food; a comma after them separates adjectives ("boneless, skinless ...")."""
@@ -112,10 +113,10 @@ PURPOSES: Final = frozenset(
 PARTS: Final = frozenset({"juice", "zest", "rind", "peel"})
 """Parts of a fruit: "juice of 1 lemon", "grated zest and juice of 2 limes"."""
 
-UNSAID: Final = frozenset({"additional", "extra", "some", "more", "optional", "each"})
+UNSAID: Final = frozenset({"additional", "extra", "some", "more", "optional", "each", "etwas"})
 """Words before a name that say nothing about the food ("additional breadcrumbs")."""
 
-BEFORE_NAME: Final = frozenset("of or and x the from per plus to weight size : % , .".split())  # noqa: SIM905
+BEFORE_NAME: Final = frozenset("of or and x the from per plus to weight size : % , . -".split())  # noqa: SIM905
 AFTER_NAME: Final = frozenset(
     "and or in with made from of dissolved mixed studded to for plus at the".split()  # noqa: SIM905
 )

@@ -21,6 +21,7 @@ NUTRITION: Final = "nutrition facts among the steps removed"
 SHOPPING: Final = "shopping notes among the steps removed"
 YIELDS: Final = "yields among the steps removed"
 WINES: Final = "notes on wine among the steps removed"
+NOTES: Final = "notes and tips among the steps removed"
 HEADINGS: Final = "step lines that only say Step 1, Method or the like"
 PARTS: Final = "section names joined to their step"
 
@@ -97,12 +98,22 @@ _NOTICE: Final = re.compile(
     r"|watch (?:now|the video|this video|video|how to make.{0,80})|(?:print|save|rate|share|pin)"
     r"(?: this| the)? recipe|pin it|read more|view recipe|get (?:the|this) recipe|advertisement"
     r"|click here.{0,80}|your nightly specials|/?epi-\w+>?|tags? ?:.{0,80}|per serving"
+    r"|(?:prep\w{0,9}|cook\w{0,9}|total) times? ?(?::|does|do|may|can|will|varies|depends).{0,60}"
     r"|\d{1,2} (?:w\.?w\.? |weight watchers )?points?(?: plus)?(?: per serving)?"
     r"|(?:notes? ?: ?)?nutrition(?:al)? (?:analysis|info\w{0,9}) (?:is|are) .{0,60}"
     r"|(?:(?:see|find|visit|continue|read|refer|please|detailed|full|more|for|check|photos?|video|recipe)\b"
     r"[^:]{0,80}:? )?(?:https?://|www\.)\S{1,150})[\W_]{0,4}",
     re.IGNORECASE,
 )
+_NOTE: Final = re.compile(
+    rf"{_OPEN}(?:(?!(?:for|to|make|the)\b)[\w'’-]{{1,16}} ){{0,2}}(?:notes?|tips?|tipps?|hints?"
+    r"|nota|dicas?|astuces?|hinweis|consejos?|variations?|substitutions?|storage|suggestions?)"
+    r"(?: (?:notes?|tips?|\d))? ?(?::|[–—-] )",
+    re.IGNORECASE,
+)
+"""A note on the recipe, however long."""
+_SENTENCE: Final = re.compile(r"[^,;:(\d]{4,60} (?:can|is|are|you can|you'll|we) .{4,200}[.!]\Z")
+"""A sentence that begins with no amount."""
 _NUTRITION: Final = re.compile(
     rf"{_OPEN}(?:(?:one|each|per|a|1) serving(?: contains| provides| has)?\b|(?:it )?contains \d"
     r"|(?:carbo\w{0,10}|protein|fat|sodium|fib(?:er|re)|cholesterol)(?: rating)?(?: ?[:=])? ?\d"
@@ -118,12 +129,14 @@ _FIGURE: Final = re.compile(
     re.IGNORECASE,
 )
 _FOR_SALE: Final = re.compile(
-    r"\b(?:available|sold|found) (?:(?:only|widely|seasonally|online) )?"
+    r"\b(?:available|sold|found) (?:[a-z]{2,12} ){0,4}?"
     r"(?:at|in|from|by mail|online|through)\b",
     re.IGNORECASE,
 )
 _INFO: Final = re.compile(rf"{_OPEN}ingredient (?:info|tips?|notes?) ?:", re.IGNORECASE)
-_OPENS_NOTE: Final = re.compile(rf"\*|{_OPEN}(?:available|sold|found) ", re.IGNORECASE)
+_OPENS_NOTE: Final = re.compile(
+    rf"\*|{_OPEN}(?:an? [^.:,;\d]{{3,60}};? )?(?:available|sold|found) ", re.IGNORECASE
+)
 _BARE: Final = frozenset(
     """
     ingredients|ingredient|procedure|cooking directions|cooking instructions|cooking method|how to
@@ -148,14 +161,16 @@ _FOR_THE: Final = re.compile(r"(?:for|to make) (?:the )?[a-z][a-z '&-]{2,32}", r
 _ANNOUNCED: Final = _BARE | {"directions", "instructions", "method", "preparation", "steps"}
 _SUSPECTS: Final = frozenset(
     """
-    adapted advertisement analysis archives author available blog book by c cal calories carbo
-    carbohydrate carbohydrates carbs cholesterol click contributed cookbook copyright courtesy
-    credit credits epi excerpted fat feeds file files found get http https illustration
-    illustrations image images info inspired kcal kitchen kitchens makes nightly nutrition
-    nutritional of originally pages per photo photograph photographs photography photos picture
-    pictures pin points posted print printed protein published rate read recipe recipes reprinted
-    reproduced rights save serves serving servings share sodium sold source styled styling stylist
-    stylists submitted tag tags text tip video view watch www yield yields
+    adapted advertisement analysis archives astuce astuces author available blog book by c cal
+    calories carbo carbohydrate carbohydrates carbs cholesterol click consejo consejos contributed
+    cookbook copyright courtesy credit credits dica dicas epi excerpted fat feeds file files found
+    get hint hints hinweis http https illustration illustrations image images info inspired kcal
+    kitchen kitchens makes nightly nota note notes nutrition nutritional of originally pages per
+    photo photograph photographs photography photos picture pictures pin points posted print
+    printed protein published rate read recipe recipes reprinted reproduced rights save serves
+    serving servings share sodium sold source storage styled styling stylist stylists submitted
+    substitution substitutions suggestion suggestions tag tags text time times tip tipp tipps tips
+    variation variations video view watch www yield yields
     """.split()  # noqa: SIM905
 ).union(_WINE_WORDS, (word for bare in _ANNOUNCED for word in words_of(bare)[-1:]))
 """Recipes without any of these words have nothing of this page."""
@@ -191,10 +206,19 @@ def is_shopping_note(line: str, *, within: bool = False) -> bool:
         return True
     if _FOR_SALE.search(line) is None:
         return False
-    if _OPENS_NOTE.match(line):
+    if _OPENS_NOTE.match(line) or (not within and line[-1:] == "." and not line[:1].isdigit()):
         return True
     verbs = ACTION_VERBS - {"can"} | {"substitute"}  # "can be found at"
     return within and verbs.isdisjoint(words_of(line))
+
+
+def is_note(line: str) -> bool:
+    """Whether an ingredient line is a note, a yield or a sentence.
+
+    >>> [is_note(x) for x in ("Note: peas freeze well", "Any pea can be used here.", "Peas, hot.")]
+    [True, True, False]
+    """
+    return any(p.match(line) for p in (_NOTE, _SENTENCE)) or _YIELD.fullmatch(line) is not None
 
 
 def without_credits(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str, ...]:
@@ -260,6 +284,8 @@ def _is_title(step: str) -> bool:
 
 def _why_removed(step: str) -> str:
     """The reason to remove a whole step, or ""."""
+    if _NOTE.match(step):
+        return NOTES
     if len(step) > MOST_CHARS:
         return ""
     if len(step) <= _SHORT and step.strip(" :.*_#-=").casefold() in _BARE:

@@ -25,6 +25,7 @@ from toque.cooking.schemas.cleaning import (
     is_plain,
 )
 from toque.cooking.schemas.credits import without_credits
+from toque.cooking.schemas.repairs import without_misprints
 from toque.cooking.schemas.sections import without_sections
 from toque.cooking.scoring.form import MIN_CHARS
 
@@ -54,6 +55,7 @@ def recipe_of(record: Mapping[str, Any], notes: Counter[str]) -> Recipe | Reason
     lines, steps = _texts(record.get("ingredients")), _texts(record.get("directions"))
     plain = is_plain((title, *lines, *steps))
     title = title.strip() if plain else clean_title(title, notes)
+    title = without_misprints([title], notes)[0]
     dish, bar, _ = title.partition("|")  # "Pea Soup | A Site"
     if bar and dish.strip():
         notes["names of sites in titles removed"] += 1

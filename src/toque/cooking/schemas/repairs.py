@@ -51,11 +51,13 @@ _UNITS = (
     r"(?:cups?|c\.|teaspoons?|tsps?|tablespoons?|tbsps?|ounces?|oz|pounds?|lbs?|k?g|m?l"
     r"|lit(?:er|re)s?|quarts?|qts?|inch(?:es)?|[cm]m|hours?|hrs?|minutes?|mins?|seconds?|degrees?)"
 )
-_MEASURE = re.compile(rf"\s*+(?P<decimal>\d{{1,2}} ?)?{_UNITS}\b")
+_MEASURE = re.compile(rf"\s*+(?P<decimal>\d{{1,2}} ?)?(?:{_UNITS}\b|x ?\d)")
 _MEASURES = re.compile(rf"(?:[\d\W]*+(?:{_UNITS}|each|about|or|to|x)\b)+[\d\W]*", re.IGNORECASE)
 _DECIMALS = {"5", "25", "75"}
 _LISTED = re.compile(r"\d++[.)](?!\d)")
 _UNFINISHED = re.compile(r"(?<![\d/.,-])(?<!gas mark )\d\.?\Z")
+_HEADING_CHARS = 40
+"""A longer line is no heading and no item of a list, which may go before a small letter."""
 _END_CHARS = 24
 """Characters at the end of a step that tell whether its sentence ends there."""
 _SPACES = "recipes with spaces before punctuation"
@@ -70,8 +72,8 @@ _MISPRINTS = [
         # "12 cup" and "1 12 cups": an import into RecipeNLG dropped the slash.
         ((r"(?:(?m:^)|(?<=[a-z)] or ))(\d )?(1(?=[2348] )|2(?=3 )|3(?=4 ))(\d)"
           r"(?= (?:cup|teaspoon|tablespoon|pint|quart|gallon)(?(1)s?)\b)"), r"\1\2/\3", _FRACTIONS),
-        (r"(?<=\d )(tablespoon|teaspoon|cup|ounce)(?=(?!cake|ful)[a-z]{3})", r"\1 ",
-         "recipes with units glued to a food"),
+        (r'(?<=[a-z])(&(?= )|"(?=\w[^"\n]{0,60}"))', r" \1", _SPACES),  # 'the"lid", salt& oil'
+        (r"(?<=[a-z]['’])S\b", "s", "recipes with a capital after an apostrophe"),
         (r" [A-Z][\w']+ (?:\d+ (?:\w+ )?For \$\d+\.\d\d|Buy \d+ Get .{1,12}) thru \d+/\d+", "",
          "recipes with offers of a shop"),
         # The note of "flour**" stands elsewhere; "**Mix**" is Markdown.
@@ -178,8 +180,8 @@ def rejoined(steps: list[str], notes: Counter[str], *, anywhere: bool = False) -
     """Rejoin steps that were split in the middle of a sentence.
 
     Scrapers split lines where a page did, after an abbreviation, and at the point of a decimal;
-    that of RecipeNLG did so `anywhere`, before any word. A recipe without capitals and full stops
-    is split only where nothing else can be meant.
+    that of RecipeNLG did so `anywhere`, before any word, others within long lines. A recipe
+    without capitals and full stops is split only where nothing else can be meant.
 
     >>> from collections import Counter
     >>> rejoined(["Bake for", "20", "minutes at 350°.", "Chill 5 min.", "or more."], Counter())
@@ -191,16 +193,17 @@ def rejoined(steps: list[str], notes: Counter[str], *, anywhere: bool = False) -
         return steps
     cased = steps[0][:1].isupper() and any(_ENDS_SENTENCE.search(s[-_END_CHARS:]) for s in steps)
     found: list[list[str]] = []
-    before = ""
+    before, length = "", 0
     for step in steps:
-        glue = _glue(before, step, cased=cased, anywhere=anywhere) if found else None
+        cut = anywhere or length > _HEADING_CHARS
+        glue = _glue(before, step, cased=cased, anywhere=cut) if found else None
         if glue is None:
             found.append([step])
         else:
             found[-1][-1] = found[-1][-1].rstrip(" ." if glue == "." else None)
             found[-1] += (glue, step.lstrip())
             notes["sentences split in the middle rejoined"] += 1
-        before = step[-_END_CHARS:]
+        before, length = step[-_END_CHARS:], len(step)
     return list(map("".join, found))
 
 

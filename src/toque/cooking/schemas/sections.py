@@ -14,7 +14,7 @@ from typing import Final
 
 from toque.cooking.ingredients.names import head_of_line, ingredient_name, stem
 from toque.cooking.labels.foods import find_food
-from toque.cooking.schemas.credits import PART_NOUNS, is_credit, is_shopping_note
+from toque.cooking.schemas.credits import PART_NOUNS, is_credit, is_note, is_shopping_note
 from toque.cooking.text_keys import words_of
 
 SECTIONS: Final = "section names among the ingredients removed"
@@ -22,6 +22,7 @@ BEFORE_FOOD: Final = "section names before an ingredient removed"
 EQUIPMENT: Final = "equipment among the ingredients removed"
 SHOPPING: Final = "shopping notes among the ingredients removed"
 CREDITS: Final = "credits among the ingredients removed"
+NOTES: Final = "notes among the ingredients removed"
 
 _MOST_CHARS: Final = 90
 """Longest tool; more is a step that was put among the ingredients."""
@@ -69,18 +70,25 @@ _PAIRS: Final[dict[str, frozenset[str]]] = {
     for noun, words in {
         "bag": "brown freezer oven paper pastry piping plastic resealable roasting storage top zip "
         "ziploc ziplock",
-        "bowl": "large medium mixing salad serving small",
+        "basket": "fryer frying grilling steamer",
+        "bowl": "large medium mixing salad serving shallow small",
         "brush": "basting pastry",
         "chip": "applewood cherrywood hickory mesquite wood",
         "cooker": "pressure slow rice",
         "cup": "baking muffin paper liner cupcake",
         "cutter": "biscuit cookie",
+        "dish": "baking casserole gratin serving",
+        "glove": "latex plastic rubber",
         "jar": "canning glass mason quart pint",
         "lid": "canning jar",
         "liner": "cupcake muffin paper",
         "mill": "food pepper spice",
-        "pan": "baking bundt cake grill loaf muffin pie roasting sauce sheet springform tart tube",
+        "pan": "aluminum baking bundt cake grill loaf muffin pie roasting sauce sheet tart tube",
+        "pick": "cocktail decorative",
         "pin": "rolling",
+        "plank": "cedar wood wooden",
+        "plate": "dinner pie serving",
+        "pot": "heavy large soup stock",
         "processor": "food",
         "rack": "cooling roasting wire",
         "sheet": "baking cookie",
@@ -98,9 +106,10 @@ _SUSPECTS: Final = (
     | SECTION_NOUNS
     | frozenset(
         """
-        accompaniment accompaniments add adapted available copyright courtesy decorations equipment
-        finish info ingredient ingredients ins options photo photograph serve serving sold supplies
-        tip tools utensils
+        accompaniment accompaniments adapted add are available can copyright courtesy decorations
+        equipment finish info ingredient ingredients ins is makes note notes options photo
+        photograph serve serving sold supplies tip tips tools utensils variation variations we
+        yield yields
         """.split()  # noqa: SIM905
     )
 )
@@ -138,6 +147,8 @@ def without_sections(lines: tuple[str, ...], notes: Counter[str]) -> tuple[str, 
             found[SHOPPING] += 1
         elif is_credit(line):
             found[CREDITS] += 1
+        elif is_note(line):
+            found[NOTES] += 1
         else:
             among_tools = False
             kept += _without_prefix(line, found)
