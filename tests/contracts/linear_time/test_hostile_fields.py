@@ -155,7 +155,7 @@ FUNCTIONS: dict[str, Callable[[str], object]] = {
     "clean_steps": lambda text: clean_steps([text], Counter()),
     "many steps": lambda text: clean_steps(text.split(" "), Counter()),
     "rejoined": lambda text: rejoined(["A.", *text.split(" ")], Counter()),
-    "without_repeat": lambda text: without_repeat([text], Counter()),
+    "without_repeat": lambda text: without_repeat(text.split(" "), Counter()),
     "recipe_of": record,
     "parse_line": parse_line.__wrapped__,
     "ingredient_name": ingredient_name.__wrapped__,

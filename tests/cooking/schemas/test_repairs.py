@@ -22,13 +22,10 @@ C = "Bake until golden, about half an hour."
     ("steps", "once"),
     [
         ([A, B, C, A, B, C], [A, B, C]),
-        ([A, B, C, "Serves 4.", A, B, C], [A, B, C, "Serves 4."]),
         ([f"{A} {B} {C}", A, B, C], [A, B, C]),
         ([A, B, C, f"{A} {B} {C}"], [A, B, C]),
         ([f"{A} {B}", A, B, "* Any sugar will do."], [A, B, "* Any sugar will do."]),
         ([A, B, A, B.upper().replace(" ", "  ")], [A, B]),
-        ([f"{A} {B} {C} {A} {B} {C}"], [f"{A} {B} {C}"]),
-        ([f"{A}{B}{C}{A}{B}{C}"], [f"{A}{B}{C}"]),
     ],
 )
 def test_doubled_instructions(steps, once):
@@ -110,7 +107,8 @@ def test_sentences_split_in_the_middle(steps, joined):
         ("1 tsp . salt , fine", "1 tsp. salt, fine"),
         ("2 cloves garlic (, minced)", "2 cloves garlic (minced)"),
         ("1 cup flour** (sifted)¹", "1 cup flour (sifted)"),
-        ("1 cupwhole milk", "1 cup whole milk"),
+        ('the"lid" of salt& oil', 'the "lid" of salt & oil'),
+        ("Ann'S Pea Soup", "Ann's Pea Soup"),
         ("1 cup peas Podmart 1 lb For $0.99 thru 02/09", "1 cup peas"),
     ],
 )

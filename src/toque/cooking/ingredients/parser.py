@@ -7,6 +7,7 @@ only; no line is refused: what cannot be parsed stays in the name.
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 
 from toque.cooking.ingredients.amounts import (
@@ -87,11 +88,15 @@ class _Line:
             start += 1 + (tokens.words[start + 1] == ":")
             start = start if self.amounts else self._head(start)
         runs = segments(tokens, start)
+        while len(runs) > 1 and tokens.words[runs[0][0]] in {"preferably", "ideally"}:
+            self._file(*runs.pop(0))  # "small, preferably Greek, capers"
         if runs:
             named = n_named(tokens, runs)
             self._name(runs[0][0], runs[named - 1][1])
             for run in runs[named:]:
                 self._file(*run)
+        if not self.name and "(" in tokens.words:  # "1/2 stick ((4 tbsp) butter)"
+            return _Line(" ".join(re.sub("[()]", " ", tokens.text).split())).read()
         first = self.amounts[0] if self.amounts else None
         return IngredientLine(
             first.quantity if first else None,

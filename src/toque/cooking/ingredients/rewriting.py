@@ -38,6 +38,11 @@ _FOREIGN: Final = [
         (("c.s.", "ст."), r"\bc\.s\.(?: de\b)?|ст\. ?л\.", "tbsp"),
         (("c.c.", "ч."), r"\bc\.c\.(?: de\b)?|ч\. ?л\.", "tsp"),
         (("(s)", "(n)", "q.b", "q. b"), r"(?<=[^\W\d_])\([sn]\)|(?:\+ )?\bq\. ?b\b\.?", ""),
+        (
+            ("jus d", "saft v", "zumo de", "suco de", "succo di"),
+            r"\A(?:le |il |o )?(?:jus|saft|zumo|suco|succo) (?:de?|von|di)[ '](?=\d)",
+            "",
+        ),
         ((" d'",), rf"\A(\d[\d /.,]{{0,9}}(?:{'|'.join(sorted(SPELLINGS))})) d'", r"\1 de "),
     )
 ]

@@ -115,7 +115,7 @@ def ends_name(tokens: Tokens, i: int) -> bool:
     if word in {"to", "for"}:
         return following in PURPOSES or (word == "for" and following.endswith("ing"))
     if word in {"as", "if"}:
-        return following in _AMOUNT_WORDS
+        return following in _AMOUNT_WORDS or (word == "as" and following in {"a", "an"})
     if word == "at":
         return following in {"room", "least"}
     if word in {"i", "you", "you'll", "can"}:

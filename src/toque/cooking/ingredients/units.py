@@ -35,8 +35,8 @@ centilitre|volume|10|cl centiliter
 decilitre|volume|100|dl deciliter decilitro
 litre|volume|1000|l liter ltr lt litro litri
 teaspoon|volume|4.93|tsp tsps t ts teasp teaspoonful teaspon tl teel tsk cucharadita cucchiaino \
-cucchiaini łyżeczka łyżeczki teelöffel theelepel lžička lžičky lyžička càc 茶匙
-tablespoon|volume|14.79|tbsp tbsps tbs tb tbl tblsp tbls T el msk spsk ss ek cs càs cucharada \
+cucchiaini łyżeczka łyżeczki teelöffel theelepel lžička lžičky lyžička kl čl càc 茶匙
+tablespoon|volume|14.79|tbsp tbsps tbs tb tbl tblsp tbls T el msk spsk ss ek pl cs càs cucharada \
 colher colheres esslöffel eetlepel cucchiaio cucchiai łyżka łyżki łyżek lžíce lyžice lyžica 汤匙
 dessertspoon|volume|10|dsp dstspn
 cup|volume|236.6|c cupful taza tasse xícara φλ szklanka szklanki kopje 杯
@@ -50,7 +50,7 @@ millimetre|length|0.1|mm millimeter
 clove|count|0|clv dente diente gousse spicchio spicchi zehe zehen teentje teen tenen fedd båt \
 ząbek ząbki gerezd fed klyfta strúčik strúčikov stroužek stroužky
 can|count|0|tin lata blik blikje dose dosen dåse burk
-package|count|0|pk pkg pkgs pack packet packages pkt paket förpackning
+package|count|0|pk pkg pkgs pack packet packages pkt pck päckchen paket förpackning
 sachet|count|0|envelope zakje bustina sachê sáček
 jar|count|0|
 bottle|count|0|
@@ -79,7 +79,7 @@ sprig|count|0|takje zweig zweige szál brin ramita stängel
 strip|count|0|
 piece|count|0|pc pcs chunk stk stück stuks adet db ks unid unidade \
 sztuka sztuki szt pièce unité 个
-sheet|count|0|vel
+sheet|count|0|vel rolle
 loaf|count|0|loaves
 ball|count|0|
 block|count|0|

@@ -113,7 +113,7 @@ PURPOSES: Final = frozenset(
 PARTS: Final = frozenset({"juice", "zest", "rind", "peel"})
 """Parts of a fruit: "juice of 1 lemon", "grated zest and juice of 2 limes"."""
 
-UNSAID: Final = frozenset({"additional", "extra", "some", "more", "optional", "each", "etwas"})
+UNSAID: Final = frozenset("additional extra some more optional each etwas plenty lots".split())  # noqa: SIM905
 """Words before a name that say nothing about the food ("additional breadcrumbs")."""
 
 BEFORE_NAME: Final = frozenset("of or and x the from per plus to weight size : % , . -".split())  # noqa: SIM905

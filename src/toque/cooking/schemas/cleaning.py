@@ -69,7 +69,7 @@ _BARE_HEADING: Final = re.compile(
 )
 """A line that only announces a step."""
 _MARKS: Final = re.compile(r"[*_]++")
-_GLUED: Final = re.compile(r"[.!?](?:(?<=[a-z][a-z].)|(?<=[FC)].))(?=[A-Z][a-z]+ )")
+_GLUED: Final = re.compile(r"[.!?](?:(?<=[a-z][a-z].)|(?<=[FC)].))(?=[A-Z][a-z]+,? )")
 """The end of a sentence with no blank before the next: "until done.Serve"."""
 _INLINE_NUMBER: Final = re.compile(r"(?:(?<=\s)|\A)(\d{1,2})[.)]\s+(?=[A-Z])")
 _MARKED: Final = frozenset("&<[")
@@ -185,9 +185,23 @@ def clean_ingredients(
         line, note = ingredient_item(text)
         if note:
             notes[note] += 1
+        elif (
+            lines
+            and ")" in line
+            and "(" in lines[-1]
+            and _is_open(lines[-1])
+            and _is_open(line, -1)
+        ):
+            lines[-1] += line if lines[-1][-1] == "(" else f", {line}"
+            notes["ingredients split within a bracket rejoined"] += 1
         else:
             lines.append(line)
     return tuple(lines)
+
+
+def _is_open(line: str, by: int = 1) -> bool:
+    """Whether a line has a bracket more that opens than such as close, or, by -1, one less."""
+    return line.count("(") - line.count(")") == by
 
 
 @lru_cache(maxsize=1 << 15)

@@ -72,7 +72,8 @@ _YIELD: Final = re.compile(
     r"(?:serves|makes|yields?|feeds)|(?:yield|servings?|serving size|number of servings) ?[:=-])"
     r"(?: (?:about|approximately|approx\.?|around|roughly|at least|up to|over|from|a total of))?"
     r" ?(?:\d|[½¼¾⅓⅔]|(?:one|two|three|four|five|six|seven|eight|nine|ten|twelve|several|enough"
-    r"|an? (?:dozen|cup|pint|quart|gallon|pound))\b)(?:[^.!?]|\.(?! [A-Z])){0,90}[.!]?\W{0,3}",
+    r"|an? (?:\w{1,9} ){0,2}(?:dozen|cup|pint|quart|gallon|pound|batch))\b)"
+    r"(?:[^.!?]|\.(?! [A-Z])){0,90}[.!]?\W{0,3}",
     re.IGNORECASE,
 )
 _WINE: Final = re.compile(
@@ -106,12 +107,13 @@ _NOTICE: Final = re.compile(
     re.IGNORECASE,
 )
 _NOTE: Final = re.compile(
-    rf"{_OPEN}(?:(?!(?:for|to|make|the)\b)[\w'’-]{{1,16}} ){{0,2}}(?:notes?|tips?|tipps?|hints?"
-    r"|nota|dicas?|astuces?|hinweis|consejos?|variations?|substitutions?|storage|suggestions?)"
+    rf"\*(?=[^\W\d_])|{_OPEN}(?:(?!(?:for|to|make|the)\b)[\w'’-]{{1,16}} ){{0,2}}(?:notes?|tips?"
+    r"|tipps?|hints?|nota|dicas?|astuces?|hinweis|consejos?|variations?|substitutions?|storage"
+    r"|suggestions?)"
     r"(?: (?:notes?|tips?|\d))? ?(?::|[–—-] )",
     re.IGNORECASE,
 )
-"""A note on the recipe, however long."""
+"""A note on the recipe, however long; "*Peas" is one at the foot of a page."""
 _SENTENCE: Final = re.compile(r"[^,;:(\d]{4,60} (?:can|is|are|you can|you'll|we) .{4,200}[.!]\Z")
 """A sentence that begins with no amount."""
 _NUTRITION: Final = re.compile(
@@ -139,12 +141,13 @@ _OPENS_NOTE: Final = re.compile(
 )
 _BARE: Final = frozenset(
     """
-    ingredients|ingredient|procedure|cooking directions|cooking instructions|cooking method|how to
-    make|how to make it|how to prepare|how to cook|preparation method|preparation instructions
-    |preparation steps|method of preparation|directions for preparation|zubereitung|préparation
-    |preparación|preparazione|procedimento|procedimiento|bereiding|bereidingswijze|tillagning
-    |modo de preparo|fremgangsmåde|przygotowanie|elaboración|instruções|instruktioner|realisation
-    |réalisation|la préparation|la recette|so geht's|die zubereitung|let's cook|recipe
+    ingredients|ingredient|procedure|cooking directions|cooking instructions|cooking method
+    |how to make|how to make it|how to prepare|how to cook|preparation method
+    |preparation instructions|preparation steps|method of preparation|directions for preparation
+    |zubereitung|postup|préparation|preparación|preparazione|procedimento|procedimiento|bereiding
+    |bereidingswijze|tillagning|modo de preparo|fremgangsmåde|przygotowanie|elaboración|instruções
+    |instruktioner|realisation|réalisation|la préparation|la recette|so geht's|die zubereitung
+    |let's cook|recipe
     """.replace("\n", " ")
     .replace("  ", "")
     .strip()
@@ -177,6 +180,7 @@ _SUSPECTS: Final = frozenset(
 _SHORT: Final = 40
 _DIGIT: Final = re.compile(r"\d")
 _LONG_WORD: Final = re.compile(r"\A[^\W\d_]+|[^\W\d_]{5,}")
+_STOPS: Final = frozenset('.!?)]…"”')
 _ENDS: Final = (". ", "! ", "? ", ".) ")
 
 
@@ -228,19 +232,31 @@ def without_credits(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str, .
     >>> without_credits(("Boil the peas. Photograph by Ann Lee", "Watch Now"), notes), notes.total()
     (('Boil the peas.',), 2)
     """
-    short = any(len(step) <= _SHORT and step[-1:].isalpha() for step in steps)
+    short = any(len(step) <= 2 * _SHORT and step[-1:] not in _STOPS for step in steps)
     if not short and _SUSPECTS.isdisjoint(words_of("\n".join(steps))):
         return steps
     kept: list[str] = []
     heading = ""
     steps = tuple(step if _why_removed(step) else _without_end(step, notes) for step in steps)
     reasons = _reasons(steps)
-    headed = all(len(step) <= _SHORT or step[-1:] in ".!?)]" for step in steps)
+    ends = "".join(".-"[step[-1:] not in _STOPS] for step in steps)
+    # A heading before every paragraph may be longer.
+    most = 2 * _SHORT if 3 <= ends.count("-") <= 2 * ends.count(".") else _SHORT
+    if (
+        "---" in ends
+        or ends[-1] == "-"
+        or any(
+            end == "-" and len(step) >= len(after)
+            for step, end, after in zip(steps, ends, (*steps[1:], ""), strict=True)
+        )
+    ):
+        most = _SHORT
+    headed = all(len(step) <= most or end == "." for step, end in zip(steps, ends, strict=True))
     for step, following, why in zip(steps, (*steps[1:], ""), reasons, strict=True):
         if why:
             notes[why] += 1
             continue
-        if following and (_is_part(step) or (headed and _is_heading(step, following))):
+        if following and (_is_part(step) or (headed and _is_heading(step, following, most))):
             heading += f"{step}: "
             notes[PARTS] += 1
             continue
@@ -259,6 +275,8 @@ def _reasons(steps: tuple[str, ...]) -> list[str]:
     """
     found = [_why_removed(step) for step in steps]
     start = len(steps)
+    if start > 1 and all(step[-1:] in _STOPS for step in steps[:-1]) and _is_name(steps[-1]):
+        found[-1] = found[-1] or CREDITS
     while start and (found[start - 1] or _is_title(steps[start - 1])):
         start -= 1
     for i in range(start, len(steps)):
@@ -266,6 +284,17 @@ def _reasons(steps: tuple[str, ...]) -> list[str]:
         if not found[i] and (author or (i and found[i - 1] in {CREDITS, WINES})):
             found[i] = CREDITS if author else found[i - 1]
     return found
+
+
+def _is_name(step: str) -> bool:
+    """Whether a line at the end is a name, of a wine or a writer, and no sentence."""
+    words = step.split()
+    return (
+        2 <= len(words) <= 6
+        and step[-1:] not in _STOPS
+        and _is_title(step)
+        and not (has_action_verb(step) or _DIGIT.search(step))
+    )
 
 
 def _is_title(step: str) -> bool:
@@ -284,10 +313,9 @@ def _is_title(step: str) -> bool:
 
 def _why_removed(step: str) -> str:
     """The reason to remove a whole step, or ""."""
-    if _NOTE.match(step):
-        return NOTES
+    note = NOTES if _NOTE.match(step) else ""
     if len(step) > MOST_CHARS:
-        return ""
+        return note
     if len(step) <= _SHORT and step.strip(" :.*_#-=").casefold() in _BARE:
         return HEADINGS
     if _CREDIT.match(step) or _AUTHOR.match(step) or _PUBLISHED.search(step):
@@ -300,7 +328,7 @@ def _why_removed(step: str) -> str:
         return YIELDS
     if _is_on_wine(step):
         return WINES
-    return SHOPPING if is_shopping_note(step, within=True) else ""
+    return SHOPPING if is_shopping_note(step, within=True) else note
 
 
 def _without_announcement(step: str, notes: Counter[str]) -> str:
@@ -346,10 +374,10 @@ def _is_on_wine(step: str) -> bool:
     return opener is not None or named or _VINTAGE.fullmatch(step) is not None
 
 
-def _is_heading(step: str, following: str) -> bool:
+def _is_heading(step: str, following: str, most: int) -> bool:
     """Whether a few words without a full stop head a step, where every long step has one."""
-    short = len(step) <= _SHORT and len(step.split()) <= 5
-    tells = len(following) > _SHORT or following[-1:] in ".!?"
+    short = len(step) <= most and len(step.split()) <= most // 8
+    tells = most > _SHORT or len(following) > _SHORT or following[-1:] in ".!?"
     return (
         short and tells and step[:1].isupper() and step[-1:].isalpha() and not _DIGIT.search(step)
     )

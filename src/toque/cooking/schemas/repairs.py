@@ -43,6 +43,7 @@ _HANGS = re.compile(
     re.IGNORECASE,
 )
 """The end of a line that no sentence ends with; a number may be one, before its unit."""
+_SURELY_HANGS = re.compile(r"\b(?:a|an|and|(?<!courtesy )of|than|the|with|your)\s*+\Z")
 _SHORTENED = re.compile(
     r"(?<![^\W_])(?:sec|min|hr|oz|lb|tsp|tbsp|pkg|qt|pt|approx|in|temp|deg)s?\.\s*+\Z",
     re.IGNORECASE,
@@ -119,20 +120,7 @@ def without_repeat(steps: list[str], notes: Counter[str]) -> list[str]:
     >>> without_repeat(once * 2, Counter()) == once
     True
     """
-    if len(steps) > 1:
-        found = _steps_once(steps)
-    elif steps and len(steps[0]) >= 2 * MIN_DOUBLED_CHARS:
-        found = [_text_once(steps[0])]
-    else:
-        return steps
-    if found != steps:
-        notes["doubled instructions"] += 1
-    return found
-
-
-def _steps_once(steps: list[str]) -> list[str]:
-    """Steps without a part that repeats the beginning, however the lines are broken."""
-    start = steps[0][:_ALIKE_CHARS]
+    start = steps[0][:_ALIKE_CHARS] if steps else ""
     if len(steps) > MAX_STEPS or not any(step.startswith(start) for step in steps[1:]):
         return steps
     bare = [_LOST_SPACE.sub("", step).casefold() for step in steps]
@@ -142,38 +130,12 @@ def _steps_once(steps: list[str]) -> list[str]:
         ends = list(accumulate(map(len, bare)))
         if half in ends:
             at = ends.index(half) + 1
+            notes["doubled instructions"] += 1
             return max(steps[:at], steps[at:], key=len)  # keep the copy with more steps
     if len(bare[0]) >= MIN_DOUBLED_CHARS and "".join(bare[1:]).startswith(bare[0]):
+        notes["doubled instructions"] += 1
         return steps[1:]  # one paragraph, then again step by step
-    return _without_repeated_end(steps, bare)
-
-
-def _without_repeated_end(steps: list[str], bare: list[str]) -> list[str]:
-    """Steps without a run at the end that repeats the beginning.
-
-    It must cover most of what precedes it: two parts of a recipe may begin alike.
-    """
-    for at in range(-(-len(steps) // 2), len(steps)):
-        n_repeated = len(steps) - at
-        if (
-            bare[at:] == bare[:n_repeated]
-            and 3 * n_repeated >= 2 * at
-            and sum(map(len, bare[at:])) >= MIN_DOUBLED_CHARS
-        ):
-            return steps[:at]
     return steps
-
-
-def _text_once(text: str) -> str:
-    """The first half of a text that is the same text twice, with or without a gap."""
-    start = text[:MIN_DOUBLED_CHARS].strip()
-    at = text.find(start, len(text) // 2 - MIN_DOUBLED_CHARS)
-    if at <= 0 or abs(2 * at - len(text)) > MIN_DOUBLED_CHARS:
-        return text
-    first, second = text[:at], text[at:]
-    if _LOST_SPACE.sub("", first) == _LOST_SPACE.sub("", second):
-        return first.rstrip()
-    return text
 
 
 def rejoined(steps: list[str], notes: Counter[str], *, anywhere: bool = False) -> list[str]:
@@ -216,7 +178,9 @@ def _glue(before: str, step: str, *, cased: bool, anywhere: bool) -> str | None:
             return "."
     elif measure and before[-1:].isdigit():
         return " "
-    goes_on = _GOES_ON.match(step) is not None and (cased or not has_action_verb(step))
+    goes_on = _GOES_ON.match(step) is not None
+    goes_on = goes_on and (cased or step.startswith("of ") or not has_action_verb(step))
+    goes_on = goes_on or (cased and not ends and _SURELY_HANGS.search(before) is not None)
     lower = _LOWER.match(step) is not None
     if ends:
         return " " if (goes_on or (lower and cased)) and _SHORTENED.search(before) else None

@@ -83,7 +83,8 @@ _PAIRS: Final[dict[str, frozenset[str]]] = {
         "lid": "canning jar",
         "liner": "cupcake muffin paper",
         "mill": "food pepper spice",
-        "pan": "aluminum baking bundt cake grill loaf muffin pie roasting sauce sheet tart tube",
+        "pan": "aluminum baking bundt cake grill loaf muffin pie roasting sauce sheet springform"
+        " tart tube",
         "pick": "cocktail decorative",
         "pin": "rolling",
         "plank": "cedar wood wooden",
