@@ -70,6 +70,14 @@ def test_record_without_any_of_it_is_left_alone():
         ("See more at: http://peas.example/soup#pod", "notices of the page"),
         ("tags: soup, green", "notices of the page"),
         ("The Pea Year, by Ida Berg (Green House, 2003).", "credits"),
+        ("Cook's Note: Peas foam, so use a large pot.", "notes and tips"),
+        ("Tip: swap the peas for beans. Peel them first.", "notes and tips"),
+        ("Storage tip: the soup keeps for " + "three days " * 30, "notes and tips"),
+        ("Serving suggestions: dill, bread", "notes and tips"),
+        ("*Marrow peas are dried on the plant.", "notes and tips"),
+        ("Cook time may vary with the age of the peas.", "notices of the page"),
+        ("This makes a big batch, enough for a family.", "yields"),
+        ("A flour of peas available at Nordic markets.", "shopping notes"),
     ],
 )
 @pytest.mark.parametrize("at", [0, 1, 2])
@@ -315,3 +323,59 @@ def test_figures_and_labels_of_the_source_need_no_language():
     named, notes = read(directions=FRENCH, nutrition_class="Moderate")
     (columns,) = (e.columns for e in examples_of(named, notes))
     assert columns["nutrition"] == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Note: peas can be soaked overnight",
+        "*If dried peas are hard to find, fresh ones can be used.",
+        "Makes about 3 cups",
+        "A pod of a wild pea; sold frozen or sometimes fresh at Nordic markets.",
+    ],
+)
+def test_what_tells_something_is_no_ingredient(line):
+    recipe, notes = read(ingredients=[*LINES, line])
+    assert recipe.ingredients == tuple(LINES)
+    assert sum(removed(notes).values()) == 1
+
+
+@pytest.mark.parametrize("line", ["12-inch baking dish", "a frying basket", "2 cedar planks"])
+def test_vessels_are_equipment(line):
+    recipe, notes = read(ingredients=[*LINES, line])
+    assert recipe.ingredients == tuple(LINES)
+    assert removed(notes) == {"equipment among the ingredients removed": 1}
+
+
+def test_tips_that_are_a_verb_or_a_food_stay():
+    steps = [*STEPS, "Tip the soup into bowls.", "Note the colour; it should be green."]
+    recipe, notes = read(directions=steps)
+    assert recipe.steps == tuple(steps)
+    assert removed(notes) == {}
+
+
+def test_a_long_heading_before_every_paragraph_opens_it():
+    paragraphs = [f"{step} Wait for a minute or two before the next." for step in STEPS * 2]
+    heads = [f"Put the heavy pot on large stove number {n}" for n in ("one", "two", "six")]
+    steps = [heads[0], paragraphs[0], heads[1], paragraphs[1], heads[2], *paragraphs[2:]]
+    recipe, _ = read(directions=steps)
+    joined = [f"{head}: {text}" for head, text in zip(heads, paragraphs[:3], strict=True)]
+    assert recipe.steps == (*joined, paragraphs[3])
+
+
+def test_a_name_at_the_end_goes_and_sentences_without_a_stop_stay():
+    recipe, notes = read(directions=[*STEPS, "Pod Hill Green Noir"])
+    assert recipe.steps == tuple(STEPS)
+    assert removed(notes) == {"credits among the steps removed": 1}
+    for last in ("Enjoy", "Serve With Bread", "Eat it hot"):
+        assert read(directions=[*STEPS, last])[0].steps[-1] == last
+
+
+def test_an_ingredient_split_within_a_bracket_is_one():
+    recipe, notes = read(ingredients=[*LINES, "1 roll dough (round", "or oval)"])
+    assert recipe.ingredients[-1] == "1 roll dough (round, or oval)"
+    assert notes["ingredients split within a bracket rejoined"] == 1
+
+
+def test_a_title_in_capitals_after_an_apostrophe():
+    assert read(title="Ann'S Pea Soup")[0].title == "Ann's Pea Soup"

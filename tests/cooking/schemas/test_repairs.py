@@ -69,6 +69,17 @@ def test_boilerplate_of_pages():
         (["Mix.", "1. Bake it", "2. Cool it."], ["Mix.", "1. Bake it", "2. Cool it."]),
         (["mix it", "bake it", "eat it"], ["mix it", "bake it", "eat it"]),
         (["bake for 1", "5 hours", "serve"], ["bake for 1.5 hours", "serve"]),
+        (["use a 9", "5 x 12 inch tin", "bake"], ["use a 9.5 x 12 inch tin", "bake"]),
+        (
+            ["add 2 tsp", "of oil to add more shine", "stir"],
+            ["add 2 tsp of oil to add more shine", "stir"],
+        ),
+        (["Bake it.", "Top with", "Pea Cream."], ["Bake it.", "Top with Pea Cream."]),
+        (
+            ["Ladle the soup evenly among all of the eight large", "bowls.", "Eat."],
+            ["Ladle the soup evenly among all of the eight large bowls.", "Eat."],
+        ),
+        (["You need:", "peas", "dill", "Boil."], ["You need:", "peas", "dill", "Boil."]),
         (["Add 1.", "5 cups broth.", "Boil."], ["Add 1.5 cups broth.", "Boil."]),
         (["Boil 30 sec.", "or until hot."], ["Boil 30 sec. or until hot."]),
         (["Add 1 tsp.", "salt and stir."], ["Add 1 tsp. salt and stir."]),

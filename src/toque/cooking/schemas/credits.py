@@ -178,6 +178,7 @@ _SUSPECTS: Final = frozenset(
 ).union(_WINE_WORDS, (word for bare in _ANNOUNCED for word in words_of(bare)[-1:]))
 """Recipes without any of these words have nothing of this page."""
 _SHORT: Final = 40
+_SMALL: Final = frozenset({"and", "by", "de", "del", "di", "of", "the", "von", "&"})
 _DIGIT: Final = re.compile(r"\d")
 _LONG_WORD: Final = re.compile(r"\A[^\W\d_]+|[^\W\d_]{5,}")
 _STOPS: Final = frozenset('.!?)]…"”')
@@ -232,7 +233,7 @@ def without_credits(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str, .
     >>> without_credits(("Boil the peas. Photograph by Ann Lee", "Watch Now"), notes), notes.total()
     (('Boil the peas.',), 2)
     """
-    short = any(len(step) <= 2 * _SHORT and step[-1:] not in _STOPS for step in steps)
+    short = any(step[-1:] not in _STOPS or step[0] == "*" for step in steps)
     if not short and _SUSPECTS.isdisjoint(words_of("\n".join(steps))):
         return steps
     kept: list[str] = []
@@ -288,13 +289,9 @@ def _reasons(steps: tuple[str, ...]) -> list[str]:
 
 def _is_name(step: str) -> bool:
     """Whether a line at the end is a name, of a wine or a writer, and no sentence."""
-    words = step.split()
-    return (
-        2 <= len(words) <= 6
-        and step[-1:] not in _STOPS
-        and _is_title(step)
-        and not (has_action_verb(step) or _DIGIT.search(step))
-    )
+    words = [word for word in step.split() if word not in _SMALL]
+    capitals = all(word[0].isupper() for word in words) and step[-1:] not in _STOPS
+    return capitals and 2 <= len(words) <= 6 and not (has_action_verb(step) or _DIGIT.search(step))
 
 
 def _is_title(step: str) -> bool:
