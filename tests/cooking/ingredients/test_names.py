@@ -79,6 +79,18 @@ from toque.cooking.ingredients.names import forms, has_quantity, head_noun, ingr
         ("Le jus d'1/2 orange", "orange"),
         ("1 c. café noir", "café noir"),
         ("filets d'oie", "filets d'oie"),
+        ("2 eggs whisked lightly", "eggs"),
+        ("a glaze made by whisking 1 egg with 2 tablespoons cream", "glaze"),
+        ("2 teaspoons starch dissolved in 1 tablespoon milk", "starch"),
+        ("mint leaves for decoration", "mint leaves"),
+        ("2 leeks chopped small", "leeks"),
+        ('1 3"-4"-thick eel steak', "eel steak"),
+        ("Butter für die Form", "Butter"),
+        ("2 kleine Gurke(n)", "Gurke"),
+        ("2 à 3 blokjes bouillon", "bouillon"),
+        ("1 e 1/2 xícara de ervilha", "ervilha"),
+        ("半个 豌豆", "豌豆"),
+        ("1 5-ounce log nut paste", "nut paste"),
     ],
 )
 def test_names(line, name):

@@ -77,6 +77,8 @@ def test_record_without_any_of_it_is_left_alone():
         ("*Marrow peas are dried on the plant.", "notes and tips"),
         ("Cook time may vary with the age of the peas.", "notices of the page"),
         ("This makes a big batch, enough for a family.", "yields"),
+        ("How to make Grandma's pea soup", "notices of the page"),
+        ("This bowl of soup has only 3 grams of fat and 120 calories.", "nutrition facts"),
         ("A flour of peas available at Nordic markets.", "shopping notes"),
     ],
 )
@@ -331,6 +333,7 @@ def test_figures_and_labels_of_the_source_need_no_language():
         "Note: peas can be soaked overnight",
         "*If dried peas are hard to find, fresh ones can be used.",
         "Makes about 3 cups",
+        "Serve with bread (see above)",
         "A pod of a wild pea; sold frozen or sometimes fresh at Nordic markets.",
     ],
 )
@@ -379,3 +382,13 @@ def test_an_ingredient_split_within_a_bracket_is_one():
 
 def test_a_title_in_capitals_after_an_apostrophe():
     assert read(title="Ann'S Pea Soup")[0].title == "Ann's Pea Soup"
+
+
+def test_the_name_of_a_part_may_have_a_remark():
+    recipe, _ = read(directions=["Dill Sauce (make ahead)", *STEPS])
+    assert recipe.steps == (f"Dill Sauce (make ahead): {STEPS[0]}", STEPS[1])
+
+
+def test_numbers_without_a_point_are_no_part_of_a_step():
+    recipe, _ = read(directions=[f"{n} {step}" for n, step in enumerate(STEPS, 1)])
+    assert recipe.steps == tuple(STEPS)

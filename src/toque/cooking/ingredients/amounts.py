@@ -237,7 +237,7 @@ class AmountReader:
         words, i = self.tokens.words, self.i
         while words[i] in SIZES or words[i] in SIZE_ADVERBS:
             i += 1
-        if i == self.i or words[i - 1] not in SIZES or i >= self.end:
+        if i == self.i or words[i - 1] not in SIZES or i >= self.end or words[i] == "grain":
             return False
         if words[i] in {"or", "to"} and words[i + 1] in SIZES:
             i += 2

@@ -12,7 +12,7 @@ from toque.cooking.ingredients.units import SPELLINGS
 
 Range = tuple[float, float]
 
-_TO: Final = frozenset({"to", "or", "-"})
+_TO: Final = frozenset({"to", "or", "-", "à", "bis", "tot"})
 _AFTER_A: Final = frozenset({"few", "couple", "half", "quarter"})
 _LITTLE: Final = frozenset({"little", "good", "bit"})
 _DOZEN: Final = 12.0

@@ -47,6 +47,7 @@ from toque.cooking.ingredients.vocabulary import (
 )
 
 _AFTER_JOINS = SPELLINGS.keys() | WORDS.keys() | {"a", "an", "each", "so", "more", "less"}
+_AT_END = AFTER_NAME | ADVERBS | {"small", "large"}
 MAX_CHARS = 2000
 """Characters of a line that are read. The longest of 90,000 real recipes has 604; a longer text is
 no ingredient, and its food stands at its beginning."""
@@ -157,7 +158,7 @@ class _Line:
         ):
             at += 1
         del kept[:at]
-        while len(kept) > 1 and (words[kept[-1]] in AFTER_NAME or words[kept[-1] + 1] == "%"):
+        while len(kept) > 1 and (words[kept[-1]] in _AT_END or words[kept[-1] + 1] == "%"):
             del kept[-1]
         self.name = join(self.tokens, kept)
 

@@ -50,7 +50,7 @@ millimetre|length|0.1|mm millimeter
 clove|count|0|clv dente diente gousse spicchio spicchi zehe zehen teentje teen tenen fedd båt \
 ząbek ząbki gerezd fed klyfta strúčik strúčikov stroužek stroužky
 can|count|0|tin lata blik blikje dose dosen dåse burk
-package|count|0|pk pkg pkgs pack packet packages pkt pck päckchen paket förpackning
+package|count|0|pk pkg pkgs pack packet packages pkt pck päckchen paket bal förpackning
 sachet|count|0|envelope zakje bustina sachê sáček
 jar|count|0|
 bottle|count|0|
@@ -82,10 +82,10 @@ sztuka sztuki szt pièce unité 个
 sheet|count|0|vel rolle
 loaf|count|0|loaves
 ball|count|0|
-block|count|0|
+block|count|0|log
 wedge|count|0|
 ear|count|0|
-cube|count|0|
+cube|count|0|blokje
 square|count|0|
 scoop|count|0|
 rack|count|0|

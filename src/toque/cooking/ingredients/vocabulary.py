@@ -9,7 +9,7 @@ SIZES: Final = frozenset(
     small medium large big jumbo extra-large sm md med lg lge xl medium-size medium-sized
     large-sized small-sized good-size good-sized medium-large medium-small thumb-size thumb-sized
     walnut-sized generous scant heaping heaped rounded slim pencil-thin
-    little good thick thin level plump bun-size fat
+    little good thick thin level plump bun-size fat kleine kleiner kleines große großer grote små
     """.split()  # noqa: SIM905
 )
 SIZES_OF_MEASURES: Final = frozenset(
@@ -102,8 +102,9 @@ ADJECTIVES: Final = QUALITIES | PREPARED | ADVERBS | {"and", "or"}
 
 PURPOSES: Final = frozenset(
     """
-    serve serving garnish garnishing dust dusting decorate decorating finish glaze fry frying
-    grease greasing sprinkle sprinkling brush brushing taste deep-frying shallow drizzle drizzling
+    serve serving garnish garnishing dust dusting decorate decorating decoration
+    finish glaze fry frying grease greasing sprinkle sprinkling brush brushing taste deep-frying
+    shallow drizzle drizzling
     spread spreading roll rolling season seasoning top topping coat coating line lining dip dipping
     dredging poach poaching cook cooking the deep egg scatter pass passing
     """.split()  # noqa: SIM905

@@ -260,7 +260,10 @@ def clean_steps(
     steps: list[str] = []
     heading = ""
     lines = rejoined(list(items if plain else _item_lines(items, notes)), notes)
-    for text in _parted(lines, notes):
+    parted = list(_parted(lines, notes))
+    if len(parted) > 1 and all(s.startswith(f"{n} ") for n, s in enumerate(parted, 1)):
+        parted = [step.partition(" ")[2] for step in parted]  # numbers without a point
+    for text in parted:
         bare = text.strip()
         if bare[:1] not in _PLAIN_STARTS:
             bare = _unnumbered(bare)

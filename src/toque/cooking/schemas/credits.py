@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from itertools import pairwise
 from typing import Final
 
 from toque.cooking.action_verbs import ACTION_VERBS, VERB_FORMS, has_action_verb
@@ -96,9 +97,10 @@ _VINTAGE: Final = re.compile(r"(?:[A-Z][\w.'’-]{0,24} ){1,8}(?:['’]\d\d|(?:1
 _NOTICE: Final = re.compile(
     rf"{_OPEN}(?:(?:[\w'-]{{1,20}} ){{0,4}}(?:dish|recipe|meal|cocktail|dessert|drink|tip) of the "
     r"(?:day|week|month|year)\b.{0,40}"
-    r"|watch (?:now|the video|this video|video|how to make.{0,80})|(?:print|save|rate|share|pin)"
-    r"(?: this| the)? recipe|pin it|read more|view recipe|get (?:the|this) recipe|advertisement"
-    r"|click here.{0,80}|your nightly specials|/?epi-\w+>?|tags? ?:.{0,80}|per serving"
+    r"|(?:how to (?:make|prepare|cook)|c[oó]mo (?:preparar|hacer|fazer)|comment (?:faire|préparer))"
+    r" [^.!?:]{3,60}|watch (?:now|the video|this video|video|how to make.{0,80})"
+    r"|(?:print|save|rate|share|pin)(?: this| the)? recipe|pin it|read more|view recipe|get (?:the|this) recipe"
+    r"|advertisement|click here.{0,80}|your nightly specials|/?epi-\w+>?|tags? ?:.{0,80}|per serving"
     r"|(?:prep\w{0,9}|cook\w{0,9}|total) times? ?(?::|does|do|may|can|will|varies|depends).{0,60}"
     r"|\d{1,2} (?:w\.?w\.? |weight watchers )?points?(?: plus)?(?: per serving)?"
     r"|(?:notes? ?: ?)?nutrition(?:al)? (?:analysis|info\w{0,9}) (?:is|are) .{0,60}"
@@ -122,6 +124,7 @@ _NUTRITION: Final = re.compile(
     r"|(?:the )?(?:skinny )?"
     r"nutrition(?:al)?(?: (?:info|information|facts|analysis|content|values?|data))?\b|amount per"
     r"|approximate (?:analysis|nutrition)|(?:about |approximately )?\d{2,4} (?:calories|kcal|cal)\b"
+    r"|(?:this|each|one) [^.\d]{3,40} (?:is|has|contains) (?:only |about )?\d"
     r"|calories(?: per \w{1,12})? ?[:(=]? ?\d|per (?:cookie|slice|piece|muffin|portion)\b)",
     re.IGNORECASE,
 )
@@ -165,19 +168,20 @@ _ANNOUNCED: Final = _BARE | {"directions", "instructions", "method", "preparatio
 _SUSPECTS: Final = frozenset(
     """
     adapted advertisement analysis archives astuce astuces author available blog book by c cal
-    calories carbo carbohydrate carbohydrates carbs cholesterol click consejo consejos contributed
-    cookbook copyright courtesy credit credits dica dicas epi excerpted fat feeds file files found
-    get hint hints hinweis http https illustration illustrations image images info inspired kcal
-    kitchen kitchens makes nightly nota note notes nutrition nutritional of originally pages per
-    photo photograph photographs photography photos picture pictures pin points posted print
-    printed protein published rate read recipe recipes reprinted reproduced rights save serves
-    serving servings share sodium sold source storage styled styling stylist stylists submitted
-    substitution substitutions suggestion suggestions tag tags text time times tip tipp tipps tips
-    variation variations video view watch www yield yields
+    calories carbo carbohydrate carbohydrates carbs cholesterol click comment como consejo consejos
+    contributed cookbook copyright courtesy credit credits cómo dica dicas epi excerpted fat feeds
+    file files found get hint hints hinweis how http https illustration illustrations image images
+    info inspired kcal kitchen kitchens makes nightly nota note notes nutrition nutritional of
+    originally pages per photo photograph photographs photography photos picture pictures pin
+    points posted print printed protein published rate read recipe recipes reprinted reproduced
+    rights save serves serving servings share sodium sold source storage styled styling stylist
+    stylists submitted substitution substitutions suggestion suggestions tag tags text time times
+    tip tipp tipps tips variation variations video view watch www yield yields
     """.split()  # noqa: SIM905
 ).union(_WINE_WORDS, (word for bare in _ANNOUNCED for word in words_of(bare)[-1:]))
 """Recipes without any of these words have nothing of this page."""
 _SHORT: Final = 40
+_BRACKET: Final = re.compile(r" \([^()]{1,40}\)\Z")
 _SMALL: Final = frozenset({"and", "by", "de", "del", "di", "of", "the", "von", "&"})
 _DIGIT: Final = re.compile(r"\d")
 _LONG_WORD: Final = re.compile(r"\A[^\W\d_]+|[^\W\d_]{5,}")
@@ -243,14 +247,7 @@ def without_credits(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str, .
     ends = "".join(".-"[step[-1:] not in _STOPS] for step in steps)
     # A heading before every paragraph may be longer.
     most = 2 * _SHORT if 3 <= ends.count("-") <= 2 * ends.count(".") else _SHORT
-    if (
-        "---" in ends
-        or ends[-1] == "-"
-        or any(
-            end == "-" and len(step) >= len(after)
-            for step, end, after in zip(steps, ends, (*steps[1:], ""), strict=True)
-        )
-    ):
+    if "---" in ends or ends[-1] == "-" or _are_even(steps, ends):
         most = _SHORT
     headed = all(len(step) <= most or end == "." for step, end in zip(steps, ends, strict=True))
     for step, following, why in zip(steps, (*steps[1:], ""), reasons, strict=True):
@@ -266,6 +263,12 @@ def without_credits(steps: tuple[str, ...], notes: Counter[str]) -> tuple[str, .
     if heading:
         kept.append(heading.rstrip(": "))
     return tuple(kept)
+
+
+def _are_even(steps: tuple[str, ...], ends: str) -> bool:
+    """Whether a step without a full stop is longer than the one with it that follows."""
+    pairs = pairwise(steps)
+    return any(ends[i : i + 2] == "-." and len(a) >= len(b) for i, (a, b) in enumerate(pairs))
 
 
 def _reasons(steps: tuple[str, ...]) -> list[str]:
@@ -386,6 +389,7 @@ def _is_part(step: str) -> bool:
     >>> [_is_part(x) for x in ("Lemon Glaze", "For the sauce", "Make the sauce", "Add dressing.")]
     [True, True, False, False]
     """
+    step = _BRACKET.sub("", step)
     if len(step) > _SHORT or not step[-1:].isalpha() or _DIGIT.search(step):
         return False
     *before, last = words_of(step) or [""]

@@ -35,8 +35,8 @@ SECTION_NOUNS: Final = PART_NOUNS | frozenset(
 _ALWAYS: Final = re.compile(
     r"(?:(?:optional|suggested|possible|additional|other|serving|dry|wet|main|mix) ){0,3}"
     r"(?:garnish(?:es)?|accompaniments?|decorations?|toppings|ingredients|add-?ins"
-    r"|mix-?ins|options|(?:to|for) (?:serve|serving|garnish|finish|assemble))(?: (?:ingredients"
-    r"|options))?(?: if desired| \(optional\)|, optional)?\W*",
+    r"|mix-?ins|options|serve with .{2,60}|(?:to|for) (?:serve|serving|garnish|finish|assemble))"
+    r"(?: (?:ingredients|options))?(?: if desired| \(optional\)|, optional)?\W*",
     re.IGNORECASE,
 )
 """A line that names no food even where nothing else has an amount."""
