@@ -79,7 +79,7 @@ from toque.cooking.ingredients.names import forms, has_quantity, head_noun, ingr
         ("Le jus d'1/2 orange", "orange"),
         ("1 c. café noir", "café noir"),
         ("filets d'oie", "filets d'oie"),
-        ("2 eggs whisked lightly", "eggs"),
+        ("2 eggs beaten lightly", "eggs"),
         ("a glaze made by whisking 1 egg with 2 tablespoons cream", "glaze"),
         ("2 teaspoons starch dissolved in 1 tablespoon milk", "starch"),
         ("mint leaves for decoration", "mint leaves"),

@@ -374,12 +374,6 @@ def test_a_name_at_the_end_goes_and_sentences_without_a_stop_stay():
         assert read(directions=[*STEPS, last])[0].steps[-1] == last
 
 
-def test_an_ingredient_split_within_a_bracket_is_one():
-    recipe, notes = read(ingredients=[*LINES, "1 roll dough (round", "or oval)"])
-    assert recipe.ingredients[-1] == "1 roll dough (round, or oval)"
-    assert notes["ingredients split within a bracket rejoined"] == 1
-
-
 def test_a_title_in_capitals_after_an_apostrophe():
     assert read(title="Ann'S Pea Soup")[0].title == "Ann's Pea Soup"
 

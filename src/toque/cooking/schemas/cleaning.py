@@ -185,23 +185,9 @@ def clean_ingredients(
         line, note = ingredient_item(text)
         if note:
             notes[note] += 1
-        elif (
-            lines
-            and ")" in line
-            and "(" in lines[-1]
-            and _is_open(lines[-1])
-            and _is_open(line, -1)
-        ):
-            lines[-1] += line if lines[-1][-1] == "(" else f", {line}"
-            notes["ingredients split within a bracket rejoined"] += 1
         else:
             lines.append(line)
     return tuple(lines)
-
-
-def _is_open(line: str, by: int = 1) -> bool:
-    """Whether a line has a bracket more that opens than such as close, or, by -1, one less."""
-    return line.count("(") - line.count(")") == by
 
 
 @lru_cache(maxsize=1 << 15)

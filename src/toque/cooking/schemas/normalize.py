@@ -56,10 +56,6 @@ def recipe_of(record: Mapping[str, Any], notes: Counter[str]) -> Recipe | Reason
     plain = is_plain((title, *lines, *steps))
     title = title.strip() if plain else clean_title(title, notes)
     title = without_misprints([title], notes)[0]
-    dish, bar, _ = title.partition("|")  # "Pea Soup | A Site"
-    if bar and dish.strip():
-        notes["names of sites in titles removed"] += 1
-        title = dish.rstrip()
     if not (title.isalnum() or any(map(str.isalnum, title))):
         return "no title"
     ingredients = without_sections(clean_ingredients(lines, notes, plain=plain), notes)

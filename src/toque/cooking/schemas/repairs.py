@@ -11,19 +11,11 @@ from itertools import accumulate
 
 from toque.cooking.action_verbs import has_action_verb
 
-BOILERPLATE = frozenset(
-    {
-        "Add all ingredients to list",
-        "Add all ingredients to shopping list",
-        "Add ingredients to shopping list",
-        "Add to shopping list",
-        "ADVERTISEMENT",
-        "Advertisement",
-        "Watch Now",
-        "Print Recipe",
-        "Save Recipe",
-    }
-)
+BOILERPLATE = frozenset((
+    "Add all ingredients to list", "Add all ingredients to shopping list", "Watch Now",
+    "Add ingredients to shopping list", "Add to shopping list", "ADVERTISEMENT", "Advertisement",
+    "Print Recipe", "Save Recipe",
+))  # fmt: skip
 """Buttons and notices of web pages that scrapers took for an ingredient or a step."""
 
 MIN_DOUBLED_CHARS = 40
