@@ -91,6 +91,16 @@ from toque.cooking.ingredients.names import forms, has_quantity, head_noun, ingr
         ("1 e 1/2 xícara de ervilha", "ervilha"),
         ("半个 豌豆", "豌豆"),
         ("1 5-ounce log nut paste", "nut paste"),
+        ("4 medium size, rather soft pears", "rather soft pears"),
+        ("pear slices", "pear slices"),
+        ("4 slices pear", "pear"),
+        ("the kernels cut from 3 ears of maize", "maize"),
+        ("1 cup margarine room temperature", "margarine"),
+        ("1 tsp dill salt *in the jar", "dill salt"),
+        ("1/2 + 1/3 cup nut butter", "nut butter"),
+        ("1 lata | latas de ervilha", "ervilha"),
+        ("2 c.à.s d'huile", "huile"),
+        ("2 kvister dill", "dill"),
     ],
 )
 def test_names(line, name):

@@ -78,6 +78,7 @@ def test_record_without_any_of_it_is_left_alone():
         ("Cook time may vary with the age of the peas.", "notices of the page"),
         ("This makes a big batch, enough for a family.", "yields"),
         ("How to make Grandma's pea soup", "notices of the page"),
+        ("Receta de Pod Magazine, número 12", "credits"),
         ("This bowl of soup has only 3 grams of fat and 120 calories.", "nutrition facts"),
         ("A flour of peas available at Nordic markets.", "shopping notes"),
     ],

@@ -241,7 +241,7 @@ class AmountReader:
             return False
         if words[i] in {"or", "to"} and words[i + 1] in SIZES:
             i += 2
-        i += words[i] == "sized"
+        i += words[i] == "sized" or words[i : i + 2] == ["size", ","]
         if words[i - 1] in SIZES_OF_MEASURES or (not self.amounts and words[i - 1] == "big"):
             return False
         self.sizes += words[self.i : i]

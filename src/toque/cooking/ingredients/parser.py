@@ -219,6 +219,8 @@ class _Line:
             unit = SPELLINGS.get(words[kept[at]])
             if unit is None or unit.name not in LATE:
                 continue
+            if unit.name == "slice" and not self.amounts:
+                break  # "lime slices"
             foods = LATE[unit.name]
             if at < len(kept) - 1 and words[kept[at + 1]] != "with":
                 break

@@ -35,11 +35,13 @@ _FOREIGN: Final = [
     for marks, pattern, right in (
         (("soupe", "sopa"), rf"{_SPOON}(?:soupe|sopa)\b\)?(?: de\b)?", "tbsp"),
         (("café", "chá"), rf"{_SPOON}(?:chá|(?<=[àae] |.\()café)\b\)?(?: de\b)?", "tsp"),
-        (("c.s.", "ст."), r"\bc\.s\.(?: de\b)?|ст\. ?л\.", "tbsp"),
-        (("c.c.", "ч."), r"\bc\.c\.(?: de\b)?|ч\. ?л\.", "tsp"),
+        (("c.s", ".à.s", "ст."), r"\bc\.(?:à\.)?s\b\.?(?: de\b)?|ст\. ?л\.", "tbsp"),
+        (("c.c", ".à.c", "ч."), r"\bc\.(?:à\.)?c\b\.?(?: de\b)?|ч\. ?л\.", "tsp"),
         (("(s)", "(n)", "q.b", "q. b"), r"(?<=[^\W\d_])\([sn]\)|(?:\+ )?\bq\. ?b\b\.?", ""),
         (("个", "根", "勺", "适量"), r"\A(?:适量|[一两三四五六半]+[个根勺]半?)\s", ""),
         ((" 1/", " 3/"), r"(?<=\A\d) (?:e|i|y|og|und|et) (?=\d/)", " "),
+        ((" | ",), r" \| [^|]{1,30}? de\b", " de"),  # both numbers: "lata | latas de"
+        ((" *",), r" \*+ ?(?:in|or|see|if|use|you|can|optional)\b.*\Z", ""),
         (('"-',), r'(?<=\d)"-(?=\d)', "-"),
         (
             ("jus d", "saft v", "zumo de", "suco de", "succo di"),

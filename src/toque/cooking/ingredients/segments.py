@@ -38,7 +38,7 @@ _NO_FOOD: Final = frozenset({"a", "more", "less", "you", "another"})
 ENDS: Final = frozenset(
     {"plus", "preferably", "optional", "such", "about", "including", "divided", "+", "from", "see",
      "or", "and", "to", "for", "as", "if", "at", "cut", "i", "you", "you'll", "can", "made",
-     "dissolved", "für", "zum", "zur", "voor", "om", "para", "til", "för"}
+     "dissolved", "room", "für", "zum", "zur", "voor", "om", "para", "til", "för"}
 )  # fmt: skip
 """Words that may end a name; `ends_name` decides."""
 SPECIAL_WORDS: Final = ENDS | PREPARED | ADVERBS | SIZES
@@ -117,6 +117,8 @@ def ends_name(tokens: Tokens, i: int) -> bool:
         return following in PURPOSES or (word == "for" and following.endswith("ing"))
     if word in {"as", "if"}:
         return following in _AMOUNT_WORDS or (word == "as" and following in {"a", "an"})
+    if word == "room":
+        return following == "temperature"
     if word in {"made", "dissolved"}:
         return following in {"by", "from", "in", "with"}
     if word == "at":

@@ -26,7 +26,7 @@ class Unit:
 _TABLE = """
 gram|mass|1|g gm gr grm gms gramme gramm gramo grama grammi г 克
 decagram|mass|10|dkg
-kilogram|mass|1000|kg kgs kilo кг
+kilogram|mass|1000|kg kgs kilo quilo кг
 milligram|mass|0.001|mg
 ounce|mass|28.35|oz ozs onz
 pound|mass|453.6|lb lbs
@@ -51,7 +51,7 @@ clove|count|0|clv dente diente gousse spicchio spicchi zehe zehen teentje teen t
 ząbek ząbki gerezd fed klyfta strúčik strúčikov stroužek stroužky
 can|count|0|tin lata blik blikje dose dosen dåse burk
 package|count|0|pk pkg pkgs pack packet packages pkt pck päckchen paket bal förpackning
-sachet|count|0|envelope zakje bustina sachê sáček
+sachet|count|0|envelope zakje bustina sachê sáček sobre
 jar|count|0|
 bottle|count|0|
 bag|count|0|
@@ -67,25 +67,25 @@ splash|count|0|splashes scheut scheutje spritzer schuss
 drizzle|count|0|
 squeeze|count|0|
 glug|count|0|lug
-knob|count|0|klont klontje
+knob|count|0|nub klont klontje
 handful|count|0|handsful handfull handje handvol handvoll poignée
 slice|count|0|rasher φετ rodaja tranche scheibe scheiben plak plakje plakken skiva skivor fetta
-bunch|count|0|bunches bosje bund bd bunt manojo knippe
-stalk|count|0|rib
+bunch|count|0|bunches bosje bund bd bunt manojo knippe botte
+stalk|count|0|rib stilk stilke
 stick|count|0|
 head|count|0|
 bulb|count|0|
-sprig|count|0|takje zweig zweige szál brin ramita stängel
+sprig|count|0|takje zweig zweige szál brin branche ramita kvist kvister stängel
 strip|count|0|
 piece|count|0|pc pcs chunk stk stück stuks adet db ks unid unidade \
 sztuka sztuki szt pièce unité 个
-sheet|count|0|vel rolle
+sheet|count|0|vel rolle rulle
 loaf|count|0|loaves
 ball|count|0|
 block|count|0|log
 wedge|count|0|
 ear|count|0|
-cube|count|0|blokje
+cube|count|0|blokje tablete
 square|count|0|
 scoop|count|0|
 rack|count|0|

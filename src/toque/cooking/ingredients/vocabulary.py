@@ -111,13 +111,13 @@ PURPOSES: Final = frozenset(
 )
 """Words after "for" or "to" that give an ingredient's purpose."""
 
-PARTS: Final = frozenset({"juice", "zest", "rind", "peel"})
+PARTS: Final = frozenset({"juice", "zest", "rind", "peel", "kernels", "leaves"})
 """Parts of a fruit: "juice of 1 lemon", "grated zest and juice of 2 limes"."""
 
 UNSAID: Final = frozenset("additional extra some more optional each etwas plenty lots".split())  # noqa: SIM905
 """Words before a name that say nothing about the food ("additional breadcrumbs")."""
 
-BEFORE_NAME: Final = frozenset("of or and x the from per plus to weight size : % , . -".split())  # noqa: SIM905
+BEFORE_NAME: Final = frozenset("of or and x the from per plus to weight size : % , . - +".split())  # noqa: SIM905
 AFTER_NAME: Final = frozenset(
     "and or in with made from of dissolved mixed studded to for plus at the".split()  # noqa: SIM905
 )

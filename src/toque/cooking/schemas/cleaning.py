@@ -54,12 +54,12 @@ _SIGNS: Final = "•·▪▫●○◦‣□■▢◻◼◽◾⬜☐☑☒✓✔�
 """Bullets and the boxes of lists to tick off."""
 _BULLET = re.compile(rf"(?:[-–—*{_SIGNS}]++\s++|[{_SIGNS}]++\s*+|\[[ xX]?\]\s*+)")
 _STEP_NUMBER = re.compile(
-    r"(?:step\s*\d{1,2}\s*(?:[:.)–-]|(?=[A-Z]|$))|\d{1,2}\s*(?:[.:](?!\d)|\))|\(\d{1,2}\))\s*",
+    r"(?:(?:step|[ée]tape|schritt|pass?o|stap|krok)\s*\d{1,2}\s*(?:[:.)–-]|(?=[A-Z]|$))|\d{1,2}\s*(?:[.:](?!\d)|\))|\(\d{1,2}\))\s*",
     re.IGNORECASE,
 )
 _WORD = re.compile(r"[^\W\d_]")
-_PLAIN_STARTS: Final = frozenset("ABCDEFGHIJKLMNOPQRTUVWXYZabcdefghijklmnopqrtuvwxyz")
-"""First letters of a step without bullet or number: all but "s" ("Step 1")."""
+_PLAIN_STARTS: Final = frozenset("ABCDFGHIJLMNOQRTUVWXYZabcdfghijlmnoqrtuvwxyz")
+"""First letters of a step without bullet or number: all but those of "Step 1", "Etape 1" ..."""
 _PLAIN_BYTES: Final = bytes(code for code in range(32, 127) if chr(code) not in "&<[")
 _HEADING_CHARS: Final = 24
 _BARE_HEADING: Final = re.compile(

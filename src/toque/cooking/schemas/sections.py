@@ -49,7 +49,8 @@ _PREFIX: Final = re.compile(
 _PART_PREFIX: Final = re.compile(r"([A-Za-z][A-Za-z' -]{2,40}): ?(?=\d|[½¼¾⅓⅔⅛])")
 _TOOLS: Final = re.compile(
     r"(?:special |optional |additional |suggested |recommended |kitchen ){0,2}"
-    r"(?:equipment|tools|utensils|supplies)(?: needed| required| \(optional\))? ?(?::|-|\Z)",
+    r"(?:equipment|tools|utensils|supplies|accesorios|utensilios|zubehör)"
+    r"(?: needed| required| \(optional\))? ?(?::|-|\Z)",
     re.IGNORECASE,
 )
 
