@@ -101,6 +101,9 @@ from toque.cooking.ingredients.names import forms, has_quantity, head_noun, ingr
         ("1 lata | latas de ervilha", "ervilha"),
         ("2 c.à.s d'huile", "huile"),
         ("2 kvister dill", "dill"),
+        ("3 - Green Pears, peeled", "Green Pears"),
+        ("2 tsp (4g) - Dill", "Dill"),
+        ("1 egg beaten to blend with 1 spoon cream", "egg"),
     ],
 )
 def test_names(line, name):

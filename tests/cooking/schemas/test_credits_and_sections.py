@@ -75,6 +75,7 @@ def test_record_without_any_of_it_is_left_alone():
         ("Storage tip: the soup keeps for " + "three days " * 30, "notes and tips"),
         ("Serving suggestions: dill, bread", "notes and tips"),
         ("*Marrow peas are dried on the plant.", "notes and tips"),
+        ("**We had our peas from a shop in Oslo.", "notes and tips"),
         ("Cook time may vary with the age of the peas.", "notices of the page"),
         ("This makes a big batch, enough for a family.", "yields"),
         ("How to make Grandma's pea soup", "notices of the page"),

@@ -120,6 +120,8 @@ def test_sentences_split_in_the_middle(steps, joined):
         ("1 cup flour** (sifted)¹", "1 cup flour (sifted)"),
         ('the"lid" of salt& oil', 'the "lid" of salt & oil'),
         ("Ann'S Pea Soup", "Ann's Pea Soup"),
+        ("2 recipesPea Dough", "2 recipes Pea Dough"),
+        ("1 cup peas ($0.45)", "1 cup peas"),
         ("1 cup peas Podmart 1 lb For $0.99 thru 02/09", "1 cup peas"),
     ],
 )

@@ -42,6 +42,7 @@ _FOREIGN: Final = [
         ((" 1/", " 3/"), r"(?<=\A\d) (?:e|i|y|og|und|et) (?=\d/)", " "),
         ((" | ",), r" \| [^|]{1,30}? de\b", " de"),  # both numbers: "lata | latas de"
         ((" *",), r" \*+ ?(?:in|or|see|if|use|you|can|optional)\b.*\Z", ""),
+        ((" - ",), r"(?<=\d) - (?=[^\W\d_]{3})|(?<=\)) - (?=[^\W\d_])", " "),
         (('"-',), r'(?<=\d)"-(?=\d)', "-"),
         (
             ("jus d", "saft v", "zumo de", "suco de", "succo di"),

@@ -55,7 +55,7 @@ sachet|count|0|envelope zakje bustina sachê sáček sobre
 jar|count|0|
 bottle|count|0|
 bag|count|0|
-box|count|0|boxes
+box|count|0|boxes case
 carton|count|0|
 container|count|0|tub pot
 punnet|count|0|

@@ -106,7 +106,7 @@ PURPOSES: Final = frozenset(
     finish glaze fry frying grease greasing sprinkle sprinkling brush brushing taste deep-frying
     shallow drizzle drizzling
     spread spreading roll rolling season seasoning top topping coat coating line lining dip dipping
-    dredging poach poaching cook cooking the deep egg scatter pass passing
+    dredging poach poaching cook cooking the deep egg scatter pass passing blend
     """.split()  # noqa: SIM905
 )
 """Words after "for" or "to" that give an ingredient's purpose."""

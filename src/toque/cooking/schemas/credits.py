@@ -111,8 +111,8 @@ _NOTICE: Final = re.compile(
     re.IGNORECASE,
 )
 _NOTE: Final = re.compile(
-    rf"\*(?=[^\W\d_])|{_OPEN}(?:(?!(?:for|to|make|the)\b)[\w'’-]{{1,16}} ){{0,2}}(?:notes?|tips?"
-    r"|tipps?|hints?|nota|dicas?|astuces?|hinweis|consejos?|variations?|substitutions?|storage"
+    rf"\*{{1,3}}(?=[^\W\d_])|{_OPEN}(?:(?!(?:for|to|make|the)\b)[\w'’-]{{1,16}} ){{0,2}}"
+    r"(?:notes?|tips?|tipps?|hints?|nota|dicas?|astuces?|hinweis|consejos?|variations?|substitutions?|storage"
     r"|suggestions?)"
     r"(?: (?:notes?|tips?|\d))? ?(?::|[–—-] )",
     re.IGNORECASE,

@@ -66,6 +66,8 @@ _MISPRINTS = [
         ((r"(?:(?m:^)|(?<=[a-z)] or ))(\d )?(1(?=[2348] )|2(?=3 )|3(?=4 ))(\d)"
           r"(?= (?:cup|teaspoon|tablespoon|pint|quart|gallon)(?(1)s?)\b)"), r"\1\2/\3", _FRACTIONS),
         (r'(?<=[a-z])(&(?= )|"(?=\w[^"\n]{0,60}"))', r" \1", _SPACES),  # 'the"lid", salt& oil'
+        (r"(?<=\d )((?:recipe|cup|tablespoon|teaspoon)s?)(?=[A-Z][a-z])", r"\1 ", _SPACES),
+        (r" ?\(\$\d{1,3}\.\d\d\)", "", "recipes with prices"),
         (r"(?<=[a-z]['’])S\b", "s", "recipes with a capital after an apostrophe"),
         (r" [A-Z][\w']+ (?:\d+ (?:\w+ )?For \$\d+\.\d\d|Buy \d+ Get .{1,12}) thru \d+/\d+", "",
          "recipes with offers of a shop"),
