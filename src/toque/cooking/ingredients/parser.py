@@ -7,7 +7,6 @@ only; no line is refused: what cannot be parsed stays in the name.
 
 from __future__ import annotations
 
-import re
 from functools import lru_cache
 
 from toque.cooking.ingredients.amounts import (
@@ -48,6 +47,7 @@ from toque.cooking.ingredients.vocabulary import (
 
 _AFTER_JOINS = SPELLINGS.keys() | WORDS.keys() | {"a", "an", "each", "so", "more", "less"}
 _AT_END = AFTER_NAME | ADVERBS | {"small", "large"}
+_NO_BRACKETS = str.maketrans("()", "  ")
 MAX_CHARS = 2000
 """Characters of a line that are read. The longest of 90,000 real recipes has 604; a longer text is
 no ingredient, and its food stands at its beginning."""
@@ -97,7 +97,7 @@ class _Line:
             for run in runs[named:]:
                 self._file(*run)
         if not self.name and "(" in tokens.words:  # "1/2 stick ((4 tbsp) butter)"
-            return _Line(" ".join(re.sub("[()]", " ", tokens.text).split())).read()
+            return _Line(" ".join(tokens.text.translate(_NO_BRACKETS).split())).read()
         first = self.amounts[0] if self.amounts else None
         return IngredientLine(
             first.quantity if first else None,
