@@ -123,9 +123,7 @@ def quieten_libraries() -> None:
     if not sys.warnoptions:
         # A warning about a call of ours names our module as its place, and is as foreign as others.
         warnings.simplefilter("ignore")
-        os.environ.setdefault(
-            "PYTHONWARNINGS", "ignore"
-        )  # worker processes read it when they start
+        os.environ.setdefault("PYTHONWARNINGS", "ignore")  # for worker processes, which read it
     # Both libraries read their level once, when they are first imported.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
