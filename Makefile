@@ -19,7 +19,7 @@ NEWEST_TESTS := tests/cli/test_quiet.py tests/models/loading tests/models/genera
 	tests/training/test_resume.py tests/training/test_trainer.py tests/serving/test_app.py
 PIP_INSTALL := install --quiet --disable-pip-version-check
 
-.PHONY: help demo docs test test-slow test-newest newest format check lint bench lock versions clean
+.PHONY: help demo docs test test-slow test-newest newest format check lint shape bench lock versions clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' Makefile
@@ -66,6 +66,9 @@ lock: $(READY)  ## requirements.lock with the newest versions; torch as its firs
 format: $(READY)  ## put the code in its format
 	@$(BIN)/ruff format
 	@$(BIN)/ruff check --fix
+
+shape:  ## sizes, long files, names that stand twice; a report that fails nothing
+	@$(PYTHON) tools/shape.py
 
 lint: $(READY)
 	@$(BIN)/ruff format --check
