@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from toque.config import RunConfig, load_config, presets, resolve_values
+from toque.config.gone import GONE
+from toque.config.suggestions import setting_paths
 from toque.errors import ConfigError
 from toque.units import Duration
 
@@ -92,6 +94,33 @@ def test_unknown_name_on_the_command_line():
     message = refusal("demo", "optim.peak_lrr=1e-3")
     assert message.startswith("command line: `optim.peak_lrr` is not a setting.")
     assert "Nearest: `optim.peak_lr`" in message
+
+
+@pytest.mark.parametrize(
+    ("row", "text", "message"),
+    [
+        ("data.old", "data:\n  old: 3\n", ":2: `data.old` is a setting no more: It never"),
+        ("data.sources.old", "data: {sources: [{path: a, old: 3}]}\n",
+         ":1: `data.sources.0.old` is a setting no more: It never"),
+        ("old", "seed: 3\nold: {within: 3}\n", ":2: `old` is a setting no more: It never"),
+        ("model.family=bert", "model: {family: bert}\n",
+         ':1: `model.family` is "bert", a value no more: It never'),
+    ],
+)  # fmt: skip
+def test_what_went_is_refused_with_what_to_do_instead(tmp_path, monkeypatch, row, text, message):
+    monkeypatch.setitem(GONE, row, "It never helped. Remove it.")
+    path = write(tmp_path, text)
+    assert refusal(path).startswith(path + message)
+    section, _, value = row.partition("=")
+    said = refusal("demo", f"{section.replace('sources', 'sources.0')}={value or 3}")
+    assert "It never helped. Remove it." in said
+
+
+def test_no_row_of_what_went_is_a_setting_of_today():
+    for row, sentences in GONE.items():
+        setting, is_value, _ = row.partition("=")
+        assert (setting in setting_paths()) == bool(is_value), row
+        assert sentences.endswith("."), row
 
 
 @pytest.mark.parametrize(

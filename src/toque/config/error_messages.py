@@ -11,6 +11,7 @@ from pydantic_core import ErrorDetails
 
 from toque.config.cross_checks import Problem
 from toque.config.field_types import Secret, allowed_words, as_written
+from toque.config.gone import GONE
 from toque.config.suggestions import find_field
 from toque.config.yaml_reader import Path, dotted
 
@@ -56,6 +57,9 @@ def _value(detail: ErrorDetails, given: Mapping[str, Any], origin: Origin) -> st
     if isinstance(path[-1], int):
         return f"{verdict}, which does not fit in its list. Allowed there: {allowed}."
     quote = " Quote it to make it text." if _is_unquoted(allowed, _at(given, path)) else ""
+    gone = GONE.get(f"{name}={as_written(_at(given, path))}")
+    if gone is not None:
+        verdict = f"{verdict}, a value no more: {gone.removesuffix('.')}"
     return f"{verdict}. Allowed: {allowed}.{quote} {_help(field)}".rstrip()
 
 

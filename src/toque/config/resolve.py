@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from toque.config.cross_checks import impossible
 from toque.config.error_messages import Origin, explain, explain_combination
 from toque.config.foreign_code import foreign_names, is_of_a_run
+from toque.config.gone import GONE
 from toque.config.hardware import has_overlay, overlaid, without_overlays
 from toque.config.schema import RunConfig
 from toque.config.suggestions import nearest, unknown_names
@@ -241,6 +242,9 @@ def _override(text: str) -> tuple[SettingPath, Any]:
 
 def _refuse_unknown(values: Any, origin: Origin) -> None:
     for path in unknown_names(values):
+        gone = GONE.get(dotted(tuple(part for part in path if isinstance(part, str))))
+        if gone is not None:
+            raise ConfigError(f"{origin(path)}: `{dotted(path)}` is a setting no more: {gone}")
         close = nearest(path)
         hint = f" Nearest: `{close}`." if close else ""
         raise ConfigError(
