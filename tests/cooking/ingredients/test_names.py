@@ -104,6 +104,15 @@ from toque.cooking.ingredients.names import forms, has_quantity, head_noun, ingr
         ("3 - Green Pears, peeled", "Green Pears"),
         ("2 tsp (4g) - Dill", "Dill"),
         ("1 egg beaten to blend with 1 spoon cream", "egg"),
+        ("2 sticks margarine room temp.", "margarine"),
+        ("Dill + Mint", "Dill + Mint"),
+        ("1 cup margarine + 2 tbsp", "margarine"),
+        ("margarine + extra for the tin", "margarine"),
+        ("1 bag each of peas, beans and maize", "peas and beans and maize"),
+        ("1 cup peas, beans, or maize", "peas"),
+        ("1 Optional Garnish: grated maize", "maize"),
+        ("200 g Erbsen z.B. junge", "Erbsen"),
+        ("2 cans oil-packed, tart plums", "tart plums"),
     ],
 )
 def test_names(line, name):

@@ -16,6 +16,8 @@ from toque.cooking.ingredients.tokens import WORDS
 _AT_WILL = re.compile(r"\b(?:to taste|as needed|as required)\b", re.IGNORECASE)
 _JOINING = re.compile(r"\b(?:of|with|in|or|from)\b")
 _JOINS = re.compile(r"(?:or|and|and/or) ")
+_LISTED = re.compile(r"(?:\A| )and ", re.IGNORECASE)
+_CHOICE = re.compile(r"\bor\b", re.IGNORECASE)
 _WORD = re.compile(r"[^\W\d_]{2,}")
 
 
@@ -32,12 +34,18 @@ def ingredient_name(line: str) -> str:
 
 
 def one_name(name: str) -> str:
-    """The first part that is a food, of a name that spans commas."""
+    """A name without commas: the first food of a choice, every food of a list.
+
+    >>> one_name("water, broth or stock"), one_name("Chex, Cheerios and pretzels")
+    ('water', 'Chex and Cheerios and pretzels')
+    """
     if "," not in name:
         return name
     parts = name.split(",")
-    foods = (p for p in parts if not all(map(is_quality, p.lower().split())))
-    name = next(foods, parts[-1]).strip() or name.replace(",", " ").strip()
+    foods = [p.strip() for p in parts if not all(map(is_quality, p.lower().split()))]
+    if len(foods) > 1 and _LISTED.search(parts[-1]) and not _CHOICE.search(name):
+        return " and ".join(food.removeprefix("and ") for food in foods)
+    name = next(iter(foods), parts[-1].strip()) or name.replace(",", " ").strip()
     return name[match.end() :] if (match := _JOINS.match(name)) else name
 
 

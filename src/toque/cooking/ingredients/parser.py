@@ -39,6 +39,7 @@ from toque.cooking.ingredients.vocabulary import (
     BEFORE_NAME,
     PARTS,
     PREPARED,
+    PURPOSES,
     QUALITIES,
     SIZES,
     SIZES_OF_MEASURES,
@@ -129,8 +130,10 @@ class _Line:
     def _is_unsaid(self, i: int) -> bool:
         """Whether "additional" or "optional:" stands before the name."""
         words = self.tokens.words
-        if words[i] not in UNSAID or i + 1 >= len(self.tokens):
+        if i + 1 >= len(self.tokens):
             return False
+        if words[i] not in UNSAID:
+            return words[i] in PURPOSES and words[i + 1] == ":"  # "garnish: shredded coconut"
         return words[i + 1] not in {",", ";", "virgin", "sharp"}
 
     def _name(self, i: int, end: int) -> None:

@@ -19,6 +19,7 @@ from toque.cooking.ingredients.vocabulary import (
     REMARKS,
     SEGMENT_PREPARED,
     SIZES,
+    UNSAID,
 )
 
 Run = tuple[int, int]
@@ -38,7 +39,7 @@ _NO_FOOD: Final = frozenset({"a", "more", "less", "you", "another"})
 ENDS: Final = frozenset(
     {"plus", "preferably", "optional", "such", "about", "including", "divided", "+", "from", "see",
      "or", "and", "to", "for", "as", "if", "at", "cut", "i", "you", "you'll", "can", "made",
-     "dissolved", "room", "für", "zum", "zur", "voor", "om", "para", "til", "för"}
+     "dissolved", "room", "z", "für", "zum", "zur", "voor", "om", "para", "til", "för"}
 )  # fmt: skip
 """Words that may end a name; `ends_name` decides."""
 SPECIAL_WORDS: Final = ENDS | PREPARED | ADVERBS | SIZES
@@ -88,7 +89,7 @@ def n_named(tokens: Tokens, runs: list[Run]) -> int:
 def is_quality(word: str) -> bool:
     """Whether a word cannot be a food, so that a name goes on after it and a comma."""
     return word in ADJECTIVES or word.endswith(
-        ("-fat", "-free", "-style", "-on", "-in", "-cooked", "-drained", "-roasted", "-less")
+        ("-fat", "-free", "-style", "-on", "-in", "-cooked", "-drained", "-roasted", "-packed", "-less")
     )
 
 
@@ -118,7 +119,11 @@ def ends_name(tokens: Tokens, i: int) -> bool:
     if word in {"as", "if"}:
         return following in _AMOUNT_WORDS or (word == "as" and following in {"a", "an"})
     if word == "room":
-        return following == "temperature"
+        return following in {"temperature", "temp"}
+    if word == "+":  # "salt + pepper", but "butter + 1 tbsp" and "oil + extra"
+        return tokens.kinds[i + 1] != "W" or following in _NO_FOOD | UNSAID
+    if word == "z":
+        return tokens.words[i + 1 : i + 4] == [".", "b", "."]  # German "e.g."
     if word in {"made", "dissolved"}:
         return following in {"by", "from", "in", "with"}
     if word == "at":

@@ -92,7 +92,7 @@ QUALITIES: Final = frozenset(
     reduced-sodium firm-ripe very extra young tender mild soft hard raw frozen canned crisp
     mixed moist roasted ready-to-eat juicy crunchy light dark high-quality
     day-old stale fine coarse best-quality unwaxed unbleached strong full-fat skinned pitted long
-    wide flat grilled refrigerated creamed pared stewed sweetened unshelled delicate
+    wide flat grilled tart refrigerated creamed pared stewed sweetened unshelled delicate
     """.split()  # noqa: SIM905
 )
 """Words that are no food; a comma after them separates adjectives ("boneless, skinless ...")."""

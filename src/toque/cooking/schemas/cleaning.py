@@ -82,6 +82,11 @@ _FOR_A_USE = re.compile(
 )
 
 
+_YIELD_OF_TITLE: Final = re.compile(
+    r"(?<=\w) ?\((?:yields?|serves|makes|servings?)\b[^()]{1,60}\)\Z", re.IGNORECASE
+)
+
+
 def clean_text(text: str, notes: Counter[str]) -> str:
     r"""One string of a record, repaired; meaningful line breaks are kept as "\n".
 
@@ -144,8 +149,13 @@ def _mended(entity: re.Match[str]) -> str:
 
 
 def clean_title(text: str, notes: Counter[str]) -> str:
-    """A title on one line."""
-    return " ".join(clean_text(text, notes).split())
+    """A title on one line, without a yield in brackets at its end.
+
+    >>> clean_title("Mint Shake(Yield:  Two 8 Oz. Drinks)", Counter())
+    'Mint Shake'
+    """
+    title = " ".join(clean_text(text, notes).split())
+    return _YIELD_OF_TITLE.sub("", title) if title.endswith(")") else title
 
 
 def is_plain(texts: Iterable[str]) -> bool:

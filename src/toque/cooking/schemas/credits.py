@@ -102,7 +102,7 @@ _NOTICE: Final = re.compile(
     r" [^.!?:]{3,60}|watch (?:now|the video|this video|video|how to make.{0,80})"
     r"|(?:print|save|rate|share|pin)(?: this| the)? recipe|pin it|read more|view recipe"
     r"|get (?:the|this) recipe|advertisement|click here.{0,80}|your nightly specials"
-    r"|/?epi-\w+>?|tags? ?:.{0,80}|per serving"
+    r"|/?epi-\w+>?|myrecipes is working with .{0,240}|tags? ?:.{0,80}|per serving"
     r"|(?:prep\w{0,9}|cook\w{0,9}|total) times? ?(?::|does|do|may|can|will|varies|depends).{0,60}"
     r"|\d{1,2} (?:w\.?w\.? |weight watchers )?points?(?: plus)?(?: per serving)?"
     r"|(?:notes? ?: ?)?nutrition(?:al)? (?:analysis|info\w{0,9}) (?:is|are) .{0,60}"
@@ -174,7 +174,7 @@ _SUSPECTS: Final = frozenset(
     contributed cookbook copyright courtesy credit credits cómo dica dicas epi excerpted fat feeds
     file files found get hint hints hinweis how http https illustration illustrations image images
     info inspired kcal kitchen kitchens makes nightly nota note notes nutrition nutritional of
-    originally pages per photo photograph photographs photography photos picture pictures pin
+    myrecipes originally pages per photo photograph photographs photography photos picture pictures pin
     points posted print printed protein published rate read recipe recipes reprinted reproduced
     rights save serves serving servings share sodium sold source storage styled styling stylist
     stylists submitted substitution substitutions suggestion suggestions tag tags text time times

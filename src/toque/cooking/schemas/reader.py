@@ -53,7 +53,7 @@ class RecipeReader:
 
     columns: Mapping[str, str] = field(default_factory=dict)
     tasks: tuple[Task, ...] = ("write",)
-    version: int = 6
+    version: int = 7
     encoding: str = UTF_8
 
     @property
