@@ -112,6 +112,12 @@ from toque.cooking.ingredients.names import forms, has_quantity, head_noun, ingr
         ("1 cup peas, beans, or maize", "peas"),
         ("1 Optional Garnish: grated maize", "maize"),
         ("200 g Erbsen z.B. junge", "Erbsen"),
+        ("3 None limes, juiced", "limes"),
+        ("N/A dill", "dill"),
+        ("as needed maize seeds", "maize seeds"),
+        ("8 oz smoked eel or other, fully cooked fish", "smoked eel"),
+        ("1 cup consommé combined with 2 cups water", "consommé"),
+        ("1 (6 ounce) tube maize paste", "maize paste"),
         ("2 cans oil-packed, tart plums", "tart plums"),
     ],
 )

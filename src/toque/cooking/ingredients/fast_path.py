@@ -34,7 +34,7 @@ _NAME: Final = re.compile(_WORDS)
 _CLOSER: Final = (
     SPECIAL_WORDS | LATE_SPELLINGS | OPENERS | UNSAID
     | {"of", "de", "di", "du", "del", "da", "from", "dozen", "dozens", "degree", "degrees", "with",
-       "part", "parts", "t"}
+       "part", "parts", "t", "none"}
 )  # fmt: skip
 """Words in a name that need the full parser."""
 _JOINED: Final = frozenset({"or", "and"})

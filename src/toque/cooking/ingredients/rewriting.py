@@ -49,10 +49,16 @@ _FOREIGN: Final = [
             r"\A(?:le |il |o )?(?:jus|saft|zumo|suco|succo) (?:de?|von|di)[ '](?=\d)",
             "",
         ),
+        (("n/a ", "none "), r"(?<![^ ])(?:N/A|None) (?=[^\W\d_])", ""),
+        (
+            ("as you like ", "as needed ", "to your taste "),
+            r"\A(?:as you like|as needed|to your taste) (?=[^\W\d_(])",
+            "",
+        ),
         ((" d'",), rf"\A(\d[\d /.,]{{0,9}}(?:{'|'.join(sorted(SPELLINGS))})) d'", r"\1 de "),
     )
 ]
-"""Measures that other languages write in several words, by marks of which a line has one."""
+"""What databases and other languages write around a food, by marks of which a line has one."""
 
 
 def rewritten(text: str) -> str:

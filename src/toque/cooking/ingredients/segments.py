@@ -39,7 +39,7 @@ _NO_FOOD: Final = frozenset({"a", "more", "less", "you", "another"})
 ENDS: Final = frozenset(
     {"plus", "preferably", "optional", "such", "about", "including", "divided", "+", "from", "see",
      "or", "and", "to", "for", "as", "if", "at", "cut", "i", "you", "you'll", "can", "made",
-     "dissolved", "room", "z", "für", "zum", "zur", "voor", "om", "para", "til", "för"}
+     "dissolved", "combined", "room", "z", "für", "zum", "zur", "voor", "om", "para", "til", "för"}
 )  # fmt: skip
 """Words that may end a name; `ends_name` decides."""
 SPECIAL_WORDS: Final = ENDS | PREPARED | ADVERBS | SIZES
@@ -89,7 +89,18 @@ def n_named(tokens: Tokens, runs: list[Run]) -> int:
 def is_quality(word: str) -> bool:
     """Whether a word cannot be a food, so that a name goes on after it and a comma."""
     return word in ADJECTIVES or word.endswith(
-        ("-fat", "-free", "-style", "-on", "-in", "-cooked", "-drained", "-roasted", "-packed", "-less")
+        (
+            "-fat",
+            "-free",
+            "-style",
+            "-on",
+            "-in",
+            "-cooked",
+            "-drained",
+            "-roasted",
+            "-packed",
+            "-less",
+        )
     )
 
 
@@ -113,7 +124,7 @@ def ends_name(tokens: Tokens, i: int) -> bool:
         if following == "half" == tokens.words[i - 1]:
             return False  # "half and half"
         numbered = tokens.kinds[i + 1] == "N" and tokens.words[i + 2] != "%"  # "whole or 2% milk"
-        return numbered or following in {"more", "to", "a", "as", "half"}
+        return numbered or following in {"more", "to", "a", "as", "half", "other"}
     if word in {"to", "for"}:
         return following in PURPOSES or (word == "for" and following.endswith("ing"))
     if word in {"as", "if"}:
@@ -124,7 +135,7 @@ def ends_name(tokens: Tokens, i: int) -> bool:
         return tokens.kinds[i + 1] != "W" or following in _NO_FOOD | UNSAID
     if word == "z":
         return tokens.words[i + 1 : i + 4] == [".", "b", "."]  # German "e.g."
-    if word in {"made", "dissolved"}:
+    if word in {"made", "dissolved", "combined"}:
         return following in {"by", "from", "in", "with"}
     if word == "at":
         return following in {"room", "least"}

@@ -57,7 +57,7 @@ bottle|count|0|
 bag|count|0|
 box|count|0|boxes case
 carton|count|0|
-container|count|0|tub pot
+container|count|0|tub pot tube
 punnet|count|0|
 pinch|count|0|pinches pizca pincée prise prisen snufje snuifje snuf msp krm nip \
 csipet nypa pitada pizzico szczypta szczypty špetka štipka щепотка

@@ -173,9 +173,9 @@ _SUSPECTS: Final = frozenset(
     calories carbo carbohydrate carbohydrates carbs cholesterol click comment como consejo consejos
     contributed cookbook copyright courtesy credit credits cómo dica dicas epi excerpted fat feeds
     file files found get hint hints hinweis how http https illustration illustrations image images
-    info inspired kcal kitchen kitchens makes nightly nota note notes nutrition nutritional of
-    myrecipes originally pages per photo photograph photographs photography photos picture pictures pin
-    points posted print printed protein published rate read recipe recipes reprinted reproduced
+    info inspired kcal kitchen kitchens makes myrecipes nightly nota note notes nutrition
+    nutritional of originally pages per photo photograph photographs photography photos picture
+    pictures pin points posted print printed protein published rate read recipe recipes reprinted reproduced
     rights save serves serving servings share sodium sold source storage styled styling stylist
     stylists submitted substitution substitutions suggestion suggestions tag tags text time times
     tip tipp tipps tips variation variations video view watch www yield yields
