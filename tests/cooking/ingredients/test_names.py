@@ -110,6 +110,7 @@ from toque.cooking.ingredients.names import forms, has_quantity, head_noun, ingr
         ("margarine + extra for the tin", "margarine"),
         ("1 bag each of peas, beans and maize", "peas and beans and maize"),
         ("1 cup peas, beans, or maize", "peas"),
+        ("3 ears maize, husks and silks removed", "maize"),
         ("1 Optional Garnish: grated maize", "maize"),
         ("200 g Erbsen z.B. junge", "Erbsen"),
         ("3 None limes, juiced", "limes"),

@@ -175,10 +175,10 @@ _SUSPECTS: Final = frozenset(
     file files found get hint hints hinweis how http https illustration illustrations image images
     info inspired kcal kitchen kitchens makes myrecipes nightly nota note notes nutrition
     nutritional of originally pages per photo photograph photographs photography photos picture
-    pictures pin points posted print printed protein published rate read recipe recipes reprinted reproduced
-    rights save serves serving servings share sodium sold source storage styled styling stylist
-    stylists submitted substitution substitutions suggestion suggestions tag tags text time times
-    tip tipp tipps tips variation variations video view watch www yield yields
+    pictures pin points posted print printed protein published rate read recipe recipes reprinted
+    reproduced rights save serves serving servings share sodium sold source storage styled styling
+    stylist stylists submitted substitution substitutions suggestion suggestions tag tags text time
+    times tip tipp tipps tips variation variations video view watch www yield yields
     """.split()  # noqa: SIM905
 ).union(_WINE_WORDS, (word for bare in _ANNOUNCED for word in words_of(bare)[-1:]))
 """Recipes without any of these words have nothing of this page."""
