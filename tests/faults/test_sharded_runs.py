@@ -5,18 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from fixtures.ranks import as_rank, surroundings
-from toque.storage.bucket import open_bucket
-from toque.storage.bucket_errors import RUNS
 from toque.storage.checksums import sha256_of
 from toque.training.checkpoint.saved import verify_checkpoint
 from toque.training.observers.metrics_reader import read_metrics
@@ -86,51 +80,6 @@ def test_one_four_and_two_ranks_go_on_from_each_others(kitchen, whole, tmp_path)
         assert losses(run) == pytest.approx(wanted, rel=1e-5)
         manifest = json.loads((run / "checkpoints/step-00000012/manifest.json").read_text())
         assert manifest["format"] == 1
-
-
-def of_machines(
-    kitchen: Path, at: str, caches: Sequence[Path], *words: str, kill_at: str = ""
-) -> list[str]:
-    """Train by a rank on each of some machines, which share a bucket alone; what they said.
-
-    Each has the folder of its run below a cache of its own. Once `kill_at` is in the bucket, the
-    last is killed.
-    """
-    shared = surroundings(ranks=len(caches), timeout=1800) | {"LOCAL_WORLD_SIZE": "1"}
-    command = ("-m", "toque", "train", str(kitchen / "run.yaml"), f"run_dir={at}", *SHARDED, *words)
-    machines = [
-        as_rank(n, shared | {"TOQUE_CACHE": str(cache), "LOCAL_RANK": "0"}, *command)
-        for n, cache in enumerate(caches)
-    ]
-    bucket = open_bucket(at, RUNS)
-    while kill_at and machines[-1].poll() is None:
-        if kill_at in bucket.names():
-            machines[-1].kill()
-        time.sleep(0.05)
-    said = [machine.communicate(timeout=600)[0] for machine in machines]
-    ends = [machine.returncode for machine in machines]
-    wanted = [1, -signal.SIGKILL] if kill_at else [0] * len(caches)
-    assert ends == wanted, "\n".join(text[-4000:] for text in said)
-    return said
-
-
-@pytest.mark.parametrize("service", ["s3"], indirect=True)
-def test_machines_that_share_a_bucket_alone_continue_to_the_bit(kitchen, whole, tmp_path, service):
-    at = f"{service.scheme}://pantry/apart"
-    caches = [tmp_path / "a", tmp_path / "b"]
-    first, later = (f"checkpoints/step-{step:08d}/manifest.json" for step in (4, 10))
-    of_machines(kitchen, at, caches, "train.strategy=fsdp", kill_at=first)
-    shutil.rmtree(caches[1])
-    said = of_machines(kitchen, at, caches, "train.strategy=fsdp", kill_at=later)
-    assert "continuing from step" in said[0]
-    shutil.rmtree(caches[0])
-    said = of_machines(kitchen, at, caches, "train.strategy=fsdp")
-    assert "continuing from step" in said[0]
-    run, other = (cache / "runs/s3/pantry/apart" for cache in caches)
-    model, last = "model/model.safetensors", "checkpoints/step-00000012"
-    assert sha256_of(run / model) == sha256_of(whole / model)
-    assert files(run / last) | files(other / "delivery" / last) == files(whole / last)
-    assert losses(run) == losses(whole)
 
 
 @pytest.mark.parametrize("verb", ["verify", "evaluate", "generate", "export"])

@@ -12,7 +12,7 @@ from typing import Final
 from toque.config.schema import RunConfig
 from toque.units import Duration
 
-_OF_A_RUN: Final = {"best", "checkpoints", "delivery", "model", "outbox", "set-aside"}
+_OF_A_RUN: Final = {"best", "checkpoints", "model", "outbox", "set-aside"}
 """Folders of a run, in which it removes and replaces what it finds."""
 
 

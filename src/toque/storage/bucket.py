@@ -230,20 +230,6 @@ class Bucket:
 
             self.request(f"write {self.address}/{name}", ask)
 
-    def require(self, name: str, size: int) -> None:
-        """Make sure that an object is there.
-
-        Raises:
-            BucketError: there is none, it has another size, or the service stayed away.
-        """
-
-        def ask() -> None:
-            found = self.info(self._key(name))
-            if found.bytes != size:
-                raise MismatchError(f"{name} has {found.bytes} bytes in the bucket, not {size}")
-
-        self.request(f"find {self.address}/{name}", ask)
-
     def get_file(self, name: str, path: Path, *, most: int) -> None:
         """Copy an object of at most so many bytes into a file.
 

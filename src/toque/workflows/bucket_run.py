@@ -13,10 +13,8 @@ from toque.storage.bucket import Bucket, is_remote, open_bucket
 from toque.storage.bucket_errors import RUNS, BucketError
 from toque.storage.bucket_lock import BucketLock
 from toque.storage.cache_folder import cache_folder
-from toque.training.checkpoint.delivery import Delivery, first_to_see
 from toque.training.checkpoint.fetch import fetch_run
 from toque.training.checkpoint.upload import Uploads
-from toque.training.distributed.collectives import Ranks
 
 
 def on_this_machine(resolved: Resolved) -> Resolved:
@@ -61,12 +59,10 @@ def uploading(
     say: Callable[[str], None],
     on: bool = True,
     go_back: Callable[[Bucket | None], None] | None = None,
-    shards: bool = True,
 ) -> Iterator[Uploads | None]:
     """Hold the run's place in its bucket, fetch what is newer there, and upload until the end.
 
     With `go_back` that is called instead of fetching, with the place, or None without a bucket.
-    `shards` says whether shards of checkpoints are fetched, too.
 
     Raises:
         CheckpointError: another process trains there, it holds another run, or the store refuses.
@@ -80,7 +76,7 @@ def uploading(
     bucket = open_bucket(config.checkpoint.upload.rstrip("/"), RUNS)
     with BucketLock(bucket) as lock:
         if go_back is None:
-            fetch_run(bucket, run, say=say, shards=shards)
+            fetch_run(bucket, run, say=say)
         else:
             go_back(bucket)
         uploads = Uploads(run, bucket, lock, keep_last=config.train.keep_last)
@@ -92,19 +88,3 @@ def uploading(
             for sentence in uploads.messages():
                 say(f"warning: {sentence}")
             say(f"checkpoint.upload={bucket.address}: {uploads.counts.in_words()}")
-
-
-def delivery_of(config: RunConfig, ranks: Ranks) -> Delivery | None:
-    """The delivery of checkpoints, where ranks do not all see the run folder of the first.
-
-    Raises:
-        CheckpointError: a rank cannot write its run folder, or finds no way into the bucket.
-    """
-    if config.checkpoint.upload is None or not ranks.is_distributed:
-        return None
-    run = Path(config.run_dir)
-    first = first_to_see(run / "checkpoints", ranks)
-    if not any(first):
-        return None
-    bucket = open_bucket(config.checkpoint.upload.rstrip("/"), RUNS)
-    return Delivery(bucket, run, ranks, first[ranks.rank])

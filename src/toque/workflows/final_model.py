@@ -71,7 +71,7 @@ def finish(run: Run, reporter: Reporter) -> None:
     model, runtime = setup.model, setup.runtime
     refuse_replaced(setup.store)
     kept = trainer.checkpoints
-    best = broadcast_checkpoint(kept.best, runtime.ranks, kept.delivery)
+    best = broadcast_checkpoint(kept.best, runtime.ranks)
     if best is not None:
         load_weights(model, best)
         step = best.step

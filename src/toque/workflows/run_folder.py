@@ -28,7 +28,6 @@ from toque.errors import CheckpointError, ToqueError, argument, in_shell
 from toque.storage.atomic import atomic_write
 from toque.storage.bucket import Bucket
 from toque.storage.held_folder import place_of
-from toque.training.checkpoint.delivery import Delivery
 from toque.training.checkpoint.fetch import fetch_step
 from toque.training.checkpoint.saved import Checkpoint, step_name, verify_checkpoint
 from toque.training.checkpoint.set_aside import (
@@ -110,7 +109,6 @@ def checkpoint_to_continue(
     config: RunConfig,
     store: TokenStore,
     say: Callable[[str], None],
-    delivery: Delivery | None = None,
 ) -> Checkpoint | None:
     """The newest whole checkpoint of the run folder; None where there is not one yet.
 
@@ -120,13 +118,12 @@ def checkpoint_to_continue(
         config: of the session that begins.
         store: its data.
         say: called with a sentence about what differs and may differ.
-        delivery: brings what other machines have of it, if it is not whole in this folder.
 
     Raises:
         CheckpointError: it belongs to another run.
     """
     folder = Path(config.run_dir) / "checkpoints"
-    found = CheckpointStore(folder, delivery=delivery).newest_valid()
+    found = CheckpointStore(folder).newest_valid()
     if found is not None:
         refuse_another_run(config, store, found, say)
     return found
@@ -169,8 +166,6 @@ def go_back(
     name: str,
     say: Callable[[str], None],
     bucket: Bucket | None,
-    *,
-    shards: bool = True,
 ) -> None:
     """Make the checkpoint `name` the run's newest: whatever is newer is set aside.
 
@@ -182,7 +177,6 @@ def go_back(
         name: of the checkpoint, e.g. step-00000200 or 200.
         say: called with what was set aside.
         bucket: the run's place in a bucket, if it has one.
-        shards: whether they are to lie here, too.
 
     Raises:
         CheckpointError: there is none of that name, it is damaged, or it is another run's; nothing
@@ -195,8 +189,8 @@ def go_back(
         return
     step = named_step(name, run, bucket)
     if bucket is not None:
-        fetch_step(bucket, run, step, say=say, shards=shards)
-    found = verify_checkpoint(run / "checkpoints" / step_name(step), all_here=shards)
+        fetch_step(bucket, run, step, say=say)
+    found = verify_checkpoint(run / "checkpoints" / step_name(step))
     config = with_values(resolved, former_defaults(resolved)).config
     refuse_another_run(config, store, found, lambda _sentence: None)  # said when it continues
     moved = set_aside(run, step, bucket=bucket)

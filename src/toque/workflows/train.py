@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from toque.reporter import SILENT, LogReporter, Reporter
 from toque.reports.verdict import verdict_of
 from toque.storage.held_folder import place_of
 from toque.storage.no_follow import refuse_links
-from toque.training.checkpoint.delivery import Delivery
+from toque.training.checkpoint.layout_choice import refuse_unshared_folder
 from toque.training.checkpoint.resume import broadcast_checkpoint
 from toque.training.checkpoint.upload import Uploads
 from toque.training.distributed.alike import refuse_unlike, versions
@@ -32,7 +31,7 @@ from toque.workflows.assembly.metrics import build_text_scores
 from toque.workflows.assembly.observers import Watchers, build_watchers
 from toque.workflows.assembly.run import assemble
 from toque.workflows.assembly.user_objects import refuse_foreign_code
-from toque.workflows.bucket_run import delivery_of, on_this_machine, uploading
+from toque.workflows.bucket_run import on_this_machine, uploading
 from toque.workflows.final_model import finish, is_finished
 from toque.workflows.forecast import refuse_small_disk
 from toque.workflows.prepare import prepare_if_absent
@@ -88,21 +87,15 @@ def train(
                 folder = Path(config.config.run_dir)
                 stack.enter_context(claimed_folder(folder))
                 stack.enter_context(logged.writing(folder))
-            delivery = delivery_of(config.config, ranks) if upload else None
-            on, here = upload and ranks.is_main, delivery is None
-            back, say = None, reporter.notice
+            if ranks.is_distributed:
+                refuse_unshared_folder(Path(config.config.run_dir), ranks)
+            back, say, on = None, reporter.notice, upload and ranks.is_main
             if resume is not None and ranks.is_main:
-                back = partial(go_back, config, store, resume, say, shards=here)
-            uploads = stack.enter_context(
-                uploading(config.config, say=say, on=on, go_back=back, shards=here)
-            )
-            if delivery is not None and uploads is not None:
-                delivery = replace(delivery, lost=uploads.is_lost)
+                back = partial(go_back, config, store, resume, say)
+            uploads = stack.enter_context(uploading(config.config, say=say, on=on, go_back=back))
             if watchers is not None:
                 stack.enter_context(tracked(watchers, reporter))
-            run = _train(
-                config, store, ranks, watchers, uploads, delivery, clock, reporter, start=start
-            )
+            run = _train(config, store, ranks, watchers, uploads, clock, reporter, start=start)
             trained = time.perf_counter()
             if uploads is not None and not run.interrupted:
                 uploads.finished()
@@ -187,7 +180,6 @@ def _train(
     ranks: Ranks,
     watchers: Watchers | None,
     uploads: Uploads | None,
-    delivery: Delivery | None,
     clock: CommandClock,
     reporter: Reporter,
     *,
@@ -199,8 +191,8 @@ def _train(
     resolved = with_values(resolved, kept)
     config, folder = resolved.config, Path(resolved.config.run_dir)
     say = reporter.notice
-    find = partial(checkpoint_to_continue, config, store, say, delivery)
-    found = broadcast_checkpoint(find, ranks, delivery)
+    find = partial(checkpoint_to_continue, config, store, say)
+    found = broadcast_checkpoint(find, ranks)
     if start is not None and found is not None:
         raise CheckpointError(
             f"{folder} already holds a run at step {found.step}, and {argument('start')} begins a "
@@ -213,7 +205,6 @@ def _train(
             ranks,
             watchers=watchers,
             uploads=uploads,
-            delivery=delivery,
             clock=clock,
             reporter=reporter,
             found=found,

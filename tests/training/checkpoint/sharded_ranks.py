@@ -7,7 +7,6 @@ processes walks all cases: starting torch is what takes time here. In the last t
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -19,23 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fsspec.implementations.local import LocalFileSystem
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from toque.errors import CheckpointError, RankLost
-from toque.storage.bucket import Bucket
-from toque.storage.bucket_errors import RUNS
-from toque.storage.retry import Retry
 from toque.training.callbacks import Callback, Callbacks
 from toque.training.checkpoint import resume
-from toque.training.checkpoint.delivery import Delivery, first_to_see
-from toque.training.checkpoint.fetch import fetch_run
 from toque.training.checkpoint.layout_choice import chosen_layout, refuse_unshared_folder
 from toque.training.checkpoint.saved import verify_checkpoint
-from toque.training.checkpoint.shard_layout import shard_name
 from toque.training.checkpoint.sharded_saver import ShardedSaves
 from toque.training.checkpoint.state_tensors import write_tensors
 from toque.training.checkpoint.store import CheckpointStore, SaveError
@@ -234,75 +226,6 @@ def refused_by_a_disk(ranks: Ranks, folder: Path) -> dict[str, Any]:
     }
 
 
-class Line(LocalFileSystem):  # type: ignore[misc]  # fsspec says nothing of its types
-    """A file system as a bucket, whose service may stop answering."""
-
-    cachable = False
-    cut = False
-
-    def put_file(self, *args: Any, **more: Any) -> None:
-        if self.cut:
-            raise OSError(errno.ENETUNREACH, "Network is unreachable")
-        super().put_file(*args, **more)
-
-
-def delivered(ranks: Ranks, folder: Path) -> dict[str, Any]:
-    """Each rank has a run folder of its own, and all of them a bucket."""
-    run = folder / f"machine{ranks.rank}"
-    line = Line(auto_mkdir=True)
-    place = str(folder / "bucket")
-    bucket = Bucket("s3", place, line, False, (OSError,), RUNS, Retry(0.0))
-    first = first_to_see(run / "checkpoints", ranks)[ranks.rank]
-    delivery = Delivery(bucket, run, ranks, first)
-    told, parts = Told(), Parts(1, (2,))
-    store = CheckpointStore(run / "checkpoints", keep_last=1, delivery=delivery)
-    saves = ShardedSaves(store, Callbacks([told]), ranks, background=True)
-    with saves.session(lambda: Progress(2)):
-        parts.update(0)
-        save(saves, parts, 1, final=False)
-        parts.update(1)
-        save(saves, parts, 2)
-    whole = parts.whole()
-
-    def here() -> list[str]:
-        found = (p.relative_to(run).as_posix() for p in run.rglob("*") if p.is_file())
-        return sorted(found)
-
-    def continued() -> bool:
-        other = Parts(2, (2,))
-        if ranks.is_main:
-            fetch_run(bucket, run, say=lambda _sentence: None, shards=False)
-        found = resume.broadcast_checkpoint(store.newest_valid, ranks, delivery)
-        assert found is not None
-        assert (found.step, found.state()) == (2, state(2))
-        resume.load_tensors(found, other.model, other.optimizer, other.average)
-        return same(other.whole(), whole)
-
-    seen: dict[str, Any] = {"first": first, "told": told.saved, "saved": here()}
-    seen["at once"] = continued()
-    for case, gone in {"the second's": 1, "the first's": 0}.items():
-        if ranks.rank == gone:
-            shutil.rmtree(run)
-        ranks.broadcast()
-        seen[case] = continued()
-    seen["fetched"] = here()
-    line.cut = ranks.rank == 1
-    parts.update(2)
-    try:
-        save(saves, parts, 3)
-    except SaveError as error:
-        seen["cut"] = str(error)
-    seen["bucket"] = sorted(p.relative_to(place).as_posix() for p in Path(place).rglob("*.*"))
-    seen["after"] = continued()
-    if ranks.is_main:  # as when a second save of the step was killed
-        delivery.begin("checkpoints", 2)
-        (store.folder / "step-00000002" / shard_name(1, 2)).unlink()
-        fetch_run(bucket, run, say=lambda _sentence: None, shards=False)
-    found = resume.broadcast_checkpoint(store.newest_valid, ranks, delivery)
-    seen["half"] = None if found is None else found.step
-    return seen
-
-
 def choices(ranks: Ranks, folder: Path) -> dict[str, Any]:
     """Small shards are gathered; a folder of one's own is refused."""
     found = {}
@@ -352,7 +275,6 @@ def work(folder: Path) -> None:
             "background": in_the_background(ranks, folder),
             "full": refused_by_a_disk(ranks, folder),
             "choices": choices(ranks, folder),
-            "delivered": delivered(ranks, folder),
         }
         path = folder / f"rank{ranks.rank}.json"
         path.write_text(json.dumps(seen))

@@ -129,31 +129,6 @@ def test_shards_are_chosen_by_memory_and_need_a_shared_folder(seen):
         assert "Rank 1 does not see what rank 0 writes in" in rank["choices"]["said"]
 
 
-FRAME = ["manifest.json", "shards.json", "state.json"]
-
-
-def test_ranks_without_a_common_folder_continue_by_the_bucket(seen):
-    for rank, (said, shard) in enumerate(zip((r["delivered"] for r in seen), SHARDS, strict=True)):
-        at = "delivery/checkpoints" if rank else "checkpoints"
-        assert said["first"] == rank
-        assert said["told"] == ([] if rank else [1, 2])
-        frame = [] if rank else FRAME
-        assert said["saved"] == [f"{at}/step-00000002/{n}" for n in sorted([*frame, shard])]
-        assert said["at once"] is said["the second's"] is said["the first's"] is True
-        assert set(SHARDS[rank:]) < {Path(name).name for name in said["fetched"]}
-
-
-def test_half_an_upload_is_no_checkpoint(seen):
-    for said in (rank["delivered"] for rank in seen):
-        assert "Step 3 could not be saved" in said["cut"]
-        assert "rank 1: Could not write" in said["cut"]
-        kept = [name for name in said["bucket"] if name.endswith("manifest.json")]
-        assert kept == [f"checkpoints/step-0000000{step}/manifest.json" for step in (1, 2)]
-        assert f"checkpoints/step-00000003/{SHARDS[0]}" in said["bucket"]
-        assert said["after"] is True
-        assert said["half"] == 1
-
-
 def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-1] ^= 1

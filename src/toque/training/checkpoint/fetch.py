@@ -12,11 +12,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from toque.errors import CheckpointError
-from toque.storage.atomic import atomic_folder, atomic_path, link_or_copy
+from toque.storage.atomic import atomic_folder, atomic_path
 from toque.storage.bucket import Bucket
 from toque.storage.bucket_errors import BucketError, RunBucketError
 from toque.storage.bucket_lock import LOCK
-from toque.storage.checksums import sha256_of
 from toque.training.checkpoint.manifest import (
     MANIFEST,
     MOST_BYTES,
@@ -28,19 +27,17 @@ from toque.training.checkpoint.manifest import (
 )
 from toque.training.checkpoint.own_files import grows, is_own
 from toque.training.checkpoint.saved import step_name, verify_checkpoint
-from toque.training.checkpoint.shard_layout import is_shard
 
 Say = Callable[[str], None]
 
 
-def fetch_run(bucket: Bucket, run: Path, *, say: Say, shards: bool = True) -> int | None:
+def fetch_run(bucket: Bucket, run: Path, *, say: Say) -> int | None:
     """Bring `run` up to what the bucket holds, when that is further than what lies here.
 
     Args:
         bucket: the run's place.
         run: its folder here; made when missing.
         say: called with what was fetched, and what could not be used.
-        shards: whether they are fetched, too. Machines that share no folder fetch what each needs.
 
     Returns:
         The step fetched, or None when what lies here is as new, or there is nothing.
@@ -51,7 +48,7 @@ def fetch_run(bucket: Bucket, run: Path, *, say: Say, shards: bool = True) -> in
     """
     names = bucket.names()
     steps = complete_steps(names, "checkpoints")
-    here = _newest_here(run, names, shards=shards)
+    here = _newest_here(run)
     if here is not None and steps:
         _refuse_another_run(bucket, steps, here)
     reasons: list[str] = []
@@ -60,9 +57,9 @@ def fetch_run(bucket: Bucket, run: Path, *, say: Say, shards: bool = True) -> in
             return None
         try:
             place = f"checkpoints/{step}"
-            with _fetched(bucket, place, run, shards=shards) as manifest:
+            with _fetched(bucket, place, run) as manifest:
                 _refuse_absent(names, place, manifest)
-                _fetch_rest(bucket, names, run, say, shards=shards)
+                _fetch_rest(bucket, names, run, say)
         except (NewerFormatError, BucketError):
             raise
         except CheckpointError as error:
@@ -79,10 +76,8 @@ def fetch_run(bucket: Bucket, run: Path, *, say: Say, shards: bool = True) -> in
     )
 
 
-def fetch_step(bucket: Bucket, run: Path, step: int, *, say: Say, shards: bool = True) -> None:
+def fetch_step(bucket: Bucket, run: Path, step: int, *, say: Say) -> None:
     """Bring one checkpoint here, when the bucket has it and no whole copy lies here.
-
-    With `shards` false the shards of others stay there, as for `fetch_run`.
 
     Raises:
         CheckpointError: the bucket holds another run, or it is damaged there.
@@ -90,14 +85,14 @@ def fetch_step(bucket: Bucket, run: Path, step: int, *, say: Say, shards: bool =
     """
     names, place = bucket.names(), f"checkpoints/{step_name(step)}"
     steps = complete_steps(names, "checkpoints")
-    here = _newest_here(run, names, shards=shards)
+    here = _newest_here(run)
     if here is not None and steps:
         _refuse_another_run(bucket, steps, here)
-    if step_name(step) not in steps or _is_whole(run / place, shards=shards):
+    if step_name(step) not in steps or _is_whole(run / place):
         return
-    with _fetched(bucket, place, run, shards=shards):
+    with _fetched(bucket, place, run):
         if here is None or here.step < _step(steps[0]):
-            _fetch_rest(bucket, names, run, say, shards=shards)
+            _fetch_rest(bucket, names, run, say)
     say(f"fetched step {step:,} from {bucket.address}")
 
 
@@ -112,16 +107,11 @@ def _step(name: str) -> int:
     return int(name.removeprefix("step-"))
 
 
-def _newest_here(run: Path, names: list[str], *, shards: bool) -> Manifest | None:
-    """The newest one here that is whole: of a damaged one the bucket may hold a good copy.
-
-    Without `shards` it may lack some, if the bucket holds them.
-    """
+def _newest_here(run: Path) -> Manifest | None:
+    """The newest one here that is whole: of a damaged one the bucket may hold a good copy."""
     for path in sorted((run / "checkpoints").glob("step-*"), reverse=True):
         try:
-            found = verify_checkpoint(path, all_here=shards)
-            if not found.lacking or f"checkpoints/{path.name}/{MANIFEST}" in names:
-                return found.manifest
+            return verify_checkpoint(path).manifest
         except NewerFormatError:
             raise
         except CheckpointError:
@@ -167,10 +157,8 @@ def _refuse_absent(names: list[str], place: str, manifest: Manifest) -> None:
 
 
 @contextmanager
-def _fetched(bucket: Bucket, place: str, run: Path, *, shards: bool) -> Iterator[Manifest]:
+def _fetched(bucket: Bucket, place: str, run: Path) -> Iterator[Manifest]:
     """One checkpoint, whole and verified; it is put in place when the block ends without an error.
-
-    Without `shards` it has those that lie here already, and lacks the others.
 
     Raises:
         CheckpointError: it is damaged or does not fit the disk; what lies here stays.
@@ -183,25 +171,19 @@ def _fetched(bucket: Bucket, place: str, run: Path, *, shards: bool) -> Iterator
         manifest = read_manifest(temp)
         if target.name != f"step-{manifest.step:08d}":
             raise CheckpointError(f"it holds step {manifest.step}: it was renamed or copied.")
-        entries = [e for e in manifest.files if shards or not is_shard(e.file)]
-        needed, free = sum(e.bytes for e in entries), shutil.disk_usage(temp).free
+        needed, free = sum(e.bytes for e in manifest.files), shutil.disk_usage(temp).free
         if needed > free:
             raise RunBucketError(
                 f"{bucket.address}/{place} has {needed:,} bytes and the disk of {run} has "
                 f"{free:,} left. Make room, or choose another run_dir."
             )
-        for entry in entries:  # only what the manifest lists, and plain names only
+        for entry in manifest.files:  # only what the manifest lists, and plain names only
             bucket.get_file(f"{place}/{entry.file}", temp / entry.file, most=entry.bytes)
-        others = [entry for entry in manifest.files if entry not in entries]
-        verify_files(temp, manifest, others)
-        for entry in others:
-            kept = target / entry.file
-            if kept.is_file() and sha256_of(kept) == entry.sha256:
-                link_or_copy(kept, temp / entry.file)
+        verify_files(temp, manifest)
         yield manifest
 
 
-def _fetch_rest(bucket: Bucket, names: list[str], run: Path, say: Say, *, shards: bool) -> None:
+def _fetch_rest(bucket: Bucket, names: list[str], run: Path, say: Say) -> None:
     """The best models, and the run's small files.
 
     A damaged best model is named and passed over: it is not needed to continue. A line that broke
@@ -209,8 +191,8 @@ def _fetch_rest(bucket: Bucket, names: list[str], run: Path, say: Say, *, shards
     """
     for best in complete_steps(names, "best"):
         try:
-            if not _is_here(bucket, f"best/{best}", run, shards=shards):
-                with _fetched(bucket, f"best/{best}", run, shards=shards):
+            if not _is_here(bucket, f"best/{best}", run):
+                with _fetched(bucket, f"best/{best}", run):
                     pass
         except (NewerFormatError, BucketError):
             raise
@@ -227,9 +209,9 @@ def _fetch_rest(bucket: Bucket, names: list[str], run: Path, say: Say, *, shards
             bucket.get_file(name, temporary, most=most)
 
 
-def _is_whole(folder: Path, *, shards: bool) -> bool:
+def _is_whole(folder: Path) -> bool:
     try:
-        verify_checkpoint(folder, all_here=shards)
+        verify_checkpoint(folder)
     except NewerFormatError:
         raise
     except CheckpointError:
@@ -237,10 +219,10 @@ def _is_whole(folder: Path, *, shards: bool) -> bool:
     return True
 
 
-def _is_here(bucket: Bucket, place: str, run: Path, *, shards: bool) -> bool:
+def _is_here(bucket: Bucket, place: str, run: Path) -> bool:
     """Whether a whole copy of it lies here already."""
     try:
-        here = verify_checkpoint(run / place, all_here=shards)
+        here = verify_checkpoint(run / place)
     except CheckpointError:
         return False
     return bucket.read(f"{place}/{MANIFEST}") == (here.path / MANIFEST).read_bytes()

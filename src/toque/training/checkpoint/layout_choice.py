@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Final, Literal
 
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from toque.errors import CheckpointError
-from toque.training.checkpoint.delivery import first_to_see
+from toque.storage.atomic import atomic_write
 from toque.training.checkpoint.sharded_saver import Layout
 from toque.training.checkpoint.state_tensors import bytes_of, model_tensors
 from toque.training.distributed.collectives import Ranks
@@ -51,18 +52,33 @@ def chosen_layout(
 
 
 def refuse_unshared_folder(run: Path, ranks: Ranks) -> None:
-    """Make sure, before the first update, that all ranks see the folder they write shards into.
+    """Make sure, before the first update, that all ranks see the run folder of the first.
 
     Raises:
-        CheckpointError: on every rank, when some do not.
+        CheckpointError: on every rank, when some do not, or it cannot be written.
     """
-    folder = run / "checkpoints"
-    blind = [str(rank) for rank, first in enumerate(first_to_see(folder, ranks)) if first]
-    if blind:
+    folder, name, fault = run / "checkpoints", f"probe-{os.urandom(8).hex()}", ""
+    if ranks.is_main:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            atomic_write(folder / name, b"Which ranks see this?\n")
+        except OSError as error:
+            fault = error.strerror or str(error)
+    name, fault = ranks.broadcast((name, fault))
+    if fault:
         raise CheckpointError(
-            f"Rank {', '.join(blind)} does not see what rank 0 writes in {folder}, and with "
-            "checkpoint.layout sharded every rank writes its slices there. Set checkpoint.upload "
-            "to a folder in a bucket, through which machines without a common folder continue; or "
-            "put run_dir on a file system that all of them share; or set checkpoint.layout=whole, "
-            "which rank 0 writes alone where the whole tensors fit its memory."
+            f"{folder} cannot be written ({fault}). Choose another run_dir, or mend its "
+            "permissions."
+        )
+    seen = ranks.all_gather((folder / name).exists())
+    if ranks.is_main:
+        (folder / name).unlink()
+    if not all(seen):
+        blind = ", ".join(str(rank) for rank, sees in enumerate(seen) if not sees)
+        raise CheckpointError(
+            f"Rank {blind} does not see what rank 0 writes in {folder}. A run over several "
+            "machines needs a folder that all of them see: put run_dir on a file system that they "
+            "share, to continue from there whichever machine is lost. Where run_dir is a bucket's "
+            "address, set TOQUE_CACHE to a shared folder on every machine: its working files lie "
+            "there."
         )

@@ -7,7 +7,7 @@ reader trusts nothing it says about places: file names are plain names in the sa
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -130,21 +130,15 @@ def _check_names(manifest: Manifest, place: str) -> None:
         raise CheckpointError(f"{place} lists {', '.join(doubled)} more than once.")
 
 
-def is_tensors(name: str) -> bool:
-    """Whether a file of a checkpoint holds tensors; the others are small."""
-    return name.endswith(".safetensors")
-
-
-def verify_files(folder: Path, manifest: Manifest, but: Sequence[FileEntry] = ()) -> None:
-    """Compare every listed file's size and SHA-256, `but` for some.
+def verify_files(folder: Path, manifest: Manifest) -> None:
+    """Compare every listed file's size and SHA-256.
 
     Raises:
         CheckpointError: a file is missing, is not a plain file, or differs.
     """
-    entries = [entry for entry in manifest.files if entry not in but]
-    most = min(len(entries), os.cpu_count() or 1)
+    most = min(len(manifest.files), os.cpu_count() or 1)
     with ThreadPoolExecutor(max(1, most)) as threads:  # hashing releases Python's lock
-        for _ in threads.map(partial(_verify_file, folder), entries):
+        for _ in threads.map(partial(_verify_file, folder), manifest.files):
             pass
 
 

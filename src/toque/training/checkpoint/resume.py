@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from toque.data.loader.prefetch import Batches
 from toque.errors import CheckpointError
-from toque.training.checkpoint.delivery import Delivery
 from toque.training.checkpoint.manifest import SHARDED, differences, verify_sizes
 from toque.training.checkpoint.saved import Checkpoint, verify_checkpoint
 from toque.training.checkpoint.state_tensors import load_model_tensors, model_tensors
@@ -166,20 +165,16 @@ def _best_in(state: Mapping[str, Any]) -> Best | None:
     return Best(count_in(best, "step", most=most), number_in(best, "loss"), metric, value)
 
 
-def broadcast_checkpoint(
-    find: Callable[[], Checkpoint | None], ranks: Ranks, delivery: Delivery | None = None
-) -> Checkpoint | None:
+def broadcast_checkpoint(find: Callable[[], Checkpoint | None], ranks: Ranks) -> Checkpoint | None:
     """The checkpoint that rank 0 finds; the others read the same one, whatever they would find.
 
     Of one in shards they compare the manifest and the sizes alone: rank 0 has hashed all of it,
-    and each reads little of it. With `delivery` they have it by the bucket.
+    and each reads little of it.
 
     Raises:
         CheckpointError: another rank does not see it: the run folder is not shared.
     """
     found = find() if ranks.is_main else None
-    if delivery is not None:
-        return delivery.shared(found)
     told = None if found is None else (str(found.path), found.manifest)
     told = ranks.broadcast(told)
     if ranks.is_main or told is None:
@@ -193,7 +188,7 @@ def broadcast_checkpoint(
 
 def newest_checkpoint(store: CheckpointStore, ranks: Ranks) -> Checkpoint | None:
     """The newest whole one of a run that goes on; see `broadcast_checkpoint`."""
-    return broadcast_checkpoint(store.newest_valid, ranks, store.delivery)
+    return broadcast_checkpoint(store.newest_valid, ranks)
 
 
 def trainer_tensors(

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 from torch import Tensor
@@ -22,8 +21,8 @@ from toque.errors import CheckpointError
 from toque.storage.atomic import ASIDE_PREFIX
 from toque.storage.json_files import decode_json
 from toque.training.checkpoint.manifest import Manifest, read_manifest, verify_files
-from toque.training.checkpoint.shard_layout import LAYOUT, ShardLayout, is_shard, parse_layout
-from toque.training.checkpoint.slices import Like, files_with, read_sharded, read_whole
+from toque.training.checkpoint.shard_layout import LAYOUT, ShardLayout, parse_layout
+from toque.training.checkpoint.slices import Like, read_sharded, read_whole
 
 STATE: Final = "state.json"
 STEP_FOLDER: Final = re.compile(rf"(?:{ASIDE_PREFIX})?step-([0-9]{{8,}})")
@@ -37,13 +36,6 @@ class Skipped:
     reason: str
 
 
-class Rest(Protocol):
-    """Where the files of a checkpoint come from that do not lie on this machine."""
-
-    def bring(self, folder: Path, manifest: Manifest, files: Collection[str]) -> None:
-        """Have these files, which this rank reads, in `folder`; all ranks call it together."""
-
-
 @dataclass(frozen=True)
 class Checkpoint:
     """A checkpoint whose every file has been verified; others in its folder are never read."""
@@ -52,18 +44,11 @@ class Checkpoint:
     manifest: Manifest
     skipped: tuple[Skipped, ...] = ()
     """Newer ones that could not be used."""
-    rest: Rest | None = None
-    """None where every file lies here. Otherwise all ranks read tensors together."""
 
     @property
     def step(self) -> int:
         """The updates done when it was saved."""
         return self.manifest.step
-
-    @property
-    def lacking(self) -> list[str]:
-        """The files of it that do not lie here."""
-        return [e.file for e in self.manifest.files if not (self.path / e.file).exists()]
 
     def tensors(self, stem: str, like: Like = lambda _name: None) -> dict[str, Tensor]:
         """The tensors saved as `stem`: "model", "optimizer" or "average".
@@ -77,9 +62,6 @@ class Checkpoint:
             CheckpointError: the checkpoint holds none such.
         """
         layout = self.layout()
-        if self.rest is not None:
-            names = [f"{stem}.safetensors"] if layout is None else files_with(layout, stem, like)
-            self.rest.bring(self.path, self.manifest, names)
         if layout is None:
             return read_whole(self._listed(f"{stem}.safetensors"), like)
         return read_sharded(self.path, layout, stem, like)
@@ -134,13 +116,8 @@ def _read(path: Path) -> bytes:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
 
 
-def verify_checkpoint(folder: Path, *, all_here: bool = True) -> Checkpoint:
+def verify_checkpoint(folder: Path) -> Checkpoint:
     """Read a checkpoint's manifest and hash every file it lists.
-
-    Args:
-        folder: the checkpoint's.
-        all_here: whether shards may not be missing. Of a run whose machines share no folder those
-            of other machines do.
 
     Raises:
         NewerFormatError: a newer Toque wrote it.
@@ -150,9 +127,7 @@ def verify_checkpoint(folder: Path, *, all_here: bool = True) -> Checkpoint:
     named = STEP_FOLDER.fullmatch(folder.name)
     if named and int(named.group(1)) != manifest.step:
         raise CheckpointError(f"{folder} holds step {manifest.step}: it was renamed or copied.")
-    absent = [] if all_here else [e for e in manifest.files if is_shard(e.file)]
-    absent = [entry for entry in absent if not (folder / entry.file).exists()]
-    verify_files(folder, manifest, absent)
+    verify_files(folder, manifest)
     return Checkpoint(folder, manifest)
 
 

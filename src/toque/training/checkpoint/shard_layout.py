@@ -8,7 +8,6 @@ manifest holds its SHA-256 beside those of the shards.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from typing import Annotated, Final
 
@@ -25,8 +24,6 @@ DTYPES: Final[Mapping[str, torch.dtype]] = {
     if isinstance(found, torch.dtype)
 }
 
-_SHARD: Final = re.compile(r"shard-[0-9]{5,}-of-[0-9]{5,}\.safetensors")
-
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 
 
@@ -37,11 +34,6 @@ def shard_name(rank: int, world_size: int) -> str:
     'shard-00000-of-00004.safetensors'
     """
     return f"shard-{rank:05d}-of-{world_size:05d}.safetensors"
-
-
-def is_shard(file: str) -> bool:
-    """Whether a file of a checkpoint is that of one rank among several."""
-    return _SHARD.fullmatch(file) is not None
 
 
 class CutTensor(msgspec.Struct, frozen=True):

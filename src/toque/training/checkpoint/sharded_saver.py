@@ -5,9 +5,6 @@ begins, whether all shards are written, what came of it) they agree on in the tr
 same place; threads exchange nothing. The folder has a temporary name until rank 0 knows every
 shard's SHA-256 and has written the manifest over them, so a kill between two ranks' writes leaves
 the checkpoint before it.
-
-Where ranks do not all see rank 0's folder, each also uploads its shard before it counts as written,
-and the checkpoint appears in the bucket before it does on rank 0's machine (`delivery`).
 """
 
 from __future__ import annotations
@@ -28,7 +25,6 @@ from torch import Tensor, nn
 
 from toque.errors import CheckpointError
 from toque.storage.atomic import FileEntry, FolderWriter, sync_file
-from toque.storage.bucket_errors import BucketError
 from toque.training.callbacks import Callbacks
 from toque.training.checkpoint.manifest import SHARDED
 from toque.training.checkpoint.saved import step_name
@@ -74,7 +70,7 @@ class ShardedSaves:
     """The saves of one session; every method is called by all ranks at the same place.
 
     Args:
-        store: where they go; all ranks see its folder, or have its delivery.
+        store: where they go; all ranks see its folder.
         callbacks: of this rank; rank 0's are called after each.
         ranks: the processes that share the run.
         background: write while training goes on; otherwise every save is waited for.
@@ -161,10 +157,9 @@ class ShardedSaves:
         waited: bool = False,
     ) -> SaveError | None:
         """Have every rank write its shard; why the save failed, if it is known to have."""
-        started, ranks, delivery = time.perf_counter(), self.ranks, self.store.delivery
+        started, ranks = time.perf_counter(), self.ranks
         shard = shard_of(tensors, rank=ranks.rank, world_size=ranks.world_size)
-        beside_main = delivery is None or delivery.first == 0
-        needed = int(ranks.all_reduce_sum([bytes_of(shard.tensors) * beside_main])[0])
+        needed = int(ranks.all_reduce_sum([bytes_of(shard.tensors)])[0])
         folder = ExitStack()
         place = ranks.broadcast(
             self._opened(folder, parent, at.step, needed) if ranks.is_main else None
@@ -176,13 +171,12 @@ class ShardedSaves:
         if background and not self._fits(bytes_of(shard.tensors) - slot.bytes):
             self.counts.waited += 1
             background = False
-        writer, send = self._writer_of_shard(place, parent, at.step)
-        write = partial(_write, writer, shard_name(ranks.rank, ranks.world_size), send)
+        writer = FolderWriter(place, self.store.after)
+        write = partial(_write, writer, shard_name(ranks.rank, ranks.world_size))
         job: Future[FileEntry | str] = Future()
-        if background or delivery is not None:  # an upload may outlast others' patience
+        if background:
             self._pool = self._pool or ThreadPoolExecutor(1, "toque-save", lower_priority)
-            kept = slot.copied({"": shard.tensors})[""] if background else shard.tensors
-            job = self._pool.submit(write, kept)
+            job = self._pool.submit(write, slot.copied({"": shard.tensors})[""])
         else:
             job.set_result(write(shard.tensors))
         frozen = json.loads(json.dumps(state, allow_nan=False)) if ranks.is_main else {}
@@ -199,26 +193,9 @@ class ShardedSaves:
 
     def _opened(self, folder: ExitStack, parent: Path, step: int, needed: int) -> Path | SaveError:
         try:
-            if self.store.delivery is not None:
-                self.store.delivery.begin(parent.name, step)
             return folder.enter_context(self.store.writing(parent, step, needed)).folder
         except SaveError as error:
             return error
-        except BucketError as error:
-            return save_error(step, parent, str(error))
-
-    def _writer_of_shard(
-        self, main: Path, parent: Path, step: int
-    ) -> tuple[FolderWriter, Callable[[Path], None]]:
-        """The folder of this rank's shard, and what is done with the file there."""
-        delivery = self.store.delivery
-        if delivery is None:
-            return FolderWriter(main, self.store.after), sync_file
-        folder = delivery.folder(parent.name, step, main)
-        return (
-            FolderWriter(folder, self.store.after),
-            partial(delivery.send, parent.name, step),
-        )
 
     def _fits(self, needed: int) -> bool:
         """Whether every machine has the memory for the copies of all its ranks."""
@@ -245,8 +222,6 @@ class ShardedSaves:
                 self.callbacks.on_save(at, made)
         elif self.ranks.is_main:
             self.store.prune_best()
-        if self.store.delivery is not None:
-            self.store.delivery.prune(save.parent.name, save.step)
         return None
 
     def _sealed(
@@ -268,8 +243,6 @@ class ShardedSaves:
                     metrics=save.metrics,
                     version=SHARDED,
                 )
-                if self.store.delivery is not None:
-                    self.store.delivery.seal(save.parent.name, save.step, save.writer.folder)
         except SaveError as error:
             return error
         except CheckpointError as error:
@@ -289,8 +262,6 @@ class ShardedSaves:
             self.callbacks.on_warning(at, message)
 
     def _give_up(self, error: BaseException) -> None:
-        if self.store.delivery is not None:
-            self.store.delivery.stop()
         self._close()
         for save in self._under_way:
             with suppress(type(error)):
@@ -303,18 +274,13 @@ class ShardedSaves:
             self._pool = None
 
 
-def _write(
-    writer: FolderWriter, name: str, send: Callable[[Path], None], tensors: Mapping[str, Tensor]
-) -> FileEntry | str:
-    """The shard of this rank on the disk, and sent; or why the file system or bucket refused."""
+def _write(writer: FolderWriter, name: str, tensors: Mapping[str, Tensor]) -> FileEntry | str:
+    """The shard of this rank on the disk; or why the file system refused it."""
     try:
-        writer.folder.mkdir(parents=True, exist_ok=True)
         entry = writer.write(name, partial(write_tensors, tensors))
-        send(writer.folder / name)
+        sync_file(writer.folder / name)
     except OSError as error:
         return error.strerror or str(error)
-    except BucketError as error:
-        return str(error)
     return entry
 
 

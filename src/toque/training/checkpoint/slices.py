@@ -152,15 +152,6 @@ def read_sharded(folder: Path, layout: ShardLayout, stem: str, like: Like) -> di
     return found
 
 
-def files_with(layout: ShardLayout, stem: str, like: Like) -> set[str]:
-    """The files of which `read_sharded` reads something."""
-    return {
-        layout.files[number]
-        for name, tensor in layout.of(stem).items()
-        for number, _, _, _ in _overlaps(tensor, _wanted(tensor, like(name)))
-    }
-
-
 def _wanted(stored: CutTensor, own: Tensor | None) -> Held:
     """The part of a stored tensor that this rank reads."""
     return Held.of(own) if _is_cut(own, stored.shape) else Held.whole(stored.shape)

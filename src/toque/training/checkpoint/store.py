@@ -37,10 +37,8 @@ from toque.storage.atomic import (
     sweep,
     sweep_files,
 )
-from toque.storage.bucket_errors import BucketError
 from toque.storage.held_folder import held_folder, place_of, refuse_moved
 from toque.storage.locks import Held, file_lock, held
-from toque.training.checkpoint.delivery import Delivery
 from toque.training.checkpoint.manifest import (
     MANIFEST,
     WHOLE,
@@ -125,7 +123,6 @@ class CheckpointStore:
         identity: of the run, written into every manifest.
         after: called after every system call of a save with its name; for tests.
         held: whether the caller holds `run_lock` already.
-        delivery: brings checkpoints to machines that do not see `folder`, if there are such.
     """
 
     folder: Path
@@ -135,7 +132,6 @@ class CheckpointStore:
     identity: RunIdentity = field(default_factory=RunIdentity)
     after: AfterStage = no_hook
     held: bool = False
-    delivery: Delivery | None = None
 
     @property
     def best_folder(self) -> Path:
@@ -229,8 +225,8 @@ class CheckpointStore:
         skipped: list[Skipped] = []
         for path in step_folders(self.here):
             try:
-                return replace(self._verified(path), skipped=tuple(skipped))
-            except (NewerFormatError, BucketError):
+                return replace(verify_checkpoint(path), skipped=tuple(skipped))
+            except NewerFormatError:
                 raise
             except CheckpointError as error:
                 skipped.append(Skipped(path, str(error)))
@@ -246,18 +242,10 @@ class CheckpointStore:
         """The model with the best evaluation, verified; None when none was kept."""
         for manifest in self._best_first():
             try:
-                return self._verified(self.best_folder / step_name(manifest.step))
-            except BucketError:
-                raise
+                return verify_checkpoint(self.best_folder / step_name(manifest.step))
             except CheckpointError:
                 continue  # a damaged best model is no best model; the next one stands in
         return None
-
-    def _verified(self, folder: Path) -> Checkpoint:
-        found = verify_checkpoint(folder, all_here=self.delivery is None)
-        if self.delivery is not None:
-            self.delivery.refuse_half(found)
-        return found
 
     def _best_first(self) -> list[Manifest]:
         found = []

@@ -25,7 +25,6 @@ from toque.training.callbacks import Callback
 from toque.training.checkpoint.fetch import complete_steps
 from toque.training.checkpoint.manifest import MANIFEST, read_manifest
 from toque.training.checkpoint.own_files import MODEL_FILES, grows, is_own
-from toque.training.checkpoint.shard_layout import is_shard
 from toque.training.events import Requests, Saved, StepInfo
 from toque.units import Progress
 
@@ -179,12 +178,7 @@ class Uploads:
         manifest = read_manifest(path)
         place = f"{kind}/{step}"
         for entry in manifest.files:
-            if is_shard(entry.file) and not (path / entry.file).exists():
-                self._bucket.require(
-                    f"{place}/{entry.file}", entry.bytes
-                )  # sent by another machine
-            else:
-                self._bucket.put_file(path / entry.file, f"{place}/{entry.file}")
+            self._bucket.put_file(path / entry.file, f"{place}/{entry.file}")
         self._small_files()
         if self.is_lost():
             return

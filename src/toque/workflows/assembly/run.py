@@ -16,7 +16,6 @@ from toque.errors import ConfigError
 from toque.evaluation.heldout_loss import HeldOut
 from toque.reporter import Reporter, heard, losing
 from toque.training.callbacks import Callback, EarlyStopping
-from toque.training.checkpoint.delivery import Delivery
 from toque.training.checkpoint.saved import Checkpoint
 from toque.training.checkpoint.upload import UploadProgress, Uploads
 from toque.training.distributed.collectives import Ranks
@@ -90,7 +89,6 @@ def assemble(
     clock: CommandClock,
     reporter: Reporter,
     found: Checkpoint | None = None,
-    delivery: Delivery | None = None,
 ) -> Run:
     """Build everything a run consists of, and measure how it is best computed on this machine.
 
@@ -103,7 +101,6 @@ def assemble(
         clock: runs since the command began.
         reporter: told of progress.
         found: the checkpoint that will be continued from, which holds how it was computed.
-        delivery: of checkpoints to machines that do not see rank 0's folder, if there are such.
 
     Raises:
         ConfigError: settings that do not fit each other, the model or the data.
@@ -117,7 +114,7 @@ def assemble(
     strategy = strategy_of(config, model, runtime)
     sharing = _placed(model, config, runtime, strategy)
     stream = build_stream(config, store, model, rank=ranks.rank, ranks=ranks.world_size)
-    setup = Setup(config, store, model, stream, runtime, sharing, delivery)
+    setup = Setup(config, store, model, stream, runtime, sharing)
     tuned = fit_to_machine(setup, found, reporter=reporter)
     tuned = replace(tuned, warnings=(*strategy.notes, *tuned.warnings))
     heldout = build_heldout(setup, reporter)

@@ -10,7 +10,6 @@ from toque.config import RunConfig
 from toque.data.loader.batch_stream import BatchStream
 from toque.data.store.token_store import TokenStore
 from toque.models.families import Family
-from toque.training.checkpoint.delivery import Delivery
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.sharing import Sharing
 from toque.training.runtime import Runtime
@@ -29,8 +28,6 @@ class Setup:
     runtime: Runtime
     sharing: Sharing | None = None
     """How the ranks of a run hold the model; None where this process alone does."""
-    delivery: Delivery | None = None
-    """Of checkpoints to machines that do not see rank 0's folder, if there are such."""
 
     @property
     def sharded(self) -> Sharing | None:

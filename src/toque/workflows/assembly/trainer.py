@@ -25,7 +25,7 @@ from toque.models.precision import has_fast_bf16
 from toque.training.autotune.cache import Resources
 from toque.training.autotune.oom_fallback import OomFallback
 from toque.training.callbacks import Callback, Callbacks
-from toque.training.checkpoint.layout_choice import chosen_layout, refuse_unshared_folder
+from toque.training.checkpoint.layout_choice import chosen_layout
 from toque.training.checkpoint.sharded_saver import Layout
 from toque.training.checkpoint.store import CheckpointStore, RunIdentity, software_versions
 from toque.training.guards.skip_step import SkipStep
@@ -84,7 +84,6 @@ def build_trainer(
             best_by=goal_of(train.best_by),
             identity=_identity(setup),
             held=True,  # by whoever trains, before anything is written
-            delivery=setup.delivery,
         ),
         callbacks=observers,
         runtime=runtime,
@@ -118,10 +117,7 @@ def build_trainer(
 
 def _layout(setup: Setup, optimizer: torch.optim.Optimizer, *, averages: bool) -> Layout:
     asked, ranks = setup.config.checkpoint.layout, setup.runtime.ranks
-    layout = chosen_layout(asked, setup.model, optimizer, averages=averages, ranks=ranks)
-    if layout == "sharded" and setup.delivery is None:
-        refuse_unshared_folder(Path(setup.config.run_dir), ranks)
-    return layout
+    return chosen_layout(asked, setup.model, optimizer, averages=averages, ranks=ranks)
 
 
 def _identity(setup: Setup) -> RunIdentity:
