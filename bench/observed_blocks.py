@@ -23,7 +23,7 @@ from toque.training.events import RunEnd, RunStart
 from toque.training.observers.gradients import Gradients
 from toque.training.observers.metrics_log import MetricsLog
 from toque.training.observers.metrics_reader import METRICS, read_metrics
-from toque.training.observers.system.sampler import SystemSampler
+from toque.training.observers.system_sampler import SystemSampler
 from toque.training.observers.user_callbacks import RunState
 from toque.training.time_limit import CommandClock
 from toque.units import Duration, Progress

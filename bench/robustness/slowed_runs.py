@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import harness
 from s3_emulator import BUCKET, s3_emulator
 
-from toque.training.processor_use import WORTH_WHILE, others_now
+from toque.hardware.processor import WORTH_WHILE, others_now
 
 SLOWED = Path(__file__).resolve().parents[1] / "slowed"
 """Holds what Python imports when it starts, and what makes a run slow there."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from toque.cli.commands_data import Overrides, is_first, load, loading, reporter
-from toque.cli.launch import Launching, suit_waiting_to_machine, without_secrets
+from toque.cli.launch import Launching, without_secrets
 from toque.cli.streams import TextsAsWritten
 from toque.errors import ConfigError, Interrupted, in_shell
 from toque.workflows.results import existing_folder
@@ -144,7 +144,6 @@ def evaluate(
         )
     unless_own = None if config else False
     settings = load(config or str(own), overrides, trust_code=trust_code or unless_own).config
-    suit_waiting_to_machine(reporter().notice)
     from toque.workflows.evaluate import evaluate as workflow
 
     print(workflow(run_or_model, settings, reporter=reporter()))
@@ -200,7 +199,6 @@ def generate(
     prompts, chosen = prompt or [], choices or []
     shown = TextsAsWritten() if sys.stdout.isatty() and not json else None
     texts: Sequence[Written | Answer]
-    suit_waiting_to_machine(reporter().notice)
     if task is None and not chosen:
         from toque.workflows.generate import generate as workflow
 

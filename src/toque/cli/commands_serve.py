@@ -7,7 +7,6 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from toque.cli.commands_data import reporter
-from toque.cli.launch import suit_waiting_to_machine
 
 
 def serve(
@@ -31,7 +30,6 @@ def serve(
         queue: texts that wait beside them; what comes then is refused with 429.
         seconds: longest time for one request.
     """
-    suit_waiting_to_machine(reporter().notice)
     from toque.workflows.serve.run import serve as workflow
 
     workflow(

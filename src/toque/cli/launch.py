@@ -136,26 +136,6 @@ def speaks(error: ToqueError) -> bool:
     return not error.said_by_another and (met or os.environ.get("LOCAL_RANK", "0") == "0")
 
 
-def suit_waiting_to_machine(say: Callable[[str], None]) -> None:
-    """Before torch is loaded: beside busy programs its threads sleep while they wait.
-
-    For commands that do not train; a run looks all along and switches.
-
-    Args:
-        say: takes a sentence where something was changed.
-    """
-    from toque.training.processor_use import PASSIVE, usable_cores, wait_without_spinning
-
-    if one_of_several() or "torch" in sys.modules:
-        return
-    others = wait_without_spinning(os.environ)
-    if others is not None:
-        say(
-            f"other programs keep {others:.1f} of {len(usable_cores())} cores busy: torch's "
-            f"threads wait without spinning ({PASSIVE})"
-        )
-
-
 def leave(code: int) -> NoReturn:
     """End the process at once.
 

@@ -1,7 +1,7 @@
 """Bottleneck rules that a run warns by while it trains, and that its verdict is told by afterwards.
 
 Loads nothing heavy: reports read them, too. What other programs take is judged by
-`processor_use.contended`.
+`hardware.processor.contended`.
 """
 
 from __future__ import annotations

@@ -24,7 +24,6 @@ from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.launch import joined
 from toque.training.distributed.main_alone import while_others_wait
 from toque.training.observers.metrics_log import write_after
-from toque.training.short_waits import sleeping_beside_others
 from toque.training.time_limit import CommandClock
 from toque.workflows.assembly.data import is_prepared, open_store
 from toque.workflows.assembly.metrics import build_text_scores
@@ -198,17 +197,16 @@ def _train(
             f"{folder} already holds a run at step {found.step}, and {argument('start')} begins a "
             "new one. Choose another folder: run_dir=runs/another."
         )
-    with sleeping_beside_others():
-        run = assemble(
-            config,
-            store,
-            ranks,
-            watchers=watchers,
-            uploads=uploads,
-            clock=clock,
-            reporter=reporter,
-            found=found,
-        )
+    run = assemble(
+        config,
+        store,
+        ranks,
+        watchers=watchers,
+        uploads=uploads,
+        clock=clock,
+        reporter=reporter,
+        found=found,
+    )
     reporter.notice(run.banner)
     trainer = run.trainer
     if found is not None:
@@ -222,8 +220,7 @@ def _train(
     result = TrainedRun(folder, end.progress.step, end.reason)
     if not result.interrupted and not ranks.broadcast(is_finished(folder, end.progress.step)):
         began = time.perf_counter()
-        with sleeping_beside_others():
-            finish(run, reporter)
+        finish(run, reporter)
         if ranks.is_main:
             write_after(folder, {"finishing": time.perf_counter() - began})
     return result

@@ -62,9 +62,9 @@ def events(
         "pad_fraction": 0.02,
         "mfu": 0.6,
         "parts": PARTS | (parts or {}),
-        "host": QUIET | (host or {}),
     } | step
-    return [first, one, *(more or [])]
+    look = {"event": "system", "step": 40, "host": QUIET | (host or {}), "gpus": []}
+    return [first, one, look, *(more or [])]
 
 
 def written(folder: Path, told: list[dict[str, Any]], *, torn: str = "") -> Path:
@@ -189,13 +189,13 @@ def test_what_a_profiler_took_is_no_cause(tmp_path: Path) -> None:
 
 
 def test_compiling_that_goes_on_is_named(tmp_path: Path) -> None:
-    first, one = events(start={"compile": True}, parts={"compiling": 6.0})
-    verdict = verdict_of(written(tmp_path, [first, one, one | {"step": 80}]))
+    first, one, look = events(start={"compile": True}, parts={"compiling": 6.0})
+    verdict = verdict_of(written(tmp_path, [first, one, look, one | {"step": 80}]))
     assert verdict is not None
     assert verdict.cause == "compiling"
     assert "train.compile=false" in advice(verdict.found[0])
     once = one | {"step": 80, "parts": PARTS}
-    verdict = verdict_of(written(tmp_path, [first, one, once]))
+    verdict = verdict_of(written(tmp_path, [first, one, look, once]))
     assert verdict is not None
     assert verdict.cause is None
 
@@ -288,7 +288,7 @@ def test_values_of_any_kind_count_as_not_measured(tmp_path: Path, value: Any) ->
 
 def with_field(name: str, value: Any) -> list[dict[str, Any]]:
     told = events()
-    told[1][name] = value
+    told[2 if name == "host" else 1][name] = value
     return told
 
 

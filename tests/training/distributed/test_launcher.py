@@ -17,10 +17,10 @@ import torch
 
 from fixtures.ports import free_port
 from toque.errors import ConfigError, RankLost
+from toque.hardware.processor import usable_cores
 from toque.training.distributed.launcher import Machines, environment_of, launch
 from toque.training.distributed.meeting import address_of, interface_to, is_here, met
 from toque.training.distributed.surroundings import ranks_of_srun
-from toque.training.processor_use import usable_cores
 
 RANK = """
 import os, signal, sys, time

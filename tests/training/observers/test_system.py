@@ -11,13 +11,14 @@ import psutil
 import pytest
 import torch
 
+from toque.hardware.processor import contended, usable_cores
 from toque.training.events import RunEnd, RunStart, StepInfo
+from toque.training.observers.gpu_readings import Gpus, gpus_here
+from toque.training.observers.host_readings import Host
 from toque.training.observers.metrics_log import MetricsLog
 from toque.training.observers.metrics_reader import read_metrics
 from toque.training.observers.phase_memory import PhaseMemory
-from toque.training.observers.system.gpus import Gpus, gpus_here
-from toque.training.observers.system.host import Host
-from toque.training.observers.system.sampler import SystemSampler
+from toque.training.observers.system_sampler import SystemSampler
 from toque.training.phases import Phases
 from toque.units import Duration, Progress
 
@@ -48,7 +49,7 @@ def test_the_machine_is_looked_at_with_the_fields_of_the_contract():
         "cpu_percent", "cpu_percent_by_core", "process_cpu_percent", "memory_used_bytes",
         "memory_total_bytes", "process_resident_bytes", "disk_read_bytes_per_second",
         "disk_write_bytes_per_second", "network_received_bytes_per_second",
-        "network_sent_bytes_per_second",
+        "network_sent_bytes_per_second", "host",
     }  # fmt: skip
     assert 0 < figures["process_resident_bytes"] < figures["memory_total_bytes"]
     assert len(figures["cpu_percent_by_core"]) == len(psutil.Process().cpu_affinity())
@@ -96,6 +97,30 @@ def test_a_system_that_cannot_be_looked_at_is_one_warning():
     assert "AccessDenied" in said
     assert "The run goes on" in said
     assert heard.events == []
+
+
+CORES = len(usable_cores())
+
+
+@pytest.mark.parametrize(("spinning", "others"), [(CORES, 99.0), (CORES, 0.0), (0, 99.0)])
+def test_a_busy_machine_is_named_once_with_its_lever(spinning, others):
+    class Busy(Host):
+        def look(self):
+            return super().look() | {"host": {"others_cores": others}}
+
+    heard, warnings = Heard(), []
+    sampler = SystemSampler(
+        heard, 0.01, lambda _, text: warnings.append(text), make_host=Busy, spinning=spinning
+    )
+    sampler.on_fit_start(START)
+    assert heard.come.wait(60)
+    sampler.on_fit_end(END)
+    if not contended(threads=spinning, others=others, cores=CORES):
+        assert warnings == []
+        return
+    (said,) = warnings
+    assert f"other programs keep 99.0 of {CORES} cores busy" in said
+    assert "OMP_WAIT_POLICY=PASSIVE" in said
 
 
 class NvmlError(Exception):

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from toque.training.processor_use import WORTH_WHILE
+from toque.hardware.processor import WORTH_WHILE
 
 Event = Mapping[str, Any]
 
@@ -129,7 +129,7 @@ def facts_of(events: Sequence[Event]) -> Facts | None:
         n_evaluations=len(scored),
         n_saves=len(saves),
         skipped_saves=int(sum(number(mapping(e.get("saves")).get("skipped")) or 0 for e in ends)),
-        host=_host(steps),
+        host=_host(events),
         start=starts[-1] if starts else {},
         gpu_busy=_gpu_busy(events),
         gpu_throttled=_gpu_throttled(events),
@@ -202,8 +202,8 @@ def _utilisation(steps: Sequence[Event]) -> float | None:
     return sum(mfu * seconds for mfu, seconds in used) / total if total > 0 else None
 
 
-def _host(steps: Sequence[Event]) -> Host | None:
-    looks = [mapping(e.get("host")) for e in steps if mapping(e.get("host"))]
+def _host(events: Sequence[Event]) -> Host | None:
+    looks = [mapping(e.get("host")) for e in events if e.get("event") == "system"]
     seconds = _sum(looks, "seconds")
     if seconds <= 0.0:
         return None

@@ -21,6 +21,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from toque.errors import ConfigError, RankLost, argument
+from toque.hardware.processor import usable_cores
 from toque.training.distributed.agent import Agent, ending
 from toque.training.distributed.meeting import (
     Meeting,
@@ -31,7 +32,6 @@ from toque.training.distributed.meeting import (
     patience_seconds,
 )
 from toque.training.distributed.surroundings import LAUNCHER_VARIABLE
-from toque.training.processor_use import usable_cores
 
 _HEARD_SECONDS: Final = 3
 """For the other machines to hear how the run ended, before the store goes with its host."""

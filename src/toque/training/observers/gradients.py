@@ -23,7 +23,7 @@ from toque.training.callbacks import Callback
 from toque.training.distributed.parts import own_part
 from toque.training.events import RunEnd, RunStart, StepInfo
 from toque.training.observers.layer_groups import layer_groups
-from toque.training.observers.system.sampler import Record
+from toque.training.observers.system_sampler import Record
 from toque.training.phases import UNWATCHED, Phase, Phases
 from toque.units import Progress
 

@@ -21,7 +21,6 @@ from toque.errors import CheckpointError
 from toque.storage.json_files import JsonLines, append_json_lines
 from toque.training.callbacks import Callback
 from toque.training.events import RunEnd, RunStart, Saved, StepInfo
-from toque.training.host_use import HostWatch
 from toque.training.observers.metrics_reader import METRICS
 from toque.training.observers.step_window import Window
 from toque.training.peak_flops import Peak
@@ -40,7 +39,6 @@ class MetricsLog(Callback):
         peak: peak FLOP/s of the machine; None for no utilisation.
         evaluated: further fields of an evaluation event: `seconds`, and `texts`, the scores of the
             texts written at it, by name.
-        host: what the machine did meanwhile, told in step events; None for nothing.
         copies: each is called with every record, whether or not the file took it.
         beside: each is asked for further fields of a step event.
 
@@ -55,7 +53,6 @@ class MetricsLog(Callback):
     peak: Peak | None = None
     evaluated: Callable[[], Mapping[str, Any]] = dict
     copies: Sequence[Callable[[Mapping[str, Any]], None]] = ()
-    host: HostWatch | None = None
     beside: Sequence[Callable[[], Mapping[str, Any]]] = ()
     dropped_records: int = 0
     _window: Window = field(default_factory=Window)
@@ -69,8 +66,6 @@ class MetricsLog(Callback):
         self._file = _opened(self.path)
         self._stop_after = start.stop_after
         self._window = Window()
-        if self.host is not None:
-            self.host.begin()
         peak = self.peak
         self._write(
             "start",
@@ -155,7 +150,6 @@ class MetricsLog(Callback):
         window, last = self._window, self._window.last
         if last is None:
             return
-        host = self.host.look() if self.host is not None else None
         self._write(
             "step",
             step=last.progress.step,
@@ -172,7 +166,6 @@ class MetricsLog(Callback):
             mfu=self._utilisation(last.progress),
             **({} if last.stage is None else {"stage": last.stage}),
             **({} if not window.parts else {"parts": window.parts}),
-            **({} if host is None else {"host": host}),
             **{name: value for ask in self.beside for name, value in ask().items()},
         )
         self._window = Window()

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
+from toque.hardware.processor import WAIT_VARIABLES
 from toque.reporter import Reporter
 from toque.training.callbacks import Callback
+from toque.training.observers.gpu_readings import gpus_here, no_gpus
 from toque.training.observers.gradients import Gradients
 from toque.training.observers.phase_memory import CudaAllocator, PhaseMemory
 from toque.training.observers.profiling.profiler import Profiler, ProfileSchedule
-from toque.training.observers.system.gpus import gpus_here, no_gpus
-from toque.training.observers.system.sampler import Record, SystemSampler
+from toque.training.observers.system_sampler import Record, SystemSampler
 from toque.training.runtime import Runtime
 from toque.units import Progress
 from toque.workflows.assembly.setup import Setup
@@ -57,7 +59,9 @@ def build_figures(
     if observe.system is not None:
         seconds = observe.system.seconds or 0.0
         gpus = gpus_here if on_gpu else no_gpus
-        found.append(SystemSampler(record, seconds, warn, gpus))
+        passive = any(name in os.environ for name in WAIT_VARIABLES)
+        spinning = 0 if on_gpu or passive else torch.get_num_threads()
+        found.append(SystemSampler(record, seconds, warn, gpus, spinning=spinning))
     return found + build_gradients(setup, record, optimizer)
 
 

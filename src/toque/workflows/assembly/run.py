@@ -21,16 +21,12 @@ from toque.training.checkpoint.upload import UploadProgress, Uploads
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.sharing import Alone, Sharing
 from toque.training.distributed.surroundings import is_launched
-from toque.training.host_use import HostWatch
-from toque.training.observers.busy_machine import BusyMachine
 from toque.training.observers.console import ConsoleLoss, ConsoleProgress
 from toque.training.observers.metrics_log import MetricsLog
 from toque.training.observers.store_watch import StoreWatch
 from toque.training.observers.summary import Computing, GpuUse, Summary
 from toque.training.observers.time_left import TimeLeft
-from toque.training.processor_use import usable_cores
 from toque.training.runtime import Runtime
-from toque.training.short_waits import FewerCores, ShortWaits
 from toque.training.signals import Interrupt
 from toque.training.time_limit import CommandClock
 from toque.training.trainer import Trainer
@@ -244,7 +240,6 @@ def _observers(
         flops_per_token=arithmetic.flops_per_token,
         peak=peak,
         evaluated=evaluator.record,
-        host=HostWatch(),
         copies=[gpu_use.take, *(feed.take for feed in feeds)],
         beside=[part.take for part in memory],
     )
@@ -272,10 +267,6 @@ def _observers(
         )
         told = None if uploads is None else uploads.counts.in_words
         callbacks.append(Summary(config.observe.summary, reporter, computing, told, gpu_use))
-    if runtime.device.type == "cpu":
-        threads, cores = torch.get_num_threads(), usable_cores()
-        waits, fewer = ShortWaits(threads, len(cores)), FewerCores(threads, cores)
-        callbacks.append(BusyMachine(warn, waits, fewer))
     if (shown := losing(reporter)) is not None:
         callbacks.append(ConsoleLoss(shown, warn=warn))
     if config.train.early_stopping is not None:

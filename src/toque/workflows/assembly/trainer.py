@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from toque.config import RunConfig, config_sha256
 from toque.data.loader.batch_stream import BatchStream
+from toque.hardware.processor import usable_cores
 from toque.models.flops import flops_per_token, parameter_counts, products_of
 from toque.models.forward.compile import CompileSeconds
 from toque.models.forward.kernels.choice import Choice, attention_of
@@ -30,7 +31,6 @@ from toque.training.checkpoint.sharded_saver import Layout
 from toque.training.checkpoint.store import CheckpointStore, RunIdentity, software_versions
 from toque.training.guards.skip_step import SkipStep
 from toque.training.guards.update_guard import UpdateGuard
-from toque.training.host_use import cores_and_threads
 from toque.training.optim.factory import build_optimizer
 from toque.training.optim.gradient_noise import GradientNoise
 from toque.training.part_clock import PartClock
@@ -160,7 +160,8 @@ def about_run(setup: Setup, resources: Resources, arithmetic: Arithmetic) -> dic
         },
         "hardware": {
             "device": cuda or platform.processor() or platform.machine(),
-            **cores_and_threads(torch.get_num_threads()),
+            "threads": torch.get_num_threads(),
+            "cores": len(usable_cores()),
             "fast_bf16": has_fast_bf16(runtime.device),
             "memory_bytes": psutil.virtual_memory().total,
         },

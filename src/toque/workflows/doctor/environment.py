@@ -24,11 +24,11 @@ import psutil
 import torch
 from packaging.requirements import InvalidRequirement, Requirement
 
+from toque.hardware.processor import WORTH_WHILE, others_now, usable_cores
 from toque.models.cpu_kernels.library import why_not
 from toque.models.precision import has_fast_bf16
 from toque.reporter import SILENT, Reporter
 from toque.storage.cache_folder import cache_folder
-from toque.training.processor_use import WORTH_WHILE, others_now, usable_cores
 from toque.version import __version__
 from toque.workflows.doctor.attempts import compiled, compiling, disk, shared, sharing
 from toque.workflows.doctor.checkup import Check, Checkup

@@ -14,10 +14,11 @@ from typing import Any, Protocol
 
 import psutil
 
+from toque.hardware.processor import contended, usable_cores
 from toque.training.callbacks import Callback
 from toque.training.events import RunEnd, RunStart, StepInfo
-from toque.training.observers.system.gpus import Gpus, no_gpus
-from toque.training.observers.system.host import Host
+from toque.training.observers.gpu_readings import Gpus, no_gpus
+from toque.training.observers.host_readings import Host
 from toque.units import Progress
 
 _PATIENCE_SECONDS = 5.0
@@ -43,6 +44,8 @@ class SystemSampler(Callback):
         warn: takes a sentence where the system, or its GPUs, cannot be looked at; once.
         find_gpus: the GPUs and why there are none; called in the thread, as drivers are slow.
         make_host: the rest of the machine.
+        spinning: torch's threads, where they wait for each other by spinning; a machine too busy
+            for them is named once.
     """
 
     record: Record
@@ -50,10 +53,12 @@ class SystemSampler(Callback):
     warn: Callable[[Progress, str], None]
     find_gpus: Callable[[], tuple[Gpus | None, str | None]] = no_gpus
     make_host: Callable[[], Host] = Host
+    spinning: int = 0
     _at: Progress = field(default_factory=Progress)
     _over: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
     _unsaid: list[str] = field(default_factory=list)
+    _named: bool = False
 
     def on_fit_start(self, start: RunStart) -> None:
         """Start the thread."""
@@ -82,6 +87,18 @@ class SystemSampler(Callback):
         while self._unsaid:
             self.warn(self._at, self._unsaid.pop(0))
 
+    def _name_busy_machine(self, others: float) -> None:
+        cores = len(usable_cores())
+        if self._named or not contended(threads=self.spinning, others=others, cores=cores):
+            return
+        self._named = True
+        self._unsaid.append(
+            f"other programs keep {others:.1f} of {cores} cores busy, and torch's {self.spinning} "
+            "threads wait for each other by spinning, which may slow training down to a tenth: end "
+            "the other programs, or start it with OMP_WAIT_POLICY=PASSIVE in the environment; the "
+            "numbers stay the same"
+        )
+
     def _work(self, over: threading.Event) -> None:
         gpus, why = self.find_gpus()
         if why is not None:
@@ -107,4 +124,5 @@ class SystemSampler(Callback):
                 return
             looks, looked = looks + 1, looked + seconds
             figures = host.look() | {"gpus": [] if gpus is None else gpus.look()}
+            self._name_busy_machine(figures["host"]["others_cores"])
             self.record("system", step=self._at.step, seconds=round(seconds, 3), **figures)

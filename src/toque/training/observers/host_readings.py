@@ -1,4 +1,6 @@
-"""Host use: what kept a run's threads from computing while they wanted to, as the kernel counts.
+"""Host readings between two looks: processor, memory, disk, network, and what held the run up.
+
+What held it up is counted by the kernel (`host` of a reading):
 
 * waiting for a core: seconds in which a thread was ready to run and another had its core
   (`/proc/self/task/*/schedstat`), of the thread that waited longest;
@@ -8,45 +10,56 @@
   to be read from disk again;
 * throttling: seconds in which a container's limit on processor time held everything back.
 
-What a kernel does not count is left out. A look takes about a tenth of a millisecond.
+A count that a kernel does not keep is left out.
 """
 
 from __future__ import annotations
 
 import os
 import resource
-import time
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from toque.training.processor_use import ProcessorUse, usable_cores
+import psutil
+
+from toque.hardware.processor import ProcessorUse, usable_cores
 
 _TASKS: Final = "/proc/self/task"
 _MEMORY: Final = "/proc/pressure/memory"
 _LIMIT: Final = ("/sys/fs/cgroup/cpu.stat", "/sys/fs/cgroup/cpu/cpu.stat")
-_SECONDS: Final = 1.0
-"""Between two looks, so that the shortest updates do not pay for them."""
+_RATES: Final = {
+    "disk_read_bytes_per_second": ("disk", "read_bytes"),
+    "disk_write_bytes_per_second": ("disk", "write_bytes"),
+    "network_received_bytes_per_second": ("network", "bytes_recv"),
+    "network_sent_bytes_per_second": ("network", "bytes_sent"),
+}
+"""Rate -> the device and counter that it is the growth of, over the whole machine."""
+_LOOPBACK: Final = "lo"
+"""Network card by which a machine sends to itself."""
 
 
 @dataclass(frozen=True)
-class HostCounts:
-    """Counts until now; None where the kernel has none."""
+class _Counts:
+    """Counters until now; None where the system keeps none."""
 
     use: ProcessorUse
     waited: dict[str, float] | None
     """Seconds each thread waited for a core, by its number."""
     ran: float | None
-    """Seconds the main thread had one."""
+    """Seconds the main thread had a core."""
     memory_stall: float | None
     throttled: float | None
     major_faults: int
+    devices: dict[str, list[Any]]
+    """psutil's counters of disks and network cards."""
 
     @classmethod
-    def now(cls) -> HostCounts:
-        """Read the counters."""
+    def now(cls) -> _Counts:
+        # psutil answers None where the system counts none: a container without disks of its own.
+        cards = psutil.net_io_counters(pernic=True) or {}
+        outside = [counters for name, counters in cards.items() if name != _LOOPBACK]
         return cls(
             use=ProcessorUse.now(),
             waited=_waited(),
@@ -54,10 +67,10 @@ class HostCounts:
             memory_stall=_memory_stall(),
             throttled=_throttled(),
             major_faults=resource.getrusage(resource.RUSAGE_SELF).ru_majflt,
+            devices={"disk": [psutil.disk_io_counters()], "network": outside},
         )
 
-    def since(self, before: HostCounts) -> dict[str, Any]:
-        """What happened between two readings, as the field `host` of a step event has it."""
+    def held_up_since(self, before: _Counts) -> dict[str, Any]:
         seconds = self.use.at - before.use.at
         found: dict[str, Any] = {
             "seconds": seconds,
@@ -79,37 +92,56 @@ class HostCounts:
             found["throttled_seconds"] = self.throttled - before.throttled
         return found
 
+    def rates_since(self, before: _Counts) -> dict[str, float | None]:
+        seconds = max(self.use.at - before.use.at, 1e-3)
+        found: dict[str, float | None] = {}
+        for name, (kind, counter) in _RATES.items():
+            then, now = (_sum(each.devices[kind], counter) for each in (before, self))
+            known = then is not None and now is not None
+            # A disk taken away leaves a smaller sum.
+            found[name] = round(max(0, (now or 0) - (then or 0)) / seconds, 1) if known else None
+        return found
 
-@dataclass
-class HostWatch:
-    """Host use since the last look.
 
-    Args:
-        read: the counters.
-        seconds: at least between two looks.
+class Host:
+    """The machine and this process since the last look; used in one thread.
+
+    Processor figures are of the cores this process may use. psutil keeps the last look for each
+    thread by itself, so nobody else who asks it shortens ours.
     """
 
-    read: Callable[[], HostCounts] = HostCounts.now
-    seconds: float = _SECONDS
-    now: Callable[[], float] = time.monotonic
-    _before: HostCounts | None = field(default=None, init=False)
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        self._cores = usable_cores()
+        self._counts = _Counts.now()
+        psutil.cpu_percent(percpu=True)  # what follows is measured from here
+        self._process.cpu_percent()
 
-    def begin(self) -> None:
-        """Count from now on."""
-        self._before = self.read()
+    def look(self) -> dict[str, Any]:
+        """Figures since the look before; a percent or a rate of None is not known.
 
-    def look(self) -> dict[str, Any] | None:
-        """What happened since the last look; None where that was a moment ago."""
-        before = self._before
-        if before is None or self.now() - before.use.at < self.seconds:
-            return None
-        self._before = found = self.read()
-        return found.since(before)
+        Raises:
+            psutil.Error, OSError: the system does not let itself be looked at.
+        """
+        before, self._counts = self._counts, _Counts.now()
+        cores = psutil.cpu_percent(percpu=True)
+        mine = [cores[i] for i in self._cores if i < len(cores)]
+        memory = psutil.virtual_memory()
+        return {
+            "cpu_percent": round(sum(mine) / len(mine), 1) if mine else None,
+            "cpu_percent_by_core": mine,
+            "process_cpu_percent": self._process.cpu_percent(),
+            "memory_used_bytes": memory.total - memory.available,
+            "memory_total_bytes": memory.total,
+            "process_resident_bytes": self._process.memory_info().rss,
+            **self._counts.rates_since(before),
+            "host": self._counts.held_up_since(before),
+        }
 
 
-def cores_and_threads(threads: int) -> dict[str, int]:
-    """Fields for the start event: cores this process may use, and threads that compute."""
-    return {"threads": threads, "cores": len(usable_cores())}
+def _sum(devices: list[Any], counter: str) -> int | None:
+    known = [int(getattr(device, counter)) for device in devices if device is not None]
+    return sum(known) if known else None
 
 
 def _waited() -> dict[str, float] | None:
