@@ -27,7 +27,7 @@ from toque.workflows.plan.run import plan
 from toque.workflows.prepare import prepare, prepare_before_torch
 from toque.workflows.report import report
 from toque.workflows.results import Model, TrainedRun
-from toque.workflows.serve.run import serve
+from toque.workflows.serve import serve
 from toque.workflows.verify import verify
 from toque.workflows.watch.run import watch
 

@@ -6,7 +6,7 @@ import random
 
 from toque.models.generation.engine import generate
 from toque.models.generation.sampling import TokenChooser
-from toque.serving.served import ServedModel
+from toque.serving.served_models import ServedModel
 
 GREEDY = TokenChooser()
 

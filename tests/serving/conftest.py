@@ -18,9 +18,9 @@ from toque.models.loading.provenance import Provenance
 from toque.models.lora.files import write_adapter
 from toque.models.lora.frozen import base_sha256
 from toque.models.lora.layers import attach, resolve
-from toque.serving.app import build_app
-from toque.serving.limits import Limits
-from toque.serving.served import ServedModel, ServedModels
+from toque.serving.application import build_app
+from toque.serving.gate import Limits
+from toque.serving.served_models import ServedModel, ServedModels
 from toque.serving.server import Server
 
 FAMILIES = ("gpt2", "t5")

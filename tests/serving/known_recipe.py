@@ -14,8 +14,8 @@ from toque.data.prepare.example_rows import prompt_ids
 from toque.data.tokenizer.codec import Codec
 from toque.data.tokenizer.train import train_codec
 from toque.models.loading.provenance import Provenance
-from toque.serving.served import ServedModel, ServedModels
-from toque.workflows.serve.models import _asked
+from toque.serving.served_models import ServedModel, ServedModels
+from toque.workflows.open_served import _asked
 
 TITLE = "Lentil Soup"
 FOODS = ("lentils", "saffron")

@@ -11,7 +11,7 @@ import pytest
 
 from serving.alone import alone
 from toque.data.tokenizer.text_stream import TextStream
-from toque.serving.served import ServedModels
+from toque.serving.served_models import ServedModels
 
 openai = pytest.importorskip("openai")
 JSON = {"Content-Type": "application/json"}
@@ -133,7 +133,13 @@ def test_settings_of_draws_have_their_effect(setting, value, client, gpt2):
     assert found.choices[0].text == greedy != free
 
 
-def test_max_tokens_and_stop_end_a_text(client, gpt2):
+def metric(address, name):
+    _, _, page = sent(address, "GET", "/metrics", headers={})
+    lines = [line.rsplit(" ", 1) for line in page.decode().splitlines()]
+    return sum(float(number) for key, number in lines if key.startswith(name))
+
+
+def test_max_tokens_and_stop_end_a_text(client, gpt2, address):
     whole = expected(gpt2, "rice")
     short = client.completions.create(model="tiny", prompt="rice", temperature=0, max_tokens=3)
     assert short.choices[0].text == expected(gpt2, "rice", most=3)
@@ -145,6 +151,7 @@ def test_max_tokens_and_stop_end_a_text(client, gpt2):
             choices = [e.choices[0] for e in found] if stream else found.choices
             assert "".join(choice.text for choice in choices) == whole[: whole.index(whole[4:7])]
             assert choices[-1].finish_reason == "stop"
+    assert metric(address, "toque_live_texts") == 0  # their places are free
 
 
 def test_logprobs_stand_beside_the_tokens_of_the_text(client, gpt2):
@@ -288,17 +295,13 @@ def test_what_is_no_request_gets_the_right_code(method, path, body, headers, sta
 
 
 def test_metrics_count_what_was_asked_and_written(address, client):
-    def value(name):
-        _, _, page = sent(address, "GET", "/metrics", headers={})
-        lines = [line.rsplit(" ", 1) for line in page.decode().splitlines()]
-        return sum(float(number) for key, number in lines if key.startswith(name))
-
     def seen():
         asked = 'toque_requests_total{path="/v1/completions",status="200"}'
-        return [value(asked), value("toque_tokens_total"), value("toque_first_token_seconds_count")]
+        names = (asked, "toque_tokens_total", "toque_first_token_seconds_count")
+        return [metric(address, name) for name in names]
 
     before = seen()
     found = client.completions.create(model="tiny", prompt="rice", temperature=0, max_tokens=2)
     after = seen()
     assert after == [before[0] + 1, before[1] + found.usage.completion_tokens, before[2] + 1]
-    assert value("toque_live_texts") == value("toque_waiting_texts") == 0
+    assert metric(address, "toque_live_texts") == metric(address, "toque_waiting_texts") == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import toque
 from tiny import model_of, shape_of
 from toque.serving.protocol import ChatRequest
-from toque.workflows.serve.models import open_models
+from toque.workflows.open_served import open_models
 
 openai = pytest.importorskip("openai")
 END = "<|endoftext|>"
@@ -104,7 +105,7 @@ def test_a_conversation_is_read_whole_by_the_models_template(
     assert ids.count(tokenizer.eos_token_id) == 5, "the tokens that the template writes are tokens"
     models = open_models({"other": folder})
     asked = ChatRequest(model="other", messages=TURNS)
-    assert models["other"].chat.ids(asked.turns).result() == ids
+    assert asyncio.run(asked.prompt_ids(models["other"])) == [ids]
     with (
         serving(models) as address,
         openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client,

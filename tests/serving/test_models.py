@@ -16,7 +16,7 @@ import pytest
 
 import toque
 from toque.errors import CheckpointError, ConfigError
-from toque.workflows.serve.models import open_models
+from toque.workflows.open_served import open_models
 
 DISH = "lentil soup"
 

@@ -8,7 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from serving.known_recipe import FOODS, TEXT, TITLE, served_models
-from toque.serving.app import build_app
+from toque.serving.application import build_app
 from toque.serving.page_files import FOLDER
 
 TOKEN = secrets.token_hex()

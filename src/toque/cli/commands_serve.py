@@ -30,7 +30,7 @@ def serve(
         queue: texts that wait beside them; what comes then is refused with 429.
         seconds: longest time for one request.
     """
-    from toque.workflows.serve.run import serve as workflow
+    from toque.workflows.serve import serve as workflow
 
     workflow(
         models,

@@ -1,140 +1,107 @@
-"""Continuous batching of requests: one thread computes, and everything that is asked joins it.
+"""Continuous batching: one thread computes, and the texts of all requests share its batch.
 
-Requests wait in one queue, first come, first served. Before every step the thread fills free rows
-from it; a row that ended, or whose client went away, is free at the next step. Models and adapters
-take their steps in turn. What is computed goes back to the event loop for all requests together: at
-once when a text begins or ends, else every TELL_SECONDS.
+The event loop holds the queue, first come, first served, and sends the thread rounds of steps. A
+round begins by freeing rows whose clients went away and filling free rows from the queue; it ends
+when a text begins or ends, when somebody asks for something, or after ROUND_SECONDS. Models and
+adapters take their steps in turn.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, TypeVar
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from transformers import PreTrainedModel
 
 from toque.models.generation.base import PREFILL_TOKENS
 from toque.models.generation.live_rows import LiveRows, NewToken, Order
 from toque.models.generation.packed_products import Packs, with_fast_products
 from toque.models.lora.files import use_adapter
-from toque.serving.errors import RequestError, failed, queue_full
-from toque.serving.served import ServedModel, ServedModels
+from toque.serving.gate import RequestError
+from toque.serving.served_models import ServedModel, ServedModels
 
 T = TypeVar("T")
 _log = logging.getLogger("toque.serving")
 
-TELL_SECONDS = 0.1
+ROUND_SECONDS: Final = 0.1
 """Between two pieces of a text that go to its client. An event costs about a millisecond of both
-cores, the client's work on the same machine included; who reads along does not see the difference.
-"""
+cores, the client's work on the same machine included; a reader does not see the difference."""
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+"""Bounds of the histograms' buckets."""
 
 
+@dataclass(frozen=True, eq=False)
 class Ticket:
-    """A request's place in the batch, and what was written for it so far; made by `submit`."""
+    """A request's place in the batch."""
 
-    def __init__(self, served: ServedModel, orders: Sequence[Order]) -> None:
-        self.served, self.orders = served, tuple(orders)
-        self._news: list[NewToken] = []
-        self._error: RequestError | None = None
-        self._arrived = asyncio.Event()
-        self.has_begun = False
-        """Whether any of its tokens has been written; the batch's own."""
-
-    async def news(self) -> AsyncIterator[list[NewToken]]:
-        """What has been written since the last time, again and again.
-
-        A reader that is slower than the batch gets several tokens of an order at once.
-
-        Raises:
-            RequestError: the batch could not go on.
-        """
-        while True:
-            await self._arrived.wait()
-            self._arrived.clear()
-            if self._error is not None:
-                raise self._error
-            news, self._news = self._news, []
-            yield news
-
-    def take(self, news: Sequence[NewToken], error: RequestError | None = None) -> None:
-        """Add what a step wrote; called by the event loop alone."""
-        self._news += news
-        self._error = error
-        self._arrived.set()
+    served: ServedModel
+    orders: Sequence[Order]
+    news: asyncio.Queue[list[NewToken] | RequestError] = field(default_factory=asyncio.Queue)
+    """The tokens of each round as they come; the error, where the batch could not go on."""
 
 
 class _Lane:
-    """The rows of one served model, whose adapter is active while they begin."""
+    """The rows of one served model, made anew after a failure."""
 
-    def __init__(self, served: ServedModel, rows: int, packs: Packs) -> None:
-        self.served, self._n_rows, self._packs = served, rows, packs
-        self.tickets: dict[Order, Ticket] = {}
-        self._rows: LiveRows | None = self._begun()
+    def __init__(self, served: ServedModel, n_rows: int, packs: Packs) -> None:
+        self.served, self._n_rows, self._packs = served, n_rows, packs
+        self.rows: LiveRows | None = self.made()
 
-    def _begun(self) -> LiveRows:
-        codec = self.served.codec
+    def made(self) -> LiveRows:
+        """Rows of the model, while its adapter is active."""
         return LiveRows(
             with_fast_products(self.served.model, self._packs),
             rows=self._n_rows,
             columns=self.served.columns,
-            eos_id=codec.eos_id,
-            pad_id=codec.pad_id,
+            eos_id=self.served.codec.eos_id,
+            pad_id=self.served.codec.pad_id,
         )
 
-    def admit(self, orders: Sequence[Order]) -> None:
-        """Begin rows; where a failure took what there was, anew."""
-        self._rows = self._rows or self._begun()
-        self._rows.admit(orders)
-
-    def step(self) -> list[NewToken]:
-        """The next token of every row."""
-        return [] if self._rows is None else self._rows.step()
-
-    def drop(self, orders: Iterable[Order]) -> None:
-        """Free the rows of orders that nobody waits for any more."""
-        for order in orders:
-            del self.tickets[order]
-            if self._rows is not None:
-                self._rows.drop(order)
-
-    def give_up(self) -> set[Ticket]:
-        """Leave rows that may be in any state; returns who waited for them."""
-        tickets = set(self.tickets.values())
-        self.tickets, self._rows = {}, None
-        return tickets
+    def change(self, joining: Sequence[Order], leaving: Collection[Order]) -> None:
+        """Free rows, and begin others."""
+        if self.rows is None and joining:
+            self.rows = self.made()
+        if self.rows is not None:
+            for order in leaving:
+                self.rows.drop(order)
+            if joining:
+                self.rows.admit(joining)
 
 
 class Batcher:
-    """Writes for all requests in one thread, between `start` and `close`.
+    """Writes for all requests, between `start` and `close`; the event loop calls its methods.
 
     Args:
-        models: What may be asked.
-        rows: The most orders that are written at a time, over all models.
-        queue: The most orders that may wait beside them.
+        models: what may be asked.
+        rows: the most orders that are written at a time, over all models.
+        queue: the most orders that may wait beside them.
     """
 
     def __init__(self, models: ServedModels, *, rows: int, queue: int) -> None:
         self.rows, self.queue = rows, queue
+        self.metrics = Metrics(self)
         self._active: dict[PreTrainedModel, str | None] = {}
         self._lanes: dict[str, _Lane] = {}
         packs: Packs = {}
         for name, served in models.items():
             self._activate(served)
             self._lanes[name] = _Lane(served, rows, packs)
-        self._changed = threading.Condition()
-        self._waiting: deque[tuple[Ticket, Order]] = deque()
-        self._left: list[Order] = []
-        self._calls: deque[Callable[[], None]] = deque()
-        self._closing = False
-        self._untold: dict[Ticket, list[NewToken]] = {}
-        self._told_at = 0.0
-        self._thread = threading.Thread(target=self._run, name="toque-batch", daemon=True)
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._waiting: deque[tuple[Order, Ticket]] = deque()
+        self._live: dict[Order, Ticket] = {}
+        self._leaving: set[Order] = set()
+        self._changed = asyncio.Event()
+        self._is_wanted = False  # read by the thread, whose round ends then
+        self._thread = ThreadPoolExecutor(1, "toque-batch")
+        self._rounds: asyncio.Task[None] | None = None
 
     @property
     def n_waiting(self) -> int:
@@ -144,143 +111,134 @@ class Batcher:
     @property
     def n_live(self) -> int:
         """Orders being written."""
-        return sum(len(lane.tickets) for lane in self._lanes.values())
+        return len(self._live)
 
     def start(self) -> None:
-        """Begin to compute; results go to the event loop that runs now."""
-        self._loop = asyncio.get_running_loop()
-        self._thread.start()
+        """Begin to compute for the event loop that runs now."""
+        self._rounds = asyncio.get_running_loop().create_task(self._run())
 
     def close(self) -> None:
         """End the thread after the step it is in; what is unfinished is left."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify()
-        self._thread.join()
+        if self._rounds is not None:
+            self._rounds.cancel()
+        self._is_wanted = True
+        self._thread.shutdown(cancel_futures=True)
 
-    def submit(self, served: ServedModel, orders: Sequence[Order]) -> Ticket:
-        """Queue the orders of one request.
+    @contextmanager
+    def ticket(self, served: ServedModel, orders: Sequence[Order]) -> Iterator[Ticket]:
+        """Queue the orders of one request; in the end the places of the unfinished are freed.
 
         Raises:
             RequestError: 429, the queue has no room for them.
         """
+        if len(orders) > self.rows - self.n_live + self.queue - self.n_waiting:
+            raise RequestError(
+                429,
+                "As many requests wait as this server lets wait. Try again in a moment.",
+                code="rate_limit_exceeded",
+                headers={"Retry-After": "1"},
+            )
         ticket = Ticket(served, orders)
-        with self._changed:
-            free = self.rows - self.n_live + self.queue - len(self._waiting)
-            if len(orders) > free:
-                raise queue_full()
-            self._waiting.extend((ticket, order) for order in orders)
-            self._changed.notify()
-        return ticket
+        self._waiting.extend((order, ticket) for order in orders)
+        self._wake()
+        try:
+            yield ticket
+        finally:
+            self.cancel(orders)
 
-    def cancel(self, orders: Sequence[Order]) -> None:
+    def cancel(self, orders: Collection[Order]) -> None:
         """Free the places of orders; nothing where they have ended."""
-        with self._changed:
-            self._left += orders
-            self._changed.notify()
+        self._leaving |= self._live.keys() & orders
+        self._waiting = deque(place for place in self._waiting if place[0] not in orders)
+        for order in orders:
+            self._live.pop(order, None)
+        self._wake()
 
-    async def run(self, served: ServedModel, work: Callable[[], T]) -> T:
-        """Call `work` between two steps, with the model's adapter active: nothing else computes."""
+    def run(self, served: ServedModel, work: Callable[[], T]) -> T:
+        """Call `work` between two steps, with the model's adapter active: nothing else computes.
+
+        Waits for the step, so it is called from other threads than the event loop's.
+        """
+
+        def call() -> T:
+            self._activate(served)
+            return work()
+
+        self._is_wanted = True
+        return self._thread.submit(call).result()
+
+    def _wake(self) -> None:
+        self._is_wanted = True
+        self._changed.set()
+
+    async def _run(self) -> None:
         loop = asyncio.get_running_loop()
-        result: asyncio.Future[T] = loop.create_future()
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            while self._waiting or self._live or self._leaving:
+                joining, leaving, self._leaving = self._joining(), self._leaving, set()
+                self._is_wanted = False
+                steps = partial(self._round, joining, leaving)
+                self._deliver(*await loop.run_in_executor(self._thread, steps))
 
-        def call() -> None:
-            try:
-                self._activate(served)
-                value = work()
-            except Exception as error:  # noqa: BLE001  # goes to the one who waits
-                loop.call_soon_threadsafe(_settle, result.set_exception, result, error)
-            else:
-                loop.call_soon_threadsafe(_settle, result.set_result, result, value)
-
-        with self._changed:
-            self._calls.append(call)
-            self._changed.notify()
-        return await result
-
-    def _run(self) -> None:
-        while self._taken():
-            for lane in self._lanes.values():
-                if lane.tickets:
-                    self._step(lane)
-
-    def _taken(self) -> bool:
-        """Wait for something to do, and take it in; False when the thread is to end."""
-        with self._changed:
-            while not (self._closing or self._waiting or self._calls or self._left or self.n_live):
-                self._changed.wait()
-            if self._closing:
-                return False
-            left, self._left = set(self._left), []
-            self._waiting = deque(place for place in self._waiting if place[1] not in left)
-            calls, self._calls = self._calls, deque()
-            joining = self._joining(left)
-        for call in calls:
-            call()
-        for lane in self._lanes.values():
-            try:
-                lane.drop(left & lane.tickets.keys())
-            except Exception:  # noqa: BLE001  # whatever it is, the other requests go on
-                self._fail(lane)
-        for name, places in joining.items():
-            self._admit(self._lanes[name], places)
-        return True
-
-    def _joining(self, left: set[Order]) -> dict[str, list[tuple[Ticket, Order]]]:
+    def _joining(self) -> dict[str, list[Order]]:
         """Take from the queue what has room now, at most one prefill's worth of prompt tokens."""
-        leaving = sum(len(left & lane.tickets.keys()) for lane in self._lanes.values())
-        free, tokens = self.rows - self.n_live + leaving, 0
-        joining: dict[str, list[tuple[Ticket, Order]]] = {}
-        while self._waiting and free and tokens < PREFILL_TOKENS:
-            place = self._waiting.popleft()
-            joining.setdefault(place[0].served.name, []).append(place)
-            free, tokens = free - 1, tokens + len(place[1].prompt)
+        tokens = 0
+        joining: dict[str, list[Order]] = {}
+        while self._waiting and self.n_live < self.rows and tokens < PREFILL_TOKENS:
+            order, ticket = self._waiting.popleft()
+            self._live[order] = ticket
+            joining.setdefault(ticket.served.name, []).append(order)
+            tokens += len(order.prompt)
         return joining
 
-    def _admit(self, lane: _Lane, places: Sequence[tuple[Ticket, Order]]) -> None:
-        lane.tickets |= {order: ticket for ticket, order in places}
-        try:
-            self._activate(lane.served)
-            lane.admit([order for _, order in places])
-        except Exception:  # noqa: BLE001  # whatever it is, the other requests go on
-            self._fail(lane)
-
-    def _step(self, lane: _Lane) -> None:
-        try:
-            self._activate(lane.served)
-            news = lane.step()
-        except Exception:  # noqa: BLE001  # whatever it is, the other requests go on
-            self._fail(lane)
-            return
-        urgent = False
+    def _deliver(self, news: Sequence[NewToken], failed: Collection[str]) -> None:
+        """Hand over what a round wrote, and give up what models that failed were writing."""
+        by_ticket: defaultdict[Ticket, list[NewToken]] = defaultdict(list)
         for new in news:
-            ticket = lane.tickets[new.order]
-            self._untold.setdefault(ticket, []).append(new)
-            urgent |= new.end is not None or not ticket.has_begun
-            ticket.has_begun = True
-            if new.end is not None:
-                del lane.tickets[new.order]
-        if urgent or time.monotonic() - self._told_at >= TELL_SECONDS:
-            self._deliver()
+            if new.order in self._live:  # else its client has gone
+                by_ticket[self._live[new.order]].append(new)
+                if new.end is not None:
+                    del self._live[new.order]
+        for ticket, own in by_ticket.items():
+            ticket.news.put_nowait(own)
+        for ticket in {one for one in self._live.values() if one.served.name in failed}:
+            ticket.news.put_nowait(failure())
+            self.cancel(ticket.orders)
 
-    def _deliver(self) -> None:
-        """Hand over what has been written since the last time."""
-        news, self._untold, self._told_at = self._untold, {}, time.monotonic()
-        if news:
-            self._tell(_deliver, news)
+    def _round(
+        self, joining: dict[str, list[Order]], leaving: Collection[Order]
+    ) -> tuple[list[NewToken], set[str]]:
+        """Steps of all rows, in the thread: the tokens, and the models that failed."""
+        news: list[NewToken] = []
+        failed: set[str] = set()
+        end = time.monotonic() + ROUND_SECONDS
+        for name, lane in self._lanes.items():
+            with self._surviving(lane, failed):
+                lane.change(joining.get(name, ()), leaving)
+        is_urgent = bool(joining)  # whose first tokens are due
+        while True:
+            is_live = False
+            for lane in self._lanes.values():
+                if lane.rows is not None and lane.rows.orders:
+                    with self._surviving(lane, failed):
+                        new = lane.rows.step()
+                        is_live, is_urgent = True, is_urgent or any(one.end for one in new)
+                        news += new
+            if not is_live or is_urgent or self._is_wanted or time.monotonic() >= end:
+                return news, failed
 
-    def _fail(self, lane: _Lane) -> None:
-        """Give up what is written in a lane; who asks next begins it anew."""
-        _log.exception("writing with %s failed", lane.served.name)
-        tickets = lane.give_up()
-        with self._changed:
-            self._waiting = deque(place for place in self._waiting if place[0] not in tickets)
-        self._deliver()
-        self._tell(_refuse, tickets)
-
-    def _tell(self, callback: Callable[[Any], None], value: object) -> None:
-        assert self._loop is not None
-        self._loop.call_soon_threadsafe(callback, value)
+    @contextmanager
+    def _surviving(self, lane: _Lane, failed: set[str]) -> Iterator[None]:
+        """Work of one lane; whatever fails in it, the others go on."""
+        try:
+            self._activate(lane.served)
+            yield
+        except Exception:  # noqa: BLE001  # memory, the model, a mistake of ours
+            _log.exception("writing with %s failed", lane.served.name)
+            lane.rows = None  # may be in any state
+            failed.add(lane.served.name)
 
     def _activate(self, served: ServedModel) -> None:
         """Make a model's adapter the active one of its base, where the base has any."""
@@ -291,16 +249,43 @@ class Batcher:
             self._active[served.model] = served.adapter
 
 
-def _settle(setter: Callable[[T], None], result: asyncio.Future[Any], value: T) -> None:
-    if not result.cancelled():
-        setter(value)
+class Metrics:
+    """Counts and times of requests, for Prometheus.
+
+    Args:
+        batcher: its queue and rows are counted, too.
+    """
+
+    def __init__(self, batcher: Batcher) -> None:
+        registry = self._registry = CollectorRegistry()
+        count: Any = partial(Counter, registry=registry)
+        time_of: Any = partial(Histogram, registry=registry, buckets=_SECONDS)
+        gauge: Any = partial(Gauge, registry=registry)
+        by_answer = ("path", "status")
+        self._answers = count("toque_requests", "Answered requests by path and status.", by_answer)
+        self.prompt_tokens = count("toque_prompt_tokens", "Tokens of prompts.", ("model",))
+        self.tokens = count("toque_tokens", "Tokens written.", ("model",))
+        self.gone = count("toque_clients_gone", "Requests whose client went away.")
+        self.first_token = time_of(
+            "toque_first_token_seconds", "From a request's arrival to its first token."
+        )
+        self.seconds = time_of(
+            "toque_request_seconds", "From a request's arrival to its last token."
+        )
+        gauge("toque_waiting_texts", "Texts in the queue.").set_function(lambda: batcher.n_waiting)
+        gauge("toque_live_texts", "Texts being written.").set_function(lambda: batcher.n_live)
+
+    def count_answer(self, path: str, status: int) -> None:
+        """Count an answer."""
+        self._answers.labels(path, status).inc()
+
+    def page(self) -> bytes:
+        """All of them in the text format."""
+        return generate_latest(self._registry)
 
 
-def _deliver(news: dict[Ticket, list[NewToken]]) -> None:
-    for ticket, own in news.items():
-        ticket.take(own)
-
-
-def _refuse(tickets: set[Ticket]) -> None:
-    for ticket in tickets:
-        ticket.take([], failed())
+def failure() -> RequestError:
+    """A mistake of ours, or the machine ran out of memory; the log says which."""
+    return RequestError(
+        500, "The server could not write this answer; its log says why.", code="internal_error"
+    )

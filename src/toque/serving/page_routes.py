@@ -5,53 +5,195 @@ The recipe itself is written by /v1/completions, as for any other client.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
+from typing import Annotated, Any, Final
 
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from toque.serving.context import Serving
-from toque.serving.gate import read_body
-from toque.serving.page_answers import Classified, Purchase, Wish, WrittenText, class_shares
+from toque.cooking.labels.difficulty import difficulty_of
+from toque.cooking.labels.language import language_of
+from toque.cooking.labels.nutrition import nutrition_of
+from toque.cooking.labels.recipe_features import read
+from toque.cooking.prompts import CLASSES, Task
+from toque.cooking.recipe import Recipe, parse_text
+from toque.cooking.scoring.form import missed_ingredients
+from toque.cooking.scoring.recipe_scores import asked_ingredients, hint, text_metrics
+from toque.cooking.shopping_list import MOST_SERVINGS, estimated_servings, shopping_list
+from toque.cooking.tasks import question
+from toque.evaluation.constrained_choice import choose
+from toque.serving.batcher import Batcher
+from toque.serving.gate import Limits, read_body
 from toque.serving.page_files import page_files
 from toque.serving.protocol import parsed
+from toque.serving.served_models import ServedModel, ServedModels
+
+Words = Annotated[str, Field(max_length=300)]
+Foods = Annotated[list[Words], Field(max_length=50)]
+RecipeText = Annotated[str, Field(max_length=20_000)]
+"""The longest of 90,000 real recipes has fewer characters."""
+Servings = Annotated[int, Field(ge=1, le=MOST_SERVINGS)]
+Json = dict[str, Any]
+
+_LONGEST_ANSWER: Final = 16
+"""Tokens that a class may take, and so positions a question leaves free."""
 
 
-def page_routes(serving: Serving) -> list[Route]:
-    """The page, and its own questions. Texts are read in other threads: nobody waits for them."""
+class PageRequest(BaseModel, ABC):
+    """A question of the page."""
 
-    async def models(_: Request) -> Response:
-        found = [
-            {"name": served.name, "form": served.record.form} for served in serving.models.values()
-        ]
-        return JSONResponse({"models": found})
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    async def prompt(request: Request) -> Response:
-        wish = parsed(Wish, await read_body(request, serving.limits))
-        return JSONResponse({"prompt": wish.prompt(serving.models.named(wish.model))})
+    @abstractmethod
+    def answer(self, models: ServedModels, batcher: Batcher) -> Json:
+        """The answer, made in another thread: nobody waits for a text that is read."""
 
-    async def score(request: Request) -> Response:
-        written = parsed(WrittenText, await read_body(request, serving.limits))
-        return JSONResponse(await run_in_threadpool(written.verdict))
 
-    async def classes(request: Request) -> Response:
-        asked = parsed(Classified, await read_body(request, serving.limits))
-        served = serving.models.named(asked.model)
-        questions = await run_in_threadpool(asked.questions, served)
-        shares = await serving.batcher.run(served, partial(class_shares, served, questions))
-        return JSONResponse({"classes": await run_in_threadpool(asked.classes, shares)})
+class Wish(PageRequest):
+    """What someone would like to cook."""
 
-    async def shopping_list(request: Request) -> Response:
-        purchase = parsed(Purchase, await read_body(request, serving.limits))
-        return JSONResponse(await run_in_threadpool(purchase.answer))
+    model: str
+    dish: Annotated[Words, Field(min_length=1)]
+    style: Words = ""
+    """ "Italian", "Quick": put before the dish."""
+    ingredients: Foods = []
+
+    def answer(self, models: ServedModels, _: Batcher) -> Json:
+        """The prompt that the model was trained to answer."""
+        served, title = models.named(self.model), f"{self.style} {self.dish}".strip()
+        if self.ingredients:
+            # A colon ends the title of what a person types.
+            title = f"{title.replace(':', ',')}: {', '.join(self.ingredients)}"
+        return {"prompt": served.asked(title)}
+
+
+class WrittenText(PageRequest):
+    """A text and the prompt it answers."""
+
+    prompt: RecipeText
+    text: RecipeText
+    avoid: Foods = []
+
+    def answer(self, *_: object) -> Json:
+        """Scores; the ingredients asked for that it misses, and those to avoid that it has.
+
+        No scores where the prompt asks for no recipe.
+        """
+        scores = text_metrics(self.prompt, self.text)
+        asked = asked_ingredients(self.prompt)
+        absent = missed_ingredients(self.avoid, self.text)
+        return {
+            "scores": scores,
+            "asked": asked,
+            "missed": missed_ingredients(asked, self.text),
+            "avoided": [food for food in self.avoid if food not in absent],
+            "hint": hint(scores.get("recipe_score", 1.0)),
+        }
+
+
+class WrittenRecipe(PageRequest, ABC):
+    """A recipe's text under its title."""
+
+    title: Annotated[str, Field(max_length=700)]
+    text: RecipeText
+
+    @property
+    def recipe(self) -> Recipe:
+        """The parts that can be read in the text."""
+        found = parse_text(self.text)
+        return Recipe(self.title, found.ingredients, found.steps)
+
+
+class Purchase(WrittenRecipe):
+    """A recipe whose ingredients are bought for a number of people."""
+
+    servings: Servings
+    makes: Servings | None = None
+    """Servings that it makes as it is written; estimated when left out."""
+
+    def answer(self, *_: object) -> Json:
+        """The shopping list."""
+        recipe = self.recipe
+        makes = self.makes or estimated_servings(recipe)
+        items = shopping_list(recipe.ingredients, factor=self.servings / makes)
+        return {"makes": makes, "items": [asdict(item) for item in items]}
+
+
+class Classified(WrittenRecipe):
+    """A recipe, and the model that is asked what it thinks of it."""
+
+    model: str
+
+    def answer(self, models: ServedModels, batcher: Batcher) -> Json:
+        """The class of each task: the model's, with the probability of each, else the rules'."""
+        served = models.named(self.model)
+        shares = batcher.run(served, partial(_class_shares, served, self._questions(served)))
+        found: dict[Task, Json] = {
+            task: {"answer": answer, "probabilities": None} for task, answer in self._by_rule()
+        }
+        for task, own in shares.items():
+            found[task] = {"answer": max(own, key=own.__getitem__), "probabilities": own}
+        return {"classes": [{"task": task, **found[task]} for task in CLASSES if task in found]}
+
+    def _questions(self, served: ServedModel) -> dict[Task, list[int]]:
+        """Prompts for the classes that the model was trained to tell, as far as it can read them.
+
+        None for a recipe without ingredients or steps.
+        """
+        recipe, room = self.recipe, served.context_tokens - _LONGEST_ANSWER
+        if not (recipe.ingredients and recipe.steps):
+            return {}
+        learnt = [task for task in CLASSES if task in served.record.tasks]
+        asked = {task: served.prompt_ids(question(task, recipe)) for task in learnt}
+        return {task: ids for task, ids in asked.items() if len(ids) <= room}
+
+    def _by_rule(self) -> list[tuple[Task, str]]:
+        reading = read(self.recipe)
+        # The rules know English words.
+        if not (reading.lines and reading.words) or language_of(reading) != "English":
+            return []
+        found: list[tuple[Task, str]] = [("difficulty", difficulty_of(reading).level)]
+        if nutrition := nutrition_of(reading).klass:
+            found.append(("nutrition", nutrition))
+        return found
+
+
+def _class_shares(
+    served: ServedModel, questions: Mapping[Task, list[int]]
+) -> dict[Task, dict[str, float]]:
+    """The model's probability of every class of each task; the batch calls it, for it computes."""
+    found = {}
+    for task, ids in questions.items():
+        shares = choose(served.model, served.codec, [ids], CLASSES[task])
+        found[task] = dict(zip(CLASSES[task], shares[0].tolist(), strict=True))
+    return found
+
+
+def page_routes(models: ServedModels, batcher: Batcher, limits: Limits) -> list[Route]:
+    """The page's files, and the answers to its own questions."""
+
+    async def names(_: Request) -> Response:
+        known = [{"name": served.name, "form": served.record.form} for served in models.values()]
+        return JSONResponse({"models": known})
+
+    def answering(path: str, kind: type[PageRequest]) -> Route:
+        async def answer(request: Request) -> Response:
+            asked = parsed(kind, await read_body(request, limits))
+            return JSONResponse(await run_in_threadpool(asked.answer, models, batcher))
+
+        return Route(path, answer, methods=["POST"])
 
     return [
         *page_files(),
-        Route("/api/models", models),
-        Route("/api/prompt", prompt, methods=["POST"]),
-        Route("/api/score", score, methods=["POST"]),
-        Route("/api/classes", classes, methods=["POST"]),
-        Route("/api/shopping-list", shopping_list, methods=["POST"]),
+        Route("/api/models", names),
+        answering("/api/prompt", Wish),
+        answering("/api/score", WrittenText),
+        answering("/api/classes", Classified),
+        answering("/api/shopping-list", Purchase),
     ]

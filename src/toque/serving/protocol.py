@@ -1,4 +1,4 @@
-"""Requests of the OpenAI protocol: the fields that have an effect here, and no others.
+"""OpenAI's protocol: the fields of requests that have an effect here, and the JSON of answers.
 
 A field that is absent or null takes its default. One that this server would have to ignore is
 refused by name, unless it asks for nothing (a penalty of 0, an empty `logit_bias`).
@@ -6,14 +6,60 @@ refused by name, unless it asks for nothing (a penalty of 0, an empty `logit_bia
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from abc import ABC, abstractmethod
-from typing import Annotated, Any, Final, Literal, TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from starlette.concurrency import run_in_threadpool
 
+from toque.errors import DataError
+from toque.models.generation.live_rows import End, NewToken
 from toque.models.generation.sampling import TokenChooser
-from toque.serving.errors import RequestError
+from toque.serving.gate import RequestError
+from toque.serving.served_models import ServedModel
+
+Json = dict[str, Any]
+_MOST_ERRORS: Final = 100
+"""Mistakes that are named one by one; a body of 1 MiB may hold half a million wrong keys or items,
+whose sentences take seconds to make, while nobody else is answered."""
+
+
+class TextToken(NamedTuple):
+    """A token as it stands in its text; the texts of all tokens side by side are the text."""
+
+    new: NewToken
+    text: str
+    """Empty where a character's bytes are not all there yet; the last of them has it whole."""
+    others: Sequence[str]
+    """The texts that the likeliest tokens would have had in this place."""
+
+    @property
+    def likeliest(self) -> list[tuple[str, float]]:
+        """The likeliest texts with their log-probabilities, the one that was chosen among them."""
+        new, pairs = self.new, zip(self.new.likeliest, self.others, strict=True)
+        best = [(self.text if token == new.token else text, log) for (token, log), text in pairs]
+        chosen = any(token == new.token for token, _ in new.likeliest)
+        return best if chosen or new.logprob is None else [*best, (self.text, new.logprob)]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """More of one text; an answer at once has one piece of each."""
+
+    index: int
+    """Number of the text in its request."""
+    text: str = ""
+    """May be empty: characters and stop strings are held back until they are whole."""
+    tokens: Sequence[TextToken] = ()
+    """Tokens it was written with, the end token left out."""
+    offset: int = 0
+    """Characters of the tokens before these."""
+    end: End | None = None
+    """Set with the last piece of a text."""
 
 
 def _asks_for_nothing(value: object) -> object:
@@ -25,25 +71,33 @@ def _asks_for_nothing(value: object) -> object:
 Unused = Annotated[Any, AfterValidator(_asks_for_nothing)]
 """A field of the protocol that is accepted only where it asks for nothing."""
 Stop = Annotated[str, Field(min_length=1, max_length=200)]
-_MOST_ERRORS: Final = 100
-"""Told one by one; a body of 1 MiB may hold half a million wrong keys or items, whose sentences
-take seconds to make, while nobody else is answered."""
+# The first wrong item ends a list: a million of them took 14 s.
+Ids = Annotated[list[int], Field(min_length=1, fail_fast=True)]
+Texts = Annotated[list[str], Field(fail_fast=True)]
 
 
-class StreamOptions(BaseModel):
-    """What a stream ends with."""
+class Part(BaseModel):
+    """Part of a request, of whose fields none is unknown."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class StreamOptions(Part):
+    """Options of a stream's end."""
+
     include_usage: bool = False
     include_obfuscation: bool | None = None
 
 
-class Sampling(BaseModel, ABC):
-    """What both kinds of requests have."""
+class TextRequest(Part, ABC):
+    """A request for texts: the fields that both kinds have, and the form of its answers."""
 
-    model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, ser_json_inf_nan="null"
-    )
+    model_config = ConfigDict(allow_inf_nan=False, ser_json_inf_nan="null")
+    id_prefix: ClassVar[str]
+    answer_object: ClassVar[str]
+    event_object: ClassVar[str]
+    prompt_field: ClassVar[str]
+
     model: str
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     """0 takes the likeliest token every time; 1 when left out."""
@@ -55,6 +109,7 @@ class Sampling(BaseModel, ABC):
     stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
     # What callers note for themselves.
     user: str | None = None
     metadata: dict[str, str] | None = None
@@ -67,6 +122,19 @@ class Sampling(BaseModel, ABC):
     def n_likeliest(self) -> int | None:
         """Tokens to report at every place; None for no probabilities."""
 
+    @abstractmethod
+    async def prompt_ids(self, served: ServedModel) -> list[list[int]]:
+        """The prompts as the model reads them, made in another thread: 1 MiB takes a second.
+
+        Raises:
+            RequestError: 400, there is no prompt, or the model's chat template refuses it.
+        """
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Tokens of the longest text; None for the length the model was trained on."""
+        return self.max_tokens
+
     @property
     def stops(self) -> list[str]:
         """The strings that end a text."""
@@ -74,28 +142,38 @@ class Sampling(BaseModel, ABC):
 
     @property
     def wants_usage(self) -> bool:
-        """Whether a stream ends with what it cost."""
+        """True where a stream shall end with what it cost."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     def chooser(self) -> TokenChooser:
-        """How tokens are chosen; without a seed, every request draws another."""
+        """The choice of tokens; without a seed, every request draws another."""
         temperature = 1.0 if self.temperature is None else self.temperature
         if temperature == 0:
             return TokenChooser()
         seed = secrets.randbits(63) if self.seed is None else self.seed
         return TokenChooser("sample", temperature, self.top_k, self.top_p or 1.0, seed)
 
+    def opening(self, n: int) -> list[Json]:
+        """Choices of the events that a stream of n texts begins with, one each."""
+        return []
 
-# The first wrong item ends a list: a million of them took 14 s.
-Ids = Annotated[list[int], Field(min_length=1, fail_fast=True)]
-Texts = Annotated[list[str], Field(fail_fast=True)]
+    @abstractmethod
+    def choice(self, piece: Piece) -> Json:
+        """One whole text of an answer."""
+
+    def event(self, piece: Piece) -> Json:
+        """One piece of a text in a stream."""
+        return self.choice(piece)
 
 
-class CompletionRequest(Sampling):
+class CompletionRequest(TextRequest):
     """POST /v1/completions: prompts as they are."""
 
+    id_prefix = "cmpl"
+    answer_object = event_object = "text_completion"
+    prompt_field = "prompt"
+
     prompt: str | Texts | Ids | Annotated[list[Ids], Field(fail_fast=True)]
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     best_of: Unused = None
     echo: Unused = None
@@ -106,20 +184,29 @@ class CompletionRequest(Sampling):
         """Tokens to report at every place; None for no probabilities."""
         return self.logprobs
 
-    @property
-    def prompts(self) -> list[str | list[int]]:
-        """Texts, or ids."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if all(isinstance(part, int) for part in self.prompt):
-            return [self.prompt]  # type: ignore[list-item]  # one prompt of ids, not empty
-        return list(self.prompt)  # type: ignore[arg-type]
+    async def prompt_ids(self, served: ServedModel) -> list[list[int]]:
+        """The prompts as the model reads them; ids are taken as they are."""
+        prompts: list[Any] = [self.prompt] if isinstance(self.prompt, str) else list(self.prompt)
+        if not prompts or isinstance(prompts[0], int):
+            return [prompts]  # one prompt of ids, which is refused where it is empty
+        return await run_in_threadpool(
+            lambda: [served.prompt_ids(one) if isinstance(one, str) else one for one in prompts]
+        )
+
+    def choice(self, piece: Piece) -> Json:
+        """One text, or a piece of it."""
+        logs = None if self.logprobs is None else _logprobs(piece)
+        return {
+            "index": piece.index,
+            "text": piece.text,
+            "logprobs": logs,
+            "finish_reason": piece.end,
+        }
 
 
-class TextPart(BaseModel):
+class TextPart(Part):
     """Part of a message."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
     type: Literal["text"]
     text: str
 
@@ -133,17 +220,19 @@ class Message(BaseModel):
 
     @property
     def text(self) -> str:
-        """What it says."""
+        """The message's parts as one text."""
         if isinstance(self.content, list):
             return "".join(part.text for part in self.content)
         return self.content or ""
 
 
-class ChatRequest(Sampling):
+class ChatRequest(TextRequest):
     """POST /v1/chat/completions: a conversation, in the form the model was trained on."""
 
+    id_prefix, answer_object, event_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    prompt_field = "messages"
+
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     """The newer name of max_tokens, which it overrides."""
     logprobs: bool | None = None
@@ -160,15 +249,76 @@ class ChatRequest(Sampling):
         return self.top_logprobs or 0 if self.logprobs else None
 
     @property
-    def turns(self) -> list[dict[str, str]]:
-        """All that was said, as a chat template reads it."""
-        return [{"role": message.role, "content": message.text} for message in self.messages]
+    def most_tokens(self) -> int | None:
+        """Tokens of the longest text; None for the length the model was trained on."""
+        return self.max_completion_tokens or self.max_tokens
 
-    @property
-    def question(self) -> str:
-        """The last thing the user said, for models that were trained on single requests."""
-        said = [message.text for message in self.messages if message.role == "user"]
-        return said[-1] if said else ""
+    async def prompt_ids(self, served: ServedModel) -> list[list[int]]:
+        """The conversation: all its turns where the model's template takes them, else the last."""
+        texts = [message.text for message in self.messages if message.role == "user"]
+        if not texts or not texts[-1].strip():
+            raise RequestError(
+                400, "messages hold nothing that a user says; add one.", param="messages"
+            )
+        if served.chat is None:
+            return [await run_in_threadpool(lambda: served.prompt_ids(served.asked(texts[-1])))]
+        turns = [{"role": message.role, "content": message.text} for message in self.messages]
+        try:
+            return [await asyncio.wrap_future(served.chat.ids(turns))]
+        except DataError as error:
+            raise RequestError(400, str(error), param="messages") from error
+
+    def opening(self, n: int) -> list[Json]:
+        """The speaker of each text."""
+        delta = {"role": "assistant", "content": ""}
+        return [self._choice(Piece(index), "delta", delta) for index in range(n)]
+
+    def choice(self, piece: Piece) -> Json:
+        """One whole text as a message."""
+        message = {"role": "assistant", "content": piece.text, "refusal": None}
+        return self._choice(piece, "message", message)
+
+    def event(self, piece: Piece) -> Json:
+        """One piece as a delta."""
+        return self._choice(piece, "delta", {"content": piece.text} if piece.text else {})
+
+    def _choice(self, piece: Piece, name: str, content: Json) -> Json:
+        logs = None
+        if self.logprobs:
+            logs = {"content": [self._logprob(token) for token in piece.tokens], "refusal": None}
+        return {
+            "index": piece.index,
+            name: content,
+            "logprobs": logs,
+            "finish_reason": piece.end,
+        }
+
+    def _logprob(self, token: TextToken) -> Json:
+        likeliest = token.likeliest if self.n_likeliest else []
+        best = [_chat_logprob(text, log) for text, log in likeliest]
+        return {**_chat_logprob(token.text, token.new.logprob), "top_logprobs": best}
+
+
+def _chat_logprob(text: str, logprob: float | None) -> Json:
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+
+def _logprobs(piece: Piece) -> Json:
+    """Log-probabilities as /v1/completions has them: four lists side by side."""
+    likeliest, offsets, offset = [], [], piece.offset
+    for token in piece.tokens:
+        best: dict[str, float | None] = {}
+        for text, log in token.likeliest:
+            best.setdefault(text, log)  # of texts that are equal, the likeliest
+        likeliest.append(best | {token.text: token.new.logprob})
+        offsets.append(offset)
+        offset += len(token.text)
+    return {
+        "tokens": [token.text for token in piece.tokens],
+        "token_logprobs": [token.new.logprob for token in piece.tokens],
+        "top_logprobs": likeliest,
+        "text_offset": offsets,
+    }
 
 
 R = TypeVar("R", bound=BaseModel)
@@ -190,10 +340,9 @@ def parsed(kind: type[R], body: bytes) -> R:
                 "wrong kind. Send the fields of OpenAI's protocol alone.",
             ) from None
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        param = str(first["loc"][0]) if first["loc"] else None
+        param = str(first["loc"][0])[:100] if first["loc"] else None
         where = f"{param}: " if param else ""
+        message = f"{where}{first['msg']}."
         if first["type"] == "extra_forbidden":
-            message = f"Unrecognized request argument supplied: {str(param)[:100]}."
-        else:
-            message = f"{where}{first['msg']}."
-        raise RequestError(400, message, param=param and param[:100]) from error
+            message = f"Unrecognized request argument supplied: {param}."
+        raise RequestError(400, message, param=param) from error

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import resource
 import signal
-import socket
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -14,11 +12,9 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from toque.serving.gate import Gate
-from toque.serving.limits import Limits
+from toque.serving.addresses import BACKLOG
+from toque.serving.gate import Gate, Limits
 
-_log = logging.getLogger("toque.serving")
-_BACKLOG = 2048
 _OTHER_FILES = 128
 """Descriptors beside the connections: weights, libraries, the log, connections that are closing."""
 
@@ -113,7 +109,7 @@ class Server(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                backlog=_BACKLOG,
+                backlog=BACKLOG,
                 timeout_graceful_shutdown=round(limits.grace_seconds),
             )
         )
@@ -142,23 +138,3 @@ def _openable(wanted: int) -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
         soft = needed
     return wanted if soft == resource.RLIM_INFINITY else max(1, min(wanted, soft - _OTHER_FILES))
-
-
-def listening(host: str, port: int) -> socket.socket:
-    """A socket that accepts connections at an address; port 0 is any that is free.
-
-    Raises:
-        OSError: the address is not this machine's, taken, or not allowed.
-    """
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    made = socket.socket(family, kind, protocol)
-    try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(address)
-        made.listen(_BACKLOG)
-    except OSError:
-        made.close()
-        raise
-    return made

@@ -18,8 +18,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from toque.reports.html import STYLE
-from toque.serving.errors import RequestError
-from toque.serving.gate import Gate, answer_to
+from toque.serving.gate import Gate, RequestError, answer_to
 from toque.serving.page_files import FOLDER as SERVED_PAGE
 from toque.serving.page_files import page_files
 from toque.watching.view import Chosen, View, Viewer

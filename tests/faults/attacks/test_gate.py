@@ -12,16 +12,15 @@ import pytest
 
 import toque
 from fixtures.servers import in_a_thread
-from toque.serving.app import build_app as app_of_serve
-from toque.serving.errors import RequestError
-from toque.serving.limits import Limits
+from toque.serving.addresses import LOOPBACK_NAMES, hosts_of
+from toque.serving.application import build_app as app_of_serve
+from toque.serving.gate import Limits, RequestError
 from toque.serving.protocol import ChatRequest, CompletionRequest, parsed
-from toque.serving.served import ServedModels
+from toque.serving.served_models import ServedModels
 from toque.serving.server import Server
 from toque.watching.app import build_app as app_of_watch
 from toque.watching.found_runs import FolderFinder
 from toque.watching.watcher import Watcher
-from toque.workflows.serve.listening import LOOPBACK_NAMES, hosts_of
 
 HOSTS = (
     "x/y?", "x/?", "x#", "x/#", "/?", "?", "x\\y?", "x/health?", "x/health#", "a:b@x/y?",

@@ -20,10 +20,10 @@ from toque.cli import main
 from toque.data.tokenizer.chat import ChatTemplate
 from toque.data.tokenizer.codec import load_codec
 from toque.errors import CheckpointError, DataError
-from toque.serving.app import build_app
-from toque.serving.limits import Limits
+from toque.serving.application import build_app
+from toque.serving.gate import Limits
 from toque.serving.server import Server
-from toque.workflows.serve.models import open_models
+from toque.workflows.open_served import open_models
 
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 BAD = {

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Final
 
 from toque.errors import ConfigError
 from toque.reporter import SILENT, Reporter
+from toque.serving.addresses import hosts_of, listening, url_of
 from toque.storage.bucket import open_bucket
 from toque.storage.bucket_errors import BucketUse, RunBucketError
 from toque.watching.places import is_in_a_bucket
 from toque.workflows.results import Model, TrainedRun, folder_of
-from toque.workflows.serve.listening import bound, hosts_of, url_of
 
 if TYPE_CHECKING:
     from toque.watching.found_runs import Finder
@@ -51,7 +51,7 @@ def watch(
     """
     hosts = hosts_of(host, port=port, token=token, risk="read the texts and figures of the runs")
     try:
-        from toque.serving.limits import Limits
+        from toque.serving.gate import Limits
         from toque.serving.server import Server
         from toque.watching.app import build_app
         from toque.watching.watcher import Watcher
@@ -61,7 +61,7 @@ def watch(
             "'toque[serve]'."
         ) from error
     finder, every = _finder(run_or_folder, reporter)
-    with bound(host, port) as sock:
+    with listening(host, port) as sock:
         app = build_app(Watcher(finder, every=every), token=token, hosts=hosts)
         reporter.line(f"{url_of(host, sock)} shows {finder.address}.")
         reporter.notice("The page follows the runs by itself. Ctrl-C stops it; the runs go on.")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from toque.errors import ConfigError, argument
 from toque.reporter import SILENT, Reporter
+from toque.serving.addresses import hosts_of, listening, url_of
 from toque.workflows.results import Model, TrainedRun, existing_folder, folder_of
-from toque.workflows.serve.listening import bound, hosts_of, url_of
 
 
 def serve(
@@ -48,18 +48,18 @@ def serve(
         if value < least:
             raise ConfigError(f"{argument(name)} is {value:g}; it must be at least {least}.")
     try:
-        from toque.serving.app import build_app
-        from toque.serving.limits import Limits
+        from toque.serving.application import build_app
+        from toque.serving.gate import Limits
         from toque.serving.server import Server
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"`toque serve` needs {error.name}, which is not installed. Run: pip install "
             "'toque[serve]'."
         ) from error
-    from toque.workflows.serve.models import open_models
+    from toque.workflows.open_served import open_models
 
     limits = Limits(rows=rows, queue=queue, seconds=seconds)
-    with bound(host, port) as sock:  # before the models, which take longer
+    with listening(host, port) as sock:  # before the models, which take longer
         # A thread that has computed keeps a team of OpenMP threads until it ends; beside the
         # batch's team that is more threads than cores, and libgomp's then sleep at every product:
         # a step took twice as long (lab/notes.md, 2026-11-22).

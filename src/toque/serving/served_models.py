@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -15,7 +15,7 @@ from toque.data.tokenizer.chat import ChatTemplate
 from toque.data.tokenizer.codec import Codec
 from toque.models.families import family_of, max_positions
 from toque.models.loading.provenance import Provenance, form_named
-from toque.serving.errors import RequestError
+from toque.serving.gate import RequestError
 
 UNLIMITED_TOKENS: Final = 2048
 """Longest prompt, and longest answer, of a model whose positions have no end (T5)."""
@@ -30,19 +30,31 @@ class ServedModel:
     codec: Codec
     record: Provenance
     asked: Callable[[str], str]
-    """What a person types, as the prompt the model was trained on."""
+    """From what a person types to the prompt the model was trained on."""
     adapter: str | None = None
     """Name of the adapter inside `model`; None for the model alone."""
     base: str | None = None
     """Served name of the model that the adapter lies on."""
     chat: ChatTemplate | None = None
-    """What makes a prompt of a whole conversation, of a model that was trained to converse."""
+    """Template of whole conversations, for a model that was trained to converse."""
     created: int = field(default_factory=lambda: int(time.time()))
     """Seconds since 1970 when it was loaded."""
 
     @property
+    def description(self) -> dict[str, object]:
+        """The model as /v1/models lists it."""
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "toque",
+            "parent": self.base,
+            "max_model_len": self.context_tokens,
+        }
+
+    @property
     def is_encoder_decoder(self) -> bool:
-        """Whether prompts are read on a side of their own."""
+        """True where prompts are read on a side of their own."""
         return family_of(self.model.config).is_encoder_decoder
 
     @property
@@ -60,12 +72,12 @@ class ServedModel:
         kind: FamilyKind = "encoder-decoder" if self.is_encoder_decoder else "decoder"
         return prompt_ids(self.codec, prompt, kind, form_named(self.record.form))
 
-    def most_tokens(self, prompt: Sequence[int], asked: int | None, *, param: str) -> int:
-        """The longest answer to a prompt: what was asked for, as far as the positions go.
+    def most_tokens(self, prompt: Sequence[int], most: int | None, *, param: str) -> int:
+        """Tokens of the longest answer to a prompt, as far as the positions go.
 
         Args:
-            prompt: its ids.
-            asked: None for what the model was trained to write.
+            prompt: ids.
+            most: the longest that was asked for; None for the length the model was trained on.
             param: the request's field that holds the prompt.
 
         Raises:
@@ -91,34 +103,20 @@ class ServedModel:
                 param=param,
                 code="context_length_exceeded",
             )
-        wanted = asked or self.record.max_new_tokens
+        wanted = most or self.record.max_new_tokens
         # The last new token is never read back, so it needs no position.
         return min(wanted, limit if self.is_encoder_decoder else limit - len(prompt) + 1)
 
 
-class ServedModels(Mapping[str, ServedModel]):
+class ServedModels(dict[str, ServedModel]):
     """The models of a server by name, in the order they were given.
 
     Args:
-        models: At least one, with different names.
+        models: with different names.
     """
 
-    def __init__(self, models: Sequence[ServedModel]) -> None:
-        self._by_name = {model.name: model for model in models}
-
-    def __getitem__(self, name: str) -> ServedModel:
-        return self._by_name[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._by_name)
-
-    def __len__(self) -> int:
-        return len(self._by_name)
-
-    @property
-    def first(self) -> ServedModel:
-        """The one that a page shows unless another is chosen."""
-        return next(iter(self._by_name.values()))
+    def __init__(self, models: Iterable[ServedModel]) -> None:
+        super().__init__((model.name, model) for model in models)
 
     def named(self, name: str) -> ServedModel:
         """The model of a request.
@@ -126,11 +124,11 @@ class ServedModels(Mapping[str, ServedModel]):
         Raises:
             RequestError: 404, no model has this name.
         """
-        if name not in self._by_name:
+        if name not in self:
             raise RequestError(
                 404,
                 f"The model {name[:100]!r} does not exist here. There are: {', '.join(self)}.",
                 param="model",
                 code="model_not_found",
             )
-        return self._by_name[name]
+        return self[name]

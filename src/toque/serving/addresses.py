@@ -9,6 +9,8 @@ from typing import Final
 from toque.errors import ConfigError, argument
 
 LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "::1")
+BACKLOG: Final = 2048
+"""Connections that the system holds for the server until it accepts them."""
 _LAST_PORT: Final = 65_535
 """getaddrinfo takes a larger one for another port."""
 
@@ -25,7 +27,7 @@ def hosts_of(host: str, *, port: int, token: str | None, risk: str) -> tuple[str
     Raises:
         ConfigError: other machines reach the address and there is no token, or no such port.
     """
-    is_local = is_loopback(host)
+    is_local = _is_loopback(host)
     if not is_local and not token:
         raise ConfigError(
             f"{argument(f'host={host}')} can be reached by other machines, and there is no "
@@ -40,8 +42,7 @@ def hosts_of(host: str, *, port: int, token: str | None, risk: str) -> tuple[str
     return LOOPBACK_NAMES if is_local else None
 
 
-def is_loopback(host: str) -> bool:
-    """Whether an address leads to this machine alone."""
+def _is_loopback(host: str) -> bool:
     if host.lower() == "localhost":
         return True
     try:
@@ -50,23 +51,31 @@ def is_loopback(host: str) -> bool:
         return False  # another name, which may lead anywhere
 
 
-def bound(host: str, port: int) -> socket.socket:
-    """A socket that listens there.
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that accepts connections at an address; port 0 is any that is free.
 
     Raises:
         ConfigError: the address is not this machine's, taken, or not allowed.
     """
-    from toque.serving.server import listening
-
-    where = f"{argument(f'host={host}')} {argument(f'port={port}')}"
     try:
-        return listening(host, port)
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        made = socket.socket(family, kind, protocol)
+        try:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind(address)
+            made.listen(BACKLOG)
+        except OSError:
+            made.close()
+            raise
     except OSError as error:
-        reason = error.strerror or error
+        where = f"{argument(f'host={host}')} {argument(f'port={port}')}"
         raise ConfigError(
-            f"The server cannot listen at {where}: {reason}. Name another {argument('port')} (0 "
-            "takes any that is free), or end the program that has this one."
+            f"The server cannot listen at {where}: {error.strerror or error}. Name another "
+            f"{argument('port')} (0 takes any that is free), or end the program that has this one."
         ) from error
+    return made
 
 
 def url_of(host: str, sock: socket.socket) -> str:

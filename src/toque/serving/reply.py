@@ -1,0 +1,302 @@
+"""Reply: one request's texts from the batch to the bytes its client gets, whole or streamed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from toque.data.tokenizer.codec import Codec
+from toque.data.tokenizer.text_stream import TextStream
+from toque.models.generation.live_rows import NewToken, Order
+from toque.serving.batcher import Batcher, Ticket
+from toque.serving.gate import Limits, RequestError, answer_to
+from toque.serving.protocol import Json, Piece, TextRequest, TextToken
+from toque.serving.served_models import ServedModel
+
+
+class StopStrings:
+    """Text up to the first of some strings; what may become one is held back.
+
+    Args:
+        stops: none of them empty.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+
+    def feed(self, text: str, *, last: bool = False) -> tuple[str, bool]:
+        r"""The text that is certain now, and True where a stop string came.
+
+        >>> StopStrings(["###"]).feed("Stir.\n#")
+        ('Stir.\n', False)
+        """
+        text = self._held + text
+        places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
+        if places:
+            self._held = ""
+            return text[: min(places)], True
+        held = 0 if last else max((_overlap(text, stop) for stop in self._stops), default=0)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held], False
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Characters at the end of `text` that a stop string begins with."""
+    longest = min(len(text), len(stop) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
+
+
+class _Text:
+    """One text of a request while it is written."""
+
+    def __init__(self, index: int, codec: Codec, stops: Sequence[str]) -> None:
+        self._index = index
+        self._stream, self._stops = TextStream(codec), StopStrings(stops)
+        self._textless: list[TextToken] = []  # tokens whose character is not whole yet
+        self._offset = 0
+        self.is_over = False
+
+    def piece(self, news: Sequence[NewToken]) -> Piece:
+        """The piece that some more tokens make."""
+        text, end = "", None
+        tokens: list[TextToken] = []
+        for new in news:
+            end, more = new.end, ""
+            if end != "stop":
+                others = [self._stream.would_be(token) for token, _ in new.likeliest]
+                more = self._stream.feed(new.token)
+                self._textless.append(TextToken(new, more, others))
+            if end is not None:
+                more += self._stream.rest()
+                if self._textless:
+                    self._textless[-1] = self._textless[-1]._replace(text=more)
+            certain, stopped = self._stops.feed(more, last=end is not None)
+            text += certain
+            end = "stop" if stopped else end
+            if more or end is not None:
+                tokens += self._textless
+                self._textless.clear()
+            if end is not None:
+                break
+        self.is_over = end is not None
+        offset = self._offset
+        self._offset += sum(len(token.text) for token in tokens)
+        return Piece(self._index, text, tokens, offset, end)
+
+
+def orders_of(
+    served: ServedModel, prompts: Sequence[Sequence[int]], request: TextRequest, limits: Limits
+) -> list[Order]:
+    """The texts that a request wants, n for each prompt.
+
+    Raises:
+        RequestError: 400, too many of them, or a prompt that the model cannot read.
+    """
+    n, param = request.n or 1, request.prompt_field
+    if n * len(prompts) > limits.texts:
+        raise RequestError(
+            400,
+            f"{n} texts for each of {len(prompts)} prompts are more than the {limits.texts} of one "
+            "request. Ask several times.",
+            param="n" if n > 1 else param,
+        )
+    chooser, most = request.chooser(), request.most_tokens
+    longest = [served.most_tokens(prompt, most, param=param) for prompt in prompts]
+    return [
+        Order(prompt, limit, chooser, i * n + number, request.n_likeliest)
+        for i, (prompt, limit) in enumerate(zip(prompts, longest, strict=True))
+        for number in range(n)
+    ]
+
+
+class Reply(Response):
+    """The answer to one request, written while it is sent.
+
+    Args:
+        batcher: writes the texts.
+        served: the model that was asked for.
+        prompts: ids.
+        request: says which texts are wanted, how they end, and in which form they are sent.
+        limits: bounds of their number and time.
+
+    Raises:
+        RequestError: as for `orders_of`.
+    """
+
+    def __init__(
+        self,
+        batcher: Batcher,
+        served: ServedModel,
+        prompts: Sequence[Sequence[int]],
+        request: TextRequest,
+        limits: Limits,
+    ) -> None:
+        self._batcher, self._served, self._request = batcher, served, request
+        self._orders, self._seconds = orders_of(served, prompts, request, limits), limits.seconds
+        self._head = {
+            "id": f"{request.id_prefix}-{uuid.uuid4().hex}",
+            "object": request.event_object if request.stream else request.answer_object,
+            "created": int(time.time()),
+            "model": served.name,
+        }
+        self._prompt_tokens = sum(map(len, prompts))
+        self._n_tokens = 0
+        self._began = time.monotonic()
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Write and send; stop at once when the client goes away."""
+        self._scope, self._receive, self._send, self._has_begun = scope, receive, send, False
+        try:
+            async with asyncio.timeout(self._seconds):
+                await _unless_gone(receive, self._write())
+            return
+        except ClientDisconnect:
+            self._batcher.metrics.gone.inc()
+            return
+        except TimeoutError:
+            # Asking again at once would end in the same way.
+            error = RequestError(
+                504,
+                f"The answer was not whole after {self._seconds:g} seconds, the most this server "
+                "gives one request. Ask for fewer tokens or texts.",
+                code="timeout",
+                headers={"x-should-retry": "false"},
+            )
+        except RequestError as refusal:
+            error = refusal
+        if not self._has_begun:
+            await answer_to(error)(scope, receive, send)
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(1.0):  # a client that reads nothing is left
+                await self._send_events([error.record], last=True)
+
+    async def _write(self) -> None:
+        metrics, name = self._batcher.metrics, self._served.name
+        with self._batcher.ticket(self._served, self._orders) as ticket:
+            metrics.prompt_tokens.labels(name).inc(self._prompt_tokens)
+            try:
+                await (self._stream(ticket) if self._request.stream else self._at_once(ticket))
+            finally:
+                metrics.tokens.labels(name).inc(self._n_tokens)
+        metrics.seconds.observe(time.monotonic() - self._began)
+
+    async def _pieces(self, ticket: Ticket) -> AsyncIterator[list[Piece]]:
+        """The pieces of the texts as they are written, until all texts have ended.
+
+        Raises:
+            RequestError: the batch could not go on.
+        """
+        codec, stops = self._served.codec, self._request.stops
+        texts = {order: _Text(i, codec, stops) for i, order in enumerate(self._orders)}
+        first = True
+        while not all(text.is_over for text in texts.values()):
+            news = await ticket.news.get()
+            if isinstance(news, RequestError):
+                raise news
+            if first:
+                self._batcher.metrics.first_token.observe(time.monotonic() - self._began)
+                first = False
+            by_order: defaultdict[Order, list[NewToken]] = defaultdict(list)
+            for new in news:
+                by_order[new.order].append(new)
+            pieces = []
+            for order, own in by_order.items():
+                if texts[order].is_over:
+                    continue
+                piece = texts[order].piece(own)
+                pieces.append(piece)
+                self._n_tokens += len(piece.tokens)
+                if piece.end is not None and own[-1].end is None:
+                    self._batcher.cancel([order])  # a stop string, which the batch does not know
+            if pieces:
+                yield pieces
+
+    async def _at_once(self, ticket: Ticket) -> None:
+        texts: list[list[Piece]] = [[] for _ in self._orders]
+        async for pieces in self._pieces(ticket):
+            for piece in pieces:
+                texts[piece.index].append(piece)
+        choices = [self._request.choice(_joined(pieces)) for pieces in texts]
+        body = msgspec.json.encode({**self._head, "choices": choices, "usage": self._usage})
+        self._has_begun = True
+        answer = Response(body, media_type="application/json")
+        await answer(self._scope, self._receive, self._send)
+
+    async def _stream(self, ticket: Ticket) -> None:
+        choices = self._request.opening(len(self._orders))
+        async for pieces in self._pieces(ticket):
+            choices += [self._request.event(piece) for piece in pieces if _is_worth_sending(piece)]
+            if choices:
+                await self._send_events([{**self._head, "choices": [one]} for one in choices])
+                choices = []
+        usage = [{**self._head, "choices": [], "usage": self._usage}]
+        await self._send_events(usage if self._request.wants_usage else [], last=True)
+
+    @property
+    def _usage(self) -> Json:
+        return {
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": self._n_tokens,
+            "total_tokens": self._prompt_tokens + self._n_tokens,
+        }
+
+    async def _send_events(self, events: Sequence[Json], *, last: bool = False) -> None:
+        if not self._has_begun:
+            headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
+            start = {"type": "http.response.start", "status": 200, "headers": headers}
+            self._has_begun = True
+            await self._send(start)
+        parts = [b"data: " + msgspec.json.encode(event) + b"\n\n" for event in events]
+        if last:
+            parts.append(b"data: [DONE]\n\n")
+        body = {"type": "http.response.body", "body": b"".join(parts), "more_body": not last}
+        await self._send(body)
+
+
+def _is_worth_sending(piece: Piece) -> bool:
+    return bool(
+        piece.text or piece.end or any(token.new.logprob is not None for token in piece.tokens)
+    )
+
+
+def _joined(pieces: Sequence[Piece]) -> Piece:
+    """The pieces of one text as one."""
+    text = "".join(piece.text for piece in pieces)
+    tokens = [token for piece in pieces for token in piece.tokens]
+    return Piece(pieces[-1].index, text, tokens, end=pieces[-1].end)
+
+
+async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Do the work, or give it up when the client goes away.
+
+    Raises:
+        ClientDisconnect: the client went away.
+    """
+    doing, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait({doing, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not doing.done():
+            raise ClientDisconnect
+        doing.result()
+    finally:
+        for task in (doing, gone):
+            task.cancel()
+        await asyncio.gather(doing, gone, return_exceptions=True)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

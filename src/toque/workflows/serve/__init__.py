@@ -1,1 +1,0 @@
-"""Serving: models opened by name, an address to listen on, and the server."""
