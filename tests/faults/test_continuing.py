@@ -72,7 +72,7 @@ def test_fault_17_another_store_under_the_same_name(kitchen, go_on, tmp_path):
 def test_fault_18_another_tokenizer_than_the_stores(kitchen, go_on, tmp_path):
     code, said = go_on("model.tokenizer=trained:600")
     assert code == 3
-    assert "the tokenizer was trained:512 and is trained:600" in said
+    assert "its tokenizer was trained:512 and is trained:600" in said
     store = tmp_path / "store"
     shutil.copytree(kitchen / "store", store)
     vocabulary = store / "tokenizer" / "tokenizer.json"

@@ -189,7 +189,7 @@ def test_48_one_rank_prepares_and_the_others_wait(kitchen, whole):
     agent = torchrun(kitchen, "other", *fresh, "data.sources=[{path: b.jsonl}]")
     said = ended(agent, within=240)
     assert agent.returncode != 0
-    assert said.count("was not prepared from what data.sources names") == 1
+    assert said.count("is not the one that the configuration asks for") == 1
     assert not (kitchen / "other").exists()
 
 

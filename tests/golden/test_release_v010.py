@@ -33,12 +33,6 @@ def test_everything_verifies() -> None:
     assert main(["verify", "run"]) == 0
 
 
-def test_the_store_is_reused(kitchen: Path) -> None:
-    before = (kitchen / "store" / "manifest.json").read_bytes()
-    assert toque.prepare("my.yaml").reused
-    assert (kitchen / "store" / "manifest.json").read_bytes() == before
-
-
 def test_the_run_continues_as_it_would_have(kitchen: Path) -> None:
     run = toque.train("my.yaml")
     assert (run.step, run.reason) == (6, "finished")

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from toque.cooking.labels.cuisines import CUISINES
 from toque.cooking.recipe import DIFFICULTIES, NUTRITION_CLASSES
-from toque.data.prepare.histograms import ColumnReport, Histogram
 from toque.data.prepare.report import (
     ENCODING_HINT,
     Lengths,
@@ -19,6 +18,7 @@ from toque.data.prepare.report import (
     is_of_another_encoding,
     unused_in_words,
 )
+from toque.data.prepare.row_statistics import ColumnReport, Histogram
 from toque.reports.parts import Figure, Grid, Passage, Shown
 from toque.reports.svg_charts import bars, histogram
 from toque.sources.excerpts import Excerpt

@@ -10,9 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from toque.errors import DataError
+from toque.sources.hf_datasets import PREFIX
 from toque.sources.records import Block, RecordReader, Source
+from toque.storage.bucket import is_remote
 from toque.storage.checksums import sha256_of
-from toque.storage.located import Coming, Located
+from toque.storage.located import Located
 
 GROUP_BYTES = 8 << 20
 """Raw bytes per shard: about 6,000 recipes; small enough to hold several in memory."""
@@ -35,10 +37,7 @@ class SourceFile:
     source: int
     reader: RecordReader
     sha256: str
-    """"" while it is being fetched."""
     bytes: int
-    coming: Coming | None = None
-    """Of a file that is still being fetched."""
 
 
 def find_files(sources: Sequence[Source]) -> list[SourceFile]:
@@ -53,12 +52,6 @@ def find_files(sources: Sequence[Source]) -> list[SourceFile]:
     for number, source in enumerate(sources):
         for file in source.files if source.files is not None else located(source.path):
             reader = source.readers.get(file.name, source.reader)
-            if file.coming is not None:
-                found = SourceFile(
-                    file.path, file.name, number, reader, "", file.coming.bytes, file.coming
-                )
-                files.append(found)
-                continue
             try:
                 size, digest = file.path.stat().st_size, file.sha256 or sha256_of(file.path)
             except OSError as error:
@@ -117,14 +110,24 @@ def _files_of(pattern: str) -> list[Path]:
     )
 
 
+def is_here(path: str) -> bool:
+    """Whether a source can be read on this machine without fetching anything."""
+    if path.startswith(PREFIX):
+        return Path(path.removeprefix(PREFIX).partition(":")[0]).expanduser().is_dir()
+    if is_remote(path):
+        return False
+    try:
+        return bool(_files_of(path))
+    except DataError:
+        return False
+
+
 def blocks_of(file: SourceFile) -> Iterator[Block]:
     """The file's blocks, with its name and the index of its source.
 
     Raises:
         DataError: the reader refuses the file, or it is damaged.
     """
-    if file.coming is not None:
-        file.coming.wait()
     try:
         with named(file.path, file.name):
             for block in file.reader.blocks(file.path):
@@ -149,8 +152,6 @@ def named(path: Path, name: str) -> Iterator[None]:
 
 def plain_bytes(file: SourceFile) -> int:
     """Bytes of the uncompressed file; for gzip the size in its trailer (modulo 4 GiB)."""
-    if file.coming is not None:
-        return file.bytes
     with file.path.open("rb") as stream:
         if stream.read(2) != _GZIP or file.bytes < 18:
             return file.bytes

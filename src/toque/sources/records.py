@@ -255,8 +255,6 @@ class Source:
         files: the files, when they are not simply those `path` names on this machine.
         readers: by name, the readers of files that are of another kind.
         left_out: by name, why a file of the folder or pattern is not read.
-        judged: of files that are still being fetched, waits for all of them; the source with the
-            reader of each, where `reader` is the one that its format promises. None: they are here.
     """
 
     path: str
@@ -264,15 +262,6 @@ class Source:
     files: tuple[Located, ...] | None = None
     readers: Mapping[str, RecordReader] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
-    judged: Callable[[], Source] | None = field(default=None, compare=False, repr=False)
-
-    def whole(self) -> Source:
-        """The source once all of its files are here.
-
-        Raises:
-            DataError: one did not come, or cannot be used.
-        """
-        return self if self.judged is None else self.judged()
 
     @property
     def versions(self) -> list[int]:

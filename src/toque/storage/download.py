@@ -29,7 +29,7 @@ from toque.storage.bucket_errors import SOURCES, SourceBucketError
 from toque.storage.cache_folder import CACHE_VARIABLE, cache_folder
 from toque.storage.checksums import md5_of, sha256_of
 from toque.storage.json_files import decode_json
-from toque.storage.located import Coming, Located
+from toque.storage.located import Located
 from toque.storage.locks import file_lock
 from toque.storage.no_follow import open_append
 from toque.storage.progress import ProgressSink
@@ -100,33 +100,6 @@ def fetch(
         SourceBucketError: a name that would leave the cache, a full disk, a file that is not the
             listed one any more, or requests that fail even after waiting; what has come is kept.
     """
-    with fetching(bucket, files, progress=progress, say=say, cache=cache) as coming:
-        return [arrived(file) for file in coming]
-
-
-def arrived(file: Located) -> Located:
-    """The file, whole; waits for it.
-
-    Raises:
-        SourceBucketError: what kept it, or one of the others, from coming.
-    """
-    return file if file.coming is None else Located(file.name, file.path, file.coming.wait())
-
-
-@contextmanager
-def fetching(
-    bucket: Bucket,
-    files: Sequence[RemoteFile],
-    *,
-    progress: ProgressSink,
-    say: Say,
-    cache: Path | None = None,
-) -> Iterator[list[Located]]:
-    """Fetch the files in the background, the first ones first; leaving waits for all of them.
-
-    Raises:
-        SourceBucketError: as `fetch` does; leaving by another error stops what is under way.
-    """
     cache = cache or cache_folder("sources")
     places, total = [place_of(file, cache) for file in files], sum(file.bytes for file in files)
     started = time.monotonic()
@@ -143,26 +116,22 @@ def fetching(
         come = sum(session.there.copy().values())
         progress(come, total, f"fetching {len(files):,} files")
 
-    def wait_until_whole(job: Future[str]) -> str:
-        session.wait_for([job], tell)
-        return job.result()
-
     with ExitStack() as stack:
-        with _cache_faults(cache):  # and not around what the caller does meanwhile
+        with _cache_faults(cache):
             stack.enter_context(file_lock(lock, wait_for))
         pool = ThreadPoolExecutor(THREADS, thread_name_prefix="fetch")
         jobs = [pool.submit(session.fetch, *pair) for pair in zip(files, places, strict=True)]
         try:
-            yield [
-                Located(file.address, at, coming=Coming(file.bytes, partial(wait_until_whole, job)))
-                for file, at, job in zip(files, places, jobs, strict=True)
-            ]
             session.wait_for(jobs, tell)
         finally:
             # Also on an error and on Ctrl-C: what has come stays, the rest is not begun.
             bucket.retry.stop.set()
             pool.shutdown(wait=True, cancel_futures=True)
     say(session.summary(time.monotonic() - started))
+    return [
+        Located(file.address, place, job.result())
+        for file, place, job in zip(files, places, jobs, strict=True)
+    ]
 
 
 def place_of(file: RemoteFile, cache: Path) -> Path:

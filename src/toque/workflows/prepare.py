@@ -9,7 +9,7 @@ from toque.config import RunConfig
 from toque.data.prepare import pipeline
 from toque.data.prepare.pipeline import PrepareResult
 from toque.reporter import SILENT, Reporter
-from toque.workflows.assembly.data import is_prepared, prepare_settings, sources_coming
+from toque.workflows.assembly.data import is_prepared, prepare_settings, sources_of
 from toque.workflows.check.trainable import refuse_untrainable
 from toque.workflows.configure import Configured, configure
 from toque.workflows.results import Model, refuse_absent_start
@@ -50,15 +50,14 @@ def prepared(
         reporter.progress(message, done=done_bytes, total=total_bytes, keep=not total_bytes)
 
     try:
-        with sources_coming(settings, progress=progress, say=reporter.notice) as sources:
-            return pipeline.prepare(
-                sources,
-                store=Path(settings.data.store),
-                settings=prepare_settings(settings),
-                progress=progress,
-                replace=replace,
-                engine=settings.data.engine,
-            )
+        return pipeline.prepare(
+            sources_of(settings, progress=progress, say=reporter.notice),
+            store=Path(settings.data.store),
+            settings=prepare_settings(settings),
+            progress=progress,
+            replace=replace,
+            engine=settings.data.engine,
+        )
     finally:
         reporter.progress("")
 
@@ -103,11 +102,6 @@ def prepare_before_torch(
 
 def in_a_line(result: PrepareResult, engine: str) -> str:
     """What was done."""
-    if result.older_reader:
-        return (
-            f"Reused {result.store.path}, which an earlier release wrote: this one reads the same "
-            "sources otherwise. Make the store anew, or choose another data.store, to have that."
-        )
     if result.reused:
         return f"Reused {result.store.path}."
     return f"Prepared {result.store.path}{' with data.engine=ray' if engine == 'ray' else ''}."

@@ -71,16 +71,16 @@ def test_other_inputs_are_refused_with_what_differs(
     store = tmp_path / "s"
     prepared(lines_file, store, settings_for())
     before = content(store)
-    with pytest.raises(DataError, match=r"is 400 there and 99 here\. .* replace=True"):
+    with pytest.raises(DataError, match=r"was 400 and is 99\. .* replace=True"):
         prepared(lines_file, store, settings_for(max_target_tokens=99))
-    with pytest.raises(DataError, match="family_kind is decoder there and encoder-decoder here"):
+    with pytest.raises(DataError, match="family_kind was decoder and is encoder-decoder"):
         prepared(lines_file, store, settings_for("encoder-decoder"))
-    with pytest.raises(DataError, match=r"its tokenizer is .*bpe, not trained:400"):
+    with pytest.raises(DataError, match=r"its tokenizer was .*bpe and is trained:400"):
         prepared(lines_file, store, settings_for(tokenizer="trained:400"))
     lines_file.write_text(
         lines_file.read_text() + "\n".join(lines_file.read_text().split("\n")[:1])
     )
-    with pytest.raises(DataError, match=r"recipes\.jsonl is new or changed; recipes\.jsonl as it"):
+    with pytest.raises(DataError, match=r"recipes\.jsonl is new or has changed since"):
         prepared(lines_file, store, settings_for())
     assert content(store) == before
     assert not prepared(lines_file, store, settings_for(), replace=True).reused

@@ -160,6 +160,17 @@ def test_killed_at_any_early_call_it_begins_again(
         assert content(store) == content(tmp_path / "calm"), call
 
 
+def test_after_a_kill_shards_of_a_source_that_changed_are_written_again(
+    tmp_path: Path, settings_for: Make
+) -> None:
+    path, settings = many_lines(tmp_path, 60), settings_for()
+    interrupted_after(3, path, tmp_path / "s", settings)
+    path.write_text(path.read_text().replace("Dish 0", "Salt alone"))
+    prepared(path, tmp_path / "s", settings)
+    prepared(path, tmp_path / "calm", settings)
+    assert content(tmp_path / "s") == content(tmp_path / "calm")
+
+
 @pytest.mark.parametrize(
     "name",
     [

@@ -7,8 +7,8 @@ import pytest
 
 from store_checks import prepared
 from toque.cli import main
-from toque.data.prepare.histograms import Histogram, column_reports
 from toque.data.prepare.report import Report
+from toque.data.prepare.row_statistics import Histogram, column_reports
 from toque.data.prepare.settings import PrepareSettings
 from toque.data.prepare.shards import read_sidecar
 from toque.data.prepare.worker import SIDECAR
@@ -122,7 +122,7 @@ def test_labels_are_told_by_where_they_come_from() -> None:
         "size_coverage": np.array([0.5, 1, 0.25, 1, np.nan], np.float32),
         "size_from": np.array([0, 1, 0, 255, np.nan], np.float32),
     }
-    size, coverage = column_reports(sorted(columns), columns.__getitem__)
+    size, coverage = column_reports(columns, columns.__getitem__)
     assert size.values == {"0": 1, "1": 2, "255": 1}
     assert size.origins == {"0": {"0": 1, "1": 1}, "1": {"1": 1}, "255": {"255": 1}}
     assert (size.known, size.missing) == (4, 1)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from toque.data.prepare.dedup_and_split import Columns, Division, divide
-from toque.data.prepare.histograms import Histogram
+from toque.data.prepare.length_limits import LengthLimits
 from toque.data.prepare.minhash import Clusters
 from toque.data.prepare.near_duplicates import NEAR, clusters_of
 from toque.data.prepare.report import (
@@ -24,9 +24,16 @@ from toque.data.prepare.report import (
     SourceReport,
     reasons_in_words,
 )
+from toque.data.prepare.row_statistics import (
+    Histogram,
+    column_reports,
+    dropped_excerpts,
+    kept_excerpts,
+    source_rows,
+)
 from toque.data.prepare.shards import NOT_READ
-from toque.data.prepare.survey import StoreSurvey
-from toque.data.prepare.worker import Job, ShardResult, file_entry, read_column, shard_folder
+from toque.data.prepare.store_plan import StorePlan
+from toque.data.prepare.worker import ShardResult, file_entry, read_column, shard_folder
 from toque.data.store.manifest import (
     FORMAT,
     NAME,
@@ -38,7 +45,7 @@ from toque.data.store.manifest import (
     Tokens,
     manifest_bytes,
 )
-from toque.data.store.token_store import LEFT_OUT, SPLIT_CODES
+from toque.data.store.token_store import LEFT_OUT, SPLIT_CODES, TokenStore
 from toque.data.tokenizer.codec import Codec
 from toque.data.tokenizer.train import MAX_WORD_CHARS, WORDS_CUT
 from toque.errors import DataError
@@ -57,35 +64,38 @@ _DOCUMENTS = "documents by a hash of the document and piece number // 16"
 
 @dataclass(frozen=True)
 class StoreFinalizer:
-    """Turns a complete set of shards into a store."""
+    """Turns a complete set of shards into a store.
 
-    job: Job
-    recorded: dict[str, Any]
-    """The settings as the manifest records them."""
+    Args:
+        plan: of the store.
+        limits: the plan's settings with their limits known.
+        codec: the tokenizer.
+        shards: in group order.
+        not_read: bytes of the sources left unread because `max_examples` were found.
+    """
+
+    plan: StorePlan
+    limits: LengthLimits
     codec: Codec
-    files: Sequence[SourceFile]
     shards: Sequence[ShardResult]
-    """In group order."""
     not_read: int = 0
-    """Bytes of the sources left unread because `max_examples` were found."""
-    limits: Sequence[str] = ()
-    """Sentences on the limits that were chosen from the data."""
-    left_out: Mapping[str, str] = field(default_factory=dict)
-    """Files beside those that were read, with the reason."""
 
-    def finish(self, *, seconds: float) -> Report:
+    def finish(self, *, started: float) -> Report:
         """Write the split, the report and, last, the manifest.
+
+        Args:
+            started: when preparing began, by `time.perf_counter`.
 
         Raises:
             DataError: its reader refused too large a share of a source, or nothing
                 usable is left; with counts by reason.
         """
-        store, settings = self.job.store, self.job.settings
-        dropped, lines = self._dropped()
-        self.refuse_bad_sources()
+        folder = self.plan.store
+        refuse_bad_sources(self.plan, self.shards)
         self._refuse_missing_tasks()
-        alike = clusters_of(store, self._folders()) if settings.dedup == "near" else None
-        division = divide(self._columns(alike), settings)
+        alike = self._clusters() if self.plan.settings.dedup == "near" else None
+        division = self._division(alike)
+        dropped, lines = _dropped(self.shards)
         dropped.update(division.dropped)
         read = sum(block.read for shard in self.shards for block in shard.blocks)
         if division.records == 0:
@@ -95,83 +105,38 @@ class StoreFinalizer:
                 "the limits in the data section."
             )
         assert read == division.records + sum(dropped.values()), "records were lost uncounted"
-        notes = self._summed("notes")
-        notes[NOT_READ] = self.not_read
-        notes.update(f"files left out: {why}" for why in self.left_out.values())
-        if settings.trained_vocab_size is not None:
-            notes[LONG_WORDS] = int(self.codec.settings.get(WORDS_CUT, 0))
-        notes["comparisons of near-duplicates cut short"] = alike.unchecked if alike else 0
-        report = self._report(division, dropped, lines, notes, read=read, seconds=seconds)
+        with atomic_file(folder / "split.npy") as file:
+            write_array(file, division.split)
+        manifest = self._manifest(division, dropped, read=read)
+        notes = self._notes(alike.unchecked if alike else 0)
+        store = TokenStore(folder, manifest)
+        report = self._report(store, division, dropped, lines, notes, started=started)
         if report.unknown_share > MOST_UNKNOWN:
             raise DataError(
                 f"{report.unknown_notice()} Above {MOST_UNKNOWN:.0%} no store is written: nothing "
                 "of use can be learnt from such texts."
             )
-        with atomic_file(store / "split.npy") as file:
-            write_array(file, division.split)
-        report.write(store)
-        manifest = self._manifest(report, n_rows=len(division.split))
-        sync_folder(store)
-        atomic_write(store / NAME, manifest_bytes(manifest))
+        report.write(folder)
+        tokens = Tokens(report.prompt_tokens, report.target_tokens)
+        sync_folder(folder)
+        manifest = msgspec.structs.replace(manifest, tokens=tokens)
+        atomic_write(folder / NAME, manifest_bytes(manifest))
         return report
 
-    def _columns(self, alike: Clusters | None) -> Columns:
+    def _clusters(self) -> Clusters:
+        folders = [shard_folder(self.plan.store, shard.group) for shard in self.shards]
+        return clusters_of(self.plan.store, folders)
+
+    def _division(self, alike: Clusters | None) -> Division:
         names = ("key", "title_key", "record_key", "task", "starts_record")
-        columns = {name: read_column(self.job.store, self.shards, name) for name in names}
-        return Columns(**columns, first_alike=None if alike is None else alike.first)
-
-    def _folders(self) -> list[Path]:
-        return [shard_folder(self.job.store, shard.group) for shard in self.shards]
-
-    def _lengths(self, side: str, division: Division) -> NDArray[np.int64]:
-        paths = [folder / f"{side}_ends.npy" for folder in self._folders()]
-        parts = [np.diff(np.load(path, allow_pickle=False), prepend=0) for path in paths]
-        used: NDArray[np.int64] = np.concatenate(parts)[division.split != LEFT_OUT]
-        return used
-
-    def _dropped(self, source: int | None = None) -> tuple[Counter[str], dict[str, list[str]]]:
-        """Records dropped by reason, and the first places; of a `source`, by its reader alone."""
-        dropped: Counter[str] = Counter()
-        lines: dict[str, list[str]] = {}
-        for shard in self.shards:
-            if source is None:
-                dropped.update(shard.dropped)
-            for block in shard.blocks:
-                if source not in (None, block.source):
-                    continue
-                dropped.update(block.dropped)
-                name = Path(block.path).name
-                for reason, numbers in block.lines.items():
-                    shown = lines.setdefault(reason, [])
-                    shown += [f"{name}:{n}" for n in numbers[: _SHOWN - len(shown)]]
-        return dropped, lines
-
-    def refuse_bad_sources(self) -> None:
-        """Refuse a source of which too many records cannot be used.
-
-        Raises:
-            DataError: with counts by reason, the first lines and what to set.
-        """
-        most = self.job.settings.max_bad_share
-        for number in sorted({file.source for file in self.files}):
-            read = sum(b.read for s in self.shards for b in s.blocks if b.source == number)
-            dropped, lines = self._dropped(number)
-            bad = sum(n for reason, n in dropped.items() if not reason.startswith(NO_LABEL))
-            if read == 0 or bad / read <= most:
-                continue
-            paths = [Path(f.name).name for f in self.files if f.source == number]
-            raise DataError(
-                f"{bad:,} of the {read:,} records in {', '.join(paths[:3])} cannot be used, more "
-                f"than the share of {most:g} that is allowed: {reasons_in_words(dropped, lines)}. "
-                + (f"{ENCODING_HINT} " if 2 * dropped[NOT_UTF_8] > bad else _NAME_THE_FIELDS)
-                + f"To use the {read - bad:,} good ones all the same, set "
-                f"data.max_bad_share={_rounded_up(bad / read):g}."
-            )
+        columns = {name: read_column(self.plan.store, self.shards, name) for name in names}
+        first = None if alike is None else alike.first
+        return divide(Columns(**columns, first_alike=first), self.plan.settings)
 
     def _refuse_missing_tasks(self) -> None:
         """Raise if no record has an example of one of the tasks."""
         notes = self._summed("notes")
-        for task in self.job.settings.tasks:
+        for task in self.plan.settings.tasks:
             without = [
                 (note.removeprefix(missing_note(task)), n)
                 for note, n in notes.items()
@@ -186,7 +151,7 @@ class StoreFinalizer:
                 )
 
     def _named_sources(self) -> str:
-        names = [Path(file.name).name for file in self.files]
+        names = [Path(file.name).name for file in self.plan.files]
         return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
     def _summed(self, field: str) -> Counter[str]:
@@ -196,6 +161,7 @@ class StoreFinalizer:
         return total
 
     def _per_file(self) -> list[tuple[SourceFile, int, int, Counter[str]]]:
+        """Each file with its records read and kept, and the fields that no example holds."""
         read: Counter[tuple[int, str]] = Counter()
         kept: Counter[tuple[int, str]] = Counter()
         unused: defaultdict[tuple[int, str], Counter[str]] = defaultdict(Counter)
@@ -204,39 +170,50 @@ class StoreFinalizer:
                 read[block.source, block.path] += block.read
                 kept[block.source, block.path] += block.kept
                 unused[block.source, block.path].update(block.unused)
-        keys = [(file, (file.source, file.name)) for file in self.files]
+        keys = [(file, (file.source, file.name)) for file in self.plan.files]
         return [(file, read[key], kept[key], unused[key]) for file, key in keys]
+
+    def _notes(self, n_unchecked: int) -> dict[str, int]:
+        notes = self._summed("notes")
+        notes[NOT_READ] = self.not_read
+        notes.update(f"files left out: {why}" for why in self.plan.left_out.values())
+        if self.plan.tokenizer is None:
+            notes[LONG_WORDS] = int(self.codec.settings.get(WORDS_CUT, 0))
+        notes["comparisons of near-duplicates cut short"] = n_unchecked
+        return {what: n for what, n in sorted(notes.items()) if n}
 
     def _report(
         self,
+        store: TokenStore,
         division: Division,
         dropped: Counter[str],
         lines: dict[str, list[str]],
-        notes: Counter[str],
+        notes: dict[str, int],
         *,
-        read: int,
-        seconds: float,
+        started: float,
     ) -> Report:
-        look = StoreSurvey(self.job.store, self.shards, division.split, self.codec)
-        prompts, targets = (self._lengths(side, division) for side in ("prompt", "target"))
+        used = division.split != LEFT_OUT
+        prompts, targets = store.prompt_lengths[used], store.target_lengths[used]
+        manifest = store.manifest
+        excerpts = [excerpt for shard in self.shards for excerpt in shard.excerpts]
         return Report(
             tokenizer=self.codec.name,
             sources=[
                 SourceReport(f.name, _schema(f), f.source, r, k, most_named(unused))
                 for f, r, k, unused in self._per_file()
             ],
-            source_rows=look.sources(prompts + targets),
-            read=read,
-            kept=division.records,
+            source_rows=source_rows(store, prompts + targets),
+            read=manifest.records.read,
+            kept=manifest.records.kept,
             dropped=dict(dropped.most_common()),
             lines=lines,
-            left_out=dict(self.left_out),
-            notes={what: n for what, n in sorted(notes.items()) if n},
-            examples=len(targets),
-            train=int((division.split == SPLIT_CODES["train"]).sum()),
-            validation=int((division.split == SPLIT_CODES["validation"]).sum()),
-            prompt_tokens=int(prompts.sum()),
-            target_tokens=int(targets.sum()),
+            left_out=self.plan.left_out,
+            notes=notes,
+            examples=manifest.examples,
+            train=manifest.splits.train,
+            validation=manifest.splits.validation,
+            prompt_tokens=int(prompts.sum(dtype=np.int64)),
+            target_tokens=int(targets.sum(dtype=np.int64)),
             prompt_lengths=Lengths.of(prompts),
             target_lengths=Lengths.of(targets),
             cut=dict(self._summed("cut")),
@@ -248,29 +225,34 @@ class StoreFinalizer:
             split_rule=f"by a hash of the body, {_DOCUMENTS}",
             prompt_histogram=Histogram.of(prompts),
             target_histogram=Histogram.of(targets),
-            columns=look.columns(),
-            kept_examples=look.kept(),
-            dropped_examples=look.dropped(division.dropped),
-            limits=list(self.limits),
-            seconds=round(seconds, 2),
+            columns=column_reports(manifest.columns, lambda name: store.column(name)[used]),
+            kept_examples=kept_excerpts(store, self.codec),
+            dropped_examples=dropped_excerpts(store, self.codec, excerpts, division.dropped),
+            limits=list(self.limits.sentences),
+            seconds=round(time.perf_counter() - started, 2),
         )
 
-    def _manifest(self, report: Report, *, n_rows: int) -> StoreManifest:
-        tokenizer = sorted(p for p in (self.job.store / "tokenizer").iterdir() if p.is_file())
+    def _manifest(self, division: Division, dropped: Counter[str], *, read: int) -> StoreManifest:
+        """The manifest, in which the tokens of the rows in use are still to be counted."""
+        folder, settings = self.plan.store, self.limits.settings
+        tokenizer = sorted(p for p in (folder / "tokenizer").iterdir() if p.is_file())
         columns: dict[str, str] = {}
         for shard in self.shards:
             columns |= shard.columns
+        n_train, n_validation = (
+            int((division.split == SPLIT_CODES[side]).sum()) for side in SPLIT_CODES
+        )
         return StoreManifest(
             format=FORMAT,
-            fingerprint=self.job.fingerprint,
-            family_kind=self.job.settings.family_kind,
+            fingerprint=self.plan.fingerprint(settings),
+            family_kind=settings.family_kind,
             tokenizer=TokenizerEntry(self.codec.name, self.codec.sha256, self.codec.vocab_size),
-            examples=report.examples,
-            rows=n_rows,
-            tokens=Tokens(report.prompt_tokens, report.target_tokens),
-            splits=Splits(report.train, report.validation),
-            records=Records(report.read, report.kept),
-            dropped=dict(sorted(report.dropped.items())),
+            examples=n_train + n_validation,
+            rows=len(division.split),
+            tokens=Tokens(0, 0),
+            splits=Splits(n_train, n_validation),
+            records=Records(read, division.records),
+            dropped=dict(sorted(dropped.items())),
             sources=[
                 SourceEntry(f.name, f.reader.recorded_name, f.source, f.sha256, f.bytes, r, k)
                 for f, r, k, _ in self._per_file()
@@ -281,12 +263,55 @@ class StoreFinalizer:
                 for entry in shard.files
                 if Path(entry.file).stem != NEAR
             ],
-            files=[file_entry(self.job.store / "split.npy", "split.npy", n_rows)]
+            files=[file_entry(folder / "split.npy", "split.npy", len(division.split))]
             + [file_entry(path, f"tokenizer/{path.name}", 0) for path in tokenizer],
             columns=dict(sorted(columns.items())),
-            settings=self.recorded,
-            cut=dict(sorted(report.cut.items())),
+            settings=self.plan.recorded_with(settings),
+            cut=dict(sorted(self._summed("cut").items())),
         )
+
+
+def refuse_bad_sources(plan: StorePlan, shards: Sequence[ShardResult]) -> None:
+    """Refuse a source of which too many records cannot be used.
+
+    Raises:
+        DataError: with counts by reason, the first lines and what to set.
+    """
+    most = plan.settings.max_bad_share
+    for number in sorted({file.source for file in plan.files}):
+        read = sum(b.read for s in shards for b in s.blocks if b.source == number)
+        dropped, lines = _dropped(shards, number)
+        bad = sum(n for reason, n in dropped.items() if not reason.startswith(NO_LABEL))
+        if read == 0 or bad / read <= most:
+            continue
+        paths = [Path(f.name).name for f in plan.files if f.source == number]
+        raise DataError(
+            f"{bad:,} of the {read:,} records in {', '.join(paths[:3])} cannot be used, more "
+            f"than the share of {most:g} that is allowed: {reasons_in_words(dropped, lines)}. "
+            + (f"{ENCODING_HINT} " if 2 * dropped[NOT_UTF_8] > bad else _NAME_THE_FIELDS)
+            + f"To use the {read - bad:,} good ones all the same, set "
+            f"data.max_bad_share={_rounded_up(bad / read):g}."
+        )
+
+
+def _dropped(
+    shards: Iterable[ShardResult], source: int | None = None
+) -> tuple[Counter[str], dict[str, list[str]]]:
+    """Records dropped by reason, and the first places; of a `source`, by its reader alone."""
+    dropped: Counter[str] = Counter()
+    lines: dict[str, list[str]] = {}
+    for shard in shards:
+        if source is None:
+            dropped.update(shard.dropped)
+        for block in shard.blocks:
+            if source not in (None, block.source):
+                continue
+            dropped.update(block.dropped)
+            name = Path(block.path).name
+            for reason, numbers in block.lines.items():
+                shown = lines.setdefault(reason, [])
+                shown += [f"{name}:{n}" for n in numbers[: _SHOWN - len(shown)]]
+    return dropped, lines
 
 
 def _rounded_up(share: float) -> float:

@@ -8,7 +8,6 @@ settings and the tokenizer. A killed `prepare` keeps its whole shards and ends w
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import shutil
 import time
@@ -19,21 +18,20 @@ from pathlib import Path
 
 import msgspec
 
-from toque.data.prepare.finalize import StoreFinalizer
+from toque.data.prepare.finalize import StoreFinalizer, refuse_bad_sources
 from toque.data.prepare.length_limits import LengthLimits, choose_limits
 from toque.data.prepare.near_duplicates import NEAR
-from toque.data.prepare.plan import Plan, plan_of
 from toque.data.prepare.process_pool import ForkedState
 from toque.data.prepare.report import Report
-from toque.data.prepare.settings import LIMITS, PrepareSettings
+from toque.data.prepare.settings import PrepareSettings
 from toque.data.prepare.shards import Engine, ShardWriting, read_sidecar
+from toque.data.prepare.store_plan import StorePlan, plan_of
 from toque.data.prepare.tokenizer_sample import learn_tokenizer
 from toque.data.prepare.worker import SIDECAR, Job, shard_folder
 from toque.data.store.held_store import store_to_write
-from toque.data.store.manifest import NAME, StoreManifest, read_manifest
+from toque.data.store.manifest import NAME, read_manifest
 from toque.data.store.token_store import TokenStore, check_files
 from toque.data.tokenizer.codec import Codec, load_codec
-from toque.data.tokenizer.sameness import tokenizer_differences
 from toque.errors import DataError, argument
 from toque.sources.records import Source
 from toque.storage.atomic import atomic_folder, atomic_write, disk_faults, sweep
@@ -43,8 +41,6 @@ from toque.storage.progress import ProgressSink, no_progress
 BUILDING = "building.json"
 _BEGUN = re.compile(r"\.lock(\.lease)?|\.(building\.json|\.lock\.lease)\.[0-9a-f]{16}\.partial")
 """Files that a start leaves when it ends before `building.json` says whose the folder is."""
-_NOT_COMPARED = {"tokenizer", "tokenizer_sha256", "chosen", "room", "max_bad_share"}
-"""Recorded settings that are compared otherwise, or change no row."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +50,6 @@ class PrepareResult:
     store: TokenStore
     report: Report
     reused: bool
-    older_reader: bool = False
-    """Whether an earlier version of a reader wrote it: the same records would be read otherwise
-    now, and stay as they are until the store is made anew."""
 
 
 def prepare(
@@ -90,221 +83,102 @@ def prepare(
     progress(0, 1, "hashing the sources")
     refuse_links(Path(store), DataError)
     plan = plan_of(sources, Path(store), settings)
-    if any(file.coming is not None for file in plan.files):
-        _write_ahead(plan, progress, workers=workers, engine=engine)
-        plan = plan_of([source.whole() for source in sources], Path(store), settings)
-    found = _reusable(plan, progress, replace=replace)
-    if found is not None:
-        return found
-    job = plan.job
-    with disk_faults(job.store, "preparing the data"):
-        job.store.mkdir(parents=True, exist_ok=True)
-        with store_to_write(job.store) as lock:
-            _begin(job)
+    existing = _reusable(plan, progress, replace=replace)
+    if existing is not None:
+        return existing
+    with disk_faults(plan.store, "preparing the data"):
+        plan.store.mkdir(parents=True, exist_ok=True)
+        with store_to_write(plan.store) as lock:
+            # Shards carry the fingerprint of what was asked, the store that of what was chosen.
+            fingerprint = plan.fingerprint(settings)
+            _begin(plan.store, fingerprint)
             if lock.note is not None:
                 progress(0, 0, lock.note)
             codec = _tokenizer(plan, progress)
-            limits = LengthLimits(job.settings, [])
-            if job.settings.open_limits:
+            limits = LengthLimits(settings, [])
+            if settings.open_limits:
                 progress(0, 0, "measuring the lengths of a sample")
-                limits = choose_limits(plan.files, codec, job.settings)
-            chosen = limits.settings
-            job = dataclasses.replace(job, settings=chosen)
+                limits = choose_limits(plan.files, codec, settings)
+            readers = {(file.source, file.name): file.reader for file in plan.files}
+            job = Job(plan.store, fingerprint, readers, limits.settings)
             writing = ShardWriting(job, plan.files, ForkedState(codec, lock.descriptor))
             shards = writing.write(progress, workers=workers, engine=engine)
-            # Shards carry the fingerprint of what was asked, the store that of what was chosen.
-            job = dataclasses.replace(job, fingerprint=plan.fingerprint(chosen))
-            ending = StoreFinalizer(
-                job,
-                plan.recorded_with(chosen),
-                codec,
-                plan.files,
-                shards,
-                writing.not_read,
-                limits.sentences,
-                plan.left_out,
-            )
             progress(0, 0, "finding duplicates, splitting and writing the report")
-            report = ending.finish(seconds=time.perf_counter() - started)
-            _remove_leftovers(job.store, len(shards))
-    return PrepareResult(TokenStore.open(job.store), report, reused=False)
+            finalizer = StoreFinalizer(plan, limits, codec, shards, writing.not_read)
+            report = finalizer.finish(started=started)
+            _remove_leftovers(plan.store, len(shards))
+    return PrepareResult(TokenStore.open(plan.store), report, reused=False)
 
 
-def _write_ahead(
-    plan: Plan, progress: ProgressSink, *, workers: int | None, engine: Engine
-) -> None:
-    """Write shards as their files come, before there is a plan that counts.
-
-    They are what a killed `prepare` leaves: the real one, which begins when all files are here and
-    known, keeps those that are right and writes the others. So a store cannot depend on which file
-    came when, and what goes wrong here is met again there, where it can be said.
-    """
-    job = plan.job
-    if not plan.can_begin or (job.store / NAME).is_file():
-        return
-    _reusable(plan, progress, replace=False)  # refuses a folder of something else
-    with disk_faults(job.store, "preparing the data"), suppress(DataError):
-        job.store.mkdir(parents=True, exist_ok=True)
-        with store_to_write(job.store) as lock:
-            _begin(job)
-            codec = _tokenizer(plan, progress)
-            if job.settings.open_limits:  # which no file decides, or this would not begin
-                job = dataclasses.replace(
-                    job, settings=choose_limits([], codec, job.settings).settings
-                )
-            writing = ShardWriting(job, plan.files, ForkedState(codec, lock.descriptor))
-            writing.write(progress, workers=workers, engine=engine)
-
-
-def _reusable(plan: Plan, progress: ProgressSink, *, replace: bool) -> PrepareResult | None:
-    """The existing store, if it is whole and of the same fingerprint.
+def _reusable(plan: StorePlan, progress: ProgressSink, *, replace: bool) -> PrepareResult | None:
+    """The existing store, if it is whole and the planned one.
 
     Raises:
         DataError: another store, or other files, are in the way.
     """
-    folder = plan.job.store
-    there = next((p for p in (folder, *folder.parents) if p.exists() or p.is_symlink()), None)
-    if there is not None and not there.is_dir():
-        what = "is a file" if there.exists() else "is a link to nothing"
-        raise DataError(
-            f"data.store is {folder}, and {there} {what}: a store is a folder. Choose another "
-            "data.store, e.g. stores/mine."
-        )
-    if not folder.is_dir():
-        return None
-    if not (folder / NAME).is_file():
-        foreign = any(not _BEGUN.fullmatch(path.name) for path in folder.iterdir())
-        if foreign and not (folder / BUILDING).is_file():
-            raise DataError(
-                f"{folder} is not empty and holds no token store. Choose an empty or new folder "
-                "for data.store, so that nothing of yours is overwritten."
-            )
+    folder = plan.store
+    if not _holds_a_store(folder):
         return None
     manifest = read_manifest(folder)
-    same = _is_of(manifest, plan)
-    older = not same and not replace and _is_of(manifest, plan, older_readers=True)
-    if not (same or older):
-        if not replace:
-            raise DataError(
-                f"{folder} holds a token store made from something else: "
-                f"{'; '.join(_differences(manifest, plan))}. Choose another data.store, or run "
-                f"prepare with {argument('replace=True')} to make it anew."
-            )
+    differences = plan.differences(manifest)
+    if differences and not replace:
+        raise DataError(
+            f"{folder} holds a token store made from something else: {'; '.join(differences)}. "
+            f"Choose another data.store, or run prepare with {argument('replace=True')} to make it "
+            "anew."
+        )
+    report = None if differences else Report.read_from(folder)
+    if report is None:
         return None
-    report = Report.read_from(folder)
     try:
         check_files(folder, [*manifest.shards, *manifest.files], verify=False)
     except DataError as error:
-        if older:
-            raise DataError(
-                f"{error} An earlier release wrote this store, and this one would read its sources "
-                "otherwise. Restore it from a copy, or run prepare with "
-                f"{argument('replace=True')} to make it anew."
-            ) from error
         progress(0, 0, f"repairing the store: {error}")
         return None
-    if report is None:
-        return None
-    if float(manifest.settings.get("max_bad_share", 1.0)) > plan.job.settings.max_bad_share:
-        _refuse_bad_sources(plan, manifest)
-    if (folder / BUILDING).exists():  # killed after the manifest was written
-        with (
-            suppress(DataError),
-            store_to_write(folder),
-        ):  # or another day
-            _remove_leftovers(folder, len({entry.file.split("/")[1] for entry in manifest.shards}))
-    return PrepareResult(TokenStore(folder, manifest), report, reused=True, older_reader=older)
-
-
-def _is_of(manifest: StoreManifest, plan: Plan, *, older_readers: bool = False) -> bool:
-    """Whether a store is the planned one, though its tokenizer may have been saved again since.
-
-    Args:
-        manifest: of the store.
-        plan: what is asked for.
-        older_readers: whether it may be of an earlier version of its readers. What a release wrote
-            stays usable, and a run on it can be continued: only `replace` reads anew.
-    """
-    changed: dict[str, object] = {}
-    if older_readers:
-        there, here = manifest.settings.get("reader_versions"), plan.recorded["reader_versions"]
-        if not isinstance(there, list) or len(there) != len(here):
-            return False
-        pairs = zip(there, here, strict=True)
-        if not all(isinstance(old, int) and old <= new for old, new in pairs):
-            return False
-        changed = {"reader_versions": there}
-    settings = plan.job.settings.filled_from(manifest.settings)
-    if manifest.fingerprint == plan.fingerprint(settings, **changed):
-        return True
-    digest = manifest.settings.get("tokenizer_sha256")
-    if plan.tokenizer is None or digest == plan.recorded["tokenizer_sha256"]:
-        return False
-    changed["tokenizer_sha256"] = digest
-    only_tokenizer = manifest.fingerprint == plan.fingerprint(settings, **changed)
-    return only_tokenizer and not _tokenizer_differences(plan)
-
-
-def _tokenizer_differences(plan: Plan) -> list[str]:
-    """How the tokenizer of the existing store differs from the planned one, in words."""
-    if plan.tokenizer is None:
-        return []
-    try:
-        there = load_codec(plan.job.store / "tokenizer")
-    except DataError as error:
-        return [str(error)]
-    return tokenizer_differences(there, load_codec(plan.tokenizer))
-
-
-def _refuse_bad_sources(plan: Plan, manifest: StoreManifest) -> None:
-    """Refuse to reuse a store that was made when more bad records were allowed."""
-    folder = plan.job.store
     names = sorted({entry.file.split("/")[1] for entry in manifest.shards})
-    shards = [read_sidecar(folder / "shards" / name / SIDECAR) for name in names]
-    known = [shard for shard in shards if shard is not None]
-    codec = load_codec(folder / "tokenizer")
-    StoreFinalizer(plan.job, plan.recorded, codec, plan.files, known).refuse_bad_sources()
+    if float(manifest.settings.get("max_bad_share", 1.0)) > plan.settings.max_bad_share:
+        shards = [read_sidecar(folder / "shards" / name / SIDECAR) for name in names]
+        refuse_bad_sources(plan, [shard for shard in shards if shard is not None])
+    if (folder / BUILDING).exists():  # killed after the manifest was written
+        with suppress(DataError), store_to_write(folder):  # or left for another day
+            _remove_leftovers(folder, len(names))
+    return PrepareResult(TokenStore(folder, manifest), report, reused=True)
 
 
-def _differences(manifest: StoreManifest, plan: Plan) -> list[str]:
-    """How an existing store differs from the requested one, in words."""
-    there, here = manifest.settings, msgspec.to_builtins(plan.recorded)
-    found = []
-    digest, asked = here["tokenizer_sha256"], here["tokenizer"]
-    if (there.get("tokenizer_sha256") or digest) is None:
-        if there["tokenizer"] != asked:
-            found.append(f"its tokenizer is {there['tokenizer']}, not {asked}")
-    elif there.get("tokenizer_sha256") != digest:
-        how = "; ".join(_tokenizer_differences(plan))
-        if how or digest is None:
-            is_not = f"is {there.get('tokenizer')}, not {asked}"
-            is_not = f"{asked} has changed since" if there.get("tokenizer") == asked else is_not
-            how = f" ({how}, where one is the store's)" if how else ""
-            found.append(f"its tokenizer {is_not}{how}")
-    wish = msgspec.to_builtins(plan.job.settings.filled_from(there).as_recorded())
-    here |= {name: "auto" if wish[name] is None else wish[name] for name in LIMITS}
-    found += [
-        f"{name} is {there.get(name)} there and {here.get(name)} here"
-        for name in sorted((set(there) | set(here)) - _NOT_COMPARED)
-        if there.get(name) != here.get(name)
-    ]
-    known = {entry.sha256 for entry in manifest.sources}
-    wanted = {file.sha256 for file in plan.files}
-    found += [f"{Path(f.name).name} is new or changed" for f in plan.files if f.sha256 not in known]
-    gone = [entry.path for entry in manifest.sources if entry.sha256 not in wanted]
-    found += [f"{Path(path).name} as it was then is not among the sources" for path in gone]
-    return found or ["its sources are in another order or read by another reader"]
+def _holds_a_store(folder: Path) -> bool:
+    """Whether there is a finished store; what else may be there is one that is not finished.
+
+    Raises:
+        DataError: it is no folder, or somebody else's.
+    """
+    above = next((p for p in (folder, *folder.parents) if p.exists() or p.is_symlink()), None)
+    if above is not None and not above.is_dir():
+        what = "is a file" if above.exists() else "is a link to nothing"
+        raise DataError(
+            f"data.store is {folder}, and {above} {what}: a store is a folder. Choose another "
+            "data.store, e.g. stores/mine."
+        )
+    if not folder.is_dir():
+        return False
+    if (folder / NAME).is_file():
+        return True
+    foreign = any(not _BEGUN.fullmatch(path.name) for path in folder.iterdir())
+    if foreign and not (folder / BUILDING).is_file():
+        raise DataError(
+            f"{folder} is not empty and holds no token store. Choose an empty or new folder for "
+            "data.store, so that nothing of yours is overwritten."
+        )
+    return False
 
 
-def _begin(job: Job) -> None:
+def _begin(store: Path, fingerprint: str) -> None:
     """Mark the folder as unfinished, keeping shards that belong to these inputs."""
-    store = job.store
     sweep(store)
     sweep(store / "shards")
-    mark = msgspec.json.encode({"fingerprint": job.fingerprint})
+    mark = msgspec.json.encode({"fingerprint": fingerprint})
     building = store / BUILDING
-    found = map(read_sidecar, store.glob(f"shards/*/{SIDECAR}"))
-    kept = any(shard is not None and shard.fingerprint == job.fingerprint for shard in found)
+    shards = map(read_sidecar, store.glob(f"shards/*/{SIDECAR}"))
+    kept = any(shard is not None and shard.fingerprint == fingerprint for shard in shards)
     if not kept and (not building.is_file() or building.read_bytes() != mark):
         for name in ("shards", "tokenizer"):
             shutil.rmtree(store / name, ignore_errors=True)
@@ -313,10 +187,9 @@ def _begin(job: Job) -> None:
     (store / "shards").mkdir(exist_ok=True)
 
 
-def _tokenizer(plan: Plan, progress: ProgressSink) -> Codec:
+def _tokenizer(plan: StorePlan, progress: ProgressSink) -> Codec:
     """The codec, copied or trained into the store; one that an earlier start trained is kept."""
-    folder = plan.job.store / "tokenizer"
-    settings = plan.job.settings
+    folder, settings = plan.store / "tokenizer", plan.settings
     if plan.tokenizer is not None:
         codec = load_codec(plan.tokenizer)
     else:

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from toque.data.prepare.histograms import ColumnReport, Histogram, SourceRows
+from toque.data.prepare.row_statistics import ColumnReport, Histogram, SourceRows
 from toque.sources.blocks import NOT_UTF_8, most_named
 from toque.sources.excerpts import Excerpt
 from toque.sources.plain_text import LOST_BYTES

@@ -13,8 +13,8 @@ OnOverlong = Literal["error", "drop", "truncate", "split", "auto"]
 Dedup = Literal["none", "exact", "near"]
 TRAINED = "trained:"
 USUAL_PROMPT, USUAL_TARGET = 256, 512
-"""Limits where nothing else decides; the settings' defaults of release 0.1.0."""
-LIMITS = {"max_prompt_tokens": USUAL_PROMPT, "max_target_tokens": USUAL_TARGET}
+"""Limits where nothing else decides."""
+LIMITS = ("max_prompt_tokens", "max_target_tokens")
 DEFAULT_BAD_SHARE = 0.5
 """Over half of the records unusable: the file is likely of another format."""
 
@@ -93,26 +93,16 @@ class PrepareSettings:
 
     def as_recorded(self) -> dict[str, Any]:
         """The settings as manifests record them and fingerprints cover them."""
-        values = {**asdict(self), "tasks": list(self.tasks)}
+        values = {**asdict(self), "tasks": list(self.tasks), "max_files": list(self.max_files)}
         del values["room"]
-        # Stores of before there was a limit keep their fingerprint.
-        values["max_files"] = list(self.max_files)
         if not self.max_files:
             del values["max_files"]
         return values
 
-    def filled_from(self, there: Mapping[str, Any]) -> PrepareSettings:
-        """These settings with the limits of a store in place of open ones.
-
-        They stand where a store's limits were chosen for the same room, or are those that release
-        0.1.0 took when none were given.
-        """
-        found: dict[str, Any] = {
-            name: there.get(name)
-            for name in self.open_limits
-            if is_chosen(name, there) and ("room" not in there or there["room"] == self.room)
-        }
-        return replace(self, **found)
+    def filled_from(self, recorded: Mapping[str, Any]) -> PrepareSettings:
+        """These settings with the limits that a store chose in place of open ones."""
+        chosen = set(self.open_limits).intersection(recorded.get("chosen", ()))
+        return replace(self, **{name: recorded[name] for name in chosen})
 
     @property
     def trained_vocab_size(self) -> int | None:
@@ -130,8 +120,3 @@ class PrepareSettings:
                 'vocabulary, e.g. "trained:8192".'
             )
         return int(size)
-
-
-def is_chosen(name: str, there: Mapping[str, Any]) -> bool:
-    """Whether a store's limit was chosen from its data, or is release 0.1.0's default."""
-    return name in there.get("chosen", ()) or there.get(name) == LIMITS[name]

@@ -7,7 +7,7 @@ earlier shards. `shard.json` is written with it and marks it as whole for a late
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,25 +57,23 @@ class Job:
 
     store: Path
     fingerprint: str
-    readers: Mapping[int, RecordReader]
-    """By source index."""
+    readers: Mapping[tuple[int, str], RecordReader]
+    """By source index and file name."""
     settings: PrepareSettings
-    other_readers: Mapping[tuple[int, str], RecordReader] = field(default_factory=dict)
-    """By source index and file name: files of another kind than their source's others."""
 
     def reader_of(self, block: Block) -> RecordReader:
         """The reader of a block's file."""
-        return self.other_readers.get((block.source, block.path), self.readers[block.source])
+        return self.readers[block.source, block.path]
 
     def content_of(self, blocks: Sequence[Block]) -> str:
         """Hash of what a group holds and of how it is read; with `fingerprint` all of its shard."""
-        found = xxhash.xxh3_128()
+        content = xxhash.xxh3_128()
         for block in blocks:
             reader = self.reader_of(block).recorded_name
             place = (block.source, block.path, block.first_line, block.last, reader)
-            found.update(msgspec.json.encode((*place, len(block.payload))))
-            found.update(block.payload)
-        return found.hexdigest()
+            content.update(msgspec.json.encode((*place, len(block.payload))))
+            content.update(block.payload)
+        return content.hexdigest()
 
 
 class ShardWorker:

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import MISSING, fields
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal, TypeVar
 
 from toque.config import RunConfig, SourceConfig
-from toque.data.prepare.settings import TRAINED, PrepareSettings, is_chosen
-from toque.data.prepare.source_differences import source_differences
-from toque.data.store.manifest import StoreManifest
+from toque.data.prepare.settings import TRAINED, PrepareSettings
+from toque.data.prepare.store_plan import store_differences
 from toque.data.store.token_store import TokenStore
-from toque.data.tokenizer.codec import load_codec
 from toque.data.tokenizer.folder import resolve_tokenizer
-from toque.data.tokenizer.sameness import tokenizer_differences
 from toque.errors import ConfigError, DataError, argument
 from toque.models.loading.config_json import read_config_json
 from toque.models.loading.hub import resolve_folder
-from toque.sources.files import SourceFile, find_files, located
+from toque.sources.files import SourceFile, find_files, is_here, located
 from toque.sources.hf_datasets import PREFIX, dataset_files, saved_files
-from toque.sources.records import Source, encoding_in
+from toque.sources.records import Source
 from toque.sources.token_arrays import TokenReader
 from toque.storage.bucket import RemoteFile, is_remote
-from toque.storage.download import arrived, fetch, fetching, listing
+from toque.storage.download import fetch, listing
 from toque.storage.located import Located
 from toque.storage.progress import ProgressSink, no_progress
-from toque.workflows.assembly.sources.file_kinds import judged, promised_reader
+from toque.workflows.assembly.sources.file_kinds import judged
 
 _POSITIONS: Final = {"gpt2": 1024, "neox": 2048, "llama": 2048}
 """Positions of a model from scratch whose shape does not say, by family; T5 has no limit."""
@@ -68,22 +61,6 @@ def sources_of(
         ConfigError: no source is named, or a tokenizer is to be trained on token files.
         DataError: a source cannot be found, fetched or recognised.
     """
-    with sources_coming(config, progress=progress, say=say) as sources:
-        return [source.whole() for source in sources]
-
-
-@contextmanager
-def sources_coming(
-    config: RunConfig,
-    *,
-    progress: ProgressSink = no_progress,
-    say: Callable[[str], None] = lambda _: None,
-) -> Iterator[list[Source]]:
-    """`sources_of` without waiting for the last bucket: its files come while others are read.
-
-    Only a source whose format is said can be read before all of its files are here; "auto" looks
-    at them all.
-    """
     given = config.data.sources
     if not given:
         raise ConfigError(
@@ -92,27 +69,15 @@ def sources_coming(
         )
     # Every bucket is asked before the first byte is fetched: a wrong key shows at once.
     listed = [listing(s.path, say) if is_remote(s.path) else None for s in given]
-    last = max((i for i, remote in enumerate(listed) if remote is not None), default=None)
     sources: list[Source] = []
-    with ExitStack() as stack:
-        for i, (source, remote) in enumerate(zip(given, listed, strict=True)):
-            judge = partial(_judged, config, source, say)
-            promised = promised_reader(source, encoding=config.data.encoding)
-            if remote is None:
-                sources.append(judge(_first(_local_files(source.path), source, say)))
-                continue
-            bucket, wanted = remote[0], _first(remote[1], source, say)
-            if i != last or promised is None:
-                sources.append(judge(fetch(bucket, wanted, progress=progress, say=say)))
-                continue
-            coming = stack.enter_context(fetching(bucket, wanted, progress=progress, say=say))
-            whole = partial(_once_here, judge, coming)
-            sources.append(Source(source.path, promised, tuple(coming), judged=whole))
-        yield sources
-
-
-def _once_here(judge: Callable[[Sequence[Located]], Source], coming: Sequence[Located]) -> Source:
-    return judge([arrived(file) for file in coming])
+    for source, remote in zip(given, listed, strict=True):
+        if remote is None:
+            files = _first(_local_files(source.path), source, say)
+        else:
+            wanted = _first(remote[1], source, say)
+            files = fetch(remote[0], wanted, progress=progress, say=say)
+        sources.append(_judged(config, source, say, files))
+    return sources
 
 
 def _judged(
@@ -223,79 +188,39 @@ def open_store(config: RunConfig, *, sources: bool = True) -> TokenStore:
             f"{folder} holds no prepared store. Write it with `toque prepare CONFIG` first."
         )
     store = TokenStore.open(folder, verify=True)
-    wrong = _encoding_difference(store.manifest, config.data.encoding)
-    if sources and not wrong:
-        refuse_other_sources(config, store.manifest)
-    wrong += settings_differences(store, prepare_settings(config))
-    if wrong:
+    settings = prepare_settings(config)
+    same_name = settings.tokenizer == store.manifest.settings.get("tokenizer")
+    learnt = settings.trained_vocab_size is not None
+    differences = store_differences(
+        folder,
+        store.manifest,
+        settings,
+        tokenizer=None if same_name or learnt else resolve_tokenizer(settings.tokenizer),
+        sources=_files_here(config) if sources else (),
+        encoding=config.data.encoding,
+    )
+    if differences:
         raise DataError(
-            f"The store {folder} was prepared with other settings: {'; '.join(wrong)}. Run `toque "
-            f"prepare CONFIG` again with another data.store (or {argument('replace=True')}), or "
-            "set these back."
+            f"The store {folder} is not the one that the configuration asks for: "
+            f"{'; '.join(differences)}. Run `toque prepare CONFIG` again with another data.store "
+            f"(or {argument('replace=True')}), or set these back; data.sources=[] goes on with "
+            "the store's own sources."
         )
     return store
+
+
+def _files_here(config: RunConfig) -> list[tuple[str, list[SourceFile] | None]]:
+    """Each source's path, with its files where they are on this machine: nothing is fetched."""
+    found: list[tuple[str, list[SourceFile] | None]] = []
+    for source in config.data.sources:
+        files = None
+        if is_here(source.path):
+            data = config.data.model_copy(update={"sources": (source,)})
+            files = find_files(sources_of(config.model_copy(update={"data": data})))
+        found.append((source.path, files))
+    return found
 
 
 def is_prepared(config: RunConfig) -> bool:
     """Whether the store is there, whole or not; an unfinished one is not."""
     return (Path(config.data.store) / "manifest.json").exists()
-
-
-def refuse_other_sources(config: RunConfig, manifest: StoreManifest) -> None:
-    """Refuse a configuration that names other sources than the store's.
-
-    Raises:
-        DataError: naming what differs.
-    """
-    asked = config.data.sources
-
-    def read(number: int) -> list[SourceFile]:
-        data = config.data.model_copy(update={"sources": (asked[number],)})
-        return find_files(sources_of(config.model_copy(update={"data": data})))
-
-    paths = [source.path for source in asked]
-    wrong = source_differences(manifest, paths, read, max_files=_max_files(config))
-    if wrong:
-        raise DataError(
-            f"The store {config.data.store} was not prepared from what data.sources names: "
-            f"{'; '.join(wrong)}. Prepare these with another data.store (or "
-            f"{argument('replace=True')}), or go on with the store as it is: data.sources=[]."
-        )
-
-
-def settings_differences(store: TokenStore, asked: PrepareSettings) -> list[str]:
-    """The settings a store was prepared with that differ from `asked`, in words."""
-    # A setting that an older release did not record had what is its default now.
-    unsaid = {f.name: f.default for f in fields(asked) if f.default is not MISSING}
-    there = json.loads(json.dumps(unsaid)) | store.manifest.settings
-    wanted = asked.as_recorded()
-    for name in asked.open_limits:
-        wanted[name] = there.get(name) if is_chosen(name, there) else "auto"
-    return [
-        f"{name} was {there.get(name)} and is {value}"
-        for name, value in json.loads(json.dumps(wanted)).items()
-        # Tokenizers are compared by content; the folder they lie in may differ. The allowed share
-        # of bad records decides whether there is a store, never what is in it.
-        if there.get(name) != value and name not in ("tokenizer", "max_bad_share")
-    ] + _tokenizer_difference(store, asked)
-
-
-def _encoding_difference(manifest: StoreManifest, asked: str) -> list[str]:
-    tokens = TokenReader().recorded_name  # which have no encoding
-    there = {encoding_in(s.reader) for s in manifest.sources if s.reader != tokens}
-    others = sorted(there - {asked})
-    return [f"data.encoding was {others[0]} and is {asked}"] if others else []
-
-
-def _tokenizer_difference(store: TokenStore, asked: PrepareSettings) -> list[str]:
-    there = str(store.manifest.settings.get("tokenizer"))
-    if there == asked.tokenizer:
-        return []
-    how = ""
-    if asked.trained_vocab_size is None:  # a run's finished model holds what its store learnt
-        asked_for = load_codec(resolve_tokenizer(asked.tokenizer))
-        found = tokenizer_differences(store.codec(), asked_for)
-        if not found:
-            return []
-        how = f" ({'; '.join(found)}, where one is the store's)"
-    return [f"the tokenizer was {there} and is {asked.tokenizer}{how}"]

@@ -75,15 +75,6 @@ def judged(
     )
 
 
-def promised_reader(source: SourceConfig, *, encoding: str) -> RecordReader | None:
-    """The reader that a source's format promises for all of its files; None where they decide."""
-    if source.format == "tokens":
-        return TokenReader()
-    if source.format == "text" and not source.columns:
-        return TextReader(encoding=encoding)
-    return None
-
-
 def _kind_of(source: SourceConfig, file: Located, encoding: str) -> RecordReader | str:
     """The reader of a file among others, or why it is left out."""
     if is_pickle(file.path) or _is_binary(file, encoding):

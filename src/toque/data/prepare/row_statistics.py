@@ -1,13 +1,21 @@
-"""Histograms and value counts of per-example columns, for the data report."""
+"""Statistics of a store's rows for the data report: columns, sources, kept and dropped examples.
+
+One column is read at a time: a store of millions of rows needs tens of megabytes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import pairwise
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+
+from toque.data.store.token_store import LEFT_OUT, SPLIT_CODES, TokenStore
+from toque.data.tokenizer.codec import Codec
+from toque.keyed_random import mixed
+from toque.sources.excerpts import Excerpt, shortened, spread
 
 BARS = 32
 """Most bins in a histogram."""
@@ -19,8 +27,13 @@ much of what that rule needs was known."""
 MANY = 40
 """Up to so many are counted as well, beside a histogram: they may be classes with names."""
 BY_RULE = 0
+SHOWN = 20
+"""Kept, and dropped, records shown in the report."""
 _MAX_LABEL = 255
 """Larger integers are amounts, never labels."""
+_SALT = np.uint64(0x746F7175655F6C6B)
+_OWN = frozenset({"key", "title_key", "record_key", "source", "task", "starts_record"})
+"""Bookkeeping columns, which every store has and no histogram shows."""
 
 
 class Histogram(msgspec.Struct, frozen=True):
@@ -125,19 +138,19 @@ def _column_report(
 
 
 def column_reports(
-    names: Sequence[str], read: Callable[[str], NDArray[np.generic]]
+    names: Collection[str], read: Callable[[str], NDArray[np.generic]]
 ) -> list[ColumnReport]:
-    """Reports of all columns, reading one column at a time.
+    """Reports of all measured columns.
 
     A column is broken down by the origin of its values, and coverage is reported for estimates
     alone: values from the source are covered by definition.
 
     Args:
-        names: of the columns.
+        names: of the store's columns.
         read: a column's values in the rows in use.
     """
     reports = []
-    for name in names:
+    for name in sorted(set(names) - _OWN):
         whole = name.removesuffix(FROM)
         if whole != name and whole in names:
             continue
@@ -148,6 +161,60 @@ def column_reports(
             values = np.where(read(estimate) == BY_RULE, values, np.nan)
         reports.append(_column_report(name, values, origin))
     return reports
+
+
+def source_rows(store: TokenStore, lengths: NDArray[np.int32]) -> list[SourceRows]:
+    """Rows and tokens of each source; `lengths`: tokens of each row in use."""
+    source = store.column("source").astype(np.int64)
+    n = int(source.max()) + 1 if len(source) else 0
+    train, validation = (
+        np.bincount(source[store.split == code], minlength=n) for code in SPLIT_CODES.values()
+    )
+    tokens = np.bincount(source[store.split != LEFT_OUT], weights=lengths, minlength=n)
+    return [SourceRows(i, int(train[i]), int(validation[i]), int(tokens[i])) for i in range(n)]
+
+
+def kept_excerpts(store: TokenStore, codec: Codec) -> list[Excerpt]:
+    """Kept examples as the model sees them, sampled by a hash of their key."""
+    names = {code: name for name, code in SPLIT_CODES.items()}
+    rows = _drawn(store, store.split != LEFT_OUT)
+    return [_excerpt(store, codec, row, names[int(store.split[row])]) for row in rows]
+
+
+def dropped_excerpts(
+    store: TokenStore, codec: Codec, excerpts: Sequence[Excerpt], reasons: Mapping[str, int]
+) -> list[Excerpt]:
+    """Dropped records: by their reader, by a limit, as duplicates.
+
+    Args:
+        store: the store.
+        codec: turns ids into text.
+        excerpts: records that did not become rows.
+        reasons: why rows were left out, with their counts of records.
+    """
+    rows = _drawn(store, store.split == LEFT_OUT)
+    if not rows or not reasons:
+        return spread(excerpts, SHOWN)
+    keys = store.column("record_key")
+    again = np.isin(keys[rows], keys[store.split != LEFT_OUT]).tolist()
+    rest = " or ".join(r for r in sorted(reasons) if r != "duplicate") or "duplicate"
+    left_out = [
+        _excerpt(store, codec, row, "duplicate" if twice and "duplicate" in reasons else rest)
+        for row, twice in zip(rows, again, strict=True)
+    ]
+    return spread([*excerpts, *left_out], SHOWN)
+
+
+def _drawn(store: TokenStore, among: NDArray[np.bool_]) -> list[int]:
+    rows = np.flatnonzero(among)
+    order = mixed(store.column("key")[rows].astype(np.uint64) ^ _SALT)
+    drawn: list[int] = rows[np.argsort(order, kind="stable")[:SHOWN]].tolist()
+    return drawn
+
+
+def _excerpt(store: TokenStore, codec: Codec, row: int, reason: str) -> Excerpt:
+    prompt, target = (codec.decode(ids.tolist()) for ids in (store.prompt(row), store.target(row)))
+    return Excerpt(reason, "", shortened(target), shortened(prompt))
 
 
 def _few(values: NDArray[np.float64], *, most: int = FEW) -> dict[str, int] | None:

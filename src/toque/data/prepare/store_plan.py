@@ -1,0 +1,223 @@
+"""Store plan: the store that is asked for, its fingerprint, and how one on disk differs from it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from toque.data.prepare.settings import DEFAULT_BAD_SHARE, LIMITS, PrepareSettings
+from toque.data.store.manifest import FORMAT, SourceEntry, StoreManifest
+from toque.data.tokenizer.codec import load_codec
+from toque.data.tokenizer.folder import hash_of_folder, resolve_tokenizer
+from toque.data.tokenizer.sameness import tokenizer_differences
+from toque.errors import DataError
+from toque.sources.files import SourceFile, find_files
+from toque.sources.records import Source, encoding_in
+from toque.sources.token_arrays import TokenReader
+
+CODE_VERSION = 2
+"""Raised when the same inputs and settings would give other rows: older stores are not reused."""
+_NAMED: Final = 3
+"""Files that a sentence names."""
+_IN_WORDS: Final = {
+    "code_version": "the version of preparing",
+    "reader_versions": "the version of each reader",
+    "room": "the model's room in tokens",
+}
+
+
+@dataclass(frozen=True)
+class StorePlan:
+    """Everything known before the first record is read."""
+
+    store: Path
+    settings: PrepareSettings
+    files: Sequence[SourceFile]
+    tokenizer: Path | None
+    """None: it is to be trained."""
+    recorded: Mapping[str, Any]
+    """The settings as the manifest records them, and the versions of the code."""
+    sources: Sequence[Source]
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Files of the sources that are not read, with the reason."""
+        return {name: why for source in self.sources for name, why in source.left_out.items()}
+
+    def fingerprint(self, settings: PrepareSettings) -> str:
+        """Hash of all that decides the rows; limits count the same whoever chose them."""
+        counted = dict(self.recorded) | {name: getattr(settings, name) for name in LIMITS}
+        if settings.trained_vocab_size is None:
+            counted["tokenizer"] = None  # its content counts, not where it lies
+        if settings.open_limits:
+            counted["room"] = settings.room
+        # The share of bad records decides whether there is a store, never what is in it.
+        counted["max_bad_share"] = DEFAULT_BAD_SHARE
+        inputs = [[f.sha256, f.reader.recorded_name, f.source] for f in self.files]
+        data = msgspec.json.encode([FORMAT, counted, inputs], order="deterministic")
+        return hashlib.sha256(data).hexdigest()
+
+    def recorded_with(self, chosen: PrepareSettings) -> dict[str, Any]:
+        """The settings as recorded once the limits are known; those that were chosen are named."""
+        names = self.settings.open_limits
+        how = {"chosen": names, "room": chosen.room} if names else {}
+        return dict(self.recorded) | {name: getattr(chosen, name) for name in LIMITS} | how
+
+    def differences(self, manifest: StoreManifest) -> list[str]:
+        """How the existing store differs from the planned one, in words; [] for the same."""
+        more = {name: self.recorded[name] for name in ("code_version", "reader_versions")}
+        if self.settings.open_limits and manifest.settings.get("chosen"):
+            more["room"] = self.settings.room
+        files = [[f for f in self.files if f.source == n] for n in range(len(self.sources))]
+        return store_differences(
+            self.store,
+            manifest,
+            self.settings,
+            tokenizer=self.tokenizer,
+            sources=[(s.path, own) for s, own in zip(self.sources, files, strict=True)],
+            more=more,
+        )
+
+
+def plan_of(sources: Sequence[Source], store: Path, settings: PrepareSettings) -> StorePlan:
+    """The plan of these sources, whose files are hashed.
+
+    Raises:
+        DataError: a source or the tokenizer cannot be read.
+    """
+    sources = [source.for_tasks(settings.tasks) for source in sources]
+    learnt = settings.trained_vocab_size is not None
+    files = find_files(sources)
+    tokenizer = None if learnt else resolve_tokenizer(settings.tokenizer)
+    recorded = settings.as_recorded() | {
+        "tokenizer_sha256": None if tokenizer is None else hash_of_folder(tokenizer),
+        "code_version": CODE_VERSION,
+        "reader_versions": [version for source in sources for version in source.versions],
+    }
+    return StorePlan(store, settings, files, tokenizer, recorded, sources)
+
+
+def store_differences(
+    store: Path,
+    manifest: StoreManifest,
+    settings: PrepareSettings,
+    *,
+    tokenizer: Path | None,
+    sources: Sequence[tuple[str, Sequence[SourceFile] | None]],
+    encoding: str | None = None,
+    more: Mapping[str, Any] | None = None,
+) -> list[str]:
+    """How a store differs from the one that is asked for, in words; [] for the same.
+
+    The allowed share of bad records is not compared: it decides whether there is a store, never
+    what is in it. A tokenizer is compared by what it does, wherever its folder lies.
+
+    Args:
+        store: its folder.
+        manifest: the store's.
+        settings: those asked for; a limit left open stands for the one that the store chose.
+        tokenizer: folder of the tokenizer asked for; None where its name says enough.
+        sources: each source's path with its files, hashed, or None where they are not on this
+            machine and are compared by name; () to take the store's as they are.
+        encoding: of the sources' text; None to leave it to their readers' names.
+        more: other recorded values to compare.
+    """
+    was = manifest.settings
+    asked = msgspec.to_builtins(settings.filled_from(was).as_recorded() | dict(more or {}))
+    asked |= {name: "auto" for name in LIMITS if asked[name] is None}
+    if sources:
+        asked.setdefault("max_files", None)
+    found = [
+        f"{_IN_WORDS.get(name, name)} was {was.get(name)} and is {value}"
+        for name, value in asked.items()
+        if was.get(name) != value and name not in ("tokenizer", "max_bad_share")
+    ]
+    found += _tokenizer_difference(store, was, settings.tokenizer, tokenizer)
+    # Token ids have no encoding, so no reader of theirs names one.
+    tokens = TokenReader.recorded_name
+    others = {encoding_in(e.reader) for e in manifest.sources if e.reader != tokens} - {encoding}
+    if encoding is not None and others:
+        return [*found, f"data.encoding was {min(others)} and is {encoding}"]
+    return found + _source_differences(manifest.sources, sources)
+
+
+def _tokenizer_difference(
+    store: Path, was: Mapping[str, Any], asked: str, folder: Path | None
+) -> list[str]:
+    before = was.get("tokenizer")
+    if folder is None:
+        return [] if before == asked else [f"its tokenizer was {before} and is {asked}"]
+    if was.get("tokenizer_sha256") == hash_of_folder(folder):
+        return []
+    try:
+        how = tokenizer_differences(load_codec(store / "tokenizer"), load_codec(folder))
+    except DataError as error:
+        how = [str(error)]
+    if not how:  # saved again, or learnt for the store and now a finished model's
+        return []
+    is_now = "has changed since" if before == asked else f"was {before} and is {asked}"
+    return [f"its tokenizer {is_now} ({'; '.join(how)}, where one is the store's)"]
+
+
+def _source_differences(
+    entries: Sequence[SourceEntry], asked: Sequence[tuple[str, Sequence[SourceFile] | None]]
+) -> list[str]:
+    """Differences of the sources, which count in their order; nothing is fetched to find them."""
+    numbers = sorted({entry.source for entry in entries})
+    if asked and len(numbers) != len(asked):
+        stores = named(entry.path for entry in entries)
+        lists = named(path for path, _ in asked)
+        stores = f"it was prepared from {len(numbers)} (files such as {stores})"
+        return [f"{stores}, and data.sources lists {len(asked)} ({lists})"]
+    found = []
+    for i, ((path, files), number) in enumerate(zip(asked, numbers, strict=False)):
+        own = [entry for entry in entries if entry.source == number]
+        place = f"data.sources[{i}] is {path}"
+        if files is not None:
+            found += [f"{place}: {how}" for how in _file_differences(own, files)]
+        elif not all(_names(path, entry.path) for entry in own):
+            names = named(entry.path for entry in own)
+            found.append(f"{place}, which is not on this machine, and it was prepared from {names}")
+    return found
+
+
+def _file_differences(entries: Sequence[SourceEntry], files: Sequence[SourceFile]) -> list[str]:
+    """Differences of a source's files by content and reader, wherever they lie."""
+    before = [entry.sha256 for entry in entries]
+    now = [file.sha256 for file in files]
+    readers = {entry.sha256: entry.reader for entry in entries}
+    new = [file.name for file in files if file.sha256 not in readers]
+    gone = [entry.path for entry in entries if entry.sha256 not in now]
+    other = [f.name for f in files if readers.get(f.sha256, "") not in ("", f.reader.recorded_name)]
+    found = []
+    if new:
+        then = named(entry.path for entry in entries)
+        found.append(f"{named(new)} is new or has changed since (it was prepared from {then})")
+    elif gone:
+        found.append(f"{named(gone)}, which it was prepared from, is not there any more")
+    elif before != now:
+        found.append("its files were in another order, or one was there more than once")
+    if other:
+        found.append(f"{named(other)} was read in another way (format, encoding or columns)")
+    return found
+
+
+def _names(pattern: str, path: str) -> bool:
+    """Whether a source's path names this file: itself, or a folder or a pattern it lies in."""
+    pattern = str(Path(pattern).expanduser()) if "://" not in pattern else pattern.rstrip("/")
+    return (
+        path == pattern or path.startswith((f"{pattern}/", f"{pattern}:")) or fnmatch(path, pattern)
+    )
+
+
+def named(paths: Iterable[str]) -> str:
+    """The first few of many paths."""
+    paths = list(paths)
+    more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
+    return ", ".join(paths[:_NAMED]) + more
