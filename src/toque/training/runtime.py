@@ -18,7 +18,6 @@ from torch import Tensor
 
 from toque.errors import ConfigError
 from toque.keyed_random import key_of
-from toque.models.cpu_kernels import fused
 from toque.models.glibc_malloc import keep_freed_memory
 from toque.models.onednn import keep_fewer_kernels, onednn_is_faster
 from toque.models.precision import has_fast_bf16
@@ -106,13 +105,13 @@ class Runtime:
         attention's scores before masks and bias were added, 3 after; 4 has longer chunks of the
         head, sums its inputs' gradient in float32, takes RMSNorm's gradient from LayerNorm's
         kernel, and looks a T5's two sides up at once; 5 has even chunks of the head, and sums the
-        gradient of T5's bias in float32, by distance; 6 computes what surrounds the products by C
-        kernels, where they can be compiled, and one product of Llama's gate and up.
+        gradient of T5's bias in float32, by distance; 6 has one product of Llama's gate and up.
+        Until November 2026 a run said "6, C kernels" where a compiler was installed.
         """
         if self.device.type != "cpu":
             return {}
         if self.precision == "bf16":
-            return {"bf16 on a CPU": "6, C kernels" if fused.available() else "6"}
+            return {"bf16 on a CPU": "6"}
         return {"float32 on a CPU": "oneDNN"} if onednn_is_faster() else {}
 
     def peak(self, products: Products) -> Peak:

@@ -33,13 +33,11 @@ class Side:
 
     Attributes:
         length: t or s.
-        counts: [G] real tokens of each example.
         where: [G * length] the token at each place; places of padding hold some token of the group.
         padding: [p] the places of padding; None where there are none.
     """
 
     length: int
-    counts: Tensor
     where: Tensor
     padding: Tensor | None
 
@@ -51,8 +49,8 @@ class Side:
         place = torch.arange(longest)[None]
         where = (first + torch.minimum(place, count - 1)).view(-1)
         if min(lengths) == longest:
-            return cls(longest, count.view(-1), where, None)
-        return cls(longest, count.view(-1), where, (place >= count).view(-1).nonzero().squeeze(1))
+            return cls(longest, where, None)
+        return cls(longest, where, (place >= count).view(-1).nonzero().squeeze(1))
 
     def stacked(self, tokens: Tensor) -> Tensor:
         """[N, H, d] -> [H, G, length, d]."""
@@ -87,14 +85,12 @@ class Places:
 
     Attributes:
         sizes: Places of each group.
-        gaps: Tokens of no example among the first N.
         of_token: [N] the place of each token; the one after all places, whose row is zero, for
             tokens of no example.
     """
 
     sizes: list[int]
     of_token: Tensor
-    gaps: Tensor
 
     @classmethod
     def of(cls, sides: Sequence[Side]) -> Places:
@@ -108,19 +104,13 @@ class Places:
         places = real.nonzero().squeeze(1)
         of_token = torch.full((int(where.max()) + 1,), len(where))
         of_token[where[places]] = places
-        return cls(sizes, of_token, (of_token == len(where)).nonzero().squeeze(1))
+        return cls(sizes, of_token)
 
     def room(self, like: Tensor, width: int) -> tuple[Tensor, Sequence[Tensor]]:
         """A row of `width` for each place and one of zeros, and each group's part of them."""
         rows = like.new_empty(sum(self.sizes) + 1, width)
         rows[-1] = 0.0
         return rows, torch.split(rows[:-1], self.sizes)
-
-    def output(self, like: Tensor, n: int, heads: int, size: int) -> Tensor:
-        """[n, heads, size], zero for tokens of no example; the others are to be filled."""
-        out = like.new_empty(n, heads, size)
-        out[len(self.of_token) :] = 0.0
-        return out.index_fill_(0, self.gaps, 0.0) if len(self.gaps) else out
 
     def tokens(self, rows: Tensor, n: int) -> Tensor:
         """[places + 1, width] -> [n, width], n tokens."""

@@ -20,9 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from toque.models.cpu_kernels import fused
 from toque.models.forward.attention_groups import Group, Groups, rounded
-from toque.models.forward.bf16.kernel_attention import kernel_attention
 from toque.models.forward.fast_dropout import keep_mask
 
 
@@ -43,8 +41,7 @@ def grouped_attention(
             [N, H, d], the queries alone.
         others: In cross-attention [M, 2 * H, d], keys and values; else None.
         groups: Of all tokens that attend.
-        bias: [H, T, S] added to the scores of each example from its first token on, or None; for
-            the C kernels [H, 2 T - 1] in float32, by distance of key to query.
+        bias: [H, T, S] added to the scores of each example from its first token on, or None.
         causal: Hide later keys.
         scale: Of the scores.
         dropout: Share of attention weights set to zero.
@@ -52,9 +49,9 @@ def grouped_attention(
     Returns:
         [N, H, d].
     """
-    by_kernels = fused.available() and (bias is None or bias.dim() == 2)
-    attend = kernel_attention if by_kernels else _GroupedAttention.apply
-    output: Tensor = attend(packed, others, bias, groups, causal, scale, dropout)
+    output: Tensor = _GroupedAttention.apply(  # type: ignore[no-untyped-call]
+        packed, others, bias, groups, causal, scale, dropout
+    )
     return output
 
 

@@ -21,9 +21,8 @@ from transformers import PreTrainedModel
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from toque.batch import DecoderBatch, EncoderDecoderBatch
-from toque.models.cpu_kernels import fused
 from toque.models.forward.bf16.linear import in_bf16
-from toque.models.forward.bf16.position_bias import bias_by_distance, position_bias
+from toque.models.forward.bf16.position_bias import position_bias
 from toque.models.forward.bf16.weights import padded_length
 from toque.models.forward.varlen_attention import AttentionPlan, spans, varlen_attention
 
@@ -140,9 +139,7 @@ def t5_stack(
     """
     first = stack.get_submodule("block.0.layer.0.SelfAttention")
     if in_bf16(embedded):
-        by_kernels = isinstance(plan, AttentionPlan) and fused.available()
-        made = bias_by_distance if by_kernels else position_bias
-        bias = made(cast("T5Attention", first), longest)
+        bias = position_bias(cast("T5Attention", first), longest)
     else:
         bias = first.compute_bias(longest, longest)  # type: ignore[operator]
     # Cross-attention has no bias; the stock layer would make one of zeros. `_attend` ignores it.

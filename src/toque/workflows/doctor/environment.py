@@ -25,7 +25,6 @@ import torch
 from packaging.requirements import InvalidRequirement, Requirement
 
 from toque.hardware.processor import WORTH_WHILE, others_now, usable_cores
-from toque.models.cpu_kernels.library import why_not
 from toque.models.precision import has_fast_bf16
 from toque.reporter import SILENT, Reporter
 from toque.storage.cache_folder import cache_folder
@@ -66,7 +65,6 @@ def check_machine(*, folder: Path | None = None, reporter: Reporter = SILENT) ->
         checks = [
             *software(),
             *processor(others),
-            *kernels(),
             *gpus(),
             arithmetic(device),
             *memory_and_limits(here),
@@ -161,18 +159,6 @@ def processor(others: float) -> Iterator[Check]:
         )
     else:
         yield Check("other programs", "ok", f"keep {others:.1f} of {cores} cores busy")
-
-
-def kernels() -> Iterator[Check]:
-    """The C kernels of bf16 training on a CPU, where it would use them."""
-    if not has_fast_bf16(torch.device("cpu")):
-        return
-    reason = why_not()
-    if reason is None:
-        yield Check("C kernels", "ok", "gcc compiles them; bf16 training on this CPU uses them")
-    else:
-        todo = "Training on this CPU goes on without them, up to a fifth slower."
-        yield Check("C kernels", "warning", reason, todo)
 
 
 def gpus() -> Iterator[Check]:

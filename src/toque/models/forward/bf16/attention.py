@@ -12,7 +12,6 @@ from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXAttention
 from transformers.models.llama.modeling_llama import LlamaAttention
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from toque.models.cpu_kernels import fused
 from toque.models.forward.bf16.linear import Linear16, in_bf16, is_plain, one_product, product_of
 from toque.models.forward.varlen_attention import attend_packed
 
@@ -29,8 +28,7 @@ class _Rotate(torch.autograd.Function):
         ctx.save_for_backward(cos, sin)
         ctx.heads = heads
         ctx.mark_dirty(packed)
-        turn = fused.rotate if fused.available() else _rotate
-        turn(packed, cos, sin, heads)
+        _rotate(packed, cos, sin, heads)
         return packed
 
     @staticmethod
@@ -38,10 +36,7 @@ class _Rotate(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         cos, sin = ctx.saved_tensors
         back = grads[0].clone(memory_format=torch.contiguous_format)
-        if fused.available():
-            fused.rotate(back, cos, sin, ctx.heads, back=True)
-        else:
-            _rotate(back, cos, -sin, ctx.heads)  # the other way round
+        _rotate(back, cos, -sin, ctx.heads)  # the other way round
         return back, None, None, None
 
 

@@ -12,7 +12,6 @@ from transformers.activations import SiLUActivation
 from transformers.models.llama.modeling_llama import LlamaMLP
 from transformers.models.t5.modeling_t5 import T5DenseGatedActDense
 
-from toque.models.cpu_kernels import fused
 from toque.models.forward.bf16.linear import in_bf16, is_plain, one_product
 
 _ATEN = torch.ops.aten
@@ -23,11 +22,7 @@ class _Gate(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, both: Tensor, gelu: bool) -> Tensor:  # noqa: FBT001  # by position
-        ctx.gelu, ctx.fused = gelu, fused.available()
-        if ctx.fused:
-            ctx.save_for_backward(both)
-            ctx.kind = "gelu_tanh" if gelu else "silu"
-            return fused.activate(both, ctx.kind, gated=True)
+        ctx.gelu = gelu
         gate, up = both.chunk(2, -1)
         active = functional.gelu(gate, approximate="tanh") if gelu else functional.silu(gate)
         ctx.save_for_backward(both, active)
@@ -36,10 +31,6 @@ class _Gate(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.fused:
-            (both,) = ctx.saved_tensors
-            slope = grads[0].contiguous()
-            return fused.activate_backward(both, slope, ctx.kind, gated=True), None
         both, active = ctx.saved_tensors
         gate, up = both.chunk(2, -1)
         back = torch.empty_like(both)

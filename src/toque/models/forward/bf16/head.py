@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from toque.models.cpu_kernels import fused
 from toque.models.forward.bf16.weights import padded_length
 
 CHUNKS: Final = 4
@@ -68,8 +67,6 @@ def loss_and_slopes(
     padded = functional.pad(chunk, (0, 0, 0, padded_length(n) - n))
     slopes = torch.mm(padded, matrix.T, out=products[: len(padded)])
     slopes[n:] = 0.0
-    if fused.available():
-        return fused.head_slopes(slopes[:n], targets, bias, vocabulary).sum(), padded, slopes
     slopes[:, vocabulary:] = 0.0
     loss = torch.zeros((), dtype=torch.float32)
     rows = max(1, _BLOCK_ELEMENTS // vocabulary)
@@ -103,9 +100,6 @@ def add_in_pieces(total: Tensor, part: Tensor, *, first: bool) -> None:
     By pieces that a cache keeps: torch would first copy all of `part` to float32, for GPT-2's head
     77 MB of fresh memory, whose first touch takes longer than the sum.
     """
-    if fused.available():
-        fused.add(total, part, first=first)
-        return
     rows = max(1, _BLOCK_ELEMENTS // total.shape[1])
     for whole, piece in zip(torch.split(total, rows), torch.split(part, rows), strict=True):
         if first:

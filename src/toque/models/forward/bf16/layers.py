@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from transformers.activations import GELUActivation
 from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXAttention
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm
 from transformers.models.t5.modeling_t5 import T5Attention, T5DenseGatedActDense, T5LayerNorm
 from transformers.pytorch_utils import Conv1D
 
-from toque.models.forward.bf16.activations import GELU16, GELUActivation16
 from toque.models.forward.bf16.attention import (
     GPT2Attention16,
     GPTNeoXAttention16,
@@ -34,8 +32,6 @@ _CLASSES: dict[type[nn.Module], type[nn.Module]] = {
     T5Attention: T5Attention16,
     GPT2Attention: GPT2Attention16,
     GPTNeoXAttention: GPTNeoXAttention16,
-    nn.GELU: GELU16,
-    GELUActivation: GELUActivation16,
 }
 
 
@@ -45,9 +41,6 @@ def use_bf16_layers(model: nn.Module) -> int:
     Only within bfloat16 autocast: elsewhere they are what they were. Weights, names and what is
     saved stay the same. Frozen weights are bfloat16 already and need no copy.
     """
-    # Asked of the whole model, because activations have no weights that would tell.
-    if all(p.device.type != "cpu" for p in model.parameters()):
-        return 0
     found = 0
     for module in model.modules():
         other = _CLASSES.get(type(module))

@@ -11,7 +11,6 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
-from toque.models.cpu_kernels import fused
 from toque.models.forward.bf16.weights import StackedCopy, bf16_copy
 
 
@@ -113,10 +112,7 @@ class _Product(torch.autograd.Function):
             pair = (flat.T, slope) if ctx.transposed else (slope.T, flat)
             of_weight = torch.mm(*pair).float()
         if wants[2]:
-            if fused.available() and slope.is_contiguous():
-                of_bias = fused.column_sums(slope)
-            else:
-                of_bias = slope.sum(0, dtype=torch.float32)
+            of_bias = slope.sum(0, dtype=torch.float32)
         return back, of_weight, of_bias, None
 
 

@@ -10,7 +10,6 @@ from torch.autograd.function import once_differentiable
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
-from toque.models.cpu_kernels import fused
 from toque.models.forward.bf16.linear import in_bf16
 
 _LAYER_NORM_BACKWARD = torch.ops.aten.native_layer_norm_backward
@@ -21,11 +20,6 @@ class _RmsNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, weight: Tensor, eps: float) -> Tensor:
-        ctx.fused = fused.available() and values.dtype == weight.dtype == torch.float32
-        if ctx.fused:
-            out, scale = fused.rms_norm(values.contiguous(), weight, eps)
-            ctx.save_for_backward(values, weight, scale)
-            return out
         # PyTorch's own squares all of `values` in a pass of its own.
         scale = torch.linalg.vector_norm(values, dim=-1, keepdim=True, dtype=torch.float32)
         scale = scale.square_().mul_(1.0 / len(weight)).add_(eps).rsqrt_()
@@ -37,11 +31,6 @@ class _RmsNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         values, weight, scale = ctx.saved_tensors
-        if ctx.fused:
-            found = fused.rms_norm_backward(
-                values.contiguous(), weight, grads[0].contiguous(), scale
-            )
-            return *found, None
         slope, exact, factors = grads[0].float(), values.float(), weight.float()
         # LayerNorm's kernel does it in one pass, told that the mean is zero. Its gradient lacks
         # s * mean(g w), which came through the mean.

@@ -12,8 +12,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from toque.models.forward.attention_groups import rounded
-
 
 class _ByDistance(torch.autograd.Function):
     """[2 T - 1, H] values by distance, the most negative first, to [H, T, T]."""
@@ -45,14 +43,6 @@ def position_bias(attention: T5Attention, length: int) -> Tensor:
     values = _values(attention, length)
     by_distance: Tensor = _ByDistance.apply(values)  # type: ignore[no-untyped-call]
     return by_distance[None]
-
-
-def bias_by_distance(attention: T5Attention, length: int) -> Tensor:
-    """The same in float32 by distance of key to query [1, H, 2 T - 1], the most negative first.
-
-    It is all that the C kernels of attention read. T is `length` rounded up to that of a group.
-    """
-    return _values(attention, rounded(length)).float().T.contiguous()[None]
 
 
 def _values(attention: T5Attention, length: int) -> Tensor:
