@@ -17,12 +17,12 @@ from typing import Any
 
 from toque.config import load_config
 from toque.reporter import SILENT
+from toque.runs.history import METRICS, read_metrics
 from toque.training.callbacks import Callback
 from toque.training.distributed.launch import joined
 from toque.training.events import RunEnd, RunStart
 from toque.training.observers.gradients import Gradients
 from toque.training.observers.metrics_log import MetricsLog
-from toque.training.observers.metrics_reader import METRICS, read_metrics
 from toque.training.observers.system_sampler import SystemSampler
 from toque.training.observers.user_callbacks import RunState
 from toque.training.time_limit import CommandClock

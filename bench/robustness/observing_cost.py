@@ -84,7 +84,7 @@ def measure(a: argparse.Namespace) -> harness.Result:
 def _in_turn(work: Path, a: argparse.Namespace) -> harness.Result:
     from observed_blocks import Blocks, StopAt, as_rows, losses_of, pairs_of, tracked_steps, trained
 
-    from toque.training.observers.metrics_reader import METRICS, read_metrics
+    from toque.runs.history import METRICS, read_metrics
 
     blocks = Blocks(SETTLING, SIZE, a.pairs * a.blocks)
     every = LOG_STEPS // a.often
@@ -214,7 +214,7 @@ def _parts(run: Path, update_seconds: float) -> dict[str, Any]:
 
 def _record_milliseconds(run: Path) -> float:
     """Of all threads, from a step event of the run to TensorBoard's file."""
-    from toque.training.observers.metrics_reader import METRICS, read_metrics
+    from toque.runs.history import METRICS, read_metrics
     from toque.training.observers.tracker_services import opener
     from toque.training.observers.trackers import TrackerFeed
 

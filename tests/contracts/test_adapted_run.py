@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from tiny import shape_yaml
 from toque.cli import main
 from toque.cooking.cookbook.generate import write_cookbook
-from toque.training.observers.metrics_reader import read_metrics
+from toque.runs.history import read_metrics
 
 BASE = """
 seed: 5

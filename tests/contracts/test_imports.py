@@ -44,6 +44,7 @@ LIGHT = (
     "toque.data.loader.curriculum",
     "toque.data.loader.epoch_plan",
     "toque.cooking",
+    "toque.runs",
     "toque.reports",
     "toque.watching",
 )

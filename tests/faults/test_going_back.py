@@ -12,6 +12,7 @@ import torch
 
 from toque.cli import main
 from toque.errors import CheckpointError
+from toque.runs.history import read_metrics
 from toque.storage.checksums import sha256_of
 from toque.training.callbacks import Callbacks
 from toque.training.checkpoint.fetch import fetch_run, fetch_step
@@ -19,7 +20,6 @@ from toque.training.checkpoint.saved import verify_checkpoint
 from toque.training.checkpoint.set_aside import named_step, set_aside
 from toque.training.checkpoint.sharded_saver import ShardedSaves
 from toque.training.distributed.collectives import Ranks
-from toque.training.observers.metrics_reader import read_metrics
 from toque.units import Progress
 
 pytestmark = [

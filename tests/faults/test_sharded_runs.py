@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from toque.runs.history import read_metrics
 from toque.storage.checksums import sha256_of
 from toque.training.checkpoint.saved import verify_checkpoint
-from toque.training.observers.metrics_reader import read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 UNDROPPED = "resid_pdrop: 0.0, embd_pdrop: 0.0, attn_pdrop: 0.0"  # draws differ between ranks

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from toque.errors import CheckpointError
+from toque.runs.history import read_metrics
 from toque.training.callbacks import EarlyStopping
 from toque.training.observers.metrics_log import MetricsLog
-from toque.training.observers.metrics_reader import read_metrics
 from toque.training.optim.gradient_noise import GradientNoise
 from toque.training.optim.weight_average import WeightAverage
 from toque.units import Duration

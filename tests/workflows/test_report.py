@@ -11,8 +11,8 @@ from toque.cooking.schemas import RecipeReader
 from toque.data.prepare.pipeline import prepare
 from toque.data.prepare.settings import PrepareSettings
 from toque.errors import ConfigError, DataError
+from toque.runs.history import METRICS
 from toque.sources.records import Source
-from toque.training.observers.metrics_reader import METRICS
 from toque.workflows.report import report
 from toque.workflows.verify import verify
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol, final
 
+from toque.runs.history import METRICS
 from toque.storage.bucket import Bucket
-from toque.training.observers.metrics_reader import METRICS
 from toque.watching.places import BucketPlace, FolderPlace, Place
 
 _DEPTH: Final = 3

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, final
 
 from toque.errors import ConfigError, ToqueError
+from toque.runs.history import METRICS, event_in
 from toque.storage.json_files import decode_json
-from toque.training.observers.metrics_reader import METRICS, event_in
 from toque.units import Duration, Progress
 from toque.watching.holders import Holder, HolderWatch
 from toque.watching.places import Place

@@ -20,10 +20,10 @@ from toque.models.loading.provenance import Provenance
 from toque.models.lora.files import WEIGHTS
 from toque.models.lora.layers import is_adapted
 from toque.reporter import Reporter, counting
+from toque.runs.history import METRICS, read_metrics
 from toque.storage.atomic import atomic_write, disk_faults
 from toque.training.checkpoint.resume import broadcast_checkpoint
 from toque.training.distributed.sharing import Alone
-from toque.training.observers.metrics_reader import METRICS, read_metrics
 from toque.workflows.asking.provenance import (
     example_prompt,
     model_files,

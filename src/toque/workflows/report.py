@@ -13,8 +13,8 @@ from toque.reports.html import RUN, STORE, render, write_page
 from toque.reports.run_report import run_content
 from toque.reports.store_report import store_content
 from toque.reports.verdict import verdict_of
+from toque.runs.history import METRICS, read_metrics
 from toque.storage.no_follow import refuse_links
-from toque.training.observers.metrics_reader import METRICS, read_metrics
 from toque.workflows.results import Model, existing_folder
 
 _PAGE = "report.html"

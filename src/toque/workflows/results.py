@@ -56,7 +56,7 @@ class TrainedRun:
     @cached_property
     def history(self) -> list[dict[str, Any]]:
         """The events of metrics.jsonl that count: losses, evaluations, saves, warnings."""
-        from toque.training.observers.metrics_reader import METRICS, read_metrics
+        from toque.runs.history import METRICS, read_metrics
 
         return read_metrics(self.folder / METRICS)
 

@@ -12,10 +12,10 @@ import pytest
 
 from toque.cli import main
 from toque.errors import CheckpointError
+from toque.runs.history import read_metrics
 from toque.storage.checksums import sha256_of
 from toque.training.checkpoint.saved import verify_checkpoint
 from toque.training.checkpoint.store import CheckpointStore, run_lock
-from toque.training.observers.metrics_reader import read_metrics
 
 OFTEN = (
     "train.save_every=1 step",

@@ -12,10 +12,10 @@ from rich.console import Console
 
 from toque.cli.console import ConsoleReporter
 from toque.errors import CheckpointError
+from toque.runs.history import read_metrics
 from toque.training.events import Best, RunEnd, RunStart, Saved, StepInfo
 from toque.training.observers.console import ConsoleProgress
 from toque.training.observers.metrics_log import MetricsLog
-from toque.training.observers.metrics_reader import read_metrics
 from toque.training.observers.time_left import TimeLeft
 from toque.training.peak_flops import Peak
 from toque.units import Duration, Progress
@@ -144,22 +144,6 @@ def test_a_torn_line_swallows_nothing(tmp_path):
     log_of(tmp_path)
     events = [e["event"] for e in read_metrics(path)]
     assert events == ["start", "warning", "end", "start", "warning"]
-
-
-def test_reading_leaves_out_what_a_continued_session_undid(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    events = [
-        ("start", 0),
-        ("step", 4),
-        ("save", 4),
-        ("step", 6),
-        ("warning", 6),
-        ("start", 4),
-        ("step", 6),
-    ]
-    path.write_text("".join(json.dumps({"event": e, "step": s}) + "\n" for e, s in events))
-    kept = [(e["event"], e["step"]) for e in read_metrics(path)]
-    assert kept == [e for e in events if e != ("step", 6)] + [("step", 6)]
 
 
 def test_a_file_that_cannot_be_opened_is_refused(tmp_path):
@@ -319,28 +303,3 @@ def test_micro_batches_leave_the_line_to_the_update_they_make():
         progress.on_step(info(step))
     lines = [text.split("  ")[0] for text, _ in heard.progressed if "(" not in text]
     assert lines == ["step 1: 1 of 2 micro-batches", "step 1", "step 2", "step 3"]
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        '{"event": "step"}',
-        '{"event": "step", "step": -5}',
-        '{"event": "step", "step": true}',
-        '{"event": "step", "step": 2, "epoch": "1"}',
-        '{"event": "step", "step": 2, "tokens": 1.5}',
-        '{"event": "step", "step": 2, "seconds": 1e999}',
-        '{"event": "evaluation", "step": 2, "metrics": [1]}',
-        '{"event": "evaluation", "step": 2, "metrics": {"loss": [1]}}',
-        '{"event": "start"}',
-        '{"event": "start", "step": 0, "parameters": 3}',
-        '{"event": {"a": 1}, "step": 2}',
-        '{"event": "step", "step": ' + "9" * 5000 + "}",
-        "[" * 100_000,
-    ],
-)
-def test_events_of_another_form_are_left_out(tmp_path, line):
-    path = tmp_path / "metrics.jsonl"
-    whole = '{"event": "step", "step": 1, "epoch": 0.5, "loss": NaN}'
-    path.write_text(f"{whole}\n{line}\n")
-    assert [(e["step"], e["loss"]) for e in read_metrics(path)] == [(1, None)]

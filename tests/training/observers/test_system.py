@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from toque.hardware.processor import contended, usable_cores
+from toque.runs.history import read_metrics
 from toque.training.events import RunEnd, RunStart, StepInfo
 from toque.training.observers.gpu_readings import Gpus, gpus_here
 from toque.training.observers.host_readings import Host
 from toque.training.observers.metrics_log import MetricsLog
-from toque.training.observers.metrics_reader import read_metrics
 from toque.training.observers.phase_memory import PhaseMemory
 from toque.training.observers.system_sampler import SystemSampler
 from toque.training.phases import Phases

@@ -14,7 +14,7 @@ from toque.cooking.cookbook.generate import write_cookbook
 from toque.errors import CheckFailed
 from toque.reports.verdict import verdict_of
 from toque.reports.verdict.facts import facts_of
-from toque.training.observers.metrics_reader import read_metrics
+from toque.runs.history import read_metrics
 from toque.units import Duration
 from toque.workflows.doctor import environment
 from toque.workflows.doctor.attempts import Attempt, disk

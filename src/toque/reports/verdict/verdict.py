@@ -10,7 +10,7 @@ from toque.reports.verdict.facts import Facts, facts_of
 from toque.reports.verdict.finding import Case, Finding
 from toque.reports.verdict.rules import findings
 from toque.reports.verdict.shares import PRODUCTS, Share, share_named, shares_of
-from toque.training.observers.metrics_reader import METRICS, read_metrics
+from toque.runs.history import METRICS, read_metrics
 
 
 @dataclass(frozen=True)

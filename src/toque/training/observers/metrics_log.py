@@ -4,7 +4,7 @@ Events are start, step, evaluation, save, warning and end, and what other observ
 system and gradients. A step event holds loss, learning rate
 and gradient norm of that update, and throughput and sums since the last step event.
 One is written before every save, so a run continued from a checkpoint neither loses nor doubles
-anything: its start event names the step it continues from, and `metrics_reader.read_metrics`
+anything: its start event names the step it continues from, and `history.read_metrics`
 leaves out what earlier sessions wrote beyond that step.
 """
 
@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from toque.errors import CheckpointError
+from toque.runs.history import METRICS
 from toque.storage.json_files import JsonLines, append_json_lines
 from toque.training.callbacks import Callback
 from toque.training.events import RunEnd, RunStart, Saved, StepInfo
-from toque.training.observers.metrics_reader import METRICS
 from toque.training.observers.step_window import Window
 from toque.training.peak_flops import Peak
 from toque.units import Duration, Progress

@@ -24,10 +24,10 @@ from toque.evaluation.differences import paired
 from toque.reporter import SILENT, Reporter
 from toque.reports.html import ABLATION, render
 from toque.reports.parts import Grid
+from toque.runs.history import METRICS, read_metrics
 from toque.storage.atomic import atomic_write
 from toque.storage.locks import file_lock
 from toque.storage.no_follow import open_append
-from toque.training.observers.metrics_reader import METRICS, read_metrics
 from toque.units import Duration
 from toque.version import __version__
 from toque.workflows.ablate.plan import Plan, Variant, plan_ablation

@@ -15,10 +15,10 @@ from toque.errors import CheckpointError, ConfigError, ToqueError
 from toque.evaluation.differences import FEWEST_TEXTS
 from toque.reporter import SILENT, Reporter
 from toque.reports.html import COMPARISON, render, write_page
+from toque.runs.history import METRICS
 from toque.storage.bucket import open_bucket
 from toque.storage.bucket_errors import BucketUse, RunBucketError
 from toque.storage.no_follow import refuse_links
-from toque.training.observers.metrics_reader import METRICS
 from toque.version import __version__
 from toque.watching.figures import MOST_OVER, figures_over
 from toque.watching.places import BucketPlace, FolderPlace, Place, content, is_in_a_bucket

@@ -11,8 +11,8 @@ from toque.errors import CheckpointError, ConfigError, argument
 from toque.reporter import SILENT, Reporter
 from toque.reports.verdict import Verdict, advice, verdict_of
 from toque.reports.verdict.ladders import Ladder, Sign, ladders, signs
+from toque.runs.history import METRICS
 from toque.storage.no_follow import refuse_links
-from toque.training.observers.metrics_reader import METRICS
 from toque.workflows.results import Model, existing_folder
 
 if TYPE_CHECKING:

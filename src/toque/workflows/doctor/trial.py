@@ -25,7 +25,7 @@ from toque.reporter import Reporter
 from toque.reports.verdict import Finding, Verdict
 from toque.reports.verdict.facts import Facts, mapping, number
 from toque.reports.verdict.finding import AMOUNT
-from toque.training.observers.metrics_reader import METRICS, read_metrics
+from toque.runs.history import METRICS, read_metrics
 from toque.units import Duration
 
 _QUIET: Final = (

@@ -8,7 +8,6 @@ computed must not be forked: its threads are not there in the child.)
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import random
 import signal
@@ -20,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from toque.runs.history import METRICS, read_metrics
 from toque.storage.checksums import sha256_of
 from toque.storage.no_follow import open_append
 
@@ -137,18 +137,14 @@ def newest_bytes(run: Path) -> int:
 
 
 def events(run: Path) -> list[dict[str, Any]]:
-    """The whole lines of `metrics.jsonl`; half a line of a killed writer is no event."""
+    """The events of a run that count; none before it has begun."""
     with suppress(OSError):
-        found = []
-        for line in (run / "metrics.jsonl").read_bytes().splitlines():
-            with suppress(ValueError):
-                found.append(json.loads(line))
-        return found
+        return read_metrics(run / METRICS)
     return []
 
 
 def steps_done(run: Path) -> int:
-    """The newest step that `metrics.jsonl` tells of."""
+    """The newest step that `metrics.jsonl` records."""
     return max((e["step"] for e in events(run) if e["event"] == "step"), default=0)
 
 
@@ -169,7 +165,7 @@ def facts_of(run: Path) -> Facts:
 
 
 def _log_bytes(run: Path) -> int:
-    log = run / "metrics.jsonl"
+    log = run / METRICS
     return log.stat().st_size if log.exists() else 0
 
 
@@ -196,7 +192,7 @@ class Kills:
         """Count a kill by what the session was doing."""
         self.kills += 1
         self.steps.append(steps_done(run))
-        log = run / "metrics.jsonl"
+        log = run / METRICS
         running = log.exists() and log.stat().st_mtime >= began
         unfinished = [p for p in run.glob("*/temp-*") if p.stat().st_mtime >= began]
         doing = "starting" if not running else "saving" if unfinished else "training"

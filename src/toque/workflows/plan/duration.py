@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from toque.config import RunConfig
 from toque.models.families import family_of
 from toque.models.flops import parameter_counts
-from toque.training.observers.metrics_reader import METRICS, read_metrics
+from toque.runs.history import METRICS, read_metrics
 from toque.training.peak_flops import Peak
 from toque.units import Duration
 from toque.workflows.plan.ahead import Ahead

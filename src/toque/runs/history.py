@@ -1,0 +1,456 @@
+"""History of a run: the only reader of `metrics.jsonl`, event by event while the file grows.
+
+It loads no torch. The file may come from anyone, so an event of another form is left out whole.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, final
+
+import msgspec
+
+from toque.errors import ConfigError
+from toque.runs.curve import Curve, Points, RunningMean
+from toque.units import Duration, Progress
+
+METRICS: Final = "metrics.jsonl"
+SYSTEM: Final = "system "
+"""First part of the names of curves over the machine's own time."""
+MOST_EVALUATIONS: Final = 2000
+MOST_WARNINGS: Final = 40
+_MOST_SESSIONS: Final = 200
+_MOST_GPUS: Final = 16
+_MOST_CURVES: Final = 400
+
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+_Number = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)] | None
+"""None where it was not finite, which JSON has no word for."""
+
+
+class _Placed(msgspec.Struct):
+    step: _Count
+
+
+class StartRow(_Placed):
+    """A session begins."""
+
+    epoch: _Number = None
+    parameters: dict[str, _Number] | None = None
+
+
+class StepRow(_Placed):
+    """An update, and sums over the updates since the row before."""
+
+    epoch: Annotated[float, msgspec.Meta(ge=0, le=1e300)] = 0.0
+    loss: _Number = None
+    lr: _Number = None
+    grad_norm: _Number = None
+    tokens: _Count | None = None
+    target_tokens: _Count | None = None
+    seconds: _Number = None
+    tokens_per_second: _Number = None
+    data_wait_seconds: _Number = None
+    pad_fraction: _Number = None
+    mfu: _Number = None
+
+
+class EvaluationRow(_Placed):
+    """An evaluation on held-out data."""
+
+    metrics: dict[str, _Number] = {}
+    seconds: _Number = None
+
+
+class SaveRow(_Placed):
+    """A checkpoint."""
+
+    blocked_seconds: _Number = None
+
+
+class GpuRow(msgspec.Struct):
+    """A GPU, as a `system` event has it."""
+
+    index: _Count
+    name: str | None = None
+    utilisation_percent: _Number = None
+    memory_used_bytes: _Number = None
+    memory_total_bytes: _Number = None
+    power_watts: _Number = None
+    temperature_celsius: _Number = None
+    throttled: list[str] = []
+
+
+class SystemRow(_Placed):
+    """A look at the machine, over the `seconds` since the look before."""
+
+    seconds: _Number = None
+    cpu_percent: _Number = None
+    cpu_percent_by_core: list[_Number] = []
+    process_cpu_percent: _Number = None
+    memory_used_bytes: _Number = None
+    memory_total_bytes: _Number = None
+    process_resident_bytes: _Number = None
+    disk_read_bytes_per_second: _Number = None
+    disk_write_bytes_per_second: _Number = None
+    network_received_bytes_per_second: _Number = None
+    network_sent_bytes_per_second: _Number = None
+    gpus: list[GpuRow] = []
+
+
+class GradientsRow(_Placed):
+    """Norms and ratios of groups of layers."""
+
+    groups: dict[str, dict[str, _Number]] = {}
+    optimizer_groups: list[dict[str, _Number]] = []
+
+
+class EndRow(_Placed):
+    """A session ends."""
+
+    seconds: _Number = None
+
+
+_FORMS: Final[Mapping[str, type[msgspec.Struct]]] = {
+    "start": StartRow,
+    "step": StepRow,
+    "evaluation": EvaluationRow,
+    "save": SaveRow,
+    "system": SystemRow,
+    "gradients": GradientsRow,
+    "end": EndRow,
+}
+"""Fields of an event that every reader may rely on, where they are present."""
+_UNDONE: Final = frozenset({"step", "evaluation", "save", "system", "gradients"})
+"""Events beyond a step that no longer count once a session continues from that step."""
+
+
+@dataclass(frozen=True)
+class MetricInfo:
+    """Name for people, unit, and direction of a metric."""
+
+    title: str
+    unit: str
+    better: Literal["lower", "higher"] | None = "higher"
+
+
+METRIC_NAMES: Final[Mapping[str, MetricInfo]] = {
+    "loss": MetricInfo("loss", "nats per target token", "lower"),
+    "perplexity": MetricInfo("perplexity", "perplexity", "lower"),
+    "bits_per_byte": MetricInfo("bits per byte", "bits per byte of text", "lower"),
+    "repetition": MetricInfo("repetition", "share of four-word sequences", "lower"),
+    "hallucinated_ingredients": MetricInfo(
+        "hallucinated ingredients", "share of listed ingredients", "lower"
+    ),
+    "lr": MetricInfo("learning rate", "learning rate", None),
+    "grad_norm": MetricInfo("gradient norm", "norm before clipping", None),
+    "update_ratio": MetricInfo("update-to-weight ratio", "update ratio", None),
+    "tokens_per_second": MetricInfo("speed", "tokens per second"),
+    "data_wait": MetricInfo("waiting for data", "share of the time", "lower"),
+    "pad_fraction": MetricInfo("padding", "share of computed tokens", "lower"),
+    "mfu": MetricInfo("utilisation", "share of peak arithmetic"),
+}
+"""Metrics that are no scores of texts; of a score, higher is better unless it stands here."""
+
+
+def metric_named(name: str) -> MetricInfo:
+    """Title, unit and direction of a metric; of one of a user's own, as its name has it.
+
+    >>> metric_named("ingredient_coverage").title, metric_named("loss").better
+    ('ingredient coverage', 'lower')
+    """
+    title = name.replace("_", " ")
+    return METRIC_NAMES.get(name) or MetricInfo(title, title)
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The events of a run, without those that a continued session undid.
+
+    Lines torn by a kill are left out, and events of another form: the file may come from anyone.
+    """
+    events: list[dict[str, Any]] = []
+    for event in _events(path):
+        if event["event"] == "start":
+            at = event["step"]
+            events = [e for e in events if e["event"] not in _UNDONE or e["step"] <= at]
+        events.append(event)
+    return events
+
+
+def history_of(path: Path) -> RunHistory:
+    """The history in a whole file.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    history = RunHistory()
+    for event in _events(path):
+        history.take(event)
+    return history
+
+
+def _events(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        yield from filter(None, map(event_in, lines))
+
+
+def event_in(line: str) -> dict[str, Any] | None:
+    """The event of one line; None for a torn line or an event of another form."""
+    try:
+        event = json.loads(line, parse_constant=lambda _: None)
+        if not isinstance(event, dict) or not isinstance(event.get("event"), str):
+            return None
+        msgspec.convert(event, _FORMS.get(event["event"], msgspec.Struct))
+    except (ValueError, RecursionError):  # msgspec's is a ValueError
+        return None
+    return event
+
+
+def number(value: object) -> float | None:
+    """A finite number; None for anything else.
+
+    >>> number(2), number(True), number(float("nan")), number("2")
+    (2.0, None, None, None)
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    found = float(value) if abs(value) < 1e300 else math.inf
+    return found if math.isfinite(found) else None
+
+
+class Curves(dict[str, Curve]):
+    """Curves by name, made when they are first added to; not endlessly many."""
+
+    def __missing__(self, name: str) -> Curve:
+        made = Curve()
+        if len(self) < _MOST_CURVES:
+            self[name] = made
+        return made
+
+    def points_of(self, name: str) -> Points:
+        """The points of a curve; none where there is no such curve."""
+        return self[name].points() if name in self else ([], [])
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums over the updates that count."""
+
+    tokens: int = 0
+    target_tokens: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class RunSession:
+    """A stretch of training from a start event to its end event."""
+
+    from_step: int
+    to_step: int | None = None
+    """None while it continues, or where it was killed."""
+    seconds: float = 0.0
+    reason: str = ""
+
+
+@final
+@dataclass
+class RunHistory:
+    """State of a run after the events so far: curves, sums and the newest event of each kind."""
+
+    start: Mapping[str, Any] = field(default_factory=dict)
+    """Newest start event, as it was recorded."""
+    end: Mapping[str, Any] | None = None
+    """End event of the newest session; None while it continues, or where it was killed."""
+    step: StepRow | None = None
+    system: SystemRow | None = None
+    saved: int | None = None
+    """Step of the newest checkpoint."""
+    best: tuple[float, int] | None = None
+    """Lowest held-out loss, and its step."""
+    evaluations: deque[EvaluationRow] = field(
+        default_factory=lambda: deque(maxlen=MOST_EVALUATIONS)
+    )
+    n_evaluations: int = 0
+    evaluation_seconds: float = 0.0
+    sessions: deque[RunSession] = field(default_factory=lambda: deque(maxlen=_MOST_SESSIONS))
+    warnings: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=MOST_WARNINGS))
+    """Step and message of the newest warnings."""
+    n_warnings: int = 0
+    totals: Totals = Totals()
+    gpu_joules: float | None = None
+    """Energy of the GPUs over the time that was measured; None where no power was."""
+    curves: Curves = field(default_factory=Curves)
+    """By name: fields of step events, `loss smoothed`, `data_wait`, `held-out METRIC`,
+    `group WHAT GROUP`, and SYSTEM with a field of system events or `gpu INDEX FIELD`."""
+    _began_at: Progress = Progress()
+    _spent: float = 0.0
+    """Seconds of this session: updates, evaluations and saves."""
+    _smoothed: RunningMean = field(default_factory=RunningMean)
+    _at_saves: dict[int, tuple[Totals, RunningMean]] = field(default_factory=dict)
+    """Sums at each checkpoint, to which a session that continues from it returns."""
+
+    @property
+    def progress(self) -> Progress:
+        """Updates, epochs, tokens and seconds that are done."""
+        return Progress(
+            step=self.step.step if self.step else 0,
+            epoch=self.step.epoch if self.step else 0.0,
+            tokens=self.totals.tokens,
+            target_tokens=self.totals.target_tokens,
+            seconds=self.totals.seconds,
+        )
+
+    @property
+    def stop_after(self) -> Duration | None:
+        """Length of the whole run; None where its start does not say."""
+        try:
+            return Duration.parse(str(self.start.get("stop_after", "")))
+        except ConfigError:
+            return None
+
+    @property
+    def done(self) -> float | None:
+        """Share of the run that is done."""
+        whole = self.stop_after
+        if whole is None or whole.unit in ("%", "examples"):
+            return None  # examples are not in the events
+        return whole.fraction(self.progress)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds until training ends, at the pace of this session; None before there is one."""
+        whole, done = self.stop_after, self.done
+        if whole is None or done is None:
+            return None
+        gained = done - whole.fraction(self._began_at)
+        return self._spent * (1.0 - done) / gained if gained > 0 else None
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        """Take in an event that `event_in` found well-formed."""
+        kind = event["event"]
+        if kind in ("start", "end"):  # kept as recorded: reports show all that they hold
+            (self._start if kind == "start" else self._end)(event)
+        elif kind == "warning":
+            self.n_warnings += 1
+            self.warnings.append((int(number(event.get("step")) or 0), str(event.get("message"))))
+        elif kind in _FORMS:
+            row = msgspec.convert(event, _FORMS[kind])
+            match row:
+                case StepRow():
+                    self._step(row)
+                case EvaluationRow():
+                    self._evaluation(row)
+                case SaveRow():
+                    self._save(row)
+                case SystemRow():
+                    self._system(row)
+                case GradientsRow():
+                    for group, values in row.groups.items():
+                        for what, value in values.items():
+                            self.curves[f"group {what} {group}"].add(float(row.step), value)
+
+    def _start(self, event: Mapping[str, Any]) -> None:
+        """Begin a session; what an earlier one did beyond its step is undone."""
+        at = int(event["step"])
+        for name, curve in self.curves.items():
+            if not name.startswith(SYSTEM):  # the machine's time did pass
+                curve.drop_after(at)
+        nothing = (Totals(), RunningMean())
+        known = (self.totals, self._smoothed) if at else nothing
+        self.totals, self._smoothed = self._at_saves.get(at, known) if at else nothing
+        self._at_saves = {step: kept for step, kept in self._at_saves.items() if step <= at}
+        while self.evaluations and self.evaluations[-1].step > at:
+            self.evaluations.pop()
+            self.n_evaluations -= 1
+        if self.best is not None and self.best[1] > at:
+            held_out = [(loss, e.step) for e in self.evaluations
+                        if (loss := e.metrics.get("loss")) is not None]  # fmt: skip
+            self.best = min(held_out, default=None)
+        epoch = number(event.get("epoch")) or 0.0
+        # The newest row stays where nothing was undone: its loss is still the newest one.
+        if self.step is None or self.step.step != at:
+            self.step = StepRow(at, epoch=max(0.0, epoch)) if at else None
+        self.start, self.end, self.saved = event, None, at or None
+        self._began_at, self._spent = self.progress, 0.0
+        self.sessions.append(RunSession(at))
+
+    def _step(self, row: StepRow) -> None:
+        x, seconds = float(row.step), row.seconds or 0.0
+        for name in ("loss", "lr", "grad_norm", "tokens_per_second", "pad_fraction", "mfu"):
+            self.curves[name].add(x, getattr(row, name))
+        if seconds and row.data_wait_seconds is not None:
+            self.curves["data_wait"].add(x, row.data_wait_seconds / seconds)
+        if row.loss is not None:
+            self._smoothed = self._smoothed.after(row.loss)
+            self.curves["loss smoothed"].add(x, self._smoothed.value)
+        sums = self.totals
+        self.totals = Totals(
+            sums.tokens + (row.tokens or 0),
+            sums.target_tokens + (row.target_tokens or 0),
+            sums.seconds + seconds,
+        )
+        self._spent += seconds
+        self.step = row
+
+    def _evaluation(self, row: EvaluationRow) -> None:
+        for name, value in row.metrics.items():
+            self.curves[f"held-out {name}"].add(float(row.step), value)
+        loss = row.metrics.get("loss")
+        if loss is not None and (self.best is None or loss < self.best[0]):
+            self.best = (loss, row.step)
+        self.evaluations.append(row)
+        self.n_evaluations += 1
+        self.evaluation_seconds += row.seconds or 0.0
+        self._spent += row.seconds or 0.0
+
+    def _save(self, row: SaveRow) -> None:
+        self.saved = row.step
+        self._at_saves[row.step] = (self.totals, self._smoothed)
+        self._spent += row.blocked_seconds or 0.0
+
+    def _end(self, event: Mapping[str, Any]) -> None:
+        self.end = event
+        if self.sessions:
+            session = self.sessions[-1]
+            session.to_step, session.reason = int(event["step"]), str(event.get("reason"))
+            session.seconds = number(event.get("seconds")) or 0.0
+
+    def _system(self, row: SystemRow) -> None:
+        self.system = row
+        seconds = row.seconds or 0.0
+        watts = [gpu.power_watts for gpu in row.gpus if gpu.power_watts is not None]
+        if watts:
+            self.gpu_joules = (self.gpu_joules or 0.0) + sum(watts) * seconds
+        before = self.curves[f"{SYSTEM}cpu_percent"].last
+        x = (before[0] if before else 0.0) + seconds / 60  # minutes that were measured
+        for name, unit in _MACHINE_UNITS.items():
+            value = getattr(row, name)
+            self.curves[SYSTEM + name].add(x, None if value is None else value / unit)
+        for gpu in row.gpus[:_MOST_GPUS]:
+            for name, unit in _GPU_UNITS.items():
+                if (value := getattr(gpu, name)) is not None:
+                    self.curves[f"{SYSTEM}gpu {gpu.index} {name}"].add(x, value / unit)
+
+
+_MACHINE_UNITS: Final = {
+    "cpu_percent": 1.0,
+    "process_cpu_percent": 1.0,
+    "memory_used_bytes": 1e9,
+    "process_resident_bytes": 1e9,
+    "disk_read_bytes_per_second": 1e6,
+    "disk_write_bytes_per_second": 1e6,
+    "network_received_bytes_per_second": 1e6,
+    "network_sent_bytes_per_second": 1e6,
+}
+"""Fields of a `system` event that are drawn, and the size of one drawn unit."""
+_GPU_UNITS: Final = {
+    "utilisation_percent": 1.0,
+    "memory_used_bytes": 1e9,
+    "power_watts": 1.0,
+    "temperature_celsius": 1.0,
+}
