@@ -20,46 +20,17 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from toque.cooking.cookbook.dishes import (
-    baking,
-    breakfast,
-    grains,
-    handheld,
-    mains,
-    pasta,
-    simple,
-    soups,
-    stews,
-    sweets,
-    vegetables,
-)
-from toque.cooking.cookbook.recipe_builder import Draw, Family, Kitchen
+from toque.cooking.cookbook.dishes import dishes
+from toque.cooking.cookbook.kitchen import Draw
 from toque.cooking.recipe import Recipe
 from toque.errors import ConfigError, DataError, argument
 from toque.storage.atomic import atomic_file
 
-FAMILIES: tuple[Family, ...] = (
-    *soups.FAMILIES,
-    *stews.FAMILIES,
-    *pasta.FAMILIES,
-    *grains.FAMILIES,
-    *mains.FAMILIES,
-    *handheld.FAMILIES,
-    *vegetables.FAMILIES,
-    *breakfast.FAMILIES,
-    *baking.FAMILIES,
-    *sweets.FAMILIES,
-    *simple.FAMILIES,
-)
-"""The dish families, drawn with equal probability."""
-
 
 def recipe(seed: int, index: int) -> Recipe:
     """Recipe `index` (from 0) of the cookbook `seed`."""
-    draw = Draw(seed, index)
-    kitchen = Kitchen(draw)
-    FAMILIES[draw.below(len(FAMILIES))](kitchen)
-    return kitchen.serve()
+    draw, book = Draw(seed, index), dishes()
+    return book[draw.below(len(book))].recipe(draw)
 
 
 def recipes(n: int, seed: int) -> Iterator[Recipe]:

@@ -6,24 +6,16 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-from toque.cooking.cookbook.pantry import GRAMS_PER_POUND, PANTRY, TEASPOONS_PER_CUP, Food
+from toque.cooking.cookbook.pantry import PANTRY, PantryFood
 
+GRAMS_PER_POUND = 453.6
+TEASPOONS_PER_CUP = 48.0
 VOLUMES = {"cup": 48.0, "tbsp": 3.0, "tsp": 1.0}
 """Teaspoons in each unit of volume."""
 
 PIECES = {"clove", "stalk", "slice", "can", "sprig"}
 """Units that count pieces of a food."""
 
-_CAN_SIZES = {
-    "diced tomato": "14.5 ounce",
-    "crushed tomato": "28 ounce",
-    "coconut milk": "13.5 ounce",
-    "tuna": "5 ounce",
-}
-_HALVED = {
-    "onion", "red onion", "leek", "cucumber", "avocado", "red bell pepper", "green bell pepper",
-    "zucchini", "lemon", "eggplant", "apple",
-}  # fmt: skip
 _GLYPHS = {0.25: "1/4", 1 / 3: "1/3", 0.5: "1/2", 2 / 3: "2/3", 0.75: "3/4"}
 _CUPS = tuple(
     whole + part
@@ -54,7 +46,7 @@ class Measured:
     """Amount, unit and food, as in an ingredient list, without the preparation."""
     grams: float
     is_single: bool
-    """Whether a step refers to one piece ("the onion") or several ("the onions")."""
+    """True if a step refers to one piece ("the onion"), False for several ("the onions")."""
 
 
 @lru_cache(maxsize=4096)
@@ -73,8 +65,7 @@ def specification(text: str) -> Specification:
     key, _, preparation = named.partition(", ")
     if key not in PANTRY:
         raise KeyError(f"{key!r} of {text!r} is not in the pantry")
-    singular = key if key == "cooked rice" else PANTRY[key].name
-    return Specification(amount, unit, singular, tuple(preparation.split("|")))
+    return Specification(amount, unit, PANTRY[key].name, tuple(preparation.split("|")))
 
 
 def measure(spec: Specification, scale: float) -> Measured:
@@ -89,8 +80,8 @@ def measure(spec: Specification, scale: float) -> Measured:
     return _pieces(spec, food, amount)
 
 
-def _listed(food: Food, *, several: bool) -> str:
-    return f"{food.qualifier} {food.plural if several else food.name}".strip()
+def _listed(food: PantryFood, *, several: bool) -> str:
+    return f"{food.listed_as} {food.plural if several else food.name}".strip()
 
 
 def _nearest(value: float, choices: tuple[float, ...]) -> float:
@@ -109,7 +100,7 @@ def write_number(value: float) -> str:
     return " ".join(filter(None, (str(whole) if whole else "", glyph))) or "0"
 
 
-def _volume(food: Food, teaspoons: float) -> Measured:
+def _volume(food: PantryFood, teaspoons: float) -> Measured:
     if teaspoons < 2.6:
         count, name, size = _nearest(teaspoons, _TEASPOONS), "teaspoon", 1.0
     elif teaspoons < 10.5:
@@ -123,7 +114,7 @@ def _volume(food: Food, teaspoons: float) -> Measured:
     return Measured(line, count * size * food.cup_g / TEASPOONS_PER_CUP, is_single=False)
 
 
-def _weight(food: Food, ounces: float) -> Measured:
+def _weight(food: PantryFood, ounces: float) -> Measured:
     if ounces < 9.0:
         count = float(max(1, math.floor(ounces + 0.5)))
         unit, grams = ("ounce" if count == 1.0 else "ounces"), count * GRAMS_PER_POUND / 16.0
@@ -135,15 +126,14 @@ def _weight(food: Food, ounces: float) -> Measured:
     return Measured(line, grams, is_single=False)
 
 
-def _pieces(spec: Specification, food: Food, amount: float) -> Measured:
+def _pieces(spec: Specification, food: PantryFood, amount: float) -> Measured:
     count = float(max(1, math.floor(amount + 0.5)))
-    if amount < 0.75 and spec.key in _HALVED and not spec.unit:
+    if amount < 0.75 and food.halved and not spec.unit:
         count = 0.5
     several = count > 1.0
     grams = count * food.piece_g
     if spec.unit == "can":
-        size = _CAN_SIZES.get(spec.key, "15 ounce")
-        noun = f"({size}) {'cans' if several else 'can'} {food.plural}"
+        noun = f"({food.can} ounce) {'cans' if several else 'can'} {food.plural}"
         return Measured(f"{write_number(count)} {noun}", grams, is_single=False)
     if spec.unit == "pinch":
         return Measured(f"1 pinch {food.name}", 0.4, is_single=False)

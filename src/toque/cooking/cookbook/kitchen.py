@@ -1,39 +1,28 @@
-"""Builder of a cookbook recipe: random draws, ingredients, steps, consistency checks.
+"""Builder of one cookbook recipe: draws, ingredients, steps, and checks that they agree.
 
-A dish family is a function that takes a `Kitchen`, adds ingredients by specification and writes
-steps by template. The kitchen scales the amounts, names foods in steps as the list does, and
-refuses a recipe in which a listed food is not used or a used food is not listed.
+The kitchen scales amounts, names foods in steps as the ingredient list does, and refuses a recipe
+in which a listed food is not used or a used food is not listed.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
+from typing import Final
 
 from toque.cooking.cookbook.measures import Measured, Specification, measure, specification
 from toque.cooking.cookbook.pantry import PANTRY
+from toque.cooking.labels.nutrition import GREEN_PER_100_G, RED_PER_100_G, RED_PER_SERVING
 from toque.cooking.recipe import NutritionClass, Recipe, difficulty_of
 from toque.keyed_random import GOLDEN, mix
 
-SOURCE = "toque cookbook (synthetic)"
+SOURCE: Final = "toque cookbook (synthetic)"
 
-_SLOT = re.compile(r"\{([^{}:]+)(?::(\w+))?\}")
-_SMALL_WORDS = {"with", "and", "of", "in", "the", "a", "on", "for"}
-# Plurals that are one dish, and singulars in "s".
-_TITLE_WORDS = {
-    "lemon juice": "lemon", "lemon zest": "lemon", "lime juice": "lime", "orange juice": "orange",
-    "maple syrup": "maple", "vanilla extract": "vanilla", "cocoa powder": "cocoa",
-    "cheddar cheese": "cheddar", "feta cheese": "feta", "Parmesan cheese": "Parmesan",
-    "mozzarella cheese": "mozzarella", "ricotta cheese": "ricotta", "pumpkin puree": "pumpkin",
-    "chicken breast": "chicken", "chicken thigh": "chicken", "pork tenderloin": "pork",
-    "beef sirloin": "beef", "salmon fillet": "salmon", "cod fillet": "cod", "ground beef": "beef",
-    "ground turkey": "turkey", "jalapeno pepper": "jalapeno", "red pepper flake": "chili",
-    "chili powder": "chili", "curry powder": "curry", "diced tomato": "tomato",
-    "crushed tomato": "tomato", "arborio rice": "rice",
-}  # fmt: skip
-"""A food's name in a title, if it differs from that in a step."""
-
-_SINGULAR_IN_S = {"asparagus", "couscous", "swiss"}
+_SLOT: Final = re.compile(r"\{([^{}:]+)(?::(\w+))?\}")
+_SMALL_WORDS: Final = {"with", "and", "of", "in", "the", "a", "on", "for"}
+_SINGULAR_IN_S: Final = {"asparagus", "couscous", "swiss"}
+_RICH_KCAL: Final = 600.0
+"""Energy of a serving above which it counts one point more: 30 % of 2,000 kcal."""
 
 
 class Draw:
@@ -50,13 +39,13 @@ class Draw:
 
 
 class Kitchen:
-    """Builds one recipe."""
+    """Builder of one recipe; foods first, then title and tags, then steps."""
 
     def __init__(self, draw: Draw) -> None:
         self._draw = draw
         self._scale = 1.0
         self.servings = 1
-        """Servings chosen."""
+        """Servings of the recipe."""
         self._title = ""
         self._tags: list[str] = []
         self._minutes = 0.0
@@ -78,7 +67,7 @@ class Kitchen:
         return self._draw.below(100) < percent
 
     def between(self, low: int, high: int, step: int = 1) -> int:
-        """A multiple of `step` above `low`, at most `high`."""
+        """An integer from `low` to `high`, a multiple of `step` above `low`."""
         return low + step * self._draw.below((high - low) // step + 1)
 
     def some(self, low: int, high: int, options: Iterable[str]) -> list[str]:
@@ -90,12 +79,12 @@ class Kitchen:
     # Ingredients
 
     def serves(self, *options: int) -> None:
-        """Choose the servings; amounts added from here on are per serving."""
+        """Choose the servings; amounts of foods listed afterwards are for one serving."""
         self.servings = options[self._draw.below(len(options))]
         self._scale = float(self.servings)
 
     def batch(self, servings: int, *scales: float) -> None:
-        """Choose how many batches of `servings`; amounts from here on are per batch."""
+        """Choose how many batches of `servings`; amounts listed afterwards are for one batch."""
         self._scale = scales[self._draw.below(len(scales))]
         self.servings = round(servings * self._scale)
 
@@ -112,15 +101,15 @@ class Kitchen:
             self._add(spec, 1.0)
 
     def call(self, name: str, *keys: str) -> None:
-        """Let `name` stand for the listed ones of these foods in templates."""
+        """Let `name` stand for those of the foods that are listed, in templates."""
         self._groups[name] = [key for key in keys if key in self._lines]
 
-    def has(self, *names: str) -> bool:
-        """Whether any of the foods or groups is listed."""
-        return any(name in self._lines or self._groups.get(name) for name in names)
+    def has(self, name: str) -> bool:
+        """True if the food, or a food of the group, is listed."""
+        return name in self._lines or bool(self._groups.get(name))
 
     def count(self, name: str) -> int:
-        """How many foods the group holds."""
+        """Number of foods in the group."""
         return len(self._groups.get(name, []))
 
     def _add(self, spec: Specification, eaten: float) -> None:
@@ -145,18 +134,14 @@ class Kitchen:
         """Add tags."""
         self._tags.extend(tags)
 
-    def step(self, *phrasings: str, minutes: int | tuple[int, int, int] | None = None) -> None:
-        """Write one step by one of the phrasings.
+    def step(self, *phrasings: str, minutes: int = 0) -> None:
+        """Write one step of so many minutes by one of the phrasings.
 
-        Args:
-            phrasings: templates; `{onion}` names a listed food, `{onion, carrot}` those of them
-                that are listed, `{veg}` a group, `{veg:is}` "is" or "are", `{min}` the time.
-            minutes: how long it takes, or (low, high, step) to choose from.
+        `{onion}` names a listed food, `{onion, carrot}` the listed ones of these, `{veg}` a group;
+        `{veg:is}` writes "is" or "are", and `{min}` the minutes.
         """
-        if isinstance(minutes, tuple):
-            minutes = self.between(*minutes)
-        self._minutes += minutes or 0
-        template = self.pick(*phrasings).replace("{min}", write_minutes(minutes or 0))
+        self._minutes += minutes
+        template = self.pick(*phrasings).replace("{min}", write_minutes(minutes))
         text = self._fill(template, used=self._used)
         self._steps.append(text[:1].upper() + text[1:])
 
@@ -182,8 +167,8 @@ class Kitchen:
 
     def _name(self, key: str, form: str | None, *, in_title: bool = False) -> str:
         food = PANTRY[key]
-        if in_title and key in _TITLE_WORDS:
-            return _TITLE_WORDS[key]
+        if in_title and food.title:
+            return food.title
         return food.name if form == "one" or self._measured[key].is_single else food.plural
 
     def _is_plural(self, key: str) -> bool:
@@ -230,23 +215,17 @@ class Kitchen:
         return ["vegetarian"] if origins - {"plant"} else ["vegetarian", "vegan"]
 
 
-# Low and high of the traffic light: per 100 g, and high also per portion (UK Department of Health,
-# Guide to creating a front of pack nutrition label, 2016). Energy has no light there.
-_LIGHTS = {"fat_g": (3.0, 17.5, 21.0), "sugar_g": (5.0, 22.5, 27.0), "salt_g": (0.3, 1.5, 1.8)}
-_RICH_KCAL = 600.0
-"""A serving with more energy (30 % of 2,000 kcal) counts one point more."""
+def nutrition_class(facts: Mapping[str, float], grams: float) -> NutritionClass:
+    """Class of a serving of `grams`, by the limits of its traffic lights (see `labels.nutrition`).
 
-
-def nutrition_class(facts: dict[str, float], grams: float) -> NutritionClass:
-    """A label from facts per serving of `grams`: amber counts 1 and red 2, up to 2 are Healthy.
-
-    Three points are Moderate, more are Indulgent.
+    Amber counts one point, red two, and a rich serving one more: up to two points are Healthy,
+    three Moderate, more Indulgent.
     """
     points = int(facts["energy_kcal"] > _RICH_KCAL)
-    for name, (low, high, high_portion) in _LIGHTS.items():
+    for name in ("fat_g", "sugar_g", "salt_g"):
         per_100_g = 100.0 * facts[name] / max(grams, 1.0)
-        is_red = per_100_g > high or facts[name] > high_portion
-        points += 2 if is_red else int(per_100_g > low)
+        is_red = per_100_g > RED_PER_100_G[name] or facts[name] > RED_PER_SERVING[name]
+        points += 2 if is_red else int(per_100_g > GREEN_PER_100_G[name])
     return "Healthy" if points <= 2 else "Moderate" if points == 3 else "Indulgent"
 
 
@@ -271,7 +250,3 @@ def write_minutes(minutes: int) -> str:
         return f"{minutes} minute{'' if minutes == 1 else 's'}"
     hours, half = divmod(minutes, 60)
     return f"{hours}{' 1/2' if half else ''} hour{'' if minutes == 60 else 's'}"
-
-
-Family = Callable[[Kitchen], None]
-"""A dish family: builds one recipe of its kind."""

@@ -1,0 +1,88 @@
+"""The data of the dishes, and what the interpreter makes of it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from toque.cooking.cookbook import dishes as module
+from toque.cooking.cookbook.dishes import Dish
+from toque.cooking.cookbook.kitchen import Draw, Kitchen
+from toque.cooking.cookbook.pantry import PANTRY
+
+FOLDER = Path(module.__file__).with_name("dishes")
+TOAST = {"serves": [1], "title": ["Toast"], "tags": ["snack"]}
+
+
+def _keys(data):
+    """Every key of nested data."""
+    if isinstance(data, dict):
+        yield from map(str, data)
+        data = list(data.values())
+    for item in data if isinstance(data, list) else ():
+        yield from _keys(item)
+
+
+def test_conditions_ask_for_what_there_is():
+    keys = [
+        key
+        for path in sorted(FOLDER.glob("*.yaml"))
+        for key in _keys(yaml.safe_load(path.read_text()))
+    ]
+    conditions = [key[3:] for key in keys if key.startswith("if ")]
+    conditions += [
+        case.partition(" if ")[2]
+        for key in keys
+        if key.endswith(" min")
+        for case in key.split(", ")
+    ]
+    parts = [
+        part
+        for condition in conditions
+        for part in re.split(" and | or ", condition.removesuffix(" min"))
+    ]
+    names = {part.removeprefix("no ").partition(" = ")[0] for part in parts}
+    groups = {match[1] for key in keys if (match := re.fullmatch(r"(\w+) \d(?:-\d)?", key))}
+    named = {key.partition(" ")[2] for key in keys if key.startswith(("let ", "call "))}
+    foods = {food.name for food in PANTRY.values()}
+    known = foods | groups | named | {"servings", "$garnish", ""}
+    assert {name for name in names if not name.endswith("%")} <= known
+    assert len(names) > 50
+
+
+def test_the_example_of_the_format_is_a_dish():
+    text = (FOLDER / "README.md").read_text()
+    [(name, data)] = yaml.safe_load(re.search(r"```yaml\n(.*?)```", text, re.DOTALL)[1]).items()
+    dish = Dish(name, **data)
+    titles = {dish.recipe(Draw(1, index)).title for index in range(50)}
+    assert {"Tomato Soup", "Tomato Soup with Carrots and Salsa"} <= titles
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        (["Toast the {bread} with {butter}."], "butter.*not listed"),
+        (["Wait."], "does not use"),
+        ([{"soon": ["Toast the {bread}."]}], "'soon' is no command"),
+        ([{"2-3 if butter min": ["Toast the {bread}."]}], "no time"),
+        (["Toast the {bread} in $pan."], "pan"),
+        ([{"use": "flambe"}], "flambe"),
+    ],
+)
+def test_a_wrong_dish_is_refused_by_its_name(steps, message):
+    dish = Dish("toast", foods=["1 slice bread"], steps=steps, **TOAST)
+    with pytest.raises((AssertionError, KeyError, ValueError), match=message) as caught:
+        dish.recipe(Draw(0, 0))
+    assert caught.value.__notes__ == ["in the dish 'toast' of the cookbook"]
+
+
+def test_a_food_is_listed_once_and_known():
+    kitchen = Kitchen(Draw(0, 0))
+    kitchen.add("1 egg")
+    with pytest.raises(AssertionError, match="listed twice"):
+        kitchen.add("2 egg")
+    with pytest.raises(KeyError, match="unobtainium"):
+        kitchen.add("1 cup unobtainium")
