@@ -19,9 +19,8 @@ from toque.models.lora.files import write_adapter
 from toque.models.lora.frozen import base_sha256
 from toque.models.lora.layers import attach, resolve
 from toque.serving.application import build_app
-from toque.serving.gate import Limits
 from toque.serving.served_models import ServedModel, ServedModels
-from toque.serving.server import Server
+from toque.serving.server import Limits, Server
 
 FAMILIES = ("gpt2", "t5")
 

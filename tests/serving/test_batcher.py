@@ -13,8 +13,8 @@ from toque.models.generation.engine import generate
 from toque.models.generation.live_rows import Order
 from toque.models.generation.sampling import TokenChooser
 from toque.serving.batcher import Batcher
-from toque.serving.gate import RequestError
 from toque.serving.served_models import ServedModels
+from toque.serving.server import RequestError
 
 
 async def written(batcher, served, orders):

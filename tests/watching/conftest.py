@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from fixtures.servers import in_a_thread
-from toque.serving.gate import Limits
-from toque.serving.server import Server
+from toque.serving.server import Limits, Server
 from toque.watching.app import build_app
 from toque.watching.found_runs import Finder, FolderFinder
 from toque.watching.watcher import Watcher

@@ -26,8 +26,8 @@ from toque.models.generation.base import PREFILL_TOKENS
 from toque.models.generation.live_rows import LiveRows, NewToken, Order
 from toque.models.generation.packed_products import Packs, with_fast_products
 from toque.models.lora.files import use_adapter
-from toque.serving.gate import RequestError
 from toque.serving.served_models import ServedModel, ServedModels
+from toque.serving.server import RequestError
 
 T = TypeVar("T")
 _log = logging.getLogger("toque.serving")
@@ -148,11 +148,12 @@ class Batcher:
 
     def cancel(self, orders: Collection[Order]) -> None:
         """Free the places of orders; nothing where they have ended."""
-        self._leaving |= self._live.keys() & orders
         self._waiting = deque(place for place in self._waiting if place[0] not in orders)
-        for order in orders:
-            self._live.pop(order, None)
-        self._wake()
+        if live := self._live.keys() & orders:
+            self._leaving |= live
+            for order in live:
+                del self._live[order]
+            self._wake()
 
     def run(self, served: ServedModel, work: Callable[[], T]) -> T:
         """Call `work` between two steps, with the model's adapter active: nothing else computes.
@@ -215,8 +216,9 @@ class Batcher:
         failed: set[str] = set()
         end = time.monotonic() + ROUND_SECONDS
         for name, lane in self._lanes.items():
-            with self._surviving(lane, failed):
-                lane.change(joining.get(name, ()), leaving)
+            if leaving or name in joining:
+                with self._surviving(lane, failed):
+                    lane.change(joining.get(name, ()), leaving)
         is_urgent = bool(joining)  # whose first tokens are due
         while True:
             is_live = False

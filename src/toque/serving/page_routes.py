@@ -29,10 +29,10 @@ from toque.cooking.shopping_list import MOST_SERVINGS, estimated_servings, shopp
 from toque.cooking.tasks import question
 from toque.evaluation.constrained_choice import choose
 from toque.serving.batcher import Batcher
-from toque.serving.gate import Limits, read_body
 from toque.serving.page_files import page_files
 from toque.serving.protocol import parsed
 from toque.serving.served_models import ServedModel, ServedModels
+from toque.serving.server import Limits, read_body
 
 Words = Annotated[str, Field(max_length=300)]
 Foods = Annotated[list[Words], Field(max_length=50)]

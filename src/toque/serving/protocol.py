@@ -19,8 +19,8 @@ from starlette.concurrency import run_in_threadpool
 from toque.errors import DataError
 from toque.models.generation.live_rows import End, NewToken
 from toque.models.generation.sampling import TokenChooser
-from toque.serving.gate import RequestError
 from toque.serving.served_models import ServedModel
+from toque.serving.server import RequestError
 
 Json = dict[str, Any]
 _MOST_ERRORS: Final = 100

@@ -19,9 +19,9 @@ from toque.data.tokenizer.codec import Codec
 from toque.data.tokenizer.text_stream import TextStream
 from toque.models.generation.live_rows import NewToken, Order
 from toque.serving.batcher import Batcher, Ticket
-from toque.serving.gate import Limits, RequestError, answer_to
 from toque.serving.protocol import Json, Piece, TextRequest, TextToken
 from toque.serving.served_models import ServedModel
+from toque.serving.server import Limits, RequestError, answer_to
 
 
 class StopStrings:

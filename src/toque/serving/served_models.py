@@ -15,7 +15,7 @@ from toque.data.tokenizer.chat import ChatTemplate
 from toque.data.tokenizer.codec import Codec
 from toque.models.families import family_of, max_positions
 from toque.models.loading.provenance import Provenance, form_named
-from toque.serving.gate import RequestError
+from toque.serving.server import RequestError
 
 UNLIMITED_TOKENS: Final = 2048
 """Longest prompt, and longest answer, of a model whose positions have no end (T5)."""

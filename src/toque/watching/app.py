@@ -18,9 +18,9 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from toque.reports.html import STYLE
-from toque.serving.gate import Gate, RequestError, answer_to
 from toque.serving.page_files import FOLDER as SERVED_PAGE
 from toque.serving.page_files import page_files
+from toque.serving.server import Gate, RequestError, answer_to
 from toque.watching.view import Chosen, View, Viewer
 from toque.watching.watched_run import WatchedRun
 from toque.watching.watcher import Watcher

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from toque.errors import ConfigError, argument
 from toque.reporter import SILENT, Reporter
-from toque.serving.addresses import hosts_of, listening, url_of
 from toque.workflows.results import Model, TrainedRun, existing_folder, folder_of
 
 
@@ -42,20 +41,19 @@ def serve(
             on, or a public one without a token.
         CheckpointError: a model that is damaged, or an adapter of another base.
     """
-    named = _named([models] if isinstance(models, TrainedRun | str | Path) else models)
-    hosts = hosts_of(host, port=port, token=token, risk="use the models")
-    for name, value, least in (("rows", rows, 1), ("queue", queue, 0), ("seconds", seconds, 1)):
-        if value < least:
-            raise ConfigError(f"{argument(name)} is {value:g}; it must be at least {least}.")
     try:
         from toque.serving.application import build_app
-        from toque.serving.gate import Limits
-        from toque.serving.server import Server
+        from toque.serving.server import Limits, Server, hosts_of, listening, url_of
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"`toque serve` needs {error.name}, which is not installed. Run: pip install "
             "'toque[serve]'."
         ) from error
+    named = _named([models] if isinstance(models, TrainedRun | str | Path) else models)
+    hosts = hosts_of(host, port=port, token=token, risk="use the models")
+    for name, value, least in (("rows", rows, 1), ("queue", queue, 0), ("seconds", seconds, 1)):
+        if value < least:
+            raise ConfigError(f"{argument(name)} is {value:g}; it must be at least {least}.")
     from toque.workflows.open_served import open_models
 
     limits = Limits(rows=rows, queue=queue, seconds=seconds)

@@ -12,12 +12,10 @@ import pytest
 
 import toque
 from fixtures.servers import in_a_thread
-from toque.serving.addresses import LOOPBACK_NAMES, hosts_of
 from toque.serving.application import build_app as app_of_serve
-from toque.serving.gate import Limits, RequestError
 from toque.serving.protocol import ChatRequest, CompletionRequest, parsed
 from toque.serving.served_models import ServedModels
-from toque.serving.server import Server
+from toque.serving.server import LOOPBACK_NAMES, Limits, RequestError, Server, hosts_of
 from toque.watching.app import build_app as app_of_watch
 from toque.watching.found_runs import FolderFinder
 from toque.watching.watcher import Watcher

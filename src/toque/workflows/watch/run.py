@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 
 from toque.errors import ConfigError
 from toque.reporter import SILENT, Reporter
-from toque.serving.addresses import hosts_of, listening, url_of
 from toque.storage.bucket import open_bucket
 from toque.storage.bucket_errors import BucketUse, RunBucketError
 from toque.watching.places import is_in_a_bucket
@@ -49,10 +48,8 @@ def watch(
             one without a token.
         CheckpointError: the bucket cannot be read.
     """
-    hosts = hosts_of(host, port=port, token=token, risk="read the texts and figures of the runs")
     try:
-        from toque.serving.gate import Limits
-        from toque.serving.server import Server
+        from toque.serving.server import Limits, Server, hosts_of, listening, url_of
         from toque.watching.app import build_app
         from toque.watching.watcher import Watcher
     except ModuleNotFoundError as error:
@@ -60,6 +57,7 @@ def watch(
             f"`toque watch` needs {error.name}, which is not installed. Run: pip install "
             "'toque[serve]'."
         ) from error
+    hosts = hosts_of(host, port=port, token=token, risk="read the texts and figures of the runs")
     finder, every = _finder(run_or_folder, reporter)
     with listening(host, port) as sock:
         app = build_app(Watcher(finder, every=every), token=token, hosts=hosts)
