@@ -59,10 +59,9 @@ class Rates:
 def products_of_run(config: Any) -> Mapping[tuple[int, int], float]:
     """The products of one token of a prepared run, by its configuration file."""
     from toque.config import load_config
-    from toque.workflows.assembly.batches import build_stream
-    from toque.workflows.assembly.data import open_store
-    from toque.workflows.assembly.model.language_model import build_language_model
-    from toque.workflows.assembly.trainer import arithmetic_of
+    from toque.training.arithmetic import arithmetic_of
+    from toque.workflows.build import build_language_model, build_stream
+    from toque.workflows.prepared_store import open_store
 
     loaded = load_config(config, []).config
     store = open_store(loaded)

@@ -27,9 +27,9 @@ from toque.training.observers.system_sampler import SystemSampler
 from toque.training.observers.user_callbacks import RunState
 from toque.training.time_limit import CommandClock
 from toque.units import Duration, Progress
-from toque.workflows.assembly.data import open_store
 from toque.workflows.assembly.observers import build_watchers
 from toque.workflows.assembly.run import assemble
+from toque.workflows.prepared_store import open_store
 
 ORDER = (True, False, False, True)
 

@@ -22,13 +22,12 @@ from toque.cooking.cookbook.generate import write_cookbook
 from toque.data.prepare.pipeline import prepare
 from toque.models.forward.cpu_layers import use_cpu_layers
 from toque.models.forward.kernels.choice import use_attention
+from toque.training.arithmetic import arithmetic_of
 from toque.training.optim.factory import build_optimizer
 from toque.training.runtime import Runtime
 from toque.units import Cursor
-from toque.workflows.assembly.batches import build_stream
-from toque.workflows.assembly.data import open_store, prepare_settings, sources_of
-from toque.workflows.assembly.model.language_model import build_language_model
-from toque.workflows.assembly.trainer import arithmetic_of
+from toque.workflows.build import build_language_model, build_stream
+from toque.workflows.prepared_store import open_store, prepare_settings, sources_of
 
 LARGE = {"hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8,
          "intermediate_size": 2048}  # fmt: skip

@@ -281,8 +281,8 @@ def source_case(work: Path, name: str, valid: bytes, damage: Damage) -> Area:
     """Sources of one format: the readers of `prepare`, now and then the whole of it."""
     from toque.errors import ConfigError, DataError
     from toque.sources.files import blocks_of, find_files
-    from toque.workflows.assembly.data import sources_of
     from toque.workflows.configure import configure
+    from toque.workflows.prepared_store import sources_of
 
     columns = {"pairs": {"prompt": "question", "target": "answer"}, "documents": {"text": "text"}}
     sealed = name.startswith("np")
@@ -331,8 +331,8 @@ def saved_dataset_case(work: Path) -> Area:
 
     from toque.errors import DataError
     from toque.sources.files import blocks_of, find_files
-    from toque.workflows.assembly.data import sources_of
     from toque.workflows.configure import configure
+    from toque.workflows.prepared_store import sources_of
 
     original = work / "dataset"
     if not original.exists():

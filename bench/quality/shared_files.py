@@ -22,7 +22,7 @@ import peers
 from toque.config import RunConfig
 from toque.errors import ToqueError
 from toque.sources.files import blocks_of, find_files
-from toque.workflows.assembly.data import sources_of
+from toque.workflows.prepared_store import sources_of
 
 
 def counted(path: Path) -> dict[str, Any]:

@@ -35,11 +35,11 @@ from toque.evaluation.bootstrap import RESAMPLES, SEED
 from toque.evaluation.classification import class_scores
 from toque.evaluation.heldout_loss import subset
 from toque.training.runtime import Runtime
-from toque.workflows.assembly.batches import build_stream
-from toque.workflows.assembly.data import open_store
 from toque.workflows.assembly.setup import Setup
 from toque.workflows.assembly.task_scores import choose_classes, classes_of
+from toque.workflows.build import build_stream
 from toque.workflows.open_model import OpenedModel, open_model
+from toque.workflows.prepared_store import open_store
 
 PENALTIES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 _WORD = re.compile(r"[a-z][a-z']+|\d+")

@@ -47,8 +47,8 @@ from toque.models.forward.fast_dropout import Dropout, use_fast_dropout
 from toque.models.forward.kernels.choice import attention_of
 from toque.models.loading.fused_activations import fuse_activations, stock_activations
 from toque.training.checkpoint.saver import BackgroundWriter, Slot
+from toque.training.optimisations import prefetching
 from toque.units import Cursor
-from toque.workflows.assembly.speed.optimisations import prefetching
 
 
 def whole_logits(

@@ -31,7 +31,7 @@ from toque.errors import ConfigError
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.sharding import mesh_shape
 from toque.training.runtime import Runtime
-from toque.workflows.assembly.speed.strategy import strategy_of
+from toque.training.strategy import strategy_of
 
 RANK_TIMEOUT = 600
 """Seconds; not torch's own."""
@@ -240,4 +240,4 @@ def test_what_needs_whole_tensors_is_refused(word, said):
     config = load_config("demo", [word, "train.strategy=fsdp"]).config
     runtime = Runtime(ranks=Ranks(rank=0, world_size=2))
     with pytest.raises(ConfigError, match=said):
-        strategy_of(config, None, runtime)
+        strategy_of(config.train, config.adapter, config.optim.name, None, runtime)

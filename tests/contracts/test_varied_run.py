@@ -16,10 +16,10 @@ from tiny import shape_yaml
 from toque.cli import main
 from toque.config import load_config
 from toque.cooking.augmentation.augment import Augmentation
+from toque.cooking.augmentation.rewriting import Rewriting
 from toque.cooking.cookbook.generate import write_cookbook
 from toque.keyed_random import key_of
-from toque.workflows.assembly.augmentation import Rewriting, augmentation_in_words, varied_of
-from toque.workflows.assembly.data import open_store
+from toque.workflows.prepared_store import open_store
 
 CONFIG = """
 seed: 5
@@ -60,14 +60,15 @@ def test_what_augmentation_does_is_counted(
     config = load_config(str(kitchen / "c.yaml"), []).config
     store, encoder = open_store(config), config.model.family == "t5"
     rows = store.rows("train")
-    varied = varied_of(config, store, rows, encoder=encoder)
-    assert varied is not None
+    rewriting = Rewriting.from_settings(config.augmentation, store, rows, encoder=encoder)
+    assert rewriting is not None
+    varied = rewriting.varied
     key = key_of(config.seed, 0)
     changed = sum(
         not all(map(np.array_equal, varied.sides(row, key), (store.prompt(row), store.target(row))))
         for row in rows.tolist()
     )
-    told = augmentation_in_words(config, store, encoder=encoder)
+    told = rewriting.in_words(rows, seed=config.seed)
     assert told.startswith(f"augmentation: of {len(rows)} examples looked at {changed} are changed")
     assert main(["train", str(kitchen / "c.yaml"), f"run_dir={kitchen / 'told'}"]) == 0
     assert told.splitlines()[0] in capfd.readouterr().err

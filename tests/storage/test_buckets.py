@@ -28,7 +28,7 @@ from toque.storage.cache_folder import cache_folder
 from toque.storage.download import fetch, listing, place_of
 from toque.storage.located import Located
 from toque.storage.progress import no_progress
-from toque.workflows.assembly.data import sources_of
+from toque.workflows.prepared_store import sources_of
 
 # Looked for, not imported: gcsfs reads a variable at its import, which the product sets before.
 NEEDED = ("s3fs", "gcsfs", "moto", "gcp_storage_emulator")

@@ -14,7 +14,7 @@ from toque.config import load_config
 from toque.cooking.cookbook.generate import write_cookbook
 from toque.cooking.prompts import CLASSES
 from toque.errors import ConfigError
-from toque.workflows.assembly.data import open_store
+from toque.workflows.prepared_store import open_store
 from toque.workflows.prompt_files import read_prompts
 
 SHAPES = {

@@ -208,6 +208,7 @@ SecretAddress = Annotated[
 """Where messages are sent."""
 
 TaskName = Literal["write", "request", "nutrition", "difficulty", "cuisine", "next_step", "title"]
+DifficultyName = Literal["easy", "medium", "hard"]
 """What a recipe can be turned into; `toque.cooking.prompts` has the same list."""
 
 Fraction = Annotated[float, annotated_types.Ge(0), annotated_types.Lt(1)]

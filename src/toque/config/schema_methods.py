@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 from pydantic import Field, create_model
 
 from toque.config.base import Config
-from toque.config.field_types import Allowed, AnyDuration, AsTuple, Auto, Fraction, Interval
+from toque.config.field_types import (
+    Allowed,
+    AnyDuration,
+    AsTuple,
+    Auto,
+    DifficultyName,
+    Fraction,
+    Interval,
+)
 from toque.units import Duration
 
 
@@ -86,7 +94,7 @@ class OutliersConfig(Config):
 class StageFilters(Config):
     """Which examples a stage of a curriculum sees; those that lack a number pass."""
 
-    max_difficulty: Literal["easy", "medium", "hard"] | None = None
+    max_difficulty: DifficultyName | None = None
     """No harder than this, by the label of the source or ours; null: any."""
     min_quality: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Quality score from here on."""

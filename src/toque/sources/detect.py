@@ -42,6 +42,25 @@ class UnknownFormatError(DataError):
     """A file of none of the known formats; it may be plain text."""
 
 
+class RefusedFileError(DataError):
+    """A file cannot be read as it is; `why`, in a few words: among others it is left out."""
+
+    def __init__(self, message: str, why: str) -> None:
+        super().__init__(message)
+        self.why = why
+
+
+class TextRecordsError(DataError):
+    """The records are documents, or prompts with answers, instead of the domain's.
+
+    `columns` names the fields as a source's columns do: {"text": ...} or {"prompt", "target"}.
+    """
+
+    def __init__(self, message: str, columns: Mapping[str, str | tuple[str, ...]]) -> None:
+        super().__init__(message)
+        self.columns = dict(columns)
+
+
 @dataclass(frozen=True)
 class Layout:
     """How a file stores records."""

@@ -31,6 +31,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from toque.config.schema import OptimConfig
 from toque.errors import ConfigError
 from toque.units import Duration, Progress
 
@@ -64,6 +65,22 @@ class _Run:
             return 0.0
         beyond = self.stop_after.fraction(progress) - self.warm_share
         return min(1.0, max(0.0, beyond) / (1.0 - self.warm_share))
+
+
+def schedule_from_settings(
+    optim: OptimConfig, stop_after: Duration, expected: Mapping[str, float]
+) -> LearningRate:
+    """The learning rate of a run of length `stop_after`, whose totals by unit are `expected`."""
+    return make_schedule(
+        optim.schedule,
+        peak_lr=optim.peak_lr,
+        min_lr=optim.min_lr,
+        warmup=optim.warmup.in_minutes(),
+        stop_after=stop_after.in_minutes(),
+        expected=expected,
+        cycles=Cycles(**dict(optim.cycles or {})),
+        cooldown=(optim.cooldown or Duration(20, "%")).in_minutes(),
+    )
 
 
 def make_schedule(

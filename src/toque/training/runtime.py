@@ -11,13 +11,15 @@ import os
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, Self, get_args
 
 import torch
 from torch import Tensor
 
+from toque.config.schema import TrainConfig
 from toque.errors import ConfigError
 from toque.keyed_random import key_of
+from toque.models.families import Family
 from toque.models.glibc_malloc import keep_freed_memory
 from toque.models.onednn import keep_fewer_kernels, onednn_is_faster
 from toque.models.precision import has_fast_bf16
@@ -63,7 +65,7 @@ class Runtime:
         deterministic: bool = True,
         fp16_is_safe: bool = True,
         ranks: Ranks | None = None,
-    ) -> Runtime:
+    ) -> Self:
         """Choose device and precision and set torch accordingly.
 
         Args:
@@ -91,6 +93,20 @@ class Runtime:
                 keep_freed_memory()
         scaler = torch.amp.GradScaler(chosen.type) if kind == "fp16" else None
         return cls(chosen, kind, deterministic, ranks, warnings=tuple(warnings), scaler=scaler)
+
+    @classmethod
+    def from_settings(cls, train: TrainConfig, family: Family, ranks: Ranks | None = None) -> Self:
+        """The device and precision that the settings choose here for a model of a family.
+
+        Raises:
+            ConfigError: the device is absent, or the precision cannot work on it.
+        """
+        return cls.detect(
+            precision=train.precision,
+            deterministic=train.deterministic,
+            fp16_is_safe=family.fp16_is_safe,
+            ranks=ranks,
+        )
 
     @property
     def dtype(self) -> torch.dtype:

@@ -140,7 +140,7 @@ def in_outline(config: RunConfig, store: TokenStore) -> Iterator[PreTrainedModel
 
     from toque.models.loading.from_scratch import outline_of
     from toque.models.loading.pretrained import grow_vocabulary
-    from toque.workflows.assembly.model.language_model import build_language_model
+    from toque.workflows.build import build_language_model
 
     start = Path(config.model.start_from).expanduser()
     scratch = config.model.start_from == "scratch"
@@ -174,16 +174,18 @@ def course_of(config: RunConfig, points: int) -> LrCurve:
         ConfigError: something is given in a unit that only the prepared data can place.
     """
     from toque.config.cross_checks import share_of
-    from toque.workflows.assembly.curriculum import in_words
-    from toque.workflows.assembly.optim_and_adapter import learning_rate
+    from toque.data.loader.curriculum import stage_in_words
+    from toque.training.lr_schedules import schedule_from_settings
 
     stop = config.train.stop_after
     by_clock = {"seconds": stop.seconds} if stop.seconds is not None else {}
     totals = {stop.unit: stop.amount, **by_clock, **_expected(config)}
-    lr_at = learning_rate(config, {unit: float(amount) for unit, amount in totals.items()})
+    lr_at = schedule_from_settings(
+        config.optim, stop, {unit: float(amount) for unit, amount in totals.items()}
+    )
     rates = [lr_at(_progress(totals, i / (points - 1))) for i in range(points)]
     stages = config.curriculum.stages if config.curriculum is not None else ()
-    begins = [(share_of(stage.begins, stop) or 0.0, in_words(stage)) for stage in stages]
+    begins = [(share_of(stage.begins, stop) or 0.0, stage_in_words(stage)) for stage in stages]
     unit = "steps" if "steps" in totals else stop.unit
     return LrCurve(unit, float(totals[unit]), rates, begins)
 
@@ -191,7 +193,7 @@ def course_of(config: RunConfig, points: int) -> LrCurve:
 def _expected(config: RunConfig) -> dict[str, float]:
     """The run's totals in every unit, if its data is prepared; else what needs no data."""
     from toque.data.store.token_store import TokenStore
-    from toque.workflows.assembly.batches import build_stream, expected_totals
+    from toque.workflows.build import build_stream
 
     optim, stop = config.optim, config.train.stop_after
     asked = {d.unit for d in (optim.warmup, optim.cooldown) if d is not None and d.amount}
@@ -200,7 +202,7 @@ def _expected(config: RunConfig) -> dict[str, float]:
         store = TokenStore.open(config.data.store)
         with in_outline(config, store) as model:
             made = model
-        return expected_totals(config, build_stream(config, store, made))
+        return build_stream(config, store, made).totals(stop)
     except (ConfigError, DataError) as error:
         if asked <= {stop.unit, "%"}:
             return {}

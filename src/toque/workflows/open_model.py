@@ -34,7 +34,7 @@ from toque.storage.no_follow import refuse_links
 from toque.training.checkpoint.store import CheckpointStore
 from toque.training.runtime import device_named
 from toque.workflows.asking.provenance import codec_in, provenance_in, provenance_of_run
-from toque.workflows.assembly.model.language_model import build_language_model
+from toque.workflows.build import build_language_model
 from toque.workflows.run_folder import load_weights, refuse_another_store
 
 _COMPARED = 32

@@ -9,9 +9,9 @@ from toque.config import RunConfig
 from toque.data.prepare import pipeline
 from toque.data.prepare.pipeline import PrepareResult
 from toque.reporter import SILENT, Reporter
-from toque.workflows.assembly.data import is_prepared, prepare_settings, sources_of
 from toque.workflows.check.trainable import refuse_untrainable
 from toque.workflows.configure import Configured, configure
+from toque.workflows.prepared_store import is_prepared, prepare_settings, sources_of
 from toque.workflows.results import Model, refuse_absent_start
 
 

@@ -20,13 +20,13 @@ from toque.models.forward.loss_by_example import nats_by_example
 from toque.reporter import SILENT, Reporter, counting
 from toque.storage.atomic import atomic_write, disk_faults
 from toque.training.runtime import Runtime
-from toque.workflows.assembly.batches import build_stream
-from toque.workflows.assembly.data import open_store
 from toque.workflows.assembly.evaluation import build_heldout, build_sampler, held_out_prompts
 from toque.workflows.assembly.metrics import build_text_scores
 from toque.workflows.assembly.setup import Setup
 from toque.workflows.assembly.task_scores import TaskScores, score_tasks
+from toque.workflows.build import build_stream
 from toque.workflows.open_model import open_model
+from toque.workflows.prepared_store import open_store
 
 DIGITS = 6
 """Digits after the point in evaluation.json."""

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from toque.config import Resolved, RunConfig, config_sha256
+from toque.config.user_objects import refuse_foreign_code
 from toque.data.store.held_store import held_store
 from toque.data.store.token_store import TokenStore
 from toque.errors import CheckpointError, ConfigError, Interrupted, ToqueError, argument
@@ -25,15 +26,14 @@ from toque.training.distributed.launch import joined
 from toque.training.distributed.main_alone import while_others_wait
 from toque.training.observers.metrics_log import write_after
 from toque.training.time_limit import CommandClock
-from toque.workflows.assembly.data import is_prepared, open_store
 from toque.workflows.assembly.metrics import build_text_scores
 from toque.workflows.assembly.observers import Watchers, build_watchers
 from toque.workflows.assembly.run import assemble
-from toque.workflows.assembly.user_objects import refuse_foreign_code
 from toque.workflows.bucket_run import on_this_machine, uploading
 from toque.workflows.final_model import finish, is_finished
 from toque.workflows.forecast import refuse_small_disk
 from toque.workflows.prepare import prepare_if_absent
+from toque.workflows.prepared_store import is_prepared, open_store
 from toque.workflows.report import report
 from toque.workflows.results import Model, TrainedRun
 from toque.workflows.run_files.run_log import LoggedReporter
@@ -66,7 +66,7 @@ def train(
     """
     clock = clock or CommandClock()
     _refuse_resume(config.config, resume, start, upload=upload)
-    refuse_foreign_code(config.config)
+    refuse_foreign_code(config.config.foreign_code)
     build_text_scores(config.config)  # a metric that cannot be imported is refused now
     with joined(strategy=config.config.train.strategy) as ranks:
         if ranks.is_distributed:

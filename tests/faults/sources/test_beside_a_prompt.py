@@ -11,10 +11,11 @@ import pytest
 
 from toque.cli import main
 from toque.config import SourceConfig
+from toque.cooking.schemas import reader_for
 from toque.errors import ConfigError
+from toque.sources.file_kinds import FileJudge
 from toque.sources.files import located
 from toque.sources.records import BlockExamples
-from toque.workflows.assembly.sources.file_kinds import judged
 from toque.workflows.prompt_files import read_prompts
 
 Record = dict[str, Any]
@@ -29,7 +30,7 @@ def as_lines(records: Sequence[Record]) -> bytes:
 def read_in(path: Path, columns: Record | None = None) -> BlockExamples:
     """What the first block of a file gives, by the reader that `auto` finds for it."""
     source = SourceConfig.model_validate({"path": str(path), "columns": columns or {}})
-    found = judged(source, located(str(path)), encoding="utf-8", say=print)
+    found = FileJudge(source, "utf-8", reader_for, print)(located(str(path)))
     return found.reader.examples(next(iter(found.reader.blocks(path))))
 
 
@@ -139,7 +140,7 @@ def test_a_list_of_columns_is_for_a_prompt_only(tmp_path: Path) -> None:
     )
     (tmp_path / "x").write_text("{}")
     with pytest.raises(ConfigError, match="a list for title; only a prompt"):
-        judged(source, located(str(tmp_path / "x")), encoding="utf-8", say=print)
+        FileJudge(source, "utf-8", reader_for, print)(located(str(tmp_path / "x")))
 
 
 def test_a_line_of_a_prompt_file_is_sent_with_its_context(tmp_path: Path) -> None:

@@ -14,17 +14,16 @@ from toque.batch import Batch
 from toque.config import load_config
 from toque.config.schema import RunConfig
 from toque.cooking.cookbook.generate import write_cookbook
+from toque.data.loader import row_lengths
 from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError
 from toque.models.forward.compile import blocks
 from toque.training.autotune.cache import Resources
 from toque.training.autotune.micro_batch import Probe
 from toque.training.runtime import Runtime
-from toque.workflows.assembly import batches
-from toque.workflows.assembly.batches import build_stream
-from toque.workflows.assembly.model.language_model import build_language_model
 from toque.workflows.assembly.setup import Setup
 from toque.workflows.assembly.speed.autotune import Fitted, fit_to_machine
+from toque.workflows.build import build_language_model, build_stream
 
 BASE = """
 model: {{family: {family}, tokenizer: "trained:512", shape: {shape}}}
@@ -103,7 +102,7 @@ def test_rows_of_a_cpu_are_a_rule_and_no_trial(fit: Fit, monkeypatch: pytest.Mon
     """Equal runs computed half as many rows at once where the clock said so: other bits, and
     a fifth less memory than was planned."""
     fit("train.micro_batch_rows=1", run="shape")
-    monkeypatch.setattr(batches, "CPU_MICRO_BATCH_TOKENS", 2 * fit.row_tokens)
+    monkeypatch.setattr(row_lengths, "CPU_MICRO_BATCH_TOKENS", 2 * fit.row_tokens)
     tried: list[int] = []
     seconds = Probe.seconds
     monkeypatch.setattr(Probe, "seconds", lambda self, n: tried.append(n) or seconds(self, n))

@@ -6,7 +6,8 @@ user has named.
 
 from __future__ import annotations
 
-from toque.cooking.schemas.columns import RefusedFileError, TextRecordsError, prompt_of
+from toque.cooking.schemas.columns import prompt_of
 from toque.cooking.schemas.reader import RecipeReader, reader_for
+from toque.sources.detect import RefusedFileError, TextRecordsError
 
 __all__ = ["RecipeReader", "RefusedFileError", "TextRecordsError", "prompt_of", "reader_for"]

@@ -16,8 +16,13 @@ from toque.cooking.labels.nutrients import nutrient_fields
 from toque.cooking.schemas.schema_org import is_schema_org
 from toque.errors import DataError
 from toque.sources.blocks import is_filled, unused_in
-from toque.sources.detect import Layout, refuse_missing, shown_names
-from toque.sources.prompt_target import Columns
+from toque.sources.detect import (
+    Layout,
+    RefusedFileError,
+    TextRecordsError,
+    refuse_missing,
+    shown_names,
+)
 
 Role = Literal["title", "ingredients", "steps"]
 ROLES: tuple[Role, ...] = ("title", "ingredients", "steps")
@@ -219,25 +224,6 @@ _AFTER = ("input", "context", "passage", "paragraph", "article", "document", "ba
 """Fields that stand before and behind the prompt as parts of it: Alpaca's, Dolly's, SQuAD's."""
 _NEEDED = ("text", "choices", "options", "history", "messages", "conversations")
 """Fields that may belong to a prompt, which makes no sense without them; the user has to say."""
-
-
-class RefusedFileError(DataError):
-    """A file cannot be read as it is; `why`, in a few words: among others it is left out."""
-
-    def __init__(self, message: str, why: str) -> None:
-        super().__init__(message)
-        self.why = why
-
-
-class TextRecordsError(DataError):
-    """The records are documents, or prompts with answers, instead of recipes.
-
-    `columns` names the fields as a source's columns do: {"text": ...} or {"prompt", "target"}.
-    """
-
-    def __init__(self, message: str, columns: Columns) -> None:
-        super().__init__(message)
-        self.columns = dict(columns)
 
 
 def refuse_cut_schema(path: Path, layout: Layout, columns: Mapping[str, str]) -> None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from toque.cooking.schemas.columns import (
-    RefusedFileError,
     refuse_cut_schema,
     schema_of_records,
     shape_of,
@@ -17,6 +16,7 @@ from toque.cooking.schemas.mealmaster import is_mealmaster, mealmaster_blocks
 from toque.sources.decompress import UTF_8, head
 from toque.sources.detect import (
     Layout,
+    RefusedFileError,
     UnknownFormatError,
     first_line,
     structured_layout,

@@ -16,7 +16,7 @@ from toque.data.loader.collate import Layout
 from toque.data.loader.curriculum import StagedPlan
 from toque.data.loader.epoch_plan import EpochPlan, Update
 from toque.data.loader.epoch_transforms import Varied
-from toque.units import Cursor, Progress
+from toque.units import Cursor, Duration, Progress
 
 _MOST_AT_ONCE = 4
 _TOKENS_AT_ONCE = 1 << 17
@@ -150,6 +150,22 @@ class BatchStream:
             )
             for i, (start, update) in enumerate(updates.items())
         }
+
+    def totals(self, stop_after: Duration) -> dict[str, float]:
+        """Steps, epochs, examples and tokens of a run, as far as they can be known before it."""
+        plan = self.plan
+        if isinstance(plan, StagedPlan):
+            return plan.totals
+        per_epoch = {
+            "epochs": 1.0,
+            "steps": plan.updates_per_epoch(),
+            "examples": float(plan.n_drawn),
+            "tokens": plan.n_tokens,
+        }
+        if stop_after.unit not in per_epoch:
+            return {}
+        epochs = stop_after.amount / per_epoch[stop_after.unit]
+        return {unit: amount * epochs for unit, amount in per_epoch.items()}
 
     def starting_at(self, cursor: Cursor) -> Iterator[Step]:
         """Updates from `cursor` on, without end."""

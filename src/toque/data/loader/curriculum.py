@@ -8,14 +8,18 @@ the borders. Within a stage an epoch is a pass over what the stage selects.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
+from typing import Final, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from toque.config.cross_checks import share_of
+from toque.config.field_types import DifficultyName
+from toque.config.schema_methods import CurriculumConfig, StageFilters
 from toque.data.loader.epoch_plan import EpochPlan, Update
 from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError
@@ -25,7 +29,9 @@ from toque.units import Cursor, Duration
 _STAGE = 3
 """Sets the keys of later stages apart from the others."""
 _DIGITS = 9
-"""Of positions in epochs: sums of shares must not miss a whole number by their last bit."""
+"""Digits of positions in epochs: sums of shares must not miss a whole number by their last bit."""
+_DIFFICULTIES: Final = get_args(DifficultyName)
+"""Codes of a store's column `difficulty`, the easiest first."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,27 @@ class Bound:
         inside = (numbers >= np.float32(self.least)) & (numbers <= np.float32(self.most))
         result: NDArray[np.bool_] = inside | np.isnan(numbers)
         return result
+
+
+def bounds_of(stage: StageFilters) -> list[tuple[Bound, str]]:
+    """A stage's filters over the store's columns, each with its words."""
+    found = []
+    if stage.max_difficulty is not None:
+        bound = Bound("difficulty", most=_DIFFICULTIES.index(stage.max_difficulty))
+        found.append((bound, f"difficulty up to {stage.max_difficulty}"))
+    if stage.min_quality > 0:
+        bound = Bound("quality", least=stage.min_quality)
+        found.append((bound, f"quality from {stage.min_quality:g}"))
+    for what in ("ingredients", "steps"):
+        most = getattr(stage, f"max_{what}")
+        if most is not None:
+            found.append((Bound(f"n_{what}", most=most), f"up to {most} {what}"))
+    return found
+
+
+def stage_in_words(stage: StageFilters) -> str:
+    """The filters of a stage, for people."""
+    return ", ".join(words for _, words in bounds_of(stage)) or "everything"
 
 
 def selected(
@@ -88,6 +115,50 @@ class StagedPlan:
     whole: Duration
     source_lengths: NDArray[np.int64]
     target_lengths: NDArray[np.int64]
+
+    @classmethod
+    def from_settings(
+        cls,
+        curriculum: CurriculumConfig,
+        store: TokenStore,
+        rows: NDArray[np.int64],
+        make: Callable[[NDArray[np.int64], int], EpochPlan],
+        *,
+        stop_after: Duration,
+        seed: int,
+    ) -> Self:
+        """The stages that the settings name.
+
+        Args:
+            curriculum: names the stages.
+            store: its columns are what stages filter by.
+            rows: [N] store rows to train on.
+            make: from positions in `rows` and a seed to the plan over them.
+            stop_after: length of the run.
+            seed: of the run.
+
+        Raises:
+            ConfigError: a stage selects nothing; what each selects is listed.
+            DataError: the store lacks a column that a stage filters by.
+        """
+        stages = curriculum.stages
+        chosen = [selected(store, rows, [bound for bound, _ in bounds_of(s)]) for s in stages]
+        if not all(map(len, chosen)):
+            empty = next(i for i, positions in enumerate(chosen) if not len(positions))
+            counts = ", ".join(f"stage {i}: {len(p):,}" for i, p in enumerate(chosen, start=1))
+            raise ConfigError(
+                f"Stage {empty + 1} of the curriculum ({stage_in_words(stages[empty])}) selects "
+                f"none of the {len(rows):,} training examples ({counts}). Widen its bounds; "
+                "`toque prepare` and `toque report` show how difficulty and quality are spread."
+            )
+        everything = make(np.arange(len(rows)), seed)
+        return cls(
+            stages=[make(p, stage_seed(seed, i)) for i, p in enumerate(chosen)],
+            begins=[share_of(stage.begins, stop_after) or 0.0 for stage in stages],
+            whole=stop_after,
+            source_lengths=everything.source_lengths,
+            target_lengths=everything.target_lengths,
+        )
 
     def __post_init__(self) -> None:
         for number, updates in enumerate(self.updates, start=1):
@@ -141,6 +212,17 @@ class StagedPlan:
             "examples": sum(n * plan.n_drawn for n, plan in stages),
             "tokens": sum(n * plan.n_tokens for n, plan in stages),
         }
+
+    def in_words(self, curriculum: CurriculumConfig) -> list[str]:
+        """A line for each stage, with its examples and updates."""
+        about = "" if self.whole.unit == "steps" else "about "
+        stages = zip(curriculum.stages, self.stages, self.passes, self.updates, strict=True)
+        return [
+            f"stage {number} from {stage.begins}: {len(own.examples):,} of "
+            f"{len(self.target_lengths):,} examples ({stage_in_words(stage)}), {passes:.3g} "
+            f"passes, {about}{updates:,.0f} steps"
+            for number, (stage, own, passes, updates) in enumerate(stages, start=1)
+        ]
 
     def epoch_key(self, cursor: Cursor) -> int:
         """Key of the random changes to examples in the epoch of `cursor`."""

@@ -16,11 +16,15 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from toque.config.schema_methods import SpanCorruptionConfig
+from toque.data.loader.epoch_transforms import InEpoch, Sides, Varied
+from toque.data.store.token_store import TokenStore
+from toque.errors import ConfigError
 from toque.keyed_random import key_of, shuffle
 
 Ids = NDArray[np.generic]
@@ -28,6 +32,10 @@ SHORTEST: Final = 4
 """Tokens of the shortest example that is corrupted, its end among them."""
 _LOST, _KEPT = 1, 2
 """Set the two segmentations of a text apart."""
+_CORRUPT: Final = 5
+"""Sets these keys apart from those of the order and of augmentation."""
+_HELD_OUT: Final = key_of(0x7370616E73)
+"""Held-out texts lose the same spans in every run and at every evaluation."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,47 @@ class SpanCorruption:
     mean_length: float
     sentinels: Sequence[int]
     end: int
+
+    @classmethod
+    def from_settings(
+        cls, section: SpanCorruptionConfig | None, store: TokenStore, *, encoder: bool
+    ) -> Self | None:
+        """The corruption of a run's texts; None when there is none.
+
+        Raises:
+            ConfigError: a model without an encoder, or a vocabulary with too few sentinels.
+        """
+        if section is None:
+            return None
+        if not encoder:
+            raise ConfigError(
+                "span_corruption is set, and the model has no encoder to read what is left of a "
+                "text. Take a T5 (model.family=t5), or set span_corruption to null: a "
+                "decoder-only model is pretrained by predicting every token."
+            )
+        codec = store.codec()
+        spans = cls(section.density, section.mean_length, codec.sentinels(), codec.eos_id)
+        longest = int((store.prompt_lengths.astype(int) + store.target_lengths.astype(int)).max())
+        if not spans.sentinels or longest > spans.longest_text:
+            raise ConfigError(
+                f"span_corruption needs a token <extra_id_N> for each of a text's spans: this "
+                f"vocabulary has {len(spans.sentinels)} to spare, and the longest text of the "
+                f"store has {longest} tokens. Take a T5 tokenizer or trained:N, lower "
+                "data.max_target_tokens and prepare again, or raise span_corruption.mean_length."
+            )
+        return spans
+
+    def in_store(self, store: TokenStore) -> Varied:
+        """The examples of a store with other spans cut out in every epoch."""
+
+        def vary(row: int, key: int) -> Sides:
+            return self(store.prompt(row), store.target(row), key_of(key, row, _CORRUPT))
+
+        return Varied(vary, encoder=True)
+
+    def held_out(self, store: TokenStore) -> InEpoch:
+        """The examples of a store as held-out loss is measured on them."""
+        return self.in_store(store).at(_HELD_OUT)
 
     def __call__(self, prompt: Ids, target: Ids, key: int) -> tuple[Ids, Ids]:
         """The corrupted sides of the text that prompt and target are together.

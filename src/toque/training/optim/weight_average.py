@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
 
+from toque.config.schema_methods import AveragingConfig
 from toque.training.distributed.parts import divided_like, own_part
 from toque.training.mismatches import refuse
 from toque.training.state_values import impossible_weights
@@ -40,6 +41,14 @@ class WeightAverage:
     whole: Duration | None = None
     _held: dict[str, dict[str, Tensor]] = field(default_factory=dict, init=False)
     """ema: {"ema": weights}; last: {"000": oldest, ...}, by parameter name."""
+
+    @classmethod
+    def from_settings(cls, section: AveragingConfig | None, whole: Duration) -> Self | None:
+        """The average that the settings ask for, over a run of length `whole`."""
+        if section is None:
+            return None
+        asked = {name: value for name, value in section if value is not None}
+        return cls(**asked, whole=whole)
 
     @torch.no_grad()
     def update(self, model: nn.Module, before: Progress, after: Progress) -> None:

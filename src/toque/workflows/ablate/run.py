@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from toque.config import Resolved, load_config, resolved_yaml
+from toque.config.user_objects import refuse_foreign_code
 from toque.errors import ConfigError, Interrupted, argument
 from toque.evaluation.differences import paired
 from toque.reporter import SILENT, Reporter
@@ -31,7 +32,6 @@ from toque.storage.no_follow import open_append
 from toque.units import Duration
 from toque.version import __version__
 from toque.workflows.ablate.plan import Plan, Variant, plan_ablation
-from toque.workflows.assembly.user_objects import refuse_foreign_code
 from toque.workflows.configure import Configured, configure, with_origins
 
 SHARE_FOR_TRAINING: Final = 0.7
@@ -237,11 +237,11 @@ def _named(config: Configured, overrides: Sequence[str], out: Path, *, trust_cod
     """
     if isinstance(config, str | Path):
         if not trust_code:
-            refuse_foreign_code(load_config(config, overrides).config)
+            refuse_foreign_code(load_config(config, overrides).config.foreign_code)
         return str(config)
     settings = configure(config)
     if not trust_code:
-        refuse_foreign_code(settings)
+        refuse_foreign_code(settings.foreign_code)
     out.mkdir(parents=True, exist_ok=True)
     atomic_write(out / "ablation.yaml", resolved_yaml(with_origins(settings)).encode())
     return str(out / "ablation.yaml")

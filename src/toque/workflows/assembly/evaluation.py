@@ -12,7 +12,10 @@ from toque.config import RunConfig
 from toque.cooking.prompts import CLASSES, TASKS
 from toque.cooking.scoring.recipe_scores import text_metrics
 from toque.data.loader.collate import Layout
+from toque.data.loader.mixture import held_out_weights
 from toque.data.loader.packing import choose_shape
+from toque.data.loader.row_lengths import ExampleLengths, refuse_empty, usual_rows
+from toque.data.loader.span_corruption import SpanCorruption
 from toque.data.prepare.example_rows import prompt_ids
 from toque.data.prepare.settings import FamilyKind
 from toque.data.store.prompt_form import form_of
@@ -24,11 +27,8 @@ from toque.reporter import SILENT, Reporter
 from toque.training.distributed.sharing import LossFn, Sharing
 from toque.workflows.asking.own_words import in_trained_form
 from toque.workflows.asking.provenance import provenance_of_run, target_limit
-from toque.workflows.assembly.batches import Lengths, refuse_empty, usual_rows
 from toque.workflows.assembly.metrics import slices_of, text_bytes
-from toque.workflows.assembly.mixture import held_out_weights
 from toque.workflows.assembly.setup import Setup
-from toque.workflows.assembly.span_corruption import corrupted_held_out, spans_of
 from toque.workflows.assembly.speed.evaluation_rows import loss_rows, write
 
 
@@ -45,13 +45,13 @@ def build_heldout(setup: Setup, reporter: Reporter = SILENT) -> HeldOut:
     trained, rows = setup.stream.layout, store.rows("validation")
     encoder = trained.shape.source > 0
     refuse_empty(store, "validation")
-    spans = spans_of(config, store, encoder=encoder)
-    lengths = Lengths.of(store, rows, encoder=encoder, spans=spans)
+    spans = SpanCorruption.from_settings(config.span_corruption, store, encoder=encoder)
+    lengths = ExampleLengths.of(store, rows, encoder=encoder, spans=spans)
     shape = choose_shape(*lengths.sample(), encoder=encoder)
     everything = store.prompt_lengths.astype(np.int64), store.target_lengths.astype(np.int64)
     prompts, targets = everything if spans is None else spans.longest(*everything)
     chosen = subset(rows, config.evaluation.max_examples)
-    weights = held_out_weights(config, store, chosen)
+    weights = held_out_weights(config.data, store, chosen)
     packed = {
         weight: choose_rows(
             chosen[weights == weight],
@@ -64,7 +64,7 @@ def build_heldout(setup: Setup, reporter: Reporter = SILENT) -> HeldOut:
     held_rows = [row for part in packed.values() for row in part]
     heldout = HeldOut(
         layout=Layout(
-            store if spans is None else corrupted_held_out(store, spans),
+            store if spans is None else spans.held_out(store),
             shape=shape,
             pad_id=trained.pad_id,
             start_id=trained.start_id,

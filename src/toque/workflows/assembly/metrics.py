@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from toque.config import RunConfig
+from toque.config.user_objects import imported
 from toque.cooking.prompts import TASKS
 from toque.cooking.recipe import DIFFICULTIES
 from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError
 from toque.evaluation.text_scores import GROUPS, TextScores, UserMetric
-from toque.workflows.assembly.user_objects import imported
 
 LENGTHS = (("short", 100), ("medium", 200))
 """Slices by the words of the reference: up to so many; above all, long."""
@@ -31,7 +31,7 @@ def build_text_scores(config: RunConfig) -> TextScores:
 
 def _imported(config: RunConfig, path: str) -> UserMetric:
     wanted = "a function of the predictions and the references that returns {name: score}"
-    found = imported(config, path, setting="evaluation.metrics", wanted=wanted)
+    found = imported(config.foreign_code, path, setting="evaluation.metrics", wanted=wanted)
     if not callable(found):
         raise ConfigError(
             f"evaluation.metrics names {path}, which is a {type(found).__name__} and no function "

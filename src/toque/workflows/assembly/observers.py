@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from toque.config import RunConfig
+from toque.config.user_objects import imported
 from toque.cooking.scoring.recipe_scores import RECIPE_SCORES
 from toque.errors import ConfigError
 from toque.training.callbacks import Callback
@@ -21,7 +22,6 @@ from toque.training.observers.trackers import TrackerFeed
 from toque.training.observers.user_callbacks import METHODS, UserCallback
 from toque.training.observers.webhook import Webhook
 from toque.units import Progress
-from toque.workflows.assembly.user_objects import imported
 
 Warn = Callable[[Progress, str], None]
 
@@ -82,7 +82,7 @@ def build_watchers(config: RunConfig, own: Sequence[object] = ()) -> Watchers:
 
 def _made(config: RunConfig, path: str) -> object:
     setting, wanted = "observe.callbacks", f"a class with any of {', '.join(METHODS)}"
-    found = imported(config, path, setting=setting, wanted=wanted)
+    found = imported(config.foreign_code, path, setting=setting, wanted=wanted)
     if not isinstance(found, type):
         raise ConfigError(
             f"{setting} names {path}, which is a {type(found).__name__} and no class. Name "

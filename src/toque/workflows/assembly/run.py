@@ -14,7 +14,9 @@ from toque.config import RunConfig
 from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError
 from toque.evaluation.heldout_loss import HeldOut
+from toque.models.loading.to_train import family_to_train, placed_model
 from toque.reporter import Reporter, heard, losing
+from toque.training.arithmetic import arithmetic_of, rate_of_bf16
 from toque.training.callbacks import Callback, EarlyStopping
 from toque.training.checkpoint.saved import Checkpoint
 from toque.training.checkpoint.upload import UploadProgress, Uploads
@@ -26,12 +28,13 @@ from toque.training.observers.metrics_log import MetricsLog
 from toque.training.observers.store_watch import StoreWatch
 from toque.training.observers.summary import Computing, GpuUse, Summary
 from toque.training.observers.time_left import TimeLeft
+from toque.training.optimisations import attention_in, optimise
 from toque.training.runtime import Runtime
 from toque.training.signals import Interrupt
+from toque.training.strategy import Strategy, may_divide, strategy_of
 from toque.training.time_limit import CommandClock
 from toque.training.trainer import Trainer
 from toque.units import Progress
-from toque.workflows.assembly.batches import build_stream
 from toque.workflows.assembly.distributed_eval import total_peak
 from toque.workflows.assembly.evaluation import (
     build_heldout,
@@ -41,26 +44,16 @@ from toque.workflows.assembly.evaluation import (
 )
 from toque.workflows.assembly.figures import build_figures, build_gradients, phase_memory
 from toque.workflows.assembly.metrics import build_text_scores
-from toque.workflows.assembly.model.language_model import (
-    family_to_train,
-    place_language_model,
-)
 from toque.workflows.assembly.observers import Watchers
 from toque.workflows.assembly.sample_writer import SampleWriter, writing_in
-from toque.workflows.assembly.setup import Setup, runtime_of
+from toque.workflows.assembly.setup import Setup
 from toque.workflows.assembly.speed.autotune import Fitted, fit_to_machine
-from toque.workflows.assembly.speed.optimisations import attention_in, optimise
-from toque.workflows.assembly.speed.strategy import Strategy, may_divide, strategy_of
 from toque.workflows.assembly.timing.ahead import Length, length_of, time_left_of, with_length
-from toque.workflows.assembly.trainer import (
-    about_run,
-    arithmetic_of,
-    build_trainer,
-    rate_of_bf16,
-)
+from toque.workflows.assembly.trainer import about_run, build_trainer
 from toque.workflows.assembly.while_training.banner import banner
 from toque.workflows.assembly.while_training.evaluator import Evaluator
 from toque.workflows.assembly.while_training.goals import goal_of, watched_metrics
+from toque.workflows.build import build_stream
 
 
 @dataclass(frozen=True)
@@ -101,13 +94,20 @@ def assemble(
     Raises:
         ConfigError: settings that do not fit each other, the model or the data.
     """
-    family = family_to_train(config)
-    runtime = runtime_of(config, family, ranks)
+    family = family_to_train(config.model)
+    runtime = Runtime.from_settings(config.train, family, ranks)
     _refuse_offload(config, runtime)
     # What may be divided among devices is whole in the machine's memory first.
-    first_at = torch.device("cpu") if may_divide(config, ranks) else runtime.device
-    model, base_hash = place_language_model(config, store, runtime.dtype, first_at)
-    strategy = strategy_of(config, model, runtime)
+    first_at = torch.device("cpu") if may_divide(config.train, ranks) else runtime.device
+    model, base_hash = placed_model(
+        config.model,
+        config.adapter,
+        store.codec(),
+        seed=config.seed,
+        dtype=runtime.dtype,
+        device=first_at,
+    )
+    strategy = strategy_of(config.train, config.adapter, config.optim.name, model, runtime)
     sharing = _placed(model, config, runtime, strategy)
     stream = build_stream(config, store, model, rank=ranks.rank, ranks=ranks.world_size)
     setup = Setup(config, store, model, stream, runtime, sharing)
@@ -154,7 +154,7 @@ def _placed(
     """Put the model, with the layers its device computes fastest, where this rank holds it."""
     if not strategy.is_sharded:
         model.to(runtime.device)  # type: ignore[arg-type]  # transformers annotates it away
-    optimise(model, config, runtime, sharded=strategy.is_sharded)
+    optimise(model, config.train.optimisations, runtime, sharded=strategy.is_sharded)
     return strategy.share(model, runtime)
 
 

@@ -9,8 +9,6 @@ from transformers import PreTrainedModel
 from toque.config import RunConfig
 from toque.data.loader.batch_stream import BatchStream
 from toque.data.store.token_store import TokenStore
-from toque.models.families import Family
-from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.sharing import Sharing
 from toque.training.runtime import Runtime
 
@@ -33,17 +31,3 @@ class Setup:
     def sharded(self) -> Sharing | None:
         """`sharing`, where every rank holds a part of the weights and all compute together."""
         return self.sharing if self.sharing is not None and self.sharing.is_sharded else None
-
-
-def runtime_of(config: RunConfig, family: Family, ranks: Ranks | None = None) -> Runtime:
-    """The device and precision that the settings choose here for a model of a family.
-
-    Raises:
-        ConfigError: the device is absent, or the precision cannot work on it.
-    """
-    return Runtime.detect(
-        precision=config.train.precision,
-        deterministic=config.train.deterministic,
-        fp16_is_safe=family.fp16_is_safe,
-        ranks=ranks,
-    )

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import torch
 import transformers
-from transformers import PreTrainedModel
 
 from toque.config import RunConfig, config_sha256
-from toque.data.loader.batch_stream import BatchStream
 from toque.hardware.processor import usable_cores
-from toque.models.flops import flops_per_token, parameter_counts, products_of
+from toque.models.flops import parameter_counts
 from toque.models.forward.compile import CompileSeconds
-from toque.models.forward.kernels.choice import Choice, attention_of
 from toque.models.lora.layers import is_adapted, refuse_unreached
 from toque.models.precision import has_fast_bf16
+from toque.training.arithmetic import Arithmetic
 from toque.training.autotune.cache import Resources
 from toque.training.autotune.oom_fallback import OomFallback
 from toque.training.callbacks import Callback, Callbacks
@@ -31,25 +28,23 @@ from toque.training.checkpoint.sharded_saver import Layout
 from toque.training.checkpoint.store import CheckpointStore, RunIdentity, software_versions
 from toque.training.guards.skip_step import SkipStep
 from toque.training.guards.update_guard import UpdateGuard
+from toque.training.lr_schedules import schedule_from_settings
 from toque.training.optim.factory import build_optimizer
 from toque.training.optim.gradient_noise import GradientNoise
-from toque.training.part_clock import PartClock
-from toque.training.peak_flops import peak_of
-from toque.training.runtime import Runtime
-from toque.training.schedule import Schedule
-from toque.training.trainer import Trainer
-from toque.version import __version__
-from toque.workflows.assembly.batches import expected_totals
-from toque.workflows.assembly.optim_and_adapter import learning_rate, weight_average
-from toque.workflows.assembly.setup import Setup
-from toque.workflows.assembly.speed.autotune import Fitted
-from toque.workflows.assembly.speed.optimisations import (
+from toque.training.optim.weight_average import WeightAverage
+from toque.training.optimisations import (
     attention_in,
     prefetching,
     training_loss,
     turned_off,
 )
-from toque.workflows.assembly.timing.ahead import Length, with_length
+from toque.training.part_clock import PartClock
+from toque.training.schedule import Schedule
+from toque.training.trainer import Trainer
+from toque.version import __version__
+from toque.workflows.assembly.setup import Setup
+from toque.workflows.assembly.speed.autotune import Fitted
+from toque.workflows.assembly.timing.ahead import Length
 from toque.workflows.assembly.while_training.goals import goal_of
 
 
@@ -67,15 +62,17 @@ def build_trainer(
     resources = fitted.resources
     observers, noise, outliers = Callbacks(callbacks), optim.gradient_noise, optim.outliers
     skip = SkipStep(**dict(outliers)) if outliers else None
-    by_length, limit = with_length(config, length), length.limit
+    limit = length.limit
     optimizer = build_optimizer(model, name=optim.name, weight_decay=optim.weight_decay)
-    average = weight_average(by_length)
+    average = WeightAverage.from_settings(optim.averaging, length.stop_after)
     return Trainer(
         model=model,
         optimizer=optimizer,
         batches=stream,
-        loss_fn=runtime.phases.around("forward", training_loss(config)),
-        lr_at=learning_rate(by_length, expected_totals(config, stream)),
+        loss_fn=runtime.phases.around(
+            "forward", training_loss(train.optimisations, smoothing=optim.label_smoothing)
+        ),
+        lr_at=schedule_from_settings(optim, length.stop_after, stream.totals(train.stop_after)),
         evaluator=evaluator,
         checkpoints=CheckpointStore(
             run / "checkpoints",
@@ -107,7 +104,7 @@ def build_trainer(
         check_reached=refuse_unreached if is_adapted(model) else None,
         base_sha256=base_hash,
         layout=_layout(setup, optimizer, averages=average is not None),
-        prefetch=prefetching(model, config, runtime),
+        prefetch=prefetching(model, config.train.optimisations, runtime),
         background_saves=train.optimisations.background_saves,
         goal=goal_of(train.best_by),
         count_seconds=float if limit is None else limit.count_seconds,
@@ -141,7 +138,7 @@ def _quantiser(config: RunConfig) -> dict[str, str]:
 
 def _notes(setup: Setup) -> list[str]:
     """What is slower than it could be, and why."""
-    off = turned_off(setup.config)
+    off = turned_off(setup.config.train.optimisations)
     return [*([off] if off else []), *attention_in(setup.model, setup.runtime).notes]
 
 
@@ -180,73 +177,3 @@ def about_run(setup: Setup, resources: Resources, arithmetic: Arithmetic) -> dic
         "train": setup.config.train.model_dump(mode="json"),
         "evaluation": setup.config.evaluation.model_dump(include={"max_examples", "texts"}),
     }
-
-
-@dataclass(frozen=True)
-class Arithmetic:
-    """What one useful token of a run's data costs, forward and backward."""
-
-    flops_per_token: float
-    products: dict[tuple[int, int], float]
-    """Of that, the FLOPs of products with weights, by the matrix' (in, out)."""
-    kind: str = "masked"
-    """How attention keeps packed examples apart: variable-length (each alone) or masked."""
-    masked_flops_per_token: float = 0.0
-    """FLOPs of attention as it is computed where it is masked: every pair of a row's positions."""
-
-    def record(self) -> dict[str, Any]:
-        """For the start event; FLOPs per useful token."""
-        products = sum(self.products.values())
-        needed = self.flops_per_token - products
-        masked = self.kind == "masked"
-        return {
-            "products": products,
-            "attention": needed,
-            "attention_kind": self.kind,
-            "attention_computed": max(needed, self.masked_flops_per_token) if masked else needed,
-        }
-
-
-def rate_of_bf16(runtime: Runtime, arithmetic: Arithmetic) -> dict[str, float]:
-    """The rate of the model's products in bf16, where a float32 run leaves it unused."""
-    if runtime.precision != "float32" or not has_fast_bf16(runtime.device):
-        return {}
-    peak = peak_of(runtime.device, torch.bfloat16, arithmetic.products)
-    return {"bf16_peak": peak.flops_per_second}
-
-
-def arithmetic_of(
-    model: PreTrainedModel, stream: BatchStream, attention: Choice | None = None
-) -> Arithmetic:
-    """Forward and backward arithmetic of one useful token of this data, by some attention."""
-    source, target = (
-        side.astype(float) for side in (stream.plan.source_lengths, stream.plan.target_lengths)
-    )
-
-    def context(lengths: np.ndarray, of: np.ndarray) -> float:  # that an average token of `of` has
-        return float((lengths * of).sum() / max(1.0, float(of.sum())))
-
-    own, shape = context(target, target) / 2, stream.layout.shape
-    if shape.source == 0:
-        # As `BatchStream` counts: a last token is no input; without a prompt a first is no label.
-        prompts, targets = stream.prompt_lengths, stream.target_lengths
-        labelled = int(targets.sum()) - int((prompts == 0).sum())
-        tokens = int(prompts.sum()) + int(targets.sum()) - len(targets)
-        shares = {"labelled_share": labelled / max(1, tokens)}
-        flops = flops_per_token(model, context=own, **shares)
-        everything = flops_per_token(model, context=shape.target, **shares)
-    else:
-        shares = {"source_share": float(source.sum()) / float(source.sum() + target.sum())}
-        flops = flops_per_token(
-            model,
-            context=own,
-            source_context=context(source, source),
-            cross_context=context(source, target),
-            **shares,
-        )
-        sides = {"source_context": shape.source, "cross_context": shape.source}
-        everything = flops_per_token(model, context=shape.target, **sides, **shares)
-    products = products_of(model, **shares)
-    chosen = attention or attention_of(model, model.device)
-    kind = "masked" if chosen.name == "dense" else "variable-length"
-    return Arithmetic(flops, products, kind, everything - sum(products.values()))

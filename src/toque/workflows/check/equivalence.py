@@ -19,24 +19,17 @@ from toque.config import RunConfig
 from toque.data.loader.batch_stream import BatchStream, Step
 from toque.data.loader.epoch_plan import EpochPlan
 from toque.data.loader.packing import RowShape
+from toque.data.loader.row_lengths import ExampleLengths, refuse_longer, row_shape
 from toque.data.store.token_store import TokenStore
 from toque.errors import CheckFailed
-from toque.models.families import family_of
+from toque.models.families import family_of, max_positions
 from toque.models.forward.activation_checkpointing import recompute_blocks, stop_recomputing
 from toque.models.forward.compile import compile_blocks, stop_compiling
 from toque.models.forward.cpu_layers import use_cpu_layers
 from toque.models.onednn import onednn_is_faster
 from toque.training.runtime import Runtime
 from toque.units import Cursor
-from toque.workflows.assembly.batches import (
-    Lengths,
-    build_layout,
-    check_positions,
-    row_shape,
-)
-from toque.workflows.assembly.data import open_store
-from toque.workflows.assembly.model.language_model import build_language_model
-from toque.workflows.assembly.setup import runtime_of
+from toque.workflows.build import build_language_model, build_layout
 from toque.workflows.check.reference_update import (
     Difference,
     Measured,
@@ -45,6 +38,7 @@ from toque.workflows.check.reference_update import (
     switch_dropout_off,
     training_update,
 )
+from toque.workflows.prepared_store import open_store
 
 LOSS: Final = 1e-5
 GRADIENT: Final = 1e-4
@@ -194,12 +188,12 @@ class _Ways:
     def step(self, *, packed: bool, rank: int = 0, ranks: int = 1) -> Step:
         """The update, through the plan and the layout of training."""
         encoder = bool(self.model.config.is_encoder_decoder)
-        everything = Lengths.of(self.store, self.store.rows("train"), encoder=encoder)
-        check_positions(self.model, everything)
-        shape = row_shape(self.config, everything)
+        everything = ExampleLengths.of(self.store, self.store.rows("train"), encoder=encoder)
+        refuse_longer(everything, max_positions(self.model.config))
+        shape = row_shape(self.config.train, everything)
         # Where rows hold one long example each, training hardly packs; here they shall hold two.
         shape = RowShape(2 * shape.source, 2 * shape.target)
-        lengths = Lengths.of(self.store, self.rows, encoder=encoder)
+        lengths = ExampleLengths.of(self.store, self.rows, encoder=encoder)
         stream = BatchStream(
             plan=EpochPlan(
                 examples=self.rows,
@@ -264,7 +258,7 @@ class _Ways:
 
     def as_the_run_computes(self) -> Outcome:
         """In the number format, and by the products, that the run would choose."""
-        runtime = runtime_of(self.config, family_of(self.model.config))
+        runtime = Runtime.from_settings(self.config.train, family_of(self.model.config))
         if runtime.precision == "float32" and not onednn_is_faster():
             return Outcome("packed rows, 16 bits", "skipped", reason="this run is in float32")
         if runtime.scaler is not None:

@@ -22,7 +22,8 @@ def refuse_untrainable(config: RunConfig, store: TokenStore) -> None:
     start = Path(config.model.start_from).expanduser()
     if config.model.start_from != "scratch" and not (start / "config.json").is_file():
         return
-    from toque.workflows.assembly.batches import build_stream, refuse_empty  # with torch
+    from toque.data.loader.row_lengths import refuse_empty
+    from toque.workflows.build import build_stream  # with torch
     from toque.workflows.forecast import in_outline
 
     try:

@@ -22,7 +22,7 @@ from toque.sources.prompt_target import PairReader
 from toque.sources.records import BlockExamples, Source, examples_in
 from toque.sources.token_arrays import TokenReader
 from toque.storage.bucket import is_remote
-from toque.workflows.assembly.data import sources_of
+from toque.workflows.prepared_store import sources_of
 
 _LOOK_BYTES: Final = 4 << 20
 """Read of every source: some thousand recipes, in about a second."""

@@ -14,9 +14,9 @@ from toque.errors import ConfigError
 from toque.models.families import family_of, max_positions
 from toque.models.flops import flops_per_token, products_of
 from toque.models.forward.outline import OutlinedRows
+from toque.training.arithmetic import Arithmetic, arithmetic_of
 from toque.units import Cursor
-from toque.workflows.assembly.batches import build_stream, expected_totals
-from toque.workflows.assembly.trainer import Arithmetic, arithmetic_of
+from toque.workflows.build import build_stream
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -95,7 +95,7 @@ def _from_store(config: RunConfig, model: PreTrainedModel, store: TokenStore) ->
         worst_examples=worst,
         update_rows=batch.n_rows,
         tokens_per_update=float(_real_tokens(batch)),
-        totals=expected_totals(config, stream),
+        totals=stream.totals(config.train.stop_after),
         seconds=config.train.stop_after.seconds,
         arithmetic=arithmetic_of(model, stream),
         held_out_tokens=held_out * each,

@@ -13,8 +13,7 @@ from toque.hardware.memory import free_bytes
 from toque.models.families import Family
 from toque.models.forward.outline import Where
 from toque.training.peak_flops import Peak, Products, peak_of
-from toque.training.runtime import DTYPES
-from toque.workflows.assembly.setup import runtime_of
+from toque.training.runtime import DTYPES, Runtime
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ def machine_of(config: RunConfig, hardware: str | None, family: Family) -> Machi
     """
     if hardware is None:
         device = _device()
-        precision = runtime_of(config, family).precision
+        precision = Runtime.from_settings(config.train, family).precision
         name = torch.cuda.get_device_name() if device.type == "cuda" else _cpu_name()
         where: Where = "cuda" if device.type == "cuda" else "cpu"
         return Machine(name, where, precision, free_bytes(device), None, here=True)

@@ -31,15 +31,14 @@ from toque.models.forward.activation_checkpointing import recompute_blocks
 from toque.models.loading.from_scratch import fresh_model
 from toque.models.loading.fused_activations import fuse_activations
 from toque.models.loading.pretrained import grow_vocabulary
+from toque.models.loading.to_train import add_adapter
 from toque.models.lora.frozen import hold_frozen
 from toque.models.lora.quantised import form_named
 from toque.training.autotune.worst_batch import WorstBatch
 from toque.training.optim.factory import build_optimizer
+from toque.training.optimisations import optimise, training_loss
 from toque.training.planning.outlined_update import outlining
 from toque.training.runtime import Runtime
-from toque.workflows.assembly.optim_and_adapter import add_adapter
-from toque.workflows.assembly.setup import runtime_of
-from toque.workflows.assembly.speed.optimisations import optimise, training_loss
 from toque.workflows.plan.ahead import Ahead
 from toque.workflows.plan.memory import Memory
 from toque.workflows.plan.outlined_model import Vocabulary, base_outline
@@ -67,7 +66,7 @@ class _Shallow:
     """Clipping and the optimizer's step."""
 
     def __post_init__(self) -> None:
-        optimise(self.model, self.config, self.runtime)
+        optimise(self.model, self.config.train.optimisations, self.runtime)
         if self.recompute:
             recompute_blocks(self.model)
         self.model.train()
@@ -75,7 +74,7 @@ class _Shallow:
         self._optimizer = build_optimizer(
             self.model, name=optim.name, weight_decay=optim.weight_decay
         )
-        self._loss = training_loss(self.config)
+        self._loss = training_loss(self.config.train.optimisations, smoothing=optim.label_smoothing)
 
     def update(self, batch: Batch) -> None:
         """Time an update of one micro-batch."""
@@ -113,7 +112,7 @@ def measured_seconds(
     with outlining():
         base = base_outline(config, known)
     depths = depths_of(base.config)
-    runtime = runtime_of(config, family_of(base.config))
+    runtime = Runtime.from_settings(config.train, family_of(base.config))
 
     def of(more: str | None) -> _Shallow:
         layers = {name: 2 if name == more else 1 for name in depths}
@@ -206,7 +205,8 @@ def shallow_model(
     grow_vocabulary(model, seen.vocab_size)
     adapter = config.adapter
     if adapter is not None:
-        add_adapter(config, model, seen, base_rows=rows)  # type: ignore[arg-type]  # the same names
+        start = config.model.start_from
+        add_adapter(adapter, model, seen, base=start, base_rows=rows, seed=config.seed)
         asked = adapter.quantize_base
         hold_frozen(model, runtime.dtype, None if asked is None else form_named(asked))
     return model

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from toque.config import RunConfig
+from toque.data.loader.row_lengths import usual_rows
 from toque.models.families import family_of, head_size, vocabulary_rows
 from toque.models.flops import parameter_counts
 from toque.models.forward.cross_entropy import logits_bytes
@@ -26,7 +27,6 @@ from toque.training.autotune.cache import MachineCache, machine_facts
 from toque.training.autotune.micro_batch import HEADROOM, evenly
 from toque.training.planning.outlined_update import OutlinedUpdate, outline_update
 from toque.version import __version__
-from toque.workflows.assembly.batches import usual_rows
 from toque.workflows.plan.ahead import Ahead
 from toque.workflows.plan.machine import Machine
 

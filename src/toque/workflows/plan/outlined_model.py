@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from transformers import PreTrainedModel
 
 from toque.config import RunConfig
+from toque.config.schema_methods import AdapterConfig
 from toque.errors import ConfigError
 from toque.models.families import vocabulary_rows
 from toque.models.forward.bf16.layers import use_bf16_layers
@@ -21,11 +22,10 @@ from toque.models.loading.from_scratch import outline_of
 from toque.models.loading.hub import resolve_folder
 from toque.models.loading.known_shapes import KNOWN, known_model
 from toque.models.loading.pretrained import grow_vocabulary
+from toque.models.loading.to_train import add_adapter, new_model
 from toque.models.lora.frozen import hold_frozen
 from toque.models.lora.quantised import Outlined
 from toque.training.runtime import DTYPES
-from toque.workflows.assembly.model.language_model import model_from_scratch
-from toque.workflows.assembly.optim_and_adapter import add_adapter
 
 if TYPE_CHECKING:
     from toque.data.store.token_store import TokenStore
@@ -89,7 +89,7 @@ def outlined_model(
         seen = known or Vocabulary(rows)
         grow_vocabulary(model, seen.vocab_size)
         if config.adapter is not None:
-            _adapt(config, model, seen, rows)
+            _adapt(config, config.adapter, model, seen, rows)
     adapter = config.adapter
     asked = None if adapter is None else adapter.quantize_base
     hold_frozen(model, DTYPES[precision], None if asked is None else Outlined(asked))
@@ -110,14 +110,17 @@ def base_outline(config: RunConfig, known: Vocabulary | None) -> PreTrainedModel
         return _of_checkpoint(config.model.start_from)
     if known is None:
         raise ConfigError("A model from scratch needs a tokenizer: name model.tokenizer.")
-    return model_from_scratch(config, known)
+    return new_model(config.model, known, seed=config.seed)
 
 
-def _adapt(config: RunConfig, model: PreTrainedModel, seen: Vocabulary, rows: int) -> None:
+def _adapt(
+    config: RunConfig, adapter: AdapterConfig, model: PreTrainedModel, seen: Vocabulary, rows: int
+) -> None:
     """Put the adapter in, with the model on the device "meta": peft cannot move fake tensors."""
     with unset_fake_temporarily(), torch.device("meta"):
         _remake(model, "meta")
-        add_adapter(config, model, seen, base_rows=rows)  # type: ignore[arg-type]  # the same names
+        start = config.model.start_from
+        add_adapter(adapter, model, seen, base=start, base_rows=rows, seed=config.seed)
     _remake(model, "cpu")
 
 

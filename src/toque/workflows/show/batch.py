@@ -11,9 +11,8 @@ from toque.data.loader.collate import Ids
 from toque.data.tokenizer.codec import Codec
 from toque.errors import ConfigError, argument
 from toque.units import Cursor
-from toque.workflows.assembly.batches import build_stream
-from toque.workflows.assembly.data import open_store
-from toque.workflows.assembly.model.language_model import build_language_model
+from toque.workflows.build import build_language_model, build_stream
+from toque.workflows.prepared_store import open_store
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,10 @@ from typing import Any, Final
 
 import torch
 
+from toque.data.loader.row_lengths import (
+    CPU_MICRO_BATCH_TOKENS,
+    usual_rows,
+)
 from toque.errors import ConfigError
 from toque.hardware.memory import free_bytes, in_words, is_out_of_memory, peak_of
 from toque.models.forward.activation_checkpointing import recompute_blocks, stop_recomputing
@@ -35,15 +39,10 @@ from toque.training.bottlenecks import memory_ladder
 from toque.training.checkpoint.saved import Checkpoint
 from toque.training.distributed.collectives import Ranks
 from toque.training.optim.factory import build_optimizer, state_bytes
+from toque.training.optimisations import training_loss
 from toque.units import Cursor
 from toque.version import __version__
-from toque.workflows.assembly.batches import (
-    CPU_MICRO_BATCH_TOKENS,
-    expected_totals,
-    usual_rows,
-)
 from toque.workflows.assembly.setup import Setup
-from toque.workflows.assembly.speed.optimisations import training_loss
 
 _GUESSES: Final = {"cpu": (150.0, 0.15), "cuda": (40.0, 0.25)}
 """Seconds that compiling takes and the share of a step it saves, before either was measured."""
@@ -153,7 +152,9 @@ class _Fit:
             longest_target=longest[1],
             vocab_size=output_head(model)[0].shape[0],
         )
-        loss_fn = training_loss(self.config)
+        loss_fn = training_loss(
+            self.train.optimisations, smoothing=self.config.optim.label_smoothing
+        )
         self.probe = Probe(model, loss_fn, self.runtime, self.worst)
         self.warnings: list[str] = []
 
@@ -387,5 +388,5 @@ class _Fit:
         stop = self.train.stop_after
         if stop.seconds is not None:
             return stop.seconds
-        steps = expected_totals(self.config, self.stream).get("steps", 0.0)
+        steps = self.stream.totals(self.config.train.stop_after).get("steps", 0.0)
         return steps * self.update_rows / self._at_once(rows) * seconds

@@ -25,7 +25,6 @@ from toque.training.observers.time_left import TimeLeft
 from toque.training.time_limit import CommandClock, TimeLimit
 from toque.units import Cursor, Duration
 from toque.workflows.asking.provenance import target_limit
-from toque.workflows.assembly.batches import expected_totals
 from toque.workflows.assembly.evaluation import build_sampler, held_out_prompts
 from toque.workflows.assembly.sample_writer import writing_in
 from toque.workflows.assembly.setup import Setup
@@ -67,7 +66,7 @@ def time_left_of(
     if not heard(reporter) or fitted.update_seconds is None:
         return None
     config, ranks = setup.config, setup.runtime.ranks
-    stop, totals = config.train.stop_after, expected_totals(config, setup.stream)
+    stop, totals = config.train.stop_after, setup.stream.totals(config.train.stop_after)
     if stop.seconds is not None:
         training = stop.seconds
         totals = {"steps": training / fitted.update_seconds} | totals

@@ -5,18 +5,16 @@ from __future__ import annotations
 import math
 
 from toque.config import RunConfig
+from toque.cooking.augmentation.rewriting import Rewriting
+from toque.data.loader.curriculum import StagedPlan
 from toque.models.flops import ParameterCounts, parameter_counts
 from toque.training.bottlenecks import few_updates
+from toque.training.optimisations import attention_in
 from toque.units import Cursor
 from toque.version import __version__
-from toque.workflows.assembly.augmentation import augmentation_in_words
-from toque.workflows.assembly.batches import expected_totals
-from toque.workflows.assembly.curriculum import stages_in_words
 from toque.workflows.assembly.distributed_eval import rank_summary
-from toque.workflows.assembly.mixture import mixture_in_words
 from toque.workflows.assembly.setup import Setup
 from toque.workflows.assembly.speed.autotune import Fitted
-from toque.workflows.assembly.speed.optimisations import attention_in
 from toque.workflows.assembly.timing.ahead import Length
 
 
@@ -38,16 +36,11 @@ def banner(setup: Setup, tuned: Fitted, length: Length) -> str:
         f"{splits.train:,} examples to train on, {splits.validation:,} held out; "
         f"{tokens.prompt + tokens.target:,} tokens; rows of {rows} tokens"
     )
-    more = (
-        mixture_in_words(config, stream.plan),
-        stages_in_words(config, stream.plan),
-        augmentation_in_words(config, store, encoder=shape.source > 0),
-    )
     at_once = _micro_batches(batch.n_rows, resources.micro_batch_rows)
     pairs = [
         ("model", model + _adapter_in_words(config, counts)),
         ("data", data),
-        *(("", line) for line in "".join(more).splitlines()),
+        *(("", line) for line in _drawn(setup)),
         *zip(("length", "warning"), _length(setup, length).splitlines(), strict=False),
         *(("ranks", line) for line in ranks.splitlines()),
         ("batch", f"{config.train.batch} an update, over all micro-batches and ranks"),
@@ -62,9 +55,22 @@ def banner(setup: Setup, tuned: Fitted, length: Length) -> str:
     return "\n".join([f"toque {__version__}", *lines])
 
 
+def _drawn(setup: Setup) -> list[str]:
+    """Lines on the mixture, the stages and the augmentation of the examples."""
+    config, store, plan = setup.config, setup.store, setup.stream.plan
+    rows = store.rows("train")
+    mixture = plan.stages[0].mixture if isinstance(plan, StagedPlan) else plan.mixture
+    lines = [mixture.in_words(config.data)] if mixture is not None else []
+    if config.curriculum is not None and isinstance(plan, StagedPlan):
+        lines += plan.in_words(config.curriculum)
+    encoder = setup.stream.layout.shape.source > 0
+    rewriting = Rewriting.from_settings(config.augmentation, store, rows, encoder=encoder)
+    return lines + ([rewriting.in_words(rows, seed=config.seed)] if rewriting is not None else [])
+
+
 def _length(setup: Setup, length: Length) -> str:
     config = setup.config
-    steps = expected_totals(config, setup.stream).get("steps")
+    steps = setup.stream.totals(config.train.stop_after).get("steps")
     stop = config.train.stop_after
     words = f"until {str(stop).removesuffix('s') if stop.amount == 1 else stop}"
     if not steps or stop.unit == "steps":

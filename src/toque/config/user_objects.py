@@ -1,30 +1,32 @@
-"""User objects, named in the configuration as module:name, and whose word it takes to run them."""
+"""User objects, named in the configuration as module:name, and imported where that is allowed."""
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from toque.config import RunConfig
 from toque.config.foreign_code import CODE_SETTINGS
 from toque.errors import ConfigError, argument
 
+ForeignCode = Mapping[str, Mapping[str, str]]
+"""`RunConfig.foreign_code`: by setting, names that nobody vouches for and where they stand."""
 
-def refuse_foreign_code(config: RunConfig, settings: Sequence[str] = CODE_SETTINGS) -> None:
+
+def refuse_foreign_code(foreign: ForeignCode, settings: Sequence[str] = CODE_SETTINGS) -> None:
     """Refuse to run what a run's own file names, before anything of it is imported.
 
     Args:
-        config: whose code is about to be imported.
-        settings: those that will be.
+        foreign: code of the configuration that nobody vouches for.
+        settings: those whose code is about to be imported.
 
     Raises:
         ConfigError: it names code, and nobody has said that it may run.
     """
-    found = [(s, name, at) for s in settings for name, at in config.foreign_code.get(s, {}).items()]
+    found = [(s, name, at) for s in settings for name, at in foreign.get(s, {}).items()]
     if not found:
         return
     told = "; ".join(f"{name} ({setting}, {at}){_file_of(name)}" for setting, name, at in found)
@@ -40,11 +42,11 @@ def refuse_foreign_code(config: RunConfig, settings: Sequence[str] = CODE_SETTIN
     )
 
 
-def imported(config: RunConfig, path: str, *, setting: str, wanted: str) -> Any:
-    """What `path` names, "module:name"; the working directory is looked in, too.
+def imported(foreign: ForeignCode, path: str, *, setting: str, wanted: str) -> Any:
+    """The object that `path` names, "module:name"; the working directory is looked in, too.
 
     Args:
-        config: where it stands.
+        foreign: code of the configuration that nobody vouches for.
         path: as written in the configuration.
         setting: where it is written, for the message.
         wanted: what should be there, for the message.
@@ -52,7 +54,7 @@ def imported(config: RunConfig, path: str, *, setting: str, wanted: str) -> Any:
     Raises:
         ConfigError: it cannot be imported, or must not be.
     """
-    refuse_foreign_code(config, [setting])
+    refuse_foreign_code(foreign, [setting])
     module, _, attribute = path.partition(":")
     here = str(Path.cwd())
     if here not in sys.path:  # the command, unlike `python -m`, does not look where it runs

@@ -13,7 +13,7 @@ from toque.errors import ConfigError, DataError
 from toque.sources.plain_text import TextReader
 from toque.sources.text_records import DocumentReader
 from toque.sources.token_arrays import TokenReader
-from toque.workflows.assembly.data import sources_of
+from toque.workflows.prepared_store import sources_of
 
 RECIPE = {"title": "Rice", "ingredients": ["rice"], "directions": ["Boil the rice until soft."]}
 

@@ -8,7 +8,8 @@ from typing import Final, Literal, cast
 
 from transformers import PreTrainedModel
 
-from toque.config import RunConfig
+from toque.config.schema import TrainConfig
+from toque.config.schema_methods import AdapterConfig
 from toque.errors import ConfigError
 from toque.hardware.memory import free_bytes, in_words
 from toque.training.autotune.micro_batch import HEADROOM
@@ -62,26 +63,34 @@ class Strategy:
         )
 
 
-def may_divide(config: RunConfig, ranks: Ranks) -> bool:
+def may_divide(train: TrainConfig, ranks: Ranks) -> bool:
     """Whether `strategy_of` may come to a strategy that divides the weights."""
-    return ranks.is_distributed and config.train.strategy in ("auto", "fsdp", "hsdp")
+    return ranks.is_distributed and train.strategy in ("auto", "fsdp", "hsdp")
 
 
-def strategy_of(config: RunConfig, model: PreTrainedModel, runtime: Runtime) -> Strategy:
-    """What train.strategy asks for; auto is ddp where it fits into memory, else fsdp.
+def strategy_of(
+    train: TrainConfig,
+    adapter: AdapterConfig | None,
+    optimizer: str,
+    model: PreTrainedModel,
+    runtime: Runtime,
+) -> Strategy:
+    """The strategy that train.strategy asks for; auto is ddp where that fits, else fsdp.
 
     Args:
-        config: of the run.
+        train: of the run.
+        adapter: of the run.
+        optimizer: its name.
         model: whole, before it is moved to the device.
         runtime: of this rank; the ranks agree.
 
     Raises:
         ConfigError: the strategy and other settings exclude each other.
     """
-    asked, ranks = config.train.strategy, runtime.ranks
+    asked, ranks = train.strategy, runtime.ranks
     if not ranks.is_distributed:
         return Strategy("single")
-    obstacle = _obstacle(config, runtime)
+    obstacle = _obstacle(optimizer, adapter, runtime)
     if asked in ("fsdp", "hsdp") and obstacle is not None:
         raise ConfigError(
             f"train.strategy is {asked}, which gives each rank a part of every tensor, and "
@@ -89,7 +98,7 @@ def strategy_of(config: RunConfig, model: PreTrainedModel, runtime: Runtime) -> 
         )
     if asked != "auto":
         return Strategy(cast("Several", asked))
-    needed, free = _bytes_of_replica(config, model, runtime), _room(runtime)
+    needed, free = _bytes_of_replica(optimizer, model, runtime), _room(runtime)
     words = (
         f"weights, gradients and optimizer state take {in_words(needed)} a rank, of "
         f"{in_words(free)} free"
@@ -101,26 +110,25 @@ def strategy_of(config: RunConfig, model: PreTrainedModel, runtime: Runtime) -> 
     return Strategy("fsdp", f"{words} on the rank with least")
 
 
-def _obstacle(config: RunConfig, runtime: Runtime) -> str | None:
+def _obstacle(optimizer: str, adapter: AdapterConfig | None, runtime: Runtime) -> str | None:
     """Why tensors cannot be divided in this run, and what to change; None where they can."""
-    name = config.optim.name
-    if name not in _BY_ELEMENT:
+    if optimizer not in _BY_ELEMENT:
         allowed = " or ".join(_BY_ELEMENT)
-        return f"optim.name={name} needs whole tensors: set optim.name={allowed}"
-    if config.adapter is not None and config.adapter.quantize_base is not None:
+        return f"optim.name={optimizer} needs whole tensors: set optim.name={allowed}"
+    if adapter is not None and adapter.quantize_base is not None:
         return "a quantised base is held whole: set adapter.quantize_base=null"
     if runtime.scaler is not None:
         return "precision fp16 needs one loss scale for all parts: set train.precision=bf16"
     return None
 
 
-def _bytes_of_replica(config: RunConfig, model: PreTrainedModel, runtime: Runtime) -> int:
+def _bytes_of_replica(optimizer: str, model: PreTrainedModel, runtime: Runtime) -> int:
     """Bytes yet to be allocated by a rank that holds everything, activations left out."""
     parameters = list(model.parameters())
     there = runtime.device.type == "cpu"
     weights = 0 if there else sum(p.numel() * p.element_size() for p in parameters)
     gradients = sum(p.numel() * p.element_size() for p in parameters if p.requires_grad)
-    return weights + gradients + state_bytes(build_optimizer(model, name=config.optim.name))
+    return weights + gradients + state_bytes(build_optimizer(model, name=optimizer))
 
 
 def _room(runtime: Runtime) -> int:
@@ -130,5 +138,5 @@ def _room(runtime: Runtime) -> int:
 
 
 def _on_this_machine(world_size: int) -> int:
-    """Ranks of this machine, as launchers say."""
+    """Number of ranks on this machine, as launchers say."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", world_size))

@@ -1,4 +1,4 @@
-"""Data assembly: the configuration's data section to sources, settings and the opened store."""
+"""Prepared store of a configuration: its sources, what it should hold, and the store opened."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final, Literal, TypeVar
 
 from toque.config import RunConfig, SourceConfig
+from toque.cooking.schemas import reader_for
 from toque.data.prepare.settings import TRAINED, PrepareSettings
 from toque.data.prepare.store_plan import store_differences
 from toque.data.store.token_store import TokenStore
@@ -14,6 +15,7 @@ from toque.data.tokenizer.folder import resolve_tokenizer
 from toque.errors import ConfigError, DataError, argument
 from toque.models.loading.config_json import read_config_json
 from toque.models.loading.hub import resolve_folder
+from toque.sources.file_kinds import FileJudge
 from toque.sources.files import SourceFile, find_files, is_here, located
 from toque.sources.hf_datasets import PREFIX, dataset_files, saved_files
 from toque.sources.records import Source
@@ -22,7 +24,6 @@ from toque.storage.bucket import RemoteFile, is_remote
 from toque.storage.download import fetch, listing
 from toque.storage.located import Located
 from toque.storage.progress import ProgressSink, no_progress
-from toque.workflows.assembly.sources.file_kinds import judged
 
 _POSITIONS: Final = {"gpt2": 1024, "neox": 2048, "llama": 2048}
 """Positions of a model from scratch whose shape does not say, by family; T5 has no limit."""
@@ -91,7 +92,7 @@ def _judged(
     Raises:
         ConfigError: a tokenizer is to be trained on token files.
     """
-    found = judged(source, files, encoding=config.data.encoding, say=say)
+    found = FileJudge(source, config.data.encoding, reader_for, say)(files)
     readers = (found.reader, *found.readers.values())
     trained = config.model.tokenizer_source.startswith(TRAINED)
     if trained and any(isinstance(reader, TokenReader) for reader in readers):

@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from toque.batch import Batch
-from toque.config import RunConfig
+from toque.config.schema_methods import OptimisationsConfig
 from toque.data.loader.device_feed import DeviceFeed
 from toque.data.loader.prefetch import Batches, Prefetch
 from toque.models.forward.cpu_layers import use_cpu_layers
@@ -23,14 +23,13 @@ from toque.training.runtime import Runtime
 from toque.units import Cursor
 
 _ALL_ROWS: Final = 1 << 30
-"""Positions of a micro-batch, at most: the head in one chunk."""
+"""More positions than any micro-batch has, so that the head is one chunk."""
 
 
 def optimise(
-    model: PreTrainedModel, config: RunConfig, runtime: Runtime, *, sharded: bool = False
+    model: PreTrainedModel, on: OptimisationsConfig, runtime: Runtime, *, sharded: bool = False
 ) -> None:
     """Exchange the model's layers as configured, before its weights are divided, if they are."""
-    on = config.train.optimisations
     use_attention(model, on.attention)
     if not on.activations:
         stock_activations(model)
@@ -47,17 +46,18 @@ def attention_in(model: PreTrainedModel, runtime: Runtime) -> Choice:
         return attention_of(model, runtime.device)
 
 
-def training_loss(config: RunConfig) -> Callable[[torch.nn.Module, Batch], torch.Tensor]:
-    """The loss that is trained on."""
-    rows = None if config.train.optimisations.head else _ALL_ROWS
-    return partial(loss_sum, smoothing=config.optim.label_smoothing, chunk_rows=rows)
+def training_loss(
+    on: OptimisationsConfig, *, smoothing: float
+) -> Callable[[torch.nn.Module, Batch], torch.Tensor]:
+    """The loss that is trained on, with a share of label smoothing."""
+    return partial(loss_sum, smoothing=smoothing, chunk_rows=None if on.head else _ALL_ROWS)
 
 
 def prefetching(
-    model: PreTrainedModel, config: RunConfig, runtime: Runtime
+    model: PreTrainedModel, on: OptimisationsConfig, runtime: Runtime
 ) -> Callable[[Batches, Cursor], Prefetch]:
     """Makes batches ahead of the loop, and on a GPU sends them there with attention's plan."""
-    if not config.train.optimisations.prefetch:
+    if not on.prefetch:
         return partial(Prefetch, depth=0)
     if runtime.device.type != "cuda":
         return Prefetch
@@ -66,9 +66,8 @@ def prefetching(
     return partial(Prefetch, feed=DeviceFeed(runtime.device, prepare))
 
 
-def turned_off(config: RunConfig) -> str | None:
+def turned_off(on: OptimisationsConfig) -> str | None:
     """A sentence about what is not as fast as it could be; None when nothing is turned off."""
-    on = config.train.optimisations
     names = [name for name, value in on if value is False]
     if on.attention != "auto":
         names.append(f"attention: {on.attention}")

@@ -1,14 +1,14 @@
-"""Augmentation, assembled: examples that differ from epoch to epoch."""
+"""Augmented examples of a store: texts that differ from epoch to epoch."""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from toque.config import RunConfig
+from toque.config.schema_methods import AugmentationConfig
 from toque.cooking.augmentation.augment import Augmentation
 from toque.data.loader.epoch_transforms import Ids, Sides, Varied
 from toque.data.prepare.example_rows import prompt_bounds
@@ -19,11 +19,12 @@ from toque.keyed_random import key_of
 _AUGMENT = 4
 """Sets these keys apart from those of the order."""
 _SAMPLE = 1024
-"""Examples looked at for the line that tells what augmentation does; a tenth of a second."""
+"""Examples looked at to say in a line what augmentation does; a tenth of a second."""
 
 
 Fate = Literal["plain", "left", "changed"]
-"""Of an example: nothing was drawn for it; it would be too long or cannot be read back; changed."""
+"""Outcome for an example: nothing was drawn; it would be too long or cannot be read back; changed.
+"""
 
 
 class Rewriting:
@@ -48,6 +49,35 @@ class Rewriting:
         self._bounds = prompt_bounds(codec, "encoder-decoder" if encoder else "decoder")
         prompts, targets = store.prompt_lengths[rows], store.target_lengths[rows]
         self._most = int(prompts.max()), int(targets.max()), int((prompts + targets).max())
+
+    @classmethod
+    def from_settings(
+        cls,
+        section: AugmentationConfig | None,
+        store: TokenStore,
+        rows: NDArray[np.int64],
+        *,
+        encoder: bool,
+    ) -> Self | None:
+        """The training examples (`rows` of the store) through augmentation; None without it."""
+        if section is None:
+            return None
+        return cls(Augmentation(**section.model_dump()), store, rows, encoder=encoder)
+
+    @property
+    def varied(self) -> Varied:
+        """The examples for an epoch plan."""
+        return Varied(self, encoder=self._encoder)
+
+    def in_words(self, rows: NDArray[np.int64], *, seed: int) -> str:
+        """A line on what augmentation does to a sample of `rows` in the first epoch."""
+        sample = rows[np.linspace(0, len(rows) - 1, min(len(rows), _SAMPLE)).astype(np.int64)]
+        changed, left = self.counts(sample, key_of(seed, 0))
+        return (
+            f"augmentation: of {len(sample):,} examples looked at {changed:,} are changed in the "
+            f"first epoch, {left:,} stay plain that would become longer than the longest stored or "
+            "cannot be read back word by word"
+        )
 
     def __call__(self, row: int, key: int) -> Sides:
         """Prompt and target of a store row in the epoch of this key."""
@@ -79,38 +109,6 @@ class Rewriting:
             return (prompt, target), "left"
         sides = np.concatenate([head, asked, tail]), np.concatenate([written, close])
         return sides, "changed"
-
-
-def varied_of(
-    config: RunConfig, store: TokenStore, rows: NDArray[np.int64], *, encoder: bool
-) -> Varied | None:
-    """The training examples (`rows` of the store) as augmentation leaves them; None without it."""
-    rewriting = _rewriting(config, store, rows, encoder=encoder)
-    return None if rewriting is None else Varied(rewriting, encoder=encoder)
-
-
-def augmentation_in_words(config: RunConfig, store: TokenStore, *, encoder: bool) -> str:
-    """A line on what augmentation does to a sample in the first epoch; "" without augmentation."""
-    rows = store.rows("train")
-    rewriting = _rewriting(config, store, rows, encoder=encoder)
-    if rewriting is None:
-        return ""
-    sample = rows[np.linspace(0, len(rows) - 1, min(len(rows), _SAMPLE)).astype(np.int64)]
-    changed, left = rewriting.counts(sample, key_of(config.seed, 0))
-    return (
-        f"augmentation: of {len(sample):,} examples looked at {changed:,} are changed in the first "
-        f"epoch, {left:,} stay plain that would become longer than the longest stored or cannot be "
-        "read back word by word\n"
-    )
-
-
-def _rewriting(
-    config: RunConfig, store: TokenStore, rows: NDArray[np.int64], *, encoder: bool
-) -> Rewriting | None:
-    if config.augmentation is None:
-        return None
-    rules = Augmentation(**config.augmentation.model_dump())
-    return Rewriting(rules, store, rows, encoder=encoder)
 
 
 def _divided(ids: Ids, begin: int | None, end: int | None) -> tuple[Ids, Ids, Ids]:

@@ -14,14 +14,13 @@ from toque.config import load_config
 from toque.cooking.cookbook.generate import write_cookbook
 from toque.data.loader.epoch_plan import EpochPlan
 from toque.data.loader.mixture import Mixture
-from toque.data.loader.packing import RowShape
+from toque.data.loader.row_lengths import ExampleLengths, row_shape
 from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError
 from toque.training.runtime import Runtime
-from toque.workflows.assembly.batches import Lengths, build_stream, row_shape
 from toque.workflows.assembly.evaluation import build_heldout
-from toque.workflows.assembly.mixture import mixture_in_words, mixture_of
 from toque.workflows.assembly.setup import Setup
+from toque.workflows.build import build_stream
 
 CONFIG = """
 run_dir: {run}
@@ -61,15 +60,13 @@ def test_weights_become_draws_of_the_stores_sources(folder: Path) -> None:
     config = load_config(str(config_of(folder, 1.0, 2.5)), []).config
     store = TokenStore.open(folder / "store")
     rows = store.rows("train")
-    mixture = mixture_of(config, store, rows)
+    mixture = Mixture.from_settings(config.data, store, rows, seed=1)
     assert mixture is not None
     n = [int((store.column("source")[rows] == number).sum()) for number in (0, 1)]
     assert mixture.draws == [n[0], round(2.5 * n[1])]
-    lengths = np.full(len(rows), 5)
-    plan = EpochPlan(rows, 0 * lengths, lengths, RowShape(0, 64), 1, 4, mixture=mixture)
-    assert f"dump {n[1]} x 2.5 = {round(2.5 * n[1])}" in mixture_in_words(config, plan)
+    assert f"dump {n[1]} x 2.5 = {round(2.5 * n[1])}" in mixture.in_words(config.data)
     plain = load_config(str(config_of(folder, 1.0, 1.0)), []).config
-    assert mixture_of(plain, store, rows) is None
+    assert Mixture.from_settings(plain.data, store, rows, seed=1) is None
 
 
 @pytest.mark.parametrize(
@@ -86,7 +83,7 @@ def test_weights_of_other_sources_are_refused(
     config = load_config(str(config_of(folder, *weights, paths=paths)), []).config
     store = TokenStore.open(folder / "store")
     with pytest.raises(ConfigError, match=words):
-        mixture_of(config, store, store.rows("train"))
+        Mixture.from_settings(config.data, store, store.rows("train"), seed=1)
 
 
 def test_a_run_continues_with_its_own_weights_only(
@@ -135,13 +132,13 @@ def test_held_out_examples_weigh_as_in_training(folder: Path) -> None:
 def test_rows_are_shaped_for_what_is_drawn(folder: Path) -> None:
     # Long targets that are hardly drawn, short ones that fill the epoch.
     source, target = np.full(400, 200), np.repeat([190, 4], 200)
-    lengths = Lengths(source, target, encoder=True)
+    lengths = ExampleLengths(source, target, encoder=True)
     mixture = Mixture(source=np.repeat([0, 1], 200), weights=[0.05, 1.0], seed=3)
     sampled = lengths.sample(mixture)[1]
     assert 10 <= (sampled == 190).sum() <= 11  # 10 of 210 drawn, and the longest of all
     config = load_config(str(config_of(folder, 1.0, 1.0)), ["train.batch=8192 tokens"]).config
     share = []
-    for shape in (row_shape(config, lengths), row_shape(config, lengths, mixture)):
+    for shape in (row_shape(config.train, lengths), row_shape(config.train, lengths, mixture)):
         rows = EpochPlan(
             np.arange(400), source, target, shape, seed=1, update_rows=2, mixture=mixture
         ).window_rows(0, 0)

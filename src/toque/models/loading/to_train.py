@@ -1,0 +1,178 @@
+"""Model to train: new or from a checkpoint, with its adapter, in float32 or as it is held."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from transformers import PreTrainedModel
+
+from toque.config.schema import ModelConfig
+from toque.config.schema_methods import AdapterConfig
+from toque.models.families import Family, family_named, vocabulary_rows
+from toque.models.loading.frame import load_frame, matrix_of
+from toque.models.loading.from_scratch import build_model
+from toque.models.loading.pretrained import check_folder, grow_vocabulary, load_model
+from toque.models.lora.frozen import base_sha256, hold_frozen, read_frozen
+from toque.models.lora.layers import attach, resolve
+from toque.models.lora.quantised import form_named
+
+
+class SpecialTokens(Protocol):
+    """Facts of a tokenizer that a model is made for."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding."""
+
+    @property
+    def pad_id(self) -> int:
+        """Id of padding."""
+
+    @property
+    def eos_id(self) -> int:
+        """Id of the end of a text."""
+
+    @property
+    def bos_id(self) -> int | None:
+        """Id of the begin of a text, if there is one."""
+
+    @property
+    def newline_id(self) -> int | None:
+        """Id of the marker that stands for a line break, if there is one."""
+
+
+def family_to_train(model: ModelConfig) -> Family:
+    """The family of the run's model, before any weight is read.
+
+    Raises:
+        ConfigError: no such model, or none of a family that works here.
+        CheckpointError: its folder is damaged.
+    """
+    if model.start_from == "scratch":
+        return family_named(model.family)
+    return check_folder(model.start_from, family=model.family).family
+
+
+def new_model(section: ModelConfig, tokens: SpecialTokens, *, seed: int) -> PreTrainedModel:
+    """A new model of the run's family and shape."""
+    return build_model(
+        family=section.family,
+        shape=section.shape,
+        vocab_size=tokens.vocab_size,
+        pad_id=tokens.pad_id,
+        eos_id=tokens.eos_id,
+        bos_id=tokens.bos_id,
+        seed=seed,
+    )
+
+
+def model_to_train(
+    section: ModelConfig, adapter: AdapterConfig | None, tokens: SpecialTokens, *, seed: int
+) -> PreTrainedModel:
+    """The model to train, in float32 on the CPU, fitting the tokenizer, adapter and all."""
+    if section.start_from == "scratch":
+        return new_model(section, tokens, seed=seed)
+    model = load_model(section.start_from, family=section.family)
+    _fit(section, adapter, model, tokens, seed=seed)
+    return model
+
+
+def placed_model(
+    section: ModelConfig,
+    adapter: AdapterConfig | None,
+    tokens: SpecialTokens,
+    *,
+    seed: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[PreTrainedModel, str | None]:
+    """The model to train on a device, and the hash of the weights beside its adapter, if any.
+
+    Frozen matrices are read one by one in the format they are held in; only DoRA, which computes
+    with them in float32, and files with older names are read whole first.
+
+    Args:
+        section: names the model.
+        adapter: of the run, if it has one.
+        tokens: of the store's tokenizer.
+        seed: of the run.
+        dtype: of the run's matrix products.
+        device: where all of the model is then.
+
+    Raises:
+        ConfigError: no such model, or a package is missing that its format needs.
+        CheckpointError: its files are damaged.
+    """
+    if adapter is None:
+        model = model_to_train(section, None, tokens, seed=seed)
+        model.to(device)  # type: ignore[arg-type]  # transformers annotates it away
+        return model, None
+    form = None if adapter.quantize_base is None else form_named(adapter.quantize_base)
+    found = check_folder(section.start_from, family=section.family)
+    frame = load_frame(found) if adapter.kind != "dora" else None
+    if frame is None:
+        model = model_to_train(section, adapter, tokens, seed=seed)
+        base_hash = base_sha256(model)
+        hold_frozen(model, dtype, form)
+        model.to(device)  # type: ignore[arg-type]  # transformers annotates it away
+        return model, base_hash
+    _fit(section, adapter, frame, tokens, seed=seed)
+    read = partial(matrix_of, found, frame)
+    return frame, read_frozen(frame, read, dtype=dtype, form=form, device=device)
+
+
+def add_adapter(
+    adapter: AdapterConfig,
+    model: PreTrainedModel,
+    tokens: SpecialTokens,
+    *,
+    base: str,
+    base_rows: int,
+    seed: int,
+) -> None:
+    """Put the configured adapter into `model`.
+
+    The rows of tokens that the base has no use for are trained besides: those of an embedding
+    that had to grow, and of the marker that stands for a line break.
+
+    Args:
+        adapter: its settings.
+        model: the base, grown to the vocabulary.
+        tokens: of the store's tokenizer.
+        base: folder or name of the base.
+        base_rows: rows of its embedding before it grew.
+        seed: of the run.
+
+    Raises:
+        ConfigError: unknown target modules.
+    """
+    marker = () if tokens.newline_id is None else (tokens.newline_id,)
+    shape = resolve(
+        model,
+        kind=adapter.kind,
+        r=None if adapter.r == "auto" else adapter.r,
+        alpha=None if adapter.alpha == "auto" else adapter.alpha,
+        dropout=adapter.dropout,
+        target_modules=adapter.target_modules,
+        tokens=sorted({*marker, *range(base_rows, tokens.vocab_size)}),
+    )
+    folder = Path(base).expanduser()
+    attach(model, shape, base=str(folder.resolve()) if folder.is_dir() else base, seed=seed)
+
+
+def _fit(
+    section: ModelConfig,
+    adapter: AdapterConfig | None,
+    model: PreTrainedModel,
+    tokens: SpecialTokens,
+    *,
+    seed: int,
+) -> None:
+    """Give a checkpoint's model rows for the tokenizer's tokens, and the adapter."""
+    rows, base = vocabulary_rows(model), section.start_from
+    grow_vocabulary(model, tokens.vocab_size)
+    if adapter is not None:
+        add_adapter(adapter, model, tokens, base=base, base_rows=rows, seed=seed)

@@ -1,0 +1,175 @@
+"""Kinds of source files: each is judged by its own content, whatever lies beside it.
+
+A folder of recipes often holds a README, a licence, pictures. Files of records are read by the
+reader of their kind; documentation, plain text beside records and what is no text are left out, by
+name and counted. A folder of nothing but text is plain text, as it lies there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from toque.config.schema import SourceConfig
+from toque.errors import DataError
+from toque.sources.decompress import head
+from toque.sources.detect import (
+    RefusedFileError,
+    TextRecordsError,
+    UnknownFormatError,
+    is_binary,
+    is_columnar,
+)
+from toque.sources.files import is_documentation, named
+from toque.sources.npz_stream import is_array_file
+from toque.sources.pickle_guard import is_pickle, refuse_pickle
+from toque.sources.plain_text import TextReader
+from toque.sources.records import RecordReader, Source
+from toque.sources.token_arrays import TokenReader
+from toque.storage.located import Located
+
+DOCUMENTATION = "documentation"
+NO_TEXT = "no text, such as a picture"
+PLAIN_TEXT = "plain text beside files of records"
+_SHOWN = 5
+
+
+class ReaderFor(Protocol):
+    """Gives the domain's reader of files whose columns are named, or of all that it recognises."""
+
+    def __call__(
+        self, columns: Mapping[str, str | tuple[str, ...]], *, encoding: str
+    ) -> RecordReader:
+        """The reader; its `schema` raises TextRecordsError or RefusedFileError for other files."""
+
+
+@dataclass(frozen=True)
+class FileJudge:
+    """Finds the reader of each file of a source.
+
+    Args:
+        source: its format and columns are obeyed.
+        encoding: of all text.
+        reader_for: the domain's readers.
+        say: called with the names of files that are left out, and why.
+    """
+
+    source: SourceConfig
+    encoding: str
+    reader_for: ReaderFor
+    say: Callable[[str], None]
+
+    def __call__(self, files: Sequence[Located]) -> Source:
+        """The source with the reader of each of its files, and those left out.
+
+        Raises:
+            DataError: a file cannot be used, or none is left.
+        """
+        path = self.source.path
+        if len(files) == 1:
+            return Source(path, self._reader_of(files[0]), tuple(files))
+        kinds: dict[str, RecordReader | str] = {}
+        refused: RefusedFileError | None = None
+        for file in files:
+            try:
+                kinds[file.name] = self._kind_of(file)
+            except RefusedFileError as error:
+                kinds[file.name], refused = error.why, refused or error
+        found_records = any(not isinstance(kind, TextReader | str) for kind in kinds.values())
+        if refused is not None and not found_records:
+            raise refused
+        if self.source.format == "auto" and found_records:
+            for name, kind in kinds.items():
+                if isinstance(kind, TextReader):
+                    kinds[name] = DOCUMENTATION if is_documentation(name) else PLAIN_TEXT
+        left_out = {name: kind for name, kind in kinds.items() if isinstance(kind, str)}
+        readers = {name: kind for name, kind in kinds.items() if not isinstance(kind, str)}
+        if not readers:
+            raise DataError(
+                f"None of the {len(files)} files of the source {path} can be read: "
+                f"{_in_words(left_out)}. Correct data.sources."
+            )
+        if left_out:
+            self.say(f"Not read of {path}: {_in_words(left_out)}.{_to_do(left_out)}")
+        # The reader of most files is the source's own: a store records it once.
+        usual = _most_frequent(list(readers.values()))
+        return Source(
+            path,
+            usual,
+            tuple(file for file in files if file.name in readers),
+            {name: reader for name, reader in readers.items() if reader != usual},
+            left_out,
+        )
+
+    def _kind_of(self, file: Located) -> RecordReader | str:
+        """The reader of a file among others, or why it is left out."""
+        if is_pickle(file.path) or self._is_binary(file):
+            return NO_TEXT
+        if self.source.format in ("auto", "recipes") and is_documentation(file.name):
+            auto = self.source.format == "auto"
+            return TextReader(encoding=self.encoding) if auto else DOCUMENTATION
+        return self._reader_of(file)
+
+    def _is_binary(self, file: Located) -> bool:
+        if is_array_file(file.path) or is_columnar(file.path):
+            return False
+        with named(file.path, file.name):
+            start, _ = head(file.path, encoding=self.encoding)
+        return start.lstrip()[:1] not in (b"{", b"[") and is_binary(start)
+
+    def _reader_of(self, file: Located) -> RecordReader:
+        """The reader by the file's content, not by its name; an unknown format is plain text."""
+        refuse_pickle(file.path, file.name)
+        source, encoding = self.source, self.encoding
+        columns: dict[str, str | tuple[str, ...]] = {
+            str(part): name for part, name in source.columns.items()
+        }
+        if source.format == "tokens" or (source.format == "auto" and is_array_file(file.path)):
+            return TokenReader()
+        with named(file.path, file.name):
+            if source.format == "text" and not columns:
+                if is_columnar(file.path):
+                    return self.reader_for({"text": "text"}, encoding=encoding)
+                return TextReader(encoding=encoding)
+            reader = self.reader_for(columns, encoding=encoding)
+            if source.format == "auto":
+                try:
+                    reader.schema(file.path)
+                except UnknownFormatError:
+                    if self._is_binary(file):
+                        raise _refusal(file) from None
+                    return TextReader(encoding=encoding)
+                except TextRecordsError as found:
+                    return self.reader_for(found.columns, encoding=encoding)
+        return reader
+
+
+def _refusal(file: Located) -> DataError:
+    start, _ = head(file.path)
+    return DataError(
+        f"{file.name} is {NO_TEXT}: it begins {start[:12]!r}. Sources are recipes, texts or arrays "
+        "of token ids (docs/reference/formats.md); take it out of data.sources."
+    )
+
+
+def _most_frequent(readers: Sequence[RecordReader]) -> RecordReader:
+    """The reader of most files; of as many, the first."""
+    return max(readers, key=readers.count)
+
+
+def _in_words(left_out: dict[str, str]) -> str:
+    counts = Counter(left_out.values())
+    parts = []
+    for why, n in counts.most_common():
+        names = [name.rpartition("/")[2] for name, reason in left_out.items() if reason == why]
+        more = f" and {n - _SHOWN} more" if n > _SHOWN else ""
+        parts.append(f"{', '.join(names[:_SHOWN])}{more} ({why})")
+    return "; ".join(parts)
+
+
+def _to_do(left_out: dict[str, str]) -> str:
+    if PLAIN_TEXT not in left_out.values():
+        return ""
+    return " To train on such a text too, name it as a source of its own."
