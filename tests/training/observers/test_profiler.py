@@ -8,10 +8,10 @@ import json
 import pytest
 import torch
 
+from toque.runs.time_left import TimeLeft
 from toque.training.observers.profiling.operations import Operation, Profiled
 from toque.training.observers.profiling.profiler import Profiler, ProfileSchedule
 from toque.training.observers.step_window import Window
-from toque.training.observers.time_left import TimeLeft
 from toque.training.phases import Phases
 from toque.units import Duration, Progress
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from toque.reporter import Losing, Reporter, clock_text
+from toque.runs.time_left import TimeLeft
 from toque.training.callbacks import Callback
 from toque.training.events import RunEnd, RunStart, Saved, StepInfo
 from toque.training.observers.step_window import Window
-from toque.training.observers.time_left import TimeLeft
 from toque.units import Duration, Progress
 
 _LOOK_SECONDS: Final = 0.25

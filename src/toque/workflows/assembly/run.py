@@ -27,7 +27,6 @@ from toque.training.observers.console import ConsoleLoss, ConsoleProgress
 from toque.training.observers.metrics_log import MetricsLog
 from toque.training.observers.store_watch import StoreWatch
 from toque.training.observers.summary import Computing, GpuUse, Summary
-from toque.training.observers.time_left import TimeLeft
 from toque.training.optimisations import attention_in, optimise
 from toque.training.runtime import Runtime
 from toque.training.signals import Interrupt
@@ -45,10 +44,10 @@ from toque.workflows.assembly.evaluation import (
 from toque.workflows.assembly.figures import build_figures, build_gradients, phase_memory
 from toque.workflows.assembly.metrics import build_text_scores
 from toque.workflows.assembly.observers import Watchers
+from toque.workflows.assembly.run_length import length_of, time_left_of
 from toque.workflows.assembly.sample_writer import SampleWriter, writing_in
 from toque.workflows.assembly.setup import Setup
 from toque.workflows.assembly.speed.autotune import Fitted, fit_to_machine
-from toque.workflows.assembly.timing.ahead import Length, length_of, time_left_of, with_length
 from toque.workflows.assembly.trainer import about_run, build_trainer
 from toque.workflows.assembly.while_training.banner import banner
 from toque.workflows.assembly.while_training.evaluator import Evaluator
@@ -130,7 +129,7 @@ def assemble(
 
     callbacks: list[Callback] = [interrupt]
     if watchers is not None:
-        time_left = _time_left(setup, tuned, evaluator, length, reporter)
+        time_left = time_left_of(setup, length, tuned.update_seconds)
         callbacks += [
             StoreWatch(store),
             ConsoleProgress(
@@ -196,26 +195,6 @@ def build_evaluator(
 
 def _unrecorded(event: str, **fields: object) -> None:
     """Takes what the first rank writes down."""
-
-
-def _time_left(
-    setup: Setup,
-    tuned: Fitted,
-    evaluator: Evaluator,
-    length: Length,
-    reporter: Reporter,
-) -> TimeLeft | None:
-    timed = replace(setup, config=with_length(setup.config, length))
-    limited = length.limit is not None
-    with reporter.working("estimating how long it will take"):
-        return time_left_of(
-            timed,
-            tuned,
-            evaluator.heldout,
-            evaluator.sampler,
-            reporter,
-            counts_evaluations=limited,
-        )
 
 
 def _observers(

@@ -42,9 +42,9 @@ from toque.training.part_clock import PartClock
 from toque.training.schedule import Schedule
 from toque.training.trainer import Trainer
 from toque.version import __version__
+from toque.workflows.assembly.run_length import Length
 from toque.workflows.assembly.setup import Setup
 from toque.workflows.assembly.speed.autotune import Fitted
-from toque.workflows.assembly.timing.ahead import Length
 from toque.workflows.assembly.while_training.goals import goal_of
 
 

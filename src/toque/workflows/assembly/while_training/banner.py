@@ -13,9 +13,9 @@ from toque.training.optimisations import attention_in
 from toque.units import Cursor
 from toque.version import __version__
 from toque.workflows.assembly.distributed_eval import rank_summary
+from toque.workflows.assembly.run_length import Length
 from toque.workflows.assembly.setup import Setup
 from toque.workflows.assembly.speed.autotune import Fitted
-from toque.workflows.assembly.timing.ahead import Length
 
 
 def banner(setup: Setup, tuned: Fitted, length: Length) -> str:

@@ -1,4 +1,4 @@
-"""Time ahead of a run: what a few tokens say of whole texts."""
+"""Length of a run: what a few tokens say of whole texts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from toque.workflows.assembly.timing.ahead import seconds_of_texts
+from toque.workflows.assembly.run_length import seconds_of_texts
 
 
 def machine(*, loading: float, prompts: float, token: float) -> Callable[[int], float]:

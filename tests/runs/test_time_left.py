@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from toque.training.observers.time_left import TimeLeft
+from toque.runs.time_left import TimeLeft
 from toque.units import Duration, Progress
 
 D = Duration.parse

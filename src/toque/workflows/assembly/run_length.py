@@ -1,0 +1,217 @@
+"""Length of a run in time: how long it trains, what its end takes, and what is left of it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from toque.config import RunConfig
+from toque.errors import ConfigError
+from toque.evaluation.heldout_loss import HeldOut
+from toque.evaluation.text_samples import Prompt, Sampler
+from toque.reporter import Reporter, clock_text, heard
+from toque.runs.time_left import TimeLeft
+from toque.training.autotune.micro_batch import least_of
+from toque.training.distributed.sharing import Alone
+from toque.training.time_limit import CommandClock, TimeLimit
+from toque.units import Duration
+from toque.workflows.asking.provenance import target_limit
+from toque.workflows.assembly.evaluation import build_sampler, held_out_prompts
+from toque.workflows.assembly.sample_writer import writing_in
+from toque.workflows.assembly.setup import Setup
+
+_FEW_TOKENS, _MORE_TOKENS = 2, 10
+_SHORT_SECONDS: Final = 2.0
+_BATCHES: Final = 2
+"""Batches of held-out examples that an evaluation is timed by."""
+_COPIES: Final = 5
+"""Copies of the weights that are written at the end: a checkpoint with AdamW's state is three, the
+best model one, the finished model one."""
+_PROBE_BYTES: Final = 8 << 20
+
+
+@dataclass(frozen=True)
+class AfterTraining:
+    """Seconds that the end of a run is expected to take."""
+
+    evaluating: float
+    """Seconds of one evaluation, with the texts it writes."""
+    ending: float
+    """Seconds of the final scores, their texts, the last checkpoint and the finished model."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of all of it: the end is evaluated, and then the best weights."""
+        return 2 * self.evaluating + self.ending
+
+
+@dataclass(frozen=True)
+class Length:
+    """How long a run trains, and who sees to it."""
+
+    stop_after: Duration
+    after: AfterTraining | None = None
+    """Seconds after training; None where nobody asked for them."""
+    limit: TimeLimit | None = None
+    """Ends training where the setting means the whole command; on the first rank alone."""
+    line: str = ""
+    """Expectation in words; empty where the setting means training alone."""
+
+
+def length_of(
+    setup: Setup, heldout: HeldOut, looks: Sampler, clock: CommandClock, reporter: Reporter
+) -> Length:
+    """The length that train.stop_after asks for; every rank is given the same.
+
+    Args:
+        setup: of the run.
+        heldout: what every evaluation computes.
+        looks: what every evaluation writes.
+        clock: runs since the command began.
+        reporter: hears of progress; the end is measured where somebody listens or time is limited.
+
+    Raises:
+        ConfigError: nothing would be left for training.
+    """
+    asked, ranks = setup.config.train.stop_after, setup.runtime.ranks
+    whole = asked.seconds if asked.total else None
+    if whole is None and not ranks.broadcast(heard(reporter)):
+        return Length(asked)
+    with reporter.working("finding out how long evaluating and writing take"):
+        after = measure_end(setup, heldout, looks)
+    spent, after = ranks.broadcast((clock.seconds(), after))
+    if whole is None:
+        return Length(asked, after)
+    clock = replace(clock, began=clock.now() - spent)
+    limit = TimeLimit(whole, clock, after.evaluating, after.ending)
+    stop_after = ranks.broadcast(limit.stop_after)
+    told = (
+        f"{clock_text(spent)} of it went into reading and measuring, and evaluating and writing "
+        f"will take about {clock_text(after.seconds)}"
+    )
+    if stop_after.amount <= 0:
+        raise ConfigError(
+            f'train.stop_after is "{asked}": {told}. Nothing is left for training; give more, or '
+            "evaluate less (evaluation.max_examples, evaluation.generate)."
+        )
+    limit.stop_after = stop_after
+    return Length(
+        stop_after,
+        after,
+        limit if ranks.is_main else None,
+        f": {told}; about {clock_text(60 * stop_after.amount)} of training",
+    )
+
+
+def with_length(config: RunConfig, length: Length) -> RunConfig:
+    """The configuration that the rate and averages go by; what is written down stays as asked."""
+    train = config.train.model_copy(update={"stop_after": length.stop_after})
+    return config.model_copy(update={"train": train})
+
+
+def time_left_of(setup: Setup, length: Length, update_seconds: float | None) -> TimeLeft | None:
+    """The run's time as it can be foreseen; None where nothing was timed.
+
+    Args:
+        setup: of the run.
+        length: its length, with what its end takes.
+        update_seconds: seconds of one update; None where it was not measured.
+    """
+    if length.after is None or update_seconds is None:
+        return None
+    config, stop = setup.config, length.stop_after
+    totals = setup.stream.totals(stop)
+    training = totals.get("steps", 0.0) * update_seconds
+    if stop.seconds is not None:
+        training = stop.seconds
+        totals = {"steps": training / update_seconds} | totals
+    return TimeLeft(
+        stop,
+        # A limit on the whole command counts the evaluations between updates as training.
+        None if length.limit is not None else config.train.evaluate_every,
+        expected=totals,
+        training_seconds=training,
+        evaluation_seconds=length.after.evaluating,
+        final_seconds=length.after.evaluating + length.after.ending,
+        n_texts=len(held_out_prompts(setup.store, config.evaluation.generate)),
+    )
+
+
+def measure_end(setup: Setup, heldout: HeldOut, looks: Sampler) -> AfterTraining:
+    """Time a little of everything that comes after training; no number of the run changes."""
+    config, store, model = setup.config, setup.store, setup.model
+    rows = heldout.at_once.rows if heldout.at_once else heldout.rows_per_batch
+    few = _BATCHES * rows * heldout.share[1]
+    part = replace(
+        heldout,
+        rows=heldout.rows[:few],
+        weights=None if heldout.weights is None else heldout.weights[:few],
+    )
+
+    def timed() -> float:
+        began = time.perf_counter()
+        part(model)
+        return time.perf_counter() - began
+
+    # As often on every rank: they add up what each computes.
+    seconds = least_of(timed, budget_seconds=0.0)
+    evaluating = seconds * len(heldout.rows) / max(1, len(part.rows))
+    tasks = 1 if config.data.tasks == ("write",) else 2  # each task's share is evaluated once more
+    writing, looking = (
+        _texts_seconds(setup, prompts)
+        for prompts in (held_out_prompts(store, config.evaluation.generate), looks.prompts)
+    )
+    n_bytes = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    saving = _COPIES * n_bytes * _seconds_a_byte(Path(config.run_dir))
+    ending = (tasks - 1) * evaluating + writing + saving
+    return AfterTraining(evaluating + looking, ending)
+
+
+def _texts_seconds(setup: Setup, prompts: Sequence[Prompt]) -> float:
+    """Seconds until every text has the most tokens, as a model that has learnt little writes."""
+    if not prompts:
+        return 0.0
+    sampler = build_sampler(setup.config, setup.store, prompts)
+    ids = [prompt.ids for prompt in prompts]
+    with (setup.sharing or Alone(setup.model)).whole() as model:
+
+        def timed(tokens: int) -> float:
+            started = time.perf_counter()
+            with writing_in(model, setup.runtime)():
+                sampler.generate(model, ids, max_new_tokens=tokens)
+            return time.perf_counter() - started
+
+        return seconds_of_texts(timed, target_limit(setup.config, setup.store.manifest))
+
+
+def seconds_of_texts(timed: Callable[[int], float], most: int) -> float:
+    """Seconds of writing texts of `most` tokens, by the seconds that a few tokens take.
+
+    Reading the prompts is told apart from writing by two lengths. Later tokens take longer, by
+    attention, which is left out.
+    """
+    few = least_of(lambda: timed(_FEW_TOKENS), budget_seconds=_SHORT_SECONDS)
+    if few / _FEW_TOKENS * most < _SHORT_SECONDS or most <= _MORE_TOKENS:
+        return few / _FEW_TOKENS * most
+    more = least_of(lambda: timed(_MORE_TOKENS), at_least=1, budget_seconds=_SHORT_SECONDS)
+    # Disturbed, more tokens may seem to take less than few: then one takes as much as can be.
+    each = (more - few) / (_MORE_TOKENS - _FEW_TOKENS) if more > few else more / _MORE_TOKENS
+    return few + each * (most - _FEW_TOKENS)
+
+
+def _seconds_a_byte(run: Path) -> float:
+    """Seconds to write a byte durably to the run's disk; 0 where the disk refuses."""
+    try:
+        began = time.perf_counter()
+        with tempfile.TemporaryFile(dir=run) as file:
+            file.write(bytes(_PROBE_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        return 0.0
+    return (time.perf_counter() - began) / _PROBE_BYTES
