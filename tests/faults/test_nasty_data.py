@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from toque.cli import main
-from toque.data.prepare.report import Report
+from toque.data.prepare.data_report import Report
 from toque.data.store.manifest import read_manifest
 
 CONFIG = """

@@ -12,9 +12,9 @@ from rich.console import Console
 from toque.cli.tables import print_report
 from toque.cooking.labels.cuisines import CUISINES
 from toque.cooking.schemas import RecipeReader
+from toque.data.prepare.data_report import Report
 from toque.data.prepare.pipeline import prepare
-from toque.data.prepare.report import Report
-from toque.data.prepare.settings import PrepareSettings
+from toque.data.prepare.prepare_settings import PrepareSettings
 from toque.evaluation.classification import WIDEST, class_scores
 from toque.reports.curves import smoothed
 from toque.reports.html import RUN, STORE, render

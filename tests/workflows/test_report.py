@@ -9,7 +9,7 @@ import pytest
 
 from toque.cooking.schemas import RecipeReader
 from toque.data.prepare.pipeline import prepare
-from toque.data.prepare.settings import PrepareSettings
+from toque.data.prepare.prepare_settings import PrepareSettings
 from toque.errors import ConfigError, DataError
 from toque.runs.history import METRICS
 from toque.sources.records import Source
@@ -112,7 +112,7 @@ def test_the_terminal_table_takes_names_as_they_are(store, capsys):
     from rich.console import Console
 
     from toque.cli.tables import print_report
-    from toque.data.prepare.report import Report
+    from toque.data.prepare.data_report import Report
 
     found = Report.read_from(store)
     print_report(found, Console(width=200, highlight=False))

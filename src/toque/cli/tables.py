@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from toque.data.prepare.report import BEYOND, Report
+from toque.data.prepare.data_report import BEYOND, Report
 from toque.reports.parts import Grid
 from toque.reports.store_report import (
     dropped_grid,

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from toque.cooking.scoring.recipe_scores import hint
-from toque.data.prepare.report import Report
+from toque.data.prepare.data_report import Report
 from toque.reports.curves import Points, points, rates, smoothed, thinned
 from toque.reports.parts import Figure, Grid
 from toque.reports.run_states import ended_in_words

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from toque.cooking.labels.cuisines import CUISINES
 from toque.cooking.recipe import DIFFICULTIES, NUTRITION_CLASSES
-from toque.data.prepare.report import (
+from toque.data.prepare.data_report import (
     ENCODING_HINT,
     Lengths,
     Report,

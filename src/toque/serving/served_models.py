@@ -10,7 +10,7 @@ from typing import Final
 from transformers import PreTrainedModel
 
 from toque.data.prepare.example_rows import prompt_ids
-from toque.data.prepare.settings import FamilyKind
+from toque.data.prepare.prepare_settings import FamilyKind
 from toque.data.tokenizer.chat import ChatTemplate
 from toque.data.tokenizer.codec import Codec
 from toque.models.families import family_of, max_positions

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from toque.data.prepare.report import Report
+from toque.data.prepare.data_report import Report
 from toque.data.store.manifest import read_manifest
 from toque.errors import CheckpointError, ConfigError, DataError
 from toque.reports.html import RUN, STORE, render, write_page

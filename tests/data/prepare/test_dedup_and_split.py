@@ -2,8 +2,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toque.data.prepare.dedup_and_split import Columns, Division, divide
-from toque.data.prepare.settings import PrepareSettings
+from toque.data.prepare.duplicates import Columns, Division, divide
+from toque.data.prepare.prepare_settings import PrepareSettings
 
 Row = tuple[int, int, int]  # record_key, task, 1 where a record starts
 

@@ -12,9 +12,9 @@ from store_checks import content, interrupted_after, prepared
 from toque.cooking.cookbook.generate import write_cookbook
 from toque.cooking.schemas import reader_for
 from toque.data.prepare import minhash as near
-from toque.data.prepare.minhash import band_keys, find_clusters, signatures, similarity
+from toque.data.prepare.duplicates import band_keys, find_clusters, signatures, similarity
 from toque.data.prepare.pipeline import prepare
-from toque.data.prepare.settings import PrepareSettings
+from toque.data.prepare.prepare_settings import PrepareSettings
 from toque.sources.records import Source
 
 Make = Callable[..., PrepareSettings]

@@ -16,7 +16,7 @@ from line_reader import ForgetfulReader, LineReader, ReaderOfTasks
 from store_checks import READER, content, prepared
 from toque.cooking.schemas import RecipeReader
 from toque.data.prepare.pipeline import prepare
-from toque.data.prepare.settings import PrepareSettings
+from toque.data.prepare.prepare_settings import PrepareSettings
 from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError, DataError
 from toque.sources.plain_text import TextReader

@@ -18,7 +18,7 @@ import pytest
 
 import toque
 from store_checks import content, interrupted_after, prepared, whole_shards
-from toque.data.prepare.settings import PrepareSettings
+from toque.data.prepare.prepare_settings import PrepareSettings
 from toque.errors import DataError
 from toque.storage.atomic import save_array
 
@@ -52,7 +52,7 @@ import resource, sys
 from pathlib import Path
 from toque.sources import files as sources
 from toque.data.prepare.pipeline import prepare
-from toque.data.prepare.settings import PrepareSettings
+from toque.data.prepare.prepare_settings import PrepareSettings
 from toque.sources.records import Source
 from toque.errors import DataError
 

@@ -14,7 +14,7 @@ import pytest
 
 import toque
 from store_checks import content
-from toque.data.prepare.settings import PrepareSettings
+from toque.data.prepare.prepare_settings import PrepareSettings
 from toque.data.tokenizer.train import interruptible
 
 HERE = Path(__file__).parents[2]  # where line_reader is
@@ -25,10 +25,10 @@ from pathlib import Path
 
 sys.path.append({here!r})
 from line_reader import LineReader
-from toque.data.prepare import process_pool as pool
+from toque.data.prepare import shard_workers as pool
 from toque.sources import files as sources
 from toque.data.prepare.pipeline import prepare
-from toque.data.prepare.settings import PrepareSettings
+from toque.data.prepare.prepare_settings import PrepareSettings
 from toque.sources.records import Source
 
 if __name__ == "__main__":
@@ -90,7 +90,7 @@ sys.path.append({here!r})
 from line_reader import LineReader
 from toque.sources import files as sources
 from toque.data.prepare.pipeline import prepare
-from toque.data.prepare.settings import PrepareSettings
+from toque.data.prepare.prepare_settings import PrepareSettings
 from toque.sources.records import Source
 
 class Stuck(LineReader):

@@ -7,11 +7,11 @@ import pytest
 
 from store_checks import prepared
 from toque.cli import main
-from toque.data.prepare.report import Report
+from toque.data.prepare.data_report import Report
+from toque.data.prepare.prepare_settings import PrepareSettings
 from toque.data.prepare.row_statistics import Histogram, column_reports
-from toque.data.prepare.settings import PrepareSettings
+from toque.data.prepare.shard_workers import SIDECAR
 from toque.data.prepare.shards import read_sidecar
-from toque.data.prepare.worker import SIDECAR
 from toque.sources.excerpts import MAX_CHARS, Excerpt, sampled, shortened, spread
 
 Make = Callable[..., PrepareSettings]

@@ -8,8 +8,8 @@ import pytest
 
 import toque
 from toque.cooking.cookbook.generate import write_cookbook
-from toque.data.prepare import length_limits, tokenizer_sample
-from toque.data.prepare.tokenizer_sample import every_nth_record
+from toque.data.prepare import source_sample
+from toque.data.prepare.source_sample import every_nth_record
 from toque.sources.records import Example
 
 
@@ -40,7 +40,7 @@ def test_every_task_is_in_the_sample(tmp_path: Path, monkeypatch: pytest.MonkeyP
     write_cookbook(tmp_path / "a.jsonl", n=120, seed=3)
     learnt: list[str] = []
     measured: list[str] = []
-    train, lengths = tokenizer_sample.train_codec, length_limits._lengths
+    train, lengths = source_sample.train_codec, source_sample._lengths
 
     def remembered(texts, **settings):
         learnt.extend(texts)
@@ -50,10 +50,10 @@ def test_every_task_is_in_the_sample(tmp_path: Path, monkeypatch: pytest.MonkeyP
         measured.extend(texts)
         return lengths(codec, texts)
 
-    monkeypatch.setattr(tokenizer_sample, "train_codec", remembered)
-    monkeypatch.setattr(length_limits, "_lengths", remembered_lengths)
-    monkeypatch.setattr(tokenizer_sample, "MAX_EXAMPLES", 60)
-    monkeypatch.setattr(length_limits, "SAMPLED", 60)
+    monkeypatch.setattr(source_sample, "train_codec", remembered)
+    monkeypatch.setattr(source_sample, "_lengths", remembered_lengths)
+    monkeypatch.setattr(source_sample, "MAX_EXAMPLES", 60)
+    monkeypatch.setattr(source_sample, "SAMPLED", 60)
     (tmp_path / "a.yaml").write_text(
         "model: {family: t5, tokenizer: 'trained:600'}\n"
         f"data: {{sources: [{{path: {tmp_path}/a.jsonl}}], store: {tmp_path}/store, "

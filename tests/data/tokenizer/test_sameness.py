@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from store_checks import prepared
-from toque.data.prepare.settings import PrepareSettings
+from toque.data.prepare.prepare_settings import PrepareSettings
 from toque.data.tokenizer.codec import load_codec
 from toque.data.tokenizer.folder import hash_of_folder
 from toque.data.tokenizer.sameness import tokenizer_differences

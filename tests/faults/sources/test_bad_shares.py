@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from toque.cli import main
-from toque.data.prepare.report import Report
+from toque.data.prepare.data_report import Report
 from toque.data.store.manifest import read_manifest
 
 STEPS = [

@@ -14,7 +14,7 @@ import pytest
 
 from toque.cli import main
 from toque.cooking.schemas import RecipeReader
-from toque.data.prepare.report import Report
+from toque.data.prepare.data_report import Report
 from toque.data.store.manifest import read_manifest
 from toque.sources.plain_text import TextReader
 from toque.sources.prompt_target import PairReader

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from toque.data.prepare.settings import FamilyKind
+from toque.data.prepare.prepare_settings import FamilyKind
 from toque.data.tokenizer.codec import Codec
 from toque.errors import DataError
 from toque.models.loading.provenance import Form

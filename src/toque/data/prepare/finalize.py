@@ -12,11 +12,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from toque.data.prepare.dedup_and_split import Columns, Division, divide
-from toque.data.prepare.length_limits import LengthLimits
-from toque.data.prepare.minhash import Clusters
-from toque.data.prepare.near_duplicates import NEAR, clusters_of
-from toque.data.prepare.report import (
+from toque.data.prepare.data_report import (
     ENCODING_HINT,
     MOST_UNKNOWN,
     Lengths,
@@ -24,6 +20,7 @@ from toque.data.prepare.report import (
     SourceReport,
     reasons_in_words,
 )
+from toque.data.prepare.duplicates import NEAR, Clusters, Columns, Division, clusters_of, divide
 from toque.data.prepare.row_statistics import (
     Histogram,
     column_reports,
@@ -31,9 +28,10 @@ from toque.data.prepare.row_statistics import (
     kept_excerpts,
     source_rows,
 )
+from toque.data.prepare.shard_workers import ShardResult, file_entry, read_column, shard_folder
 from toque.data.prepare.shards import NOT_READ
+from toque.data.prepare.source_sample import LengthLimits
 from toque.data.prepare.store_plan import StorePlan
-from toque.data.prepare.worker import ShardResult, file_entry, read_column, shard_folder
 from toque.data.store.manifest import (
     FORMAT,
     NAME,

@@ -18,16 +18,14 @@ from pathlib import Path
 
 import msgspec
 
+from toque.data.prepare.data_report import Report
+from toque.data.prepare.duplicates import NEAR
 from toque.data.prepare.finalize import StoreFinalizer, refuse_bad_sources
-from toque.data.prepare.length_limits import LengthLimits, choose_limits
-from toque.data.prepare.near_duplicates import NEAR
-from toque.data.prepare.process_pool import ForkedState
-from toque.data.prepare.report import Report
-from toque.data.prepare.settings import PrepareSettings
+from toque.data.prepare.prepare_settings import PrepareSettings
+from toque.data.prepare.shard_workers import SIDECAR, ForkedState, Job, shard_folder
 from toque.data.prepare.shards import Engine, ShardWriting, read_sidecar
+from toque.data.prepare.source_sample import LengthLimits, choose_limits, learn_tokenizer
 from toque.data.prepare.store_plan import StorePlan, plan_of
-from toque.data.prepare.tokenizer_sample import learn_tokenizer
-from toque.data.prepare.worker import SIDECAR, Job, shard_folder
 from toque.data.store.held_store import store_to_write
 from toque.data.store.manifest import NAME, read_manifest
 from toque.data.store.token_store import TokenStore, check_files

@@ -12,6 +12,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from toque.data.prepare.duplicates import NEAR, signatures
 from toque.data.prepare.example_rows import (
     PIECES_PER_GROUP,
     Ids,
@@ -22,9 +23,7 @@ from toque.data.prepare.example_rows import (
     prompt_bounds,
     wrap,
 )
-from toque.data.prepare.minhash import signatures
-from toque.data.prepare.near_duplicates import NEAR
-from toque.data.prepare.settings import PrepareSettings
+from toque.data.prepare.prepare_settings import PrepareSettings
 from toque.data.tokenizer.codec import Codec
 from toque.errors import ConfigError, DataError
 from toque.sources.excerpts import Excerpt, sampled, shortened

@@ -19,9 +19,18 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from toque.data.prepare.dedup_and_split import first_of_kind
-from toque.data.prepare.process_pool import ForkedState, usable_cores, write_shards
-from toque.data.prepare.worker import SIDECAR, Job, ShardResult, read_column, shard_folder
+from toque.data.prepare.duplicates import first_of_kind
+from toque.data.prepare.shard_workers import (
+    SIDECAR,
+    ForkedState,
+    Job,
+    ShardResult,
+    read_column,
+    shard_folder,
+    usable_cores,
+    write_shards,
+    write_shards_on_ray,
+)
 from toque.data.store.token_store import check_files
 from toque.errors import DataError
 from toque.sources import files as sources
@@ -74,8 +83,6 @@ class ShardWriting:
             workers = 1 if total <= _SMALL else usable_cores()
         coming = self._groups()
         if engine == "ray":
-            from toque.data.prepare.ray_pool import write_shards_on_ray
-
             written = write_shards_on_ray(self.job, self._to_do(coming), workers=workers)
         else:
             written = write_shards(

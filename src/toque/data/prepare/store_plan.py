@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from toque.data.prepare.settings import DEFAULT_BAD_SHARE, LIMITS, PrepareSettings
+from toque.data.prepare.prepare_settings import DEFAULT_BAD_SHARE, LIMITS, PrepareSettings
 from toque.data.store.manifest import FORMAT, SourceEntry, StoreManifest
 from toque.data.tokenizer.codec import load_codec
 from toque.data.tokenizer.folder import hash_of_folder, resolve_tokenizer

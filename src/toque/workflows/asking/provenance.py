@@ -8,7 +8,7 @@ from typing import Final
 from toque.config import RunConfig, load_config
 from toque.cooking.prompts import CLASSES, QUESTIONS, TASKS, write_prompt
 from toque.data.prepare.example_rows import asking_bounds
-from toque.data.prepare.settings import FamilyKind
+from toque.data.prepare.prepare_settings import FamilyKind
 from toque.data.store.manifest import NAME, StoreManifest, read_manifest
 from toque.data.store.prompt_form import form_of
 from toque.data.tokenizer.codec import Codec, load_codec

@@ -17,7 +17,7 @@ from toque.data.loader.packing import choose_shape
 from toque.data.loader.row_lengths import ExampleLengths, refuse_empty, usual_rows
 from toque.data.loader.span_corruption import SpanCorruption
 from toque.data.prepare.example_rows import prompt_ids
-from toque.data.prepare.settings import FamilyKind
+from toque.data.prepare.prepare_settings import FamilyKind
 from toque.data.store.prompt_form import form_of
 from toque.data.store.token_store import TokenStore
 from toque.evaluation.heldout_loss import HeldOut, RowsAtOnce, choose_rows, subset

@@ -9,7 +9,7 @@ from typing import Final
 
 from toque.config import RunConfig
 from toque.cooking.schemas import RecipeReader
-from toque.data.prepare.report import (
+from toque.data.prepare.data_report import (
     ENCODING_HINT,
     SourceReport,
     is_of_another_encoding,

@@ -30,7 +30,7 @@ class PrepareSettings:
     family_kind: FamilyKind
     tokenizer: str
     max_prompt_tokens: int | None = USUAL_PROMPT
-    """None: chosen from the data (`length_limits`)."""
+    """None: chosen from the data (`source_sample`)."""
     max_target_tokens: int | None = USUAL_TARGET
     room: int | None = None
     """Tokens that a prompt and its target may have together, for limits that are chosen; no

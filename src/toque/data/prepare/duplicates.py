@@ -1,30 +1,138 @@
-"""MinHash near-duplicate detection: signatures of word shingles, and clusters.
+"""Rows in use: duplicates and near-duplicates dropped, `max_examples` applied, splits assigned.
 
-    words -> runs of 3 words -> 120 smallest hashes a record -> 20 bands of 6 -> pairs -> clusters
-
-The share of equal entries of two signatures estimates the Jaccard similarity of the two sets of
-shingles (Broder 1997), with a standard deviation of 0.04 at 0.7. Two records of similarity s share
-a band with probability 1 - (1 - s^6)^20: 0.92 at 0.7, 0.998 at 0.8, 0.27 at 0.5 (Leskovec,
-Rajaraman and Ullman, Mining of Massive Datasets, section 3.4). Sharing one is not enough: a pair
-counts if its estimate reaches `THRESHOLD`. A recipe of 130 words stays above it through about
-seven edited words.
+Every choice is a function of the rows' keys and their order in the sources, so it does not depend
+on the order of work. A row's split depends on its own key alone: adding recipes moves no other
+recipe. One of a cluster of near-duplicates is kept, so they cannot be in both splits.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from toque.data.prepare.data_report import BEYOND
+from toque.data.prepare.prepare_settings import PrepareSettings
+from toque.data.store.token_store import LEFT_OUT, SPLIT_CODES
 from toque.keyed_random import mixed
 
 U64 = NDArray[np.uint64]
 Signatures = NDArray[np.uint16]
+_SPLIT_SALT = np.uint64(0x746F7175655F7370)
 
+
+@dataclass(frozen=True)
+class Columns:
+    """The built-in columns of all rows, in row order."""
+
+    key: U64
+    title_key: U64
+    record_key: U64
+    task: NDArray[np.uint8]
+    starts_record: NDArray[np.uint8]
+    first_alike: NDArray[np.int64] | None = None
+    """[records] first record of each record's cluster of near-duplicates; None without `near`."""
+
+
+@dataclass(frozen=True)
+class Division:
+    """The split of each row."""
+
+    split: NDArray[np.uint8]
+    dropped: dict[str, int]
+    """Records dropped here, by reason."""
+    records: int
+    """Records of which at least one row is used."""
+    leaked_bodies: int
+    """Validation rows whose key is also in train; 0 by construction, but counted."""
+    leaked_titles: int
+    """Validation rows whose title is also in train."""
+
+
+def divide(columns: Columns, settings: PrepareSettings) -> Division:
+    """Drop duplicates, keep the first `max_examples` rows, and split them by key."""
+    records = np.cumsum(columns.starts_record, dtype=np.int64) - 1
+    keep = np.ones(len(records), np.bool_)
+    dropped: dict[str, int] = {}
+
+    def drop(reason: str, wanted: NDArray[np.bool_]) -> None:
+        n_before = _count(records, keep)
+        keep[~wanted] = False
+        dropped[reason] = n_before - _count(records, keep)
+
+    if settings.dedup != "none":
+        drop("duplicate", first_of_kind(columns.record_key, columns.task, records))
+    if columns.first_alike is not None:
+        drop("near duplicate", columns.first_alike[records] == records)
+    if settings.max_examples is not None:
+        drop(BEYOND, np.cumsum(keep) <= settings.max_examples)
+    split = np.full(len(records), LEFT_OUT, np.uint8)
+    split[keep] = _sides(columns.key[keep], settings.validation_fraction)
+    train = split == SPLIT_CODES["train"]
+    held_out = split == SPLIT_CODES["validation"]
+    titled = held_out & (columns.title_key != 0)
+    return Division(
+        split=split,
+        dropped={reason: n for reason, n in dropped.items() if n},
+        records=_count(records, keep),
+        leaked_bodies=int(np.isin(columns.key[held_out], columns.key[train]).sum()),
+        leaked_titles=int(np.isin(columns.title_key[titled], columns.title_key[train]).sum()),
+    )
+
+
+def first_of_kind(
+    record_key: U64, task: NDArray[np.uint8], records: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Whether each row is of the first record with its (record_key, task)."""
+    if not len(records):
+        return np.ones(0, np.bool_)
+    order = np.lexsort((records, task, record_key))
+    key, kind, record = record_key[order], task[order], records[order]
+    begins = np.ones(len(order), np.bool_)
+    begins[1:] = (key[1:] != key[:-1]) | (kind[1:] != kind[:-1])
+    first = record[np.flatnonzero(begins)][np.cumsum(begins) - 1]
+    keep = np.empty(len(order), np.bool_)
+    keep[order] = record == first
+    return keep
+
+
+def _sides(keys: U64, validation_fraction: float) -> NDArray[np.uint8]:
+    draws = mixed(keys ^ _SPLIT_SALT)
+    held_out = draws < np.uint64(min(validation_fraction * 2.0**64, 2.0**64 - 2048))
+    different = len(draws) and bool((draws != draws[0]).any())
+    if not different:
+        held_out[:] = False  # one recipe, however many copies: there is nothing to hold it out from
+    elif validation_fraction > 0:
+        # Even a handful of recipes gets both splits.
+        held_out |= draws == draws.min()
+        held_out &= draws != draws.max()
+    return np.where(held_out, SPLIT_CODES["validation"], SPLIT_CODES["train"]).astype(np.uint8)
+
+
+def _count(records: NDArray[np.int64], keep: NDArray[np.bool_]) -> int:
+    """Number of distinct records among the kept rows; `records` ascends."""
+    kept = records[keep]
+    return int((np.diff(kept, prepend=-1) != 0).sum())
+
+
+# MinHash: the words of a text -> runs of 3 words -> 120 smallest hashes -> 20 bands of 6 -> pairs.
+#
+# The share of equal entries of two signatures estimates the Jaccard similarity of the two sets of
+# runs (Broder 1997), with a standard deviation of 0.04 at 0.7. Two records of similarity s share a
+# band with probability 1 - (1 - s^6)^20: 0.92 at 0.7, 0.998 at 0.8, 0.27 at 0.5 (Leskovec,
+# Rajaraman and Ullman, Mining of Massive Datasets, section 3.4). Sharing one is not enough: a pair
+# counts if its estimate reaches `THRESHOLD`. A recipe of 130 words stays above it through about
+# seven edited words.
+
+NEAR = "near"
+"""Name of the signatures among a shard's arrays; removed from a finished store."""
 SHINGLE = 3
 """Words in a run."""
 BANDS, BAND = 20, 6
@@ -37,6 +145,7 @@ bucket of a million look-alikes would cost 10^12 comparisons. Rows left over are
 
 _WORD = re.compile(r"\w+")
 _CHUNK = 1 << 16
+_KEY_BYTES = 8
 _DRAWN = mixed(np.arange(1, 2 * HASHES + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
 _OFFSETS = (_DRAWN >> np.uint64(32)).astype(np.uint32)[HASHES:]
 _FACTORS = (_DRAWN >> np.uint64(32)).astype(np.uint32)[:HASHES] | np.uint32(1)
@@ -196,3 +305,34 @@ def _unite(first: NDArray[np.int64], a: NDArray[np.int64], b: NDArray[np.int64])
             if np.array_equal(jumped, first):
                 break
             first[:] = jumped
+
+
+def clusters_of(store: Path, folders: Sequence[Path]) -> Clusters:
+    """Clusters of all records of a store, in the order of the shards' `folders`.
+
+    While a store is made, the signatures lie in its shards. They are joined in one scratch file and
+    their band keys written to another, 400 bytes a record in all. U64 are read one band at a time,
+    and only the pages of candidates are read from the mapped signatures.
+    """
+    paths = [folder / f"{NEAR}.npy" for folder in folders]
+    n_records = sum(len(np.load(path, mmap_mode="r", allow_pickle=False)) for path in paths)
+    if not n_records:
+        return Clusters(np.zeros(0, np.int64), 0)
+    with TemporaryFile(dir=store) as joined, TemporaryFile(dir=store) as keys:
+        at = 0
+        for path in paths:
+            rows = np.load(path, allow_pickle=False)
+            joined.write(rows.tobytes())
+            for band, part in enumerate(band_keys(rows)):
+                keys.seek((band * n_records + at) * _KEY_BYTES)
+                keys.write(part.tobytes())
+            at += len(rows)
+        joined.flush()
+        found = np.memmap(joined, np.uint16, "r", shape=(n_records, HASHES))
+        return find_clusters(found, _bands(keys, n_records))
+
+
+def _bands(keys: IO[bytes], n_records: int) -> Iterator[U64]:
+    for band in range(BANDS):
+        keys.seek(band * n_records * _KEY_BYTES)
+        yield np.frombuffer(keys.read(n_records * _KEY_BYTES), np.uint64)
