@@ -11,7 +11,7 @@ import pytest
 from store_checks import content, interrupted_after, prepared
 from toque.cooking.cookbook.generate import write_cookbook
 from toque.cooking.schemas import reader_for
-from toque.data.prepare import minhash as near
+from toque.data.prepare import duplicates as near
 from toque.data.prepare.duplicates import band_keys, find_clusters, signatures, similarity
 from toque.data.prepare.pipeline import prepare
 from toque.data.prepare.prepare_settings import PrepareSettings
