@@ -18,9 +18,8 @@ from cyclopts.argument import Argument
 from pydantic import BaseModel
 
 from toque.config.dump import flow
-from toque.config.field_types import allowed_words
+from toque.config.error_messages import allowed_words, section_of
 from toque.config.schema import RunConfig
-from toque.config.suggestions import section_of
 
 _WRITTEN = "<!-- Written by `pytest --regenerate`; the words are the docstrings of the code. -->"
 _CLI_HEAD = f"""\

@@ -18,7 +18,7 @@ from toque.config import (
     resolved_yaml,
     to_yaml,
 )
-from toque.config.suggestions import setting_paths
+from toque.config.error_messages import setting_paths
 from toque.config.yaml_reader import read_yaml
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
@@ -66,9 +66,9 @@ def test_any_number_reads_back(peak_lr, seed):
 
 
 def test_hash_and_differences_see_every_change():
-    old = load_config("recipes-t5-small").config
+    old = load_config("recipe-t5-small").config
     new = load_config(
-        "recipes-t5-small",
+        "recipe-t5-small",
         [
             "seed=18",
             "train.micro_batch_rows=4",
@@ -88,7 +88,7 @@ def test_hash_and_differences_see_every_change():
         "observe.log_every": ("10 steps", "1 steps", True),
     }
     assert config_sha256(old) != config_sha256(new)
-    assert differences(old, load_config("recipes-t5-small").config) == []
+    assert differences(old, load_config("recipe-t5-small").config) == []
 
 
 def test_safe_settings_exist():

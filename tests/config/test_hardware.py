@@ -49,9 +49,3 @@ def test_a_setting_in_an_overlay_is_checked_where_it_is_written(tmp_path: Path) 
     path.write_text(FILE.replace("micro_batch_rows: 8", "micro_rows: 8"))
     with pytest.raises(ConfigError, match=r"my.yaml:5: `train.micro_rows` is not a setting"):
         load_config(path, hardware="rtx-4090")
-
-
-def test_former_names_of_presets_are_understood() -> None:
-    old, new = load_config("recipes-t5-small").config, load_config("recipe-t5-small").config
-    assert old == new
-    assert old.run_dir == "runs/recipes-t5-small"  # a run that was begun goes on

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from toque.config import RunConfig, load_config, presets, resolve_values
+from toque.config.error_messages import setting_paths
 from toque.config.gone import GONE
-from toque.config.suggestions import setting_paths
 from toque.errors import ConfigError
 from toque.units import Duration
 
@@ -64,7 +64,7 @@ train: {stop_after: "3 epochs", batch: "16384 tokens", micro_batch_rows: auto, r
         evaluate_every: "200 steps", save_every: "200 steps", keep_last: 2, keep_best: 1,
         early_stopping: null, deterministic: true, strategy: auto}
 evaluation: {max_examples: 512, generate: 16, prompts: [], metrics: auto}
-observe: {log_every: "10 steps", trackers: [], webhook: null, profile: null, system: true}
+observe: {log_every: "10 steps", trackers: [], webhook: null, profile: null, system: null}
 """
     config = load_config(write(tmp_path, text)).config
     assert config.optim.warmup == Duration(100, "steps")
@@ -165,15 +165,6 @@ def test_wrong_value_says_where_what_and_what_is_allowed(tmp_path, text, line, w
         assert word in message
 
 
-def test_a_retired_value_is_passed_over_and_another_refused(tmp_path):
-    old = write(tmp_path, "observe: {profile: null, system: true, log_every: 3 steps}\n")
-    found = load_config(old).config.observe
-    assert (str(found.log_every), str(found.system)) == ("3 steps", "10 seconds")
-    said = refusal(write(tmp_path, "observe: {system: false}\n"))
-    assert "`observe.system` is false" in said
-    assert 'seconds or minutes, at least 0.1 seconds, e.g. "10 seconds" or null' in said
-
-
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
@@ -188,7 +179,7 @@ def test_a_retired_value_is_passed_over_and_another_refused(tmp_path):
     ],
 )
 def test_impossible_combinations(overrides, words):
-    message = refusal("recipes-t5-small", *overrides)
+    message = refusal("recipe-t5-small", *overrides)
     assert message.startswith(("command line: ", "presets/recipe-t5-small.yaml:"))
     for word in words:
         assert word in message

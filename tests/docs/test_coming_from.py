@@ -18,7 +18,7 @@ import toque
 from fixtures.pages import REPOSITORY
 from toque.cli.app import app
 from toque.config import load_config, presets
-from toque.config.suggestions import nearest, setting_paths
+from toque.config.error_messages import nearest, setting_paths
 from toque.cooking.scoring.recipe_scores import RECIPE_SCORES
 from toque.errors import ConfigError
 from toque.training.observers.user_callbacks import METHODS, RunState

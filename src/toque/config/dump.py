@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from toque.config.foreign_code import HEADER
 from toque.config.resolve import DEFAULT, Resolved, leaves
 from toque.config.schema import RunConfig
+from toque.config.user_code import HEADER
 from toque.config.yaml_reader import Path, dotted, read_yaml
 from toque.errors import ConfigError
 

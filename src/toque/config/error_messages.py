@@ -1,21 +1,158 @@
-"""Error messages for refused settings: where it stands, what was found, what is allowed."""
+"""Names of settings, and messages about refused ones: found, where, what is allowed or meant.
+
+What a setting allows is read from its annotation, so it cannot disagree with what is checked; the
+same words stand in an error and in the configuration page.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import difflib
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from toque.config.cross_checks import Problem
-from toque.config.field_types import Secret, allowed_words, as_written
+from toque.config.field_types import Allowed, Secret
 from toque.config.gone import GONE
-from toque.config.suggestions import find_field
+from toque.config.schema import RunConfig
 from toque.config.yaml_reader import Path, dotted
 
 Origin = Callable[[Path], str]
+"""Gives the place where the value at a path is written."""
+ELSEWHERE: Mapping[str, str] = {
+    "adam": "optim.name",
+    "batch_size": "train.batch",
+    "bf16": "train.precision",
+    "dtype": "train.precision",
+    "early_stopping_patience": "train.early_stopping",
+    "enable_profiling": "observe.profile",
+    "epochs": "train.stop_after",
+    "eval_steps": "train.evaluate_every",
+    "fp16": "train.precision",
+    "gradient_accumulation_steps": "train.micro_batch_rows",
+    "learning_rate": "optim.peak_lr",
+    "logging_steps": "observe.log_every",
+    "lora": "adapter",
+    "lr": "optim.peak_lr",
+    "lr_scheduler_type": "optim.schedule",
+    "max_input_length": "data.max_prompt_tokens",
+    "max_length": "data.max_target_tokens",
+    "max_steps": "train.stop_after",
+    "micro_batch_size": "train.micro_batch_rows",
+    "mixed_precision": "train.precision",
+    "model_name": "model.start_from",
+    "model_name_or_path": "model.start_from",
+    "model_type": "model.family",
+    "multi_task": "data.tasks",
+    "num_epochs": "train.stop_after",
+    "num_train_epochs": "train.stop_after",
+    "optimizer": "optim.name",
+    "output_dir": "run_dir",
+    "per_device_train_batch_size": "train.micro_batch_rows",
+    "pretrained_model": "model.start_from",
+    "profile_schedule": "observe.profile",
+    "report_to": "observe.trackers",
+    "save_steps": "train.save_every",
+    "torch_compile": "train.compile",
+    "train_file": "data.sources",
+    "train_split": "data.validation_fraction",
+    "use_lora": "adapter",
+    "use_wandb": "observe.trackers",
+    "warmup_ratio": "optim.warmup",
+    "warmup_steps": "optim.warmup",
+}
+"""What other trainers call things, and the setting here that does it."""
+_SCALARS = {types.NoneType: "null", int: "a whole number", float: "a number", str: "text"}
+_BOUNDS = {"ge": "from", "gt": "above", "le": "to", "lt": "below"}
+
+
+def section_of(field: FieldInfo) -> type[BaseModel] | None:
+    """The section a field holds, or holds a list of; None for a plain value."""
+    for annotation in (field.annotation, *get_args(field.annotation)):
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            return annotation
+    return None
+
+
+def find_field(path: Path) -> FieldInfo | None:
+    """The field at `path`; indices step into lists. None when the path leaves the tree."""
+    section: type[BaseModel] | None = RunConfig
+    found: FieldInfo | None = None
+    for part in path:
+        if isinstance(part, int):
+            continue
+        if section is None or part not in section.model_fields:
+            return None
+        found = section.model_fields[part]
+        section = section_of(found)
+    return found
+
+
+@cache
+def setting_paths() -> tuple[str, ...]:
+    """Dotted names of all settings and sections, in the order of the tree."""
+    return tuple(_paths(RunConfig, ""))
+
+
+def _paths(section: type[BaseModel], prefix: str) -> Iterator[str]:
+    for name, field in section.model_fields.items():
+        yield prefix + name
+        inner = section_of(field)
+        if inner is not None:
+            yield from _paths(inner, f"{prefix}{name}.")
+
+
+def unknown_names(
+    value: Any, section: type[BaseModel] = RunConfig, path: Path = ()
+) -> Iterator[Path]:
+    """Paths in the values of a section that are no settings."""
+    if isinstance(value, list):
+        for i, item in enumerate(value):
+            yield from unknown_names(item, section, (*path, i))
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            field = section.model_fields.get(key)
+            if field is None:
+                yield (*path, key)
+            elif (below := section_of(field)) is not None:
+                yield from unknown_names(inner, below, (*path, key))
+
+
+def nearest(path: Path) -> str | None:
+    """The setting most probably meant by `path`.
+
+    >>> nearest(("optim", "peak_lrr")), nearest(("peak_lr",)), nearest(("learning_rate",))
+    ('optim.peak_lr', 'optim.peak_lr', 'optim.peak_lr')
+    """
+    *above, last = [part.lower() for part in path if isinstance(part, str)]
+    if last in ELSEWHERE:
+        return ELSEWHERE[last]
+    section = "".join(f"{part}." for part in above)
+    # Names of the same section come before equal ones of others, and whole paths last.
+    ranked = sorted(setting_paths(), key=lambda known: known.rpartition(".")[0] + "." != section)
+    by_last = {known.rpartition(".")[2]: known for known in reversed(ranked)}
+    close = difflib.get_close_matches(last, by_last, n=1, cutoff=0.7)
+    whole = difflib.get_close_matches(section + last, setting_paths(), n=1, cutoff=0.6)
+    return by_last[close[0]] if close else next(iter(whole), None)
+
+
+def explain_unknown(path: Path, origin: Origin) -> str:
+    """One paragraph about a name that is no setting."""
+    start = f"{origin(path)}: `{dotted(path)}` is"
+    gone = GONE.get(dotted(tuple(part for part in path if isinstance(part, str))))
+    if gone is not None:
+        return f"{start} a setting no more: {gone}"
+    close = nearest(path)
+    hint = f" Nearest: `{close}`." if close else ""
+    return (
+        f"{start} not a setting.{hint} `toque show demo` prints every setting; "
+        "docs/reference/configuration.md explains them."
+    )
 
 
 def explain(error: ValidationError, given: Mapping[str, Any], origin: Origin) -> str:
@@ -102,3 +239,50 @@ def _at(given: Any, path: Path, absent: Any = None) -> Any:
         except (KeyError, IndexError, TypeError):
             return absent
     return given
+
+
+def allowed_words(annotation: Any, metadata: Sequence[Any] = ()) -> str:
+    """What a setting with this annotation may be, in words.
+
+    >>> allowed_words(Literal["linear", "cosine"] | None)
+    'linear, cosine or null'
+    """
+    said = next((item.text for item in metadata if isinstance(item, Allowed)), None)
+    if said is not None:
+        return said
+    parts = _branches(annotation, metadata)
+    return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " or " + parts[-1]
+
+
+def _branches(annotation: Any, metadata: Sequence[Any]) -> list[str]:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return [allowed_words(arguments[0], arguments[1:])]
+    if origin in (Union, types.UnionType):
+        # Numbers before null, words first: "auto or a whole number".
+        ordered = sorted(arguments, key=lambda branch: branch is types.NoneType)
+        return [words for branch in ordered for words in _branches(branch, metadata)]
+    if origin is Literal:
+        return [as_written(value) for value in arguments]
+    if origin is tuple:
+        return [f"a list of {'texts' if arguments[0] is str else allowed_words(arguments[0])}"]
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return ["{" + ", ".join(f"{name}: ..." for name in annotation.model_fields) + "}"]
+    if annotation is bool:
+        return ["true", "false"]
+    return [_SCALARS.get(annotation, "a mapping of names to values") + _bounds(metadata)]
+
+
+def as_written(value: object) -> str:
+    """A plain value as YAML has it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _bounds(metadata: Sequence[Any]) -> str:
+    flat = [inner for item in metadata for inner in getattr(item, "metadata", (item,))]
+    return "".join(
+        f" {word} {getattr(item, bound)}"
+        for bound, word in _BOUNDS.items()
+        for item in flat
+        if hasattr(item, bound)
+    )

@@ -9,18 +9,30 @@ from __future__ import annotations
 import codecs
 import os
 import re
-import types
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 import annotated_types
 from annotated_types import Predicate
-from pydantic import BaseModel, BeforeValidator, Field, PlainSerializer, PlainValidator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PlainValidator
 
 from toque.errors import ConfigError
 from toque.units import Duration
+
+
+class Config(BaseModel):
+    """Base of every section."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        protected_namespaces=(),
+        defer_build=True,  # importing stays cheap; the validator is built when first used
+    )
 
 
 @dataclass(frozen=True)
@@ -218,54 +230,3 @@ Auto = Literal["auto"]
 Once = Predicate(lambda values: len(set(values)) == len(values))
 """No value of a list twice."""
 AsTuple = BeforeValidator(_tuple)
-
-
-def allowed_words(annotation: Any, metadata: Sequence[Any] = ()) -> str:
-    """What a setting with this annotation may be, in words.
-
-    >>> allowed_words(Literal["linear", "cosine"] | None)
-    'linear, cosine or null'
-    """
-    said = next((item.text for item in metadata if isinstance(item, Allowed)), None)
-    if said is not None:
-        return said
-    parts = _branches(annotation, metadata)
-    return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " or " + parts[-1]
-
-
-def _branches(annotation: Any, metadata: Sequence[Any]) -> list[str]:
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return [allowed_words(arguments[0], arguments[1:])]
-    if origin in (Union, types.UnionType):
-        # Numbers before null, words first: "auto or a whole number".
-        ordered = sorted(arguments, key=lambda branch: branch is types.NoneType)
-        return [words for branch in ordered for words in _branches(branch, metadata)]
-    if origin is Literal:
-        return [as_written(value) for value in arguments]
-    if origin is tuple:
-        return [f"a list of {'texts' if arguments[0] is str else allowed_words(arguments[0])}"]
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return ["{" + ", ".join(f"{name}: ..." for name in annotation.model_fields) + "}"]
-    if annotation is bool:
-        return ["true", "false"]
-    return [_SCALARS.get(annotation, "a mapping of names to values") + _bounds(metadata)]
-
-
-def as_written(value: object) -> str:
-    """A plain value as YAML has it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-_SCALARS = {types.NoneType: "null", int: "a whole number", float: "a number", str: "text"}
-_BOUNDS = {"ge": "from", "gt": "above", "le": "to", "lt": "below"}
-
-
-def _bounds(metadata: Sequence[Any]) -> str:
-    flat = [inner for item in metadata for inner in getattr(item, "metadata", (item,))]
-    return "".join(
-        f" {word} {getattr(item, bound)}"
-        for bound, word in _BOUNDS.items()
-        for item in flat
-        if hasattr(item, bound)
-    )

@@ -1,4 +1,8 @@
-"""Configuration loading: a file or preset and overrides to a `RunConfig`, with value origins."""
+"""Configuration loading: a file or preset and overrides to a `RunConfig`, with value origins.
+
+A file may hold, beside its settings, what changes on a named card:
+`hardware: {rtx-4090: {train: {micro_batch_rows: 8}}}`.
+"""
 
 from __future__ import annotations
 
@@ -11,41 +15,112 @@ from typing import Any
 from pydantic import ValidationError
 
 from toque.config.cross_checks import impossible
-from toque.config.error_messages import Origin, explain, explain_combination
-from toque.config.foreign_code import foreign_names, is_of_a_run
-from toque.config.gone import GONE
-from toque.config.hardware import has_overlay, overlaid, without_overlays
+from toque.config.error_messages import (
+    Origin,
+    explain,
+    explain_combination,
+    explain_unknown,
+    unknown_names,
+)
 from toque.config.schema import RunConfig
-from toque.config.suggestions import nearest, unknown_names
+from toque.config.user_code import is_of_a_run, names_of_code
 from toque.config.yaml_reader import Document, dotted, read_yaml
 from toque.config.yaml_reader import Path as SettingPath
-from toque.errors import ConfigError
+from toque.errors import ConfigError, argument
 
+FORMER_DEFAULTS: Mapping[str, str] = {"optim.warmup": "100 steps"}
 COMMAND_LINE = "command line"
 DEFAULT = "default"
 PRESETS = Path(__file__).parent.parent / "presets"
-RETIRED: Mapping[str, Mapping[str, Any]] = {"observe": {"system": True}}
-"""Values that 0.1.0 wrote into every run's config.yaml and that never did anything: they are passed
-over for the default, so that its runs still open."""
-
-FORMER_PRESETS: Mapping[str, str] = {
-    "recipes-t5-small": "recipe-t5-small",
-    "recipes-gpt2-small": "recipe-gpt2-small",
-}
-"""Names that presets had before, and those they have now; the former are still understood."""
-
-FORMER_DEFAULTS: Mapping[str, str] = {"optim.warmup": "100 steps"}
-"""Defaults that an earlier release had, as its runs' config.yaml has them: a run begun with one
-keeps it, unless its configuration names another value."""
+_HARDWARE = "hardware"
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """A configuration and where each of its values came from."""
+    """A configuration and the origin of each of its values."""
 
     config: RunConfig
     origins: Mapping[str, str]
     """Dotted path of each value -> "default", "my.yaml:12" or "command line"."""
+
+
+class _Given:
+    """Values that were given, and the origin of each; overlays and overrides change both."""
+
+    def __init__(self, document: Document) -> None:
+        self.values: Any = dict(document.value)
+        self._name = document.name
+        self._origins = {path: f"{document.name}:{n}" for path, n in document.lines.items()}
+        self._overlays = self.values.pop(_HARDWARE, None) or {}
+        if not isinstance(self._overlays, Mapping) or not all(
+            isinstance(overlay, Mapping) for overlay in self._overlays.values()
+        ):
+            raise ConfigError(
+                f"{self.origin((_HARDWARE,))}: `{_HARDWARE}` is a mapping of cards to settings, "
+                "e.g. {rtx-4090: {train: {micro_batch_rows: 8}}}."
+            )
+
+    def origin(self, path: SettingPath) -> str:
+        """The place where the value at `path`, or the nearest thing around it, was given."""
+        while path and path not in self._origins:
+            path = path[:-1]
+        return self._origins.get(path, f"{self._name}:1")
+
+    def has(self, path: SettingPath) -> bool:
+        """True for what was given; the rest are defaults."""
+        return path in self._origins
+
+    def names_card(self, card: str) -> bool:
+        """True where the file says what changes on a card."""
+        return "-".join(card.lower().split()) in self._overlays
+
+    def overlay(self, card: str) -> None:
+        """Put what changes on a card over the settings.
+
+        Raises:
+            ConfigError: the file says nothing of this card; those that it names are listed.
+        """
+        name, asked = "-".join(card.lower().split()), argument(f"hardware={card}")
+        if not self._overlays:
+            raise ConfigError(
+                f"{asked}: {self._name} has no `{_HARDWARE}` section, so nothing in it changes "
+                f"with the card. Leave {argument('hardware')} out; `toque plan` takes it for any."
+            )
+        if name not in self._overlays:
+            close = difflib.get_close_matches(name, self._overlays, n=1, cutoff=0.0)
+            raise ConfigError(
+                f"{asked}: {self._name} says what changes on {', '.join(self._overlays)}. "
+                f"Nearest: {close[0]}."
+            )
+        self.values = merged(self.values, self._overlays[name])
+        for path, origin in list(self._origins.items()):
+            if path[:2] == (_HARDWARE, name) and len(path) > 2:
+                self._origins[path[2:]] = origin
+
+    def override(self, text: str) -> None:
+        """Put the value of "section.field=value" over what was given before.
+
+        Raises:
+            ConfigError: another form, an unknown name, or no such place in a list.
+        """
+        path, value = _override(text)
+        nested = value
+        for part in reversed(path):
+            nested = [nested] if isinstance(part, int) else {part: nested}
+        _refuse_unknown(nested, lambda _: COMMAND_LINE)
+        try:
+            self.values = _put(self.values, path, value)
+        except LookupError as error:
+            section = dotted(tuple(part for part in path if isinstance(part, str))[:-1])
+            raise ConfigError(
+                f"command line: {text!r} has no place: `{dotted(path[:-1])}` is not there in that "
+                f"form. Give the whole of `{section}`, e.g. "
+                "data.sources='[{path: recipes.jsonl}]'."
+            ) from error
+        kept = {p: origin for p, origin in self._origins.items() if p[: len(path)] != path}
+        above = {path[:n]: COMMAND_LINE for n in range(1, len(path))}
+        below = {place: COMMAND_LINE for place, _ in _places(value, path)}
+        self._origins = {**above, **kept, **below}
 
 
 def load_config(
@@ -69,48 +144,32 @@ def load_config(
         ConfigError: the file, a name, a value or a combination of values is not usable.
     """
     document = _read(str(name_or_path))
-    given, overlays = without_overlays(document)
+    given = _Given(document)
     if hardware is not None:
-        given = overlaid(given, document, overlays, hardware)
-    overridden: set[SettingPath] = set()
+        given.overlay(hardware)
     for text in overrides:
-        path, value = _override(text)
-        nested = value
-        for part in reversed(path):
-            nested = [nested] if isinstance(part, int) else {part: nested}
-        _refuse_unknown(nested, lambda _: COMMAND_LINE)
-        try:
-            given = _put(given, path, value)
-        except LookupError as error:
-            section = dotted(tuple(part for part in path if isinstance(part, str))[:-1])
-            raise ConfigError(
-                f"command line: {text!r} has no place: `{dotted(path[:-1])}` is not there in that "
-                f"form. Give the whole of `{section}`, e.g. "
-                "data.sources='[{path: recipes.jsonl}]'."
-            ) from error
-        overridden = {p for p in overridden if p[: len(path)] != path}
-        overridden.update(leaf for leaf, _ in leaves(value, path))
-    resolved = _resolve(given, document, frozenset(overridden))
+        given.override(text)
+    resolved = _resolve(given)
     if trust_code is None:
         trust_code = document.name != str(name_or_path) or not is_of_a_run(Path(name_or_path))
     if trust_code:
         return resolved
 
-    def origin(setting: str) -> str | None:
+    foreign: dict[str, dict[str, str]] = {}
+    for setting, names in names_of_code(resolved.config.model_dump(mode="json")).items():
         path = tuple(setting.split("."))
-        return None if path in overridden else document.origin(path)
-
-    foreign = foreign_names(resolved.config.model_dump(mode="json"), origin)
+        if not (given.has(path) and given.origin(path) == COMMAND_LINE):
+            foreign[setting] = dict.fromkeys(names, given.origin(path))
     return replace(resolved, config=resolved.config.with_foreign_code(foreign))
 
 
 def names_card(name_or_path: str | Path, card: str) -> bool:
-    """Whether a file or preset says what changes on that card.
+    """True where a file or preset says what changes on that card.
 
     Raises:
         ConfigError: the file cannot be read.
     """
-    return has_overlay(_read(str(name_or_path)), card)
+    return _Given(_read(str(name_or_path))).names_card(card)
 
 
 def resolve_values(values: Mapping[str, Any], name: str = "values") -> Resolved:
@@ -119,7 +178,8 @@ def resolve_values(values: Mapping[str, Any], name: str = "values") -> Resolved:
     Raises:
         ConfigError: as for `load_config`.
     """
-    return _resolve(dict(values), Document(name), frozenset())
+    _refuse_unknown(values, lambda _: f"{name}:1")
+    return _resolve(_Given(Document(name, values)))
 
 
 def presets() -> dict[str, str]:
@@ -130,53 +190,46 @@ def presets() -> dict[str, str]:
 
 def leaves(value: Any, path: SettingPath = ()) -> Iterator[tuple[SettingPath, Any]]:
     """Every value that has an origin of its own: in mappings and lists of mappings, their parts."""
-    items: list[tuple[str | int, Any]] = []
+    return ((place, held) for place, held in _places(value, path) if not _parts(held))
+
+
+def _places(value: Any, path: SettingPath = ()) -> Iterator[tuple[SettingPath, Any]]:
+    """A value and all its parts."""
+    yield path, value
+    for key, inner in _parts(value):
+        yield from _places(inner, (*path, key))
+
+
+def _parts(value: Any) -> list[tuple[str | int, Any]]:
     if isinstance(value, Mapping):
-        items = list(value.items())
-    elif isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
-        items = list(enumerate(value))
-    if not items:
-        yield path, value
-    for key, inner in items:
-        yield from leaves(inner, (*path, key))
+        return list(value.items())
+    if isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
+        return list(enumerate(value))
+    return []
 
 
-def _resolve(
-    given: dict[str, Any], document: Document, overridden: frozenset[SettingPath]
-) -> Resolved:
-    def origin(path: SettingPath) -> str:
-        if any(p[: len(path)] == path or path[: len(p)] == p for p in overridden):
-            return COMMAND_LINE
-        return document.origin(path)
+def merged(values: Any, changes: Any) -> Any:
+    """Values with some changed; of mappings only what is named."""
+    if not isinstance(values, Mapping) or not isinstance(changes, Mapping):
+        return changes
+    return {**values, **{key: merged(values.get(key), item) for key, item in changes.items()}}
 
-    given = _without_retired(given)
-    _refuse_unknown(given, origin)
+
+def _resolve(given: _Given) -> Resolved:
+    _refuse_unknown(given.values, given.origin)
     try:
-        config = RunConfig.model_validate(given)
+        config = RunConfig.model_validate(given.values)
     except ValidationError as error:
-        raise ConfigError(explain(error, given, origin)) from error
+        raise ConfigError(explain(error, given.values, given.origin)) from error
     for problem in impossible(config):
-        raise ConfigError(explain_combination(problem, given, origin))
-    origins: dict[str, str] = {}
-    for path, _ in leaves(config.model_dump(mode="json")):
-        replaced = any(path[: len(p)] == p for p in overridden)
-        is_default = path not in overridden and (replaced or path not in document.lines)
-        origins[dotted(path)] = DEFAULT if is_default else origin(path)
+        raise ConfigError(explain_combination(problem, given.values, given.origin))
+    paths = [path for path, _ in leaves(config.model_dump(mode="json"))]
+    origins = {dotted(p): given.origin(p) if given.has(p) else DEFAULT for p in paths}
     return Resolved(config, origins)
-
-
-def _without_retired(given: dict[str, Any]) -> dict[str, Any]:
-    kept = dict(given)
-    for section, retired in RETIRED.items():
-        if isinstance(kept.get(section), Mapping):
-            items = kept[section].items()
-            kept[section] = {k: v for k, v in items if k not in retired or v != retired[k]}
-    return kept
 
 
 def _read(name: str) -> Document:
     known = presets()
-    name = FORMER_PRESETS.get(name, name)
     if name in known:
         text = (PRESETS / f"{name}.yaml").read_text(encoding="utf-8")
         return _mapping(text, f"presets/{name}.yaml")
@@ -242,15 +295,7 @@ def _override(text: str) -> tuple[SettingPath, Any]:
 
 def _refuse_unknown(values: Any, origin: Origin) -> None:
     for path in unknown_names(values):
-        gone = GONE.get(dotted(tuple(part for part in path if isinstance(part, str))))
-        if gone is not None:
-            raise ConfigError(f"{origin(path)}: `{dotted(path)}` is a setting no more: {gone}")
-        close = nearest(path)
-        hint = f" Nearest: `{close}`." if close else ""
-        raise ConfigError(
-            f"{origin(path)}: `{dotted(path)}` is not a setting.{hint} `toque show demo` prints "
-            "every setting; docs/reference/configuration.md explains them."
-        )
+        raise ConfigError(explain_unknown(path, origin))
 
 
 def _put(where: Any, path: Sequence[str | int], value: Any) -> Any:

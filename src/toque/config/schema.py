@@ -11,13 +11,13 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, PrivateAttr
 
-from toque.config.base import Config
 from toque.config.field_types import (
     Allowed,
     AnyDuration,
     AsTuple,
     Auto,
     BatchSize,
+    Config,
     EncodingName,
     FileName,
     FolderName,

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 from pydantic import Field, create_model
 
-from toque.config.base import Config
 from toque.config.field_types import (
     Allowed,
     AnyDuration,
     AsTuple,
     Auto,
+    Config,
     DifficultyName,
     Fraction,
     Interval,

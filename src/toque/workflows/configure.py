@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from toque.config import Resolved, RunConfig, load_config, resolve_values
-from toque.config.foreign_code import names_of_code
 from toque.config.resolve import DEFAULT, leaves
+from toque.config.user_code import names_of_code
 from toque.config.yaml_reader import dotted
 
 Configured = RunConfig | str | Path | Mapping[str, Any]

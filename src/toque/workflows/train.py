@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from toque.config import Resolved, RunConfig, config_sha256
-from toque.config.user_objects import refuse_foreign_code
+from toque.config.user_code import refuse_foreign_code
 from toque.data.store.held_store import held_store
 from toque.data.store.token_store import TokenStore
 from toque.errors import CheckpointError, ConfigError, Interrupted, ToqueError, argument

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from toque.config import Resolved, load_config, resolved_yaml
-from toque.config.user_objects import refuse_foreign_code
+from toque.config.user_code import refuse_foreign_code
 from toque.errors import ConfigError, Interrupted, argument
 from toque.evaluation.differences import paired
 from toque.reporter import SILENT, Reporter

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from toque.config import RunConfig
-from toque.config.user_objects import imported
+from toque.config.user_code import imported
 from toque.cooking.prompts import TASKS
 from toque.cooking.recipe import DIFFICULTIES
 from toque.data.store.token_store import TokenStore

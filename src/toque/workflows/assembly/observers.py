@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from toque.config import RunConfig
-from toque.config.user_objects import imported
+from toque.config.user_code import imported
 from toque.cooking.scoring.recipe_scores import RECIPE_SCORES
 from toque.errors import ConfigError
 from toque.training.callbacks import Callback

@@ -1,4 +1,8 @@
-"""User objects, named in the configuration as module:name, and imported where that is allowed."""
+"""User code: metrics and callbacks that a configuration names, and where they may be imported.
+
+Code that the user names, in a file of theirs, on the command line or in a program, is theirs to
+run. A run folder may have been handed on, and its configuration names what somebody else chose.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +11,60 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from toque.config.foreign_code import CODE_SETTINGS
 from toque.errors import ConfigError, argument
 
 ForeignCode = Mapping[str, Mapping[str, str]]
-"""`RunConfig.foreign_code`: by setting, names that nobody vouches for and where they stand."""
+"""`RunConfig.foreign_code`: names that nobody vouches for and where they stand, by setting."""
+CODE_SETTINGS: Final = {
+    "evaluation.metrics": "evaluation.metrics=auto",
+    "observe.callbacks": "observe.callbacks=[]",
+}
+"""Settings whose values may be imported and run, each with the override that leaves it out."""
+OWN_CONFIG: Final = "config.yaml"
+"""Name of a run's configuration in its folder."""
+HEADER: Final = (
+    "# Every setting of this run; a comment says where a value that is no default is from.\n"
+)
+"""First line of such a file."""
+_BESIDE: Final = ("checkpoints", "best", "model", "metrics.jsonl", "evaluation.json")
+"""Names of which one makes a folder a run's."""
 
 
-def refuse_foreign_code(foreign: ForeignCode, settings: Sequence[str] = CODE_SETTINGS) -> None:
+def is_of_a_run(file: Path) -> bool:
+    """True for the configuration that a run keeps in its folder, and not for a user's file."""
+    named = [path for path in (file, file.resolve()) if path.name == OWN_CONFIG]
+    if any((path.parent / name).exists() for path in named for name in _BESIDE):
+        return True
+    with file.open("rb") as opened:
+        return bool(named) and opened.read(len(HEADER)) == HEADER.encode()
+
+
+def names_of_code(values: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The names of code in a configuration's values, by setting.
+
+    >>> names_of_code({"evaluation": {"metrics": ["auto", "pty:spawn"]}, "observe": {}})
+    {'evaluation.metrics': ['pty:spawn']}
+    """
+    found = {}
+    for setting in CODE_SETTINGS:
+        section, _, name = setting.partition(".")
+        value = values.get(section, {}).get(name, ())
+        names = [item for item in value if ":" in item] if isinstance(value, list | tuple) else []
+        if names:
+            found[setting] = names
+    return found
+
+
+def refuse_foreign_code(
+    foreign: ForeignCode, settings: Sequence[str] = tuple(CODE_SETTINGS)
+) -> None:
     """Refuse to run what a run's own file names, before anything of it is imported.
 
     Args:
         foreign: code of the configuration that nobody vouches for.
-        settings: those whose code is about to be imported.
+        settings: names of the settings whose code is about to be imported.
 
     Raises:
         ConfigError: it names code, and nobody has said that it may run.
@@ -30,15 +73,11 @@ def refuse_foreign_code(foreign: ForeignCode, settings: Sequence[str] = CODE_SET
     if not found:
         return
     told = "; ".join(f"{name} ({setting}, {at}){_file_of(name)}" for setting, name, at in found)
-    off = {
-        "evaluation.metrics": "evaluation.metrics=auto",
-        "observe.callbacks": "observe.callbacks=[]",
-    }
     raise ConfigError(
         f"This would run code that a run's own configuration names: {told}. A run folder may come "
         f"from anyone, so nothing of it was imported. If you know this code, allow it with "
         f"{argument('trust_code=True')}, or name a configuration of your own; or leave it out: "
-        f"{' '.join(off[s] for s in dict.fromkeys(s for s, _, _ in found))}."
+        f"{' '.join(CODE_SETTINGS[s] for s in dict.fromkeys(s for s, _, _ in found))}."
     )
 
 
@@ -70,7 +109,7 @@ def imported(foreign: ForeignCode, path: str, *, setting: str, wanted: str) -> A
 
 
 def _file_of(name: str) -> str:
-    """The file that importing a name would run first; found without running any."""
+    """The file that importing a name would run first, which is found without running any."""
     outermost = name.partition(":")[0].partition(".")[0]
     spec = PathFinder.find_spec(outermost, [*sys.path, str(Path.cwd())])
     return f" of {spec.origin}" if spec is not None and spec.origin else ""
