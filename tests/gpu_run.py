@@ -15,9 +15,9 @@ from tiny import model_of, shape_of, stream_of, uneven_examples
 from toque.batch import Batch
 from toque.data.loader.device_feed import DeviceFeed
 from toque.data.loader.prefetch import Prefetch
+from toque.models.forward.attention_choice import attention_of, use_attention
+from toque.models.forward.attention_plan import planned
 from toque.models.forward.compile import compile_blocks
-from toque.models.forward.kernels.choice import attention_of, use_attention
-from toque.models.forward.kernels.plan import planned
 from toque.training.callbacks import Callback
 from toque.training.events import StepInfo
 from toque.training.runtime import Runtime

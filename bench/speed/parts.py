@@ -42,9 +42,9 @@ from toque.data.loader.prefetch import Batches, Prefetch
 from toque.models.forward import grouped_attention as grouped
 from toque.models.forward import loss as objective
 from toque.models.forward import varlen_attention as segmented
+from toque.models.forward.attention_choice import attention_of
 from toque.models.forward.compile import compile_blocks, stop_compiling
 from toque.models.forward.fast_dropout import Dropout, use_fast_dropout
-from toque.models.forward.kernels.choice import attention_of
 from toque.models.loading.fused_activations import fuse_activations, stock_activations
 from toque.training.checkpoint.saver import BackgroundWriter, Slot
 from toque.training.optimisations import prefetching

@@ -30,7 +30,7 @@ class _Rows:
     """Tokens of the longest example, or of padding, at most; where attention's plan says so."""
     attention: Mapping[str, Tensor] = field(default_factory=dict, kw_only=True)
     """What attention kernels are told of the rows, row by row, made once for the whole batch
-    (`models/forward/kernels/plan.py`)."""
+    (`models/forward/attention_plan.py`)."""
 
     @property
     def n_rows(self) -> int:

@@ -13,8 +13,7 @@ from toque.evaluation.by_text import Example, TextTable, from_json, losses_table
 from toque.evaluation.differences import over_texts
 from toque.evaluation.text_samples import Sample
 from toque.evaluation.text_scores import TextScores
-from toque.models.forward.loss import loss_sum
-from toque.models.forward.loss_by_example import nats_by_example
+from toque.models.forward.loss import loss_sum, nats_by_example
 
 
 @pytest.mark.parametrize("kind", EVERY_KIND)

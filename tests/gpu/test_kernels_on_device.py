@@ -10,9 +10,9 @@ from gpu_run import model_on
 from tiny import FAMILIES, pack
 from tiny import examples as some_examples
 from toque.batch import IGNORE
-from toque.models.forward.kernels import flex
-from toque.models.forward.kernels.choice import attention_of
-from toque.models.forward.kernels.plan import decoder_plan
+from toque.models.forward import flex_attention
+from toque.models.forward.attention_choice import attention_of
+from toque.models.forward.attention_plan import decoder_plan
 from toque.models.forward.loss import loss_sum
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 4e-2}
@@ -74,7 +74,7 @@ def test_dropout_of_flex_is_the_definition(device):
     leaves = [t.requires_grad_() for t in drawn]
     q, k, v, bias = leaves
     torch.manual_seed(3)
-    ours = flex.attend(q, k, v, mask, bias=bias, scale=0.2, dropout=0.25)
+    ours = flex_attention.attend(q, k, v, mask, bias=bias, scale=0.2, dropout=0.25)
 
     torch.manual_seed(3)
     seeds = torch.randint(-(2**31), 2**31, (n_rows,), dtype=torch.int32, device=device)
@@ -82,7 +82,7 @@ def test_dropout_of_flex_is_the_definition(device):
     b, h, i, j = torch.meshgrid(
         *(torch.arange(n, dtype=torch.int32, device=device) for n in sizes), indexing="ij"
     )
-    kept = flex.drawn(seeds[b], h, i, j) >= 1 << 22
+    kept = flex_attention.drawn(seeds[b], h, i, j) >= 1 << 22
     allowed = (batch.segments[:, None, :, None] == batch.segments[:, None, None]) & (i >= j)
     scores = (q @ k.transpose(-1, -2) * 0.2 + bias).masked_fill(~allowed, -torch.inf)
     true = (scores.softmax(-1) * kept / 0.75) @ v

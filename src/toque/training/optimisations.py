@@ -13,10 +13,10 @@ from toque.batch import Batch
 from toque.config.schema_methods import OptimisationsConfig
 from toque.data.loader.device_feed import DeviceFeed
 from toque.data.loader.prefetch import Batches, Prefetch
+from toque.models.forward.attention_choice import Choice, attention_of, use_attention
+from toque.models.forward.attention_plan import planned
 from toque.models.forward.cpu_layers import use_cpu_layers
 from toque.models.forward.fast_dropout import use_fast_dropout
-from toque.models.forward.kernels.choice import Choice, attention_of, use_attention
-from toque.models.forward.kernels.plan import planned
 from toque.models.forward.loss import loss_sum
 from toque.models.loading.fused_activations import stock_activations
 from toque.training.runtime import Runtime

@@ -17,7 +17,7 @@ from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.codec import Codec
 from toque.data.tokenizer.sameness import tokenizer_differences
 from toque.errors import CheckpointError, DataError
-from toque.models.forward.kernels.choice import use_attention
+from toque.models.forward.attention_choice import use_attention
 from toque.models.loading.device_map import free_memory, placement_note, placement_of
 from toque.models.loading.hub import resolve_folder
 from toque.models.loading.pretrained import (

@@ -16,7 +16,7 @@ from toque.evaluation.by_text import FILE, Example, TextTable, key_of_text, loss
 from toque.evaluation.heldout_loss import HeldOut, by_example
 from toque.evaluation.text_samples import Sample
 from toque.evaluation.text_scores import Scores
-from toque.models.forward.loss_by_example import nats_by_example
+from toque.models.forward.loss import nats_by_example
 from toque.reporter import SILENT, Reporter, counting
 from toque.storage.atomic import atomic_write, disk_faults
 from toque.training.runtime import Runtime

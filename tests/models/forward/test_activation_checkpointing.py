@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from toque.models.forward.activation_checkpointing import recompute_blocks, stop_recomputing
+from toque.models.forward.attention_choice import use_attention
 from toque.models.forward.compile import compile_blocks, stop_compiling
-from toque.models.forward.kernels.choice import use_attention
 from toque.models.forward.loss import loss_sum
 
 # torch's compiler reads .grad of every tensor it meets, and warns itself about it.
@@ -96,15 +96,11 @@ def test_compiled_blocks_are_recomputed_too(tiny, some_examples, packed):
 
 
 def test_what_is_moved_to_the_host_gives_the_same_bits(kind, tiny, some_examples, packed):
-    """On a CPU the copies are made and read back like on a GPU; only that they are pinned is not
-    seen here (tests/gpu)."""
+    """That it waits outside of a GPU's memory is seen there alone (tests/gpu)."""
     model, made = tiny(kind), some_examples(9)
     batch = packed(kind, [made[:3], made[3:4], made[4:9]])
     recompute_blocks(model)
     plain = computed(model, batch)
     stop_recomputing(model)
     recompute_blocks(model, offload=True)
-    moved = computed(model, batch)
-    same(plain, moved)
-    # The hidden states before each block are held outside of what autograd keeps.
-    assert moved[2] < plain[2]
+    same(plain, computed(model, batch))

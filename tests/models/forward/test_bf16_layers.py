@@ -8,14 +8,13 @@ import pytest
 import torch
 
 from toque.models.forward import varlen_attention
-from toque.models.forward.attention_groups import groups_of
-from toque.models.forward.bf16.head import add_in_pieces, even_chunks, input_gradient
-from toque.models.forward.bf16.layers import use_bf16_layers
-from toque.models.forward.bf16.position_bias import position_bias
-from toque.models.forward.bf16.weights import bf16_copy, copies_of, padded_copy, padded_length
+from toque.models.forward.bf16_head import add_in_pieces, even_chunks, input_gradient
+from toque.models.forward.bf16_layers import use_bf16_layers
+from toque.models.forward.bf16_linear import bf16_copy, copies_of, padded_copy, padded_length
 from toque.models.forward.cross_entropy import cross_entropy_sum
+from toque.models.forward.grouped_attention import groups_of
 from toque.models.forward.loss import loss_sum
-from toque.models.forward.unpadded import embed_both
+from toque.models.forward.unpadded import embed_both, position_bias
 from toque.models.lora.frozen import hold_frozen
 from toque.models.lora.layers import attach, resolve
 from toque.training.runtime import Runtime

@@ -8,7 +8,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from toque.models import onednn
-from toque.models.forward import cpu_layers, float32_linear
+from toque.models.forward import cpu_layers
 from toque.models.forward.cross_entropy import cross_entropy_sum
 from toque.models.forward.loss import loss_sum
 from toque.models.lora.layers import attach, resolve
@@ -19,7 +19,7 @@ def _anywhere(monkeypatch):
     """The rule says yes on this machine too, if its torch has oneDNN at all."""
     if not torch.backends.mkldnn.is_available():
         pytest.skip("this torch has no oneDNN")
-    for module in (onednn, float32_linear):
+    for module in (onednn, cpu_layers):
         monkeypatch.setattr(module, "onednn_is_faster", lambda: True)
 
 
@@ -38,7 +38,7 @@ def test_a_layer_and_its_gradients(kind, rows):
     before = layer(states)
     exact = gradients_of((before * slope).sum(), wanted)
     holder = nn.Sequential(layer)
-    assert float32_linear.use_float32_layers(holder) == 1
+    assert cpu_layers.use_float32_layers(holder) == 1
     after = layer(states)
     torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-5)
     for found, was in zip(gradients_of((after * slope).sum(), wanted), exact, strict=True):
@@ -83,14 +83,14 @@ def test_the_head_in_chunks(monkeypatch, chunk_rows):
         return loss, *gradients_of(loss, [hidden, weight])
 
     fast = found()
-    monkeypatch.setattr(float32_linear, "onednn_is_faster", lambda: False)
+    monkeypatch.setattr(cpu_layers, "onednn_is_faster", lambda: False)
     for one, other in zip(fast, found(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
 def test_autocast_and_doubles_go_the_usual_way():
     layer = nn.Sequential(nn.Linear(8, 8))
-    float32_linear.use_float32_layers(layer)
+    cpu_layers.use_float32_layers(layer)
     with torch.autocast("cpu", torch.bfloat16):
         assert layer(torch.randn(2, 8)).dtype == torch.bfloat16
     assert layer.double()(torch.randn(2, 8).double()).dtype == torch.float64

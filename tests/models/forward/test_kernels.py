@@ -9,18 +9,20 @@ import math
 
 import pytest
 import torch
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention import flex_attention as torchs
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from toque.batch import DecoderBatch
-from toque.models.forward.compile import compile_blocks
-from toque.models.forward.kernels import choice, flash, flex
-from toque.models.forward.kernels.choice import attention_of, use_attention
-from toque.models.forward.kernels.plan import (
+from toque.models.forward import attention_choice, gpu_attention
+from toque.models.forward import flex_attention as flex
+from toque.models.forward.attention_choice import attention_of, use_attention
+from toque.models.forward.attention_plan import (
     Runs,
     decoder_plan,
     encoder_decoder_plans,
     planned,
 )
+from toque.models.forward.compile import compile_blocks
 from toque.models.forward.loss import loss_sum
 
 CPU = torch.device("cpu")
@@ -200,7 +202,7 @@ def test_flex_compiled_for_a_cpu_computes_the_definition(dropped):
     score_mod = flex._dropped(bias, seeds, 1 << 22) if dropped else flex.with_bias(bias)
     how = {"score_mod": score_mod, "block_mask": mask, "scale": 0.25}
     with torch.no_grad():
-        ours = torch.compile(flex_attention)(query, key, value, **how)
+        ours = torch.compile(torchs.flex_attention)(query, key, value, **how)
         true = flex.reference(query, key, value, **how)
     torch.testing.assert_close(ours, true, rtol=1e-4, atol=1e-5)
 
@@ -228,12 +230,12 @@ def test_what_cannot_be_used_says_why(tiny):
     assert "needs a CPU" in attention_of(model, torch.device("meta")).notes[0]
     # Eager attention takes masks and nothing else.
     model.config._attn_implementation = "eager"
-    assert attention_of(model, CPU) == choice.Choice("dense")
+    assert attention_of(model, CPU) == attention_choice.Choice("dense")
 
 
 @pytest.mark.parametrize("kernel", ["flash", "flex"])
 def test_the_probe_finds_a_kernel_that_sees_its_neighbours(kernel, monkeypatch):
-    assert choice._distance(kernel, CPU, torch.float32, 16) < 1e-5
+    assert attention_choice._distance(kernel, CPU, torch.float32, 16) < 1e-5
 
     def blind(query, key, value, ends, **how):
         return flash_one_by_one(query, key, value, ends[[0, -1]], **how)
@@ -245,10 +247,10 @@ def test_the_probe_finds_a_kernel_that_sees_its_neighbours(kernel, monkeypatch):
         whole = create_block_mask(earlier, None, None, 320, 320, device="cpu")
         return flex_attend(query, key, value, whole, **how)
 
-    flash_one_by_one, flex_attend = flash._one_by_one, flex.attend
-    monkeypatch.setattr(flash, "_one_by_one", blind)
+    flash_one_by_one, flex_attend = gpu_attention._one_by_one, flex.attend
+    monkeypatch.setattr(gpu_attention, "_one_by_one", blind)
     monkeypatch.setattr(flex, "attend", open_to_all)
-    assert choice._distance(kernel, CPU, torch.float32, 16) > 0.1
+    assert attention_choice._distance(kernel, CPU, torch.float32, 16) > 0.1
 
 
 def test_dropout_of_either_kernel_leaves_the_loss_about_where_it_is(tiny, some_examples, packed):

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from toque.models.forward.loss import loss_sum
-from toque.models.forward.masks import causal_same_segment, cross_segment, same_segment
+from toque.models.forward.packed import causal_same_segment, cross_segment, same_segment
 from toque.models.forward.varlen_attention import AttentionPlan, _attend, spans, supports_varlen
 
 SOURCE = torch.tensor([[1, 1, 1, 2, 2, 3], [1, 2, 2, 2, 0, 0], [0, 0, 0, 0, 0, 0]])

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
-from toque.models.forward.activation_offload import offloading
 from toque.models.forward.compile import blocks
 from toque.models.forward.varlen_attention import attending_with, attention_names, configs_of
 
@@ -27,7 +27,7 @@ def recompute_blocks(model: nn.Module, *, offload: bool = False) -> int:
 
     Args:
         model: changed in place; `stop_recomputing` undoes it.
-        offload: keep those inputs in the machine's own memory.
+        offload: Keep those inputs in the machine's own memory; nothing changes on a CPU.
 
     Returns:
         The number of blocks.
@@ -69,7 +69,8 @@ def _recomputed(
         def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
             return nullcontext(), attending_with(configs, chosen)
 
-        with offloading(args[0]) if offload else nullcontext():
+        # All that a block reads waits there: for a T5 also the bias and the encoder's states.
+        with save_on_cpu(pin_memory=args[0].is_cuda) if offload else nullcontext():
             return checkpoint(original, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
     forward._toque_original = original  # type: ignore[attr-defined]  # noqa: SLF001

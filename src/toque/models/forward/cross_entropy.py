@@ -13,15 +13,15 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from toque.batch import IGNORE
-from toque.models.forward.bf16.head import (
+from toque.models.forward.bf16_head import (
     CHUNKS,
     add_in_pieces,
     even_chunks,
     input_gradient,
     loss_and_slopes,
 )
-from toque.models.forward.bf16.weights import padded_copy, padded_length
-from toque.models.forward.float32_linear import by_onednn
+from toque.models.forward.bf16_linear import padded_copy, padded_length
+from toque.models.forward.cpu_layers import by_onednn
 from toque.models.onednn import product
 
 _CHUNK_ELEMENTS = {"cpu": 1 << 24, "cuda": 1 << 27}

@@ -17,16 +17,15 @@ from typing import Any, Final, Literal
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import PreTrainedModel
 
 from toque.models.families import family_of
 from toque.models.forward.packed import scale_decoder_outputs
-from toque.models.forward.unpadded import embed_both, t5_stack
+from toque.models.forward.unpadded import decoder_rows, t5_rows
 from toque.models.forward.varlen_attention import (
     AttentionPlan,
     Span,
-    attending_with,
-    configs_of,
+    attending_by,
     varlen_attention,
 )
 
@@ -100,9 +99,7 @@ def outlined_hidden(
     encoder = family_of(model.config).is_encoder_decoder
     if where == "cpu":
         return _on_cpu(model, rows, plans, encoder=encoder)
-    AttentionInterface.register(NAME, _attend)
-    configs = configs_of(model)
-    with attending_with(configs, dict.fromkeys(configs, NAME)):
+    with attending_by(model, NAME, _attend):
         return _on_gpu(model, rows, encoder=encoder, masked=masked)
 
 
@@ -112,20 +109,11 @@ def _on_cpu(
     written = torch.zeros(1, rows.rows * rows.target, dtype=torch.int64)
     with varlen_attention(model):
         if not encoder:
-            hidden: Tensor = model.base_model(
-                inputs_embeds=model.get_input_embeddings()(written),
-                position_ids=written,
-                use_cache=False,
-                plan=plans.decoder,
-            ).last_hidden_state
-            return hidden
+            return decoder_rows(model, written, written, plans.decoder)
         read = torch.zeros(1, rows.rows * rows.source, dtype=torch.int64)
+        both = plans.encoder, plans.decoder
         longest = plans.encoder.longest, plans.decoder.longest
-        encode, decode = model.get_submodule("encoder"), model.get_submodule("decoder")
-        source, target = embed_both(encode, decode, read, written)
-        states = t5_stack(encode, source, plans.encoder, None, longest=longest[0])
-        hidden = t5_stack(decode, target, plans.decoder, states, longest=longest[1])
-        return scale_decoder_outputs(model, hidden)
+        return scale_decoder_outputs(model, t5_rows(model, read, written, both, longest=longest))
 
 
 def _on_gpu(model: PreTrainedModel, rows: OutlinedRows, *, encoder: bool, masked: bool) -> Tensor:

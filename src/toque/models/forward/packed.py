@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from toque.batch import Batch, DecoderBatch, EncoderDecoderBatch
 from toque.errors import ConfigError
 from toque.models.families import family_of, max_positions, unwrapped
-from toque.models.forward.kernels.choice import attention_of
-from toque.models.forward.kernels.rows import decoder_hidden, encoder_decoder_hidden
-from toque.models.forward.masks import causal_same_segment, cross_segment, for_model, same_segment
+from toque.models.forward.attention_choice import attention_of
+from toque.models.forward.gpu_attention import decoder_hidden, encoder_decoder_hidden
 from toque.models.forward.unpadded import unpadded_decoder, unpadded_encoder_decoder
 
 
@@ -134,3 +134,51 @@ def _purely_causal(core: PreTrainedModel, batch: DecoderBatch) -> bool:
     limit = max_positions(core.config)
     fits = limit is None or batch.tokens.shape[1] <= limit
     return fits and all(len(row) <= 1 for row in batch.example_ids)
+
+
+def same_segment(segments: Tensor) -> Tensor:
+    """[R, S] segment numbers -> [R, 1, S, S]: an encoder over packed examples."""
+    return segments[:, None, :, None] == segments[:, None, None, :]
+
+
+def causal_same_segment(segments: Tensor) -> Tensor:
+    """[R, L] segment numbers -> [R, 1, L, L]: a decoder over packed examples.
+
+    >>> causal_same_segment(torch.tensor([[1, 1, 2]]))[0, 0].int().tolist()
+    [[1, 0, 0], [1, 1, 0], [0, 0, 1]]
+    """
+    length = segments.shape[1]
+    causal = torch.ones(length, length, dtype=torch.bool, device=segments.device).tril()
+    return same_segment(segments) & causal
+
+
+def cross_segment(target_segments: Tensor, source_segments: Tensor) -> Tensor:
+    """[R, T] and [R, S] segment numbers -> [R, 1, T, S]: segment k reads the source's segment k.
+
+    Every target segment needs at least one source token of the same number.
+    """
+    target = target_segments[:, None, :, None]
+    return (target == source_segments[:, None, None, :]) | (target == 0)
+
+
+def for_model(mask: Tensor, model: PreTrainedModel) -> Tensor:
+    """`mask` in the form that the model's attention implementation takes.
+
+    Args:
+        mask: [R, 1, queries, keys] bool, True where attention is allowed.
+        model: Its config names the implementation. Additive masks use the smallest number of the
+            weights' dtype, not -inf, so that adding a position bias cannot make NaN.
+
+    Raises:
+        ConfigError: the implementation cannot take a mask of our own.
+    """
+    implementation = model.config._attn_implementation  # noqa: SLF001  # it has no public name
+    if implementation == "sdpa":
+        return mask
+    if implementation == "eager":
+        blocked = torch.zeros((), dtype=model.dtype, device=mask.device)
+        return torch.where(mask, blocked, torch.finfo(model.dtype).min)
+    raise ConfigError(
+        f'The model was loaded with attn_implementation="{implementation}", which cannot keep '
+        "packed examples apart with a mask. Load it with sdpa or eager."
+    )

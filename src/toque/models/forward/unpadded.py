@@ -12,18 +12,17 @@ Letters: R rows, L row length, N real tokens of all rows, D hidden size, H heads
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from toque.batch import DecoderBatch, EncoderDecoderBatch
-from toque.models.forward.bf16.linear import in_bf16
-from toque.models.forward.bf16.position_bias import position_bias
-from toque.models.forward.bf16.weights import padded_length
+from toque.models.forward.bf16_linear import in_bf16, padded_length
 from toque.models.forward.varlen_attention import AttentionPlan, spans, varlen_attention
 
 
@@ -69,16 +68,10 @@ class RealTokens:
 def unpadded_decoder(core: PreTrainedModel, batch: DecoderBatch) -> Tensor:
     """The last hidden states [R, L, D] of a decoder-only model."""
     real = RealTokens.of(batch.segments, step=_step(batch.segments))
-    embeddings = core.get_input_embeddings()(real.taken(batch.tokens))
+    plan = AttentionPlan(spans(real.numbers))
     with varlen_attention(core):
-        output = core.base_model(
-            # Embeddings, not tokens: without a mask GPT-2 would look for padding among the tokens.
-            inputs_embeds=embeddings,
-            position_ids=real.taken(batch.positions),
-            use_cache=False,
-            plan=AttentionPlan(spans(real.numbers)),
-        )
-    return real.put_back(output.last_hidden_state)
+        hidden = decoder_rows(core, real.taken(batch.tokens), real.taken(batch.positions), plan)
+    return real.put_back(hidden)
 
 
 def unpadded_encoder_decoder(core: PreTrainedModel, batch: EncoderDecoderBatch) -> Tensor:
@@ -88,14 +81,46 @@ def unpadded_encoder_decoder(core: PreTrainedModel, batch: EncoderDecoderBatch) 
     target = RealTokens.of(batch.target_segments, step=step)
     own = AttentionPlan(spans(source.numbers))
     both = AttentionPlan(spans(target.numbers), spans(target.numbers, source.numbers))
-    encoder, decoder = core.get_submodule("encoder"), core.get_submodule("decoder")
-    read, written = embed_both(
-        encoder, decoder, source.taken(batch.source_tokens), target.taken(batch.target_tokens)
-    )
+    tokens = source.taken(batch.source_tokens), target.taken(batch.target_tokens)
     with varlen_attention(core):
-        states = t5_stack(encoder, read, own, None, longest=own.longest)
-        hidden = t5_stack(decoder, written, both, states, longest=both.longest)
+        hidden = t5_rows(core, *tokens, (own, both), longest=(own.longest, both.longest))
     return target.put_back(hidden)
+
+
+def decoder_rows(core: PreTrainedModel, tokens: Tensor, positions: Tensor, plan: object) -> Tensor:
+    """The last hidden states of a decoder-only model, its layers' attention handed a plan."""
+    output = core.base_model(
+        # Embeddings, not tokens: without a mask GPT-2 would look for padding among the tokens.
+        inputs_embeds=core.get_input_embeddings()(tokens),
+        position_ids=positions,
+        use_cache=False,
+        plan=plan,
+    )
+    hidden: Tensor = output.last_hidden_state
+    return hidden
+
+
+def t5_rows(
+    core: PreTrainedModel,
+    source: Tensor,
+    target: Tensor,
+    plans: tuple[object, object],
+    *,
+    longest: tuple[int, int],
+) -> Tensor:
+    """The last hidden states of a T5's decoder, before any scaling for the head.
+
+    Args:
+        core: The model.
+        source: Rows of tokens that the encoder reads.
+        target: Rows of tokens that the decoder reads.
+        plans: Handed to the encoder's and the decoder's attention.
+        longest: Positions that attention looks at, at most, in encoder and decoder.
+    """
+    encoder, decoder = core.get_submodule("encoder"), core.get_submodule("decoder")
+    read, written = embed_both(encoder, decoder, source, target)
+    states = t5_stack(encoder, read, plans[0], None, longest=longest[0])
+    return t5_stack(decoder, written, plans[1], states, longest=longest[1])
 
 
 def embed_both(
@@ -156,3 +181,43 @@ def t5_stack(
         )
     normed: Tensor = dropout(stack.get_submodule("final_layer_norm")(hidden))
     return normed
+
+
+class _ByDistance(torch.autograd.Function):
+    """[2 T - 1, H] values by distance, the most negative first, to [H, T, T]."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        ctx.length = length = (len(values) + 1) // 2
+        # Row r of the unfolded holds values r to r + T - 1, which query T - 1 - r reads.
+        return values.T.contiguous().unfold(1, length, 1).flip(1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        length, n_heads = ctx.length, len(grads[0])
+        # Rows of 2 T read as rows of 2 T - 1: each stands one column further to the right than the
+        # one above it, so that equal distances stand in one column.
+        room = grads[0].new_zeros(n_heads, length, 2 * length)
+        room[:, :, :length] = grads[0].flip(1)
+        flat = room.view(n_heads, -1)[:, : length * (2 * length - 1)]
+        return flat.view(n_heads, length, -1).sum(1).T
+
+
+def position_bias(attention: T5Attention, length: int) -> Tensor:
+    """`T5Attention.compute_bias` [1, H, T, T] of `length` positions, its gradient summed in order.
+
+    The stock one looks a row up for each of T * T pairs, and its backward adds as many rows: 12 ms
+    for 508 positions, here 2 (two Zen 5 cores).
+    """
+    distances = torch.arange(1 - length, length)
+    # It has neither a public name nor types.
+    buckets = attention._relative_position_bucket(  # type: ignore[no-untyped-call]  # noqa: SLF001
+        distances,
+        bidirectional=not attention.is_decoder,
+        num_buckets=attention.relative_attention_num_buckets,
+        max_distance=attention.relative_attention_max_distance,
+    )
+    values = attention.relative_attention_bias(buckets)  # [2 T - 1, H]
+    by_distance: Tensor = _ByDistance.apply(values)  # type: ignore[no-untyped-call]
+    return by_distance[None]

@@ -12,7 +12,7 @@ Letters: R rows, T queries and S keys of a row, H heads, d head size; t and s th
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,9 +25,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
-from toque.models.forward.attention_groups import Groups, groups_of
 from toque.models.forward.fast_dropout import keep_mask
-from toque.models.forward.grouped_attention import grouped_attention
+from toque.models.forward.grouped_attention import Groups, grouped_attention, groups_of
 
 NAME = "toque_segments"
 """Name of this attention in transformers' registry."""
@@ -142,11 +141,18 @@ def attending_with(configs: Configs, names: Mapping[int, str]) -> Iterator[None]
             config._attn_implementation = before[key]  # noqa: SLF001
 
 
+def attending_by(
+    model: PreTrainedModel, name: str, attend: Callable[..., Any]
+) -> AbstractContextManager[None]:
+    """A context in which the model's layers attend by a function, as transformers calls one."""
+    AttentionInterface.register(name, attend)
+    configs = configs_of(model)
+    return attending_with(configs, dict.fromkeys(configs, name))
+
+
 def varlen_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
     """A context in which the model's layers take `plan=AttentionPlan(...)` instead of masks."""
-    AttentionInterface.register(NAME, _attend)
-    configs = configs_of(model)
-    return attending_with(configs, dict.fromkeys(configs, NAME))
+    return attending_by(model, NAME, _attend)
 
 
 def _attend(

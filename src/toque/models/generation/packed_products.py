@@ -31,7 +31,7 @@ from transformers import PreTrainedModel
 from transformers.models.t5.modeling_t5 import T5Attention
 from transformers.pytorch_utils import Conv1D
 
-from toque.models.forward.bf16.linear import in_bf16
+from toque.models.forward.bf16_linear import in_bf16
 from toque.models.onednn import onednn_is_faster, packed, product
 from toque.models.precision import has_fast_bf16
 

@@ -20,7 +20,7 @@ from torch.nn import functional
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from toque.models.forward.bf16.weights import padded_length
+from toque.models.forward.bf16_linear import padded_length
 from toque.models.forward.unpadded import t5_stack
 from toque.models.forward.varlen_attention import (
     AttentionPlan,

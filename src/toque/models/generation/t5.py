@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from toque.models.forward.masks import for_model
-from toque.models.forward.packed import scale_decoder_outputs
+from toque.models.forward.packed import for_model, scale_decoder_outputs
 from toque.models.generation.base import (
     Decoding,
     cache_dtype,

@@ -19,8 +19,9 @@ from transformers import PreTrainedModel
 
 from toque.batch import DecoderBatch
 from toque.models.families import family_of, head_size, unwrapped
-from toque.models.forward.kernels import flash, flex
-from toque.models.forward.kernels.plan import Kernel, Runs, decoder_plan
+from toque.models.forward import flex_attention as flex
+from toque.models.forward import gpu_attention
+from toque.models.forward.attention_plan import Kernel, Runs, decoder_plan
 from toque.models.forward.varlen_attention import supports_varlen
 
 Attention = Literal["segments", "flash", "flex", "dense"]
@@ -94,10 +95,10 @@ def _unfit(
         return None
     if encoder:
         return "T5 adds a bias to its scores"
-    if device.type == "cuda" and dtype not in flash.DTYPES:
+    if device.type == "cuda" and dtype not in gpu_attention.DTYPES:
         return f"it computes in 16 bits, and this run in {str(dtype).removeprefix('torch.')}"
-    if size % 8 or size > flash.LARGEST_HEAD:
-        return f"a head of {size} is no multiple of 8 up to {flash.LARGEST_HEAD}"
+    if size % 8 or size > gpu_attention.LARGEST_HEAD:
+        return f"a head of {size} is no multiple of 8 up to {gpu_attention.LARGEST_HEAD}"
     return None
 
 
@@ -166,7 +167,7 @@ def _attended(
     if isinstance(plan, Runs):
         heads, size = q.shape[1], q.shape[3]
         q, k, v = (t.transpose(1, 2).reshape(-1, heads, size) for t in (q, k, v))
-        out = flash.flash_attention(q, k, v, plan, causal=True, scale=scale, dropout=0.0)
+        out = gpu_attention.flash_attention(q, k, v, plan, causal=True, scale=scale, dropout=0.0)
         return out.view(len(batch.segments), -1, heads, size).transpose(1, 2)
     if kernel == "flex":
         return flex.attend(q, k, v, plan, bias=bias, scale=scale, dropout=0.0)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from toque.models.forward.bf16.weights import padded_length
+from toque.models.forward.bf16_linear import padded_length
 
 CHUNKS: Final = 4
 """A chunk of bfloat16 logits is so many times one of float32 logits and their gradient.

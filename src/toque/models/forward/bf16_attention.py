@@ -12,7 +12,7 @@ from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXAttention
 from transformers.models.llama.modeling_llama import LlamaAttention
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from toque.models.forward.bf16.linear import Linear16, in_bf16, is_plain, one_product, product_of
+from toque.models.forward.bf16_linear import Linear16, in_bf16, is_plain, one_product, product_of
 from toque.models.forward.varlen_attention import attend_packed
 
 

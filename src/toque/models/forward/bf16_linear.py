@@ -1,0 +1,218 @@
+"""Linear layers in bfloat16 on a CPU, without autocast's copies.
+
+Autocast casts every weight for every micro-batch and every input once for each layer that reads it.
+Here a weight has one bfloat16 copy, made anew after an update, norms write what the next product
+reads, and layers that read the same input share one product. The residual stream, norms, softmax
+and all gradients of weights stay float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+from transformers.pytorch_utils import Conv1D
+
+_NAME, _PADDED = "_toque_bf16", "_toque_bf16_padded"
+_WHOLE_ROWS = 64
+"""Rows of an output head are padded to a multiple of it, see `padded_copy`."""
+
+
+def padded_length(n: int) -> int:
+    """`n` rounded up so that few different shapes of products occur: by at most 1/16, or 31.
+
+    oneDNN generates code for each shape it has not seen, a millisecond a product, and forgets those
+    above a thousand: with a new number of tokens every time, small products cost twice.
+
+    >>> padded_length(970), padded_length(3000)
+    (992, 3072)
+    """
+    step = max(32, 1 << max(0, n.bit_length() - 5))
+    return -(-n // step) * step
+
+
+def bf16_copy(weight: Tensor) -> Tensor:
+    """`weight` in bfloat16; the same tensor until the weight changes in place.
+
+    A change is known by the weight's version counter. Fused optimizers change weights without
+    counting, so `Runtime.optimizer_step` counts for them.
+    """
+    return weight.detach() if weight.dtype == torch.bfloat16 else _kept(weight, len(weight), _NAME)
+
+
+def padded_copy(weight: Tensor) -> Tensor:
+    """An output head's weight [V, D] as `bf16_copy`'s, with rows of zeros up to a multiple of 64.
+
+    oneDNN computes the gradient of 50,257 rows at 560 GFLOP/s and of 50,304 at 760 (672 labels of
+    384, two Zen 5 cores). A weight that is bfloat16 itself is frozen and has no gradient.
+    """
+    rows = -(-len(weight) // _WHOLE_ROWS) * _WHOLE_ROWS
+    if weight.dtype == torch.bfloat16 or rows == len(weight):
+        return bf16_copy(weight)
+    return _kept(weight, rows, _PADDED)
+
+
+def copies_of(weight: Tensor) -> list[Tensor]:
+    """The copies that are kept of a weight."""
+    held = (getattr(weight, name, None) for name in (_NAME, _PADDED))
+    return [one[1] for one in held if one is not None]
+
+
+def _kept(weight: Tensor, rows: int, name: str) -> Tensor:
+    now = _state_of(weight)
+    held: tuple[tuple[int, int], Tensor] | None = getattr(weight, name, None)
+    if held is not None and held[0] == now:
+        return held[1]
+    shape = (rows, *weight.shape[1:])
+    with torch.no_grad():
+        if held is not None and held[1].shape == shape:
+            copy = held[1]
+        else:
+            copy = weight.new_zeros(shape, dtype=torch.bfloat16)
+        copy[: len(weight)].copy_(weight)
+    setattr(weight, name, (now, copy))
+    return copy
+
+
+@dataclass
+class StackedCopy:
+    """One bfloat16 copy of several weights [O, I], one above the other.
+
+    Layers that read the same input then are one product, forward and backward.
+    """
+
+    copy: Tensor | None = None
+    made_from: list[tuple[int, int]] = field(default_factory=list)
+
+    def of(self, weights: Sequence[Tensor]) -> Tensor:
+        """[sum of O, I]."""
+        now = [_state_of(w) for w in weights]
+        if self.copy is None or now != self.made_from:
+            with torch.no_grad():
+                parts = [w.detach().to(torch.bfloat16) for w in weights]
+                self.copy = torch.cat(parts, out=self.copy)
+            self.made_from = now
+        return self.copy
+
+
+def _state_of(weight: Tensor) -> tuple[int, int]:
+    """What differs once the weight was changed or its memory exchanged.
+
+    By the storage, not by its data's address, which a tensor without memory (`FakeTensor`) lacks.
+    """
+    return weight._version, weight.untyped_storage()._cdata  # noqa: SLF001  # no public names
+
+
+def in_bf16(tensor: Tensor) -> bool:
+    """Whether bfloat16 is asked for: autocast to it on a CPU, outside of compiled code."""
+    return (
+        tensor.device.type == "cpu"
+        and torch.is_autocast_enabled("cpu")
+        and torch.get_autocast_dtype("cpu") == torch.bfloat16
+        and not torch.compiler.is_compiling()
+    )
+
+
+def one_product(owner: nn.Module, values: Tensor, layers: Sequence[nn.Linear]) -> Tensor:
+    """What the layers make of `values` [..., I], side by side: [..., sum of O] in bfloat16.
+
+    Args:
+        owner: The module the layers belong to; it holds their copy.
+        values: What all of them read.
+        layers: For which `is_plain` holds.
+    """
+    stacked: StackedCopy = owner.__dict__.setdefault("_toque_stacked", StackedCopy())
+    weights = [layer.weight for layer in layers]
+    return _product(values, stacked.of(weights), None, weights)
+
+
+def product_of(values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A linear layer in bfloat16: [..., I] by weight [O, I] and bias [O] to [..., O]."""
+    return _product(values, bf16_copy(weight), bias, [weight])
+
+
+def is_plain(*layers: nn.Module) -> bool:
+    """Whether these layers' products may be one: they have no bias, and no adapter around them."""
+    return all(type(layer) is Linear16 and layer.bias is None for layer in layers)
+
+
+class _Product(torch.autograd.Function):
+    """x @ W.T + b for weights [O, I] that stand one above the other in their bfloat16 copy.
+
+    Transposed, x @ W + b for one weight [I, O], as GPT-2's layers hold it.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        values: Tensor,
+        copy: Tensor,
+        bias: Tensor | None,
+        transposed: bool,  # noqa: FBT001  # autograd functions take arguments by position
+        *weights: Tensor,
+    ) -> Tensor:
+        flat = values.reshape(-1, values.shape[-1]).to(torch.bfloat16)
+        ctx.save_for_backward(flat, copy)
+        ctx.dtype, ctx.transposed, ctx.rows = values.dtype, transposed, [len(w) for w in weights]
+        matrix = copy if transposed else copy.T
+        if bias is None:
+            product = torch.mm(flat, matrix)
+        else:
+            product = torch.addmm(bf16_copy(bias), flat, matrix)
+        # A view must not leave a function whose result the caller changes in place.
+        return product if values.dim() == 2 else product.view(*values.shape[:-1], -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        flat, copy = ctx.saved_tensors
+        wants = ctx.needs_input_grad
+        slope = grads[0].reshape(len(flat), -1).to(torch.bfloat16)
+        back = of_bias = None
+        of_weights: Sequence[Tensor | None] = [None] * len(ctx.rows)
+        if wants[0]:
+            back = torch.mm(slope, copy.T if ctx.transposed else copy)
+            back = back.to(ctx.dtype).view(*grads[0].shape[:-1], -1)
+        if wants[2]:
+            of_bias = slope.sum(0, dtype=torch.float32)
+        if any(wants[4:]):
+            pair = (flat.T, slope) if ctx.transposed else (slope.T, flat)
+            of_weights = torch.split(torch.mm(*pair).float(), ctx.rows)
+        return back, None, of_bias, None, *of_weights
+
+
+def _product(
+    values: Tensor,
+    copy: Tensor,
+    bias: Tensor | None,
+    weights: Sequence[Tensor],
+    *,
+    transposed: bool = False,
+) -> Tensor:
+    made: Tensor = _Product.apply(values, copy, bias, transposed, *weights)  # type: ignore[no-untyped-call]
+    return made
+
+
+class Linear16(nn.Linear):
+    """`nn.Linear` in bfloat16 where autocast asks for it; its weights stay float32."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # as its base calls it
+        """[..., I] -> [..., O]."""
+        if not in_bf16(input):
+            return functional.linear(input, self.weight, self.bias)
+        return product_of(input, self.weight, self.bias)
+
+
+class Conv1D16(Conv1D):
+    """GPT-2's linear layer, the same."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., I] -> [..., O]."""
+        if not in_bf16(x):
+            return cast("Tensor", super().forward(x))  # type: ignore[no-untyped-call]
+        return _product(x, bf16_copy(self.weight), self.bias, [self.weight], transposed=True)
