@@ -23,13 +23,14 @@ from toque.cooking.scoring.recipe_scores import text_metrics
 from toque.data.store.token_store import TokenStore
 from toque.evaluation.text_samples import Prompt
 from toque.models.generation.engine import generate
+from toque.models.generation.options import GenerationOptions
 from toque.workflows.asking.structured_writing import recipe_constraint
 from toque.workflows.assembly.evaluation import held_out_prompts
 from toque.workflows.open_model import OpenedModel, open_model
 
 WAYS: dict[str, dict[str, Any]] = {
     "greedy": {},
-    "sampled": {"strategy": "sample", "temperature": 0.7, "top_p": 0.95},
+    "sampled": {"temperature": 0.7, "top_p": 0.95},
 }
 SHOWN = (
     "ingredient_coverage",
@@ -49,13 +50,12 @@ def scores(
     texts = generate(
         opened.model,
         [list(prompt.ids) for prompt in prompts],
-        max_new_tokens=opened.provenance.max_new_tokens,
+        GenerationOptions(max_new_tokens=opened.provenance.max_new_tokens, **way),
         eos_id=codec.eos_id,
         pad_id=codec.pad_id,
         constraint=recipe_constraint(codec, [p.text for p in prompts], opened.provenance)
         if held
         else None,
-        **way,
     )
     seconds = time.perf_counter() - started
     each = [text_metrics(p.text, codec.decode(t)) for p, t in zip(prompts, texts, strict=True)]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from updates import batch_of
 
 from toque.models.forward.loss import loss_sum
 from toque.models.generation.engine import generate
+from toque.models.generation.options import GenerationOptions
 from toque.models.loading.from_scratch import build_model
 from toque.training.runtime import Runtime
 
@@ -42,11 +44,12 @@ def written(a: argparse.Namespace, model: PreTrainedModel, runtime: Runtime, row
     made = torch.Generator().manual_seed(rows)
     prompts = torch.randint(2, 1000, (rows, a.prompt), generator=made).tolist()
     bf16 = runtime.precision == "bf16"
-    how: dict[str, Any] = {"eos_id": -1, "pad_id": 0, "batch_rows": rows}
-    how["precision"] = "bf16" if bf16 else "float32"
-    generate(model, prompts[:1], max_new_tokens=2, **how)
+    options = GenerationOptions(
+        max_new_tokens=a.new, batch_rows=rows, precision="bf16" if bf16 else "float32"
+    )
+    generate(model, prompts[:1], replace(options, max_new_tokens=2), eos_id=-1, pad_id=0)
     begun = time.perf_counter()
-    texts = generate(model, prompts, max_new_tokens=a.new, **how)
+    texts = generate(model, prompts, options, eos_id=-1, pad_id=0)
     seconds = seconds_of(runtime, begun)
     tokens = sum(map(len, texts))
     return {"rows": rows, "tokens": tokens, "tokens_per_second": round(tokens / seconds, 1)}

@@ -36,7 +36,8 @@ import transformers
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
-from toque.models.generation.engine import Precision, generate
+from toque.models.generation.engine import generate
+from toque.models.generation.options import GenerationOptions, Precision
 from toque.models.glibc_malloc import keep_freed_memory
 from toque.models.loading.from_scratch import build_model
 from toque.models.loading.pretrained import load_model
@@ -147,11 +148,9 @@ def measure(a: argparse.Namespace) -> harness.Result:
         return generate(
             model,
             texts,
-            max_new_tokens=new,
+            GenerationOptions(max_new_tokens=new, batch_rows=a.rows, precision=precision),
             eos_id=eos,
             pad_id=pad,
-            batch_rows=a.rows,
-            precision=precision,
         )
 
     def theirs(texts: Answers, new: int, of: PreTrainedModel = other) -> Answers:

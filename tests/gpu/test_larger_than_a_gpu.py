@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from tiny import EOS, FAMILIES, PAD, model_of
-from toque.models.generation.engine import generate
 from toque.models.loading.device_map import free_memory, parts_of, placement_of
 from toque.models.loading.export import save_model
 from toque.models.loading.pretrained import load_model
+from written import generate
 
 pytestmark = [pytest.mark.gpu, pytest.mark.parametrize("family", FAMILIES)]
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12], [7]]

@@ -15,8 +15,8 @@ from tiny import examples as some_examples
 from toque.cli import main
 from toque.evaluation.heldout_loss import HeldOut, RowsAtOnce
 from toque.models.forward.loss import loss_sum
-from toque.models.generation.engine import generate
 from toque.workflows.assembly.speed.evaluation_rows import loss_rows, text_rows
+from written import generate
 
 CONFIG = """
 run_dir: {folder}/run

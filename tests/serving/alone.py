@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from toque.models.generation.engine import generate
 from toque.models.generation.sampling import TokenChooser
 from toque.serving.served_models import ServedModel
+from written import generate
 
 GREEDY = TokenChooser()
 

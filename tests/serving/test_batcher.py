@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 
 from serving.alone import GREEDY, alone, prompts
-from toque.models.generation.engine import generate
 from toque.models.generation.live_rows import Order
 from toque.models.generation.sampling import TokenChooser
 from toque.serving.batcher import Batcher
 from toque.serving.served_models import ServedModels
 from toque.serving.server import RequestError
+from written import generate
 
 
 async def written(batcher, served, orders):
@@ -88,7 +88,7 @@ def test_requests_that_join_a_running_batch_get_what_they_get_alone(served):
 
 def test_draws_are_those_of_generate_beside_greedy_neighbours(served):
     (prompt,) = prompts(served, 1)
-    chooser = TokenChooser("sample", 0.8, None, 0.9, seed=5)
+    chooser = TokenChooser(0.8, None, 0.9, seed=5)
     three = generate(
         served.model, [prompt] * 3, max_new_tokens=24, eos_id=served.codec.eos_id,
         pad_id=served.codec.pad_id, **vars(chooser),

@@ -200,21 +200,25 @@ def generate(
     shown = TextsAsWritten() if sys.stdout.isatty() and not json else None
     texts: Sequence[Written | Answer]
     if task is None and not chosen:
+        from toque.models.generation.options import GenerationOptions
         from toque.workflows.generate import generate as workflow
 
-        texts = workflow(
-            run_or_model,
-            prompts,
-            file=file,
-            adapters=adapter or [],
-            n=n,
+        options = GenerationOptions(
             max_new_tokens=max_new_tokens,
             temperature=temperature,
             top_p=top_p,
             seed=seed,
+            precision=precision,
+        )
+        texts = workflow(
+            run_or_model,
+            prompts,
+            options,
+            file=file,
+            adapters=adapter or [],
+            n=n,
             raw=raw,
             device=device,
-            precision=precision,
             must_use=must_use,
             on_text=shown,
             reporter=reporter(),

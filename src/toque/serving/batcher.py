@@ -22,9 +22,9 @@ from typing import Any, Final, TypeVar
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from transformers import PreTrainedModel
 
-from toque.models.generation.base import PREFILL_TOKENS
+from toque.models.generation.decoding import PREFILL_TOKENS
 from toque.models.generation.live_rows import LiveRows, NewToken, Order
-from toque.models.generation.packed_products import Packs, with_fast_products
+from toque.models.generation.packed_products import Packs, with_packed_products
 from toque.models.lora.files import use_adapter
 from toque.serving.served_models import ServedModel, ServedModels
 from toque.serving.server import RequestError
@@ -59,7 +59,7 @@ class _Lane:
     def made(self) -> LiveRows:
         """Rows of the model, while its adapter is active."""
         return LiveRows(
-            with_fast_products(self.served.model, self._packs),
+            with_packed_products(self.served.model, "float32", self._packs),
             rows=self._n_rows,
             columns=self.served.columns,
             eos_id=self.served.codec.eos_id,

@@ -148,10 +148,8 @@ class TextRequest(Part, ABC):
     def chooser(self) -> TokenChooser:
         """The choice of tokens; without a seed, every request draws another."""
         temperature = 1.0 if self.temperature is None else self.temperature
-        if temperature == 0:
-            return TokenChooser()
         seed = secrets.randbits(63) if self.seed is None else self.seed
-        return TokenChooser("sample", temperature, self.top_k, self.top_p or 1.0, seed)
+        return TokenChooser(temperature, self.top_k, self.top_p or 1.0, seed)
 
     def opening(self, n: int) -> list[Json]:
         """Choices of the events that a stream of n texts begins with, one each."""

@@ -43,6 +43,7 @@ def demo(resolved: Resolved, *, n: int = 8000, reporter: Reporter = SILENT) -> T
     prepared = in_a_line(prepare(config, reporter=reporter), config.data.engine)
     reporter.line(f"2/4  {prepared} Its report: {config.data.store}/report.md")
     with reporter.working("loading torch"):  # after processes have been forked
+        from toque.models.generation.options import GenerationOptions
         from toque.workflows.generate import generate
         from toque.workflows.train import train
 
@@ -55,9 +56,8 @@ def demo(resolved: Resolved, *, n: int = 8000, reporter: Reporter = SILENT) -> T
         "4/4  three recipes for dishes it has not seen:\n"
     )
     asked = [f"{dish}: {foods}" for dish, foods in DISHES.items()]
-    texts = generate(
-        run.folder, asked, temperature=0.0, top_p=1.0, seed=config.seed, reporter=reporter
-    )
+    options = GenerationOptions(seed=config.seed)
+    texts = generate(run.folder, asked, options, reporter=reporter)
     for text in texts:
         reporter.line(str(text))
     minutes = (time.perf_counter() - started) / 60

@@ -13,13 +13,13 @@ from tiny import model_of, shape_of
 from toque.data.tokenizer.codec import Codec, load_codec
 from toque.errors import ConfigError
 from toque.models.generation.constraints import FormConstraint, Spelling
-from toque.models.generation.engine import generate
+from written import generate
 
 pytest.importorskip("llguidance")
 
 WORDS = ("salt", "pepper", "butter", "milk")
 GREEDY: dict[str, object] = {}
-SAMPLED = {"strategy": "sample", "temperature": 1.5, "top_k": 40, "top_p": 0.9, "seed": 3}
+SAMPLED = {"temperature": 1.5, "top_k": 40, "top_p": 0.9, "seed": 3}
 
 
 def form(words: tuple[str, ...]) -> Generator[str, str, None]:

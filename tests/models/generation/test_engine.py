@@ -11,9 +11,9 @@ from tiny import EOS, PAD, VOCAB, model_of
 from toque.errors import ConfigError
 from toque.models.forward.packed import output_head
 from toque.models.generation import kv_cache
-from toque.models.generation.engine import generate
 from toque.models.generation.int8_argmax import WORTHWHILE_STEPS, Int8Argmax, supports_int8
 from toque.models.loading.pretrained import load_model
+from written import generate
 
 IDS = {"eos_id": EOS, "pad_id": PAD}
 
@@ -107,7 +107,10 @@ def test_equal_lengths_go_without_a_mask_and_agree(kind, tiny):
 
 
 @pytest.mark.parametrize("kind", ["t5", "gpt2", "llama"])
-@pytest.mark.parametrize("settings", [{}, {"top_k": 9, "top_p": 0.8, "temperature": 0.7}])
+@pytest.mark.parametrize(
+    "settings",
+    [{"temperature": 1.0}, {"top_k": 9, "top_p": 0.8, "temperature": 0.7}],
+)
 def test_a_draw_depends_on_seed_prompt_and_position_alone(kind, settings, tiny):
     model = tiny(kind)
     make_eager_to_end(model)
@@ -118,7 +121,6 @@ def test_a_draw_depends_on_seed_prompt_and_position_alone(kind, settings, tiny):
             model,
             given,
             max_new_tokens=12,
-            strategy="sample",
             seed=seed,
             batch_rows=rows,
             **IDS,
@@ -138,7 +140,7 @@ def test_a_draw_depends_on_seed_prompt_and_position_alone(kind, settings, tiny):
 def test_sampling_leaves_the_global_generator_alone(tiny):
     model = tiny("gpt2")
     state = torch.get_rng_state()
-    generate(model, prompts(), max_new_tokens=3, strategy="sample", **IDS)
+    generate(model, prompts(), max_new_tokens=3, temperature=1.0, **IDS)
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -194,14 +196,16 @@ def test_wrong_settings_are_refused(tiny):
         generate(model, [[5]], max_new_tokens=0, **IDS)
     with pytest.raises(ConfigError, match="batch_rows is 0"):
         generate(model, [[5]], max_new_tokens=1, batch_rows=0, **IDS)
-    with pytest.raises(ConfigError, match="temperature is 0"):
-        generate(model, [[5]], max_new_tokens=1, strategy="sample", temperature=0.0, **IDS)
+    with pytest.raises(ConfigError, match="max_new_tokens is missing"):
+        generate(model, [[5]], **IDS)
+    with pytest.raises(ConfigError, match="temperature is -1"):
+        generate(model, [[5]], max_new_tokens=1, temperature=-1.0, **IDS)
     with pytest.raises(ConfigError, match="top_p is 0"):
-        generate(model, [[5]], max_new_tokens=1, strategy="sample", top_p=0.0, **IDS)
+        generate(model, [[5]], max_new_tokens=1, top_p=0.0, **IDS)
 
 
 @pytest.mark.parametrize("kind", ["t5", "gpt2", "llama"])
-@pytest.mark.parametrize("settings", [{}, {"strategy": "sample", "seed": 3}])
+@pytest.mark.parametrize("settings", [{}, {"temperature": 1.0, "seed": 3}])
 def test_where_memory_runs_out_fewer_rows_write_the_same(kind, settings, tiny):
     """Its embedding takes 3 rows at most, from the 3rd look on: in the middle of answers."""
     model = tiny(kind)

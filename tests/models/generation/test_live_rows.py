@@ -8,9 +8,9 @@ import pytest
 
 from tiny import EOS, PAD, VOCAB, model_of
 from toque.models.generation import kv_cache
-from toque.models.generation.engine import generate
 from toque.models.generation.live_rows import LiveRows, Order
 from toque.models.generation.sampling import TokenChooser
+from written import generate
 
 NEW = 8
 

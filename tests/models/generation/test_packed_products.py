@@ -10,19 +10,15 @@ from torch import nn
 
 from tiny import EOS, PAD, VOCAB
 from toque.models.generation import packed_products
-from toque.models.generation.base import cache_dtype, gathers
-from toque.models.generation.engine import generate
+from toque.models.generation.decoding import cache_dtype, gathers
 from toque.models.generation.packed_products import (
-    FEW_ROWS,
-    MOST_ROWS,
     PackedLinear,
-    RowsLinear,
-    beside_each_other,
     has_bf16_products,
-    with_bf16_products,
+    with_packed_products,
 )
 from toque.models.lora.files import use_adapter
 from toque.models.lora.layers import attach, resolve
+from written import generate
 
 PROMPTS = [[5, 9, 7, 3, 8, 6, 4], [12, 5], [9, 9, 30, 11], [7]]
 IDS = {"eos_id": EOS, "pad_id": PAD}
@@ -44,69 +40,10 @@ def test_a_product_is_that_of_rounded_factors():
     assert torch.all((got - exact).abs() <= exact.abs() * 2.0**-8 + 1e-6)
 
 
-@pytest.mark.parametrize("rows", [1, FEW_ROWS - 1, FEW_ROWS, MOST_ROWS, MOST_ROWS + 1])
-def test_rows_of_a_step_are_float32_and_fewer_and_more_are_not(rows):
-    torch.manual_seed(0)
-    layer, states = nn.Linear(48, 40), torch.randn(1, rows, 48)
-    got = RowsLinear(layer.weight, layer.bias)(states)
-    assert got.dtype == torch.float32
-    near = torch.allclose(got, layer(states), atol=1e-5)
-    assert near is (FEW_ROWS <= rows <= MOST_ROWS)
-    assert torch.allclose(got, layer(states), atol=0.05)
-
-
-def test_a_t5_need_not_cast_prompts_to_float32_between_products():
-    """Its feed-forward casts what it gives the last layer to that layer's precision."""
-    layer = nn.Linear(48, 40)
-    rows = RowsLinear(layer.weight, layer.bias)
-    assert rows.weight.dtype == torch.float32
-    with torch.autocast("cpu", torch.bfloat16):
-        assert rows.weight.dtype == torch.bfloat16
-
-
-@pytest.mark.parametrize("faster", [False, True])
-def test_rows_are_float32_where_its_products_are_packed(faster, tiny, monkeypatch):
-    if faster and not torch.backends.mkldnn.is_available():
-        pytest.skip("no oneDNN")
-    monkeypatch.setattr(packed_products, "onednn_is_faster", lambda: faster)
-    twin = with_bf16_products(tiny("gpt2"))
-    assert any(isinstance(m, RowsLinear) for m in twin.modules()) is faster
-    assert has_bf16_products(twin)
-
-
-def test_a_t5s_attention_is_all_bf16_beside_float32_products(tiny, monkeypatch):
-    if not torch.backends.mkldnn.is_available():
-        pytest.skip("no oneDNN")
-    monkeypatch.setattr(packed_products, "onednn_is_faster", lambda: True)
-    layers = dict(with_bf16_products(tiny("t5")).named_modules())
-    attention = [layer for name, layer in layers.items() if name.endswith(("n.q", "n.k", "n.o"))]
-    others = [layer for name, layer in layers.items() if name.endswith("DenseReluDense.wo")]
-    assert attention
-    assert all(isinstance(m, PackedLinear) for m in attention)
-    assert {m.dtype for m in attention} == {torch.bfloat16}
-    assert others
-    assert all(isinstance(m, RowsLinear) for m in others)
-
-
-def test_layers_beside_each_other_make_what_each_makes():
-    torch.manual_seed(0)
-    plain = [nn.Linear(48, out, bias=False) for out in (32, 32, 16)]
-    layers = [PackedLinear(n.weight, None, torch.bfloat16) for n in plain]
-    states = torch.randn(3, 48)
-    together = beside_each_other(*layers)
-    assert together is not None
-    parts = together(states).split([32, 32, 16], -1)
-    for part, layer in zip(parts, layers, strict=True):
-        assert torch.allclose(part, layer(states), atol=0.02)
-    exact = PackedLinear(plain[0].weight, None, torch.float32)
-    assert beside_each_other(*layers, exact) is None
-    assert beside_each_other(*layers, plain[0]) is None  # nor one that is not packed
-
-
 def test_every_linear_layer_but_the_head_is_replaced_and_the_model_is_not(kind, tiny):
     model = tiny(kind)
     before = copy.deepcopy(model)
-    twin = with_bf16_products(model)
+    twin = with_packed_products(model, "bf16")
     left = [name for name, m in twin.named_modules() if isinstance(m, nn.Linear)]
     assert left == ["lm_head"]
     assert has_bf16_products(twin)
@@ -153,7 +90,7 @@ def test_draws_come_in_bf16_too(kind, rows, tiny):
         model,
         PROMPTS,
         max_new_tokens=6,
-        strategy="sample",
+        temperature=1.0,
         top_p=0.9,
         precision="bf16",
         batch_rows=rows,
@@ -175,9 +112,8 @@ def test_an_adapter_writes_as_in_the_model(family_kind, tiny, adapter, precision
             if "lora_B" in name:
                 torch.nn.init.normal_(parameter, std=0.5)
     states = torch.randint(1, VOCAB, (2, 5))
-    of_twin = packed_products.with_fast_products if precision == "float32" else with_bf16_products
-    twin = of_twin(model)
-    assert any(isinstance(m, PackedLinear | RowsLinear) for m in twin.modules())
+    twin = with_packed_products(model, precision)
+    assert any(isinstance(m, PackedLinear) for m in twin.modules())
     inputs = {"input_ids": states}
     if model.config.is_encoder_decoder:
         inputs["decoder_input_ids"] = states

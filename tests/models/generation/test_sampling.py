@@ -16,7 +16,7 @@ def logits(rows=1, vocabulary=12, seed=0):
 def shares(chooser, row, draws=4000):
     """How often each token is drawn, over prompts."""
     many = row.expand(draws, -1)
-    tokens = chooser.choose(many, prompts=range(draws), positions=[3] * draws)
+    tokens = chooser.at(many, [uniform(chooser.seed, prompt, 3) for prompt in range(draws)])
     return torch.bincount(tokens, minlength=row.shape[-1]) / draws
 
 
@@ -24,7 +24,7 @@ def shares(chooser, row, draws=4000):
 def test_shares_are_the_softmax(temperature):
     row = logits()
     expected = (row / temperature).softmax(-1)[0]
-    got = shares(TokenChooser("sample", temperature), row)
+    got = shares(TokenChooser(temperature), row)
     assert (got - expected).abs().max() < 0.025
 
 
@@ -36,27 +36,27 @@ def test_filters_keep_what_transformers_keeps(top_k, top_p):
     kept = TopKLogitsWarper(top_k)(None, row) if top_k else row
     kept = TopPLogitsWarper(top_p)(None, kept) if top_p < 1.0 else kept
     expected = kept.softmax(-1)[0]
-    got = shares(TokenChooser("sample", 1.0, top_k, top_p), row)
+    got = shares(TokenChooser(1.0, top_k, top_p), row)
     assert ((got > 0) <= (expected > 0)).all()
     assert (got - expected).abs().max() < 0.025
 
 
 def test_top_k_zero_keeps_all():
     row = logits()
-    everything = TokenChooser("sample", 1.0, None, 1.0)
-    assert torch.equal(shares(TokenChooser("sample", 1.0, 0, 1.0), row), shares(everything, row))
+    everything = TokenChooser(1.0, None, 1.0)
+    assert torch.equal(shares(TokenChooser(1.0, 0, 1.0), row), shares(everything, row))
 
 
 def test_impossible_tokens_are_never_drawn():
     row = torch.full((1, 5), -torch.inf)
     row[0, 2], row[0, 3] = 1.0, 1.0
-    got = shares(TokenChooser("sample"), row)
+    got = shares(TokenChooser(1.0), row)
     assert got[[0, 1, 4]].sum() == 0
 
 
 def test_greedy_is_the_largest():
     rows = logits(rows=6)
-    chosen = TokenChooser().choose(rows, prompts=range(6), positions=[0] * 6)
+    chosen = TokenChooser().at(rows, [0.0] * 6)
     assert torch.equal(chosen, rows.argmax(-1))
 
 

@@ -10,9 +10,8 @@ from accelerate.hooks import attach_execution_device_hook
 from tiny import EOS, FAMILIES, PAD, model_of, shape_of
 from toque.errors import ConfigError
 from toque.models.forward.compile import blocks
-from toque.models.generation.base import layer_devices
 from toque.models.generation.causal import CausalDecoding
-from toque.models.generation.engine import generate
+from toque.models.generation.decoding import layer_devices
 from toque.models.generation.t5 import T5Decoding
 from toque.models.loading.device_map import (
     Parts,
@@ -23,6 +22,7 @@ from toque.models.loading.device_map import (
 )
 from toque.models.loading.export import save_model
 from toque.models.loading.pretrained import Placement, check_folder, load_model
+from written import generate
 
 A, B, C = (torch.device("cuda", number) for number in range(3))
 PARTS = Parts({"wte": 10, "ln_f": 2}, {f"h.{n}": 5 for n in range(4)})

@@ -23,7 +23,6 @@ from toque.errors import CheckpointError, ConfigError
 from toque.models.flops import flops_per_token, parameter_counts
 from toque.models.forward.loss import loss_sum
 from toque.models.forward.packed import output_head
-from toque.models.generation.engine import generate
 from toque.models.loading.export import save_adapter, save_model
 from toque.models.loading.pretrained import load_model, load_with_adapter
 from toque.models.loading.verify_export import export_model, sample_logits
@@ -36,6 +35,7 @@ from toque.models.lora.files import (
 )
 from toque.models.lora.frozen import base_sha256, hold_frozen
 from toque.models.lora.layers import AdapterShape, attach, is_linear, refuse_unreached, resolve
+from written import generate
 
 NEW = (59, 60)
 """Tokens whose rows are trained besides."""

@@ -18,8 +18,9 @@ from transformers.cache_utils import DynamicLayer
 from transformers.models.gpt_neox.modeling_gpt_neox import apply_rotary_pos_emb
 
 from toque.models.families import family_of
-from toque.models.generation.base import (
+from toque.models.generation.decoding import (
     Decoding,
+    cache_argument,
     cache_dtype,
     cache_shape,
     gathers,
@@ -28,7 +29,6 @@ from toque.models.generation.base import (
     padded,
 )
 from toque.models.generation.kv_cache import KVCache, Window
-from toque.models.generation.packed_prompts import PackedPrompts, cache_argument, reads_packed
 
 
 class CausalDecoding(Decoding):
@@ -59,10 +59,8 @@ class CausalDecoding(Decoding):
         """Prefill all but the last token of each prompt; returns those."""
         places = self.cache.admit([len(prompt) - 1 for prompt in prompts])
         read = [prompt[:-1] for prompt in prompts]
-        packed = reads_packed(self.core, read)
-        prefill = self._prefill_packed if packed else self._prefill
-        for part in groups([len(prompt) for prompt in read], self.core.device, packed=packed):
-            prefill(read[part], places[part])
+        for part in groups([len(prompt) for prompt in read], self.core.device):
+            self._prefill(read[part], places[part])
         self.positions += [len(prompt) - 1 for prompt in prompts]
         return [prompt[-1] for prompt in prompts]
 
@@ -85,17 +83,6 @@ class CausalDecoding(Decoding):
                 length = columns.stop - columns.start
                 keys, values = cast("Tensor", layer.keys), cast("Tensor", layer.values)
                 self.cache.store(number, row, columns, keys[i, :, :length], values[i, :, :length])
-
-    def _prefill_packed(
-        self, prompts: Sequence[Sequence[int]], places: Sequence[tuple[int, slice]]
-    ) -> None:
-        if not any(prompts):
-            return
-        packed = PackedPrompts([prompt for prompt in prompts if prompt])
-        real = [place for prompt, place in zip(prompts, places, strict=True) if prompt]
-        for number, pair in enumerate(packed.causal(self.core)):
-            for (row, columns), part in zip(real, packed.parts, strict=True):
-                self.cache.store(number, row, columns, *(states[:, part] for states in pair))
 
     def step(self, tokens: Tensor) -> Tensor:
         """One token of every row through the layers."""

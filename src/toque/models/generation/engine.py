@@ -16,16 +16,17 @@ from toque.errors import ConfigError, argument
 from toque.hardware.memory import BESIDE_TRAINING, free_bytes, is_out_of_memory, release_memory
 from toque.models.families import family_of, max_positions, unwrapped
 from toque.models.forward.compile import compile_disabled
-from toque.models.generation.base import cache_dtype, cache_shape, layer_devices
 from toque.models.generation.constraints import Constraint
+from toque.models.generation.decoding import cache_dtype, cache_shape, layer_devices
 from toque.models.generation.kv_cache import SPARE
 from toque.models.generation.live_rows import LiveRows, NewToken, Order
-from toque.models.generation.packed_products import with_bf16_products, with_fast_products
+from toque.models.generation.options import GenerationOptions, Precision
+from toque.models.generation.packed_products import with_packed_products
 from toque.models.generation.sampling import TokenChooser
+from toque.models.precision import has_fast_bf16
 from toque.reporter import Count, uncounted
 
 OnToken = Callable[[int, int | None], object]
-Precision = Literal["float32", "bf16"]
 
 MOST_ROWS: Final = {"cpu": 160, "cuda": 256}
 """More rows gain nothing on a CPU (measured); the number for CUDA is a guess, which evaluation
@@ -43,17 +44,10 @@ def _unheard(*_: object) -> None:
 def generate(
     model: nn.Module,
     prompts: Sequence[Sequence[int]],
+    options: GenerationOptions,
     *,
-    max_new_tokens: int,
     eos_id: int,
     pad_id: int,
-    strategy: Literal["greedy", "sample"] = "greedy",
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float = 1.0,
-    seed: int = 0,
-    batch_rows: int | None = None,
-    precision: Precision = "float32",
     constraint: Constraint | None = None,
     on_progress: Count = uncounted,
     on_token: OnToken | None = None,
@@ -70,21 +64,10 @@ def generate(
         model: Left in the mode it came in; dropout is off meanwhile.
         prompts: Token ids as the store has them: [bos if any] + text for a decoder-only model,
             text + [eos] for an encoder-decoder.
-        max_new_tokens: The longest answer.
+        options: How they are written; `max_new_tokens` is set. At most MOST_ROWS prompts are
+            written at a time where `batch_rows` is None.
         eos_id: Ends an answer.
         pad_id: Fills the short prompts of a batch; starts an encoder-decoder's answer.
-        strategy: The likeliest token every time, or draws.
-        temperature: Divides the logits; below 1 sharpens. Only for draws, as the next three.
-        top_k: Draw from the k likeliest tokens.
-        top_p: Draw from the likeliest tokens whose probabilities reach p.
-        seed: With a prompt's number and the position, decides the draws.
-        batch_rows: Prompts at a time; None for as many as a quarter of the free memory holds, at
-            most MOST_ROWS. Changes speed and memory; what is written only in bf16 (see there).
-        precision: Of the matrix products and the KV cache. float32 is the model as it is (under
-            autocast, as that has it). bf16 is faster where the hardware has it; a step's products
-            stay float32 where `RowsLinear` says so, by the number of its rows. Where two tokens
-            are about equally likely, a text may then part from float32's, and from its own with
-            other rows beside it: the sums of a product depend on how many rows it has.
         constraint: Takes away tokens that may not come next; see `constraints.py`.
         on_progress: Called after every token with (finished prompts, all prompts, share of the
             work); the share counts tokens, and every answer as the longest until it has ended.
@@ -93,20 +76,19 @@ def generate(
         on_notice: Told in a sentence where memory ran out and fewer rows are written at a time.
 
     Raises:
-        ConfigError: an empty prompt, one that leaves no room, settings out of range, or too little
-            memory for one row.
+        ConfigError: an empty prompt, one that leaves no room, or too little memory for one row.
     """
     core = unwrapped(model)
-    chooser = TokenChooser(strategy, temperature, top_k, top_p, seed)
-    limits = _limits(core, prompts, max_new_tokens)
-    if batch_rows is not None and batch_rows < 1:
-        raise ConfigError(f"batch_rows is {batch_rows}; it must be at least 1.")
+    longest = _max_new_tokens(options)
+    limits = _limits(core, prompts, longest)
+    chooser = TokenChooser.of(options)
     answers = _Answers(limits, on_progress, on_token or _unheard)
     with torch.inference_mode(), compile_disabled(model), _evaluating(model):
-        core = with_bf16_products(core) if precision == "bf16" else with_fast_products(core)
+        core = with_packed_products(core, precision_here(options.precision, core))
+        batch_rows = options.batch_rows
         if batch_rows is None:
             most = MOST_ROWS["cuda" if core.device.type == "cuda" else "cpu"]
-            most = min(most, affordable_rows(core, prompts, max_new_tokens))
+            most = min(most, affordable_rows(core, prompts, longest))
             batch_rows = evened(most, len(prompts))
         begin = partial(
             LiveRows,
@@ -124,6 +106,22 @@ def generate(
         for news in _written(begin, orders, answers.ids, most, on_notice):
             answers.take(news)
     return answers.ids
+
+
+def precision_here(asked: Precision, model: PreTrainedModel) -> Literal["bf16", "float32"]:
+    """What a requested precision means for a model on its device.
+
+    A model that is all in bf16 is written with as it is, which is called float32 here.
+    """
+    if asked == "float32" or model.dtype == torch.bfloat16:
+        return "float32"
+    return "bf16" if asked == "bf16" or has_fast_bf16(model.device) else "float32"
+
+
+def _max_new_tokens(options: GenerationOptions) -> int:
+    if options.max_new_tokens is None:
+        raise ConfigError(f"{argument('max_new_tokens')} is missing; it must be at least 1.")
+    return options.max_new_tokens
 
 
 class _Answers:
@@ -255,8 +253,6 @@ def _limits(
     core: PreTrainedModel, prompts: Sequence[Sequence[int]], max_new_tokens: int
 ) -> list[int]:
     """How many tokens each prompt may get."""
-    if max_new_tokens < 1:
-        raise ConfigError(f"max_new_tokens is {max_new_tokens}; it must be at least 1.")
     empty = [number for number, prompt in enumerate(prompts) if not prompt]
     if empty:
         raise ConfigError(

@@ -119,14 +119,13 @@ class LiveRows:
     def _pays_bounds(self, order: Order) -> bool:
         return (
             self._constraint is None
-            and order.chooser.strategy == "greedy"
+            and order.chooser.is_greedy
             and order.most_tokens >= WORTHWHILE_STEPS
             and supports_int8(self._head.weight, self._head.bias)
         )
 
     def _by_bounds(self, order: Order) -> bool:
-        greedy = order.chooser.strategy == "greedy" and order.n_likeliest is None
-        return greedy and self._bounds is not None
+        return self._bounds is not None and order.chooser.is_greedy and order.n_likeliest is None
 
     def step(self) -> list[NewToken]:
         """The next token of every row but those that read theirs; rows that end leave."""

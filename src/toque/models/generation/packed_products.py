@@ -7,11 +7,8 @@ are packed once, in the order in which oneDNN's kernels read them: laid anew at 
 
 In bf16 only the products round: their inputs and weights to bf16, their sums (float32) once at the
 end. Embeddings, the residual stream, norms, softmax and the output head stay float32, so that what
-decides a token is as exact as the hidden state it is given. Where float32 has packed weights, too,
-it writes the tokens and bf16 reads the prompts (`RowsLinear`): of 96 texts of a GPT-2 mini 95 are
-float32's, with all products in bf16 91. A T5's attention is all bf16, which rounds away less than
-its feed-forward layers would: of 288 texts of a T5 mini 275 are float32's, with all products in
-bf16 270.
+decides a token is as exact as the hidden state it is given. Of 96 texts of a GPT-2 mini 91 are
+float32's, of 288 of a T5 mini 270.
 
 In float32 nothing rounds, and it is done where oneDNN is faster than torch's own library
 (`models/onednn.py`): 384 x 1024 with 32 rows 95 us against 312.
@@ -20,15 +17,14 @@ In float32 nothing rounds, and it is done where oneDNN is faster than torch's ow
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, MutableMapping
-from functools import cached_property, partial
-from typing import Final, cast
+from collections.abc import MutableMapping
+from functools import cached_property
+from typing import Final, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
-from transformers.models.t5.modeling_t5 import T5Attention
 from transformers.pytorch_utils import Conv1D
 
 from toque.models.forward.bf16_linear import in_bf16
@@ -37,10 +33,6 @@ from toque.models.precision import has_fast_bf16
 
 _USUAL_ROWS: Final = 64
 """Rows of a product that the packed order is chosen for; any number runs."""
-FEW_ROWS: Final = 16
-"""Rows of a product from which on it is float32 beside bf16 prompts."""
-MOST_ROWS: Final = 256
-"""Rows up to which it is: more than a step has (`engine.MOST_ROWS`), fewer than most prompts."""
 _MOST_BYTES: Final = 2 << 30
 """Of weights that float32 copies: a larger model is left as it is, for its memory."""
 
@@ -81,85 +73,28 @@ class PackedLinear(nn.Module):
         return found if in_bf16(states) else found.to(states.dtype)
 
 
-class RowsLinear(nn.Module):
-    """A linear layer in float32 for the rows of a decoding step, in bf16 for prompts.
-
-    What a step rounds shows in its tokens at once, and its products are a third of the work. Fewer
-    than FEW_ROWS are in bf16, too: there reading the weights is what takes time, and theirs are
-    half the bytes.
-    """
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        """As `PackedLinear`'s."""
-        super().__init__()
-        self.of, self.bias = weight.detach(), None if bias is None else bias.detach()
-
-    @property
-    def weight(self) -> Tensor:
-        """What the product reads, to others: a T5 casts states to its precision."""
-        return self.rounded.weight if torch.is_autocast_enabled("cpu") else self.of
-
-    @cached_property
-    def exact(self) -> PackedLinear:
-        """Packed when first needed, as is the other: an encoder's layers never see few rows."""
-        return PackedLinear(self.of, self.bias, torch.float32)
-
-    @cached_property
-    def rounded(self) -> PackedLinear:
-        """The same in bf16."""
-        return PackedLinear(self.of, self.bias, torch.bfloat16)
-
-    def forward(self, states: Tensor) -> Tensor:
-        """[..., in] -> [..., out]."""
-        n_rows = states.numel() // states.shape[-1]
-        found: Tensor = (self.exact if FEW_ROWS <= n_rows <= MOST_ROWS else self.rounded)(states)
-        return found
-
-
-_Kind = Callable[[Tensor, Tensor | None], nn.Module]
-"""Makes a layer of a weight and a bias."""
 Packs = MutableMapping[nn.Module, nn.Module]
 """What stands for which layer; several models that share layers share it, too."""
 
 
-def with_bf16_products(core: PreTrainedModel) -> PreTrainedModel:
-    """The model with `PackedLinear` in bf16 in place of every linear layer but the output head.
+def with_packed_products(
+    core: PreTrainedModel, precision: Literal["bf16", "float32"], packs: Packs | None = None
+) -> PreTrainedModel:
+    """The model with `PackedLinear` in place of every linear layer but the output head.
 
     The model itself is left as it is. All that is no linear layer is shared with it; changing
     weights of linear layers later changes the one and not the other.
-    """
-    rounded = partial(PackedLinear, dtype=torch.bfloat16)
-    if not _pays_float32(core):
-        return _with_packed(core, lambda _: rounded, {})
-    attention = [module for module in core.modules() if isinstance(module, T5Attention)]
-    kept = {part for module in attention for part in module.modules()}
-    return _with_packed(core, lambda layer: rounded if layer in kept else RowsLinear, {})
-
-
-def beside_each_other(*layers: nn.Module) -> PackedLinear | None:
-    """One bf16 layer that makes what these make of the same states, [..., sum of out].
-
-    A step's products are short: three of 512 x 512 with 96 rows 387 us, one of all 261. None where
-    a layer has an adapter, a bias or float32 products.
-    """
-    plain = [n for n in layers if isinstance(n, PackedLinear) and n.bias is None]
-    if len(plain) < len(layers) or any(layer.dtype != torch.bfloat16 for layer in plain):
-        return None
-    return PackedLinear(torch.cat([layer.of for layer in plain]), None, torch.bfloat16)
-
-
-def with_fast_products(core: PreTrainedModel, packs: Packs | None = None) -> PreTrainedModel:
-    """The model in float32 with packed weights where that is faster, else the model itself.
 
     Args:
-        core: As `with_bf16_products` takes it. An adapter that is active now stays active in the
+        core: A model of one of the families. An adapter that is active now stays active in the
             result, whatever is made active later.
+        precision: Of the products. float32 gives the model itself where packing does not pay.
         packs: Keeps what is packed, so that adapters on one base share its copy.
     """
-    if not _pays_float32(core):
+    if precision == "float32" and not _pays_float32(core):
         return core
-    exact = partial(PackedLinear, dtype=torch.float32)
-    return _with_packed(core, lambda _: exact, {} if packs is None else packs)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    return _with_packed(core, dtype, {} if packs is None else packs)
 
 
 def _pays_float32(core: PreTrainedModel) -> bool:
@@ -175,18 +110,12 @@ def _pays_float32(core: PreTrainedModel) -> bool:
 
 
 def has_bf16_products(core: nn.Module) -> bool:
-    """Whether the model came from `with_bf16_products`."""
-    return any(
-        isinstance(layer, RowsLinear)
-        or (isinstance(layer, PackedLinear) and layer.dtype == torch.bfloat16)
-        for layer in core.modules()
-    )
+    """Whether the model came from `with_packed_products` in bf16."""
+    return any(isinstance(m, PackedLinear) and m.dtype == torch.bfloat16 for m in core.modules())
 
 
-def _with_packed(
-    core: PreTrainedModel, kind_of: Callable[[nn.Module], _Kind], packs: Packs
-) -> PreTrainedModel:
-    """The model with a layer of the kind that is chosen for it in place of each linear one."""
+def _with_packed(core: PreTrainedModel, dtype: torch.dtype, packs: Packs) -> PreTrainedModel:
+    """The model with a packed layer in place of each linear one."""
     head: nn.Module | None = core.get_output_embeddings()  # type: ignore[no-untyped-call]
     twins: dict[nn.Module, nn.Module] = {} if head is None else {head: head}
 
@@ -196,7 +125,7 @@ def _with_packed(
             if isinstance(module, nn.Linear | Conv1D):
                 if module not in packs:
                     weight = module.weight if isinstance(module, nn.Linear) else module.weight.T
-                    packs[module] = kind_of(module)(weight, module.bias)
+                    packs[module] = PackedLinear(weight, module.bias, dtype)
                 twins[module] = packs[module]
             elif getattr(module, "lora_variant", None):
                 twins[module] = module  # DoRA reads the weight itself

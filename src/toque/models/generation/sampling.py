@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from toque.errors import ConfigError
+from toque.models.generation.options import GenerationOptions
 
 _MASK = (1 << 64) - 1
 _BLOCK = 512
@@ -24,48 +23,39 @@ _BLOCK = 512
 class TokenChooser:
     """Greedy or sampled. Filters apply in the order temperature, top_k, top_p."""
 
-    strategy: Literal["greedy", "sample"] = "greedy"
-    temperature: float = 1.0
+    temperature: float = 0.0
+    """Divisor of the logits; 0 takes the likeliest token every time."""
     top_k: int | None = None
-    """Keep the k likeliest tokens; None or 0 keeps all."""
+    """Number of likeliest tokens that are kept; None or 0 keeps all."""
     top_p: float = 1.0
     """Nucleus: keep the fewest tokens whose probabilities reach p (Holtzman et al. 2020)."""
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        if self.strategy not in {"greedy", "sample"}:
-            raise ConfigError(f"strategy is {self.strategy!r}; use greedy or sample.")
-        if self.strategy == "sample" and not self.temperature > 0.0:
-            raise ConfigError(
-                f"temperature is {self.temperature}; it must be above 0. For the likeliest token "
-                "every time, use the strategy greedy."
-            )
-        if self.top_k is not None and self.top_k < 0:
-            raise ConfigError(f"top_k is {self.top_k}; use a count of tokens, or 0 to keep all.")
-        if not 0.0 < self.top_p <= 1.0:
-            raise ConfigError(f"top_p is {self.top_p}; it must be above 0 and at most 1.")
+    @classmethod
+    def of(cls, options: GenerationOptions) -> TokenChooser:
+        """The chooser that options ask for."""
+        return cls(options.temperature, options.top_k, options.top_p, options.seed)
 
-    def choose(self, logits: Tensor, *, prompts: Sequence[int], positions: Sequence[int]) -> Tensor:
+    @property
+    def is_greedy(self) -> bool:
+        """True where no token is drawn."""
+        return self.temperature == 0.0
+
+    def at(self, logits: Tensor, draws: Sequence[float]) -> Tensor:
         """One token id a row.
 
-        A row's draw depends only on its logits and (seed, prompt, position), so neither the
-        neighbours nor the batch size change it.
+        A row's draw depends on its logits and its number alone, so neither the neighbours nor the
+        batch size change it.
 
         Args:
             logits: [R, V].
-            prompts: The rows' prompt numbers.
-            positions: How many tokens of each row's answer there are already.
+            draws: The rows' random numbers, each in [0, 1): `uniform` of seed, prompt, position.
 
         Returns:
             [R] int64, on the device of `logits`.
         """
-        draws = [uniform(self.seed, *where) for where in zip(prompts, positions, strict=True)]
-        return self.at(logits, draws)
-
-    def at(self, logits: Tensor, draws: Sequence[float]) -> Tensor:
-        """`choose` with the rows' draws themselves, each in [0, 1)."""
         logits = logits.float()
-        if self.strategy == "greedy":
+        if self.is_greedy:
             return likeliest(logits)
         return self._draw(logits / self.temperature, torch.tensor(draws, dtype=torch.float64))
 

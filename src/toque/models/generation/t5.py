@@ -15,7 +15,8 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from toque.models.forward.packed import for_model, scale_decoder_outputs
-from toque.models.generation.base import (
+from toque.models.generation.cache_buffers import Columns, buffer_pair, whole_tiles
+from toque.models.generation.decoding import (
     Decoding,
     cache_dtype,
     cache_shape,
@@ -24,7 +25,6 @@ from toque.models.generation.base import (
     layer_devices,
     padded,
 )
-from toque.models.generation.cache_buffers import Columns, buffer_pair, whole_tiles
 from toque.models.generation.kv_cache import (
     KVCache,
     Window,
@@ -33,8 +33,6 @@ from toque.models.generation.kv_cache import (
     windowed_attention,
     windows_on,
 )
-from toque.models.generation.packed_products import beside_each_other
-from toque.models.generation.packed_prompts import PackedPrompts, reads_packed
 
 
 class T5Decoding(Decoding):
@@ -67,21 +65,13 @@ class T5Decoding(Decoding):
         self._source_mask = torch.empty(0)  # [R, S]: -inf after a row's source
         self._position_bias = torch.empty(0)
         self._source_windows: list[Window] = []  # empty when the rows have changed
-        blocks = core.get_submodule("decoder.block").children()
-        own = [block.get_submodule("layer.0.SelfAttention") for block in blocks]
-        self._together = [
-            beside_each_other(*(attention.get_submodule(name) for name in "qkv"))
-            for attention in own
-        ]
 
     def admit(self, prompts: Sequence[Sequence[int]]) -> list[int]:
         """Encode the prompts; every answer begins with the start token."""
         self._widen(max(map(len, prompts)))
         lengths = [len(prompt) for prompt in prompts]
-        packed = reads_packed(self.core, prompts)
-        encode = self._encode_packed if packed else self._encode
-        for part in groups(lengths, self.core.device, packed=packed):
-            encode(prompts[part])
+        for part in groups(lengths, self.core.device):
+            self._encode(prompts[part])
             self._add_sources(prompts[part])
         self.cache.admit([0] * len(prompts))
         return [self.start] * len(prompts)
@@ -125,14 +115,6 @@ class T5Decoding(Decoding):
                 new = project(source).view(len(prompts), width, -1, size)
                 buffer.store(rows, slice(0, width), new.transpose(1, 2))
 
-    def _encode_packed(self, prompts: Sequence[Sequence[int]]) -> None:
-        packed, first = PackedPrompts(prompts), len(self.sources)
-        for pair, made in zip(self._cross, packed.encoded(self.core), strict=True):
-            for buffer, states in zip(pair, made, strict=True):
-                for row, part in enumerate(packed.parts, start=first):
-                    columns = slice(0, part.stop - part.start)
-                    buffer.store(slice(row, row + 1), columns, states[None, :, part])
-
     def _add_sources(self, prompts: Sequence[Sequence[int]]) -> None:
         for row, prompt in enumerate(prompts, start=len(self.sources)):
             self._source_mask[row, : len(prompt)] = 0.0
@@ -150,11 +132,10 @@ class T5Decoding(Decoding):
             hidden = self.cache.near(number, hidden)
             layer = block.layer[0]
             attention, normed = layer.SelfAttention, layer.layer_norm(hidden)
-            if (together := self._together[number]) is None:
-                made = [project(normed) for project in (attention.q, attention.k, attention.v)]
-            else:
-                made = together(normed).chunk(3, -1)
-            query, key, value = (each.view(live, -1, size) for each in made)
+            query, key, value = (
+                project(normed).view(live, -1, size)
+                for project in (attention.q, attention.k, attention.v)
+            )
             # No 1/sqrt(d): T5's query initialiser carries it (Raffel et al. 2020).
             seen = self.cache.attend(number, query, key, value, windows=windows, scale=1.0)
             hidden = hidden + attention.o(seen)

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from toque.errors import CheckpointError
 from toque.models.families import max_positions
 from toque.models.generation.engine import generate
+from toque.models.generation.options import GenerationOptions
 from toque.models.gguf.file import read_weights, round_weights, write_gguf
 from toque.models.gguf.layout import architecture_of, suit
 from toque.models.gguf.vocabulary import Asking
@@ -23,6 +24,7 @@ from toque.storage.atomic import atomic_folder
 
 N_TOKENS: Final = 32
 """Greedy tokens of each prompt that are compared."""
+_OPTIONS: Final = GenerationOptions(max_new_tokens=N_TOKENS)
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ def gguf_name(to: Path, kind: str) -> str:
 def _greedy(
     model: PreTrainedModel, prompts: Sequence[Sequence[int]], asking: Asking
 ) -> list[list[int]]:
-    return generate(model, prompts, max_new_tokens=N_TOKENS, eos_id=asking.eos, pad_id=asking.pad)
+    return generate(model, prompts, _OPTIONS, eos_id=asking.eos, pad_id=asking.pad)
 
 
 def _forget(model: PreTrainedModel) -> None:

@@ -21,6 +21,7 @@ from toque.evaluation.heldout_loss import HeldOut
 from toque.hardware.memory import BESIDE_TRAINING, free_bytes, peak_of
 from toque.models.families import unwrapped
 from toque.models.generation.engine import affordable_rows, generate
+from toque.models.generation.options import GenerationOptions
 from toque.reporter import Count, uncounted
 from toque.storage.cache_folder import cache_folder
 from toque.training.autotune.cache import MachineCache, machine_facts
@@ -121,10 +122,9 @@ def text_rows(
         generate(
             model,
             longest[:rows],
-            max_new_tokens=min(_TRIED_TOKENS, max_new_tokens),
+            GenerationOptions(max_new_tokens=min(_TRIED_TOKENS, max_new_tokens), batch_rows=rows),
             eos_id=eos_id,
             pad_id=pad_id,
-            batch_rows=rows,
         )
 
     rows = rows_by_measuring(
@@ -150,15 +150,13 @@ def write(
     on_progress: Count = uncounted,
 ) -> list[list[int]]:
     """The likeliest texts for an evaluation's prompts; see `engine.generate`."""
+    rows = text_rows(model, prompts, max_new_tokens=max_new_tokens, eos_id=eos_id, pad_id=pad_id)
     return generate(
         model,
         prompts,
-        max_new_tokens=max_new_tokens,
+        GenerationOptions(max_new_tokens=max_new_tokens, batch_rows=rows),
         eos_id=eos_id,
         pad_id=pad_id,
-        batch_rows=text_rows(
-            model, prompts, max_new_tokens=max_new_tokens, eos_id=eos_id, pad_id=pad_id
-        ),
         on_notice=on_notice,
         on_progress=on_progress,
     )

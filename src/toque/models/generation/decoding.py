@@ -6,12 +6,13 @@ heads of one key-value head, d head size, P longest prompt of a prefill, K colum
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import Cache, PreTrainedModel
 
 from toque.models.families import family_of, head_size
 from toque.models.generation.gathered_attention import DTYPE as GATHERED
@@ -71,13 +72,20 @@ def layer_devices(core: PreTrainedModel) -> list[torch.device]:
     return [next(layer.parameters()).device for layer in layers]
 
 
-def groups(
-    lengths: Sequence[int], device: torch.device, *, packed: bool = False
-) -> Iterator[slice]:
+def cache_argument(core: PreTrainedModel, cache: Cache) -> dict[str, Cache]:
+    """The cache under the name that this version's stock forward gives it.
+
+    transformers 5.24 calls it `cache`; earlier ones call it `past_key_values`, which 5.40 drops.
+    """
+    takes = inspect.signature(type(core.base_model).forward).parameters
+    return {"cache" if "cache" in takes else "past_key_values": cache}
+
+
+def groups(lengths: Sequence[int], device: torch.device) -> Iterator[slice]:
     """Consecutive prompts that are prefilled by one forward, at least one each.
 
     A group has at most PREFILL_TOKENS tokens with its padding; on a CPU, where a forward more costs
-    little, at most WASTED_TOKENS of them are padding. Packed prompts have none.
+    little, at most WASTED_TOKENS of them are padding.
 
     >>> list(groups([900, 880, 100, 90], torch.device("cpu")))
     [slice(0, 2, None), slice(2, 4, None)]
@@ -85,7 +93,7 @@ def groups(
     most_wasted = WASTED_TOKENS if device.type == "cpu" else PREFILL_TOKENS
     start, longest, total = 0, 0, 0
     for number, length in enumerate(lengths):
-        together = total + length if packed else max(longest, length) * (number + 1 - start)
+        together = max(longest, length) * (number + 1 - start)
         too_many = together > PREFILL_TOKENS or together - total - length > most_wasted
         if number > start and too_many:
             yield slice(start, number)

@@ -1,0 +1,62 @@
+"""How texts are written: one frozen value for the command line, Python, evaluation and serving."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from toque.errors import ConfigError, argument
+
+Precision = Literal["auto", "bf16", "float32"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationOptions:
+    """How texts are written, whoever asks; refused where a number is out of range.
+
+    Filters apply in the order temperature, top_k, top_p.
+    """
+
+    max_new_tokens: int | None = None
+    """Tokens of the longest answer; None for what the model was trained on, where that is known."""
+    temperature: float = 0.0
+    """Divisor of the logits, below 1 to sharpen; 0 takes the likeliest token every time."""
+    top_k: int | None = None
+    """Number of likeliest tokens to draw from; None or 0 keeps all."""
+    top_p: float = 1.0
+    """Nucleus: draw from the fewest tokens whose probabilities reach p (Holtzman et al. 2020)."""
+    seed: int = 0
+    """With a prompt's number and the position, decides the draws."""
+    precision: Precision = "float32"
+    """Precision of the matrix products and the KV cache.
+
+    float32 is the model as it is. bf16 is faster where the hardware has it: where two tokens are
+    about equally likely, a text may then part from float32's, and from its own with other rows
+    beside it, because the sums of a product depend on how many rows it has. auto is bf16 on such
+    hardware and float32 elsewhere.
+    """
+    batch_rows: int | None = None
+    """Prompts at a time; None for as many as a quarter of the free memory holds, up to a limit."""
+
+    def __post_init__(self) -> None:
+        if self.precision not in get_args(Precision):
+            raise ConfigError(
+                f"{argument('precision')} is {self.precision!r}; use auto, bf16 or float32."
+            )
+        if self.temperature < 0.0:
+            raise ConfigError(
+                f"{argument('temperature')} is {self.temperature:g}; it must be at least 0, which "
+                "takes the likeliest token every time."
+            )
+        if self.top_k is not None and self.top_k < 0:
+            raise ConfigError(
+                f"{argument('top_k')} is {self.top_k}; use a count of tokens, or 0 to keep all."
+            )
+        if not 0.0 < self.top_p <= 1.0:
+            raise ConfigError(
+                f"{argument('top_p')} is {self.top_p:g}; it must be above 0 and at most 1."
+            )
+        for name in ("max_new_tokens", "batch_rows"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{argument(name)} is {value}; it must be at least 1.")
