@@ -11,7 +11,7 @@
 # Needs no network. Python packages: torch with CUDA and a C compiler (FlexAttention), transformers,
 # peft, tokenizers, safetensors, huggingface-hub, numpy, psutil, pyyaml, rich, packaging, jinja2,
 # markupsafe, xxhash, pytest (with -timeout and, to be quick, -xdist), hypothesis, and pydantic,
-# annotated-types, msgspec, cyclopts, rouge-score-rs with what these need. Wheels of what the machine
+# annotated-types, msgspec, cyclopts with what these need. Wheels of what the machine
 # lacks may lie in .whl/ beside pyproject.toml. The comparison with transformers.Trainer reads the
 # shared peers (TOQUE_SHARED names their folder) and is left out where they are absent.
 set -u
@@ -41,7 +41,7 @@ fi
 import importlib.metadata, os, platform
 print("python", platform.python_version(), "cores", len(os.sched_getaffinity(0)))
 for name in ("torch", "triton", "transformers", "peft", "tokenizers", "pydantic", "msgspec", "cyclopts",
-             "rouge-score-rs", "pytest", "pytest-xdist", "hypothesis"):
+             "pytest", "pytest-xdist", "hypothesis"):
     try:
         print(name, importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:

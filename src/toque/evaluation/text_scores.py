@@ -17,8 +17,7 @@ import numpy as np
 from toque.evaluation.bootstrap import Estimate, Floats, PerText, estimates
 from toque.evaluation.by_text import key_of_text
 from toque.evaluation.text_metrics.bleu_chrf import bleu_counts, bleu_of, chrf_counts, chrf_of
-from toque.evaluation.text_metrics.ngram_overlap import MAX_PAIRS, grams
-from toque.evaluation.text_metrics.repetition import distinct, repetition
+from toque.evaluation.text_metrics.ngram_overlap import MAX_PAIRS, distinct, grams, repetition
 from toque.evaluation.text_metrics.rouge import NAMES as ROUGE_NAMES
 from toque.evaluation.text_metrics.rouge import rouge_f1
 from toque.evaluation.text_metrics.token_hashes import U64, words

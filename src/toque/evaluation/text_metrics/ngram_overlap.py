@@ -1,14 +1,22 @@
-"""N-gram counts of many texts at once: shared with a reference (clipped), distinct, and all."""
+"""N-gram counts of many texts at once: shared with a reference (clipped), distinct, and all.
+
+Repetition within a text (rep-4) and variety of a set of texts (distinct-n) are made of them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Final
+
 import numpy as np
+from numpy.typing import NDArray
 
 from toque.evaluation.text_metrics.token_hashes import I64, U64, Tokens
 from toque.keyed_random import mixed
 
-MAX_PAIRS = 1024
+MAX_PAIRS: Final = 1024
 """Pairs counted at once: ten bits of a sorting key."""
+REPETITION_ORDER: Final = 4
 _PAIR_SHIFT = np.uint64(54)
 _ONE = np.uint64(1)
 _BASE = np.uint64(0x9E3779B97F4A7C15)
@@ -17,7 +25,7 @@ _LAST = np.array([2**64 - 1], np.uint64)
 
 
 def grams(tokens: Tokens, n: int) -> tuple[U64, I64]:
-    """Hash of each run of `n` tokens that lies within one text, and the number of that text."""
+    """Hash of each run of `n` tokens within one text, and the number of that text."""
     last = max(0, len(tokens.hashes) - n + 1)
     hashes = tokens.hashes[:last].copy()
     for k in range(1, n):
@@ -32,14 +40,32 @@ def n_grams(counts: I64, n: int) -> I64:
     return np.maximum(counts - (n - 1), 0)
 
 
-def distinct_grams(tokens: Tokens, n: int) -> I64:
-    """[texts] different runs of `n` tokens in each of at most `MAX_PAIRS` texts."""
-    pair = (np.unique(_keys(tokens, n)) >> _PAIR_SHIFT).astype(np.int64)
-    return np.bincount(pair, minlength=len(tokens.counts))
+def repetition(words: Tokens) -> NDArray[np.float64]:
+    """[texts] share of a text's runs of four words that stand in it earlier already.
+
+    0 when every run is new; NaN for texts of fewer than four words. (rep-4 of Welleck et al.
+    2020.) At most `MAX_PAIRS` texts.
+    """
+    runs = n_grams(words.counts, REPETITION_ORDER)
+    text = (np.unique(_keys(words, REPETITION_ORDER)) >> _PAIR_SHIFT).astype(np.int64)
+    repeated = runs - np.bincount(text, minlength=len(runs))
+    share = np.full(len(runs), np.nan)
+    np.divide(repeated, runs, out=share, where=runs > 0)
+    return share
+
+
+def distinct(parts: Sequence[U64]) -> float | None:
+    """Distinct-n of a set of texts, from the hashes of their n-grams in parts (Li et al. 2016).
+
+    The number of different n-grams of all texts together divided by the number of n-grams; None
+    when there is no n-gram.
+    """
+    total = sum(map(len, parts))
+    return len(np.unique(np.concatenate(parts))) / total if total else None
 
 
 def shared_grams(a: Tokens, b: Tokens, n: int) -> I64:
-    """[pairs] sum over the distinct runs of `n` tokens of the smaller of the two counts.
+    """[pairs] runs of `n` tokens that both texts have, counted as often as both have them.
 
     The numerator of BLEU's clipped precision (Papineni et al. 2002). At most `MAX_PAIRS` texts a
     side, text i against text i.
@@ -62,6 +88,6 @@ def shared_grams(a: Tokens, b: Tokens, n: int) -> I64:
 
 
 def _keys(tokens: Tokens, n: int) -> U64:
-    """Of each run: ten bits for the pair, 53 of the hash, and a zero for the side."""
+    """A key of each run: ten bits for the pair, 53 of the hash, and a zero for the side."""
     hashes, texts = grams(tokens, n)
     return (texts.astype(np.uint64) << _PAIR_SHIFT) | (hashes >> np.uint64(11) << _ONE)
