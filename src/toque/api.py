@@ -17,7 +17,7 @@ from toque.reporter import SILENT, Reporter
 from toque.workflows.ablate.run import ablate
 from toque.workflows.check.run import check
 from toque.workflows.classify import classify
-from toque.workflows.compare.run import compare
+from toque.workflows.compare import compare
 from toque.workflows.configure import Configured, configure, with_origins
 from toque.workflows.doctor.run import doctor
 from toque.workflows.drill.run import drill
@@ -32,7 +32,7 @@ from toque.workflows.results import Model, TrainedRun, Written
 from toque.workflows.serve import serve
 from toque.workflows.texts_in_order import OnText
 from toque.workflows.verify import verify
-from toque.workflows.watch.run import watch
+from toque.workflows.watch import watch
 
 __all__ = [
     "ablate",

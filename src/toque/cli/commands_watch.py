@@ -20,7 +20,7 @@ def watch(
 ) -> None:
     """Show a run, or all runs in a folder, as a page in the browser that moves while they train.
 
-    The runs are only read: they may go on, have ended, or have been killed.
+    The runs are only read: they may continue, have ended, or have been killed.
 
     Args:
         run_or_folder: run folder, folder that holds runs, or one of the two at gs:// or s3://.
@@ -28,7 +28,7 @@ def watch(
         port: 0 takes any that is free.
         token: what readers must give; better in the environment, where `ps` does not show it.
     """
-    from toque.workflows.watch.run import watch as workflow
+    from toque.workflows.watch import watch as workflow
 
     workflow(run_or_folder, host=host, port=port, token=token, reporter=reporter())
 
@@ -37,12 +37,11 @@ def compare(*runs: str, out: Path | None = None, json: bool = False) -> None:
     """Hold runs against the first: settings that differ, scores with intervals, cost, curves.
 
     Args:
-        runs: two or more runs, going on, ended or killed: folders, or addresses at gs:// or s3://.
+        runs: two or more runs, unfinished, ended or killed: folders, or addresses at gs:// or s3://.
         out: the page to write; comparison.html beside the first run when left out.
         json: print every number as JSON instead of tables.
     """
-    from toque.workflows.compare.run import compare as workflow
-    from toque.workflows.compare.run import in_json
+    from toque.workflows.compare import compare as workflow
 
     found = workflow(*runs, out=out, reporter=reporter())
-    print(in_json(found) if json else found)
+    print(found.json() if json else found)

@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from toque.data.prepare.data_report import BEYOND, Report
-from toque.reports.parts import Grid
-from toque.reports.store_report import (
+from toque.reports.page import Grid
+from toque.reports.store_page import (
     dropped_grid,
     labels_grid,
     lengths_grid,

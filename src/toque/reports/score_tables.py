@@ -1,4 +1,4 @@
-"""Score tables of evaluation.json: what was measured, how surely, and of which texts."""
+"""Score tables of evaluation.json: each score with its interval and the texts behind it."""
 
 from __future__ import annotations
 
@@ -6,48 +6,37 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from toque.evaluation.classification import class_rows
-from toque.reports.parts import Grid
+from toque.reports.page import Grid, written
 
 _NONE: Final = "-"
 _MOST_COLUMNS: Final = 6
-"""Classes of a confusion table with a column for each; more are told in a row a class."""
+"""Classes of a confusion table with a column for each; more have a row for each class."""
 
 
-def score_grids(evaluation: Mapping[str, Any]) -> list[tuple[str, Grid]]:
-    """A heading and a table for all texts, then for each way they are divided.
+def score_grids(evaluation: Mapping[str, Any]) -> list[Grid]:
+    """A table for all texts, then one for each way they are divided.
 
     Args:
-        evaluation: of evaluation.json, of any version; parts that are not there are left out.
+        evaluation: values of evaluation.json, of any version; parts that are missing are left out.
     """
-    grids = []
+    grids: list[Grid] = []
     if rows := _held_out(evaluation) + _generated(evaluation):
         method = _mapping(evaluation, "method")
         note = "; ".join(f"{name}: {value}" for name, value in method.items())
         heads = ("measure", "value", "interval", "over")
         step = evaluation.get("step")
         title = "Final evaluation" + ("" if step is None else f", step {written(step)}")
-        grids.append((title, Grid(heads, rows, frozenset({1, 2, 3}), note)))
+        grids.append(Grid(heads, rows, frozenset({1, 2, 3}), note, title))
     if tasks := _tasks(evaluation):
-        grids.append(("Tasks", tasks))
+        grids.append(tasks)
     grids += _confusions(evaluation)
     for slicing, parts in _mapping(evaluation, "slices").items():
         if isinstance(parts, Mapping) and parts:
-            grids.append((f"By {slicing.replace('_', ' ')}", _sliced(parts)))
+            grids.append(_sliced(f"By {_named(slicing)}", parts))
     if failed := _mapping(evaluation, "failed"):
         rows = [(name, written(why)) for name, why in failed.items()]
-        grids.append(("Metrics that failed", Grid(("metric", "why"), rows)))
+        grids.append(Grid(("metric", "why"), rows, title="Metrics that failed"))
     return grids
-
-
-def written(value: object) -> str:
-    """A figure for a table.
-
-    >>> written(0.25), written(31000), written(1e-7), written("fp32"), written(True)
-    ('0.2500', '31,000', '1e-07', 'fp32', 'True')
-    """
-    if isinstance(value, float):
-        return f"{value:,.4f}" if 1e-3 <= abs(value) < 1e6 or value == 0 else f"{value:.4g}"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
 def _held_out(evaluation: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -79,24 +68,26 @@ def _tasks(evaluation: Mapping[str, Any]) -> Grid | None:
         for task, own in found.items()
     ]
     note = "The accuracy of always answering the most frequent class stands beside the model's."
-    return Grid(heads, rows, frozenset(range(1, len(heads))), note) if rows else None
+    numeric = frozenset(range(1, len(heads)))
+    return Grid(heads, rows, numeric, note, "Tasks") if rows else None
 
 
-def _confusions(evaluation: Mapping[str, Any]) -> list[tuple[str, Grid]]:
-    """What the answers of each class task were: a table that fits, or a row a class."""
+def _confusions(evaluation: Mapping[str, Any]) -> list[Grid]:
+    """Answers of each class task: a table that fits, or a row a class."""
     grids = []
     for task, own in _mapping(evaluation, "tasks").items():
         if not _is_mapping(own) or not own.get("classes"):
             continue
         names, confusion = list(own["classes"]), own.get("confusion") or []
+        heads: Sequence[str]
         if len(names) <= _MOST_COLUMNS:
-            heads: Sequence[str] = ("true class", *(f"answered {name}" for name in names))
+            heads = ("true class", *(f"answered {name}" for name in names))
             rows = [(name, *map(written, row)) for name, row in zip(names, confusion, strict=False)]
-            grid = Grid(heads, rows, frozenset(range(1, len(heads))))
+            numeric = frozenset(range(1, len(heads)))
         else:
             heads, rows = class_rows(names, confusion)
-            grid = Grid(heads, rows, frozenset({1, 2, 3}))
-        grids.append((f"Answers to {_named(task)}", grid))
+            numeric = frozenset({1, 2, 3})
+        grids.append(Grid(heads, rows, numeric, title=f"Answers to {_named(task)}"))
     return grids
 
 
@@ -104,14 +95,15 @@ def _is_mapping(value: object) -> bool:
     return isinstance(value, Mapping)
 
 
-def _sliced(parts: Mapping[str, Any]) -> Grid:
+def _sliced(title: str, parts: Mapping[str, Any]) -> Grid:
     """One row a metric, one column a part; its interval is in the file."""
     scores = {label: found for label, found in parts.items() if isinstance(found, Mapping)}
     names = list(dict.fromkeys(name for found in scores.values() for name in found))
     rows = [
         (_named(name), *(_first(found.get(name)) for found in scores.values())) for name in names
     ]
-    return Grid(("measure", *scores), rows, frozenset(range(1, len(scores) + 1)))
+    numeric = frozenset(range(1, len(scores) + 1))
+    return Grid(("measure", *scores), rows, numeric, title=title)
 
 
 def _first(value: object) -> str:

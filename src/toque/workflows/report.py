@@ -9,11 +9,13 @@ from pathlib import Path
 from toque.data.prepare.data_report import Report
 from toque.data.store.manifest import read_manifest
 from toque.errors import CheckpointError, ConfigError, DataError
-from toque.reports.html import RUN, STORE, render, write_page
-from toque.reports.run_report import run_content
-from toque.reports.store_report import store_content
+from toque.reports.page import Page, write_page
+from toque.reports.run_page import run_page
+from toque.reports.store_page import store_page
 from toque.reports.verdict import verdict_of
-from toque.runs.history import METRICS, read_metrics
+from toque.runs.history import METRICS
+from toque.runs.places import FolderPlace
+from toque.runs.run_record import RunRecord
 from toque.storage.no_follow import refuse_links
 from toque.workflows.results import Model, existing_folder
 
@@ -21,8 +23,8 @@ _PAGE = "report.html"
 
 
 @dataclass(frozen=True)
-class Page:
-    """A written page."""
+class WrittenPage:
+    """A page in a file."""
 
     file: Path
     bytes: int
@@ -32,7 +34,7 @@ class Page:
         return f"The report is {self.file} ({self.bytes / 1024:,.0f} KiB, opens offline)."
 
 
-def report(path: Model, *, out: str | Path | None = None) -> Page:
+def report(path: Model, *, out: str | Path | None = None) -> WrittenPage:
     """Write one offline HTML page about a store or a run, finished or not.
 
     Args:
@@ -42,31 +44,32 @@ def report(path: Model, *, out: str | Path | None = None) -> Page:
     Raises:
         ConfigError: neither a store nor a run, or `out` cannot be written or is no page.
         DataError: the store is unfinished or damaged, or holds a link.
-        CheckpointError: the run's folder holds a link.
+        CheckpointError: the run's folder holds a link, or its metrics cannot be read.
     """
     folder = existing_folder(path)
     is_run = any(os.path.lexists(folder / name) for name in (METRICS, "config.yaml"))
     refuse_links(folder, CheckpointError if is_run else DataError)
     if (folder / METRICS).is_file():
-        events = read_metrics(folder / METRICS)
-        html = render(RUN, run_content(folder, events, verdict_of(folder)))
+        run = RunRecord(FolderPlace(folder))
+        run.read_whole()
+        page = run_page(run, folder.resolve().name, verdict=verdict_of(folder))
     elif (folder / "config.yaml").is_file():
         raise ConfigError(
             f"The run {folder} has no {METRICS} yet, so there is nothing to report. It appears "
             "when training begins."
         )
     elif (folder / "manifest.json").is_file() or (folder / "shards").is_dir():
-        html = _store_page(folder)
+        page = _of_store(folder)
     else:
         raise ConfigError(
             f"{folder} is neither a run ({METRICS}) nor a store (manifest.json). Name a folder "
             "such as runs/cookbook or stores/cookbook."
         )
     target = folder / _PAGE if out is None else Path(out)
-    return Page(target, write_page(target, html))
+    return WrittenPage(target, write_page(target, page))
 
 
-def _store_page(folder: Path) -> str:
+def _of_store(folder: Path) -> Page:
     read_manifest(folder)
     found = Report.read_from(folder)
     if found is None:
@@ -75,4 +78,4 @@ def _store_page(folder: Path) -> str:
             "`toque prepare CONFIG` again, with the store's own: what is prepared is kept, and the "
             "report is written anew."
         )
-    return render(STORE, store_content(folder, found))
+    return store_page(folder, found)

@@ -23,8 +23,7 @@ from toque.config.user_code import refuse_foreign_code
 from toque.errors import ConfigError, Interrupted, argument
 from toque.evaluation.differences import paired
 from toque.reporter import SILENT, Reporter
-from toque.reports.html import ABLATION, render
-from toque.reports.parts import Grid
+from toque.reports.page import Grid, Head, Page, Section, Sentence
 from toque.runs.history import METRICS, read_metrics
 from toque.storage.atomic import atomic_write
 from toque.storage.locks import file_lock
@@ -139,7 +138,7 @@ def ablate(
         record = summary(plan, results) | {"config": config, "overrides": list(words)}
         found = Ablation(out / "ablation.json", out / "ablation.html", record)
         atomic_write(found.json, json.dumps(record, indent=1).encode())
-        atomic_write(found.page, _page(plan, record).encode())
+        atomic_write(found.page, _page(plan, record).html().encode())
     return found
 
 
@@ -353,22 +352,21 @@ def _cell(found: Mapping[str, Any] | None, digits: int, unit: float) -> str:
     return text + ("*" if found["decided"] else " ")
 
 
-def _page(plan: Plan, record: Mapping[str, Any]) -> str:
+def _page(plan: Plan, record: Mapping[str, Any]) -> Page:
     heads = ("improvement", "how", *(head for _, head, _, _ in SHOWN))
     runs = [
         (r["name"], str(r["seed"]), _in_words(Result(**{k: r[k] for k in Result.__match_args__})))
         for r in record["runs"]
     ]
     numeric = frozenset(range(2, len(heads)))
-    return render(
-        ABLATION,
-        {
-            "title": f"Ablation of {record['config']}",
-            "sentence": f"{len(plan.improvements)} improvements, {len(plan.seeds)} seeds, "
-            f"{len(plan.runs)} runs.",
-            "effects": Grid(heads, _effect_rows(record), numeric, _METHOD),
-            "left_out": list(record["left_out"].items()),
-            "runs": Grid(("run", "seed", "result"), runs),
-            "made_by": f"Written by toque {__version__}.",
-        },
+    count = (
+        f"{len(plan.improvements)} improvements, {len(plan.seeds)} seeds, {len(plan.runs)} runs."
     )
+    effects = Grid(heads, _effect_rows(record), numeric, _METHOD)
+    left_out = [Sentence(f"Left out: {name}. {why}", "warn")
+                for name, why in record["left_out"].items()]  # fmt: skip
+    sections = (
+        Section("effects", "What each improvement changes", [effects, *left_out]),
+        Section("runs", "Runs", [Grid(("run", "seed", "result"), runs)]),
+    )
+    return Page(Head("Ablation", f"Ablation of {record['config']}", count), sections)

@@ -1,4 +1,4 @@
-"""Holder of a run: whether the process that trains it still lives, told without touching its lock.
+"""Holder of a run: the process that trains it, and its state, read without touching the lock.
 
 Taking a lock to see whether it is free could refuse a run that begins in that moment, so the lock's
 content is read instead: the process id in `.lock`, or the record of a lease that is renewed.
@@ -13,10 +13,10 @@ from typing import Final, Literal, final
 
 import psutil
 
+from toque.runs.places import FoundFile, Place
 from toque.storage.bucket_lock import LOCK as BUCKET_LOCK
 from toque.storage.lease import STALE
 from toque.storage.owner import died_here, owner_in
-from toque.watching.places import Found, Place
 
 _LOCK: Final = "checkpoints/.lock"
 _MOST_BYTES: Final = 1 << 12
@@ -26,7 +26,7 @@ _CLOCK_SLACK: Final = 5.0
 
 @dataclass(frozen=True)
 class Holder:
-    """What is known of the process that trains."""
+    """Process that trains a run, as far as it is known."""
 
     state: Literal["alive", "gone", "unknown"]
     pid: str = ""
@@ -37,7 +37,7 @@ class HolderWatch:
     """Looks at who holds a run.
 
     Args:
-        place: of the run.
+        place: home of the run.
         clock: seconds that pass.
     """
 
@@ -46,7 +46,7 @@ class HolderWatch:
         self._record, self._unchanged_since = b"", clock()
 
     def look(self) -> Holder:
-        """Whoever held it last.
+        """The newest holder.
 
         Raises:
             OSError, BucketError: the place cannot be read.
@@ -63,7 +63,7 @@ class HolderWatch:
         return _process(self._place.read(_LOCK, 0, 64).decode("ascii", "replace").strip(), found)
 
     def _renewed(self, record: bytes) -> Holder:
-        """Of a lease: gone where its process is known to be, or when it stays as it is."""
+        """The holder of a lease: gone if its process is known to be, or if the lease stays."""
         now = self._clock()
         if record != self._record:
             self._record, self._unchanged_since = record, now
@@ -72,8 +72,8 @@ class HolderWatch:
         return Holder("gone" if is_over else "alive", str(owner.get("pid", "")))
 
 
-def _process(pid: str, lock: Found) -> Holder:
-    """The process of an id, unless another one has the id by now."""
+def _process(pid: str, lock: FoundFile) -> Holder:
+    """The holder with a process id, which is gone if another process has the id by now."""
     if not pid.isascii() or not pid.isdigit() or len(pid) > 9:
         return Holder("unknown")
     try:

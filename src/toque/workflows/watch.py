@@ -1,24 +1,21 @@
-"""Watching of runs: a page in the browser that moves while they train."""
+"""Watching of runs: their report in the browser, renewed while they train."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from toque.errors import ConfigError
 from toque.reporter import SILENT, Reporter
+from toque.runs.places import RunFinder, is_in_a_bucket
 from toque.storage.bucket import open_bucket
 from toque.storage.bucket_errors import BucketUse, RunBucketError
-from toque.watching.places import is_in_a_bucket
 from toque.workflows.results import Model, TrainedRun, folder_of
-
-if TYPE_CHECKING:
-    from toque.watching.found_runs import Finder
 
 _EVERY_SECONDS: Final = 1.0
 _EVERY_SECONDS_IN_A_BUCKET: Final = 15.0
-"""A look costs requests, and a run copies its figures at every checkpoint, no oftener."""
+"""A look costs requests, and a run copies its metrics at every checkpoint, no oftener."""
 _WATCHED: Final = BucketUse(
     "the address to watch", "list and read", "Nothing there was changed.", RunBucketError
 )
@@ -34,7 +31,7 @@ def watch(
 ) -> None:
     """Show a run, or all runs in a folder, as a live page until SIGTERM or Ctrl-C.
 
-    The runs are read and never touched: they may go on, have ended, or have been killed.
+    The runs are read and never touched: they may continue, have ended, or have been killed.
 
     Args:
         run_or_folder: a run, a folder that holds runs or will, or one of the two at gs:// or s3://.
@@ -50,35 +47,32 @@ def watch(
     """
     try:
         from toque.serving.server import Limits, Server, hosts_of, listening, url_of
-        from toque.watching.app import build_app
-        from toque.watching.watcher import Watcher
+        from toque.watching import Watcher, watching_app
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"`toque watch` needs {error.name}, which is not installed. Run: pip install "
             "'toque[serve]'."
         ) from error
-    hosts = hosts_of(host, port=port, token=token, risk="read the texts and figures of the runs")
+    hosts = hosts_of(host, port=port, token=token, risk="read the texts and metrics of the runs")
     finder, every = _finder(run_or_folder, reporter)
     with listening(host, port) as sock:
-        app = build_app(Watcher(finder, every=every), token=token, hosts=hosts)
+        app = watching_app(Watcher(finder, every=every), token=token, hosts=hosts)
         reporter.line(f"{url_of(host, sock)} shows {finder.address}.")
-        reporter.notice("The page follows the runs by itself. Ctrl-C stops it; the runs go on.")
+        reporter.notice("The page follows the runs by itself. Ctrl-C stops it; the runs continue.")
         with suppress(KeyboardInterrupt):
             Server(app, Limits(connections=256)).run(sockets=[sock])
     reporter.notice("Stopped.")
 
 
-def _finder(watched: Model, reporter: Reporter) -> tuple[Finder, float]:
-    """What finds the runs, and the seconds between two looks.
+def _finder(watched: Model, reporter: Reporter) -> tuple[RunFinder, float]:
+    """The finder of the runs, and the seconds between two looks.
 
     Raises:
         ConfigError: something else than runs.
         CheckpointError: the bucket cannot be read.
     """
-    from toque.watching.found_runs import BucketFinder, FolderFinder
-
     if not isinstance(watched, TrainedRun) and is_in_a_bucket(str(watched)):
-        finder = BucketFinder(open_bucket(str(watched).rstrip("/"), _WATCHED))
+        finder = RunFinder(open_bucket(str(watched).rstrip("/"), _WATCHED))
         finder.places()  # a wrong address or key shows at once
         return finder, _EVERY_SECONDS_IN_A_BUCKET
     folder = folder_of(watched)
@@ -87,7 +81,7 @@ def _finder(watched: Model, reporter: Reporter) -> tuple[Finder, float]:
     if not folder.exists():
         reporter.notice(f"{folder} is not there yet. A run that begins in it appears.")
     _refuse_another_kind(folder)
-    return FolderFinder(folder), _EVERY_SECONDS
+    return RunFinder(folder), _EVERY_SECONDS
 
 
 def _refuse_another_kind(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Report of a store: its data report as tables, plots and texts."""
+"""Page of a store: its data report as tables, plots and texts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from toque.cooking.labels.cuisines import CUISINES
 from toque.cooking.recipe import DIFFICULTIES, NUTRITION_CLASSES
@@ -19,10 +19,19 @@ from toque.data.prepare.data_report import (
     unused_in_words,
 )
 from toque.data.prepare.row_statistics import ColumnReport, Histogram
-from toque.reports.parts import Figure, Grid, Passage, Shown
+from toque.reports.page import (
+    Figure,
+    Figures,
+    Folded,
+    Grid,
+    Head,
+    Page,
+    Passage,
+    Section,
+    Sentence,
+)
 from toque.reports.svg_charts import bars, histogram
 from toque.sources.excerpts import Excerpt
-from toque.version import __version__
 
 MOST_FILES: Final = 30
 """Source files listed one by one; more are summed by source and schema."""
@@ -57,32 +66,48 @@ _UNKNOWN: Final = "255"
 """The value of a label that a record does not carry (`cooking.examples`)."""
 
 
-def store_content(folder: Path, report: Report) -> dict[str, Any]:
-    """The variables of the store's page."""
-    return {
-        "title": folder.resolve().name,
-        "sentence": f"{report.counted()} No record is left uncounted.",
-        "facts": _facts(report),
-        "warnings": warnings_of(report),
-        "sources": sources_grid(report),
-        "dropped": dropped_grid(report),
-        "lengths": lengths_grid(report),
-        "length_plots": [
-            _histogram("Prompt lengths", report.prompt_histogram, "tokens"),
-            _histogram("Target lengths", report.target_histogram, "tokens"),
-        ],
-        "losses": report.losses(),
-        "column_plots": [
-            _column(column)
-            for column in report.columns
-            if column.known and (_is_counted(column) or column.name not in _LABELS)
-        ],
-        "split": report.splitting(),
-        "notes": notes_grid(report),
-        "kept": [_shown(excerpt) for excerpt in report.kept_examples],
-        "lost": [_shown(excerpt) for excerpt in report.dropped_examples],
-        "made_by": f"Written by toque {__version__} from {folder}/report.json.",
-    }
+def store_page(folder: Path, report: Report) -> Page:
+    """The page of a store."""
+    head = Head(
+        "Data report",
+        folder.resolve().name,
+        f"{report.counted()} No record is left uncounted.",
+        _facts(report),
+    )
+    kept = [_folded(excerpt) for excerpt in report.kept_examples]
+    lost = [_folded(excerpt) for excerpt in report.dropped_examples]
+    lengths = [
+        _histogram("Prompt lengths", report.prompt_histogram, "tokens"),
+        _histogram("Target lengths", report.target_histogram, "tokens"),
+    ]
+    columns = [
+        _column(column)
+        for column in report.columns
+        if column.known and (_is_counted(column) or column.name not in _LABELS)
+    ]
+    dropped, notes = dropped_grid(report), notes_grid(report)
+    sections = (
+        Section("warnings", "", [Sentence(text, "warn") for text in warnings_of(report)]),
+        Section(
+            "kept",
+            f"{len(kept)} kept, as the model reads them",
+            kept or [Sentence("None to show.")],
+        ),
+        Section("lost", f"{len(lost)} dropped, as they were", lost or [Sentence("None to show.")]),
+        Section("sources", "Sources", [sources_grid(report)]),
+        Section(
+            "dropped", "Dropped", [dropped if dropped.rows else Sentence("Nothing was dropped.")]
+        ),
+        Section(
+            "lengths",
+            "Lengths",
+            [lengths_grid(report), Figures(lengths), *map(Sentence, report.losses())],
+        ),
+        Section("columns", "What the examples are like", [Figures(columns)] if columns else ()),
+        Section("split", "Split", [Sentence(report.splitting())]),
+        Section("notes", "Repaired or noted", [notes] if notes.rows else ()),
+    )
+    return Page(head, sections, f"{folder}/report.json")
 
 
 def _facts(report: Report) -> list[tuple[str, str]]:
@@ -198,13 +223,11 @@ def labels_grid(report: Report) -> Grid:
     rows = []
     for column in report.columns:
         title, _ = _NAMES.get(column.name, (column.name, ""))
-        if _is_counted(column):
-            told = _shares(column)
-        elif column.name in _LABELS:  # a mean of codes would say nothing
-            told = "not counted by name in this store, which an earlier release wrote"
+        if _is_counted(column) or column.name in _LABELS:  # a mean of codes would say nothing
+            values = _shares(column)
         else:
-            told = f"mean {column.mean:.3g}, from {column.least:.4g} to {column.most:.4g}"
-        rows.append((title, f"{column.known:,}", told))
+            values = f"mean {column.mean:.3g}, from {column.least:.4g} to {column.most:.4g}"
+        rows.append((title, f"{column.known:,}", values))
     return Grid(("column", "examples", "values"), rows, frozenset({1}))
 
 
@@ -227,11 +250,11 @@ def _shares(column: ColumnReport) -> str:
     unknown = [item for item in values if item[0] == _UNKNOWN and labels]
     named = [item for item in values if item not in unknown]
     shown = named if len(named) <= _MOST_NAMED + 1 else named[:_MOST_NAMED]
-    told = [(_label(value, labels), count) for value, count in shown]
+    pairs = [(_label(value, labels), count) for value, count in shown]
     if rest := named[len(shown) :]:
-        told.append((f"{len(rest)} others", sum(count for _, count in rest)))
-    told += [(_label(value, labels), count) for value, count in unknown]
-    return ", ".join(f"{name} {count / column.known:.1%}" for name, count in told)
+        pairs.append((f"{len(rest)} others", sum(count for _, count in rest)))
+    pairs += [(_label(value, labels), count) for value, count in unknown]
+    return ", ".join(f"{name} {count / column.known:.1%}" for name, count in pairs)
 
 
 def notes_grid(report: Report) -> Grid:
@@ -282,10 +305,10 @@ def _label(value: str, labels: Sequence[str]) -> str:
     return labels[int(value)] if int(value) < len(labels) else value
 
 
-def _shown(excerpt: Excerpt) -> Shown:
+def _folded(excerpt: Excerpt) -> Folded:
     tags = [tag for tag in (excerpt.reason, excerpt.place) if tag]
     opening = " ".join((excerpt.prompt or excerpt.text).split())
     heading = opening if len(opening) <= 110 else opening[:110] + "…"
     prompt = [Passage(excerpt.prompt, "prompt")] if excerpt.prompt else []
     target = Passage(excerpt.text, "target" if excerpt.prompt else "")
-    return Shown(heading, [*prompt, target], tags)
+    return Folded(heading, [*prompt, target], tags)

@@ -1,0 +1,290 @@
+"""Page of a run: state, losses, texts, limits, machine, scores and settings.
+
+`toque report` writes it to a file, and `toque watch` sends its sections while they change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+from toque.cooking.scoring.recipe_scores import hint
+from toque.data.prepare.report import Report
+from toque.reporter import clock_text
+from toque.reports.figures import (
+    figures_of,
+    figures_over,
+    loss_of,
+    losses_over,
+    machine_figures,
+)
+from toque.reports.page import (
+    Figures,
+    Folded,
+    Grid,
+    Head,
+    Page,
+    Passage,
+    Section,
+    Sentence,
+    written,
+)
+from toque.reports.score_tables import score_grids
+from toque.reports.verdict import Verdict, advice
+from toque.runs.history import RunHistory, SystemRow, number
+from toque.runs.run_record import CONFIG, RunRecord
+from toque.runs.run_state import RunState, state_of
+
+SECTIONS: Final = (
+    "warnings",
+    "loss",
+    "texts",
+    "course",
+    "machine",
+    "held-out",
+    "scores",
+    "data",
+    "sessions",
+    "environment",
+    "configuration",
+)
+"""Names of the page's sections, in their order; `live/index.html` has an element for each."""
+_MOST_PROMPTS: Final = 12
+_MOST_TEXTS: Final = 4
+_MOST_ROWS: Final = 40
+_MOST_GPUS: Final = 4
+_SHOWN_ELSEWHERE: Final = ("event", "step", "epoch", "stop_after", "train", "arithmetic")
+"""Fields of a start event that stand in other sections, or in the configuration."""
+_MACHINE_NOTE: Final = "Over the minutes that were measured while the run trained."
+
+
+def run_page(
+    run: RunRecord,
+    name: str,
+    *,
+    verdict: Verdict | None = None,
+    label: str = "Run report",
+    trouble: str = "",
+    over: Mapping[str, RunHistory] | None = None,
+) -> Page:
+    """The page of a run; whatever its folder lacks is left out.
+
+    Args:
+        run: as just read.
+        name: of the run.
+        verdict: on what limits the run, once it is known.
+        label: line above the name.
+        trouble: reason why the run could not be read now.
+        over: runs whose curves are drawn over each other in place of this one's.
+    """
+    history, state, evaluation = run.history, state_of(run), run.evaluation()
+    head = Head(
+        label,
+        name,
+        state.sentence,
+        _facts(history, state),
+        state.kind,
+        history.done if state.kind == "running" else None,
+    )
+    curves = figures_over(over) if over else figures_of(history)
+    machine = machine_figures(history)
+    sections = (
+        Section("warnings", "", _warnings(history, trouble)),
+        Section(
+            "loss",
+            "Losses over each other" if over else "Loss",
+            [losses_over(over) if over else loss_of(history)],
+        ),
+        Section("texts", "What it wrote", _texts(run, evaluation)),
+        Section("course", "How it ran", [*_limits(verdict), Figures(curves)]),
+        Section(
+            "machine",
+            "The machine",
+            [Sentence(_MACHINE_NOTE, "soft"), Figures(machine)] if machine else (),
+        ),
+        Section("held-out", "Held-out metrics", _evaluations(history)),
+        Section("scores", "Scores", score_grids(evaluation)),
+        Section("data", "Data", _data(run)),
+        Section("sessions", "Sessions", [_sessions(history)]),
+        Section("environment", "Where it ran", [_environment(history)]),
+        Section("configuration", "Configuration", [_configuration(run)]),
+    )
+    return Page(head, sections, f"the files in {run.place.address}")
+
+
+def _facts(history: RunHistory, state: RunState) -> list[tuple[str, str]]:
+    totals, step, running = history.totals, history.step, state.kind == "running"
+    whole = history.start.get("train")
+    requested = whole.get("stop_after") if isinstance(whole, Mapping) else None
+    # The event's own length is what was left of the run when its session began.
+    pairs = [("until", str(requested or history.start.get("stop_after", "-")))]
+    if step is not None:
+        pairs += [("step", f"{step.step:,}"), ("epochs", f"{step.epoch:.2f}")]
+        if step.loss is not None:
+            pairs.append(("training loss", f"{step.loss:.4f}"))
+    if history.best is not None:
+        pairs.append(("lowest held-out loss", "{:.4f} at step {:,}".format(*history.best)))
+    if totals.tokens and totals.seconds:
+        pairs.append(("tokens", f"{totals.tokens:,}"))
+        pairs.append(("tokens/s", f"{totals.tokens / totals.seconds:,.0f}"))
+    if running and step is not None and step.tokens_per_second is not None:
+        pairs.append(("tokens/s now", f"{step.tokens_per_second:,.0f}"))
+    if running and (left := history.seconds_left) is not None:
+        pairs.append(("training left, about", clock_text(left)))
+    pairs += _parameters(history.start.get("parameters"))
+    pairs.append(("training time", clock_text(totals.seconds)))
+    if history.saved:
+        pairs.append(("newest checkpoint", f"step {history.saved:,}"))
+    return pairs + (_machine_facts(history.system) if running and history.system else [])
+
+
+def _parameters(counts: Any) -> list[tuple[str, str]]:
+    if not counts:
+        return []
+    total, trained = counts.get("total") or 0, counts.get("trainable") or 0
+    pairs = [("parameters", f"{total / 1e6:,.1f} M")]
+    if 0 < trained < total:  # an adapter's
+        pairs.append(("trainable", f"{trained:,} ({trained / total:.2%})"))
+    return pairs
+
+
+def _machine_facts(system: SystemRow) -> list[tuple[str, str]]:
+    pairs = []
+    if system.cpu_percent is not None:
+        pairs.append(("processor in use", f"{system.cpu_percent:.0f} %"))
+    used, total = system.memory_used_bytes, system.memory_total_bytes
+    if used is not None and total:
+        pairs.append(("memory in use", f"{used / 1e9:.1f} of {total / 1e9:.1f} GB"))
+    for gpu in system.gpus[:_MOST_GPUS]:
+        if gpu.utilisation_percent is not None:
+            power = "" if gpu.power_watts is None else f", {gpu.power_watts:.0f} W"
+            pairs.append((f"GPU {gpu.index}", f"{gpu.utilisation_percent:.0f} %{power}"))
+    return pairs
+
+
+def _warnings(history: RunHistory, trouble: str) -> list[Sentence]:
+    """Trouble, throttled GPUs and the run's own warnings, the newest first."""
+    found = [f"Step {step:,}: {message}" for step, message in history.warnings]
+    for gpu in history.system.gpus if history.system else ():
+        if gpu.throttled:
+            reasons = ", ".join(gpu.throttled)
+            found.append(f"GPU {gpu.index} runs slower than it can: {reasons}.")
+    found += [trouble] if trouble else []
+    shown = [Sentence(text, "warn") for text in reversed(found)]
+    if history.n_warnings > len(history.warnings):
+        note = f"The last {len(history.warnings)} of {history.n_warnings:,} warnings."
+        shown.append(Sentence(note, "soft"))
+    return shown
+
+
+def _texts(run: RunRecord, evaluation: Mapping[str, Any]) -> list[Sentence | Folded]:
+    generated = evaluation.get("generated")
+    score = number(generated.get("recipe_score")) if isinstance(generated, dict) else None
+    poor = "" if score is None else hint(score)
+    found: list[Sentence | Folded] = [Sentence(poor, "warn")] if poor else []
+    prompts = list(run.texts.items())
+    found += [texts_of(prompt, own) for prompt, own in prompts[-_MOST_PROMPTS:]]
+    if len(prompts) > _MOST_PROMPTS:
+        note = f"The last {_MOST_PROMPTS} of {len(prompts):,} prompts in samples.jsonl."
+        found.append(Sentence(note, "soft"))
+    return found
+
+
+def texts_of(prompt: str, own: Sequence[Mapping[str, Any]]) -> Folded:
+    """A prompt's texts, the newest first; of many, some spread evenly over the run."""
+    gap = max(1, -(-len(own) // _MOST_TEXTS))
+    texts: list[Passage] = []
+    for sample in own[::-1][::gap]:
+        metrics = sample.get("metrics")
+        metrics = metrics if isinstance(metrics, dict) else {}
+        scores = ", ".join(f"{name} {written(value)}" for name, value in metrics.items())
+        texts.append(Passage(str(sample.get("text", "")), f"step {sample.get('step')}", scores))
+    if own[-1].get("reference"):
+        texts.append(Passage(str(own[-1]["reference"]), "reference"))
+    steps = [sample.get("step") for sample in own]
+    tag = f"steps {steps[0]} to {steps[-1]}" if len(own) > 1 else f"step {steps[-1]}"
+    return Folded(" ".join(prompt.split()), texts, [tag])
+
+
+def _limits(verdict: Verdict | None) -> list[Sentence | Grid]:
+    """What limits the run, what to do about it, and the parts of its time."""
+    if verdict is None:
+        return []
+    rows = [
+        (share.name, clock_text(share.seconds), f"{share.share:.1%}") for share in verdict.shares
+    ]
+    numeric = frozenset({1, 2})
+    return [
+        Sentence(verdict.sentence),
+        *(Sentence(advice(found)) for found in verdict.found[:1]),
+        Grid(("part", "time", "share"), rows, numeric, summary="Parts of the time"),
+    ]
+
+
+def _evaluations(history: RunHistory) -> list[Grid]:
+    rows = list(history.evaluations)[-_MOST_ROWS:]
+    names = list(dict.fromkeys(name for row in rows for name in row.metrics))
+    if not rows:
+        return []
+    cells = [
+        (f"{row.step:,}", *(written(row.metrics.get(name, "-")) for name in names)) for row in rows
+    ]
+    count = history.n_evaluations
+    note = f"The last {len(rows)} of {count:,}." if count > len(rows) else ""
+    return [Grid(("step", *names), cells, frozenset(range(len(names) + 1)), note)]
+
+
+def _data(run: RunRecord) -> list[Sentence]:
+    """What the store's report says of losses, if the store is where the configuration has it."""
+    if run.place.folder is None:
+        return []
+    for line in run.text(CONFIG).splitlines():
+        name, _, value = line.strip().partition(": ")
+        if name == "store" and line.startswith("  store"):
+            store = Path(value.split("  #")[0].strip("\"'"))
+            with suppress(OSError):
+                changed = (store / "report.json").stat().st_mtime_ns
+                return list(map(Sentence, _losses_of(store, changed)))
+    return []
+
+
+@lru_cache(maxsize=32)
+def _losses_of(store: Path, _changed: int) -> tuple[str, ...]:
+    """Counts of a store and what was cut, read again only once its report has changed."""
+    report = Report.read_from(store)
+    if report is None:
+        return ()
+    counts = f"{report.examples:,} examples from {report.read:,} records."
+    return (" ".join([counts, *report.losses()]),)
+
+
+def _sessions(history: RunHistory) -> Grid:
+    rows = [
+        (f"{one.from_step:,}", "-", "-", "no end recorded")
+        if one.to_step is None
+        else (f"{one.from_step:,}", f"{one.to_step:,}", clock_text(one.seconds), one.reason)
+        for one in history.sessions
+    ]
+    return Grid(("from step", "to step", "time", "ended"), rows, frozenset({0, 1, 2}))
+
+
+def _environment(history: RunHistory) -> Grid:
+    known = {k: v for k, v in history.start.items() if k not in _SHOWN_ELSEWHERE}
+    rows = [(name.replace("_", " "), written(value)) for name, value in _flat(known)]
+    return Grid(("what", "value"), rows)
+
+
+def _flat(value: object, name: str = "") -> list[tuple[str, object]]:
+    if isinstance(value, dict):
+        return [p for key, held in value.items() for p in _flat(held, f"{name} {key}".strip())]
+    return [(name, value)] if isinstance(value, int | float | str) else []
+
+
+def _configuration(run: RunRecord) -> Sentence | Folded:
+    if not (text := run.text(CONFIG)):
+        return Sentence("The run folder holds no config.yaml.")
+    origins = "config.yaml, with the origin of each value that is no default"
+    return Folded(origins, [Passage(text)], is_open=True)

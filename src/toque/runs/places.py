@@ -1,0 +1,229 @@
+"""Places of runs: the files of a run in a folder of this machine or in a bucket, read only.
+
+Nothing is written, no lock is taken, and no link is followed: a run may be in use, and a folder may
+come from anyone.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol, final
+
+from toque.errors import ConfigError
+from toque.runs.history import METRICS
+from toque.storage.bucket import Bucket, is_remote
+from toque.storage.bucket_errors import BucketError
+from toque.storage.no_follow import open_plain
+
+MOST_BYTES: Final = 8 << 20
+"""Bytes read at a time, so that a long file is taken in over several looks."""
+_DEPTH: Final = 3
+_MOST_RUNS: Final = 200
+_OF_A_RUN: Final = frozenset({"checkpoints", "best", "model", "outbox", "tensorboard", "wandb"})
+
+
+@dataclass(frozen=True)
+class FoundFile:
+    """State of a file at a look."""
+
+    bytes: int
+    tag: str
+    """Identity of the file: another one once it was replaced, the same when it only grew."""
+    changed: float | None
+    """Time of the last write, in seconds since 1970; None where the place does not say."""
+
+
+class Place(Protocol):
+    """Home of the files of one run."""
+
+    @property
+    def address(self) -> str:
+        """Address as a user would write it."""
+
+    @property
+    def folder(self) -> Path | None:
+        """Folder on this machine; None in a bucket."""
+
+    def look(self, name: str) -> FoundFile | None:
+        """A file of the run; None when there is none.
+
+        Raises:
+            OSError, BucketError: it cannot be looked at.
+        """
+
+    def read(self, name: str, start: int, end: int) -> bytes:
+        """Bytes [start, end) of a file, fewer where it ends before.
+
+        Raises:
+            OSError, BucketError: it cannot be read.
+        """
+
+
+def is_in_a_bucket(address: str) -> bool:
+    """True if a run's address is a bucket's, and no folder.
+
+    Raises:
+        ConfigError: it is of a kind that holds no runs.
+    """
+    try:
+        return is_remote(address)
+    except BucketError as error:
+        scheme = address.partition("://")[0]
+        raise ConfigError(
+            f"{scheme}://... is a kind of address that cannot hold a run. Name a folder of this "
+            "machine, gs://BUCKET/FOLDER or s3://BUCKET/FOLDER."
+        ) from error
+
+
+def content(place: Place, name: str) -> bytes | None:
+    """A small file whole; None when there is none.
+
+    Raises:
+        OSError, BucketError: it cannot be read.
+    """
+    found = place.look(name)
+    return None if found is None else place.read(name, 0, min(found.bytes, MOST_BYTES))
+
+
+@final
+@dataclass(frozen=True)
+class FolderPlace:
+    """A run in a folder of this machine."""
+
+    folder: Path
+
+    @property
+    def address(self) -> str:
+        """Path of the folder."""
+        return str(self.folder)
+
+    def look(self, name: str) -> FoundFile | None:
+        """A plain file; a link or a device counts as absent."""
+        try:
+            found = (self.folder / name).lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        if not stat.S_ISREG(found.st_mode):
+            return None
+        return FoundFile(found.st_size, f"{found.st_dev}:{found.st_ino}", found.st_mtime)
+
+    def read(self, name: str, start: int, end: int) -> bytes:
+        """Bytes [start, end) of a file."""
+        with open_plain(self.folder / name) as file:
+            return os.pread(file.fileno(), end - start, start)
+
+
+@final
+@dataclass(frozen=True)
+class BucketPlace:
+    """A run in a bucket, or one of several below the bucket's address."""
+
+    bucket: Bucket
+    below: str = ""
+    """Folder below the address, with a slash at its end; "" for the address itself."""
+
+    folder: None = None
+
+    @property
+    def address(self) -> str:
+        """Address as gs://BUCKET/FOLDER."""
+        return f"{self.bucket.address}/{self.below}".rstrip("/")
+
+    def look(self, name: str) -> FoundFile | None:
+        """A file as the service has it now."""
+
+        def ask() -> FoundFile | None:
+            try:
+                found = self.bucket.info(self._key(name))
+            except FileNotFoundError:
+                return None
+            # An object is replaced whole, and one that a run appends to keeps its beginning.
+            return FoundFile(found.bytes, "object", None)
+
+        return self.bucket.request(f"look at {self.address}/{name}", ask)
+
+    def read(self, name: str, start: int, end: int) -> bytes:
+        """Bytes [start, end) of a file."""
+
+        def ask() -> bytes:
+            file = self.bucket.info(self._key(name))
+            last = min(end, file.bytes)
+            return self.bucket.read_range(file, start, last) if last > start else b""
+
+        return self.bucket.request(f"read {self.address}/{name}", ask)
+
+    def _key(self, name: str) -> str:
+        return f"{self.bucket.path}/{self.below}{name}"
+
+
+@final
+@dataclass(frozen=True)
+class RunFinder:
+    """Finds the runs at an address: one run, or those in it and in its folders.
+
+    Args:
+        where: a folder of this machine, in which no link is followed, or a bucket's address.
+    """
+
+    where: Path | Bucket
+
+    @property
+    def address(self) -> str:
+        """Address as the user wrote it."""
+        return str(self.where) if isinstance(self.where, Path) else self.where.address
+
+    def places(self) -> Mapping[str, Place]:
+        """The runs at this moment, by a short name.
+
+        Raises:
+            OSError, BucketError: the address cannot be listed.
+        """
+        if isinstance(self.where, Bucket):
+            return _in_bucket(self.where)
+        if _is_run(self.where):
+            return {self.where.resolve().name: FolderPlace(self.where)}
+        found: dict[str, Place] = {}
+        for folder in _runs_below(self.where, _DEPTH):
+            if len(found) == _MOST_RUNS:
+                break
+            found[folder.relative_to(self.where).as_posix()] = FolderPlace(folder)
+        return found
+
+
+def _in_bucket(bucket: Bucket) -> Mapping[str, Place]:
+    names = bucket.names()
+    if any(name in names for name in (METRICS, "config.yaml")):
+        return {bucket.path.rstrip("/").rpartition("/")[2]: BucketPlace(bucket)}
+    below = sorted(name.removesuffix(METRICS) for name in names if name.endswith(f"/{METRICS}"))
+    return {path.rstrip("/"): BucketPlace(bucket, path) for path in below[:_MOST_RUNS]}
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / METRICS).exists() or (folder / "checkpoints").is_dir()
+
+
+def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError:
+        return  # not ours to read
+    for entry in entries:
+        if entry.name in _OF_A_RUN or not _is_own_folder(entry):
+            continue
+        path = Path(entry.path)
+        if _is_run(path):
+            yield path
+        elif depth > 1:
+            yield from _runs_below(path, depth - 1)
+
+
+def _is_own_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        mode = entry.stat(follow_symlinks=False).st_mode
+    except OSError:
+        return False
+    return stat.S_ISDIR(mode) and not entry.name.startswith(".")

@@ -1,0 +1,204 @@
+"""Record of a run: its history, its texts and its small files, taken in while they grow."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final, final
+
+import msgspec
+
+from toque.errors import CheckpointError, ToqueError
+from toque.runs.history import METRICS, RunHistory, event_in
+from toque.runs.places import MOST_BYTES, FoundFile, Place
+from toque.runs.run_holder import Holder, HolderWatch
+from toque.storage.json_files import decode_json
+
+SAMPLES: Final = "samples.jsonl"
+EVALUATION: Final = "evaluation.json"
+CONFIG: Final = "config.yaml"
+_END: Final = "end.json"
+_LONGEST_LINE: Final = 4 << 20
+"""Bytes of a line that has no end; a longer one is passed over."""
+_MOST_PROMPTS: Final = 64
+_MOST_TEXTS: Final = 32
+"""Texts kept of a prompt; of more, every second one is forgotten, and the newest stay."""
+
+
+@final
+class Tail:
+    """Lines of a growing file, each given once.
+
+    A line without its end is kept until the end comes: it is being written, or a kill tore it. The
+    next line then stands alone, for a writer ends a torn line before it continues.
+
+    Args:
+        place: home of the run.
+        name: of the file.
+    """
+
+    def __init__(self, place: Place, name: str) -> None:
+        self._place, self._name = place, name
+        self._at = 0
+        self._waiting = b""
+        self._skipping = False
+        self.found: FoundFile | None = None
+        """The file at the last look; None while there is none."""
+        self.restarted = False
+        """True if it was replaced or cut before the last look: all lines so far are void."""
+
+    @property
+    def behind(self) -> bool:
+        """True if the file holds more than was read."""
+        return self.found is not None and self._at < self.found.bytes
+
+    def lines(self) -> list[str]:
+        """New lines, from at most some megabytes.
+
+        Raises:
+            OSError, BucketError: the file cannot be read.
+        """
+        before, self.found = self.found, self._place.look(self._name)
+        now = self.found
+        self.restarted = before is not None and (
+            now is None or now.tag != before.tag or now.bytes < self._at
+        )
+        if self.restarted:
+            self._at, self._waiting, self._skipping = 0, b"", False
+        if now is None or now.bytes <= self._at:
+            return []
+        data = self._place.read(self._name, self._at, min(now.bytes, self._at + MOST_BYTES))
+        self._at += len(data)
+        *whole, self._waiting = (self._waiting + data).split(b"\n")
+        if whole and self._skipping:
+            whole, self._skipping = whole[1:], False
+        if len(self._waiting) > _LONGEST_LINE:
+            self._waiting, self._skipping = b"", True
+        return [line.decode("utf-8", "replace") for line in whole if line.strip()]
+
+
+@final
+class RunRecord:
+    """A run's files, read once by `read_whole` or again and again by `refresh`.
+
+    Args:
+        place: home of the run.
+        clock: seconds that pass.
+    """
+
+    def __init__(self, place: Place, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.place, self._clock = place, clock
+        self._events, self._samples = Tail(place, METRICS), Tail(place, SAMPLES)
+        self._holders = HolderWatch(place, clock=clock)
+        self._files: dict[str, tuple[FoundFile, str]] = {}
+        self.history = RunHistory()
+        self.texts: dict[str, list[Mapping[str, Any]]] = {}
+        """Texts by prompt; the prompt seen last stands last."""
+        self.holder = Holder("unknown")
+        self.version = 0
+        """Number that rises with every change that is seen."""
+        self.trouble = ""
+        """Reason why the files could not be read at the last look; "" where they could."""
+        self._grew_at: float | None = None
+        self._gone_since: float | None = None
+
+    @property
+    def is_scored(self) -> bool:
+        """True once the finished model and its scores are written."""
+        return _END in self._files
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """True if lines came after its process was seen gone: it runs on another machine."""
+        grew, gone = self._grew_at, self._gone_since
+        return grew is not None and gone is not None and grew > gone
+
+    @property
+    def written_at(self) -> float | None:
+        """Time of the newest event, in seconds since 1970."""
+        found = self._events.found
+        return None if found is None else found.changed
+
+    def text(self, name: str) -> str:
+        """Text of CONFIG or EVALUATION; "" where there is none."""
+        return self._files[name][1] if name in self._files else ""
+
+    def evaluation(self) -> dict[str, Any]:
+        """The values of evaluation.json; empty where there is none, or it is damaged."""
+        try:
+            return decode_json(self.text(EVALUATION), dict[str, Any])
+        except msgspec.DecodeError:
+            return {}
+
+    def read_whole(self) -> None:
+        """Take in all that the files hold.
+
+        Raises:
+            CheckpointError: a file cannot be read.
+            BucketError: the bucket cannot be read.
+        """
+        try:
+            self._look()
+            while self._events.behind or self._samples.behind:
+                self._look()
+        except OSError as error:
+            raise CheckpointError(
+                f"{error.filename or self.place.address} cannot be read: {error.strerror}. Give "
+                "yourself the right to read it, or name another run."
+            ) from error
+
+    def refresh(self) -> None:
+        """Take in what is new. A reason why it cannot be read stands in `trouble`."""
+        before = (self.trouble, self.holder)
+        try:
+            self._look()
+            self.trouble = ""
+        except (OSError, ToqueError) as error:
+            self.trouble = str(getattr(error, "strerror", None) or error)
+        if (self.trouble, self.holder) != before:
+            self.version += 1
+
+    def _look(self) -> None:
+        was_at_end = self._events.found is not None and not self._events.behind
+        lines = self._events.lines()
+        if self._events.restarted:
+            self.history, self.texts = RunHistory(), {}
+            self._samples = Tail(self.place, SAMPLES)
+        for line in lines:
+            if (event := event_in(line)) is not None:
+                self.history.take(event)
+        texts = self._samples.lines()
+        for line in texts:
+            self._take_text(line)
+        changed = {self._reread(name) for name in (EVALUATION, CONFIG, _END)}
+        if lines or texts or self._events.restarted or True in changed:
+            self.version += 1
+        if lines and was_at_end:
+            self._grew_at = self._clock()
+        self.holder = self._holders.look()
+        if self.holder.state != "gone":
+            self._gone_since = None
+        elif self._gone_since is None:
+            self._gone_since = self._clock()
+
+    def _reread(self, name: str) -> bool:
+        """Read a small file again if it is another one than at the last look."""
+        found, known = self.place.look(name), self._files.get(name)
+        if found is None:
+            return self._files.pop(name, None) is not None
+        if known is not None and known[0] == found:
+            return False
+        data = self.place.read(name, 0, min(found.bytes, MOST_BYTES))
+        self._files[name] = (found, data.decode("utf-8", "replace"))
+        return True
+
+    def _take_text(self, line: str) -> None:
+        try:
+            sample = decode_json(line, dict[str, Any])
+        except msgspec.DecodeError:
+            return
+        prompt = str(sample.get("prompt", ""))
+        own = [*self.texts.pop(prompt, []), sample]
+        self.texts[prompt] = own if len(own) <= _MOST_TEXTS else own[len(own) % 2 :: 2]
+        while len(self.texts) > _MOST_PROMPTS:
+            del self.texts[next(iter(self.texts))]

@@ -1,0 +1,93 @@
+"""State of a run as its files tell it: waiting, running, scoring, ended, killed or silent."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from toque.reporter import clock_text
+from toque.runs.run_record import RunRecord
+
+Kind = Literal["waiting", "running", "scoring", "ended", "killed", "silent"]
+_QUIET_SECONDS: Final = 120.0
+"""Seconds without output after which a run with no known process is shown as silent, and a
+running one with the time since its newest output."""
+_SCORED: Final = ("finished", "early_stopping")
+"""Reasons of an end after which the best model is scored and written."""
+_ENDED: Final = {
+    "finished": "Finished",
+    "early_stopping": "Stopped early, as requested",
+    "interrupted": "Interrupted and saved; the same command continues it",
+    "non_finite": "Stopped on a loss that is not finite",
+}
+
+
+@dataclass(frozen=True)
+class RunState:
+    """State of a run in a word, for a table, and in a sentence."""
+
+    kind: Kind
+    sentence: str
+
+
+def state_of(run: RunRecord, *, now: float | None = None) -> RunState:
+    """The state of a run as far as its files tell.
+
+    Args:
+        run: as just read.
+        now: seconds since 1970.
+    """
+    now = time.time() if now is None else now
+    holder, history, at = run.holder, run.history, run.history.progress.step
+    # A process that reads its own run is not training it any more.
+    is_alive = (holder.state == "alive" and holder.pid != str(os.getpid())) or run.is_elsewhere
+    if not history.start:
+        outlook = "it is being set up" if is_alive else "metrics appear here when training begins"
+        return RunState("waiting", f"No update yet: {outlook}.")
+    if history.end is not None:
+        return _after_the_end(run, history.end, is_alive=is_alive)
+    quiet = 0.0 if run.written_at is None else max(0.0, now - run.written_at)
+    if is_alive:
+        since = f"; nothing new for {clock_text(quiet)}" if quiet > _QUIET_SECONDS else ""
+        return RunState("running", f"Running, at step {at:,}{since}.")
+    last = f"The last metrics are of step {at:,}; {_continues(history.saved)}"
+    if holder.state == "gone":
+        who = f"process {holder.pid}" if holder.pid else "its process"
+        return RunState("killed", f"Killed: {who} is gone and recorded no end. {last}")
+    if quiet <= _QUIET_SECONDS:
+        return RunState("running", f"Running, at step {at:,}.")
+    return RunState(
+        "silent",
+        f"No end is recorded and nothing came for {clock_text(quiet)}: killed, or stopped with its "
+        f"machine. {last}",
+    )
+
+
+def ended_in_words(end: Mapping[str, Any]) -> str:
+    """An `end` event as a sentence.
+
+    >>> ended_in_words({"event": "end", "step": 1200, "reason": "early_stopping"})
+    'Stopped early, as requested, at step 1,200.'
+    """
+    reason = str(end.get("reason"))
+    words = _ENDED.get(reason, reason.replace("_", " ").capitalize())
+    error = f" ({end['error']})" if end.get("error") else ""
+    return f"{words}{error}, at step {end['step']:,}."
+
+
+def _after_the_end(run: RunRecord, end: Mapping[str, Any], *, is_alive: bool) -> RunState:
+    words, is_whole = ended_in_words(end), end.get("reason") in _SCORED
+    if is_alive and is_whole and not run.is_scored:
+        return RunState("scoring", f"{words} Its best model is being scored and written.")
+    if is_alive and not is_whole:
+        return RunState("waiting", f"{words} A new session is being set up.")
+    return RunState("ended", words)
+
+
+def _continues(saved: int | None) -> str:
+    if not saved:
+        return "nothing was saved, so the same command begins again."
+    return f"the same command continues from step {saved:,}, the newest checkpoint."

@@ -1,0 +1,325 @@
+"""Server of `toque watch`: the page of a run or of several, sent to readers as it changes.
+
+The page is the one that `toque report` writes; only a table of several runs stands above it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, final
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from toque.errors import ToqueError
+from toque.reporter import clock_text
+from toque.reports.figures import MOST_OVER, STYLES
+from toque.reports.page import STYLE, Head, Page, RunRow, RunTable, Section, Sentence
+from toque.reports.run_page import SECTIONS, run_page
+from toque.reports.verdict import Verdict, verdict_of
+from toque.runs.places import RunFinder
+from toque.runs.run_record import RunRecord
+from toque.runs.run_state import RunState, state_of
+from toque.serving.page_files import FOLDER as SERVED_PAGE
+from toque.serving.page_files import page_files
+from toque.serving.server import Gate, RequestError, answer_to
+
+_LIVE: Final = STYLE.parent.parent / "live"
+_SHARED: Final = (STYLE, SERVED_PAGE / "stream.js", SERVED_PAGE / "toque.svg")
+"""Style sheet of the report, and the script with which the page of `toque serve` reads streams."""
+_LIST_EVERY: Final = 5
+"""Looks at the files between two listings of the runs."""
+_MOST_READERS: Final = 64
+_SHARE_OF_A_CORE: Final = 0.02
+"""Largest share of a processor's core that one reader may take from the run beside it."""
+_TICK_SECONDS: Final = 0.25
+"""Seconds between two looks at whether the server ends."""
+_ALIVE_SECONDS: Final = 15.0
+"""Seconds of silence after which a line shows that the server is alive."""
+_LONGEST_NAMES: Final = 20_000
+_VERDICT_EVERY: Final = 30.0
+"""Seconds between two verdicts on a run that continues: each reads the whole run."""
+_VERDICT_SHARE: Final = 0.01
+"""Largest share of the time that verdicts may take."""
+_ORDER: Final = ("running", "scoring", "waiting", "silent", "killed", "ended")
+_HEADS: Final = ("step", "done", "loss", "held-out loss", "tokens/s", "left")
+_NONE: Final = "-"
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Choice of a reader."""
+
+    shown: str | None = None
+    """Run that is shown in full; None for the first."""
+    over: tuple[str, ...] | None = None
+    """Runs drawn over each other; None for the first few."""
+
+
+@dataclass(frozen=True)
+class View:
+    """The page at a moment."""
+
+    parts: Mapping[str, str]
+    """HTML by the id of its element."""
+    title: str
+    said: str
+    """State of the shown run in a sentence, which screen readers announce when it changes."""
+    loss: float | None = None
+    """Newest training loss."""
+
+
+@final
+class Watcher:
+    """The runs at an address; safe to use from several threads.
+
+    Args:
+        finder: knows where runs are.
+        every: seconds between two looks at the files.
+        judge: gives the verdict on the run in a folder.
+        clock: seconds that pass.
+    """
+
+    def __init__(
+        self,
+        finder: RunFinder,
+        *,
+        every: float,
+        judge: Callable[[Path], Verdict | None] = verdict_of,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.every = every
+        self._finder, self._judge, self._clock = finder, judge, clock
+        self._lock = threading.Lock()
+        self._looked: float | None = None
+        self._looks = 0
+        self._runs: dict[str, RunRecord] = {}
+        self._verdicts: dict[str, tuple[float, int, Verdict | None]] = {}
+        self._trouble = ""
+
+    def refresh(self) -> None:
+        """Look at the files, unless the last look was a moment ago."""
+        with self._lock:
+            now = self._clock()
+            if self._looked is not None and now - self._looked < self.every:
+                return
+            if self._looks % _LIST_EVERY == 0 or not self._runs:
+                self._list()
+            for run in self._runs.values():
+                run.refresh()
+            self._looked, self._looks = self._clock(), self._looks + 1
+
+    def view(self, chosen: Chosen, before: object = None) -> tuple[View | None, object]:
+        """The page, or None where it is as it was `before`; and the `before` of the next call."""
+        with self._lock:
+            states = {name: state_of(run) for name, run in self._runs.items()}
+            versions = [(name, run.version, states[name]) for name, run in self._runs.items()]
+            key = (self._trouble, versions)
+            if key == before:  # far cheaper to compare than the page
+                return None, key
+            return (self._view(chosen, states) if states else self._empty()), key
+
+    def _list(self) -> None:
+        try:
+            places = self._finder.places()
+            self._trouble = ""
+        except (OSError, ToqueError) as error:
+            self._trouble = str(error)
+            return
+        self._runs = {
+            name: self._runs.get(name) or RunRecord(place) for name, place in places.items()
+        }
+
+    def _empty(self) -> View:
+        address = self._finder.address
+        words = self._trouble or f"No run is in {address} yet. One that begins there appears here."
+        page = Page(Head(address, "Waiting for a run", words, state="waiting"), ())
+        return View(dict.fromkeys(SECTIONS, "") | page.parts(), "Waiting", words)
+
+    def _view(self, chosen: Chosen, states: Mapping[str, RunState]) -> View:
+        runs = self._runs
+        names = sorted(runs, key=lambda name: (*_rank(runs[name], states[name]), name))
+        shown = chosen.shown if chosen.shown is not None and chosen.shown in runs else names[0]
+        over = names[:MOST_OVER] if chosen.over is None else chosen.over
+        # By name, so that a run keeps its colour while others end.
+        drawn = [name for name in sorted(runs) if name in over][:MOST_OVER]
+        run, several = runs[shown], len(names) > 1
+        unread = f"{run.place.address} cannot be read: {run.trouble}" if run.trouble else ""
+        page = run_page(
+            run,
+            shown,
+            verdict=self._verdict(shown, run),
+            label=run.place.address,
+            trouble=self._trouble or unread,
+            over={name: runs[name].history for name in drawn}
+            if several and drawn and drawn != [shown]
+            else None,
+        )
+        table = _table(names, runs, states, drawn, shown) if several else ()
+        page = replace(page, sections=(Section("runs", "Runs", table), *page.sections))
+        step, sentence = run.history.step, f"{shown}: {states[shown].sentence}"
+        if step is None or step.loss is None:
+            return View(page.parts(), shown, sentence)
+        title = f"{step.loss:.4f} · step {step.step:,} · {shown}"
+        return View(page.parts(), title, sentence, step.loss)
+
+    def _verdict(self, name: str, run: RunRecord) -> Verdict | None:
+        """The newest verdict on a run, asked for now and then."""
+        folder, now = run.place.folder, self._clock()
+        if folder is None or run.history.step is None:
+            return None
+        due, version, verdict = self._verdicts.get(name, (0.0, -1, None))
+        if version == run.version or (version >= 0 and now < due):
+            return verdict
+        verdict = self._judge(folder)
+        took = self._clock() - now
+        due = now + max(_VERDICT_EVERY, took / _VERDICT_SHARE)
+        self._verdicts[name] = (due, run.version, verdict)
+        return verdict
+
+
+def _rank(run: RunRecord, state: RunState) -> tuple[int, float]:
+    """Runs that continue come first, then the newest; those that continue keep their places."""
+    continues = state.kind in ("running", "scoring", "waiting")
+    return _ORDER.index(state.kind), 0.0 if continues else -(run.written_at or 0.0)
+
+
+def _table(
+    names: Sequence[str],
+    runs: Mapping[str, RunRecord],
+    states: Mapping[str, RunState],
+    drawn: Sequence[str],
+    shown: str,
+) -> list[RunTable | Sentence]:
+    styles = dict(zip(drawn, STYLES, strict=False))
+    rows = [
+        RunRow(name, states[name].kind, styles.get(name, ""), _cells(runs[name], states[name]))
+        for name in names
+    ]
+    table = RunTable(_HEADS, rows, shown)
+    note = Sentence(f"At most {MOST_OVER} are drawn over each other.", "soft")
+    return [table, note] if len(names) > MOST_OVER else [table]
+
+
+def _cells(run: RunRecord, state: RunState) -> list[str]:
+    history, step = run.history, run.history.step
+    loss, rate = (step.loss, step.tokens_per_second) if step is not None else (None, None)
+    left = history.seconds_left if state.kind == "running" else None
+    return [
+        f"{history.progress.step:,}",
+        _NONE if history.done is None else f"{history.done:.0%}",
+        _NONE if loss is None else f"{loss:.4f}",
+        _NONE if history.best is None else f"{history.best[0]:.4f}",
+        _NONE if rate is None else f"{rate:,.0f}",
+        _NONE if left is None else clock_text(left),
+    ]
+
+
+def watching_app(watcher: Watcher, *, token: str | None, hosts: Collection[str] | None) -> Gate:
+    """The ASGI application.
+
+    Args:
+        watcher: of the runs.
+        token: secret that requests for metrics must bring; None for none.
+        hosts: names under which the server may be asked; None for any.
+    """
+
+    def looked(chosen: Chosen, before: object) -> tuple[View | None, object]:
+        watcher.refresh()
+        return watcher.view(chosen, before)
+
+    async def stream(request: Request) -> Response:
+        events = _events(
+            looked, _chosen(request), every=watcher.every, over=lambda: gate.is_stopping
+        )
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+
+    async def now(request: Request) -> Response:
+        view, _ = await run_in_threadpool(looked, _chosen(request), None)
+        assert view is not None
+        return JSONResponse({"title": view.title, "said": view.said, "loss": view.loss})
+
+    async def health(_: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    routes = [
+        *page_files(_LIVE, _SHARED),
+        Route("/api/stream", stream),
+        Route("/api/now", now),
+        Route("/health", health),
+    ]
+    app = Starlette(
+        routes=routes,
+        exception_handlers={RequestError: _refused, HTTPException: _no_such_page},
+    )
+    gate = Gate(app, token=token, hosts=hosts, paths=(), count=lambda *_: None, most=_MOST_READERS)
+    return gate
+
+
+async def _events(
+    looked: Callable[[Chosen, object], tuple[View | None, object]],
+    chosen: Chosen,
+    *,
+    every: float,
+    over: Callable[[], bool],
+) -> AsyncIterator[str]:
+    """Changes of the page, again and again, until `over` or the reader leaves."""
+    sent: dict[str, Any] = {}
+    key: object = None
+    spoke = time.monotonic()
+    while not over():
+        began = time.monotonic()
+        view, key = await run_in_threadpool(looked, chosen, key)
+        took = time.monotonic() - began
+        if view is not None and (changed := _changes(sent, view)):
+            spoke = time.monotonic()
+            yield f"data: {json.dumps(changed)}\n\n"
+        elif time.monotonic() - spoke > _ALIVE_SECONDS:
+            spoke = time.monotonic()
+            yield ": nothing new\n\n"
+        pause = max(every, took / _SHARE_OF_A_CORE)
+        for _ in range(math.ceil(pause / _TICK_SECONDS)):
+            if not over():
+                await asyncio.sleep(min(_TICK_SECONDS, pause))
+
+
+def _changes(sent: dict[str, Any], view: View) -> dict[str, Any]:
+    """The difference of a view from all that was `sent` before; `sent` is brought up to date."""
+    parts = {name: html for name, html in view.parts.items() if sent.get(name, "") != html}
+    sent.update(parts)
+    changed: dict[str, Any] = {"parts": parts} if parts else {}
+    for name, value in (("title", view.title), ("said", view.said), ("loss", view.loss)):
+        if sent.get(f"its {name}") != value:
+            sent[f"its {name}"] = changed[name] = value
+    return changed
+
+
+def _chosen(request: Request) -> Chosen:
+    query = request.query_params
+    if len(str(query)) > _LONGEST_NAMES:
+        raise RequestError(414, "The names of the runs are longer than this server reads.")
+    over = tuple(query.getlist("over")) if "over" in query else None
+    return Chosen(query.get("show"), over)
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
+    return answer_to(error)
+
+
+async def _no_such_page(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    words = f"There is nothing at {request.scope['path'][:100]}."
+    return answer_to(RequestError(error.status_code, words, code="invalid_url"))
