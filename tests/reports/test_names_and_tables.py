@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
-import msgspec
 import pytest
 from rich.console import Console
 
@@ -16,11 +16,13 @@ from toque.data.prepare.data_report import Report
 from toque.data.prepare.pipeline import prepare
 from toque.data.prepare.prepare_settings import PrepareSettings
 from toque.evaluation.classification import WIDEST, class_scores
-from toque.reports.curves import smoothed
-from toque.reports.html import RUN, STORE, render
-from toque.reports.run_report import run_content
+from toque.reports.page import STYLE
+from toque.reports.run_page import SECTIONS, run_page
 from toque.reports.score_tables import score_grids
-from toque.reports.store_report import labels_grid, store_content
+from toque.reports.store_page import labels_grid, store_page
+from toque.runs.history import METRICS
+from toque.runs.places import FolderPlace
+from toque.runs.run_record import RunRecord
 from toque.sources.records import Source
 
 N_OF = {"Italian": 30, "Mexican": 12, "Thai": 1}
@@ -67,22 +69,8 @@ def test_cuisines_are_on_the_terminal_and_the_page(
     report = report_of(store)
     print_report(report, Console(width=300, highlight=False))
     assert f"Italian {30 / report.examples:.1%}" in capsys.readouterr().out
-    html = render(STORE, store_content(store, report))
+    html = store_page(store, report).html()
     assert all(name in html for name in CUISINES)
-
-
-def test_a_store_without_the_counts_says_so_instead_of_a_mean_of_codes(store: Path) -> None:
-    report = report_of(store)
-    old = [
-        msgspec.structs.replace(column, values={}) if column.name == "cuisine" else column
-        for column in report.columns
-    ]
-    report = msgspec.structs.replace(report, columns=old)
-    (told,) = (row[2] for row in labels_grid(report).rows if row[0] == "Cuisine")
-    assert "earlier release" in told
-    assert "Cuisine" not in {
-        figure.title for figure in store_content(store, report)["column_plots"]
-    }
 
 
 def test_what_was_removed_is_counted_in_the_report(store: Path) -> None:
@@ -135,7 +123,7 @@ def evaluation() -> dict[str, object]:
 
 
 def test_task_accuracies_and_answers_are_tables_of_the_run_page() -> None:
-    grids = dict(score_grids(evaluation()))
+    grids = {grid.title: grid for grid in score_grids(evaluation())}
     assert [row[:4] for row in grids["Tasks"].rows] == [
         ("write", "9", "1.2500", "-"),
         ("cuisine", "2", "2.0000", "0.5000"),
@@ -160,7 +148,18 @@ def page(tmp_path: Path) -> str:
     (tmp_path / "evaluation.json").write_text(json.dumps(evaluation()))
     sample = {"step": 1, "prompt": "toast", "text": "Toast the bread.", "metrics": {}}
     (tmp_path / "samples.jsonl").write_text(json.dumps(sample))
-    return render(RUN, run_content(tmp_path, [start, step, scored]))
+    (tmp_path / METRICS).write_text("\n".join(map(json.dumps, [start, step, scored])) + "\n")
+    run = RunRecord(FolderPlace(tmp_path))
+    run.read_whole()
+    return run_page(run, "run").html()
+
+
+def test_the_live_page_has_a_place_for_every_section(tmp_path: Path) -> None:
+    (tmp_path / METRICS).write_text("")
+    names = [one.name for one in run_page(RunRecord(FolderPlace(tmp_path)), "run").sections]
+    assert names == list(SECTIONS)
+    live = (STYLE.parent.parent / "live" / "index.html").read_text()
+    assert re.findall(r'<section id="([^"]+)"', live) == ["runs", *names]
 
 
 def test_texts_stand_before_tables(page: str) -> None:
@@ -181,12 +180,3 @@ def test_a_wide_table_says_that_it_goes_on(page: str) -> None:
     style = page[: page.index("</style>")]
     assert "no-repeat local" in style
     assert "no-repeat scroll" in style
-
-
-def test_the_smoothed_loss_begins_beside_the_losses() -> None:
-    """A loss falls fastest at first: a mean of all that has passed would lie far above it."""
-    xs = [float(n) for n in range(1, 2001)]
-    raw = [2.0 + 9.0 * 0.97**n for n in range(2000)]
-    ys = smoothed((xs, raw))[1]
-    assert ys[0] == raw[0]
-    assert all(y is not None and y - r < 0.15 * r for y, r in zip(ys, raw, strict=True))

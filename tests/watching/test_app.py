@@ -16,7 +16,7 @@ import pytest
 
 from toque.cli import main
 from toque.errors import ConfigError
-from toque.workflows.watch.run import watch
+from toque.workflows.watch import watch
 from watching.written_run import WrittenRun
 
 TAG = re.compile(r"<[^>]+>")
@@ -73,15 +73,15 @@ def test_new_figures_come_by_themselves_and_nothing_else_does(runs, showing):
     run = WrittenRun(runs / "one", begin=False)
     with showing(runs / "one") as address, closing(Stream(address)) as stream:
         first = stream.next()
-        assert set(first["parts"]) >= {"head", "curves", "texts"}
+        assert set(first["parts"]) >= {"head", "loss", "course"}
         assert (first["loss"], first["said"]) == (1.0, "one: Running, at step 2.")
         assert first["title"] == "1.0000 · step 2 · one"
-        assert "Learning rate" in stream.parts["curves"]
-        assert "Utilisation" not in stream.parts["curves"]  # no event has a number of it
+        assert "Learning rate" in stream.parts["course"]
+        assert "Utilisation" not in stream.parts["course"]  # no event has a number of it
         run.step(3, loss=0.25)
         second = stream.next()
         assert (second["loss"], second["said"]) == (0.25, "one: Running, at step 3.")
-        assert set(second["parts"]) == {"head", "curves"}
+        assert set(second["parts"]) == {"head", "loss", "course"}
         run.text(3, "soup", "Boil <b>water</b>.")
         assert set(stream.next()["parts"]) == {"texts"}
         assert "Boil &lt;b&gt;water" in stream.parts["texts"]
@@ -94,11 +94,11 @@ def test_several_runs_over_each_other_and_one_in_full(runs, showing):
         with closing(Stream(address, show="two")) as stream:
             stream.next()
             assert "one running 2 20% 1.0000 2.0000" in stream.text("runs")
-            assert stream.parts["curves"].count("<li>") >= 4  # a legend names both
-            assert stream.text("head").split()[1] == "two"
+            assert stream.parts["course"].count("<li>") >= 4  # a legend names both
+            assert "two running Running" in stream.text("head")
         with closing(Stream(address, show="one", over=["one"])) as stream:
             stream.next()
-            assert "training, smoothed" in stream.text("curves")
+            assert "training, smoothed" in stream.text("loss")
         with closing(Stream(address, over=[""], show="nobody")) as stream:
             stream.next()
             assert "checked" not in stream.parts["runs"]

@@ -119,7 +119,7 @@ def two_runs(tmp_path):
                 run.evaluation(step, 2.2 + 5 * rate ** (step / 20), recipe_score=step / 400)
                 run.text(step, "lentil soup", f"Ingredients:\n- {step} lentils\n")
         run.event("warning", step=300, message="training waits for data 40 % of the time")
-        run.lock(os.getpid())
+        run.lock(os.getppid())
     return tmp_path / "runs"
 
 
@@ -136,7 +136,7 @@ def test_every_width_and_scheme(opened, two_runs, showing, size, scheme):
 def test_the_keyboard_chooses_runs_and_keeps_its_place(opened, two_runs, showing):
     with showing(two_runs) as address:
         page = opened(address)
-        page.wait_for_selector("#curves svg", state="attached")
+        page.wait_for_selector("#loss svg", state="attached")
         page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement.textContent") == "To the curves"
         button = page.locator("[data-show=more-dropout]")
@@ -148,16 +148,16 @@ def test_the_keyboard_chooses_runs_and_keeps_its_place(opened, two_runs, showing
         box = page.locator("[data-over=baseline]")
         box.focus()
         page.keyboard.press("Space")
-        soon(page.locator("#curves h2")).to_have_text("Curves")
+        soon(page.locator("#loss h2")).to_have_text("Loss")
         WrittenRun(two_runs / "baseline", begin=False).step(301, loss=1.0)
         soon(page.locator("#runs")).to_contain_text("1.0000")
         assert box.evaluate("it => it === document.activeElement && !it.checked")
         page.go_back()
-        soon(page.locator("#curves h2")).to_have_text("Curves over each other")
+        soon(page.locator("#loss h2")).to_have_text("Losses over each other")
 
 
 def test_a_server_that_ended_is_said(opened, two_runs, showing):
     with showing(two_runs) as address:
         page = opened(address)
-        page.wait_for_selector("#curves svg", state="attached")
+        page.wait_for_selector("#loss svg", state="attached")
     soon(page.locator("#problem")).to_contain_text("Is `toque watch` still running?")

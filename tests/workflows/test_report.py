@@ -151,14 +151,14 @@ def test_a_run_becomes_a_page_going_or_ended(tmp_path, *, end):
     folder = run_folder(tmp_path / "run", end=end)
     report(folder)
     page = checked(folder / "report.html")
-    said = "Stopped early, as asked, at step 30." if end else "the last figures are of step 30."
+    said = "Stopped early, as requested, at step 30." if end else "Running, at step 30."
     assert said in page.text
     assert "Held-out loss was lowest at step 20 (1.0000); the 1 evaluation since" in page.text
     assert f"disk {SCRIPT}" in page.text
-    assert ("no end written" in page.text) is not end
+    assert ("no end recorded" in page.text) is not end
     assert "Utilisation" not in page.text  # mfu was never known
     assert "What limits this run: waiting for data." in page.text
-    assert re.search(r"waiting for data\s*20\.0%", page.text) is not None
+    assert re.search(r"waiting for data\s*0:03\s*20\.0%", page.text) is not None
 
 
 def test_a_whole_run_shows_scores_samples_and_settings(tmp_path):
@@ -175,7 +175,7 @@ def test_a_whole_run_shows_scores_samples_and_settings(tmp_path):
         "11.0000 to 14.0000",
         "By length",
         "9.5000",
-        "9 texts",
+        "steps 10 to 90",
         f"{SCRIPT} 90",
         "seed: 17",
     ):

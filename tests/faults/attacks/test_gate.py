@@ -9,6 +9,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from toque.watching.app import build_app as app_of_watch
+from toque.watching.found_runs import FolderFinder
+from toque.watching.watcher import Watcher
 
 import toque
 from fixtures.servers import in_a_thread
@@ -16,9 +19,6 @@ from toque.serving.application import build_app as app_of_serve
 from toque.serving.protocol import ChatRequest, CompletionRequest, parsed
 from toque.serving.served_models import ServedModels
 from toque.serving.server import LOOPBACK_NAMES, Limits, RequestError, Server, hosts_of
-from toque.watching.app import build_app as app_of_watch
-from toque.watching.found_runs import FolderFinder
-from toque.watching.watcher import Watcher
 
 HOSTS = (
     "x/y?", "x/?", "x#", "x/#", "/?", "?", "x\\y?", "x/health?", "x/health#", "a:b@x/y?",

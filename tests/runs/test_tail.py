@@ -2,8 +2,8 @@
 
 import os
 
-from toque.watching.places import FolderPlace
-from toque.watching.tail import _LONGEST_LINE, Tail
+from toque.runs.places import FolderPlace
+from toque.runs.run_record import _LONGEST_LINE, Tail
 
 
 def test_lines_are_given_once_and_whole(tmp_path):

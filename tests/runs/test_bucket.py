@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from toque.errors import CheckpointError
+from toque.runs.places import RunFinder
+from toque.runs.run_record import RunRecord
+from toque.runs.run_state import state_of
 from toque.storage.bucket import open_bucket
 from toque.storage.owner import Owner
-from toque.watching.found_runs import BucketFinder
-from toque.watching.run_state import state_of
-from toque.watching.watched_run import WatchedRun
-from toque.workflows.watch.run import _WATCHED, watch
+from toque.workflows.watch import _WATCHED, watch
 from watching.written_run import WrittenRun
 
 pytestmark = [
@@ -31,29 +31,29 @@ def test_a_run_in_a_bucket_is_followed_and_its_end_seen(s3_service, tmp_path):
     upload()
     owner = Owner()
     s3_service.put("runs/first/lock.json", owner.record())
-    finder = BucketFinder(open_bucket("s3://pantry/runs", _WATCHED))
+    finder = RunFinder(open_bucket("s3://pantry/runs", _WATCHED))
     ((name, place),) = finder.places().items()
     assert name == "first"
     assert place.address == "s3://pantry/runs/first"
-    watched = WatchedRun(place, clock=lambda: now[0])
+    watched = RunRecord(place, clock=lambda: now[0])
     watched.refresh()
     assert watched.trouble == ""
-    assert state_of(watched).said == "Running, at step 1."
+    assert state_of(watched).sentence == "Running, at step 1."
     run.step(2, loss=0.5)
     upload()
     s3_service.put("runs/first/lock.json", owner.record())
     now[0] = 40.0
     watched.refresh()
-    assert watched.facts.step["loss"] == 0.5
-    assert watched.curves["loss"].points()[0] == [1.0, 2.0]
+    assert watched.history.step.loss == 0.5
+    assert watched.history.curves["loss"].points()[0] == [1.0, 2.0]
     now[0] = 90.0  # its lock was not renewed for longer than any that lives
     watched.refresh()
     assert state_of(watched).kind == "killed"
     run.end(2)
     upload()
     watched.refresh()
-    assert state_of(watched).said == "Finished, at step 2."
-    alone = BucketFinder(open_bucket("s3://pantry/runs/first", _WATCHED)).places()
+    assert state_of(watched).sentence == "Finished, at step 2."
+    alone = RunFinder(open_bucket("s3://pantry/runs/first", _WATCHED)).places()
     assert [one.address for one in alone.values()] == ["s3://pantry/runs/first"]
 
 
