@@ -246,18 +246,12 @@ def watching_app(watcher: Watcher, *, token: str | None, hosts: Collection[str] 
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
-    async def now(request: Request) -> Response:
-        view, _ = await run_in_threadpool(looked, _chosen(request), None)
-        assert view is not None
-        return JSONResponse({"title": view.title, "said": view.said, "loss": view.loss})
-
     async def health(_: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
     routes = [
         *page_files(_LIVE, _SHARED),
         Route("/api/stream", stream),
-        Route("/api/now", now),
         Route("/health", health),
     ]
     app = Starlette(

@@ -10,12 +10,12 @@ import pytest
 
 from toque.config import load_config
 from toque.errors import CheckpointError
+from toque.runs.places import FolderPlace
 from toque.storage import atomic
 from toque.storage.bucket_lock import BucketLock
 from toque.training.checkpoint.fetch import fetch_run
 from toque.training.checkpoint.own_files import MODEL_FILES, is_own
 from toque.training.checkpoint.upload import Uploads
-from toque.watching.places import FolderPlace
 from toque.workflows.train import train
 
 pytestmark = [
