@@ -145,7 +145,7 @@ def _scores(runs: Runs) -> Iterable[Figure]:
     for name in sorted(names.difference(_LEFT_OUT)):
         info = metric_named(name.removeprefix("held-out "))
         series = _over(runs, name, label=info.title, dots=True)
-        yield _figure(info.title, info.unit, series)
+        yield _figure(_title(info.title), info.unit, series)
 
 
 def _over(runs: Runs, name: str, *, label: str = "", dots: bool = False) -> list[Series]:

@@ -31,6 +31,8 @@ _MOST_CURVES: Final = 400
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 _Number = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)] | None
 """None where it was not finite, which JSON has no word for."""
+_Value = Annotated[int, msgspec.Meta(gt=-(1 << 62), lt=1 << 62)] | _Number
+"""A count stays one."""
 
 
 class _Placed(msgspec.Struct):
@@ -63,7 +65,7 @@ class StepRow(_Placed):
 class EvaluationRow(_Placed):
     """An evaluation on held-out data."""
 
-    metrics: dict[str, _Number] = {}
+    metrics: dict[str, _Value] = {}
     seconds: _Number = None
 
 
