@@ -20,7 +20,7 @@ from toque.models.loading.provenance import Provenance
 from toque.models.lora.files import WEIGHTS
 from toque.models.lora.layers import is_adapted
 from toque.reporter import Reporter, counting
-from toque.runs.history import METRICS, read_metrics
+from toque.runs.history import METRICS, RunHistory, history_of
 from toque.storage.atomic import atomic_write, disk_faults
 from toque.training.checkpoint.resume import broadcast_checkpoint
 from toque.training.distributed.sharing import Alone
@@ -34,7 +34,7 @@ from toque.workflows.assembly.evaluation import build_sampler, held_out_prompts
 from toque.workflows.assembly.run import Run
 from toque.workflows.assembly.sample_writer import writing_in
 from toque.workflows.assembly.setup import Setup
-from toque.workflows.run_files.model_card import Finished, as_used, model_card
+from toque.workflows.model_card import Finished, as_used, model_card
 from toque.workflows.run_folder import load_weights
 from toque.workflows.score import evaluation_of
 
@@ -115,7 +115,7 @@ def _score_and_keep(
         {scores.task: scores.record() for scores in result.tasks},
         result.texts.overall,
         result.texts.n_texts,
-        read_metrics(folder / METRICS) if (folder / METRICS).exists() else (),
+        history_of(folder / METRICS) if (folder / METRICS).exists() else RunHistory(),
     )
     untaught = [NO_TEMPLATE] if "chat_template" in store.codec().settings else []
     told = model_card(as_used(config, model), record, store.manifest, ended)

@@ -41,7 +41,7 @@ from toque.training.checkpoint.state_tensors import load_model_tensors, model_te
 from toque.training.checkpoint.store import CheckpointStore, run_lock
 from toque.units import Progress
 from toque.workflows.results import Model, folder_of, refuse_absent_start
-from toque.workflows.run_files.run_log import LOG
+from toque.workflows.run_log import LOG
 
 _OWN_FILES: Final = ("config.yaml", "resources.json", "checkpoints/.lock", LOG)
 """What a session writes before its first update."""

@@ -36,7 +36,6 @@ from toque.workflows.prepare import prepare_if_absent
 from toque.workflows.prepared_store import is_prepared, open_store
 from toque.workflows.report import report
 from toque.workflows.results import Model, TrainedRun
-from toque.workflows.run_files.run_log import LoggedReporter
 from toque.workflows.run_folder import (
     checkpoint_to_continue,
     claimed_folder,
@@ -47,6 +46,7 @@ from toque.workflows.run_folder import (
     with_values,
     write_config,
 )
+from toque.workflows.run_log import LoggedReporter
 
 
 def train(

@@ -19,9 +19,10 @@ from toque.data.store.manifest import (
 from toque.evaluation.bootstrap import Estimate
 from toque.models.loading.provenance import Provenance
 from toque.models.lora.layers import attach, resolve
+from toque.runs.history import RunHistory
 from toque.training.goal import Goal
 from toque.units import Progress
-from toque.workflows.run_files.model_card import Finished, as_used, model_card
+from toque.workflows.model_card import Finished, as_used, model_card
 
 RECIPES = Provenance(form="recipes", max_new_tokens=256, tasks=["write"])
 SYSTEM = {
@@ -74,14 +75,17 @@ def test_a_run_that_measured_all() -> None:
         "distinct_1": Estimate(0.2, None, None, 8),
     }
     start = {
-        "event": "start", "flops_per_token": 1e6, "precision": "bf16", "ranks": 2,
+        "event": "start", "step": 0, "flops_per_token": 1e6, "precision": "bf16", "ranks": 2,
         "parameters": {"total": 1000.0, "trainable": 10.0}, "hardware": {"device": "a GPU"},
     }  # fmt: skip
-    events = [
-        start, SYSTEM, {"event": "evaluation", "seconds": 61.0}, {"event": "end", "seconds": 140.0},
-    ]  # fmt: skip
+    history = RunHistory()
+    for event in (
+        start, SYSTEM, {"event": "evaluation", "step": 6, "seconds": 61.0},
+        {"event": "end", "step": 6, "seconds": 140.0},
+    ):  # fmt: skip
+        history.take(event)
     card = card_of(
-        finished(texts=texts, n_texts=8, events=events, tasks={"title": {"accuracy": 0.5}}),
+        finished(texts=texts, n_texts=8, history=history, tasks={"title": {"accuracy": 0.5}}),
         "data.sources=[{path: 'a|b', licence: CC-BY-4.0}]",
     )
     assert "| a\\|b | CC-BY-4.0 | 2 | 100 | 90 |" in card

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from toque.reporter import SILENT, LogReporter, heard, losing
-from toque.workflows.run_files.run_log import LOG, LoggedReporter
+from toque.workflows.run_log import LOG, LoggedReporter
 
 LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}  (.*)")
 

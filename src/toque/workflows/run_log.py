@@ -1,12 +1,11 @@
-"""Run log `training.log`: what whoever watches a run is told, with times, in the run's folder."""
+"""Run log `training.log`: the lines that are shown while a run trains, with their times."""
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
+import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Final, TextIO
 
@@ -14,34 +13,34 @@ from toque.reporter import Reporter, heard, losing
 from toque.storage.no_follow import open_append
 
 LOG: Final = "training.log"
-_FORM: Final = "%(asctime)s  %(message)s"
 
 
 class LoggedReporter:
     """Passes everything on, and keeps what stays as lines of `training.log`.
 
-    What is told before `writing` began waits for it. A line that the disk does not take is dropped:
-    a log is not worth a run.
+    Lines from before `writing` began wait for it. A line that the disk does not take is dropped: a
+    log is not worth a run.
 
     Args:
-        reporter: who watches; may be silent.
+        reporter: shows the lines to a person; may be silent.
     """
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
-        self._waiting: list[logging.LogRecord] = []
-        self._handler: logging.Handler | None = None
+        self._waiting: list[str] = []
+        self._file: TextIO | None = None
+        self._is_open = False
 
     @property
     def heard(self) -> bool:
-        """Whether anybody watches besides the log."""
+        """True if a person sees the lines, besides the log."""
         return heard(self._reporter)
 
     @property
     def lost(self) -> str | None:
-        """Why whoever watches could not be shown something; None while all was shown."""
-        watching = losing(self._reporter)
-        return watching.lost if watching is not None else None
+        """Reason why something could not be shown; None while all was shown."""
+        shown = losing(self._reporter)
+        return shown.lost if shown is not None else None
 
     @contextmanager
     def writing(self, folder: Path) -> Iterator[None]:
@@ -50,31 +49,27 @@ class LoggedReporter:
         Args:
             folder: of the run, held against other processes.
         """
-        handler: logging.Handler
-        file: TextIO | None = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            file = os.fdopen(open_append(folder / LOG), "a", encoding="utf-8", errors="replace")
+            descriptor = open_append(folder / LOG)
+            self._file = os.fdopen(descriptor, "a", encoding="utf-8", errors="replace")
         except OSError as error:
             self._reporter.notice(
                 f"warning: {folder / LOG} cannot be written ({error.strerror}), so the run keeps "
                 "no log of what is shown here"
             )
-            handler = logging.NullHandler()
-        else:
-            handler = _Quiet(file)
-        handler.setFormatter(logging.Formatter(_FORM))
-        self._handler = handler
-        for record in self._waiting:
-            handler.handle(record)
+        self._is_open = True
+        for line in self._waiting:
+            self._write(line)
         self._waiting = []
         try:
             yield
         finally:
-            self._handler = None
-            handler.close()
-            if file is not None:
-                _close(file)
+            self._is_open = False
+            if self._file is not None:
+                with suppress(OSError):  # the rest of its buffer finds no room
+                    self._file.close()
+                self._file = None
 
     def line(self, text: str) -> None:
         """Pass it on and keep it."""
@@ -97,21 +92,16 @@ class LoggedReporter:
         return self._reporter.working(text)
 
     def _keep(self, text: str) -> None:
-        level = logging.WARNING if text.startswith("warning:") else logging.INFO
-        record = logging.LogRecord("toque", level, "", 0, text, None, None)
-        if self._handler is None:
-            self._waiting.append(record)
+        now = time.time()
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
+        line = f"{stamp},{int(now % 1 * 1000):03}  {text}\n"
+        if self._is_open:
+            self._write(line)
         else:
-            self._handler.handle(record)
+            self._waiting.append(line)
 
-
-class _Quiet(logging.StreamHandler[TextIO]):
-    """Drops what the disk does not take."""
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - its name in logging
-        """Drop it."""
-
-
-def _close(file: TextIO) -> None:
-    with contextlib.suppress(OSError):  # what is left in its buffer finds no room
-        file.close()
+    def _write(self, line: str) -> None:
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.write(line)
+                self._file.flush()

@@ -1,13 +1,13 @@
-"""Model card: README.md of a finished model, written from what was measured and recorded alone.
+"""Model card: README.md of a finished model, from what was measured and recorded alone.
 
-What nobody measured is called so. Nothing here is a claim about the world: the data is described by
-its counts, the model by its scores on held-out data, the cost by the run's own clock.
+What was not measured is called so. Nothing here is a claim about the world: the data is described
+by its counts, the model by its scores on held-out data, the cost by the run's own clock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -22,6 +22,7 @@ from toque.models.families import family_of
 from toque.models.loading.provenance import Provenance
 from toque.models.lora.layers import ADAPTER
 from toque.reporter import clock_text
+from toque.runs.history import RunHistory
 from toque.training.goal import Goal
 from toque.units import Progress
 from toque.version import __version__
@@ -44,20 +45,19 @@ _NOT_MEASURED: Final = {
 
 @dataclass(frozen=True)
 class Finished:
-    """A run at its end, as its model card needs it."""
+    """Facts of a run at its end that its model card needs."""
 
     step: int
-    """Whose weights the model has."""
+    """Step of the model's weights."""
     goal: Goal
     progress: Progress
-    """Of the whole run."""
+    """Progress of the whole run."""
     heldout: Mapping[str, float]
     tasks: Mapping[str, Mapping[str, Any]]
     """Scores of each task."""
     texts: Mapping[str, Estimate]
     n_texts: int
-    events: Sequence[Mapping[str, Any]] = ()
-    """Of metrics.jsonl."""
+    history: RunHistory = field(default_factory=RunHistory)
 
 
 def as_used(config: RunConfig, model: PreTrainedModel) -> RunConfig:
@@ -167,7 +167,7 @@ def _limits(record: Provenance, manifest: StoreManifest, run: Finished) -> str:
 
 
 def _training(config: RunConfig, run: Finished) -> str:
-    start = _last(run.events, "start")
+    start = run.history.start
     parameters = start.get("parameters") or {}
     optim, adapter = config.optim, config.adapter
     total, trainable = parameters.get("total"), parameters.get("trainable")
@@ -189,19 +189,15 @@ def _training(config: RunConfig, run: Finished) -> str:
 
 
 def _cost(run: Finished) -> str:
-    start = _last(run.events, "start")
+    start = run.history.start
     hardware = start.get("hardware") or {}
     flops, tokens = start.get("flops_per_token"), run.progress.tokens
-    ended = [e["seconds"] for e in run.events if e["event"] == "end" and e.get("seconds")]
-    evaluated = [e["seconds"] for e in run.events if e["event"] == "evaluation" and "seconds" in e]
-    joules = _gpu_joules(run.events)
+    ended = sum(session.seconds for session in run.history.sessions)
+    evaluated, joules = run.history.evaluation_seconds, run.history.gpu_joules
     rows = [
         ("time of the updates", clock_text(run.progress.seconds)),
-        (
-            "time of the evaluations between them",
-            clock_text(sum(evaluated)) if evaluated else UNKNOWN,
-        ),
-        ("time of the sessions that ended", clock_text(sum(ended)) if ended else UNKNOWN),
+        ("time of the evaluations between them", clock_text(evaluated) if evaluated else UNKNOWN),
+        ("time of the sessions that ended", clock_text(ended) if ended else UNKNOWN),
         ("device", str(hardware.get("device", UNKNOWN))),
         ("tokens", f"{tokens:,}"),
         (
@@ -212,22 +208,6 @@ def _cost(run: Finished) -> str:
         ("energy of the rest of the machine", UNKNOWN),
     ]
     return _table(("cost", "measured"), rows)
-
-
-def _gpu_joules(events: Iterable[Mapping[str, Any]]) -> float | None:
-    """Power times the time it was measured for; None where no GPU told its power."""
-    found = [
-        float(gpu["power_watts"]) * float(event["seconds"])
-        for event in events
-        if event["event"] == "system" and isinstance(event.get("seconds"), int | float)
-        for gpu in event.get("gpus") or ()
-        if isinstance(gpu, dict) and isinstance(gpu.get("power_watts"), int | float)
-    ]
-    return sum(found) if found else None
-
-
-def _last(events: Sequence[Mapping[str, Any]], kind: str) -> Mapping[str, Any]:
-    return next((e for e in reversed(events) if e["event"] == kind), {})
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
