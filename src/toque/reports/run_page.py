@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from toque.cooking.scoring.recipe_scores import hint
-from toque.data.prepare.report import Report
+from toque.data.prepare.data_report import Report
 from toque.reporter import clock_text
 from toque.reports.figures import (
     figures_of,
