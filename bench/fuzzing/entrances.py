@@ -280,7 +280,7 @@ def model_case(work: Path) -> Area:
 def source_case(work: Path, name: str, valid: bytes, damage: Damage) -> Area:
     """Sources of one format: the readers of `prepare`, now and then the whole of it."""
     from toque.errors import ConfigError, DataError
-    from toque.sources.files import blocks_of, find_files
+    from toque.sources.source_files import blocks_of, find_files
     from toque.workflows.configure import configure
     from toque.workflows.prepared_store import sources_of
 
@@ -330,7 +330,7 @@ def saved_dataset_case(work: Path) -> Area:
     import datasets
 
     from toque.errors import DataError
-    from toque.sources.files import blocks_of, find_files
+    from toque.sources.source_files import blocks_of, find_files
     from toque.workflows.configure import configure
     from toque.workflows.prepared_store import sources_of
 

@@ -21,7 +21,7 @@ import peers
 
 from toque.config import RunConfig
 from toque.errors import ToqueError
-from toque.sources.files import blocks_of, find_files
+from toque.sources.source_files import blocks_of, find_files
 from toque.workflows.prepared_store import sources_of
 
 

@@ -58,8 +58,8 @@ def _run(options: argparse.Namespace, store: Path) -> subprocess.Popen[bytes]:
     ]
     # Shards of a megabyte instead of eight: a file of a few thousand recipes gives several.
     script = (
-        "import sys; from toque.cli import main; from toque.sources import files as sources\n"
-        f"if __name__ == '__main__': sources.GROUP_BYTES = {options.group_bytes}; "
+        "import sys; from toque.cli import main; from toque.sources import source_files\n"
+        f"if __name__ == '__main__': source_files.GROUP_BYTES = {options.group_bytes}; "
         "sys.exit(main(sys.argv[1:]))"
     )
     return subprocess.Popen(  # noqa: S603 - our own command

@@ -8,8 +8,9 @@ import sys
 import pytest
 
 from toque.errors import DataError
-from toque.sources.blocks import MAX_RECORD_BYTES, TOO_LONG, unpack
 from toque.sources.columnar import columnar_blocks, columnar_records
+from toque.sources.decompress import MAX_RECORD_BYTES
+from toque.sources.records import TOO_LONG, unpack
 
 CELL = 160 << 20
 READ = """

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from toque.cooking.schemas import RecipeReader
 from toque.errors import DataError
 from toque.sources import csv_tables as tables
-from toque.sources.blocks import unpack
 from toque.sources.csv_tables import row_end, table_blocks, table_records
+from toque.sources.records import unpack
 
 STEPS = "Boil the beans in salted water. Serve them warm with butter and dill."
 HEADER = ["title", "ingredients", "directions"]

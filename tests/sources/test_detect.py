@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from toque.errors import DataError
-from toque.sources.detect import UnknownFormatError, layout_with
+from toque.sources.documents import DocumentReader
+from toque.sources.layouts import UnknownFormatError, layout_with
 from toque.sources.prompt_target import PairReader
-from toque.sources.text_records import DocumentReader
 
 
 def written(folder: Path, text: str) -> Path:

@@ -10,8 +10,8 @@ import pytest
 
 from toque.cooking.schemas import RecipeReader, TextRecordsError, reader_for
 from toque.errors import ConfigError, DataError
-from toque.sources.detect import is_columnar
-from toque.sources.hf_datasets import dataset_files, saved_files
+from toque.sources.layouts import is_columnar
+from toque.sources.source_files import dataset_files, saved_files
 
 datasets = pytest.importorskip("datasets")
 pytestmark = [

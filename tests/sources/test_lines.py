@@ -9,9 +9,8 @@ import pytest
 
 from toque.cooking.schemas import RecipeReader
 from toque.sources import json_records as json_files
-from toque.sources.blocks import MAX_RECORD_BYTES
+from toque.sources.decompress import LONG_LINE, MAX_RECORD_BYTES
 from toque.sources.json_records import decode_line
-from toque.sources.lines import LONG_LINE
 
 
 def lines_of(path):

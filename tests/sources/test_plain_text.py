@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from toque.errors import DataError
-from toque.sources import plain_text as text_module
-from toque.sources.plain_text import TextReader, clean_document
+from toque.sources import documents as text_module
+from toque.sources.documents import TextReader, clean_document
 from toque.sources.records import BlockExamples
 
 

@@ -12,10 +12,9 @@ from toque.data.prepare.pipeline import prepare
 from toque.data.tokenizer.codec import load_codec
 from toque.errors import DataError
 from toque.sources import token_arrays as token_files
-from toque.sources.npz_stream import is_array_file
-from toque.sources.pickle_guard import is_pickle
+from toque.sources.layouts import is_pickle
 from toque.sources.records import Source
-from toque.sources.token_arrays import TokenReader
+from toque.sources.token_arrays import TokenReader, is_array_file
 
 DOCUMENTS = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
 FLAT = np.concatenate([np.array(d, np.uint16) for d in DOCUMENTS])
@@ -162,7 +161,7 @@ def test_damaged_files_are_refused(tmp_path):
 
 
 def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
-    monkeypatch.setattr("toque.sources.npz_stream.MIN_BOMB_BYTES", 1 << 16)
+    monkeypatch.setattr("toque.sources.token_arrays.MIN_BOMB_BYTES", 1 << 16)
     path = tmp_path / "bomb.npz"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("ids.npy", bytes(1 << 22))

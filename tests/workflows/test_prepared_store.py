@@ -10,8 +10,7 @@ import pytest
 from toque.config import load_config
 from toque.cooking.schemas import RecipeReader
 from toque.errors import ConfigError, DataError
-from toque.sources.plain_text import TextReader
-from toque.sources.text_records import DocumentReader
+from toque.sources.documents import DocumentReader, TextReader
 from toque.sources.token_arrays import TokenReader
 from toque.workflows.prepared_store import sources_of
 

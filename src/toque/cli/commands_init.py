@@ -100,7 +100,7 @@ def _asked(question: str, checked: Callable[[str], str]) -> str:
 
 
 def _source(answer: str) -> str:
-    from toque.sources.files import located
+    from toque.sources.source_files import located
     from toque.storage.bucket import is_remote
 
     if not (is_remote(answer) or answer.startswith("hf:")):

@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from toque.errors import DataError
-from toque.sources.blocks import (
-    MAX_RECORD_BYTES,
+from toque.sources.decompress import CHUNK_BYTES, MAX_RECORD_BYTES
+from toque.sources.records import (
     NOT_UTF_8,
     TOO_LONG,
+    Block,
     Contents,
     Numbered,
+    attempted,
     pack,
     unreadable,
 )
-from toque.sources.decompress import CHUNK_BYTES
-from toque.sources.records import Block, attempted
 
 _PARQUET = b"PAR1"
 _ARROW_FILE = b"ARROW1"

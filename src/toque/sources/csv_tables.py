@@ -14,18 +14,17 @@ from pathlib import Path
 from typing import Final
 
 from toque.errors import DataError
-from toque.sources.blocks import (
-    MAX_RECORD_BYTES,
+from toque.sources.decompress import CHUNK_BYTES, MAX_RECORD_BYTES, UTF_8, chunks, count_lines
+from toque.sources.records import (
     NOT_UTF_8,
     TOO_LONG,
+    Block,
     Contents,
     Numbered,
+    attempted,
     pack,
     unreadable,
 )
-from toque.sources.decompress import CHUNK_BYTES, UTF_8, chunks
-from toque.sources.lines import count_lines
-from toque.sources.records import Block, attempted
 
 UNCLOSED = "unclosed quote"
 WRONG_COUNT = "wrong number of fields"

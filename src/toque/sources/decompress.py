@@ -1,4 +1,4 @@
-"""Decompression of source files (plain, gzip, zstd; by magic number) in bounded memory.
+"""Bytes of source files: plain, gzip and zstd by magic number, in bounded memory, in whole lines.
 
 Other kinds (UTF-16, archives, other compressions) are refused with the command that converts them.
 """
@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import codecs
 import gzip
-import importlib
+import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, cast
@@ -20,6 +20,9 @@ UTF_8 = "utf-8"
 CHUNK_BYTES = 1 << 20
 HEAD_BYTES = 1 << 18
 """Decompressed bytes used for format detection."""
+
+MAX_RECORD_BYTES = 8 << 20
+"""Longer than any recipe; a longer record is counted as dropped and never held in memory."""
 
 MAX_EXPANSION = 200
 """Highest compression ratio accepted. Recipes compress tenfold, a bomb a thousandfold."""
@@ -89,25 +92,6 @@ class _Recoding:
         return text.encode("utf-8", "surrogateescape").removeprefix(_UTF8_MARK)
 
 
-class InUtf8:
-    """A stream of another encoding, read as UTF-8."""
-
-    def __init__(self, stream: IO[bytes], encoding: str) -> None:
-        self._stream = stream
-        self._recoded = _Recoding(encoding)
-        self._waiting = b""
-        self._ended = False
-
-    def read(self, n_bytes: int) -> bytes:
-        """The next bytes; fewer than asked for at the end only."""
-        while len(self._waiting) < n_bytes and not self._ended:
-            chunk = self._stream.read(max(n_bytes, CHUNK_BYTES))
-            self._ended = not chunk
-            self._waiting += self._recoded(chunk)
-        found, self._waiting = self._waiting[:n_bytes], self._waiting[n_bytes:]
-        return found
-
-
 def head(path: Path, size: int = HEAD_BYTES, *, encoding: str = UTF_8) -> tuple[bytes, bool]:
     """The first decompressed bytes of a file and whether they are the whole of it.
 
@@ -163,32 +147,18 @@ def opened(path: Path) -> Iterator[tuple[IO[bytes], int]]:
 
 @contextmanager
 def _zstd(path: Path, raw: IO[bytes]) -> Iterator[IO[bytes]]:
-    """A zstd stream, through the first installed library.
-
-    zstandard comes last because it does not notice a truncated file.
-    """
-    for name in ("compression.zstd", "backports.zstd", "pyarrow", "zstandard"):
-        try:
-            library = importlib.import_module(name)
-        except ImportError:
-            continue
-        if name == "pyarrow":
-            opened = library.CompressedInputStream(raw, "zstd")
-        elif name == "zstandard":
-            opened = library.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
-        else:
-            opened = library.ZstdFile(raw)
-        failure: type[Exception] = getattr(library, "ZstdError", OSError)  # pyarrow raises OSError
-        try:
-            with opened as stream:
-                yield cast(IO[bytes], stream)
-        except (failure, EOFError) as error:
-            raise _damaged(path, "zstd", error) from error
-        return
-    raise DataError(
-        f"{path} is compressed with zstd, and no library that reads it is installed. Run: "
-        "pip install backports.zstd (or pyarrow, or zstandard), or decompress it: zstd -d."
-    )
+    try:
+        import pyarrow as pa
+    except ImportError as error:
+        raise DataError(
+            f"{path} is compressed with zstd, and pyarrow, which reads it, is not installed. Run: "
+            "pip install 'toque[data]', or decompress it: zstd -d."
+        ) from error
+    try:
+        with pa.CompressedInputStream(raw, "zstd") as stream:
+            yield cast(IO[bytes], stream)
+    except (OSError, EOFError) as error:
+        raise _damaged(path, "zstd", error) from error
 
 
 def _damaged(path: Path, program: str, error: Exception) -> DataError:
@@ -205,3 +175,47 @@ def _refuse_other_kinds(path: Path, start: bytes) -> None:
                 f"{path} is {what}. Recipes are read from JSON, JSON lines, CSV, Parquet, web "
                 "pages and Meal-Master text, plain or compressed with gzip or zstd."
             )
+
+
+LONG_LINE = b"\0line too long"
+"""Stands for a line over `MAX_RECORD_BYTES`, so that it is counted with its number."""
+_BREAK = re.compile(rb"[\r\n]")
+
+
+def runs_of_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Pieces of about a chunk that end with a line; the last line needs no newline.
+
+    A line over MAX_RECORD_BYTES is replaced by `LONG_LINE`, so that it is counted with its number.
+    """
+    pending, skipping = b"", False
+    for chunk in chunks:
+        buffer = pending + chunk
+        if skipping:
+            line_break = _BREAK.search(buffer)
+            if line_break is None:
+                continue
+            buffer, skipping = LONG_LINE + buffer[line_break.start() :], False
+        cut = _after_last_break(buffer)
+        pending = buffer[cut:]
+        if len(pending) > MAX_RECORD_BYTES:
+            pending, skipping = b"", True
+        if cut:
+            yield buffer[:cut]
+    if skipping or pending:
+        yield LONG_LINE if skipping else pending
+
+
+def _after_last_break(buffer: bytes) -> int:
+    """End of the last whole line; a carriage return at the end may be half of CR LF."""
+    return max(buffer.rfind(b"\n"), buffer.rfind(b"\r", 0, max(0, len(buffer) - 1))) + 1
+
+
+def count_lines(text: bytes) -> int:
+    r"""Line breaks in whole lines: LF, CR LF and CR are each one.
+
+    >>> count_lines(b"a\nb\r\nc\r")
+    3
+    """
+    if b"\r" not in text:
+        return text.count(b"\n")
+    return text.count(b"\n") + text.count(b"\r") - text.count(b"\r\n")

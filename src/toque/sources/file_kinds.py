@@ -15,19 +15,19 @@ from typing import Protocol
 from toque.config.schema import SourceConfig
 from toque.errors import DataError
 from toque.sources.decompress import head
-from toque.sources.detect import (
+from toque.sources.documents import TextReader
+from toque.sources.layouts import (
     RefusedFileError,
     TextRecordsError,
     UnknownFormatError,
     is_binary,
     is_columnar,
+    is_pickle,
+    refuse_pickle,
 )
-from toque.sources.files import is_documentation, named
-from toque.sources.npz_stream import is_array_file
-from toque.sources.pickle_guard import is_pickle, refuse_pickle
-from toque.sources.plain_text import TextReader
 from toque.sources.records import RecordReader, Source
-from toque.sources.token_arrays import TokenReader
+from toque.sources.source_files import is_documentation, named
+from toque.sources.token_arrays import TokenReader, is_array_file
 from toque.storage.located import Located
 
 DOCUMENTATION = "documentation"

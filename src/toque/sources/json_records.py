@@ -17,20 +17,27 @@ from typing import Any, Literal
 import msgspec
 
 from toque.errors import DataError
-from toque.sources.blocks import (
+from toque.sources.decompress import (
+    CHUNK_BYTES,
+    LONG_LINE,
     MAX_RECORD_BYTES,
+    UTF_8,
+    chunks,
+    count_lines,
+    runs_of_lines,
+)
+from toque.sources.json_stream import DamagedJsonError, Depth, JsonSplitter, Piece, value_end
+from toque.sources.records import (
     NOT_UTF_8,
     TOO_LONG,
+    Block,
     Contents,
     Numbered,
     Raw,
+    attempted,
     pack,
     unreadable,
 )
-from toque.sources.decompress import CHUNK_BYTES, UTF_8, chunks
-from toque.sources.json_stream import DamagedJsonError, Depth, JsonSplitter, Piece, value_end
-from toque.sources.lines import LONG_LINE, count_lines, runs_of_lines
-from toque.sources.records import Block, attempted
 
 MAX_CUT_BYTES = 1 << 20
 """A file that ends inside a record loses that record. If more than this is left, the brackets went

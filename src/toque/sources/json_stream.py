@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from toque.sources.blocks import MAX_RECORD_BYTES
+from toque.sources.decompress import MAX_RECORD_BYTES
 
 Depth = Literal[0, 1, 2]
 """Brackets around a record: 0 side by side, 1 in an array or dict, 2 in an array under a key."""

@@ -12,12 +12,22 @@ from typing import Any, Final
 
 import xxhash
 
-from toque.sources.blocks import Contents, Raw, is_filled, unpack, unused_in
 from toque.sources.decompress import UTF_8
-from toque.sources.detect import READ, layout_with
 from toque.sources.excerpts import PER_REASON, shortened
 from toque.sources.json_records import decoded_together
-from toque.sources.records import Block, BlockExamples, Example, attempted, in_encoding
+from toque.sources.layouts import READ, layout_with
+from toque.sources.records import (
+    Block,
+    BlockExamples,
+    Contents,
+    Example,
+    Raw,
+    attempted,
+    in_encoding,
+    is_filled,
+    unpack,
+    unused_in,
+)
 
 PAIRS: Final = "toque.cooking.formats:pairs="
 """Beginning of its recorded names."""

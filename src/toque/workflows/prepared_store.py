@@ -16,9 +16,16 @@ from toque.errors import ConfigError, DataError, argument
 from toque.models.loading.config_json import read_config_json
 from toque.models.loading.hub import resolve_folder
 from toque.sources.file_kinds import FileJudge
-from toque.sources.files import SourceFile, find_files, is_here, located
-from toque.sources.hf_datasets import PREFIX, dataset_files, saved_files
 from toque.sources.records import Source
+from toque.sources.source_files import (
+    PREFIX,
+    SourceFile,
+    dataset_files,
+    find_files,
+    is_here,
+    located,
+    saved_files,
+)
 from toque.sources.token_arrays import TokenReader
 from toque.storage.bucket import RemoteFile, is_remote
 from toque.storage.download import fetch, listing

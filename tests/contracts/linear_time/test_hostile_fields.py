@@ -26,7 +26,7 @@ from toque.cooking.schemas.repairs import rejoined, without_repeat
 from toque.cooking.scoring.recipe_scores import text_metrics
 from toque.data.tokenizer.train import train_codec
 from toque.errors import DataError
-from toque.sources.plain_text import TextReader
+from toque.sources.documents import TextReader
 from toque.sources.records import Block
 
 UNITS = (

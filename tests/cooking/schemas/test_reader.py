@@ -14,10 +14,10 @@ from toque.cooking.schemas import (
 from toque.data.prepare.pipeline import prepare
 from toque.data.prepare.prepare_settings import PrepareSettings
 from toque.errors import ConfigError, DataError
-from toque.sources.detect import UnknownFormatError
+from toque.sources.documents import DocumentReader
+from toque.sources.layouts import UnknownFormatError
 from toque.sources.prompt_target import PairReader
 from toque.sources.records import Source
-from toque.sources.text_records import DocumentReader
 
 STEPS = ["Rinse the lentils in cold water.", "Simmer them until soft, then serve."]
 

@@ -9,7 +9,7 @@ import pytest
 from toque.cooking.schemas import RecipeReader
 from toque.errors import DataError
 from toque.sources import columnar
-from toque.sources.blocks import unpack
+from toque.sources.records import unpack
 
 STEPS = ["Rinse the lentils in cold", "water. Drain", "them.", "Simmer for", "20 minutes."]
 JOINED = ("Rinse the lentils in cold water. Drain them.", "Simmer for 20 minutes.")

@@ -16,7 +16,7 @@ from toque.data.prepare.pipeline import PrepareResult, prepare
 from toque.data.prepare.prepare_settings import PrepareSettings
 from toque.data.tokenizer.codec import load_codec
 from toque.errors import DataError
-from toque.sources.plain_text import TextReader
+from toque.sources.documents import TextReader
 from toque.sources.records import Source
 
 Make = Callable[..., PrepareSettings]

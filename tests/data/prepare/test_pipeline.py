@@ -19,7 +19,7 @@ from toque.data.prepare.pipeline import prepare
 from toque.data.prepare.prepare_settings import PrepareSettings
 from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError, DataError
-from toque.sources.plain_text import TextReader
+from toque.sources.documents import TextReader
 from toque.sources.records import Block, Source
 
 Make = Callable[..., PrepareSettings]
@@ -153,7 +153,7 @@ def test_a_source_that_breaks_a_reader_of_ones_own_is_named(
 def test_preparing_needs_neither_torch_nor_transformers() -> None:
     """Workers import what the main process imports: seconds each, were torch among it."""
     script = (
-        "import sys, toque.data.prepare.pipeline, toque.sources.plain_text, toque.cooking.schemas;"
+        "import sys, toque.data.prepare.pipeline, toque.sources.documents, toque.cooking.schemas;"
         "print([m for m in ('torch', 'transformers', 'huggingface_hub') if m in sys.modules])"
     )
     environment = os.environ | {"PYTHONPATH": str(Path(toque.__file__).parents[1])}

@@ -50,7 +50,7 @@ def test_a_damaged_store_is_repaired_shard_by_shard(
 CHILD = """
 import resource, sys
 from pathlib import Path
-from toque.sources import files as sources
+from toque.sources import source_files as sources
 from toque.data.prepare.pipeline import prepare
 from toque.data.prepare.prepare_settings import PrepareSettings
 from toque.sources.records import Source

@@ -26,7 +26,7 @@ from pathlib import Path
 sys.path.append({here!r})
 from line_reader import LineReader
 from toque.data.prepare import shard_workers as pool
-from toque.sources import files as sources
+from toque.sources import source_files as sources
 from toque.data.prepare.pipeline import prepare
 from toque.data.prepare.prepare_settings import PrepareSettings
 from toque.sources.records import Source
@@ -88,7 +88,7 @@ from pathlib import Path
 
 sys.path.append({here!r})
 from line_reader import LineReader
-from toque.sources import files as sources
+from toque.sources import source_files as sources
 from toque.data.prepare.pipeline import prepare
 from toque.data.prepare.prepare_settings import PrepareSettings
 from toque.sources.records import Source

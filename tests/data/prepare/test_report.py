@@ -84,7 +84,7 @@ def test_records_left_out_are_shown_with_their_reason(
 
 def test_documents_have_a_report_without_columns(tmp_path: Path, settings_for: Make) -> None:
     from toque.data.prepare.pipeline import prepare
-    from toque.sources.plain_text import TextReader
+    from toque.sources.documents import TextReader
     from toque.sources.records import Source
 
     path = tmp_path / "book.txt"

@@ -14,7 +14,7 @@ from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.codec import load_codec
 from toque.data.tokenizer.train import train_codec
 from toque.sources import token_arrays
-from toque.sources.plain_text import TextReader
+from toque.sources.documents import TextReader
 from toque.sources.records import Source
 from toque.sources.token_arrays import TokenReader
 

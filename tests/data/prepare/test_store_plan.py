@@ -15,10 +15,9 @@ from toque.data.prepare.prepare_settings import PrepareSettings
 from toque.data.prepare.store_plan import plan_of, store_differences
 from toque.data.store.manifest import SourceEntry, StoreManifest
 from toque.errors import DataError
-from toque.sources.plain_text import TextReader
+from toque.sources.documents import DocumentReader, TextReader
 from toque.sources.prompt_target import PairReader
 from toque.sources.records import RecordReader, Source
-from toque.sources.text_records import DocumentReader
 from toque.sources.token_arrays import TokenReader
 
 Make = Callable[..., PrepareSettings]

@@ -14,8 +14,8 @@ from toque.config import SourceConfig
 from toque.cooking.schemas import reader_for
 from toque.errors import ConfigError
 from toque.sources.file_kinds import FileJudge
-from toque.sources.files import located
 from toque.sources.records import BlockExamples
+from toque.sources.source_files import located
 from toque.workflows.prompt_files import read_prompts
 
 Record = dict[str, Any]

@@ -16,7 +16,7 @@ from toque.cli import main
 from toque.cooking.schemas import RecipeReader
 from toque.data.prepare.data_report import Report
 from toque.data.store.manifest import read_manifest
-from toque.sources.plain_text import TextReader
+from toque.sources.documents import TextReader
 from toque.sources.prompt_target import PairReader
 
 STEPS = ["Rinse the lentils in cold water.", "Simmer them until soft, then serve with rice."]

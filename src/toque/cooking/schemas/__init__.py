@@ -8,6 +8,6 @@ from __future__ import annotations
 
 from toque.cooking.schemas.columns import prompt_of
 from toque.cooking.schemas.reader import RecipeReader, reader_for
-from toque.sources.detect import RefusedFileError, TextRecordsError
+from toque.sources.layouts import RefusedFileError, TextRecordsError
 
 __all__ = ["RecipeReader", "RefusedFileError", "TextRecordsError", "prompt_of", "reader_for"]

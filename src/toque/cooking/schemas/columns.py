@@ -15,14 +15,14 @@ from typing import Any, Literal
 from toque.cooking.labels.nutrients import nutrient_fields
 from toque.cooking.schemas.schema_org import is_schema_org
 from toque.errors import DataError
-from toque.sources.blocks import is_filled, unused_in
-from toque.sources.detect import (
+from toque.sources.layouts import (
     Layout,
     RefusedFileError,
     TextRecordsError,
     refuse_missing,
     shown_names,
 )
+from toque.sources.records import is_filled, unused_in
 
 Role = Literal["title", "ingredients", "steps"]
 ROLES: tuple[Role, ...] = ("title", "ingredients", "steps")

@@ -14,7 +14,7 @@ from toque.cooking.schemas.columns import (
 from toque.cooking.schemas.html_pages import is_page, page_blocks
 from toque.cooking.schemas.mealmaster import is_mealmaster, mealmaster_blocks
 from toque.sources.decompress import UTF_8, head
-from toque.sources.detect import (
+from toque.sources.layouts import (
     Layout,
     RefusedFileError,
     UnknownFormatError,

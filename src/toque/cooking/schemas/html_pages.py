@@ -16,16 +16,8 @@ from typing import Any
 from toque.cooking.schemas.cleaning import decoded_entities
 from toque.cooking.schemas.microdata import microdata_recipe
 from toque.cooking.schemas.schema_org import is_full, recipe_nodes
-from toque.sources.blocks import (
-    MAX_RECORD_BYTES,
-    TOO_LONG,
-    Contents,
-    Numbered,
-    pack,
-    unreadable,
-)
-from toque.sources.decompress import UTF_8, chunks
-from toque.sources.records import Block, survivors
+from toque.sources.decompress import MAX_RECORD_BYTES, UTF_8, chunks
+from toque.sources.records import TOO_LONG, Block, Contents, Numbered, pack, survivors, unreadable
 
 NO_RECIPE = "no recipe in page"
 

@@ -13,17 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from toque.sources.blocks import (
-    MAX_RECORD_BYTES,
-    TOO_LONG,
-    Contents,
-    Numbered,
-    pack,
-    unreadable,
-)
-from toque.sources.decompress import UTF_8, chunks
-from toque.sources.lines import count_lines, runs_of_lines
-from toque.sources.records import Block, attempted
+from toque.sources.decompress import MAX_RECORD_BYTES, UTF_8, chunks, count_lines, runs_of_lines
+from toque.sources.records import TOO_LONG, Block, Contents, Numbered, attempted, pack, unreadable
 
 _HEADER = re.compile(
     rb"^(?:MMMMM|-----)[^\r\n]*(?:meal-?master|recipe (?:extracted )?(?:via|from))",

@@ -19,22 +19,24 @@ from toque.cooking.schemas.html_pages import page_records
 from toque.cooking.schemas.mealmaster import mealmaster_records
 from toque.cooking.schemas.normalize import recipe_of
 from toque.errors import ConfigError
-from toque.sources.blocks import Raw, most_named, unpack
 from toque.sources.decompress import UTF_8
-from toque.sources.detect import READ
+from toque.sources.documents import DocumentReader
 from toque.sources.excerpts import PER_REASON, shortened
 from toque.sources.json_records import line_of
+from toque.sources.layouts import READ
 from toque.sources.prompt_target import Columns, PairReader
 from toque.sources.records import (
     Block,
     BlockExamples,
     Example,
+    Raw,
     RecordReader,
     attempted,
     in_encoding,
+    most_named,
     survivors,
+    unpack,
 )
-from toque.sources.text_records import DocumentReader
 
 _READ = {**READ, "page": page_records, "mealmaster": mealmaster_records}
 

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toque.data.prepare.row_statistics import ColumnReport, Histogram, SourceRows
-from toque.sources.blocks import NOT_UTF_8, most_named
+from toque.sources.documents import LOST_BYTES
 from toque.sources.excerpts import Excerpt
-from toque.sources.plain_text import LOST_BYTES
+from toque.sources.records import NOT_UTF_8, most_named
 from toque.storage.atomic import atomic_write
 from toque.storage.json_files import decode_json
 

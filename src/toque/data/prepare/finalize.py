@@ -47,9 +47,8 @@ from toque.data.store.token_store import LEFT_OUT, SPLIT_CODES, TokenStore
 from toque.data.tokenizer.codec import Codec
 from toque.data.tokenizer.train import MAX_WORD_CHARS, WORDS_CUT
 from toque.errors import DataError
-from toque.sources.blocks import NOT_UTF_8, most_named
-from toque.sources.files import SourceFile
-from toque.sources.records import NO_LABEL, examples_note, missing_note
+from toque.sources.records import NO_LABEL, NOT_UTF_8, examples_note, missing_note, most_named
+from toque.sources.source_files import SourceFile
 from toque.storage.atomic import atomic_file, atomic_write, sync_folder, write_array
 
 _SHOWN = 10

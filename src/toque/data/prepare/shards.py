@@ -33,9 +33,9 @@ from toque.data.prepare.shard_workers import (
 )
 from toque.data.store.token_store import check_files
 from toque.errors import DataError
-from toque.sources import files as sources
-from toque.sources.files import SourceFile, blocks_of, plain_bytes
+from toque.sources import source_files as sources
 from toque.sources.records import Block
+from toque.sources.source_files import SourceFile, blocks_of, plain_bytes
 from toque.storage.json_files import decode_json
 from toque.storage.progress import ProgressSink
 

@@ -25,10 +25,9 @@ from toque.data.prepare.prepare_settings import (
 from toque.data.tokenizer.codec import Codec
 from toque.data.tokenizer.train import Kind, train_codec
 from toque.errors import DataError
-from toque.sources.blocks import NOT_UTF_8
 from toque.sources.decompress import CHUNK_BYTES
-from toque.sources.files import SourceFile, blocks_of, plain_bytes
-from toque.sources.records import Block, Example, examples_in
+from toque.sources.records import NOT_UTF_8, Block, Example, examples_in
+from toque.sources.source_files import SourceFile, blocks_of, plain_bytes
 
 MAX_EXAMPLES = 20_000
 MAX_CHARACTERS = 8_000_000

@@ -17,8 +17,8 @@ from toque.data.tokenizer.codec import load_codec
 from toque.data.tokenizer.folder import hash_of_folder, resolve_tokenizer
 from toque.data.tokenizer.sameness import tokenizer_differences
 from toque.errors import DataError
-from toque.sources.files import SourceFile, find_files
 from toque.sources.records import Source, encoding_in
+from toque.sources.source_files import SourceFile, find_files
 from toque.sources.token_arrays import TokenReader
 
 CODE_VERSION = 2

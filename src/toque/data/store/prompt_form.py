@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from toque.models.loading.provenance import Form
-from toque.sources.plain_text import TextReader
+from toque.sources.documents import DOCUMENTS, TextReader
 from toque.sources.prompt_target import PAIRS
-from toque.sources.text_records import DOCUMENTS
 from toque.sources.token_arrays import TokenReader
 
 

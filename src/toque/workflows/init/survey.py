@@ -17,9 +17,9 @@ from toque.data.prepare.data_report import (
     unused_in_words,
 )
 from toque.errors import DataError, argument
-from toque.sources.files import SourceFile, blocks_of, find_files, plain_bytes
 from toque.sources.prompt_target import PairReader
 from toque.sources.records import BlockExamples, Source, examples_in
+from toque.sources.source_files import SourceFile, blocks_of, find_files, plain_bytes
 from toque.sources.token_arrays import TokenReader
 from toque.storage.bucket import is_remote
 from toque.workflows.prepared_store import sources_of

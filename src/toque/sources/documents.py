@@ -1,4 +1,4 @@
-"""Plain text files as documents: one file, one document.
+"""Documents: plain text files, each a document, and one field of tables and JSON records.
 
 A document's rows are consecutive pieces. The split into training and validation hashes the document
 and the piece number // 16, so that a single book has both sides while neighbours mostly stay
@@ -12,8 +12,10 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
-from toque.sources.decompress import UTF_8, InUtf8, opened
+from toque.sources.decompress import UTF_8, chunks
+from toque.sources.layouts import READ, Layout, layout_with
 from toque.sources.records import (
     Block,
     BlockExamples,
@@ -21,6 +23,8 @@ from toque.sources.records import (
     attempted,
     document_example,
     in_encoding,
+    unpack,
+    unused_in,
 )
 
 PART_BYTES = 4 << 20
@@ -53,19 +57,17 @@ class TextReader:
         Raises:
             DataError: the file is missing, unreadable or damaged.
         """
-        with opened(path) as (plain, _):
-            stream = plain if self.encoding == UTF_8 else InUtf8(plain, self.encoding)
-            first_line, rest = 1, b""
-            while True:
-                data = rest + stream.read(PART_BYTES)
-                more = stream.read(1)
-                if not more:
-                    yield Block(0, str(path), first_line, data)
-                    return
-                cut = _last_break(data)
-                payload, rest = data[:cut], data[cut:] + more
+        data, first_line, most = b"", 1, PART_BYTES
+        for chunk in chunks(path, encoding=self.encoding):
+            data += chunk
+            while len(data) > most:
+                cut = _last_break(data[:most])
+                payload, data = data[:cut], data[cut:]
                 yield Block(0, str(path), first_line, payload, last=False)
                 first_line += payload.count(b"\n")
+                # What is left of this part, one byte seen beyond it, and as much again.
+                most = most - cut + 1 + PART_BYTES
+        yield Block(0, str(path), first_line, data)
 
     def schema(self, path: Path) -> str:
         """The same for every file."""
@@ -124,3 +126,61 @@ def _last_break(data: bytes) -> int:
     while at > half and data[at - 1] & 0xC0 == 0x80:
         at -= 1
     return at - 1 if at > half and data[at - 1] & 0x80 else at
+
+
+DOCUMENTS: Final = "toque.cooking.formats:text="
+"""Beginning of its recorded names."""
+
+
+@dataclass(frozen=True)
+class DocumentReader:
+    """Reads the field `column` of every record; a `RecordReader`."""
+
+    column: str
+    version: int = 1
+    encoding: str = UTF_8
+
+    @property
+    def recorded_name(self) -> str:
+        """See `RecordReader`."""
+        return in_encoding(f"{DOCUMENTS}{self.column}", self.encoding)
+
+    def blocks(self, path: Path) -> Iterator[Block]:
+        """Blocks of `path` by its layout.
+
+        Raises:
+            DataError: the file is of no known kind, has no such field, or is damaged.
+        """
+        return self._layout(path).blocks((self.column,))
+
+    def schema(self, path: Path) -> str:
+        """The file's layout, for the report."""
+        return f"{self._layout(path).name} documents"
+
+    def _layout(self, path: Path) -> Layout:
+        return layout_with(path, {"text": self.column}, encoding=self.encoding)
+
+    def examples(self, block: Block) -> BlockExamples:
+        """One document for each record with text, cleaned like a text file."""
+        examples: list[Example] = []
+        dropped: dict[str, list[int]] = {}
+        notes: Counter[str] = Counter()
+        contents = unpack(block)
+        records = list(READ[contents.kind](contents))
+        for number, raw in records:
+            value = None if isinstance(raw, str) else raw.get(self.column)
+            found: Example | str = raw if isinstance(raw, str) else NO_TEXT
+            if isinstance(value, str) and value.strip():
+                found = attempted(_field_example, value, notes)
+            if isinstance(found, Example):
+                examples.append(found)
+            else:
+                dropped.setdefault(found, []).append(number)
+        unread = contents.meta.get("unread", ())
+        unused = unused_in((raw for _, raw in records), (self.column,), unread)
+        return BlockExamples(examples, len(records), len(examples), dropped, dict(notes), unused)
+
+
+def _field_example(text: str, notes: Counter[str]) -> Example | str:
+    text = clean_document(text.encode("utf-8", "replace"), notes)
+    return document_example(text) if text.strip() else NO_TEXT
