@@ -12,8 +12,8 @@ from tiny import shape_yaml
 from toque.cli import main
 from toque.cooking.cookbook.generate import write_cookbook
 from toque.errors import CheckFailed
+from toque.reports.run_shares import facts_of
 from toque.reports.verdict import verdict_of
-from toque.reports.verdict.facts import facts_of
 from toque.runs.history import read_metrics
 from toque.units import Duration
 from toque.workflows.doctor import environment

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from toque.errors import CheckpointError, ConfigError, argument
 from toque.reporter import SILENT, Reporter
-from toque.reports.verdict import Verdict, advice, verdict_of
-from toque.reports.verdict.ladders import Ladder, Sign, ladders, signs
+from toque.reports.verdict import Ladder, Sign, Verdict, advice, ladders, signs, verdict_of
 from toque.runs.history import METRICS
 from toque.storage.no_follow import refuse_links
 from toque.workflows.results import Model, existing_folder

@@ -22,10 +22,10 @@ from typing import Any, Final
 from toque.config import load_config, resolved_yaml
 from toque.errors import ConfigError
 from toque.reporter import Reporter
+from toque.reports.bottleneck_rules import AMOUNT
+from toque.reports.run_shares import Facts, mapping
 from toque.reports.verdict import Finding, Verdict
-from toque.reports.verdict.facts import Facts, mapping, number
-from toque.reports.verdict.finding import AMOUNT
-from toque.runs.history import METRICS, read_metrics
+from toque.runs.history import METRICS, number, read_metrics
 from toque.units import Duration
 
 _QUIET: Final = (

@@ -1,0 +1,411 @@
+"""Bottleneck rules: what limits a run, by the shares of its time, each with the lever to try.
+
+A gain is of the loop's speed in useful tokens per second: 0.25 is a quarter faster. It is computed
+from what was measured; where nothing measured says it, it is None and only a trial tells.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from toque.hardware.processor import PASSIVE
+from toque.reports import run_shares as shares
+from toque.reports.run_shares import Facts, Share, mapping, share_named
+from toque.runs.history import number
+from toque.training.bottlenecks import DATA_ADVICE, GPU_BUSY, memory_ladder
+
+NOTABLE: Final = 0.05
+"""Share from which something is worth a word."""
+AMOUNT: Final = re.compile(r"([0-9.]{1,20}) ?([a-z%]{1,12})\Z")
+"""A length as settings have it, number and unit."""
+_AIM: Final = 0.02
+"""Share that evaluating or saving may keep."""
+_SMALL_EVALUATION: Final = {"max_examples": 64, "texts": 4}
+"""Settings of an evaluation that is small. Guesses."""
+_MANY_FAULTS: Final = 10
+"""Pages read back from disk in an update, from which memory is too small."""
+_MUCH_PADDING: Final = 0.15
+_FEW_TOKENS: Final = 1024
+"""Tokens of an update below which a step is mostly what every step costs. A guess."""
+_MANY_AT_ONCE, _FEW_AT_ONCE = 16_384, 256
+"""Tokens of a micro-batch far from what a CPU is fast with (4096): a guess, as a trial tells."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that limits the run."""
+
+    cause: str
+    """Name of a share or a setting, in a word or two."""
+    weight: float
+    """Share of the loop's time that it could give back at most; findings are ranked by it."""
+    sentence: str
+    lever: str | None = None
+    """What to do, in words."""
+    settings: tuple[str, ...] = ()
+    """The lever as overrides, `train.pack=true`; empty where no setting is one."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """The lever as variables of the environment."""
+    gain: float | None = None
+    at_most: bool = False
+    """True if `gain` is a bound."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a rule looks at."""
+
+    facts: Facts
+    shares: tuple[Share, ...]
+
+    def share(self, *names: str) -> float:
+        """Share of the loop's time: what is done once, before or after it, does not count."""
+        once = (shares.STARTING, shares.COMPILING, shares.PROFILING, shares.FINISHING,
+                shares.UPLOADS)  # fmt: skip
+        return share_named(self.shares, *names) / max(1e-9, 1.0 - share_named(self.shares, *once))
+
+    @property
+    def computing(self) -> float:
+        """Share of forward and backward."""
+        return self.share(shares.COMPUTING, shares.PRODUCTS, shares.PADDING)
+
+
+def findings(case: Case) -> list[Finding]:
+    """Everything that limits the run, what could give back most first."""
+    found = [finding for rule in RULES for finding in rule(case) if finding.weight >= NOTABLE]
+    return sorted(found, key=lambda finding: -finding.weight)
+
+
+def gain_of(saved: float) -> float:
+    """The gain in speed when a share of the time is saved.
+
+    >>> gain_of(0.2)
+    0.25
+    """
+    return 1.0 / (1.0 - min(saved, 0.99)) - 1.0
+
+
+def _lost(
+    cause: str,
+    share: float,
+    sentence: str,
+    lever: str,
+    *settings: str,
+    environment: Mapping[str, str] | None = None,
+) -> Finding:
+    """A finding whose whole share could be given back at most."""
+    return Finding(
+        cause, share, f"{share:.0%} of the time {sentence}", lever, settings, environment or {},
+        gain_of(share), at_most=True,
+    )  # fmt: skip
+
+
+def _waits(case: Case) -> Iterator[Finding]:
+    """What the loop, its threads or its end waited for."""
+    facts, host = case.facts, case.facts.host
+    several = (number(facts.setting("readers")) or 1) > 1
+    yield _lost(
+        "waiting for data",
+        case.share(shares.DATA),
+        "the loop waited for batches",
+        DATA_ADVICE if several else "make batches in several threads",
+        *(() if several else ("train.readers=4",)),
+    )
+    yield _lost(
+        "uploads",
+        share_named(case.shares, shares.UPLOADS),
+        "the end waited for uploads to the bucket",
+        "a nearer bucket or a faster connection; one kept model less to upload",
+        *(("train.keep_best=0",) if facts.setting("keep_best") != 0 else ()),
+    )
+    yield _lost(
+        "throttling",
+        case.share(shares.THROTTLED),
+        "a limit on processor time (of a container or a job) held everything back",
+        "raise the limit, or use as many threads as it allows",
+    )
+    if host is None:
+        return
+    cores = facts.start_number("hardware", "cores")
+    of = f" of {cores:.0f}" if cores else ""
+    yield _lost(
+        "other programs",
+        case.share(shares.OTHERS),
+        f"a thread of the run waited for a core, while other programs kept {host.others_cores:.1f}"
+        f"{of} cores busy",
+        "end the other programs; or have threads sleep while they wait for each other",
+        environment=PASSIVE,
+    )
+    n = host.major_faults
+    read = f"; {n:,.0f} pages of memory were read back from disk meanwhile" if n else ""
+    yield _lost(
+        "standing still",
+        case.share(shares.STILL),
+        "the process neither computed nor wanted to: it was stopped, or waited for something "
+        f"outside it{read}",
+        "look at what stops it: a scheduler, a debugger, a disk that does not answer",
+    )
+
+
+def _evaluation(case: Case) -> Iterator[Finding]:
+    share, n = case.share(shares.EVALUATION), case.facts.n_evaluations
+    interval, saved = _interval(case, share, n, setting="evaluate_every")
+    enough = bool(interval) and share - saved < NOTABLE
+    # What a run did not record: null is all examples, and texts there are none.
+    had = {"max_examples": None, "texts": 0} | dict(mapping(case.facts.start.get("evaluation")))
+    few = [name for name, most in _SMALL_EVALUATION.items()
+           if had[name] is None or (number(had[name]) or 0) > most]  # fmt: skip
+    fewer = () if enough else tuple(f"evaluation.{name}={_SMALL_EVALUATION[name]}" for name in few)
+    levers = ["less often"] * bool(interval) + ["fewer examples and texts"] * bool(fewer)
+    yield Finding(
+        "evaluation",
+        saved if enough else share,
+        f"{share:.0%} of the time went into {n:,} evaluation{'' if n == 1 else 's'}",
+        lever=f"evaluate {' and '.join(levers)}" if levers else None,
+        settings=(*interval, *fewer),
+        gain=gain_of(saved) if enough else None,
+    )
+
+
+def _saving(case: Case) -> Iterator[Finding]:
+    share, n, skipped = case.share(shares.SAVING), case.facts.n_saves, case.facts.skipped_saves
+    settings, saved = _interval(case, share, n + skipped, setting="save_every")
+    also = f"; {skipped} more that were due were skipped, as the disk was too slow for them"
+    yield Finding(
+        "saving",
+        saved if settings else share,
+        f"{share:.0%} of the time went into {n:,} checkpoint{'' if n == 1 else 's'}"
+        f"{also if skipped else ''}",
+        lever="save less often" if settings else "save to a faster disk",
+        settings=settings,
+        gain=gain_of(saved) if settings else None,
+    )
+
+
+def _interval(
+    case: Case, share: float, n_times: int, *, setting: str
+) -> tuple[tuple[str, ...], float]:
+    """An interval of at most half the run as an override, and the share it saves; or nothing."""
+    found = AMOUNT.match(str(case.facts.setting(setting) or ""))
+    if found is None or n_times < 2:
+        return (), 0.0
+    now, unit = float(found[1]), found[2]
+    planned = AMOUNT.match(str(case.facts.start.get("stop_after") or ""))
+    seen = float(case.facts.n_updates) if unit == "steps" else now * (n_times - 1)
+    whole = float(planned[1]) if planned is not None and planned[2] == unit else seen
+    half = 50.0 if unit == "%" else whole / 2
+    amount = now * max(1.0, math.ceil(share / (1.0 - min(share, 0.99)) / _AIM))
+    amount = min(_round_up(amount), half // 1) if unit == "steps" and now else min(amount, half)
+    if not 0 < 2 * now <= amount:
+        return (), 0.0
+    return (f"train.{setting}={amount:g} {unit}",), share * (1.0 - now / amount)
+
+
+def _round_up(amount: float) -> float:
+    """To one digit, so that it reads like a choice.
+
+    >>> _round_up(34.0), _round_up(50.0), _round_up(117.0)
+    (40.0, 50.0, 200.0)
+    """
+    unit = 10.0 ** math.floor(math.log10(amount))
+    return math.ceil(amount / unit) * unit
+
+
+def _arithmetic(case: Case) -> Iterator[Finding]:
+    """Products in float32 where bf16 is fast, and attention over whole rows."""
+    facts = case.facts
+    fast = mapping(facts.start.get("hardware")).get("fast_bf16") is True
+    if fast and facts.start.get("precision") == "float32":
+        own, other = (facts.start_number(name) for name in ("peak_flops_per_second", "bf16_peak"))
+        faster = bool(own and other and other > own)
+        saved = case.share(shares.PRODUCTS) * (1.0 - own / other) if faster else 0.0  # type: ignore[operator]
+        yield Finding(
+            "float32",
+            max(saved, 0.3 * case.computing),  # for its rank alone
+            "the products are computed in float32, and this machine computes them faster in "
+            "bfloat16",
+            lever="let the machine choose the precision",
+            settings=("train.precision=auto",),
+            gain=gain_of(saved) if saved else None,
+        )
+    products, needed, computed = (
+        facts.start_number("arithmetic", name) or 0.0
+        for name in ("products", "attention", "attention_computed")
+    )
+    if facts.computes_padding and products + computed > 0.0:
+        excess = (computed - needed) / (products + computed)
+        saved = case.computing * (1.0 - facts.pad_fraction) * excess  # padding is another finding
+        on_cpu, length = facts.device == "cpu", facts.start_number("row", "target")
+        shorter = (f"train.row_tokens={max(16, int(length // 2))}",) if length else ()
+        yield Finding(
+            "dense attention",
+            saved,
+            f"attention is computed over whole rows and masked: {computed / max(needed, 1.0):.0f} "
+            f"times what the examples need, {excess:.0%} of the arithmetic",
+            lever="leave the model uncompiled, so that each example's attention is computed alone"
+            if on_cpu
+            else "shorter rows",
+            settings=("train.compile=false",) if on_cpu else shorter,
+            gain=gain_of(saved),
+        )
+
+
+def _compiling(case: Case) -> Iterator[Finding]:
+    """Compiling that goes on; what the first half of the updates brought is done with."""
+    yield _lost(
+        "compiling",
+        case.facts.compiling_late / max(1e-9, case.facts.late),
+        "of the later updates went into compiling the model again and again, for shapes that are "
+        "new",
+        "leave the model uncompiled",
+        "train.compile=false",
+    )
+
+
+def _padding(case: Case) -> Iterator[Finding]:
+    facts, pad = case.facts, case.facts.pad_fraction
+    if pad < _MUCH_PADDING:
+        return
+    computed, packs = facts.computes_padding, facts.setting("pack")
+    saved = pad * (case.computing if computed else case.share(shares.OPTIMIZER, shares.HOST))
+    where = "is computed like the rest" if computed else "is not computed, but fills the updates"
+    yield Finding(
+        "padding",
+        max(saved, 0.0 if computed else NOTABLE * (0.5 + pad)),
+        f"{pad:.0%} of every batch is padding, which {where}",
+        lever="pack several examples into a row"
+        if packs is False
+        else "rows of a length that suits the data",
+        settings=("train.pack=true",) if packs is False else ("train.row_tokens=auto",),
+        gain=gain_of(saved),
+    )
+
+
+def _tiny_batches(case: Case) -> Iterator[Finding]:
+    facts, each = case.facts, case.share(shares.OPTIMIZER, shares.HOST)
+    tokens = facts.tokens / facts.n_updates
+    found = AMOUNT.match(str(facts.setting("batch") or ""))
+    if tokens >= _FEW_TOKENS or found is None:
+        return
+    factor = 2.0 ** math.ceil(math.log2(2 * _FEW_TOKENS / max(1.0, tokens)))
+    idle = 0.0 if facts.utilisation is None else max(0.0, 1.0 - facts.utilisation)
+    saved = each * (1.0 - 1.0 / factor)
+    yield Finding(
+        "tiny batches",
+        max(saved, 0.5 * case.computing * idle),
+        f"an update holds only {tokens:,.0f} tokens, so that what every update costs weighs much "
+        f"({each:.0%} of the time beside forward and backward)",
+        lever="larger updates; they change the result, and want a higher optim.peak_lr",
+        settings=(f"train.batch={float(found[1]) * factor:g} {found[2]}",),
+        gain=gain_of(saved),
+    )
+
+
+def _memory(case: Case) -> Iterator[Finding]:
+    """A micro-batch of a size set by hand that does not suit the machine; or too little memory."""
+    facts, asked = case.facts, case.facts.setting("micro_batch_rows")
+    rows = number(facts.start.get("micro_batch_rows"))
+    if not isinstance(asked, int):
+        recomputes = facts.start.get("gradient_checkpointing") is True
+        ladder = memory_ladder(checkpointing=recomputes, optimizer="adamw")
+        yield _lost(
+            "memory",
+            case.share(shares.PAGING),
+            "something waited for memory: there is too little of it",
+            f"what needs less memory: {'; '.join(ladder)}",
+            *(() if recomputes else ("train.gradient_checkpointing=true",)),
+        )
+    if rows is None or not isinstance(asked, int):
+        return
+    each = sum(facts.start_number("row", side) or 0.0 for side in ("source", "target"))
+    # A micro-batch is never larger than its update.
+    tokens = min(rows * each, facts.tokens / facts.n_updates / max(0.05, 1.0 - facts.pad_fraction))
+    paged = facts.host is not None and facts.host.major_faults > _MANY_FAULTS * facts.n_updates
+    stalled = case.share(shares.PAGING, *([shares.STILL] if paged else []))
+    if stalled >= NOTABLE or tokens > _MANY_AT_ONCE:
+        cause = "oversized micro-batch"
+    elif tokens < _FEW_AT_ONCE and facts.device == "cpu":
+        cause = "tiny micro-batches"
+    else:
+        return
+    memory = f", and {stalled:.0%} of the time went into waiting for memory" if stalled else ""
+    yield Finding(
+        cause,
+        # For its rank alone: what stands still for want of memory is a part of it.
+        max(1.01 * stalled, 0.5 * case.computing * (1.0 - (facts.utilisation or 0.5))),
+        f"{rows:.0f} rows are computed at once (train.micro_batch_rows), about {tokens:,.0f} "
+        f"tokens{memory}",
+        lever="leave the number of rows to Toque; the result stays the same",
+        settings=("train.micro_batch_rows=auto",),
+        gain=gain_of(stalled) if stalled >= NOTABLE else None,
+    )
+
+
+def _gpu(case: Case) -> Iterator[Finding]:
+    """A GPU that waits for the host, or whose clock is held down."""
+    busy, hot = case.facts.gpu_busy, case.facts.gpu_throttled
+    if busy is not None and busy < GPU_BUSY:
+        compiled, idle = case.facts.start.get("compile") is True, (1.0 - busy) * case.computing
+        yield Finding(
+            "host",
+            idle,
+            f"the GPU computes {busy:.0%} of the time and waits for the host otherwise",
+            lever="larger micro-batches" if compiled else "compile the model",
+            settings=("train.micro_batch_rows=auto",) if compiled else ("train.compile=true",),
+            gain=gain_of(idle),
+            at_most=True,
+        )
+    if hot:
+        reason, often = max(hot.items(), key=lambda each: each[1])
+        yield Finding(
+            "throttling",
+            often * 0.5,
+            f"the GPU's clock was held down for {reason} in {often:.0%} of the looks",
+            lever="more cooling or a higher power limit",
+        )
+
+
+def _threads(case: Case) -> Iterator[Finding]:
+    facts, host = case.facts, case.facts.host
+    threads = facts.start_number("hardware", "threads")
+    cores = facts.start_number("hardware", "cores")
+    if facts.device != "cpu" or not threads or not cores or facts.start.get("ranks", 1) != 1:
+        return
+    everyone = {"OMP_NUM_THREADS": f"{cores:.0f}", "MKL_NUM_THREADS": f"{cores:.0f}"}
+    if threads > cores:
+        yield _lost(
+            "threads",
+            case.share(shares.CROWDED),
+            f"one of {threads:.0f} threads, which share {cores:.0f} cores, waited for another",
+            f"OMP_NUM_THREADS={cores:.0f}, a thread for each core",
+            environment=everyone,
+        )
+    elif host is not None and threads < cores - host.others_cores - 0.5:
+        saved = (case.computing + case.share(shares.OPTIMIZER)) * (1.0 - threads / cores)
+        yield Finding(
+            "threads",
+            saved,
+            f"{threads:.0f} of {cores:.0f} cores compute, the others have nothing to do",
+            lever="unset OMP_NUM_THREADS, so that every core computes",
+            environment=everyone,
+            gain=gain_of(saved),
+            at_most=True,
+        )
+
+
+RULES: Final[tuple[Callable[[Case], Iterator[Finding]], ...]] = (
+    _waits,
+    _evaluation,
+    _saving,
+    _threads,
+    _arithmetic,
+    _compiling,
+    _padding,
+    _tiny_batches,
+    _memory,
+    _gpu,
+)

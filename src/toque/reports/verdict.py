@@ -1,0 +1,235 @@
+"""Verdict on a run, from its files alone: what its wall time went into, what limits it, what to do.
+
+The ladder of a slow run is its findings, what could give back most first; those for memory that ran
+out and for poor texts are `ladders`. `signs` say whether a run learns.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from toque.cooking.scoring.recipe_scores import POOR
+from toque.reports.bottleneck_rules import Case, Finding, findings
+from toque.reports.run_shares import (
+    PRODUCTS,
+    Facts,
+    Share,
+    facts_of,
+    mapping,
+    share_named,
+    shares_of,
+)
+from toque.runs.history import METRICS, number, read_metrics
+from toque.storage.json_files import decode_json
+from toque.training.bottlenecks import GPU_BUSY, GRAD_NORM, RAN_OUT, memory_ladder
+
+__all__ = [
+    "Finding",
+    "Ladder",
+    "Share",
+    "Sign",
+    "Verdict",
+    "advice",
+    "ladders",
+    "signs",
+    "verdict_of",
+]
+
+_FALLING: Final = 0.01
+"""Share by which the last evaluation still lowered the held-out loss, from which more training
+pays."""
+_GAP: Final = 1.3
+"""Held-out over training loss, from which a model learns by heart."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What limits a run."""
+
+    shares: tuple[Share, ...]
+    """Shares of the wall time, the largest first; they add up to all of it."""
+    sentence: str
+    found: tuple[Finding, ...]
+    """All that limits it, what could give back most first."""
+    facts: Facts
+
+    @property
+    def cause(self) -> str | None:
+        """What limits the run most, in a word or two."""
+        return self.found[0].cause if self.found else None
+
+    @property
+    def lever(self) -> str | None:
+        """What to do, in words; None where nothing stands out."""
+        return self.found[0].lever if self.found else None
+
+    @property
+    def expected_gain(self) -> float | None:
+        """Gain in the loop's speed: 0.25 is a quarter faster. None where only a trial tells."""
+        return self.found[0].gain if self.found else None
+
+    def __str__(self) -> str:
+        """One or two lines for people."""
+        return self.sentence if not self.found else f"{self.sentence}\n{advice(self.found[0])}"
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """What to try, the cheapest and likeliest first."""
+
+    title: str
+    because: str
+    steps: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Sign:
+    """Something to look at while a run learns; `good` is None where nothing tells."""
+
+    name: str
+    good: bool | None
+    value: str
+
+
+def verdict_of(folder: Path) -> Verdict | None:
+    """The verdict on a run that continues, has ended or was killed; None before its first update.
+
+    Args:
+        folder: of the run.
+    """
+    try:
+        facts = facts_of(read_metrics(folder / METRICS))
+    except OSError:
+        return None
+    if facts is None:
+        return None
+    shares = shares_of(facts)
+    found = tuple(findings(Case(facts, shares)))
+    if not found:
+        return Verdict(shares, _nothing(facts, shares), found, facts)
+    first = found[0]
+    sentence = f"What limits this run: {first.cause}. {_capital(first.sentence)}."
+    return Verdict(shares, sentence, found, facts)
+
+
+def advice(finding: Finding) -> str:
+    """The lever of a finding as a line, with what it is expected to give."""
+    if finding.lever is None:
+        return "There is no lever for it here."
+    variables = [f"{name}={value}" for name, value in finding.environment.items()]
+    given = " ".join([*variables, *map(_quoted, finding.settings)])
+    if finding.gain is None:
+        gain = "what it gives only a trial tells"
+    elif finding.gain < 0.005:
+        gain = "little to gain"
+    else:
+        bound = "at most " if finding.at_most else ""
+        gain = f"expected: {bound}{finding.gain:.0%} more tokens a second"
+    lever = _capital(finding.lever)
+    return f"{lever}: {given} ({gain})." if given else f"{lever} ({gain})."
+
+
+def _nothing(facts: Facts, shares: tuple[Share, ...]) -> str:
+    largest = shares[0]
+    rate = ""
+    if facts.utilisation is not None and share_named(shares, PRODUCTS) > 0.0:
+        rate = f", at {facts.utilisation:.0%} of the machine's rate"
+    return (
+        f"Nothing holds this run up: most of its time ({largest.share:.0%}) went into "
+        f"{largest.name}{rate}."
+    )
+
+
+def _quoted(setting: str) -> str:
+    name, _, value = setting.partition("=")
+    return f'{name}="{value}"' if " " in value else setting
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def ladders(folder: Path, facts: Facts) -> list[Ladder]:
+    """The ladders that a run has reason for."""
+    return [*_memory(facts), *_poor_texts(folder, facts)]
+
+
+def _memory(facts: Facts) -> list[Ladder]:
+    error = str(facts.end.get("error") or "")
+    again = [text for text in facts.warnings if RAN_OUT in text]
+    ended = RAN_OUT in error or "fit into memory" in error or "out of memory" in error.lower()
+    if not again and not ended:
+        return []
+    checkpointing = facts.start.get("gradient_checkpointing") is True
+    steps = memory_ladder(checkpointing=checkpointing, optimizer="adamw")
+    rows = facts.setting("micro_batch_rows")
+    first = ["train.micro_batch_rows=auto"] if isinstance(rows, int) else []
+    because = (
+        "it ended for want of memory"
+        if ended
+        else f"{len(again)} times an update did not fit and was computed again with fewer rows"
+    )
+    return [Ladder("out of memory", because, [*first, *steps])]
+
+
+def _poor_texts(folder: Path, facts: Facts) -> list[Ladder]:
+    score = _recipe_score(folder)
+    if score is None or score >= POOR:
+        return []
+    last = facts.held_out[-2:]
+    falling = len(last) == 2 and last[1] < last[0] * (1.0 - _FALLING)
+    trained = statistics.fmean(facts.losses[-10:]) if facts.losses else 0.0
+    by_heart = bool(last) and trained > 0.0 and last[-1] > _GAP * trained
+    longer = "train longer: the held-out loss was still falling (train.stop_after)"
+    more_data = "more recipes, or augmentation={paraphrase: 0.3}: it learns its examples by heart"
+    steps = [longer] * falling + [more_data] * by_heart
+    if not falling and not by_heart:
+        steps.append(
+            "another learning rate: the held-out loss no longer falls (optim.peak_lr, twice and "
+            "half of what it is)"
+        )
+    steps += [
+        "better examples: data.min_quality=0.5",
+        "start from a pretrained model (model.start_from), or take a larger one",
+        "more kinds of task from the same recipes (data.tasks)",
+    ]
+    because = f"the recipe score of its texts is {score:.2f} of 1; below {POOR} texts are poor"
+    return [Ladder("poor texts", because, steps)]
+
+
+def _recipe_score(folder: Path) -> float | None:
+    try:
+        record = decode_json((folder / "evaluation.json").read_bytes(), dict[str, Any])
+    except (OSError, msgspec.DecodeError):
+        return None
+    return number(mapping(record.get("generated")).get("recipe_score"))
+
+
+def signs(facts: Facts) -> list[Sign]:
+    """Whether a run learns and the machine works for it."""
+    few = max(1, len(facts.losses) // 5)
+    found = []
+    for name, losses, n in (("training", facts.losses, few), ("held-out", facts.held_out, 1)):
+        if len(losses) >= 2:
+            before, after = statistics.fmean(losses[:n]), statistics.fmean(losses[-n:])
+            value = f"{before:.3f} to {after:.3f}"
+            found.append(Sign(f"{name} loss falls", after < before, value))
+    if facts.grad_norm is not None:
+        value = f"{facts.grad_norm:.2f} before clipping"
+        found.append(Sign(f"gradient norm below {GRAD_NORM:g}", facts.grad_norm < GRAD_NORM, value))
+    if facts.gpu_busy is not None:
+        value = f"{facts.gpu_busy:.0%}"
+        found.append(Sign(f"GPU busy over {GPU_BUSY:.0%}", facts.gpu_busy > GPU_BUSY, value))
+    missed = facts.skipped_saves
+    if facts.n_saves or missed:
+        found.append(Sign("saves succeed", missed == 0, f"{facts.n_saves} written, {missed} not"))
+    late = [text for text in facts.warnings if "is not uploaded yet" in text]
+    if late or "uploads" in facts.parts:
+        found.append(Sign("uploads succeed", not late, f"{len(late)} tries failed"))
+    return found
