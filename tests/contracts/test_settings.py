@@ -4,6 +4,7 @@ A new field without a row here fails the test. Fields that later versions fill m
 everything but their neutral value.
 """
 
+import gzip
 import hashlib
 import json
 import sys
@@ -289,8 +290,9 @@ def facts_of(kitchen: Path, name: str, store: Path) -> dict[str, object]:
     steps = [e for e in events if e["event"] == "step"]
     manifest = json.loads((store / "manifest.json").read_text())
     card = (run / "model" / "README.md").read_text()
-    samples, operations = run / "samples.jsonl", run / "trace" / "top_operations.json"
-    profiled = json.loads(operations.read_text()) if operations.exists() else {"operations": []}
+    samples, traces = run / "samples.jsonl", run / "trace"
+    tables = "".join(path.read_text() for path in sorted(traces.glob("*.txt")))
+    spans = b"".join(gzip.decompress(path.read_bytes()) for path in traces.glob("*.gz"))
     return {
         "folder": run.name,
         "store_folder": store.name,
@@ -318,9 +320,9 @@ def facts_of(kitchen: Path, name: str, store: Path) -> dict[str, object]:
         "system": any(e["event"] == "system" for e in events),
         "gradients": [e["step"] for e in events if e["event"] == "gradients"],
         "trace": (
-            sorted(p.name for p in (run / "trace").glob("*")),
-            profiled.get("updates"),
-            any(operation["stack"] for operation in profiled["operations"]),
+            sorted(path.name for path in traces.glob("*")),
+            spans.count(b'"toque: clip"'),
+            [column in tables for column in ("Source Location", "CPU Mem")],
         ),
         "scores": list(json.loads((run / "evaluation.json").read_text())["generated"]),
         "samples": hashlib.sha256(samples.read_bytes() if samples.exists() else b"").hexdigest(),

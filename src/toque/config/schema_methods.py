@@ -176,7 +176,7 @@ class ProfileConfig(Config):
     stacks: bool = False
     """Record where in the code operations are called from: slower, and ten times as large."""
     memory: bool = True
-    """Record every allocation, for the memory timeline."""
+    """Record every allocation: the table has a column of bytes, and the trace a timeline."""
 
 
 class OptimisationsConfig(Config):

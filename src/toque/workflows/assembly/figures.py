@@ -14,7 +14,7 @@ from toque.training.callbacks import Callback
 from toque.training.observers.gpu_readings import gpus_here, no_gpus
 from toque.training.observers.gradients import Gradients
 from toque.training.observers.phase_memory import CudaAllocator, PhaseMemory
-from toque.training.observers.profiling.profiler import Profiler, ProfileSchedule
+from toque.training.observers.profiler import Profiler, ProfileSchedule
 from toque.training.observers.system_sampler import Record, SystemSampler
 from toque.training.runtime import Runtime
 from toque.units import Progress
