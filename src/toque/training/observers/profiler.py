@@ -84,7 +84,8 @@ class ProfileSchedule:
     def action(self, update: int) -> ProfilerAction:
         """What torch's profiler does with an update, counted from the begin of the session."""
         plan = schedule(wait=self.wait, warmup=self.warmup, active=self.active, repeat=self.repeat)
-        return plan(update)
+        action: ProfilerAction = plan(update)
+        return action
 
 
 @dataclass(eq=False)
