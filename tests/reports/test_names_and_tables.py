@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from toque.cli.tables import print_report
+from toque.cli.console import print_report
 from toque.cooking.labels.cuisines import CUISINES
 from toque.cooking.schemas import RecipeReader
 from toque.data.prepare.data_report import Report

@@ -111,7 +111,7 @@ def test_a_store_without_its_report_says_how_to_get_it(store, tmp_path):
 def test_the_terminal_table_takes_names_as_they_are(store, capsys):
     from rich.console import Console
 
-    from toque.cli.tables import print_report
+    from toque.cli.console import print_report
     from toque.data.prepare.data_report import Report
 
     found = Report.read_from(store)

@@ -9,7 +9,7 @@ import torch
 
 import toque
 from tiny import shape_of
-from toque.cli.streams import TextsAsWritten
+from toque.cli.console import TextsAsWritten
 from toque.data.tokenizer.codec import load_codec
 from toque.errors import ConfigError
 from toque.models.loading.export import save_model

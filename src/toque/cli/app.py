@@ -22,10 +22,19 @@ from toque.cli.commands_data import (
 from toque.cli.commands_doctor import doctor
 from toque.cli.commands_init import init
 from toque.cli.commands_plan import plan
-from toque.cli.commands_run import ablate, check, demo, drill, evaluate, export, generate, train
-from toque.cli.commands_serve import serve
+from toque.cli.commands_run import (
+    ablate,
+    check,
+    demo,
+    drill,
+    evaluate,
+    export,
+    generate,
+    serve,
+    train,
+)
 from toque.cli.commands_watch import compare, watch
-from toque.cli.streams import (
+from toque.cli.console import (
     WORKING_VERBS,
     OutputLostError,
     quieten_libraries,

@@ -64,7 +64,7 @@ def prepare(config: str, /, *overrides: Overrides, replace: bool = False) -> Non
     # A process of one thread forks its workers; numpy would start one for each core.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     settings = load(config, overrides).config
-    from toque.cli.tables import print_report
+    from toque.cli.console import print_report
     from toque.errors import in_shell
     from toque.workflows.check.trainable import refuse_untrainable
     from toque.workflows.prepare import in_a_line, prepared

@@ -40,7 +40,7 @@ def doctor(
     from toque.workflows.doctor.run import doctor as workflow
 
     with loading() if run is None and not try_levers else nullcontext():
-        from toque.cli.tables import print_checkup
+        from toque.cli.console import print_checkup
 
         if run is None and not try_levers:
             import torch  # noqa: F401 - what takes seconds

@@ -1,23 +1,42 @@
-"""Console: a reporter for terminals and pipes, and the flags that arguments have there."""
+"""Console: standard streams that may fail, a reporter for terminals and pipes, and tables.
+
+A command's reports about its work are for an observer, and an observer must not end the work: what
+cannot be written is dropped. A command's result is another matter: there the failure ends it,
+quietly where only the reader has seen enough (`toque presets | head -1`).
+"""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
+import os
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Final, TextIO, cast
+from typing import TYPE_CHECKING, Any, Final, TextIO, cast
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 from rich.progress import TimeRemainingColumn as TimeLeft
+from rich.table import Table
 from rich.text import Text
 
-from toque.cli.streams import ObservedStream
 from toque.reporter import clock_text
 
+if TYPE_CHECKING:
+    from toque.data.prepare.data_report import Report
+    from toque.reports.page import Grid
+    from toque.workflows.doctor.checkup import Checkup
+    from toque.workflows.drill.run import DrillResult
+    from toque.workflows.results import Written
+
+WORKING_VERBS: Final = ("train", "demo", "ablate", "prepare")
+"""Commands whose result lies on the disk; all they print is for an observer."""
 _BAR_SECONDS: Final = 0.1
 _LINE_SECONDS: Final = 0.25
 """Between two drawings of what is live."""
@@ -35,6 +54,124 @@ _FLAGS: Final = {
     "try_levers": "--try",
 }
 """Arguments whose flag has another name."""
+_NO_TERMINAL_COLUMNS = 120
+"""Wide enough for a path in a log file; rich would guess 80."""
+
+
+class OutputLostError(Exception):
+    """Standard output takes nothing any more; `__cause__` says why."""
+
+
+class ObservedStream(io.TextIOBase):
+    """A text stream over another that may fail at any write.
+
+    Args:
+        stream: gives the stream to write to; asked at every write, as `sys.stderr` may be replaced.
+        drop: drop what cannot be written and go on; otherwise raise `OutputLostError`.
+    """
+
+    def __init__(self, stream: Callable[[], TextIO | None], *, drop: bool) -> None:
+        self._stream, self._drop = stream, drop
+        self._lost: str | None = None
+
+    @property
+    def lost(self) -> str | None:
+        """Why something was dropped; None while everything could be written."""
+        inner = self._stream()
+        return inner.lost if isinstance(inner, ObservedStream) else self._lost
+
+    def write(self, text: str) -> int:
+        """Write, or drop."""
+        self._do(lambda stream: stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush, if that can be done."""
+        self._do(lambda stream: stream.flush())
+
+    def isatty(self) -> bool:
+        """Whether it is a terminal's."""
+        stream = self._stream()
+        return stream is not None and not stream.closed and stream.isatty()
+
+    def fileno(self) -> int:
+        """Of the stream below."""
+        stream = self._stream()
+        if stream is None:
+            raise io.UnsupportedOperation("fileno")
+        return stream.fileno()
+
+    def writable(self) -> bool:
+        """True: whatever is written is taken."""
+        return True
+
+    def __getattribute__(self, name: str) -> Any:
+        """Names that `io.TextIOBase` knows and leaves empty are those of the stream below."""
+        if name in ("encoding", "errors", "buffer"):
+            return getattr(self._stream(), name, None)
+        return super().__getattribute__(name)
+
+    def _do(self, action: Callable[[TextIO], object]) -> None:
+        stream = self._stream()
+        if stream is None:  # closed before the process began, as by `2>&-`
+            return
+        try:
+            action(stream)
+        except (OSError, ValueError) as error:
+            if isinstance(error, ValueError) and not stream.closed:
+                raise
+            if not self._drop:
+                raise OutputLostError from error
+            self._lost = self._lost or (getattr(error, "strerror", None) or str(error))
+
+
+def quieten_libraries() -> None:
+    """Keep other libraries' warnings and log lines off the terminal: nobody here can act on them.
+
+    Python's own `-W` and PYTHONWARNINGS, and a level that the environment already sets, win.
+    """
+    if not sys.warnoptions:
+        # A warning about a call of ours names our module as its place, and is as foreign as others.
+        warnings.simplefilter("ignore")
+        os.environ.setdefault("PYTHONWARNINGS", "ignore")  # for worker processes, which read it
+    # Both libraries read their level once, when they are first imported.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    # Python prints warnings of any logger without a handler; our own are still wanted.
+    if logging.lastResort is not None:
+        logging.lastResort.addFilter(logging.Filter("toque"))
+
+
+@contextmanager
+def standard_streams(*, working: bool) -> Iterator[None]:
+    """Observe standard error, and standard output as well where it is for observers alone.
+
+    Raises:
+        OutputLostError: where `working` is false: a result could not be written.
+    """
+    out, errors = sys.stdout, sys.stderr
+    sys.stdout = cast("TextIO", ObservedStream(lambda: out, drop=working))
+    sys.stderr = cast("TextIO", ObservedStream(lambda: errors, drop=True))
+    try:
+        yield
+        sys.stdout.flush()
+    finally:
+        sys.stdout, sys.stderr = out, errors
+        for stream in (out, errors):
+            _settle(stream)
+
+
+def _settle(stream: TextIO | None) -> None:
+    """Leave nothing behind that would fail when the interpreter flushes on its way out."""
+    if stream is None:
+        return
+    try:
+        stream.flush()
+    except (OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
 
 
 def flag(name: str) -> str:
@@ -84,8 +221,8 @@ class ConsoleReporter:
         self.patience = _PATIENCE_SECONDS
         self._began: float | None = None
         self._due = 0.0
-        self._live: Live | None = None
-        self._bar: Progress | None = None
+        self._drawing: Progress | None = None
+        self._has_bar = False
         self._task = TaskID(0)
         self._drawn = float("-inf")
 
@@ -111,10 +248,8 @@ class ConsoleReporter:
             self._stop()
         elif not self._console.is_terminal:
             self._print_when_due(text, done, total, keep=keep)
-        elif total or self._bar is not None:
-            self._draw_bar(text, done, total)
         else:
-            self._draw_line(text)
+            self._draw(text, done, total)
 
     def working(self, text: str) -> AbstractContextManager[object]:
         """Show a spinner on a terminal; elsewhere print a line if it takes long."""
@@ -147,40 +282,133 @@ class ConsoleReporter:
         self.notice(text)
         self._due = now + _AGAIN_SECONDS
 
-    def _draw_line(self, text: str) -> None:
-        if self._live is None:
-            self._live = Live(console=self._console, auto_refresh=False, transient=True)
-            self._live.start()
-        if self._late(_LINE_SECONDS):
-            self._live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
-
-    def _draw_bar(self, text: str, done: int, total: int) -> None:
-        if self._bar is None:
+    def _draw(self, text: str, done: int, total: int) -> None:
+        if self._drawing is None or (total and not self._has_bar):
             self._stop()
-            columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+            self._has_bar = bool(total)
+            bar = (BarColumn(), TaskProgressColumn(), TimeLeft()) if total else ()
             # Refreshed by calls, not by a thread: only a process of one thread can be forked.
-            self._bar = Progress(
-                *columns, TimeLeft(), console=self._console, transient=True, auto_refresh=False
+            self._drawing = Progress(
+                TextColumn("{task.description}", markup=False),
+                *bar,
+                console=self._console,
+                transient=True,
+                auto_refresh=False,
             )
-            self._bar.start()
-            self._task = self._bar.add_task(text, total=None)
-        self._bar.update(
-            self._task,
-            completed=done,
-            total=total or None,
-            description=text,
-            refresh=self._late(_BAR_SECONDS),
+            self._drawing.start()
+            self._task = self._drawing.add_task(text, total=None)
+        late = self._clock() - self._drawn >= (_BAR_SECONDS if self._has_bar else _LINE_SECONDS)
+        self._drawn = self._clock() if late else self._drawn
+        self._drawing.update(
+            self._task, completed=done, total=total or None, description=text, refresh=late
         )
 
-    def _late(self, seconds: float) -> bool:
-        now = self._clock()
-        late = now - self._drawn >= seconds
-        self._drawn = now if late else self._drawn
-        return late
-
     def _stop(self) -> None:
-        for live in (self._live, self._bar):
-            if live is not None:
-                live.stop()
-        self._live = self._bar = self._began = None
+        if self._drawing is not None:
+            self._drawing.stop()
+        self._drawing = self._began = None
         self._drawn = float("-inf")
+
+
+class TextsAsWritten:
+    """Texts printed while they grow; what stands there at the end is what `print` gives of each."""
+
+    def __init__(self) -> None:
+        self.any = False
+        """Whether there was one."""
+        self._number = -1
+        self._shown = 0
+
+    def __call__(self, number: int, so_far: Written) -> None:
+        """Print what is new of a text, which comes after the one before has ended."""
+        if number != self._number:
+            if self.any:
+                self.end()
+            self.any, self._number, self._shown = True, number, 0
+            print(so_far.heading, end="\n\n")
+        print(so_far.text[self._shown :], end="", flush=True)
+        self._shown = max(self._shown, len(so_far.text))
+
+    def end(self) -> None:
+        """End the last text."""
+        print("\n", flush=True)
+
+
+def print_report(report: Report, console: Console | None = None) -> None:
+    """Print the report's tables and sentences on standard output."""
+    from toque.data.prepare.data_report import BEYOND
+    from toque.reports import store_page as grids
+
+    console = console or _wide_console()
+    for warning in grids.warnings_of(report):
+        console.print(Text(f"look at this: {_plain(warning)}", style="yellow"))
+    for title, grid in (
+        ("Sources", grids.sources_grid(report)),
+        ("Dropped", grids.dropped_grid(report)),
+        ("Repaired or noted", grids.notes_grid(report)),
+        ("Lengths", grids.lengths_grid(report)),
+        ("Scores and labels", grids.labels_grid(report)),
+    ):
+        if grid.rows:
+            console.print(_table(title, grid))
+            if grid.note:
+                console.print(Text(_plain(grid.note), style="dim"))
+    beyond = report.dropped.get(BEYOND, 0)
+    for sentence in (*report.losses(), report.splitting()):
+        console.print(Text(_plain(sentence)))
+    console.print(
+        Text(
+            f"Read {report.read:,} = kept {report.kept:,} + dropped {report.lost:,}"
+            f"{f' + beyond max_examples {beyond:,}' if beyond else ''} records. "
+            f"{report.examples:,} examples: {report.train:,} to train on, "
+            f"{report.validation:,} held out; "
+            f"{report.prompt_tokens + report.target_tokens:,} tokens of {_plain(report.tokenizer)}."
+        )
+    )
+
+
+def print_drill(result: DrillResult) -> None:
+    """Print every fault with what was expected and what happened."""
+    table = Table("fault", "what was done", "expected", "what happened", "", show_lines=True)
+    for o in result.outcomes:
+        table.add_row(o.fault, o.done, o.expected, o.happened, o.verdict)
+    Console().print(table, highlight=False)
+
+
+def print_checkup(checkup: Checkup) -> None:
+    """Print everything that was looked at, with what to do about it."""
+    console = _wide_console()
+    table = Table("", "state", "found", "what to do", box=SIMPLE_HEAD, pad_edge=False)
+    styles = {"ok": "green", "warning": "yellow", "failed": "red"}
+    for check in checkup.checks:
+        state = Text(check.state, style=styles[check.state])
+        table.add_row(check.name, state, Text(_plain(check.found)), Text(_plain(check.todo)))
+    console.print(table)
+    states = [check.state for check in checkup.checks]
+    counted = ", ".join(f"{states.count(s)} {s}" for s in styles if s in states)
+    console.print(f"{counted}; looked for {checkup.seconds:.0f} s")
+
+
+def _wide_console() -> Console:
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, _NO_TERMINAL_COLUMNS)
+    return console
+
+
+def _table(title: str, grid: Grid) -> Table:
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False
+    )
+    for at, head in enumerate(grid.heads):
+        right = at in grid.numeric
+        table.add_column(head, justify="right" if right else "left", no_wrap=right)
+    for row in grid.rows:
+        # As Text: a file's name is not markup, and "[red]" is a possible one.
+        table.add_row(*(Text(_plain(cell)) for cell in row))
+    return table
+
+
+def _plain(text: str) -> str:
+    """Without control characters: names come from files, and a terminal obeys escapes."""
+    return "".join(c if c.isprintable() else "?" for c in text)
