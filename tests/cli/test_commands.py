@@ -60,7 +60,7 @@ COMMANDS = {
 REFUSED = {
     "train run.yaml --from run": "--from begins a new one",
     "evaluate merged": "Name a configuration after it: toque evaluate MODEL my.yaml",
-    "generate run --n 0 --prompt x": "--n is 0, --temperature 0.7 and --top-p 0.95",
+    "generate run --n 0 --prompt x": "--n is 0; it must be at least 1",
     "generate run": 'Give --prompt "lentil soup" or --file prompts.txt',
     "generate run --file none.txt": "--file none.txt cannot be read",
     "generate run --task write --prompt x": "Texts are written without --task",
