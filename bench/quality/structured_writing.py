@@ -21,11 +21,10 @@ import harness
 
 from toque.cooking.scoring.recipe_scores import text_metrics
 from toque.data.store.token_store import TokenStore
-from toque.evaluation.text_samples import Prompt
+from toque.evaluation.text_samples import Prompt, held_out_prompts
 from toque.models.generation.engine import generate
 from toque.models.generation.options import GenerationOptions
 from toque.workflows.asking.structured_writing import recipe_constraint
-from toque.workflows.assembly.evaluation import held_out_prompts
 from toque.workflows.open_model import OpenedModel, open_model
 
 WAYS: dict[str, dict[str, Any]] = {

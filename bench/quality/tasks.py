@@ -34,10 +34,9 @@ from toque.data.store.token_store import TokenStore
 from toque.evaluation.bootstrap import RESAMPLES, SEED
 from toque.evaluation.classification import class_scores
 from toque.evaluation.heldout_loss import subset
+from toque.evaluation.task_scores import choose_classes, classes_of
 from toque.training.runtime import Runtime
-from toque.workflows.assembly.setup import Setup
-from toque.workflows.assembly.task_scores import choose_classes, classes_of
-from toque.workflows.build import build_stream
+from toque.workflows.build import build_heldout, build_stream
 from toque.workflows.open_model import OpenedModel, open_model
 from toque.workflows.prepared_store import open_store
 
@@ -154,9 +153,9 @@ def compare(
     learnt, asked = rows_of(store, "train", task), rows_of(store, "validation", task)
     asked = subset(asked, most)
     runtime = Runtime.detect(precision=config.train.precision, fp16_is_safe=False)
-    stream = build_stream(config, store, opened.model)
-    setup = Setup(config, store, opened.model, stream, runtime)
-    run = harness.timed(lambda: choose_classes(setup, task, asked))
+    layout = build_stream(config, store, opened.model).layout
+    heldout = build_heldout(config, store, opened.model, layout, runtime)
+    run = harness.timed(lambda: choose_classes(opened.model, heldout, store, task, asked))
     chosen = run.value
     truths = np.array([names.index(truth) for truth in chosen.truths])
     of_learnt = np.array([names.index(codec.decode(store.target(r))) for r in learnt.tolist()])

@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from toque.evaluation.calibration import calibration
-from toque.evaluation.classification import class_scores
+from toque.evaluation.classification import calibration, class_scores
 
 CLASSES = ["easy", "medium", "hard"]
 

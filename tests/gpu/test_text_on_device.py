@@ -14,8 +14,8 @@ from tiny import EOS, FAMILIES, PAD, shape_yaml, stream_of, uneven_examples
 from tiny import examples as some_examples
 from toque.cli import main
 from toque.evaluation.heldout_loss import HeldOut, RowsAtOnce
+from toque.evaluation.rows_at_once import loss_rows, text_rows
 from toque.models.forward.loss import loss_sum
-from toque.workflows.assembly.speed.evaluation_rows import loss_rows, text_rows
 from written import generate
 
 CONFIG = """

@@ -18,9 +18,7 @@ from toque.data.loader.row_lengths import ExampleLengths, row_shape
 from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError
 from toque.training.runtime import Runtime
-from toque.workflows.assembly.evaluation import build_heldout
-from toque.workflows.assembly.setup import Setup
-from toque.workflows.build import build_stream
+from toque.workflows.build import build_heldout, build_stream
 
 CONFIG = """
 run_dir: {run}
@@ -110,7 +108,7 @@ def test_held_out_examples_weigh_as_in_training(folder: Path) -> None:
     )
     runtime = Runtime.detect(device="cpu", precision="float32")
     stream = build_stream(config, store, model)
-    heldout = build_heldout(Setup(config, store, model, stream, runtime))
+    heldout = build_heldout(config, store, model, stream.layout, runtime)
     found = heldout(model)
     nats = tokens = 0.0
     for source, weight in ((0, 1.0), (1, 2.5)):

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from toque.batch import Batch
+from toque.config.schema import DataConfig
 from toque.data.loader.collate import Layout
-from toque.data.loader.packing import RowShape, pack
+from toque.data.loader.mixture import held_out_weights
+from toque.data.loader.packing import RowShape, choose_shape, pack
+from toque.data.loader.row_lengths import ExampleLengths, refuse_empty, usual_rows
+from toque.data.loader.span_corruption import SpanCorruption
+from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError, Interrupted
 from toque.hardware.memory import is_out_of_memory, release_memory
 from toque.keyed_random import key_of, permute
+from toque.models.forward.loss import loss_sum
 from toque.reporter import Count, uncounted
+from toque.training.distributed.sharing import LossFn, Sharing
+from toque.training.runtime import Runtime
 
 T = TypeVar("T")
 LEFT = (
@@ -94,6 +102,78 @@ class HeldOut:
     total: Callable[[Sequence[float]], Sequence[float]] = tuple
     in_step: bool = False
     n_bytes: int = 0
+
+    @classmethod
+    def from_store(
+        cls,
+        store: TokenStore,
+        trained: Layout,
+        runtime: Runtime,
+        *,
+        at_most: int | None,
+        data: DataConfig,
+        spans: SpanCorruption | None = None,
+        sharing: Sharing | None = None,
+    ) -> Self:
+        """Held-out loss over a fixed subset of a store.
+
+        Where sources or tasks are mixed by weight, examples weigh in it as they do in training.
+
+        Args:
+            store: holds the examples.
+            trained: the layout of the training batches.
+            runtime: device, precision and ranks.
+            at_most: examples of the subset; None for all.
+            data: names the weights of sources and tasks.
+            spans: of a run that corrupts its texts.
+            sharing: how the ranks hold the model; None where this process alone does.
+
+        Raises:
+            ConfigError: the store has no held-out example.
+        """
+        refuse_empty(store, "validation")
+        rows, encoder = store.rows("validation"), trained.shape.source > 0
+        lengths = ExampleLengths.of(store, rows, encoder=encoder, spans=spans)
+        shape = choose_shape(*lengths.sample(), encoder=encoder)
+        everything = store.prompt_lengths.astype(np.int64), store.target_lengths.astype(np.int64)
+        prompts, targets = everything if spans is None else spans.longest(*everything)
+        chosen = subset(rows, at_most)
+        weights = held_out_weights(data, store, chosen)
+        packed = {
+            weight: choose_rows(
+                chosen[weights == weight],
+                prompt_lengths=prompts,
+                target_lengths=targets,
+                shape=shape,
+            )
+            for weight in sorted(set(weights.tolist()))
+        }
+        held_rows = [row for part in packed.values() for row in part]
+        in_step = sharing is not None and sharing.is_sharded
+        return cls(
+            layout=Layout(
+                store if spans is None else spans.held_out(store),
+                shape=shape,
+                pad_id=trained.pad_id,
+                start_id=trained.start_id,
+                packed=trained.packed,
+            ),
+            rows=held_rows,
+            weights=[weight for weight, part in packed.items() for _ in part],
+            loss_sum=_together(sharing) if sharing is not None and in_step else loss_sum,
+            autocast=runtime.autocast,
+            device=runtime.device,
+            rows_per_batch=usual_rows(shape.tokens),
+            share=(runtime.ranks.rank, runtime.ranks.world_size),
+            total=runtime.ranks.all_reduce_sum,
+            in_step=in_step,
+            # The targets of a corrupted text are pieces: bits a byte would describe no text.
+            n_bytes=text_bytes(store, held_rows) if spans is None else 0,
+        )
+
+    def alone(self) -> HeldOut:
+        """The same examples, computed by this process alone, with the whole model."""
+        return replace(self, loss_sum=loss_sum, in_step=False, share=(0, 1), total=tuple)
 
     def __call__(self, model: nn.Module, on_progress: Count = uncounted) -> dict[str, float]:
         """`loss` in nats per target token, `perplexity`, `target_tokens`, and `bits_per_byte`.
@@ -182,6 +262,11 @@ class HeldOut:
         return found
 
 
+def _together(sharing: Sharing) -> LossFn:
+    """The loss of a model that all ranks have to enter together."""
+    return lambda _model, batch: sharing.evaluate(loss_sum, batch)
+
+
 def by_example(
     held_out: HeldOut,
     model: nn.Module,
@@ -239,6 +324,19 @@ def choose_rows(
         target = source + target - 1
     ids = rows.tolist()
     return [tuple(ids[item] for item in row) for row in pack(source, target, shape)]
+
+
+def text_bytes(store: TokenStore, rows: Iterable[Sequence[int]]) -> int:
+    """Bytes, as UTF-8, of the targets that packed `rows` of store rows hold.
+
+    Tokens of byte-level vocabularies are counted one by one: decoded, a character that two pieces
+    of a document share would come out as two that cannot be read.
+    """
+    codec, each = store.codec(), store.codec().token_bytes
+    targets = (store.target(row) for packed in rows for row in packed)
+    if each is not None:
+        return sum(int(each[target].sum()) for target in targets)
+    return sum(len(codec.decode(target).encode()) for target in targets)
 
 
 def subset(rows: np.ndarray, n: int | None) -> np.ndarray:

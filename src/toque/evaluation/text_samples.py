@@ -5,12 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Self
 
+import numpy as np
 from torch import nn
 
+from toque.cooking.prompts import CLASSES, TASKS
+from toque.cooking.recipe import DIFFICULTIES
+from toque.cooking.scoring.recipe_scores import text_metrics
+from toque.data.store.token_store import TokenStore
 from toque.data.tokenizer.codec import Codec
+from toque.evaluation.heldout_loss import subset
+from toque.evaluation.rows_at_once import write
 from toque.reporter import Count, uncounted
 from toque.sources.records import attempted
 from toque.storage.json_files import append_json_lines
@@ -18,6 +26,8 @@ from toque.storage.json_files import append_json_lines
 TextMetrics = Callable[[str, str], Mapping[str, float]]
 """(prompt, text) -> {name: score}; a score that does not apply is left out."""
 Generate = Callable[..., list[list[int]]]
+LENGTHS: Final = (("short", 100), ("medium", 200))
+"""Slices by the words of the reference: up to so many; above all, long."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +93,25 @@ class Sampler:
     generate: Generate
     metrics: TextMetrics
 
+    @classmethod
+    def greedy(
+        cls,
+        prompts: Sequence[Prompt],
+        codec: Codec,
+        *,
+        max_new_tokens: int,
+        on_notice: Callable[[str], object],
+    ) -> Self:
+        """The likeliest texts for `prompts`, scored as recipes where one was asked for."""
+        generate = partial(
+            write,
+            max_new_tokens=max_new_tokens,
+            eos_id=codec.eos_id,
+            pad_id=codec.pad_id,
+            on_notice=on_notice,
+        )
+        return cls(prompts, codec, generate, text_metrics)
+
     def __call__(self, model: nn.Module, on_progress: Count = uncounted) -> list[Sample]:
         """One sample for each prompt, in their order; `on_progress` is `generate`'s."""
         if not self.prompts:
@@ -126,3 +155,56 @@ def append_samples(path: Path, samples: Sequence[Sample], *, step: int) -> str |
         f"{path} did not take the {len(lines)} texts of step {step}: {refused.strerror}. They are "
         "lost; nothing else is"
     )
+
+
+def held_out_prompts(store: TokenStore, n: int) -> list[Prompt]:
+    """The first `n` of the fixed held-out order that have a prompt, with their references.
+
+    Questions whose answer is a class are left out: they are scored by `task_scores`.
+    """
+    codec = store.codec()
+    found: list[tuple[int, tuple[int, ...], str]] = []
+    held_out = store.rows("validation")
+    of_classes = [number for number, task in enumerate(TASKS) if task in CLASSES]
+    written = ~np.isin(np.asarray(store.column("task"))[held_out], of_classes)
+    for row in subset(held_out[written], None)[: 4 * n].tolist():
+        ids = tuple(int(i) for i in store.prompt(row))
+        text = codec.decode(ids)
+        if text.strip() and len(found) < n:
+            found.append((row, ids, text))
+    references = [codec.decode(store.target(row)) for row, _, _ in found]
+    slices = slices_of(store, [row for row, _, _ in found], references)
+    return [
+        Prompt(ids, text, reference, labels)
+        for (_, ids, text), reference, labels in zip(found, references, slices, strict=True)
+    ]
+
+
+def slices_of(
+    store: TokenStore, rows: Sequence[int], references: Sequence[str]
+) -> list[dict[str, str]]:
+    """Labels of each store row: its length, difficulty, task and source."""
+    slices = [{"length": _length(reference)} for reference in references]
+    columns = store.manifest.columns
+    if "difficulty" in columns:
+        levels = store.column("difficulty")[list(rows)].astype(float).tolist()
+        for labels, level in zip(slices, levels, strict=True):
+            # Comparing keeps NaN out, too.
+            labels["difficulty"] = DIFFICULTIES[int(level)] if 0 <= level <= 2 else "unknown"
+    tasks = store.column("task")[list(rows)].astype(int).tolist()
+    if len(set(tasks)) > 1:
+        for labels, task in zip(slices, tasks, strict=True):
+            labels["task"] = TASKS[task]
+    files: dict[int, str] = {}
+    for entry in store.manifest.sources:
+        files.setdefault(entry.source, Path(entry.path).name)
+    if len(files) > 1:
+        sources = store.column("source")[list(rows)].astype(int).tolist()
+        for labels, source in zip(slices, sources, strict=True):
+            labels["source"] = f"{source + 1} {files.get(source, '')}".strip()
+    return slices
+
+
+def _length(reference: str) -> str:
+    words = len(reference.split())
+    return next((name for name, most in LENGTHS if words <= most), "long")

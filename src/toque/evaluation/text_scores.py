@@ -10,10 +10,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 
+from toque.config.schema import EvaluationConfig
+from toque.config.user_code import ForeignCode, imported
+from toque.errors import ConfigError
 from toque.evaluation.bootstrap import Estimate, Floats, PerText, estimates
 from toque.evaluation.by_text import key_of_text
 from toque.evaluation.text_metrics.bleu_chrf import bleu_counts, bleu_of, chrf_counts, chrf_of
@@ -80,6 +83,18 @@ class TextScores:
 
     groups: Sequence[str] = GROUPS
     user_metrics: Mapping[str, UserMetric] = field(default_factory=dict)
+
+    @classmethod
+    def from_settings(cls, evaluation: EvaluationConfig, foreign: ForeignCode) -> Self:
+        """An empty collection of what `evaluation.metrics` asks for.
+
+        Raises:
+            ConfigError: a function of the user's cannot be imported, or must not be.
+        """
+        asked = evaluation.metrics
+        names = ("auto",) if asked == "auto" else asked
+        groups = [name for name in GROUPS if name in names or "auto" in names]
+        return cls(groups, {name: _imported(foreign, name) for name in names if ":" in name})
 
     def __post_init__(self) -> None:
         self.n_texts = 0
@@ -205,3 +220,15 @@ def _rows_of(labels: Sequence[str]) -> dict[str, np.ndarray]:
     names, which, counts = np.unique(np.array(labels), return_inverse=True, return_counts=True)
     kept = sorted(np.argsort(-counts, kind="stable")[:MOST_SLICES].tolist())
     return {str(names[i]): np.flatnonzero(which == i) for i in kept}
+
+
+def _imported(foreign: ForeignCode, path: str) -> UserMetric:
+    wanted = "a function of the predictions and the references that returns {name: score}"
+    found = imported(foreign, path, setting="evaluation.metrics", wanted=wanted)
+    if not callable(found):
+        raise ConfigError(
+            f"evaluation.metrics names {path}, which is a {type(found).__name__} and no function "
+            "of predictions and references."
+        )
+    metric: UserMetric = found
+    return metric

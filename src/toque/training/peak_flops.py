@@ -44,6 +44,14 @@ class Peak:
         return f"the peak is too low, as if {why} ({self.origin})"
 
 
+def peak_of_ranks(peak: Peak, ranks: int) -> Peak:
+    """Peak of all ranks together, each on a device of its own."""
+    if ranks == 1:
+        return peak
+    origin = f"{ranks} ranks of {peak.flops_per_second:.3g}; {peak.origin}"
+    return Peak(peak.flops_per_second * ranks, origin)
+
+
 def peak_of(device: torch.device, dtype: torch.dtype, products: Products) -> Peak:
     """The peak of dense matrix products in `dtype` on `device`.
 

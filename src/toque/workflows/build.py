@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,9 +19,20 @@ from toque.data.loader.mixture import Mixture
 from toque.data.loader.packing import RowShape
 from toque.data.loader.row_lengths import ExampleLengths, refuse_empty, refuse_longer, row_shape
 from toque.data.loader.span_corruption import SpanCorruption
+from toque.data.prepare.example_rows import prompt_ids
+from toque.data.prepare.prepare_settings import FamilyKind
+from toque.data.store.prompt_form import form_of
 from toque.data.store.token_store import TokenStore
+from toque.evaluation.heldout_loss import HeldOut
+from toque.evaluation.rows_at_once import with_rows_at_once
+from toque.evaluation.text_samples import Prompt, Sampler
 from toque.models.families import max_positions
 from toque.models.loading.to_train import model_to_train
+from toque.reporter import SILENT, Reporter
+from toque.training.distributed.sharing import Sharing
+from toque.training.runtime import Runtime
+from toque.workflows.asking.own_words import in_trained_form
+from toque.workflows.asking.provenance import provenance_of_run, target_limit
 
 
 def build_language_model(config: RunConfig, store: TokenStore) -> PreTrainedModel:
@@ -89,3 +101,55 @@ def build_layout(
     start_id = getattr(model.config, "decoder_start_token_id", None) or 0
     pad_id = model.config.pad_token_id or 0
     return Layout(store, shape=shape, pad_id=pad_id, start_id=start_id, packed=packed)
+
+
+def build_heldout(
+    config: RunConfig,
+    store: TokenStore,
+    model: PreTrainedModel,
+    trained: Layout,
+    runtime: Runtime,
+    *,
+    sharing: Sharing | None = None,
+    reporter: Reporter = SILENT,
+) -> HeldOut:
+    """Held-out loss over the fixed subset that evaluation.max_examples asks for.
+
+    On a GPU, the rows computed at once are measured now, if they never were on this machine.
+
+    Raises:
+        ConfigError: the store has no held-out example.
+    """
+    encoder = trained.shape.source > 0
+    heldout = HeldOut.from_store(
+        store,
+        trained,
+        runtime,
+        at_most=config.evaluation.max_examples,
+        data=config.data,
+        spans=SpanCorruption.from_settings(config.span_corruption, store, encoder=encoder),
+        sharing=sharing,
+    )
+    return with_rows_at_once(heldout, model, reporter.notice)
+
+
+def own_prompts(config: RunConfig, store: TokenStore, *, encoder: bool) -> list[Prompt]:
+    """Prompts of evaluation.prompts, in the form the model is trained on where it has one."""
+    codec, record = store.codec(), provenance_of_run(config, store.manifest)
+    kind: FamilyKind = "encoder-decoder" if encoder else "decoder"
+    form = form_of(entry.reader for entry in store.manifest.sources)
+    asked = [(typed, in_trained_form(typed, record)) for typed in config.evaluation.prompts]
+    return [
+        Prompt(
+            tuple(prompt_ids(codec, text, kind, form)), text, typed=typed if typed != text else None
+        )
+        for typed, text in asked
+    ]
+
+
+def build_sampler(
+    config: RunConfig, store: TokenStore, prompts: Sequence[Prompt], reporter: Reporter = SILENT
+) -> Sampler:
+    """Greedy texts for `prompts`, scored; as long as the store's targets."""
+    limit = target_limit(config, store.manifest)
+    return Sampler.greedy(prompts, store.codec(), max_new_tokens=limit, on_notice=reporter.notice)

@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 from toque.data.store.held_store import refuse_replaced
 from toque.data.store.token_store import TokenStore
 from toque.errors import CheckpointError, in_shell
-from toque.evaluation.text_samples import append_samples
+from toque.evaluation.evaluator import sample_on_all_ranks, writing_in
+from toque.evaluation.text_samples import append_samples, held_out_prompts
 from toque.models.loading.card_usage import adapter_usage, with_usage
 from toque.models.loading.export import save_adapter, save_model
 from toque.models.loading.provenance import Provenance
@@ -29,11 +30,9 @@ from toque.workflows.asking.provenance import (
     model_files,
     provenance_of_run,
 )
-from toque.workflows.assembly.distributed_eval import sample_on_all_ranks
-from toque.workflows.assembly.evaluation import build_sampler, held_out_prompts
 from toque.workflows.assembly.run import Run
-from toque.workflows.assembly.sample_writer import writing_in
 from toque.workflows.assembly.setup import Setup
+from toque.workflows.build import build_sampler
 from toque.workflows.model_card import Finished, as_used, model_card
 from toque.workflows.run_folder import load_weights
 from toque.workflows.score import evaluation_of
@@ -91,16 +90,15 @@ def _score_and_keep(
     config, store, model, runtime = setup.config, setup.store, setup.model, setup.runtime
     trainer, folder = run.trainer, Path(config.run_dir)
     prompts = held_out_prompts(store, config.evaluation.generate)
-    scored = (
-        build_sampler(config, store, prompts, reporter=reporter)
-        if prompts
-        else run.evaluator.sampler
-    )
+    scored = build_sampler(config, store, prompts, reporter) if prompts else run.evaluator.sampler
     with counting(reporter, "writing", "texts") as count, writing_in(model, runtime)():
         samples = sample_on_all_ranks(scored, model, runtime.ranks, count)
     if not runtime.ranks.is_main:
         return
-    result = evaluation_of(setup, losses, samples, step=step, reporter=reporter)
+    heldout = run.evaluator.heldout
+    result = evaluation_of(
+        config, store, model, heldout, losses, samples, step=step, reporter=reporter
+    )
     refuse_replaced(store)
     result.write(folder)
     refused = append_samples(folder / "samples.jsonl", samples, step=step)

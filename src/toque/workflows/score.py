@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedModel
+
 from toque.config import RunConfig
 from toque.cooking.scoring.recipe_scores import hint
+from toque.data.store.token_store import TokenStore
 from toque.errors import CheckpointError
 from toque.evaluation.bootstrap import RESAMPLES, SEED, Estimate
 from toque.evaluation.by_text import FILE, Example, TextTable, key_of_text, losses_table, to_json
 from toque.evaluation.heldout_loss import HeldOut, by_example
-from toque.evaluation.text_samples import Sample
-from toque.evaluation.text_scores import Scores
+from toque.evaluation.task_scores import TaskScores, score_tasks
+from toque.evaluation.text_samples import Sample, held_out_prompts
+from toque.evaluation.text_scores import Scores, TextScores
 from toque.models.forward.loss import nats_by_example
 from toque.reporter import SILENT, Reporter, counting
 from toque.storage.atomic import atomic_write, disk_faults
 from toque.training.runtime import Runtime
-from toque.workflows.assembly.evaluation import build_heldout, build_sampler, held_out_prompts
-from toque.workflows.assembly.metrics import build_text_scores
-from toque.workflows.assembly.setup import Setup
-from toque.workflows.assembly.task_scores import TaskScores, score_tasks
-from toque.workflows.build import build_stream
+from toque.workflows.build import build_heldout, build_sampler, build_stream
 from toque.workflows.open_model import open_model
 from toque.workflows.prepared_store import open_store
 
@@ -142,7 +142,9 @@ def _with_intervals(found: Mapping[str, Estimate]) -> dict[str, Any]:
 
 def score_model(folder: Path, config: RunConfig, reporter: Reporter) -> Evaluation:
     """Score the model of a run or model folder on the data of `config`."""
-    build_text_scores(config)  # a metric that cannot be imported is refused now
+    TextScores.from_settings(
+        config.evaluation, config.foreign_code
+    )  # a metric that cannot be imported is refused now
     with reporter.working(f"reading {folder} and {config.data.store}"):
         opened = open_model(folder, device="auto", reporter=reporter)
         # A run's own sources were compared when it began, and may have changed since.
@@ -151,17 +153,23 @@ def score_model(folder: Path, config: RunConfig, reporter: Reporter) -> Evaluati
     opened.check_tokenizer(store)
     runtime = Runtime.detect(precision=config.train.precision, fp16_is_safe=False)
     model = opened.model
-    setup = Setup(config, store, model, build_stream(config, store, model), runtime)
+    layout = build_stream(config, store, model).layout
+    heldout = build_heldout(config, store, model, layout, runtime, reporter=reporter)
     with counting(reporter, "evaluating", "held-out examples") as count:
-        losses = build_heldout(setup, reporter)(model, count)
+        losses = heldout(model, count)
     prompts = held_out_prompts(store, config.evaluation.generate)
     with counting(reporter, "writing", "texts") as count:
-        samples = build_sampler(config, store, prompts, reporter=reporter)(model, count)
-    return evaluation_of(setup, losses, samples, step=opened.step, reporter=reporter)
+        samples = build_sampler(config, store, prompts, reporter)(model, count)
+    return evaluation_of(
+        config, store, model, heldout, losses, samples, step=opened.step, reporter=reporter
+    )
 
 
 def evaluation_of(
-    setup: Setup,
+    config: RunConfig,
+    store: TokenStore,
+    model: PreTrainedModel,
+    heldout: HeldOut,
     losses: Mapping[str, float],
     samples: Sequence[Sample],
     *,
@@ -169,24 +177,26 @@ def evaluation_of(
     reporter: Reporter = SILENT,
 ) -> Evaluation:
     """Score the texts and the tasks, and put them beside the held-out losses of the same model."""
-    heldout, held_out = build_heldout(setup, reporter), dict(losses)
-    whole = heldout.n_bytes > 0
-    if whole:
+    alone, held_out = heldout.alone(), dict(losses)  # whatever the ranks
+    if heldout.n_bytes > 0:
         held_out["target_bytes"] = heldout.n_bytes
-    scores = build_text_scores(setup.config)
+    scores = TextScores.from_settings(config.evaluation, config.foreign_code)
     with reporter.working(f"scoring {len(samples):,} texts"):
         scores.add(samples)
         of_texts = scores.result()
-    examples = _each_example(setup, heldout, reporter, whole=whole)
-    return Evaluation(step, held_out, of_texts, score_tasks(setup, reporter), examples)
+    examples = _each_example(store, model, alone, reporter)
+    at_most, tasks = config.evaluation.max_examples, config.data.tasks
+    of_tasks = score_tasks(model, alone, store, tasks, at_most=at_most, reporter=reporter)
+    return Evaluation(step, held_out, of_texts, of_tasks, examples)
 
 
-def _each_example(setup: Setup, heldout: HeldOut, reporter: Reporter, *, whole: bool) -> TextTable:
+def _each_example(
+    store: TokenStore, model: PreTrainedModel, heldout: HeldOut, reporter: Reporter
+) -> TextTable:
     """The loss of each held-out example, so that another run's can be held against it."""
-    store, codec = setup.store, setup.store.codec()
-    alone = replace(heldout, share=(0, 1), total=tuple)  # by this process, whatever the ranks
+    codec, whole = store.codec(), heldout.n_bytes > 0
     with counting(reporter, "evaluating", "examples one by one") as count:
-        losses = by_example(alone, setup.model, nats_by_example, count)
+        losses = by_example(heldout, model, nats_by_example, count)
     found = []
     for row, nats, weight in losses:
         target = codec.decode(store.target(row))

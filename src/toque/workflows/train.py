@@ -13,6 +13,7 @@ from toque.config.user_code import refuse_foreign_code
 from toque.data.store.held_store import held_store
 from toque.data.store.token_store import TokenStore
 from toque.errors import CheckpointError, ConfigError, Interrupted, ToqueError, argument
+from toque.evaluation.text_scores import TextScores
 from toque.reporter import SILENT, LogReporter, Reporter
 from toque.reports.verdict import verdict_of
 from toque.storage.held_folder import place_of
@@ -26,7 +27,6 @@ from toque.training.distributed.launch import joined
 from toque.training.distributed.main_alone import while_others_wait
 from toque.training.observers.metrics_log import write_after
 from toque.training.time_limit import CommandClock
-from toque.workflows.assembly.metrics import build_text_scores
 from toque.workflows.assembly.observers import Watchers, build_watchers
 from toque.workflows.assembly.run import assemble
 from toque.workflows.bucket_run import on_this_machine, uploading
@@ -67,7 +67,8 @@ def train(
     clock = clock or CommandClock()
     _refuse_resume(config.config, resume, start, upload=upload)
     refuse_foreign_code(config.config.foreign_code)
-    build_text_scores(config.config)  # a metric that cannot be imported is refused now
+    # A metric that cannot be imported is refused now.
+    TextScores.from_settings(config.config.evaluation, config.config.foreign_code)
     with joined(strategy=config.config.train.strategy) as ranks:
         if ranks.is_distributed:
             said = config_sha256(config.config)[:12]

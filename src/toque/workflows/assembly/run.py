@@ -13,7 +13,12 @@ from transformers import PreTrainedModel
 from toque.config import RunConfig
 from toque.data.store.token_store import TokenStore
 from toque.errors import ConfigError
+from toque.evaluation.evaluator import Evaluator, writing_in
 from toque.evaluation.heldout_loss import HeldOut
+from toque.evaluation.sample_writer import SampleWriter
+from toque.evaluation.text_samples import held_out_prompts
+from toque.evaluation.text_scores import TextScores
+from toque.evaluation.watched_metrics import goal_of, watched_metrics
 from toque.models.loading.to_train import family_to_train, placed_model
 from toque.reporter import Reporter, heard, losing
 from toque.training.arithmetic import arithmetic_of, rate_of_bf16
@@ -28,31 +33,21 @@ from toque.training.observers.metrics_log import MetricsLog
 from toque.training.observers.store_watch import StoreWatch
 from toque.training.observers.summary import Computing, GpuUse, Summary
 from toque.training.optimisations import attention_in, optimise
+from toque.training.peak_flops import peak_of_ranks
 from toque.training.runtime import Runtime
 from toque.training.signals import Interrupt
 from toque.training.strategy import Strategy, may_divide, strategy_of
 from toque.training.time_limit import CommandClock
 from toque.training.trainer import Trainer
 from toque.units import Progress
-from toque.workflows.assembly.distributed_eval import total_peak
-from toque.workflows.assembly.evaluation import (
-    build_heldout,
-    build_sampler,
-    held_out_prompts,
-    own_prompts,
-)
 from toque.workflows.assembly.figures import build_figures, build_gradients, phase_memory
-from toque.workflows.assembly.metrics import build_text_scores
 from toque.workflows.assembly.observers import Watchers
 from toque.workflows.assembly.run_length import length_of, time_left_of
-from toque.workflows.assembly.sample_writer import SampleWriter, writing_in
 from toque.workflows.assembly.setup import Setup
 from toque.workflows.assembly.speed.autotune import Fitted, fit_to_machine
 from toque.workflows.assembly.trainer import about_run, build_trainer
 from toque.workflows.assembly.while_training.banner import banner
-from toque.workflows.assembly.while_training.evaluator import Evaluator
-from toque.workflows.assembly.while_training.goals import goal_of, watched_metrics
-from toque.workflows.build import build_stream
+from toque.workflows.build import build_heldout, build_sampler, build_stream, own_prompts
 
 
 @dataclass(frozen=True)
@@ -112,7 +107,9 @@ def assemble(
     setup = Setup(config, store, model, stream, runtime, sharing)
     tuned = fit_to_machine(setup, found, reporter=reporter)
     tuned = replace(tuned, warnings=(*strategy.notes, *tuned.warnings))
-    heldout = build_heldout(setup, reporter)
+    heldout = build_heldout(
+        config, store, model, stream.layout, runtime, sharing=sharing, reporter=reporter
+    )
     encoder = family.is_encoder_decoder
     evaluator = build_evaluator(setup, heldout, encoder=encoder, reporter=reporter)
     # A launcher passes on a signal that every process has had already.
@@ -177,16 +174,16 @@ def build_evaluator(
     evaluation = config.evaluation
     held_out = held_out_prompts(store, min(evaluation.texts, evaluation.generate))
     own = own_prompts(config, store, encoder=encoder)
-    watched = watched_metrics(config, held_out, bits=heldout.n_bytes > 0)
+    watched = watched_metrics(config.train, evaluation, held_out, bits=heldout.n_bytes > 0)
     return Evaluator(
         heldout,
         model,
         setup.sharing or Alone(model),
-        build_sampler(config, store, [*held_out, *own], reporter=reporter),
+        build_sampler(config, store, [*held_out, *own], reporter),
         len(held_out),
         runtime.ranks,
         writing_in(model, runtime),
-        partial(build_text_scores, config),
+        partial(TextScores.from_settings, evaluation, config.foreign_code),
         watched.names,
         watched.known,
         reporter,
@@ -210,7 +207,7 @@ def _observers(
     config, model, runtime = setup.config, setup.model, setup.runtime
     run, feeds = Path(config.run_dir), watchers.feeds(warn)
     arithmetic = arithmetic_of(model, setup.stream, attention_in(model, runtime))
-    peak = total_peak(runtime.peak(arithmetic.products), runtime.ranks)
+    peak = peak_of_ranks(runtime.peak(arithmetic.products), runtime.ranks.world_size)
     memory, gpu_use = phase_memory(runtime), GpuUse()
     log = MetricsLog(
         run / "metrics.jsonl",

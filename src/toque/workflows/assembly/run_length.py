@@ -12,8 +12,9 @@ from typing import Final
 
 from toque.config import RunConfig
 from toque.errors import ConfigError
+from toque.evaluation.evaluator import writing_in
 from toque.evaluation.heldout_loss import HeldOut
-from toque.evaluation.text_samples import Prompt, Sampler
+from toque.evaluation.text_samples import Prompt, Sampler, held_out_prompts
 from toque.reporter import Reporter, clock_text, heard
 from toque.runs.time_left import TimeLeft
 from toque.training.autotune.micro_batch import least_of
@@ -21,9 +22,8 @@ from toque.training.distributed.sharing import Alone
 from toque.training.time_limit import CommandClock, TimeLimit
 from toque.units import Duration
 from toque.workflows.asking.provenance import target_limit
-from toque.workflows.assembly.evaluation import build_sampler, held_out_prompts
-from toque.workflows.assembly.sample_writer import writing_in
 from toque.workflows.assembly.setup import Setup
+from toque.workflows.build import build_sampler
 
 _FEW_TOKENS, _MORE_TOKENS = 2, 10
 _SHORT_SECONDS: Final = 2.0

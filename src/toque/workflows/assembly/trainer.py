@@ -14,6 +14,7 @@ import torch
 import transformers
 
 from toque.config import RunConfig, config_sha256
+from toque.evaluation.watched_metrics import goal_of
 from toque.hardware.processor import usable_cores
 from toque.models.flops import parameter_counts
 from toque.models.forward.compile import CompileSeconds
@@ -45,7 +46,6 @@ from toque.version import __version__
 from toque.workflows.assembly.run_length import Length
 from toque.workflows.assembly.setup import Setup
 from toque.workflows.assembly.speed.autotune import Fitted
-from toque.workflows.assembly.while_training.goals import goal_of
 
 
 def build_trainer(

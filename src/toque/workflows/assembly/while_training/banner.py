@@ -9,10 +9,10 @@ from toque.cooking.augmentation.rewriting import Rewriting
 from toque.data.loader.curriculum import StagedPlan
 from toque.models.flops import ParameterCounts, parameter_counts
 from toque.training.bottlenecks import few_updates
+from toque.training.distributed.collectives import Ranks
 from toque.training.optimisations import attention_in
 from toque.units import Cursor
 from toque.version import __version__
-from toque.workflows.assembly.distributed_eval import rank_summary
 from toque.workflows.assembly.run_length import Length
 from toque.workflows.assembly.setup import Setup
 from toque.workflows.assembly.speed.autotune import Fitted
@@ -26,7 +26,7 @@ def banner(setup: Setup, tuned: Fitted, length: Length) -> str:
     rows = f"{shape.source} + {shape.target}" if shape.source else f"{shape.target}"
     batch = stream.at(Cursor()).batch
     strategy = "single" if setup.sharing is None else setup.sharing.strategy
-    ranks = rank_summary(runtime.ranks, str(runtime.device), batch.n_rows, strategy)
+    ranks = _ranks_in_words(runtime.ranks, str(runtime.device), batch.n_rows, strategy)
     resources = tuned.resources
     model = (
         f"{config.model.family} from {config.model.start_from}, {counts.total / 1e6:,.1f} M "
@@ -93,4 +93,15 @@ def _adapter_in_words(config: RunConfig, counts: ParameterCounts) -> str:
     return (
         f", {config.adapter.kind} adapter of {counts.trainable:,} parameters "
         f"({counts.trainable / base:.2%}, {counts.trainable * 4 / 1e6:,.1f} MB)"
+    )
+
+
+def _ranks_in_words(ranks: Ranks, device: str, rows: int, strategy: str) -> str:
+    """A line on the ranks and the `rows` of each in an update; "" for one process."""
+    if not ranks.is_distributed:
+        return ""
+    library = "nccl" if device.startswith("cuda") else "gloo"
+    return (
+        f"{ranks.world_size} ranks over {library} share each update by {strategy}, about {rows} of "
+        "its rows each\n"
     )

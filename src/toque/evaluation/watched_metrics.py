@@ -1,4 +1,4 @@
-"""Goals of a run: which metric early stopping and the best model go by."""
+"""Watched metrics of a run: those that early stopping and the best model go by."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from toque.config import RunConfig
+from toque.config.schema import EvaluationConfig, TrainConfig
 from toque.cooking.scoring.recipe_scores import NAMES as RECIPE_NAMES
 from toque.errors import ConfigError
 from toque.evaluation.text_metrics.rouge import NAMES as ROUGE_NAMES
@@ -43,22 +43,28 @@ class Watched:
     """Measured by what comes with Toque."""
 
 
-def watched_metrics(config: RunConfig, prompts: Sequence[Prompt], *, bits: bool = False) -> Watched:
+def watched_metrics(
+    train: TrainConfig,
+    evaluation: EvaluationConfig,
+    prompts: Sequence[Prompt],
+    *,
+    bits: bool = False,
+) -> Watched:
     """The metrics that the run goes by.
 
     Args:
-        config: of the run.
+        train: names the metrics.
+        evaluation: names what is measured.
         prompts: the held-out ones that are written for at every evaluation.
         bits: whether the bytes of the held-out targets are known.
 
     Raises:
         ConfigError: one that this run does not measure.
     """
-    train = config.train
     asked = {"train.best_by": train.best_by}
     if train.early_stopping is not None:
         asked["train.early_stopping.metric"] = train.early_stopping.metric
-    known, own = _measured(config, prompts)
+    known, own = _measured(evaluation, prompts)
     known += [BITS] if bits else []
     for setting, metric in asked.items():
         if metric in known or (own and prompts):
@@ -78,9 +84,9 @@ def watched_metrics(config: RunConfig, prompts: Sequence[Prompt], *, bits: bool 
     return Watched(list(dict.fromkeys(asked.values())), known)
 
 
-def _measured(config: RunConfig, prompts: Sequence[Prompt]) -> tuple[list[str], bool]:
+def _measured(evaluation: EvaluationConfig, prompts: Sequence[Prompt]) -> tuple[list[str], bool]:
     """The metrics that come with Toque, and whether there are others."""
-    names = ("auto",) if config.evaluation.metrics == "auto" else config.evaluation.metrics
+    names = ("auto",) if evaluation.metrics == "auto" else evaluation.metrics
     own = any(":" in name for name in names)
     if not prompts:
         return [*HELD_OUT], own

@@ -1,19 +1,26 @@
-"""Evaluation block: scores of written texts, and texts for a user's own prompts, for people."""
+"""Sample texts of every evaluation: kept in samples.jsonl, their scores and cost shown."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Final
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Protocol
 
-from toque.evaluation.text_samples import Sample
-from toque.reporter import clock_text
-from toque.workflows.assembly.while_training.evaluator import Evaluated
+from toque.evaluation.evaluator import Evaluated
+from toque.evaluation.text_samples import Sample, append_samples
+from toque.reporter import SILENT, Reporter, clock_text
+from toque.storage.held_folder import place_of
+from toque.training.callbacks import Callback
+from toque.training.events import RunStart
+from toque.units import Progress
 
 MOST_LINES: Final = 30
-"""Of a text that are shown; a model that has just begun may write hundreds."""
+"""Lines of a text that are shown; a model that has just begun may write hundreds."""
 MOST_LETTERS: Final = 200
-"""Of a line that are shown."""
+"""Letters of a line that are shown."""
 _ROWS: Final = (
     ("bleu", "BLEU, of 100", ".2f"),
     ("rouge1", "ROUGE-1 F1", ".4f"),
@@ -33,6 +40,60 @@ _QUALITY: Final = (
     "completeness",
     "format_correctness",
 )
+
+
+class Newest(Protocol):
+    """Knows what the newest evaluation found."""
+
+    last: Evaluated
+
+
+@dataclass
+class SampleWriter(Callback):
+    """Keeps and shows what an evaluation has written.
+
+    Args:
+        evaluator: knows what the newest evaluation found.
+        path: samples.jsonl.
+        watched: metrics that the run goes by.
+        reporter: who is shown it.
+        warn: called when a text could not be kept or scored; the run goes on.
+        clock: seconds that pass.
+    """
+
+    evaluator: Newest
+    path: Path
+    watched: Sequence[str] = ()
+    reporter: Reporter = SILENT
+    warn: Callable[[Progress, str], None] = lambda _at, _message: None
+    clock: Callable[[], float] = time.perf_counter
+    _before: Mapping[str, float] = field(default_factory=dict)
+    _began: float = 0.0
+    _spent: float = 0.0
+    _failed: set[str] = field(default_factory=set)
+
+    def on_fit_start(self, start: RunStart) -> None:
+        """Begin to count the time."""
+        self._began, self._spent = self.clock(), 0.0
+
+    def on_evaluate(self, at: Progress, metrics: Mapping[str, float]) -> None:
+        """Keep the texts; show the scores, the cost, and the texts for the user's own prompts."""
+        found = self.evaluator.last
+        self._spent += found.seconds
+        samples = [*found.held_out, *found.own]
+        path = place_of(self.path.parent) / self.path.name  # the run may have been moved
+        refused = append_samples(path, samples, step=at.step) if samples else None
+        if refused is not None:
+            self.warn(at, refused)
+        for name in [name for name in found.failed if name not in self._failed]:
+            self._failed.add(name)
+            self.warn(at, f"scores of texts: {name} {found.failed[name]}")
+        lines = block(found, self._before, self.watched)
+        share = self._spent / max(self.clock() - self._began, self._spent, 1e-9)
+        self.reporter.notice("\n".join([*lines, cost(found, share)]))
+        for sample in found.own:
+            self.reporter.notice(shown(sample, step=at.step))
+        self._before = found.texts
 
 
 def block(found: Evaluated, before: Mapping[str, float], watched: Sequence[str] = ()) -> list[str]:
@@ -62,10 +123,10 @@ def block(found: Evaluated, before: Mapping[str, float], watched: Sequence[str] 
 
 
 def cost(found: Evaluated, share: float) -> str:
-    """What an evaluation cost.
+    """The cost of an evaluation, for people.
 
     Args:
-        found: by it.
+        found: by the evaluation.
         share: of the session's time so far that evaluations took.
 
     >>> cost(Evaluated(seconds=4.2, texts_seconds=3.1, own=["a text"]), 0.064)

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
 from toque.cooking.examples import UNKNOWN
 from toque.cooking.prompts import CLASSES, TASKS, Task
 from toque.data.store.token_store import TokenStore
-from toque.evaluation.calibration import Calibration, calibration
-from toque.evaluation.classification import ClassScores, class_scores
+from toque.evaluation.classification import Calibration, ClassScores, calibration, class_scores
 from toque.evaluation.constrained_choice import Chooser, answer_ids
-from toque.evaluation.heldout_loss import choose_rows, subset
+from toque.evaluation.heldout_loss import HeldOut, choose_rows, subset
 from toque.models.forward.loss import log_probabilities
 from toque.reporter import SILENT, Count, Reporter, counting, uncounted
-from toque.workflows.assembly.evaluation import build_heldout
-from toque.workflows.assembly.setup import Setup
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class TaskScores:
     classes: ClassScores | None = None
     sureness: Calibration | None = None
     truncated: int = 0
-    """Of the class examples, those whose prompt was cut to data.max_prompt_tokens or fills it."""
+    """Class examples whose prompt was cut to data.max_prompt_tokens or fills it."""
 
     def record(self) -> dict[str, Any]:
         """As written to evaluation.json."""
@@ -70,41 +69,59 @@ class TaskScores:
         return lines
 
 
-def score_tasks(setup: Setup, reporter: Reporter = SILENT) -> list[TaskScores]:
-    """Every task of `data.tasks` that has held-out examples; nothing where write is alone.
+def score_tasks(
+    model: nn.Module,
+    heldout: HeldOut,
+    store: TokenStore,
+    tasks: Sequence[str],
+    *,
+    at_most: int | None,
+    reporter: Reporter = SILENT,
+) -> list[TaskScores]:
+    """Scores of every task that has held-out examples; nothing where write is alone.
 
-    At most `evaluation.max_examples` of each are looked at, by this process alone: of several
-    ranks, one calls it, at the end.
+    Args:
+        model: on its device.
+        heldout: of this process alone.
+        store: holds the examples.
+        tasks: those of `data.tasks`.
+        at_most: examples of each that are looked at; None for all.
+        reporter: hears of progress.
     """
-    config, store = setup.config, setup.store
-    if config.data.tasks == ("write",):
+    if tuple(tasks) == ("write",):
         return []
     held_out = store.rows("validation")
     numbers = np.asarray(store.column("task"))[held_out]
     scores = []
     for number, task in enumerate(TASKS):
-        rows = subset(held_out[numbers == number], config.evaluation.max_examples)
-        if task in config.data.tasks and len(rows):
-            scores.append(_score(setup, task, rows, reporter))
+        rows = subset(held_out[numbers == number], at_most)
+        if task in tasks and len(rows):
+            scores.append(_score(model, heldout, store, task, rows, reporter))
     return scores
 
 
-def _score(setup: Setup, task: Task, rows: NDArray[np.int64], reporter: Reporter) -> TaskScores:
-    store, heldout = setup.store, build_heldout(setup, reporter)
+def _score(
+    model: nn.Module,
+    heldout: HeldOut,
+    store: TokenStore,
+    task: Task,
+    rows: NDArray[np.int64],
+    reporter: Reporter,
+) -> TaskScores:
     packed = choose_rows(
         rows,
         prompt_lengths=store.prompt_lengths,
         target_lengths=store.target_lengths,
         shape=heldout.layout.shape,
     )
-    alone = replace(heldout, rows=packed, weights=None, share=(0, 1), total=tuple)
+    own = replace(heldout, rows=packed, weights=None)
     with counting(reporter, "evaluating", f"examples of the task {task}") as count:
-        losses = alone(setup.model, count)
+        losses = own(model, count)
     scores = TaskScores(task, len(rows), losses["loss"], losses["perplexity"])
     if task not in CLASSES:
         return scores
     with counting(reporter, "choosing for", f"prompts of the task {task}") as count:
-        chosen = choose_classes(setup, task, rows, count)
+        chosen = choose_classes(model, heldout, store, task, rows, count)
     answers = chosen.answers
     right = [a == t for a, t in zip(answers, chosen.truths, strict=True)]
     full = int((store.prompt_lengths[rows] >= store.manifest.settings["max_prompt_tokens"]).sum())
@@ -132,14 +149,19 @@ class Chosen:
 
 
 def choose_classes(
-    setup: Setup, task: Task, rows: NDArray[np.int64], on_progress: Count = uncounted
+    model: nn.Module,
+    heldout: HeldOut,
+    store: TokenStore,
+    task: Task,
+    rows: NDArray[np.int64],
+    on_progress: Count = uncounted,
 ) -> Chosen:
     """Have the model choose, for each of `rows` of a class task, a class that the store has."""
-    store, layout, codec = setup.store, setup.stream.layout, setup.store.codec()
+    layout, codec = heldout.layout, store.codec()
     choose = Chooser(
         log_probabilities=log_probabilities,
-        autocast=setup.runtime.autocast,
-        device=setup.runtime.device,
+        autocast=heldout.autocast,
+        device=heldout.device,
         encoder=layout.shape.source > 0,
         pad_id=layout.pad_id,
         start_id=layout.start_id,
@@ -147,7 +169,7 @@ def choose_classes(
     classes = classes_of(store, task)
     prompts = [store.prompt(row) for row in rows.tolist()]
     answers = [answer_ids(codec, name) for name in classes]
-    shares = choose(setup.model, prompts, answers, on_progress)
+    shares = choose(model, prompts, answers, on_progress)
     return Chosen(classes, shares, [codec.decode(store.target(row)) for row in rows.tolist()])
 
 

@@ -10,9 +10,9 @@ import torch
 from tiny import model_of, stream_of, uneven_examples
 from toque.errors import ConfigError
 from toque.evaluation.heldout_loss import HeldOut, RowsAtOnce
+from toque.evaluation.rows_at_once import rows_by_measuring
 from toque.models.forward.loss import loss_sum
 from toque.training.autotune.cache import MachineCache
-from toque.workflows.assembly.speed.evaluation_rows import rows_by_measuring
 
 
 def seconds(rows: int) -> float:

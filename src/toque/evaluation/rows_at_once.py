@@ -1,4 +1,4 @@
-"""Rows of an evaluation on a GPU, found by measuring: of the held-out loss, and texts together.
+"""Rows computed at once in an evaluation on a GPU, found by measuring: of a loss, and of texts.
 
 A GPU computes few rows in about the time of many, up to a number that depends on the model and the
 card. On a CPU the numbers are fixed: they were measured once, and depend on the processor's cache.
@@ -12,12 +12,13 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
 from torch import nn
 
-from toque.evaluation.heldout_loss import HeldOut
+from toque.evaluation.heldout_loss import HeldOut, RowsAtOnce
 from toque.hardware.memory import BESIDE_TRAINING, free_bytes, peak_of
 from toque.models.families import unwrapped
 from toque.models.generation.engine import affordable_rows, generate
@@ -31,7 +32,7 @@ from toque.version import __version__
 FIRST_TEXTS: Final = 64
 """Texts written together that are tried first; fewer are never measured. A guess."""
 _TRIED_TOKENS: Final = 8
-"""Of every text, in a try."""
+"""Tokens of every text that are written in a try."""
 
 
 def rows_by_measuring(
@@ -61,6 +62,16 @@ def rows_by_measuring(
         known = {"rows": rows}
         cache.put(key, known)
     return int(known["rows"])
+
+
+def with_rows_at_once(
+    heldout: HeldOut, model: nn.Module, on_notice: Callable[[str], object]
+) -> HeldOut:
+    """The same held-out loss, computing as many rows at once as are fastest on the model's device.
+
+    `on_notice` is told where they become fewer.
+    """
+    return replace(heldout, at_once=RowsAtOnce(loss_rows(heldout, model), on_notice))
 
 
 def loss_rows(heldout: HeldOut, model: nn.Module) -> int:
@@ -163,7 +174,7 @@ def write(
 
 
 def _seconds(compute: Callable[[], None]) -> float:
-    """Of work that waits for its device."""
+    """Seconds of work that waits for its device."""
     started = time.perf_counter()
     compute()
     return time.perf_counter() - started

@@ -8,12 +8,12 @@ import pytest
 from rich.console import Console
 
 from toque.cli.console import ConsoleReporter
+from toque.evaluation.evaluator import Evaluated
+from toque.evaluation.sample_writer import SampleWriter
 from toque.evaluation.text_samples import Sample
 from toque.reporter import SILENT
 from toque.training.events import RunStart
 from toque.units import Duration, Progress
-from toque.workflows.assembly.sample_writer import SampleWriter
-from toque.workflows.assembly.while_training.evaluator import Evaluated
 
 SCORES = {"recipe_score": 0.75, "form": 1.0}
 PASTA = Sample("a pasta dish", "Ingredients:\n- pasta", 5, None, SCORES, asked="Recipe: pasta")

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from torch import nn
@@ -18,30 +18,33 @@ from toque.errors import ConfigError, Interrupted
 from toque.evaluation.heldout_loss import LEFT, HeldOut
 from toque.evaluation.text_samples import Sample, Sampler
 from toque.evaluation.text_scores import TextScores
-from toque.reporter import SILENT, Count, Reporter, counting
+from toque.evaluation.watched_metrics import BITS, HELD_OUT
+from toque.models.lora.layers import is_adapted
+from toque.reporter import SILENT, Count, Reporter, counting, uncounted
 from toque.training.distributed.collectives import Ranks
 from toque.training.distributed.sharing import Sharing
-from toque.workflows.assembly.distributed_eval import sample_on_all_ranks
-from toque.workflows.assembly.while_training.goals import BITS, HELD_OUT
+from toque.training.runtime import Runtime
+
+WritingContext = Callable[[], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What an evaluation found, and what it cost."""
+    """Metrics and texts of an evaluation, and its cost."""
 
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """All by name; on every rank the same."""
+    """All metrics by name; on every rank the same."""
     texts: Mapping[str, float] = field(default_factory=dict)
-    """Of `metrics`, the scores of the texts for held-out prompts."""
+    """Scores of the texts for held-out prompts, a part of `metrics`."""
     held_out: Sequence[Sample] = ()
     own: Sequence[Sample] = ()
-    """For the user's own prompts."""
+    """Texts for the user's own prompts."""
     failed: Mapping[str, str] = field(default_factory=dict)
     """Metrics that raised, with the error."""
     seconds: float = 0.0
-    """Of all of it."""
+    """Seconds of the whole evaluation."""
     texts_seconds: float = 0.0
-    """Of that, writing texts and scoring them."""
+    """Seconds of writing texts and scoring them, a part of `seconds`."""
 
     def record(self) -> dict[str, Any]:
         """Further fields of the evaluation event."""
@@ -91,7 +94,7 @@ class Evaluator:
     reporter: Reporter = SILENT
     interrupted: Callable[[], bool] = bool
     last: Evaluated = Evaluated()
-    """What the newest call found."""
+    """Result of the newest call."""
 
     def __call__(self) -> dict[str, float]:
         """All metrics by name.
@@ -171,3 +174,38 @@ class Evaluator:
                     f"{', '.join([*HELD_OUT, *texts])}."
                 )
             texts[name] = math.nan
+
+
+def sample_on_all_ranks(
+    sampler: Sampler, model: nn.Module, ranks: Ranks, on_progress: Count = uncounted
+) -> list[Sample]:
+    """One sample for each prompt, in their order; each rank writes every n-th of them.
+
+    Raises:
+        Interrupted: `on_progress` raised it, on any rank.
+    """
+    own = replace(sampler, prompts=sampler.prompts[ranks.rank :: ranks.world_size])
+    n = len(sampler.prompts)
+
+    def count(done: int, total: int, share: float | None = None) -> None:
+        on_progress(round(n * done / max(1, total)), n, share)  # the others do about as many
+
+    written: list[dict[str, Any]] | None = None
+    with suppress(Interrupted):
+        written = [asdict(sample) for sample in own(model, count)]
+    shares = ranks.all_gather(written)
+    found: list[Sample | None] = [None] * len(sampler.prompts)
+    for rank, share in enumerate(shares):
+        if share is None:
+            raise Interrupted(LEFT)
+        found[rank :: ranks.world_size] = [Sample(**sample) for sample in share]
+    return [sample for sample in found if sample is not None]
+
+
+def writing_in(model: nn.Module, runtime: Runtime) -> WritingContext:
+    """The context in which a model in training can write texts.
+
+    Whole models are float32 and need none; frozen weights beside an adapter may be held in the
+    format autocast computes in, and then only work with it.
+    """
+    return runtime.autocast if is_adapted(model) else nullcontext
